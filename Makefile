@@ -1,0 +1,49 @@
+# Two commands do everything on a fresh machine: `make run` and `make test`.
+# COUNTERD_BUILD=release|debug|trace picks the build; each has its own environment.
+
+PYTHON ?= python3
+COUNTERD_BUILD ?= release
+export COUNTERD_BUILD
+VENV ?= $(if $(filter release,$(COUNTERD_BUILD)),.venv,.venv-$(COUNTERD_BUILD))
+BIN := $(VENV)/bin
+SOURCES := setup.py pyproject.toml $(shell find src -type f -not -name '*.py[co]' -not -name '*.so')
+CONFIG ?= conf/counterd.conf
+
+.PHONY: help setup run test lint bench clean
+
+help:
+	@echo 'make setup   build counterd into $(VENV)'
+	@echo 'make run     setup, then the daemon in the foreground with $(CONFIG)'
+	@echo 'make test    setup, then the tests (COUNTERD_BUILD=debug: with assertions compiled in)'
+	@echo 'make lint    ruff, mypy, cython-lint'
+	@echo 'make bench   the benchmarks (ARGS="-k session" picks some)'
+	@echo 'make clean   remove what the above made'
+
+setup: $(VENV)/.built
+
+$(VENV)/.ready:
+	@PYTHON="$(PYTHON)" sh tools/preflight.sh
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'setuptools>=77' 'Cython>=3.1,<4'
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.ready $(SOURCES)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation '.[dev]'
+	@touch $@
+
+run: setup
+	@exec $(BIN)/counterd -c $(CONFIG)
+
+test: setup
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/cython-lint src benchmarks
+
+bench: setup
+	$(BIN)/python -m pytest benchmarks $(ARGS)
+
+clean:
+	rm -rf .venv .venv-debug .venv-trace build dist src/*.egg-info

@@ -1,0 +1,49 @@
+"""The extension modules and the build mode; everything else is in pyproject.toml.
+
+COUNTERD_BUILD=release (default)  what people run
+COUNTERD_BUILD=debug              assertions compiled in, no optimisation that hides a frame: fit for sanitizers
+COUNTERD_BUILD=trace              line tracing compiled in: for coverage of the Cython files
+"""
+
+import os
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+MODE = os.environ.get("COUNTERD_BUILD", "release")
+COMPILE_ARGS = {
+    "release": ["-O3", "-g1", "-fno-plt"],
+    "debug": ["-O1", "-g", "-fno-omit-frame-pointer", "-DCOUNTERD_DEBUG=1"],
+    "trace": ["-O1", "-g", "-DCYTHON_TRACE_NOGIL=1", "-DCYTHON_USE_SYS_MONITORING=0"],
+}
+if MODE not in COMPILE_ARGS:
+    raise SystemExit(f"COUNTERD_BUILD={MODE}: expected one of {', '.join(COMPILE_ARGS)}")
+
+SOURCES = sorted(Path("src").rglob("*.pyx"))
+
+setup(
+    # One tree of objects per mode: a debug build never reuses a release object.
+    options={"build": {"build_base": f"build/{MODE}"}},
+    ext_modules=cythonize(
+        [
+            Extension(
+                ".".join(source.relative_to("src").with_suffix("").parts),
+                [str(source)],
+                extra_compile_args=[*COMPILE_ARGS[MODE], "-Wno-unused-function"],
+            )
+            for source in SOURCES
+        ],
+        build_dir=f"build/{MODE}/cython",
+        include_path=["src"],
+        compiler_directives={
+            "language_level": 3,
+            "boundscheck": False,
+            "wraparound": False,
+            "initializedcheck": False,
+            "cdivision": True,
+            "embedsignature": True,
+            "linetrace": MODE == "trace",
+        },
+    ),
+)

@@ -1,0 +1,546 @@
+# The engine: one region of memory with a table of named records, counters over it, and the ledger of who holds what.
+#
+# Floor 1. No asyncio, no clock, no file, no logger. What other Cython modules must inline has its body here; the rest
+# is in _core.pyx.
+#
+# The region (docs/ARCHITECTURE.md, "Memory") is one mapping, and nothing inside it is a pointer: records, holdings,
+# name blocks and connections are numbered from 1, and 0 means none, so that zeroed pages are an empty store.
+#
+#   header | name index | ledger index | records | holdings | name blocks | ring | connections
+#
+# Invariants (`Store.audit` checks each):
+# - an index has at least two slots for each entry, so a probe always ends; loops are bounded by the slot count anyway;
+# - a record is in use or on the free list; it never moves while it is in use;
+# - a counter's consumption is the sum of the amounts of its holdings;
+# - every counter with consumption 0 is in the ring of idle counters, at most once (FLAG_IN_RING);
+# - limits subtract, they never add: `consumption > maximum - resources`, because sums wrap.
+
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcmp
+
+from counterd.byteorder cimport prefetch
+from counterd.debug cimport debug_check
+from counterd.siphash cimport siphash13
+
+cdef enum:
+    NAME_INLINE = 40        # bytes of a name in its record: 64 - 8 (head) - 16 (counter)
+    NAME_PREFIX = 32        # of a longer name; the other 8 bytes number its first and last block
+    BLOCK_SIZE = 64         # a cache line
+    BLOCK_PAYLOAD = 60      # less the number of the next block
+    WINDOW = 64             # frames parsed ahead: their cache lines arrive while the rest is parsed
+    OUTPUT_MAX = 262144     # replies gathered in one piece before the rest of the input has to wait, plus one reply
+    REPLY_MAX = 66000       # the longest single reply: a Dump entry of a 65,535-byte name; Stats stays far below
+    RECLAIM_STEPS = 64      # ring entries that one request may look at
+    SLICE_STEPS = 4096      # holdings given back or ring entries swept per tick; at most 200 ns each, so under 1 ms
+    PIECE_STEPS = 16384     # records a Dump walks per piece; 64 bytes each, read in order, so under 1 ms
+    CONNECTIONS_MAX = 1048576  # Linux's own bound for the sockets of a process (fs.nr_open)
+    FLAG_IN_RING = 1
+
+# What acquire, release and get answer. Rooms have their own numbers on the wire.
+cdef enum Outcome:
+    GRANTED = 0
+    ABSENT = 1              # no such counter
+    REFUSED = 2             # not enough left
+    NOT_HELD = 3            # this connection holds less
+    FULL = 4                # no record, name memory or holding left
+
+
+cdef struct IndexEntry:
+    uint32_t tag            # its top bits are the home slot
+    uint32_t number         # what it stands for; 0 = empty slot
+
+
+cdef struct IndexState:     # in the header
+    uint32_t used
+    uint32_t displaced      # entries that are not in their home slot
+    uint32_t longest        # longest probe that an insertion ever needed
+
+
+cdef struct Index:          # this process's view
+    IndexEntry* entries
+    IndexState* state
+    uint32_t mask
+    int shift
+
+
+cdef struct Record:         # 48 bytes: what the table needs. Rooms append their own fields.
+    uint32_t tag
+    uint16_t name_size      # 0 = free
+    uint8_t flags
+    uint8_t spare
+    uint8_t name[40]        # NAME_INLINE; or NAME_PREFIX bytes and LongName; or, when free, the next free record
+
+
+cdef struct LongName:       # the last 8 bytes of Record.name when name_size > NAME_INLINE
+    uint32_t first
+    uint32_t last
+
+
+cdef struct NameBlock:
+    uint32_t next           # block; also links the free list
+    uint8_t payload[60]     # BLOCK_PAYLOAD
+
+
+cdef struct Counter:        # 64 bytes, one cache line
+    Record record
+    uint32_t consumption
+    uint32_t peak           # the largest consumption in `window`
+    uint32_t window         # number of the stats window of the last acquire or release
+    uint32_t holders        # first holding
+
+
+cdef struct Holding:        # 32 bytes
+    uint32_t connection     # 0 = free
+    uint32_t record
+    uint32_t amount
+    uint32_t since          # tenths of a second on the caller's monotonic clock
+    uint32_t next_of_connection  # also links the free list
+    uint32_t prev_of_connection
+    uint32_t next_of_record
+    uint32_t prev_of_record
+
+
+cdef struct Connection:     # 16 bytes
+    uint32_t first          # holding
+    uint32_t holdings
+    uint32_t next           # in the queue of those to give back, or on the free list
+    uint32_t spare
+
+
+cdef struct Pool:           # numbered cells, handed out in order and reused from a free list
+    uint32_t capacity
+    uint32_t fresh          # cells ever handed out; those above were never touched
+    uint32_t free           # first free cell
+    uint32_t used
+
+
+cdef struct Header:
+    uint64_t key[2]         # of SipHash
+    IndexState names
+    IndexState ledger
+    Pool records
+    Pool holdings
+    Pool blocks
+    Pool connections
+    uint32_t window         # number of the current stats window
+    uint32_t holdings_per_connection
+    uint32_t busy           # counters with consumption > 0
+    uint32_t idle           # counters with consumption 0, last used in the current window
+    uint32_t ring_head
+    uint32_t ring_size
+    uint32_t sweep_left     # ring entries the sweep has yet to look at
+    uint32_t leaving_first  # connections whose holdings are to be given back, in the order they left
+    uint32_t leaving_last
+    uint32_t leaving_holdings
+    int64_t sweep_started_ns
+    uint64_t created        # counters, ever
+    uint64_t reclaimed      # idle counters that made room for another
+    uint64_t expired        # idle counters freed by the sweep after their window had turned
+    uint64_t given_back     # holdings of connections that had gone
+    uint64_t sweeps
+    uint64_t last_sweep_us
+    uint64_t total_sweep_us
+
+
+cdef struct Region:         # this process's view of the mapping
+    Header* header
+    Index names
+    Index ledger
+    uint8_t* records
+    size_t record_size
+    Holding* holdings
+    NameBlock* blocks
+    uint32_t* ring
+    Connection* connections
+    size_t size
+
+
+# ---- index ---------------------------------------------------------------------------------------------------------
+
+cdef inline uint32_t index_home(const Index* index, uint32_t tag) noexcept nogil:
+    return tag >> index.shift
+
+
+cdef inline void index_prefetch(const Index* index, uint32_t tag) noexcept nogil:
+    prefetch(index.entries + index_home(index, tag))
+
+
+cdef inline uint32_t index_peek(const Index* index, uint32_t tag) noexcept nogil:
+    """The first number under that tag, or 0. A guess for prefetching: tags of different names can be equal."""
+    cdef uint32_t slot = index_home(index, tag)
+    cdef uint32_t step
+    for step in range(index.mask + 1):
+        if index.entries[slot].number == 0:
+            return 0
+        if index.entries[slot].tag == tag:
+            return index.entries[slot].number
+        slot = (slot + 1) & index.mask
+    return 0
+
+
+cdef inline void index_insert(Index* index, uint32_t tag, uint32_t number) noexcept nogil:
+    cdef uint32_t slot = index_home(index, tag)
+    cdef uint32_t probe = 0
+    debug_check(index.state.used <= index.mask / 2)
+    while index.entries[slot].number != 0:
+        slot = (slot + 1) & index.mask
+        probe += 1
+        debug_check(probe <= index.mask)
+    index.entries[slot].tag = tag
+    index.entries[slot].number = number
+    index.state.used += 1
+    if probe:
+        index.state.displaced += 1
+        if probe > index.state.longest:
+            index.state.longest = probe
+
+
+cdef inline void index_remove(Index* index, uint32_t tag, uint32_t number) noexcept nogil:
+    """Takes an entry out and moves those behind it one hole back, so that no tombstone is ever needed."""
+    cdef uint32_t hole = index_home(index, tag)
+    cdef uint32_t slot, home
+    while index.entries[hole].number != number:
+        debug_check(index.entries[hole].number != 0)
+        hole = (hole + 1) & index.mask
+    if hole != index_home(index, tag):
+        index.state.displaced -= 1
+    slot = hole
+    while True:
+        slot = (slot + 1) & index.mask
+        if index.entries[slot].number == 0:
+            break
+        home = index_home(index, index.entries[slot].tag)
+        if ((slot - home) & index.mask) < ((slot - hole) & index.mask):
+            continue  # its home lies behind the hole: there it would not be found
+        if hole == home:
+            index.state.displaced -= 1
+        index.entries[hole] = index.entries[slot]
+        hole = slot
+    index.entries[hole].tag = 0
+    index.entries[hole].number = 0
+    index.state.used -= 1
+
+
+# ---- records and their names ---------------------------------------------------------------------------------------
+
+cdef inline Counter* counter_at(const Region* region, uint32_t number) noexcept nogil:
+    debug_check(0 < number <= region.header.records.fresh)
+    return <Counter*>(region.records + number * region.record_size)
+
+
+cdef inline LongName* record_long_name(Record* record) noexcept nogil:
+    return <LongName*>(record.name + NAME_PREFIX)
+
+
+cdef inline uint32_t name_tag(const Region* region, const uint8_t* name, uint32_t size) noexcept nogil:
+    return <uint32_t>(siphash13(region.header.key, name, size) >> 32)
+
+
+cdef bint long_name_equals(const Region* region, Record* record, const uint8_t* name) noexcept nogil
+
+
+cdef inline bint name_equals(const Region* region, Record* record, const uint8_t* name, uint32_t size) noexcept nogil:
+    if record.name_size != size:
+        return False
+    if size <= NAME_INLINE:
+        return memcmp(record.name, name, size) == 0
+    return long_name_equals(region, record, name)
+
+
+cdef inline uint32_t table_find(const Region* region, uint32_t tag, const uint8_t* name, uint32_t size) noexcept nogil:
+    """The record of that name, or 0."""
+    cdef const Index* index = &region.names
+    cdef uint32_t slot = index_home(index, tag)
+    cdef uint32_t step
+    for step in range(index.mask + 1):
+        if index.entries[slot].number == 0:
+            return 0
+        if index.entries[slot].tag == tag:
+            if name_equals(region, &counter_at(region, index.entries[slot].number).record, name, size):
+                return index.entries[slot].number
+        slot = (slot + 1) & index.mask
+    return 0
+
+
+# ---- ledger --------------------------------------------------------------------------------------------------------
+
+cdef inline uint32_t ledger_tag(uint32_t connection, uint32_t tag) noexcept nogil:
+    """Of a holding, from the name's tag: known before the record is, so that both lines are fetched at once.
+
+    Multiplication by an odd number permutes the tags, which are keyed; the connection shifts that permutation.
+    """
+    return <uint32_t>(((<uint64_t>tag << 32 | connection) * <uint64_t>0x9e3779b97f4a7c15) >> 32)
+
+
+cdef inline uint32_t ledger_find(const Region* region, uint32_t connection, uint32_t record, uint32_t tag) noexcept nogil:
+    """The holding of that connection on that record, or 0."""
+    cdef const Index* index = &region.ledger
+    cdef uint32_t own = ledger_tag(connection, tag)
+    cdef uint32_t slot = index_home(index, own)
+    cdef uint32_t step
+    cdef Holding* holding
+    for step in range(index.mask + 1):
+        if index.entries[slot].number == 0:
+            return 0
+        if index.entries[slot].tag == own:
+            holding = region.holdings + index.entries[slot].number
+            if holding.record == record and holding.connection == connection:
+                return index.entries[slot].number
+        slot = (slot + 1) & index.mask
+    return 0
+
+
+cdef inline bint ledger_is_full(const Region* region, uint32_t connection) noexcept nogil:
+    cdef Header* header = region.header
+    return (
+        header.holdings.used >= header.holdings.capacity
+        or region.connections[connection].holdings >= header.holdings_per_connection
+    )
+
+
+cdef inline void ledger_add(
+    Region* region, uint32_t connection, uint32_t number, uint32_t amount, uint32_t since
+) noexcept nogil:
+    """Enters a holding; the caller has asked `ledger_is_full`."""
+    cdef Counter* counter = counter_at(region, number)
+    cdef Connection* owner = region.connections + connection
+    cdef Pool* pool = &region.header.holdings
+    cdef uint32_t entry = pool.free
+    cdef Holding* holding
+    debug_check(connection != 0 and pool.used < pool.capacity)
+    if entry:
+        pool.free = region.holdings[entry].next_of_connection
+    else:
+        pool.fresh += 1
+        entry = pool.fresh
+    pool.used += 1
+    holding = region.holdings + entry
+    holding.connection = connection
+    holding.record = number
+    holding.amount = amount
+    holding.since = since
+    holding.prev_of_connection = 0
+    holding.next_of_connection = owner.first
+    if owner.first:
+        region.holdings[owner.first].prev_of_connection = entry
+    owner.first = entry
+    owner.holdings += 1
+    holding.prev_of_record = 0
+    holding.next_of_record = counter.holders
+    if counter.holders:
+        region.holdings[counter.holders].prev_of_record = entry
+    counter.holders = entry
+    index_insert(&region.ledger, ledger_tag(connection, counter.record.tag), entry)
+
+
+cdef inline void ledger_remove(Region* region, uint32_t entry) noexcept nogil:
+    cdef Holding* holding = region.holdings + entry
+    cdef Counter* counter = counter_at(region, holding.record)
+    cdef Connection* owner = region.connections + holding.connection
+    cdef Pool* pool = &region.header.holdings
+    index_remove(&region.ledger, ledger_tag(holding.connection, counter.record.tag), entry)
+    if holding.prev_of_connection:
+        region.holdings[holding.prev_of_connection].next_of_connection = holding.next_of_connection
+    else:
+        owner.first = holding.next_of_connection
+    if holding.next_of_connection:
+        region.holdings[holding.next_of_connection].prev_of_connection = holding.prev_of_connection
+    owner.holdings -= 1
+    if holding.prev_of_record:
+        region.holdings[holding.prev_of_record].next_of_record = holding.next_of_record
+    else:
+        counter.holders = holding.next_of_record
+    if holding.next_of_record:
+        region.holdings[holding.next_of_record].prev_of_record = holding.prev_of_record
+    holding.connection = 0
+    holding.next_of_connection = pool.free
+    pool.free = entry
+    pool.used -= 1
+
+
+# ---- counters ------------------------------------------------------------------------------------------------------
+
+cdef inline bint counter_exists(const Region* region, const Counter* counter) noexcept nogil:
+    """A counter at zero whose last use lies in an earlier window is gone, whether or not the sweep has been there."""
+    return counter.consumption != 0 or counter.window == region.header.window
+
+
+cdef inline void counter_consume(Region* region, Counter* counter, uint32_t resources) noexcept nogil:
+    """Adds to the consumption, which the caller has found to fit, and keeps the peak of the window."""
+    cdef Header* header = region.header
+    if counter.consumption == 0:
+        header.busy += 1
+        if counter.window == header.window:
+            header.idle -= 1
+    counter.consumption += resources
+    if counter.window != header.window:
+        counter.window = header.window
+        counter.peak = counter.consumption
+    elif counter.consumption > counter.peak:
+        counter.peak = counter.consumption
+
+
+cdef inline void counter_restore(Region* region, uint32_t number, uint32_t resources) noexcept nogil:
+    """Takes from the consumption; at zero the counter becomes idle and enters the ring, unless it is still there."""
+    cdef Header* header = region.header
+    cdef Counter* counter = counter_at(region, number)
+    cdef uint32_t slot
+    debug_check(0 < resources <= counter.consumption)
+    if counter.window != header.window:
+        counter.window = header.window
+        counter.peak = counter.consumption
+    counter.consumption -= resources
+    if counter.consumption == 0:
+        header.busy -= 1
+        header.idle += 1
+        if not counter.record.flags & FLAG_IN_RING:
+            counter.record.flags |= FLAG_IN_RING
+            ring_push(region, number)
+
+
+cdef inline void ring_push(Region* region, uint32_t number) noexcept nogil:
+    cdef Header* header = region.header
+    cdef uint32_t slot = header.ring_head + header.ring_size
+    debug_check(header.ring_size < header.records.capacity)
+    if slot >= header.records.capacity:
+        slot -= header.records.capacity
+    region.ring[slot] = number
+    header.ring_size += 1
+
+
+cdef uint32_t counter_create(Region* region, uint32_t tag, const uint8_t* name, uint32_t size) noexcept nogil
+cdef void name_read(const Region* region, Record* record, uint8_t* target) noexcept nogil
+
+
+cdef inline Outcome counter_acquire(
+    Region* region, uint32_t connection, uint32_t tag, const uint8_t* name, uint32_t size,
+    uint32_t resources, uint32_t maximum, uint32_t since
+) noexcept nogil:
+    """Grants `resources` of `maximum` to the connection, all or nothing. 0 < resources <= maximum."""
+    cdef uint32_t number = table_find(region, tag, name, size)
+    cdef uint32_t entry
+    cdef Counter* counter
+    if number == 0:
+        if ledger_is_full(region, connection):
+            return FULL
+        number = counter_create(region, tag, name, size)
+        if number == 0:
+            return FULL
+        ledger_add(region, connection, number, resources, since)
+        counter_consume(region, counter_at(region, number), resources)
+        return GRANTED
+    counter = counter_at(region, number)
+    if counter.consumption > maximum - resources:
+        return REFUSED
+    entry = ledger_find(region, connection, number, tag)
+    if entry:
+        region.holdings[entry].amount += resources
+    else:
+        if ledger_is_full(region, connection):
+            return FULL
+        ledger_add(region, connection, number, resources, since)
+    if not counter_exists(region, counter):
+        region.header.created += 1
+    counter_consume(region, counter, resources)
+    return GRANTED
+
+
+cdef inline Outcome counter_release(
+    Region* region, uint32_t connection, uint32_t tag, const uint8_t* name, uint32_t size, uint32_t resources
+) noexcept nogil:
+    """Gives back `resources` of what this connection holds; 0 asks only whether the counter exists."""
+    cdef uint32_t number = table_find(region, tag, name, size)
+    cdef uint32_t entry
+    cdef Holding* holding
+    if number == 0 or not counter_exists(region, counter_at(region, number)):
+        return ABSENT
+    if resources == 0:
+        return GRANTED
+    entry = ledger_find(region, connection, number, tag)
+    if entry == 0:
+        return NOT_HELD
+    holding = region.holdings + entry
+    if holding.amount < resources:
+        return NOT_HELD
+    holding.amount -= resources
+    if holding.amount == 0:
+        ledger_remove(region, entry)
+    counter_restore(region, number, resources)
+    return GRANTED
+
+
+cdef inline Outcome counter_get(
+    const Region* region, uint32_t tag, const uint8_t* name, uint32_t size, uint32_t* consumption
+) noexcept nogil:
+    cdef uint32_t number = table_find(region, tag, name, size)
+    if number == 0 or not counter_exists(region, counter_at(region, number)):
+        return ABSENT
+    consumption[0] = counter_at(region, number).consumption
+    return GRANTED
+
+
+# ---- sessions and stores -------------------------------------------------------------------------------------------
+
+cdef struct Frame:          # one parsed request
+    const uint8_t* data     # its first byte; valid until the call that parsed it returns
+    const uint8_t* key
+    uint32_t size           # of the whole frame
+    uint32_t key_size       # 0 = this request names nothing
+    uint32_t tag            # of the key
+    uint8_t verdict         # the room's: what parsing already decided
+
+
+cdef class Store:
+    cdef Region region
+    cdef uint8_t* out       # replies of the call under way: OUTPUT_MAX + REPLY_MAX bytes, shared by all sessions
+    cdef size_t out_size
+    cdef bint stirred       # tick() or take_dirty() may have become due: look at next_deadline()
+    cdef list dirty
+    cdef readonly uint64_t sessions_open
+    cdef readonly uint64_t sessions_total
+    cdef readonly uint64_t bytes_in
+    cdef readonly uint64_t bytes_out
+
+    cpdef Session session(self)
+    cpdef int64_t next_deadline(self)
+    cpdef tick(self, int64_t now_ns)
+    cpdef begin_window(self, uint32_t number)
+    cpdef list take_dirty(self)
+    cpdef dict snapshot(self)
+
+
+cdef class Session:
+    cdef readonly Store store
+    cdef public object owner    # whoever made the session may leave a mark here
+    cdef uint8_t* kept          # input that could not be used up yet
+    cdef size_t kept_size
+    cdef size_t kept_capacity
+    cdef uint32_t connection    # in the region; 0 once what it held was queued to be given back
+    cdef uint32_t position      # of the long reply under way: the next record; 0 = none is
+    cdef int budget             # steps of costly work that this call may still do
+    cdef uint32_t since         # now, as the ledger counts it
+    cdef readonly bint more
+    cdef readonly bint closing
+    cdef bint ended             # the peer has sent its last byte
+    cdef bint open              # closed() has not been called
+
+    cpdef bytes receive(self, bytes data, int64_t now_ns)
+    cpdef bytes take_output(self, int64_t now_ns)
+    cpdef bytes eof(self, int64_t now_ns)
+    cpdef closed(self, int64_t now_ns)
+
+    cdef Py_ssize_t parse_frame(self, const uint8_t* data, size_t size, Frame* frame) noexcept
+    cdef void prefetch_frames(self, const Frame* frames, int count) noexcept
+    cdef int execute_frame(self, const Frame* frame) except -1
+    cdef int produce(self) except -1
+
+    cdef void begin_call(self, int64_t now_ns) noexcept
+    cdef bytes end_call(self)
+    cdef bint is_stopped(self) noexcept
+    cdef size_t run(self, const uint8_t* data, size_t size) except? 0
+    cdef size_t complete_kept(self, const uint8_t* data, size_t size) except? 0
+    cdef int keep(self, const uint8_t* data, size_t size) except -1
+    cdef bint has_request(self) noexcept
+    cdef void leave(self) noexcept
+    cdef void forget(self) noexcept
+    cdef void end(self) noexcept

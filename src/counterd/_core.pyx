@@ -1,0 +1,774 @@
+"""The engine: the region, the table's slow paths, and the Session and Store that every room builds on.
+
+Floor 1. Sans-I/O: bytes and the time come in, bytes come out. A peer can cause replies and closes, never an exception;
+an exception out of here is a bug of ours. Structures and everything inlined are in _core.pxd, with their invariants.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy, memmove
+from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap
+
+from counterd.byteorder cimport load_le64
+from counterd.debug cimport COUNTERD_DEBUG_BUILD, debug_check
+from counterd.siphash cimport siphash13
+
+DEBUG = bool(COUNTERD_DEBUG_BUILD)
+
+cdef size_t PAGE = 4096
+cdef int INDEX_BITS_MAX = 31        # a slot number is the top bits of a 32-bit tag; one bit is left to tell names apart
+cdef size_t KEPT_MIN = 64           # the first piece of input that is kept, and the smallest tried again
+cdef int64_t NS_PER_TENTH = 100_000_000
+
+
+# ---- region --------------------------------------------------------------------------------------------------------
+
+cdef int index_bits(uint64_t entries) noexcept:
+    """Two slots for each entry at least, and never fewer than two."""
+    cdef int bits = 1
+    while (<uint64_t>1 << bits) < 2 * entries:
+        bits += 1
+    return bits
+
+
+cdef size_t page_round(size_t size) noexcept:
+    return (size + PAGE - 1) // PAGE * PAGE
+
+
+cdef void index_map(Index* index, IndexState* state, uint8_t* memory, int bits) noexcept:
+    index.entries = <IndexEntry*>memory
+    index.state = state
+    index.mask = <uint32_t>((<uint64_t>1 << bits) - 1)
+    index.shift = 32 - bits
+
+
+cdef int region_create(
+    Region* region, bytes key, uint32_t records, size_t record_size, uint32_t holdings, uint32_t blocks
+) except -1:
+    """Maps the one region of a store. Its pages cost memory from their first use on."""
+    cdef int name_bits = index_bits(records)
+    cdef int ledger_bits = index_bits(holdings)
+    if name_bits > INDEX_BITS_MAX or ledger_bits > INDEX_BITS_MAX:
+        raise ValueError(f"at most {1 << (INDEX_BITS_MAX - 1)} records and holdings, not {records} and {holdings}")
+    cdef size_t[8] sizes = [
+        sizeof(Header),
+        sizeof(IndexEntry) << name_bits,
+        sizeof(IndexEntry) << ledger_bits,
+        (<size_t>records + 1) * record_size,
+        (<size_t>holdings + 1) * sizeof(Holding),
+        (<size_t>blocks + 1) * sizeof(NameBlock),
+        <size_t>records * sizeof(uint32_t),
+        <size_t>(CONNECTIONS_MAX + 1) * sizeof(Connection),
+    ]
+    cdef size_t[8] starts
+    cdef size_t total = 0
+    cdef int part
+    for part in range(8):
+        starts[part] = total
+        total += page_round(sizes[part])
+    cdef void* memory = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+    if memory == MAP_FAILED:
+        raise MemoryError(f"cannot map {total} bytes for {records} records and {holdings} holdings")
+    cdef uint8_t* base = <uint8_t*>memory
+    region.size = total
+    region.header = <Header*>base
+    index_map(&region.names, &region.header.names, base + starts[1], name_bits)
+    index_map(&region.ledger, &region.header.ledger, base + starts[2], ledger_bits)
+    region.records = base + starts[3]
+    region.record_size = record_size
+    region.holdings = <Holding*>(base + starts[4])
+    region.blocks = <NameBlock*>(base + starts[5])
+    region.ring = <uint32_t*>(base + starts[6])
+    region.connections = <Connection*>(base + starts[7])
+    region.header.key[0] = load_le64(<const uint8_t*>PyBytes_AS_STRING(key))
+    region.header.key[1] = load_le64(<const uint8_t*>PyBytes_AS_STRING(key) + 8)
+    region.header.records.capacity = records
+    region.header.holdings.capacity = holdings
+    region.header.blocks.capacity = blocks
+    region.header.connections.capacity = CONNECTIONS_MAX
+    return 0
+
+
+# ---- names ---------------------------------------------------------------------------------------------------------
+
+cdef uint32_t blocks_needed(uint32_t size) noexcept nogil:
+    return 0 if size <= NAME_INLINE else (size - NAME_PREFIX + BLOCK_PAYLOAD - 1) / BLOCK_PAYLOAD
+
+
+cdef bint long_name_equals(const Region* region, Record* record, const uint8_t* name) noexcept nogil:
+    cdef uint32_t block = record_long_name(record).first
+    cdef uint32_t position = NAME_PREFIX
+    cdef uint32_t piece
+    if memcmp(record.name, name, NAME_PREFIX) != 0:
+        return False
+    while position < record.name_size:
+        piece = min(<uint32_t>BLOCK_PAYLOAD, record.name_size - position)
+        if memcmp(region.blocks[block].payload, name + position, piece) != 0:
+            return False
+        block = region.blocks[block].next
+        position += piece
+    return True
+
+
+cdef void name_write(Region* region, Record* record, const uint8_t* name, uint32_t size) noexcept nogil:
+    """Stores a name; the caller has seen that enough blocks are left."""
+    cdef Pool* pool = &region.header.blocks
+    cdef LongName* long_name = record_long_name(record)
+    cdef uint32_t position = NAME_PREFIX
+    cdef uint32_t piece, block
+    record.name_size = <uint16_t>size
+    if size <= NAME_INLINE:
+        memcpy(record.name, name, size)
+        return
+    memcpy(record.name, name, NAME_PREFIX)
+    long_name.first = 0
+    while position < size:
+        debug_check(pool.used < pool.capacity)
+        block = pool.free
+        if block:
+            pool.free = region.blocks[block].next
+        else:
+            pool.fresh += 1
+            block = pool.fresh
+        pool.used += 1
+        piece = min(<uint32_t>BLOCK_PAYLOAD, size - position)
+        memcpy(region.blocks[block].payload, name + position, piece)
+        region.blocks[block].next = 0
+        if long_name.first:
+            region.blocks[long_name.last].next = block
+        else:
+            long_name.first = block
+        long_name.last = block
+        position += piece
+
+
+cdef void name_read(const Region* region, Record* record, uint8_t* target) noexcept nogil:
+    cdef uint32_t position = NAME_PREFIX
+    cdef uint32_t piece, block
+    if record.name_size <= NAME_INLINE:
+        memcpy(target, record.name, record.name_size)
+        return
+    memcpy(target, record.name, NAME_PREFIX)
+    block = record_long_name(record).first
+    while position < record.name_size:
+        piece = min(<uint32_t>BLOCK_PAYLOAD, record.name_size - position)
+        memcpy(target + position, region.blocks[block].payload, piece)
+        block = region.blocks[block].next
+        position += piece
+
+
+cdef void name_free(Region* region, Record* record) noexcept nogil:
+    """Returns the whole chain in one step: its last block is known."""
+    cdef Pool* pool = &region.header.blocks
+    cdef LongName* long_name = record_long_name(record)
+    if record.name_size > NAME_INLINE:
+        region.blocks[long_name.last].next = pool.free
+        pool.free = long_name.first
+        pool.used -= blocks_needed(record.name_size)
+    record.name_size = 0
+
+
+# ---- records -------------------------------------------------------------------------------------------------------
+
+cdef uint32_t counter_create(Region* region, uint32_t tag, const uint8_t* name, uint32_t size) noexcept nogil:
+    """A record for a new name, if need be in the place of an idle counter; 0 if RECLAIM_STEPS found no room."""
+    cdef Header* header = region.header
+    cdef Pool* pool = &header.records
+    cdef uint32_t blocks = blocks_needed(size)
+    cdef uint32_t step = 0
+    cdef uint32_t number
+    cdef Counter* counter
+    while pool.used >= pool.capacity or header.blocks.capacity - header.blocks.used < blocks:
+        if blocks > header.blocks.capacity:
+            return 0
+        if step == RECLAIM_STEPS or header.ring_size == 0:
+            header.sweep_left = header.ring_size
+            return 0
+        step += 1
+        number = ring_pop(region)
+        counter = counter_at(region, number)
+        if counter.consumption == 0:
+            if counter_exists(region, counter):
+                header.idle -= 1
+                header.reclaimed += 1
+            else:
+                header.expired += 1
+            counter_free(region, number)
+    number = pool.free
+    if number:
+        pool.free = record_long_name(&(<Counter*>(region.records + number * region.record_size)).record).first
+    else:
+        pool.fresh += 1
+        number = pool.fresh
+    pool.used += 1
+    counter = counter_at(region, number)
+    counter.record.tag = tag
+    counter.record.flags = 0
+    name_write(region, &counter.record, name, size)
+    counter.consumption = 0
+    counter.peak = 0
+    counter.window = header.window - 1  # it exists once something is consumed
+    counter.holders = 0
+    header.created += 1
+    index_insert(&region.names, tag, number)
+    return number
+
+
+cdef void counter_free(Region* region, uint32_t number) noexcept nogil:
+    """Gives the record of an idle counter, already out of the ring, to the next name."""
+    cdef Pool* pool = &region.header.records
+    cdef Counter* counter = counter_at(region, number)
+    debug_check(counter.consumption == 0 and counter.holders == 0 and not counter.record.flags & FLAG_IN_RING)
+    index_remove(&region.names, counter.record.tag, number)
+    name_free(region, &counter.record)
+    record_long_name(&counter.record).first = pool.free
+    pool.free = number
+    pool.used -= 1
+
+
+cdef uint32_t ring_pop(Region* region) noexcept nogil:
+    cdef Header* header = region.header
+    cdef uint32_t number = region.ring[header.ring_head]
+    debug_check(header.ring_size > 0)
+    header.ring_head += 1
+    if header.ring_head == header.records.capacity:
+        header.ring_head = 0
+    header.ring_size -= 1
+    header.sweep_left = min(header.sweep_left, header.ring_size)
+    counter_at(region, number).record.flags &= <uint8_t>~FLAG_IN_RING
+    return number
+
+
+cdef int sweep(Region* region, int steps) noexcept nogil:
+    """Frees expired counters and drops the ring's stale entries, one round of the ring in all; returns steps left."""
+    cdef Header* header = region.header
+    cdef uint32_t number
+    cdef Counter* counter
+    while steps > 0 and header.sweep_left > 0:
+        steps -= 1
+        header.sweep_left -= 1
+        number = ring_pop(region)
+        counter = counter_at(region, number)
+        if counter.consumption != 0:
+            continue
+        if counter_exists(region, counter):
+            counter.record.flags |= FLAG_IN_RING
+            ring_push(region, number)
+        else:
+            header.expired += 1
+            counter_free(region, number)
+    return steps
+
+
+# ---- connections ---------------------------------------------------------------------------------------------------
+
+cdef uint32_t connection_create(Region* region) noexcept nogil:
+    """0 if CONNECTIONS_MAX are open or still leaving."""
+    cdef Pool* pool = &region.header.connections
+    cdef uint32_t number = pool.free
+    if number:
+        pool.free = region.connections[number].next
+    elif pool.used < pool.capacity:
+        pool.fresh += 1
+        number = pool.fresh
+    else:
+        return 0
+    pool.used += 1
+    region.connections[number].first = 0
+    region.connections[number].holdings = 0
+    region.connections[number].next = 0
+    return number
+
+
+cdef void connection_free(Region* region, uint32_t number) noexcept nogil:
+    cdef Pool* pool = &region.header.connections
+    region.connections[number].next = pool.free
+    pool.free = number
+    pool.used -= 1
+
+
+cdef void connection_leave(Region* region, uint32_t number) noexcept nogil:
+    """Queues what the connection holds to be given back; from here on it can do nothing more."""
+    cdef Header* header = region.header
+    if region.connections[number].holdings == 0:
+        connection_free(region, number)
+        return
+    region.connections[number].next = 0
+    if header.leaving_last:
+        region.connections[header.leaving_last].next = number
+    else:
+        header.leaving_first = number
+    header.leaving_last = number
+    header.leaving_holdings += region.connections[number].holdings
+
+
+cdef int give_back(Region* region, int steps) noexcept nogil:
+    """Gives back the holdings of connections that left, oldest leaving first; returns steps left."""
+    cdef Header* header = region.header
+    cdef uint32_t number, entry, record, amount
+    while steps > 0 and header.leaving_first:
+        number = header.leaving_first
+        entry = region.connections[number].first
+        if entry == 0:
+            header.leaving_first = region.connections[number].next
+            if header.leaving_first == 0:
+                header.leaving_last = 0
+            connection_free(region, number)
+            continue
+        steps -= 1
+        record = region.holdings[entry].record
+        amount = region.holdings[entry].amount
+        ledger_remove(region, entry)
+        counter_restore(region, record, amount)
+        header.leaving_holdings -= 1
+        header.given_back += 1
+    return steps
+
+
+# ---- store ---------------------------------------------------------------------------------------------------------
+
+cdef class Store:
+    """Everything the sessions of one room share. Subclasses make their own sessions.
+
+    buckets: records, and so counters; holdings: entries of the ledger; name_memory: bytes for names longer than fit
+    their record; hash_key: 16 random bytes. Raises ValueError for impossible sizes, MemoryError if they cannot be
+    mapped.
+    """
+
+    def __cinit__(self, *, uint32_t buckets, uint32_t holdings, uint32_t holdings_per_connection=0,
+                  uint64_t name_memory, bytes hash_key, **_):
+        cdef uint64_t blocks = name_memory // BLOCK_SIZE
+        if buckets == 0:
+            raise ValueError("buckets must be at least 1")
+        if len(hash_key) != 16:
+            raise ValueError(f"hash_key must have 16 bytes, not {len(hash_key)}")
+        if blocks > <uint64_t>0xfffffffe:
+            raise ValueError(f"name_memory must be below {0xffffffff * BLOCK_SIZE} bytes, not {name_memory}")
+        region_create(&self.region, hash_key, buckets, sizeof(Counter), holdings, <uint32_t>blocks)
+        self.limit_holdings(holdings_per_connection)
+        self.out = <uint8_t*>PyMem_RawMalloc(OUTPUT_MAX + REPLY_MAX)
+        if self.out == NULL:
+            raise MemoryError("no room for the replies of one call")
+        self.dirty = []
+
+    def __dealloc__(self):
+        PyMem_RawFree(self.out)
+        if self.region.header != NULL:
+            munmap(self.region.header, self.region.size)
+
+    def limit_holdings(self, uint32_t holdings_per_connection):
+        """Bounds how many holdings one connection may have from now on; 0 is no bound but the ledger's."""
+        cdef Header* header = self.region.header
+        header.holdings_per_connection = holdings_per_connection or header.holdings.capacity
+
+    cpdef Session session(self):
+        """A session for a new connection. Raises MemoryError when there are CONNECTIONS_MAX."""
+        raise NotImplementedError
+
+    cpdef int64_t next_deadline(self):
+        """When tick() is due, in ns on the caller's monotonic clock: 0 = now, -1 = nothing is waiting."""
+        cdef Header* header = self.region.header
+        return 0 if header.leaving_first or header.sweep_left else -1
+
+    cpdef tick(self, int64_t now_ns):
+        """Does due work, at most about 1 ms of it: gives back what leavers held, then sweeps idle counters."""
+        cdef Header* header = self.region.header
+        cdef int steps = give_back(&self.region, SLICE_STEPS)
+        if header.sweep_left == 0 or steps == 0:
+            return
+        if header.sweep_started_ns == 0:
+            header.sweep_started_ns = now_ns
+        sweep(&self.region, steps)
+        if header.sweep_left == 0:
+            header.sweeps += 1
+            header.last_sweep_us = <uint64_t>(now_ns - header.sweep_started_ns) // 1000
+            header.total_sweep_us += header.last_sweep_us
+            header.sweep_started_ns = 0
+
+    cpdef begin_window(self, uint32_t number):
+        """Starts the stats window of that number; numbers only rise, others are ignored.
+
+        Touches no counter: what was idle before is gone from this instant, and the sweep frees its records.
+        """
+        cdef Header* header = self.region.header
+        if number <= header.window:
+            return
+        header.window = number
+        header.idle = 0
+        header.sweep_left = header.ring_size
+        self.stirred = True
+
+    cpdef list take_dirty(self):
+        """The sessions that another's request, or tick(), gave output to since the last call."""
+        cdef list dirty = self.dirty
+        if dirty:
+            self.dirty = []
+        return dirty
+
+    cpdef dict snapshot(self):
+        """The store's figures by name, each a number as of now."""
+        cdef Header* header = self.region.header
+        return {
+            "objects": header.busy + header.idle,
+            "total_objects": header.created,
+            "used_memory": (
+                header.records.used * self.region.record_size
+                + header.holdings.used * sizeof(Holding)
+                + <uint64_t>header.blocks.used * sizeof(NameBlock)
+            ),
+            "conflicts": header.names.displaced,
+            "gc_count": header.sweeps,
+            "last_gc_elapsed": header.last_sweep_us,
+            "total_gc_elapsed": header.total_sweep_us,
+            "curr_connections": self.sessions_open,
+            "total_connections": self.sessions_total,
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
+            "buckets": header.records.capacity,
+            "records": header.records.used,
+            "busy": header.busy,
+            "idle": header.idle,
+            "reclaimed": header.reclaimed,
+            "expired": header.expired,
+            "longest_probe": header.names.longest,
+            "holdings": header.holdings.used,
+            "holdings_max": header.holdings.capacity,
+            "holdings_leaving": header.leaving_holdings,
+            "given_back": header.given_back,
+            "name_memory": <uint64_t>header.blocks.used * BLOCK_SIZE,
+            "name_memory_max": <uint64_t>header.blocks.capacity * BLOCK_SIZE,
+            "region": self.region.size,
+            "window": header.window,
+        }
+
+    def holders(self, bytes name not None):
+        """Who holds how much of a counter: a list of (connection, amount, since in tenths of a second)."""
+        cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(name)
+        cdef uint32_t size = <uint32_t>len(name)
+        cdef uint32_t number = table_find(&self.region, name_tag(&self.region, data, size), data, size) if size else 0
+        cdef uint32_t entry = counter_at(&self.region, number).holders if number else 0
+        cdef Holding* holding
+        found = []
+        while entry:
+            holding = self.region.holdings + entry
+            found.append((holding.connection, holding.amount, holding.since))
+            entry = holding.next_of_record
+        return found
+
+    def audit(self):
+        """Walks the whole region and raises AssertionError at the first broken invariant. For tests: O(everything)."""
+        audit_region(&self.region)
+
+
+# ---- audit ---------------------------------------------------------------------------------------------------------
+
+cdef int claim(bint condition, str what) except -1:
+    if not condition:
+        raise AssertionError(what)
+    return 0
+
+
+cdef int audit_index(const Index* index, Pool* pool, str what) except -1:
+    """Every entry can be reached from its home, and as many are used and displaced as the state says."""
+    cdef uint64_t slot, step
+    cdef uint32_t used = 0, displaced = 0, home
+    for slot in range(<uint64_t>index.mask + 1):
+        if index.entries[slot].number == 0:
+            continue
+        claim(index.entries[slot].number <= pool.fresh, f"{what}: slot {slot} names a cell never handed out")
+        used += 1
+        home = index_home(index, index.entries[slot].tag)
+        displaced += home != slot
+        step = home
+        while step != slot:
+            claim(index.entries[step].number != 0, f"{what}: slot {slot} cannot be reached from its home {home}")
+            step = (step + 1) & index.mask
+    claim(used == index.state.used == pool.used, f"{what}: {used} entries, {index.state.used} counted, {pool.used} cells")
+    claim(displaced == index.state.displaced, f"{what}: {displaced} displaced, {index.state.displaced} counted")
+    return 0
+
+
+cdef int audit_counter(Region* region, uint32_t number, Counter* counter) except -1:
+    cdef uint32_t entry = counter.holders, previous = 0, block
+    cdef uint64_t held = 0
+    cdef Holding* holding
+    while entry:
+        holding = region.holdings + entry
+        claim(holding.record == number, f"holding {entry} is listed under record {number}, names {holding.record}")
+        claim(holding.amount > 0, f"holding {entry} is of nothing")
+        claim(holding.prev_of_record == previous, f"holding {entry} has a wrong predecessor on its record")
+        claim(ledger_find(region, holding.connection, number, counter.record.tag) == entry,
+              f"holding {entry} is not found through the ledger's index")
+        held += holding.amount
+        previous = entry
+        entry = holding.next_of_record
+    claim(held == counter.consumption, f"record {number}: consumption {counter.consumption}, held {held}")
+    claim(counter.consumption != 0 or counter.record.flags & FLAG_IN_RING, f"record {number} is idle, not in the ring")
+    if counter.record.name_size > NAME_INLINE:
+        block = record_long_name(&counter.record).first
+        for _ in range(blocks_needed(counter.record.name_size) - 1):
+            block = region.blocks[block].next
+        claim(block == record_long_name(&counter.record).last and region.blocks[block].next == 0,
+              f"record {number}: the blocks of its name end in the wrong place")
+    return 0
+
+
+cdef int audit_region(Region* region) except -1:
+    cdef Header* header = region.header
+    cdef uint32_t number, entry, previous, count, used = 0, busy = 0, idle = 0, flagged = 0, listed = 0, blocks = 0
+    cdef Counter* counter
+    audit_index(&region.names, &header.records, "name index")
+    audit_index(&region.ledger, &header.holdings, "ledger index")
+    for number in range(1, header.records.fresh + 1):
+        counter = counter_at(region, number)
+        if counter.record.name_size == 0:
+            continue
+        used += 1
+        busy += counter.consumption != 0
+        idle += counter.consumption == 0 and counter_exists(region, counter)
+        flagged += counter.record.flags & FLAG_IN_RING
+        blocks += blocks_needed(counter.record.name_size)
+        audit_counter(region, number, counter)
+    claim(used == header.records.used, f"{used} records, {header.records.used} counted")
+    claim(busy == header.busy and idle == header.idle,
+          f"{busy} busy and {idle} idle, {header.busy} and {header.idle} counted")
+    claim(flagged == header.ring_size, f"{flagged} records say they are in the ring, which has {header.ring_size}")
+    claim(blocks == header.blocks.used, f"{blocks} blocks of names, {header.blocks.used} counted")
+    for number in range(1, header.connections.fresh + 1):
+        entry = region.connections[number].first
+        previous = 0
+        count = 0
+        while entry:
+            claim(region.holdings[entry].connection == number, f"holding {entry} is listed under connection {number}")
+            claim(region.holdings[entry].prev_of_connection == previous, f"holding {entry} has a wrong predecessor")
+            count += 1
+            previous = entry
+            entry = region.holdings[entry].next_of_connection
+        claim(count == region.connections[number].holdings, f"connection {number} has {count} holdings")
+        listed += count
+    claim(listed == header.holdings.used, f"{listed} holdings listed, {header.holdings.used} counted")
+    return 0
+
+
+def siphash(bytes key not None, bytes data not None):
+    """SipHash-1-3 of data under 16 bytes of key, as the table uses it."""
+    cdef uint64_t[2] words
+    if len(key) != 16:
+        raise ValueError(f"the key must have 16 bytes, not {len(key)}")
+    words[0] = load_le64(<const uint8_t*>PyBytes_AS_STRING(key))
+    words[1] = load_le64(<const uint8_t*>PyBytes_AS_STRING(key) + 8)
+    return siphash13(words, <const uint8_t*>PyBytes_AS_STRING(data), len(data))
+
+
+# ---- session -------------------------------------------------------------------------------------------------------
+
+cdef class Session:
+    """One connection's machine: bytes in, bytes out.
+
+    Subclasses say what a frame is (`parse_frame`), what it does (`execute_frame`) and how a long reply goes on
+    (`produce`). States, in the order a connection passes them:
+
+    reading    receive() runs whatever is complete; the start of an unfinished frame is kept
+    more       a long reply is under way, or requests wait behind a full output: the caller calls take_output()
+               whenever what it was given has gone out, and reads no further
+    ended      the peer has sent its last byte: what it asked is still answered, then everything it held is given back
+    closing    write what you were given, then close; nothing is read any more
+    """
+
+    def __cinit__(self, Store store not None):
+        self.store = store
+        self.connection = connection_create(&store.region)
+        if self.connection == 0:
+            raise MemoryError(f"{CONNECTIONS_MAX} connections are open or leaving")
+        self.open = True
+        store.sessions_open += 1
+        store.sessions_total += 1
+
+    def __dealloc__(self):
+        self.end()
+
+    cpdef bytes receive(self, bytes data, int64_t now_ns):
+        """Takes what arrived at now_ns (monotonic) and returns the replies, at most OUTPUT_MAX + one reply of them."""
+        cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
+        cdef size_t size = PyBytes_GET_SIZE(data)
+        cdef size_t used = 0
+        self.store.bytes_in += size
+        if self.closing or self.ended:
+            return b""
+        if self.more:
+            self.keep(start, size)
+            return b""
+        self.begin_call(now_ns)
+        if self.kept_size:
+            used = self.complete_kept(start, size)
+        if self.kept_size == 0:
+            used += self.run(start + used, size - used)
+        if used < size and not self.closing:
+            self.keep(start + used, size - used)
+        return self.end_call()
+
+    cpdef bytes take_output(self, int64_t now_ns):
+        """The next piece: the rest of a long reply, then the replies to requests that were kept behind it.
+
+        It may be empty while `more` stays set: the work of one call is bounded too.
+        """
+        cdef size_t used
+        if self.closing or not self.more:
+            return b""
+        self.begin_call(now_ns)
+        if self.position:
+            self.produce()
+        self.more = self.position != 0
+        if not self.more and self.kept_size:
+            used = self.run(self.kept, self.kept_size)
+            self.kept_size -= used
+            memmove(self.kept, self.kept + used, self.kept_size)
+        return self.end_call()
+
+    cpdef bytes eof(self, int64_t now_ns):
+        """The peer sent its last byte. What it asked is answered; then all it holds is given back, then `closing`."""
+        if self.closing or self.ended:
+            return b""
+        self.begin_call(now_ns)
+        self.ended = True
+        return self.end_call()
+
+    cpdef closed(self, int64_t now_ns):
+        """The connection is gone. Idempotent; what it held is queued for tick() to give back."""
+        self.end()
+
+    cdef void end(self) noexcept:
+        self.closing = True
+        self.more = False
+        self.leave()
+        self.forget()
+        if self.open:
+            self.open = False
+            self.store.sessions_open -= 1
+
+    cdef Py_ssize_t parse_frame(self, const uint8_t* data, size_t size, Frame* frame) noexcept:
+        """Bytes the frame takes; 0 = more are needed; -1 = the peer broke the framing, and frame.verdict says how."""
+        return -1
+
+    cdef void prefetch_frames(self, const Frame* frames, int count) noexcept:
+        """Asks for the cache lines that the frames will need, once their indexes' lines have had time to arrive."""
+
+    cdef int execute_frame(self, const Frame* frame) except -1:
+        """Does what the frame asks and appends the reply to the store's output."""
+        return 0
+
+    cdef int produce(self) except -1:
+        """Appends the next piece of the long reply at self.position, and clears that when it is done."""
+        return 0
+
+    cdef void begin_call(self, int64_t now_ns) noexcept:
+        self.store.out_size = 0
+        self.budget = PIECE_STEPS
+        self.since = <uint32_t>(now_ns // NS_PER_TENTH)
+
+    cdef bytes end_call(self):
+        """Settles the state that the call leaves behind, and copies the output out."""
+        cdef Store store = self.store
+        if store.region.header.sweep_left:
+            store.stirred = True
+        if self.ended and not (self.kept_size and self.has_request()):
+            self.leave()
+            if not self.more:
+                self.closing = True
+        if self.closing:
+            self.more = False
+        if self.kept != NULL and (self.kept_size == 0 or self.closing):
+            self.forget()
+        store.bytes_out += store.out_size
+        return PyBytes_FromStringAndSize(<const char*>store.out, store.out_size)
+
+    cdef bint is_stopped(self) noexcept:
+        """Whether the rest of the input has to wait for the next call."""
+        if self.position or self.store.out_size >= OUTPUT_MAX or self.budget <= 0:
+            self.more = True
+        return self.more or self.closing
+
+    cdef size_t run(self, const uint8_t* data, size_t size) except? 0:
+        """Executes the complete frames, WINDOW at a time: parse all and ask for their lines, then execute all."""
+        cdef Frame[WINDOW] frames
+        cdef size_t position = 0, ahead
+        cdef Py_ssize_t taken = 1
+        cdef int count, i
+        while taken > 0 and position < size and not self.is_stopped():
+            count = 0
+            ahead = position
+            while count < WINDOW and ahead < size:
+                taken = self.parse_frame(data + ahead, size - ahead, &frames[count])
+                if taken == 0:
+                    break
+                count += 1
+                if taken < 0:
+                    break
+                ahead += taken
+            if count > 1:
+                self.prefetch_frames(frames, count)
+            for i in range(count):
+                self.execute_frame(&frames[i])
+                position += frames[i].size
+                if taken < 0 and i == count - 1:
+                    self.closing = True
+                if self.is_stopped():
+                    break
+        if position == size and not self.position:
+            self.more = False
+        return position
+
+    cdef size_t complete_kept(self, const uint8_t* data, size_t size) except? 0:
+        """Completes the unfinished frame from the new input, copying no more than about twice what it lacks.
+
+        Returns how much of the input that took. If the frame is still unfinished, all of it.
+        """
+        cdef Frame frame
+        cdef Py_ssize_t taken = 0
+        cdef size_t used = 0, step
+        while taken == 0 and used < size:
+            step = min(size - used, max(KEPT_MIN, self.kept_size))
+            self.keep(data + used, step)
+            used += step
+            taken = self.parse_frame(self.kept, self.kept_size, &frame)
+        if taken == 0:
+            return used
+        self.execute_frame(&frame)
+        if taken < 0:
+            self.closing = True
+        else:
+            used -= self.kept_size - taken
+        self.kept_size = 0
+        self.is_stopped()
+        return used
+
+    cdef int keep(self, const uint8_t* data, size_t size) except -1:
+        cdef size_t needed = self.kept_size + size
+        cdef uint8_t* kept
+        if needed > self.kept_capacity:
+            needed = max(needed, 2 * self.kept_capacity, KEPT_MIN)
+            kept = <uint8_t*>PyMem_RawRealloc(self.kept, needed)
+            if kept == NULL:
+                raise MemoryError(f"no room for {needed} bytes of unfinished input")
+            self.kept = kept
+            self.kept_capacity = needed
+        memcpy(self.kept + self.kept_size, data, size)
+        self.kept_size += size
+        return 0
+
+    cdef bint has_request(self) noexcept:
+        cdef Frame frame
+        return self.parse_frame(self.kept, self.kept_size, &frame) != 0
+
+    cdef void leave(self) noexcept:
+        if self.connection:
+            connection_leave(&self.store.region, self.connection)
+            self.connection = 0
+            self.store.stirred = True
+
+    cdef void forget(self) noexcept:
+        PyMem_RawFree(self.kept)
+        self.kept = NULL
+        self.kept_size = 0
+        self.kept_capacity = 0

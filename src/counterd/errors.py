@@ -1,0 +1,78 @@
+"""What can go wrong between a client and a counter server.
+
+Floor 0: imports nothing of counterd. Everything a client raises on purpose is a CounterdError, except ValueError for
+arguments that do not fit the protocol.
+"""
+
+from __future__ import annotations
+
+
+class CounterdError(Exception):
+    """Any failure below."""
+
+
+class ConnectionLost(CounterdError):
+    """There is no connection (any more): refused, closed by either side, or given up after another failure."""
+
+
+class Timeout(CounterdError):
+    """The server did not answer in time."""
+
+
+class ProtocolError(CounterdError):
+    """The server sent something the protocol does not allow; the message shows the bytes."""
+
+
+class ServerError(CounterdError):
+    """The server answered with a status other than "No error" (sections "Response status" and "Error responses").
+
+    status: the status byte of the response, 0 to 255.
+    text: the message in its body.
+    """
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(status, text)
+        self.status = status
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"{self.text} (status 0x{self.status:02x})"
+
+
+class NotFound(ServerError):
+    """0x01: there is no counter with this name."""
+
+
+class InvalidArguments(ServerError):
+    """0x04: the request does not follow the protocol."""
+
+
+class NotAvailable(ServerError):
+    """0x21: the maximum does not leave room for what was asked."""
+
+
+class NotAcquired(ServerError):
+    """0x22: this connection does not hold as much as it wants to release."""
+
+
+class UnknownCommand(ServerError):
+    """0x81: the server does not know the opcode."""
+
+
+class OutOfMemory(ServerError):
+    """0x82: the server has no room for another counter, name or holding."""
+
+
+BY_STATUS: dict[int, type[ServerError]] = {
+    0x01: NotFound,
+    0x04: InvalidArguments,
+    0x21: NotAvailable,
+    0x22: NotAcquired,
+    0x81: UnknownCommand,
+    0x82: OutOfMemory,
+}
+
+
+def server_error(status: int, text: str) -> ServerError:
+    """The error to raise for a status byte: of its own class, or ServerError itself for an unknown status."""
+    return BY_STATUS.get(status, ServerError)(status, text)

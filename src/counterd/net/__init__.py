@@ -1,0 +1,1 @@
+"""Floor 3: sockets. The only place that knows asyncio and uvloop."""

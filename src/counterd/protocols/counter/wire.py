@@ -1,0 +1,236 @@
+"""The counter protocol from the client's side: requests to bytes, bytes to responses.
+
+Floor 2, pure Python: needs the standard library and counterd.errors only, never touches a socket, and works where
+nothing is compiled. Section names are those of the protocol document, "Counter support". All integers on the wire
+are unsigned and big-endian. Encoders raise ValueError before anything is encoded; decoders raise ProtocolError.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+from counterd.errors import ProtocolError
+
+REQUEST_MAGIC = 0x90
+RESPONSE_MAGIC = 0x91
+HEADER_SIZE = 12  # bytes, of requests and responses alike
+U32_MAX = 0xFFFFFFFF
+NAME_MAX = 65535  # bytes
+BODY_MAX = 10 + NAME_MAX  # bytes of a request's body: an Acquire with the longest name
+# Bytes of a response's body. Dump entries and the reference's Stats stay below 64 KiB + 10; the rest is room for
+# longer statistics, and a bound for what a server gone mad can make a client keep.
+RESPONSE_BODY_MAX = 1 << 20
+
+_HEADER = struct.Struct(">BBBBII")
+_U32 = struct.Struct(">I")
+_GET = struct.Struct(">H")
+_ACQUIRE = struct.Struct(">IIH")
+_RELEASE = struct.Struct(">IH")
+_STAT = struct.Struct(">HH")
+_DUMP_ENTRY = struct.Struct(">IIH")
+
+
+class Opcode(IntEnum):
+    """Section "Opcodes"."""
+
+    NOOP = 0x00
+    GET = 0x01
+    ACQUIRE = 0x02
+    RELEASE = 0x03
+    STATS = 0x10
+    DUMP = 0x11
+
+
+class Status(IntEnum):
+    """Section "Response status"."""
+
+    NO_ERROR = 0x00
+    NOT_FOUND = 0x01
+    INVALID_ARGUMENTS = 0x04
+    RESOURCE_NOT_AVAILABLE = 0x21
+    NOT_ACQUIRED = 0x22
+    UNKNOWN_COMMAND = 0x81
+    OUT_OF_MEMORY = 0x82
+
+
+# The bodies of error responses, as the reference words them.
+ERROR_TEXTS: dict[Status, str] = {
+    Status.NOT_FOUND: "Not found",
+    Status.INVALID_ARGUMENTS: "Invalid arguments",
+    Status.RESOURCE_NOT_AVAILABLE: "Resource not available",
+    Status.NOT_ACQUIRED: "Not acquired",
+    Status.UNKNOWN_COMMAND: "Unknown command",
+    Status.OUT_OF_MEMORY: "OutOfMemory",
+}
+
+
+class Response(NamedTuple):
+    """One response (section "Response header"). opcode and status stay plain numbers: a server may send any byte."""
+
+    opcode: int
+    status: int
+    opaque: int
+    body: bytes
+
+
+class DumpEntry(NamedTuple):
+    """One counter of a Dump: what is consumed now, and the most that was in the current statistics interval."""
+
+    name: bytes
+    consumption: int
+    maximum: int
+
+
+# ---- requests ----
+
+
+def frame(
+    opcode: int,
+    opaque: int,
+    body: bytes = b"",
+    *,
+    magic: int = REQUEST_MAGIC,
+    flags: int = 0,
+    reserved: int = 0,
+    body_length: int | None = None,
+) -> bytes:
+    """Any frame at all, right or wrong, for tests and tools (section "Request header").
+
+    flags: the third byte, which is the Status in a response. body_length: what the header claims, normally the truth.
+    """
+    length = len(body) if body_length is None else body_length
+    return _HEADER.pack(magic, opcode, flags, reserved, length, opaque) + body
+
+
+def noop(opaque: int) -> bytes:
+    """A request that only asks for an answer (section "Noop"). opaque: 0 to 2^32-1, as in all encoders."""
+    return _request(Opcode.NOOP, opaque)
+
+
+def get(opaque: int, name: bytes) -> bytes:
+    """Asks for the consumption of a counter (section "Get"). name: 1 to 65,535 bytes, as in all encoders."""
+    return _request(Opcode.GET, opaque, _GET.pack(_name_length(name)) + name)
+
+
+def acquire(opaque: int, name: bytes, resources: int, maximum: int) -> bytes:
+    """Asks for resources, 0 to 2^32-1, of a counter that may hold maximum (section "Acquire").
+
+    The server, not this encoder, refuses resources of 0 and those above maximum.
+    """
+    _check_u32("resources", resources)
+    _check_u32("maximum", maximum)
+    return _request(Opcode.ACQUIRE, opaque, _ACQUIRE.pack(resources, maximum, _name_length(name)) + name)
+
+
+def release(opaque: int, name: bytes, resources: int) -> bytes:
+    """Gives resources, 0 to 2^32-1, back (section "Release")."""
+    _check_u32("resources", resources)
+    return _request(Opcode.RELEASE, opaque, _RELEASE.pack(resources, _name_length(name)) + name)
+
+
+def stats(opaque: int) -> bytes:
+    """Asks for the server's statistics (section "Stats")."""
+    return _request(Opcode.STATS, opaque)
+
+
+def dump(opaque: int) -> bytes:
+    """Asks for all counters: a response for each, then one with an empty body (section "Dump")."""
+    return _request(Opcode.DUMP, opaque)
+
+
+def _request(opcode: Opcode, opaque: int, body: bytes = b"") -> bytes:
+    _check_u32("opaque", opaque)
+    return frame(opcode, opaque, body)
+
+
+def _check_u32(what: str, value: int) -> None:
+    if not 0 <= value <= U32_MAX:
+        raise ValueError(f"{what} must be 0 to {U32_MAX}, not {value}")
+
+
+def _name_length(name: bytes) -> int:
+    if not 1 <= len(name) <= NAME_MAX:
+        raise ValueError(f"name must have 1 to {NAME_MAX} bytes, not {len(name)}")
+    return len(name)
+
+
+# ---- responses ----
+
+
+class ResponseParser:
+    """Cuts a stream of bytes into responses, however the stream arrives; linear time even byte by byte."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Response]:
+        """Takes the next bytes from the server and returns the responses that are complete with them.
+
+        Raises ProtocolError for a wrong magic or a body above RESPONSE_BODY_MAX, at the first byte that shows it.
+        There is no way back into step from there: the connection must be closed and this parser with it.
+        """
+        buffer = self._buffer
+        buffer += data
+        responses = []
+        start = 0
+        while start < len(buffer):
+            if buffer[start] != RESPONSE_MAGIC:
+                raise ProtocolError(f"not the start of a response: {_shown(buffer[start:])}")
+            if len(buffer) - start < HEADER_SIZE:
+                break
+            _, opcode, status, _, length, opaque = _HEADER.unpack_from(buffer, start)
+            if length > RESPONSE_BODY_MAX:
+                raise ProtocolError(f"a response with a body of {length} bytes: {_shown(buffer[start:])}")
+            end = start + HEADER_SIZE + length
+            if len(buffer) < end:
+                break
+            responses.append(Response(opcode, status, opaque, bytes(buffer[start + HEADER_SIZE : end])))
+            start = end
+        del buffer[:start]
+        return responses
+
+
+def decode_consumption(body: bytes) -> int:
+    """The number in a successful response to Get (what is consumed) or to Acquire (what was granted)."""
+    if len(body) != _U32.size:
+        raise ProtocolError(f"expected 4 bytes with a number, not {_shown(body)}")
+    number: int = _U32.unpack(body)[0]
+    return number
+
+
+def decode_stats(body: bytes) -> dict[str, str]:
+    """The statistics in a successful response to Stats, in the server's order (section "Stats")."""
+    items = {}
+    start = 0
+    while start < len(body):
+        name_start = start + _STAT.size
+        if name_start > len(body):
+            raise ProtocolError(f"statistics end within a length: {_shown(body[start:])}")
+        name_length, value_length = _STAT.unpack_from(body, start)
+        value_start = name_start + name_length
+        end = value_start + value_length
+        if end > len(body):
+            raise ProtocolError(f"statistics end within an item: {_shown(body[start:])}")
+        # The document promises ASCII only for values; anything else is still worth showing.
+        name = body[name_start:value_start].decode("ascii", "backslashreplace")
+        items[name] = body[value_start:end].decode("ascii", "backslashreplace")
+        start = end
+    return items
+
+
+def decode_dump_entry(body: bytes) -> DumpEntry:
+    """One counter out of a response to Dump that is not the empty last one (section "Dump")."""
+    if len(body) < _DUMP_ENTRY.size:
+        raise ProtocolError(f"a dump entry of less than 10 bytes: {_shown(body)}")
+    consumption, maximum, name_length = _DUMP_ENTRY.unpack_from(body)
+    name = body[_DUMP_ENTRY.size :]
+    if len(name) != name_length:
+        raise ProtocolError(f"a dump entry whose name has {len(name)} bytes, not {name_length}: {_shown(body)}")
+    return DumpEntry(name, consumption, maximum)
+
+
+def _shown(data: bytes | bytearray) -> str:
+    shown = data[:HEADER_SIZE].hex(" ") or "nothing"
+    return shown if len(data) <= HEADER_SIZE else f"{shown} ... ({len(data)} bytes)"

@@ -1,0 +1,100 @@
+"""What a setting is: a key, how its text is read, its default and its unit.
+
+Floor 0: plain data. Rooms declare settings, control reads them from files; nothing here knows either.
+A reader takes the text of a value and returns it parsed, or raises ValueError with what was expected.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Reader = Callable[[str], Any]
+
+SIZE_SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key of the configuration."""
+
+    key: str
+    read: Reader
+    default: Any
+    unit: str = ""
+    reload: bool = False  # can change while the daemon runs
+
+
+def boolean(text: str) -> bool:
+    """`true` or `false`, as the reference spells them."""
+    if text not in ("true", "false"):
+        raise ValueError(f"expected true or false, not {text!r}")
+    return text == "true"
+
+
+def integer(minimum: int, maximum: int) -> Reader:
+    """A decimal integer between the two, both included."""
+
+    def read(text: str) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,20}", text):
+            raise ValueError(f"expected a whole number, not {text!r}")
+        return _in_range(int(text), text, minimum, maximum)
+
+    return read
+
+
+def size(minimum: int, maximum: int) -> Reader:
+    """A number of bytes, with K, M or G for powers of 1,024."""
+
+    def read(text: str) -> int:
+        match = re.fullmatch(r"([0-9]{1,20})([KMG]?)", text.upper())
+        if not match:
+            raise ValueError(f"expected a size such as 65536 or 256M, not {text!r}")
+        return _in_range(int(match[1]) * SIZE_SUFFIXES[match[2]], text, minimum, maximum)
+
+    return read
+
+
+def octal_mode(text: str) -> int:
+    """File permissions in octal, such as 0660."""
+    if not re.fullmatch(r"0?[0-7]{3}", text):
+        raise ValueError(f"expected permissions in octal such as 0660, not {text!r}")
+    return int(text, 8)
+
+
+def choice(*names: str) -> Reader:
+    """One of a few words."""
+
+    def read(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"expected one of {', '.join(names)}, not {text!r}")
+        return text
+
+    return read
+
+
+def addresses(text: str) -> tuple[str, ...]:
+    """IP addresses separated by blanks or commas; none at all is allowed."""
+    words = text.replace(",", " ").split()
+    for word in words:
+        try:
+            ipaddress.ip_address(word)
+        except ValueError:
+            raise ValueError(f"expected IP addresses, not {word!r}") from None
+    if len(set(words)) != len(words):
+        raise ValueError(f"an address is there twice in {text!r}")
+    return tuple(words)
+
+
+def text(value: str) -> str:
+    """Any text; empty means none."""
+    return value
+
+
+def _in_range(number: int, text: str, minimum: int, maximum: int) -> int:
+    if not minimum <= number <= maximum:
+        raise ValueError(f"{text} is out of range, expected {minimum} to {maximum}")
+    return number

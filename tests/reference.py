@@ -1,0 +1,131 @@
+"""Runs a real yrmcdsd, the reference server, for the tests that compare with it.
+
+It listens on free ports of two loopback addresses and is ended by its pid. Where it is not installed the tests are
+skipped, except in CI, where that would hide that nothing was compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# It binds virtual_ip and bind_ip, so they must differ; it is a master only if an interface has virtual_ip itself.
+VIRTUAL_IP = "127.0.0.1"
+BIND_IP = "127.0.0.2"
+START_SECONDS = 10.0
+STOP_SECONDS = 10.0
+TRIES = 3  # another process can take a free port before yrmcdsd does
+
+NOOP = bytes.fromhex("90 00 0000 00000000 00000000")
+
+CONFIG = """\
+virtual_ip = {virtual_ip}
+bind_ip = {bind_ip}
+port = {ports[0]}
+repl_port = {ports[1]}
+temp_dir = "{directory}"
+buckets = 10000
+workers = 4
+counter.enable = true
+counter.port = {ports[2]}
+counter.buckets = 10000
+"""
+
+
+class Address(NamedTuple):
+    """Where the counter protocol is served."""
+
+    host: str
+    port: int
+
+
+@contextlib.contextmanager
+def running(directory: Path) -> Iterator[Address]:
+    """A yrmcdsd with the counter extension, its files in directory, while the block runs.
+
+    Skips the test if it is not installed; fails it if the environment has CI set, or if it does not start.
+    """
+    program = shutil.which("yrmcdsd") or shutil.which("/usr/sbin/yrmcdsd")
+    if program is None:
+        reason = "no yrmcdsd; the Debian and Ubuntu package is yrmcds"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    process, address = _started(program, directory)
+    try:
+        yield address
+    finally:
+        _stop(process)
+
+
+def _started(program: str, directory: Path) -> tuple[subprocess.Popen[bytes], Address]:
+    config, log = directory / "yrmcds.conf", directory / "yrmcds.log"
+    for _ in range(TRIES):
+        ports = _free_ports(3)
+        config.write_text(CONFIG.format(virtual_ip=VIRTUAL_IP, bind_ip=BIND_IP, ports=ports, directory=directory))
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [program, "-f", str(config)], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+        address = Address(VIRTUAL_IP, ports[2])
+        try:
+            if _comes_up(process, address):
+                return process, address
+        except BaseException:
+            _stop(process)
+            raise
+        _stop(process)
+    pytest.fail(f"yrmcdsd does not start:\n{log.read_text(errors='replace')}")
+
+
+def _comes_up(process: subprocess.Popen[bytes], address: Address) -> bool:
+    deadline = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        if _answers(address):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _answers(address: Address) -> bool:
+    try:
+        with socket.create_connection(address, timeout=1.0) as connection:
+            connection.sendall(NOOP)
+            return connection.recv(1) == b"\x91"
+    except OSError:
+        return False
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that are free on both addresses, at least now."""
+    with contextlib.ExitStack() as stack:
+        ports: list[int] = []
+        while len(ports) < count:
+            first = stack.enter_context(socket.socket())
+            first.bind((VIRTUAL_IP, 0))
+            port = first.getsockname()[1]
+            second = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                second.bind((BIND_IP, port))
+                ports.append(port)
+        return ports
