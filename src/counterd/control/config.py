@@ -147,9 +147,7 @@ def _listener(room: Room) -> Iterator[Setting]:
     yield Setting(f"{name}.bind", addresses, ("127.0.0.1", "::1"), "IP addresses; none is no TCP")
     yield Setting(f"{name}.socket", _socket_path, "", "absolute path; empty is no Unix socket")
     yield Setting(f"{name}.socket_mode", octal_mode, 0o660, "octal permissions")
-    yield Setting(
-        f"{name}.max_connections", integer(0, CONNECTIONS_MAX), 0, "connections; 0 is no limit", reload=True
-    )
+    yield Setting(f"{name}.max_connections", integer(0, CONNECTIONS_MAX), 0, "connections; 0 is no limit", reload=True)
     yield Setting(f"{name}.keepalive_idle", seconds, 10, "seconds", reload=True)
     yield Setting(f"{name}.keepalive_interval", seconds, 5, "seconds", reload=True)
     yield Setting(f"{name}.keepalive_count", integer(1, KEEPALIVE_COUNT_MAX), 3, "probes", reload=True)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from counterd._core import Store
     from counterd.settings import Setting
 
 Figures = Callable[[], Mapping[str, object]]
@@ -27,12 +26,14 @@ class Room:
     window: the key that holds the length of the store's wall-clock windows in seconds, or None.
     make_store: makes the store from the effective values of all keys and a function that returns the figures
         of the floors above, for protocols whose clients can ask for statistics. May raise ValueError or MemoryError.
+    reload: hands a running store the values of its settings that may change.
     """
 
     name: str
     default_port: int
     settings: tuple[Setting, ...]
-    make_store: Callable[[Mapping[str, Any], Figures], Store]
+    make_store: Callable[[Mapping[str, Any], Figures], Any]
+    reload: Callable[[Any, Mapping[str, Any]], None]
     aliases: Mapping[str, str] = field(default_factory=dict)
     window: str | None = None
 

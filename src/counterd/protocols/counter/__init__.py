@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from counterd.protocols import Figures, Room
@@ -10,7 +11,7 @@ from counterd.settings import Setting, integer, size
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from counterd._core import Store
+    from counterd.protocols.counter._room import CounterStore
 
 # An index has at most 2^31 slots of the 32-bit tag's home range, at least two for each entry; the default of
 # counter.holdings doubles the buckets once more.
@@ -20,7 +21,7 @@ HOLDINGS_MAX = 1 << 30
 NAME_MEMORY_MAX = 1 << 37
 
 
-def make_store(values: Mapping[str, Any], figures: Figures) -> Store:
+def make_store(values: Mapping[str, Any], figures: Figures) -> CounterStore:
     """The store for the effective configuration; figures are added to what Stats answers."""
     from counterd.protocols.counter._room import CounterStore  # noqa: PLC0415 - settings are read before it is built
 
@@ -29,8 +30,14 @@ def make_store(values: Mapping[str, Any], figures: Figures) -> Store:
         holdings=values["counter.holdings"] or 2 * values["counter.buckets"],
         holdings_per_connection=values["counter.holdings_per_connection"],
         name_memory=values["counter.name_memory"],
+        hash_key=os.urandom(16),
         figures=figures,
     )
+
+
+def reload(store: CounterStore, values: Mapping[str, Any]) -> None:
+    """Applies what may change while the store runs."""
+    store.limit_holdings(values["counter.holdings_per_connection"])
 
 
 ROOM = Room(
@@ -46,6 +53,7 @@ ROOM = Room(
         Setting("counter.stats_interval", integer(10, 1 << 31), 86400, "seconds", reload=True),
     ),
     make_store=make_store,
+    reload=reload,
     aliases={"counter.stat_interval": "counter.stats_interval"},
     window="counter.stats_interval",
 )

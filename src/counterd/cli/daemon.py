@@ -1,0 +1,89 @@
+"""`counterd`: the daemon's command.
+
+Floor 5. Exit status: 0 after a drain, 2 for anything wrong with the command line or the configuration, a line each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import faulthandler
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from counterd.control import config as configuration
+from counterd.control.config import ConfigError
+from counterd.control.daemon import Daemon
+from counterd.control.log import LogWriter
+from counterd.protocols import find_rooms
+from counterd.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EXIT_CONFIG = 2
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="counterd",
+        description="Hands out shared, limited things over the network, and always gets them back.",
+        epilog="Without -c: /etc/counterd/counterd.conf if it exists, else the file that came with the package.",
+    )
+    parser.add_argument("-c", "--config", type=Path, metavar="FILE", help="the configuration file")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override a key; repeatable"
+    )
+    parser.add_argument("--check", action="store_true", help="only say whether the configuration is right")
+    parser.add_argument("--version", action="version", version=f"counterd {__version__}")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    options = parse(arguments)
+    rooms = find_rooms()
+
+    def read() -> configuration.Config:
+        return configuration.load(configuration.find_file(options.config), options.overrides, rooms)
+
+    try:
+        config = read()
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return EXIT_CONFIG
+    if options.check:
+        for warning in config.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        print(f"{config.path}: ok")
+        return 0
+    return serve(config, rooms, read)
+
+
+def serve(config: configuration.Config, rooms: Sequence, read) -> int:  # type: ignore[no-untyped-def, type-arg]
+    faulthandler.enable()
+    writer = LogWriter(config.values["log.level"], config.values["log.format"])
+    writer.start()
+    logging.basicConfig(handlers=[writer], level=logging.DEBUG)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    try:
+        for warning in config.warnings:
+            logging.getLogger("counterd").warning("%s", warning)
+        loop = uvloop.new_event_loop()
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(Daemon(config, rooms, writer, read).run())
+    except ConfigError as error:
+        for problem in error.problems:
+            print(problem, file=sys.stderr)
+        return EXIT_CONFIG
+    finally:
+        writer.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

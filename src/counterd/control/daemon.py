@@ -1,0 +1,296 @@
+"""The life of the process: open, serve, reload, drain.
+
+Floor 4. Order matters: sockets are opened before the user changes, stores are made after it, and the first connection
+is accepted when everything stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import gc
+import logging
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from counterd.control import config as configuration
+from counterd.control.config import Config, ConfigError
+from counterd.control.limits import become, effective_connections, raise_descriptors
+from counterd.control.log import Bounded
+from counterd.control.systemd import notify
+from counterd.control.windows import Windows
+from counterd.net.server import Limits, Server
+from counterd.net.sockets import Keepalive, UnixSocket, open_tcp, set_keepalive
+from counterd.version import __version__
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Mapping, Sequence
+
+    from counterd.control.log import LogWriter
+    from counterd.protocols import Room
+
+log = logging.getLogger("counterd")
+
+# Lines of one cause that are logged in a period: enough to see it, too few to drown the rest.
+REPEATED_LINES = 5
+REPEATED_PERIOD_S = 10.0
+# Turns of the loop in which what the kernel has already received is read before a drain cuts the input.
+DRAIN_TURNS = 3
+
+
+class Service:
+    """One enabled room: its sockets, store and server."""
+
+    def __init__(self, room: Room, values: Mapping[str, Any]) -> None:
+        self.room = room
+        self.values = values
+        self.tcp: list[socket.socket] = []
+        self.unix: UnixSocket | None = None
+        self.server: Server
+        self.windows: Windows | None = None
+
+    def setting(self, name: str) -> Any:
+        return self.values[f"{self.room.name}.{name}"]
+
+    @property
+    def keepalive(self) -> Keepalive:
+        return Keepalive(
+            self.setting("keepalive_idle"),
+            self.setting("keepalive_interval"),
+            self.setting("keepalive_count"),
+            self.setting("user_timeout"),
+        )
+
+    def open(self, origins: Mapping[str, str]) -> tuple[list[str], list[str]]:
+        """Opens all its sockets; returns what is wrong and what is merely missing, a line each."""
+        problems: list[str] = []
+        missing: list[str] = []
+        port = self.setting("port")
+        for address in self.setting("bind"):
+            shown = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+            try:
+                self.tcp.append(open_tcp(address, port, self.keepalive))
+            except OSError as error:
+                line = f"{origins[f'{self.room.name}.port']}: {self.room.name}.port: cannot listen on {shown}: "
+                line += "it is in use" if error.errno == errno.EADDRINUSE else (error.strerror or str(error))
+                absent = error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and address in ("::1", "::")
+                (missing if absent else problems).append(line)
+            else:
+                port = self.tcp[-1].getsockname()[1]  # if any would do, all addresses share the one that was found
+        path = self.setting("socket")
+        if path:
+            try:
+                self.unix = UnixSocket(path, self.setting("socket_mode"))
+            except OSError as error:
+                key = f"{self.room.name}.socket"
+                problems.append(f"{origins[key]}: {key}: cannot listen on {path}: {error.strerror or error}")
+        if not self.tcp and not self.unix and not problems:
+            problems, missing = missing, []
+        return problems, missing
+
+    def where(self) -> str:
+        """Where it listens, for people."""
+        places = [
+            f"[{name[0]}]:{name[1]}" if len(name) > 2 else f"{name[0]}:{name[1]}"
+            for name in (listening.getsockname() for listening in self.tcp)
+        ]
+        if self.unix:
+            places.append(f"unix:{self.unix.path}")
+        return ", ".join(places)
+
+    def close(self) -> None:
+        for listening in self.tcp:
+            listening.close()
+        if self.unix:
+            self.unix.unlink()
+            self.unix.socket.close()
+
+
+class Daemon:
+    """Serves what a configuration enables until a signal ends it.
+
+    reread: reads the configuration again, for SIGHUP. writer: where logs go. Raises ConfigError, with a line for each
+    problem, if the sockets cannot be opened, the user not changed, or the memory not had.
+    """
+
+    def __init__(self, config: Config, rooms: Sequence[Room], writer: LogWriter, reread: Callable[[], Config]) -> None:
+        self._config = config
+        self._settings = configuration.settings_for(rooms)
+        self._writer = writer
+        self._reread = reread
+        self._started_ns = time.monotonic_ns()
+        self._repeated = Bounded(REPEATED_LINES, REPEATED_PERIOD_S)
+        self._internal_errors = 0
+        self._stopping = asyncio.Event()
+        self._descriptors = raise_descriptors()
+        self._services = [Service(room, config.values) for room in rooms if config.values[f"{room.name}.enable"]]
+        try:
+            self._open()
+        except BaseException:
+            self._close()
+            raise
+
+    async def run(self) -> None:
+        """Serves until SIGTERM or SIGINT, then drains."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._on_internal_error)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_stop)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
+        loop.add_signal_handler(signal.SIGUSR1, self.log_stats)
+        try:
+            for service in self._services:
+                await self._serve(service, loop)
+            gc.collect()
+            gc.freeze()  # what is alive now stays: no collection need ever walk it again
+            for service in self._services:
+                log.info("%s listens on %s", service.room.name, service.where())
+            log.info("ready: counterd %s", __version__, extra={"fields": {"pid": os.getpid()}})
+            notify("READY=1")
+            await self._stopping.wait()
+            notify("STOPPING=1")
+            await self._drain()
+        finally:
+            self._close()
+
+    def reload(self) -> None:
+        """Rereads the configuration and applies what may change while running; a mistake leaves all as it was."""
+        try:
+            new = self._reread()
+        except ConfigError as error:
+            for problem in error.problems:
+                log.error("not reloaded: %s", problem)
+            return
+        changeable, fixed = configuration.changed(self._config, new, self._settings)
+        values = {**new.values, **{key: self._config.values[key] for key in fixed}}
+        self._config = Config(values, new.origins, new.warnings, new.path)
+        self._writer.configure(values["log.level"], values["log.format"])
+        for service in self._services:
+            service.values = values
+            self._apply(service)
+        for key in fixed:
+            log.warning("%s: %s needs a restart to change", new.origins[key], key)
+        log.info("reloaded %s: %s", new.path, ", ".join(changeable) or "nothing changed")
+
+    def log_stats(self) -> None:
+        """Logs the figures of every room."""
+        for service in self._services:
+            figures = {**self._figures(service), **service.server.store.snapshot()}
+            log.info("stats of %s", service.room.name, extra={"fields": figures})
+
+    # ---- inside ----
+
+    def _open(self) -> None:
+        problems: list[str] = []
+        for service in self._services:
+            wrong, missing = service.open(self._config.origins)
+            problems += wrong
+            for line in missing:
+                log.warning("%s; going on without it", line)
+        if problems:
+            raise ConfigError(problems)
+        self._change_user()
+
+    def _change_user(self) -> None:
+        user, group = self._config.values["user"], self._config.values["group"]
+        key = "user" if user else "group"
+        try:
+            uid, gid = become(user, group, [service.unix for service in self._services if service.unix])
+        except (LookupError, OSError) as error:
+            where = self._config.origins[key]
+            raise ConfigError([f"{where}: {key}: cannot become {user or group}: {error}"]) from None
+        log.debug("running as uid %d, gid %d", uid, gid)
+
+    async def _serve(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            store = service.room.make_store(service.values, lambda: self._figures(service))
+        except (ValueError, MemoryError) as error:
+            raise ConfigError([f"{self._config.path}: {service.room.name}: {error}"]) from None
+        service.server = Server(loop, store, Limits(0, 0, 0), self._report)
+        self._apply(service)
+        if service.windows:
+            service.windows.turn()
+        for listening in service.tcp:
+            await service.server.listen(listening)
+        if service.unix:
+            await service.server.listen(service.unix.socket)
+
+    def _apply(self, service: Service) -> None:
+        """Hands a service the settings that may change."""
+        limits = service.server.limits
+        limits.max_connections = effective_connections(service.setting("max_connections"), self._descriptors)
+        limits.user_timeout = service.setting("user_timeout")
+        limits.write_timeout = service.setting("write_timeout")
+        for listening in service.tcp:
+            set_keepalive(listening, service.keepalive)
+        service.room.reload(service.server.store, service.values)
+        if service.room.window:
+            interval = service.values[service.room.window]
+            if service.windows is None:
+                service.windows = Windows(service.server, interval)
+            else:
+                service.windows.set_interval(interval)
+
+    def _figures(self, service: Service) -> dict[str, object]:
+        """What is counted above the engine."""
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "uptime": (time.monotonic_ns() - self._started_ns) // 1_000_000_000,
+            **service.server.figures(),
+            "log_lines_lost": self._writer.dropped,
+            "internal_errors": self._internal_errors,
+        }
+
+    def _report(self, cause: str, text: str) -> None:
+        """Logs something that peers can cause as often as they like."""
+        suppressed = self._repeated.allow(cause, time.monotonic())
+        if suppressed is not None:
+            fields = {"cause": cause, **({"suppressed": suppressed} if suppressed else {})}
+            log.warning("%s", text, extra={"fields": fields})
+
+    def _on_internal_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An exception that nothing was to raise: a bug. Its connection is closed by the loop, the others go on."""
+        self._internal_errors += 1
+        if self._repeated.allow("internal", time.monotonic()) is not None:
+            error = context.get("exception")
+            log.error("internal error: %s", context.get("message", error), exc_info=error)
+
+    def _on_stop(self) -> None:
+        if self._stopping.is_set():
+            log.warning("a second signal: exiting at once")
+            self._close()
+            self._writer.close(0.1)
+            os._exit(1)
+        log.info("stopping: answering what was received")
+        self._stopping.set()
+
+    async def _drain(self) -> None:
+        """Accepts no more, answers what was received, closes."""
+        deadline = time.monotonic() + self._config.values["drain.timeout"]
+        for service in self._services:
+            service.server.stop_accepting()
+            if service.windows:
+                service.windows.stop()
+        for _ in range(DRAIN_TURNS):
+            await asyncio.sleep(0)
+        connections = [connection for service in self._services for connection in service.server.connections]
+        for connection in connections:
+            connection.part()
+        while any(service.server.connections for service in self._services) and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
+        left = [connection for service in self._services for connection in service.server.connections]
+        for connection in left:
+            connection.abort()
+        if left:
+            log.warning("drain.timeout is over: %d connections were cut off", len(left))
+        log.info("stopped")
+
+    def _close(self) -> None:
+        for service in self._services:
+            with contextlib.suppress(OSError):
+                service.close()

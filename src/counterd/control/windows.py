@@ -1,0 +1,48 @@
+"""Turns a store's stats windows at wall-clock multiples of an interval.
+
+Floor 4. The number given to the store counts turns, so it only rises, whatever happens to the clock or the interval.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from counterd.net.server import Server
+
+# The wall clock can be set at any time: how soon that is noticed.
+CHECK_S = 1.0
+
+
+class Windows:
+    """The windows of one server's store; interval is in seconds and may change."""
+
+    def __init__(self, server: Server, interval: int) -> None:
+        self._server = server
+        self._number = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self.set_interval(interval)
+
+    def set_interval(self, interval: int) -> None:
+        """Measures in another interval from now on; the window under way ends at its next multiple."""
+        self._interval = interval
+        self._period = int(time.time() // interval)
+
+    def turn(self) -> None:
+        """Begins a window if a multiple of the interval has passed, and comes back in time for the next."""
+        now = time.time()
+        period = int(now // self._interval)
+        if period > self._period or self._number == 0:
+            self._period = period
+            self._number += 1
+            self._server.store.begin_window(self._number)
+            self._server.driver.wake()
+        wait = min(CHECK_S, max(0.001, (period + 1) * self._interval - now))
+        self._timer = self._server.loop.call_later(wait, self.turn)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()

@@ -1,0 +1,196 @@
+"""One connection: bytes from uvloop into the session, one write per read out of it.
+
+Floor 3, the protocol object that uvloop calls. It knows sockets and the contract of a session, and no protocol.
+
+States of a connection:
+- open       what arrives goes to the session; reading is paused only while output is queued or the session has more
+- queued     the kernel took less than everything: the transport holds the rest and tells us when it is out
+- parting    the session is closing, or the daemon is: once nothing is owed any more, writing is shut down
+- lingering  writing is shut down and input is discarded, so that the peer can read the last answer before a reset
+             could throw it away; for LINGER_S or LINGER_BYTES at most
+- lost       the transport is gone and the session told so
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport int64_t
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+from counterd._core cimport Session, Store
+
+cdef extern from "<sys/socket.h>" nogil:
+    ssize_t c_send "send"(int fd, const void* data, size_t size, int flags)
+    int MSG_DONTWAIT
+    int MSG_NOSIGNAL
+
+cdef double LINGER_S = 1.0
+cdef Py_ssize_t LINGER_BYTES = 1 << 20
+
+
+cdef inline int64_t monotonic_ns() noexcept:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return <int64_t>now.tv_sec * 1_000_000_000 + now.tv_nsec
+
+
+cdef class Connection:
+    """A connection of a Server (see server.py), which admits it and keeps the books."""
+
+    cdef readonly object server
+    cdef readonly object patience   # name of the server's limit on how long output may be stuck
+    cdef readonly int fd
+    cdef object transport
+    cdef object linger_timer
+    cdef Session session
+    cdef Store store
+    cdef Py_ssize_t discarded       # bytes thrown away while lingering
+    cdef bint queued
+    cdef bint pulling               # a call of pull() is scheduled
+    cdef bint ended                 # the peer has sent its last byte
+    cdef bint parting
+    cdef bint lingering
+
+    def __cinit__(self, server, patience):
+        self.server = server
+        self.patience = patience
+        self.fd = -1
+
+    # ---- called by uvloop ----
+
+    def connection_made(self, transport):
+        cdef Session session = self.server.admit(self)
+        if session is None:
+            transport.abort()
+            return
+        session.owner = self
+        self.session = session
+        self.store = session.store
+        self.fd = transport.get_extra_info("socket").fileno()
+        transport.set_write_buffer_limits(high=0)
+        self.transport = transport
+
+    def data_received(self, bytes data not None):
+        cdef Session session = self.session
+        cdef bytes output
+        if self.lingering:
+            self.discarded += PyBytes_GET_SIZE(data)
+            if self.discarded > LINGER_BYTES:
+                self.abort()
+            return
+        output = session.receive(data, monotonic_ns())
+        if PyBytes_GET_SIZE(output):
+            self.send(output)
+        if session.more or session.closing or self.store.stirred:
+            self.settle()
+
+    def eof_received(self):
+        self.ended = True
+        if self.lingering:
+            self.transport.close()
+        else:
+            self.send(self.session.eof(monotonic_ns()))
+            self.settle()
+        return True  # this side closes when it has said everything
+
+    def pause_writing(self):
+        """The transport could not send everything."""
+        self.queued = True
+        self.transport.pause_reading()
+        self.server.output_stuck(self)
+
+    def resume_writing(self):
+        """Everything that was queued has gone out."""
+        self.queued = False
+        self.server.output_moved(self)
+        self.pull()
+
+    def connection_lost(self, exc):
+        if self.transport is None:
+            return  # it was refused
+        if self.linger_timer is not None:
+            self.linger_timer.cancel()
+        self.transport = self.linger_timer = None
+        self.fd = -1
+        self.session.closed(monotonic_ns())
+        self.session.owner = None
+        self.server.lost(self, exc, self.queued)
+        self.wake_store()
+
+    # ---- called by the server and the driver ----
+
+    def pull(self):
+        """Fetches the session's next output, if the last has gone out."""
+        self.pulling = False
+        if self.transport is None or self.queued or self.lingering:
+            return
+        if self.session.more:
+            self.send(self.session.take_output(monotonic_ns()))
+        self.settle()
+
+    def part(self):
+        """Ends the connection once what it has asked so far is answered."""
+        if self.transport is not None and not self.parting:
+            self.parting = True
+            self.settle()
+
+    def abort(self):
+        """Ends the connection now."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def queue_size(self):
+        """Bytes that the transport still holds."""
+        return self.transport.get_write_buffer_size() if self.transport is not None else 0
+
+    # ---- inside ----
+
+    cdef int send(self, bytes output) except -1:
+        """One send(2) straight to the socket; what the kernel does not take goes to the transport."""
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(output)
+        cdef Py_ssize_t sent = 0
+        if size == 0:
+            return 0
+        if not self.queued:
+            sent = c_send(self.fd, PyBytes_AS_STRING(output), size, MSG_DONTWAIT | MSG_NOSIGNAL)
+            if sent == size:
+                return 0
+            if sent < 0:
+                if errno != EAGAIN and errno != EINTR:
+                    self.abort()
+                    return 0
+                sent = 0
+        self.transport.write(output[sent:] if sent else output)
+        return 0
+
+    cdef int settle(self) except -1:
+        """Decides what comes next, after anything that may have changed the session's state."""
+        self.wake_store()
+        if self.transport is None or self.queued or self.lingering or self.transport.is_closing():
+            return 0
+        if self.session.more:
+            self.transport.pause_reading()
+            if not self.pulling:
+                self.pulling = True
+                self.server.loop.call_soon(self.pull)
+        elif self.session.closing or self.parting:
+            self.finish()
+        elif not self.ended:
+            self.transport.resume_reading()
+        return 0
+
+    cdef int finish(self) except -1:
+        """Nothing is owed any more."""
+        if self.ended:
+            self.transport.close()
+            return 0
+        self.lingering = True
+        self.transport.write_eof()
+        self.transport.resume_reading()
+        self.linger_timer = self.server.loop.call_later(LINGER_S, self.abort)
+        return 0
+
+    cdef int wake_store(self) except -1:
+        if self.store.stirred:
+            self.store.stirred = False
+            self.server.driver.wake()
+        return 0

@@ -1,0 +1,149 @@
+"""The sockets and connections of one room: who is let in, who is cut off, and the books about it.
+
+Floor 3. Asks nobody anything: its limits and the function it reports to are handed down when it is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import struct
+import termios
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from counterd.net._connection import Connection
+from counterd.net.driver import Driver
+from counterd.net.sockets import BACKLOG
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from counterd._core import Session, Store
+
+STUCK_CHECK_S = 1.0
+
+# What report() is told: a cause that repeats (log lines are bounded by it), and a sentence.
+Report = Callable[[str, str], None] if TYPE_CHECKING else object
+
+
+class Limits:
+    """What may change while the server runs. Seconds; max_connections counts sockets."""
+
+    def __init__(self, max_connections: int, user_timeout: int, write_timeout: int) -> None:
+        self.max_connections = max_connections
+        self.user_timeout = user_timeout
+        self.write_timeout = write_timeout
+
+
+class Server:
+    """Serves one store on any number of listening sockets."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, store: Store, limits: Limits, report: Report) -> None:
+        self.loop = loop
+        self.store = store
+        self.limits = limits
+        self.driver = Driver(loop, store)
+        self.connections: set[Connection] = set()
+        self.rejected: Counter[str] = Counter()
+        self.slow_readers = 0
+        self.vanished = 0
+        self._report = report
+        self._listening: list[asyncio.Server] = []
+        self._stuck: dict[Connection, tuple[int, int]] = {}  # since when (ns), and bytes owed then
+        self._stuck_timer: asyncio.TimerHandle | None = None
+
+    async def listen(self, listening: socket.socket) -> None:
+        """Begins to accept connections on a socket that is bound and listens."""
+        if listening.family.name == "AF_UNIX":
+            server = await self.loop.create_unix_server(
+                lambda: Connection(self, "write_timeout"), sock=listening, backlog=BACKLOG
+            )
+        else:
+            server = await self.loop.create_server(
+                lambda: Connection(self, "user_timeout"), sock=listening, backlog=BACKLOG
+            )
+        self._listening.append(server)
+
+    def stop_accepting(self) -> None:
+        for server in self._listening:
+            server.close()
+
+    def figures(self) -> dict[str, int]:
+        """What only this floor counts."""
+        return {
+            "connections_max": self.limits.max_connections,
+            "rejected:max_connections": self.rejected["max_connections"],
+            "rejected:memory": self.rejected["memory"],
+            "slow_readers": self.slow_readers,
+            "vanished_peers": self.vanished,
+            "stuck_outputs": len(self._stuck),
+        }
+
+    # ---- called by its connections ----
+
+    def admit(self, connection: Connection) -> Session | None:
+        """A session for a connection that may stay, or None; the caller closes it then."""
+        if len(self.connections) >= self.limits.max_connections:
+            self._reject("max_connections", f"{len(self.connections)} connections are open, the limit")
+            return None
+        try:
+            session = self.store.session()
+        except MemoryError as error:
+            self._reject("memory", str(error))
+            return None
+        self.connections.add(connection)
+        return session
+
+    def lost(self, connection: Connection, error: BaseException | None, owed: bool) -> None:
+        """A connection is gone; owed: output for it was still queued."""
+        self.connections.discard(connection)
+        self._stuck.pop(connection, None)
+        if isinstance(error, TimeoutError):  # the kernel gave up: keepalive, or TCP_USER_TIMEOUT
+            if owed:
+                self._count_slow_reader("the kernel closed a connection whose peer took no output for too long")
+            else:
+                self.vanished += 1
+                self._report("vanished", "a peer vanished; what it held is given back")
+
+    def output_stuck(self, connection: Connection) -> None:
+        """Its peer reads slower than it asks: the clock of its patience starts."""
+        self._stuck[connection] = (time.monotonic_ns(), self._owed(connection))
+        if self._stuck_timer is None:
+            self._stuck_timer = self.loop.call_later(STUCK_CHECK_S, self._check_stuck)
+
+    def output_moved(self, connection: Connection) -> None:
+        self._stuck.pop(connection, None)
+
+    # ---- inside ----
+
+    def _reject(self, cause: str, text: str) -> None:
+        self.rejected[cause] += 1
+        self._report(f"rejected:{cause}", f"connection refused: {text}")
+
+    def _count_slow_reader(self, text: str) -> None:
+        self.slow_readers += 1
+        self._report("slow_reader", text)
+
+    @staticmethod
+    def _owed(connection: Connection) -> int:
+        """Bytes its peer has not acknowledged: in our queue and in the kernel's."""
+        unsent: bytes = fcntl.ioctl(connection.fd, termios.TIOCOUTQ, struct.pack("i", 0)) if connection.fd >= 0 else b""
+        return connection.queue_size() + (struct.unpack("i", unsent)[0] if unsent else 0)
+
+    def _check_stuck(self) -> None:
+        """Cuts off those whose output has not moved at all for as long as their limit allows."""
+        self._stuck_timer = None
+        now = time.monotonic_ns()
+        for connection, (since, owed) in list(self._stuck.items()):
+            left = self._owed(connection)
+            if left < owed:
+                self._stuck[connection] = (now, left)
+            elif now - since > getattr(self.limits, connection.patience) * 1_000_000_000:
+                del self._stuck[connection]
+                self._count_slow_reader(f"cut off a peer that has taken none of {left} bytes owed to it for too long")
+                connection.abort()
+        if self._stuck:
+            self._stuck_timer = self.loop.call_later(STUCK_CHECK_S, self._check_stuck)

@@ -1,0 +1,561 @@
+"""The configuration: values and their origins, each mistake with its exact words, files of yrmcds, the shipped file."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from counterd.control import config
+from counterd.control.config import Config, ConfigError, changed, find_file, load, settings_for
+from counterd.protocols import find_rooms
+from counterd.protocols.counter import ROOM as COUNTER
+from counterd.settings import Setting, integer
+
+ROOT = Path(__file__).parents[3]
+SHIPPED = config.SHIPPED_FILE
+
+# A second protocol, of which only its name and settings matter here.
+GATE = replace(
+    COUNTER,
+    name="gate",
+    default_port=7000,
+    settings=(Setting("gate.width", integer(1, 9), 3, "people", reload=True), Setting("gate.height", integer(1, 9), 2)),
+    aliases={"gate.breadth": "gate.width"},
+)
+ON = "counter.enable = true\n"
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes a file named F in the working directory, so that messages begin with `F:`."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(content: str | bytes) -> Path:
+        path = Path("F")
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+@pytest.fixture
+def problems(write):
+    """The mistakes in a file and overrides."""
+
+    def problems(content: str | bytes, *overrides: str, rooms=(COUNTER,)) -> list[str]:
+        with pytest.raises(ConfigError) as caught:
+            load(write(content), overrides, rooms)
+        assert str(caught.value) == "\n".join(caught.value.problems)
+        return list(caught.value.problems)
+
+    return problems
+
+
+# ---- settings -------------------------------------------------------------------------------------------------------
+
+
+def test_every_room_has_the_settings_of_a_listener_and_its_own():
+    keys = settings_for([GATE])
+    listener = (
+        "enable port bind socket socket_mode max_connections keepalive_idle keepalive_interval keepalive_count"
+        " user_timeout write_timeout"
+    )
+    assert list(keys) == [
+        *("log.level", "log.format", "user", "group", "drain.timeout"),
+        *(f"gate.{name}" for name in listener.split()),
+        *("gate.width", "gate.height"),
+    ]
+    assert all(setting.key == key for key, setting in keys.items())
+
+
+def test_defaults(write):
+    values = load(write("gate.enable = true"), [], [GATE]).values
+    assert values == {
+        "log.level": "info",
+        "log.format": "text",
+        "user": "",
+        "group": "",
+        "drain.timeout": 10,
+        "gate.enable": True,
+        "gate.port": 7000,
+        "gate.bind": ("127.0.0.1", "::1"),
+        "gate.socket": "",
+        "gate.socket_mode": 0o660,
+        "gate.max_connections": 0,
+        "gate.keepalive_idle": 10,
+        "gate.keepalive_interval": 5,
+        "gate.keepalive_count": 3,
+        "gate.user_timeout": 25,
+        "gate.write_timeout": 25,
+        "gate.width": 3,
+        "gate.height": 2,
+    }
+    assert settings_for([GATE])["gate.enable"].default is False
+
+
+def test_what_can_change_while_running():
+    fixed = [key for key, setting in settings_for([GATE]).items() if not setting.reload]
+    assert fixed == [
+        *("user", "group"),
+        *(f"gate.{name}" for name in ("enable", "port", "bind", "socket", "socket_mode", "height")),
+    ]
+
+
+# ---- values and origins ---------------------------------------------------------------------------------------------
+
+
+def test_values_come_from_the_file_the_command_line_and_defaults(write):
+    path = write("# a comment\n\ncounter.enable = true\ncounter.port = 1\nlog.level = debug\n")
+    found = load(path, ["counter.port=2", "log.format = json"], [COUNTER])
+    assert found.path == path
+    assert found.warnings == ()
+    assert {
+        key: (found.values[key], found.origins[key]) for key in ("counter.enable", "counter.port", "log.level")
+    } == {
+        "counter.enable": (True, "F:3"),
+        "counter.port": (2, "--set"),
+        "log.level": ("debug", "F:5"),
+    }
+    assert (found.values["log.format"], found.origins["log.format"]) == ("json", "--set")
+    assert (found.values["drain.timeout"], found.origins["drain.timeout"]) == (10, "default")
+    assert found.values.keys() == found.origins.keys() == settings_for([COUNTER]).keys()
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("counter.socket=/a", "/a"),
+        (" \t\v\f counter.socket \t = \t /a \v\f\r", "/a"),
+        ('counter.socket = "/a"', "/a"),
+        ('counter.socket = " /a"', None),
+        ('counter.socket = "/a b "', "/a b "),
+        ('counter.socket = "/a" b', None),
+        ('counter.socket = /a"', '/a"'),
+        ('counter.socket = ""', ""),
+        ("counter.socket =", ""),
+        ("counter.socket = /a # b", "/a # b"),
+        ("counter.socket = /a=b", "/a=b"),
+        ("counter.socket = /ä\x85\u2028\x1c", "/ä\x85\u2028\x1c"),
+        ('counter.socket = "', None),
+    ],
+)
+def test_the_syntax_of_a_line(write, problems, line, value):
+    if value is None:
+        assert len(problems(ON + line)) == 1
+    else:
+        assert load(write(ON + line), [], [COUNTER]).values["counter.socket"] == value
+
+
+def test_an_alias_is_the_same_key(write):
+    found = load(write(ON + "counter.stat_interval = 60"), [], [COUNTER])
+    assert (found.values["counter.stats_interval"], found.origins["counter.stats_interval"]) == (60, "F:2")
+    assert "counter.stat_interval" not in found.values
+    found = load(write(ON + "counter.stats_interval = 60"), ["counter.stat_interval=70"], [COUNTER])
+    assert (found.values["counter.stats_interval"], found.origins["counter.stats_interval"]) == (70, "--set")
+
+
+def test_an_override_repairs_a_file(write):
+    found = load(write(ON + "user = no-such-user\ncounter.port = x"), ["user=", "counter.port=1"], [COUNTER])
+    assert (found.values["user"], found.values["counter.port"]) == ("", 1)
+
+
+def test_users_and_groups_have_a_name_or_a_number(write):
+    user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(os.getgid())
+    by_name = load(write(f"{ON}user = {user.pw_name}\ngroup = {group.gr_name}"), [], [COUNTER]).values
+    assert (by_name["user"], by_name["group"]) == (user.pw_name, group.gr_name)
+    by_number = load(write(f"{ON}user = {user.pw_uid}\ngroup = {group.gr_gid}"), [], [COUNTER]).values
+    assert (by_number["user"], by_number["group"]) == (str(user.pw_uid), str(group.gr_gid))
+
+
+def test_the_longest_path_of_a_socket(write, problems):
+    longest = "/" + "ä" * 53
+    assert len(longest.encode()) == 107
+    assert load(write(f"{ON}counter.socket = {longest}"), [], [COUNTER]).values["counter.socket"] == longest
+    assert problems(f"{ON}counter.socket = {longest}a") == [
+        "F:2: counter.socket: the path has 108 bytes, a Unix socket's can have 107"
+    ]
+
+
+def test_an_enabled_room_may_have_addresses_or_a_socket_alone(write):
+    values = load(write(ON + "counter.bind =\ncounter.socket = /run/counter"), [], [COUNTER]).values
+    assert (values["counter.bind"], values["counter.socket"]) == ((), "/run/counter")
+
+
+def test_one_enabled_room_is_enough(write):
+    values = load(write("gate.enable = true\ncounter.bind ="), [], [COUNTER, GATE]).values
+    assert (values["gate.enable"], values["counter.enable"]) == (True, False)
+
+
+# ---- mistakes -------------------------------------------------------------------------------------------------------
+
+MISTAKES = [
+    ("counter.port", ["F:2: expected key = value, not 'counter.port'"]),
+    ("= 5", ["F:2: expected key = value, not '= 5'"]),
+    ("nonsense_that_nobody_means = 5", ["F:2: unknown key 'nonsense_that_nobody_means'"]),
+    ("counter.prot = 5", ["F:2: unknown key 'counter.prot', did you mean counter.port?"]),
+    ("stats_interval = 50", ["F:2: unknown key 'stats_interval', did you mean counter.stats_interval?"]),
+    ("counter.\x1bport = 5", ["F:2: unknown key 'counter.\\x1bport', did you mean counter.port?"]),
+    ("log.threshhold = info", ["F:2: unknown key 'log.threshhold'"]),
+    ("counter.port = http", ["F:2: counter.port: expected a whole number, not 'http'"]),
+    ("counter.port = 65536", ["F:2: counter.port: 65536 is out of range, expected 0 to 65535"]),
+    ("counter.stat_interval = 9", ["F:2: counter.stat_interval: 9 is out of range, expected 10 to 2147483648"]),
+    ("log.level = loud", ["F:2: log.level: expected one of error, warning, info, debug, not 'loud'"]),
+    ("drain.timeout = 3601", ["F:2: drain.timeout: 3601 is out of range, expected 0 to 3600"]),
+    ("counter.keepalive_idle = 0", ["F:2: counter.keepalive_idle: 0 is out of range, expected 1 to 32767"]),
+    ("counter.keepalive_interval = 0", ["F:2: counter.keepalive_interval: 0 is out of range, expected 1 to 32767"]),
+    ("counter.keepalive_count = 128", ["F:2: counter.keepalive_count: 128 is out of range, expected 1 to 127"]),
+    ("counter.user_timeout = 0", ["F:2: counter.user_timeout: 0 is out of range, expected 1 to 3600"]),
+    ("counter.write_timeout = 0", ["F:2: counter.write_timeout: 0 is out of range, expected 1 to 3600"]),
+    ("counter.max_connections = -1", ["F:2: counter.max_connections: -1 is out of range, expected 0 to 2147483647"]),
+    ("counter.bind = localhost", ["F:2: counter.bind: expected IP addresses, not 'localhost'"]),
+    ("counter.socket = run/x", ["F:2: counter.socket: expected an absolute path, not 'run/x'"]),
+    ("counter.socket = /a\0b", ["F:2: counter.socket: expected a path without NUL, not '/a\\x00b'"]),
+    ("user = no-such-user", ["F:2: user: there is no user 'no-such-user' on this machine"]),
+    ("user = 4294967294", ["F:2: user: there is no user '4294967294' on this machine"]),
+    ("user = a\0b", ["F:2: user: there is no user 'a\\x00b' on this machine"]),
+    ("group = no-such-group", ["F:2: group: there is no group 'no-such-group' on this machine"]),
+    ("group = 4294967294", ["F:2: group: there is no group '4294967294' on this machine"]),
+    ("counter.port = 1\n#\ncounter.port = 1", ["F:4: counter.port is given twice, first in F:2"]),
+    (
+        "counter.stats_interval = 60\ncounter.stat_interval = 60",
+        ["F:3: counter.stat_interval is given twice, first as counter.stats_interval in F:2"],
+    ),
+    ("counter.bind =", ["F:2: counter is enabled but listens nowhere, counter.bind and counter.socket are both empty"]),
+]
+
+
+@pytest.mark.parametrize(("lines", "messages"), MISTAKES)
+def test_a_mistake_in_the_file(problems, lines, messages):
+    assert problems(ON + lines) == messages
+
+
+OVERRIDE_MISTAKES = [
+    (["counter.port"], ["--set: expected key = value, not 'counter.port'"]),
+    (["counter.prot=5"], ["--set counter.prot=5: unknown key 'counter.prot', did you mean counter.port?"]),
+    (["port=5"], ["--set port=5: unknown key 'port'"]),
+    (["counter.port=x"], ["--set counter.port=x: counter.port: expected a whole number, not 'x'"]),
+    (["a=b\nc"], ["--set a=b\\nc: unknown key 'a'"]),
+    (["a=\udcff"], ["--set a=\\udcff: unknown key 'a'"]),
+    (
+        ["counter.port=1", "counter.port=2"],
+        ["--set counter.port=2: counter.port is given twice, first in --set counter.port=1"],
+    ),
+    (
+        ["counter.bind="],
+        ["--set counter.bind=: counter is enabled but listens nowhere, counter.bind and counter.socket are both empty"],
+    ),
+    (["counter.enable=false"], ["F: nothing is enabled, set counter.enable = true"]),
+]
+
+
+@pytest.mark.parametrize(("overrides", "messages"), OVERRIDE_MISTAKES)
+def test_a_mistake_on_the_command_line(problems, overrides, messages):
+    assert problems(ON, *overrides) == messages
+
+
+def test_nothing_enabled(problems):
+    assert problems("") == ["F: nothing is enabled, set counter.enable = true"]
+    assert problems("gate.enable = false", rooms=[COUNTER, GATE]) == [
+        "F: nothing is enabled, set counter.enable or gate.enable = true"
+    ]
+
+
+def test_a_mistake_is_not_the_cause_of_another(problems):
+    assert problems("counter.enable = yes") == ["F:1: counter.enable: expected true or false, not 'yes'"]
+    assert problems(ON + "counter.bind = x") == ["F:2: counter.bind: expected IP addresses, not 'x'"]
+    assert problems(ON + "counter.bind =\ncounter.socket = x") == [
+        "F:3: counter.socket: expected an absolute path, not 'x'"
+    ]
+
+
+def test_all_mistakes_are_reported_at_once(problems):
+    assert problems(b"zzzzzzzz\nlog.level = \xff\nqqqqqqqq = 1\nuser =\nuser =\ncounter.port = x", "zzzzzzzz=1") == [
+        "F:1: expected key = value, not 'zzzzzzzz'",
+        "F:2: byte 0xff at position 13 is not UTF-8",
+        "F:3: unknown key 'qqqqqqqq'",
+        "F:5: user is given twice, first in F:4",
+        "--set zzzzzzzz=1: unknown key 'zzzzzzzz'",
+        "F:6: counter.port: expected a whole number, not 'x'",
+        "F: nothing is enabled, set counter.enable = true",
+    ]
+
+
+def test_bytes_that_are_not_utf_8_are_mistakes_in_comments_too(problems):
+    assert problems(b"counter.enable = true\n# caf\xe9\n") == ["F:2: byte 0xe9 at position 6 is not UTF-8"]
+
+
+@pytest.mark.parametrize(
+    ("prepare", "reason"),
+    [
+        (lambda path: None, "No such file or directory"),
+        (lambda path: path.mkdir(), "Is a directory"),
+        (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
+    ],
+    ids=["missing", "directory", "loop"],
+)
+def test_a_file_that_cannot_be_read_is_one_mistake(tmp_path, prepare, reason):
+    path = tmp_path / "x.conf"
+    prepare(path)
+    with pytest.raises(ConfigError) as caught:
+        load(path, ["no-such-key=1"], [COUNTER])
+    assert caught.value.problems == (f"{path}: cannot be read: {reason}",)
+
+
+def test_a_name_of_a_file_cannot_break_a_message(tmp_path):
+    path = tmp_path / "a\nb"
+    path.write_text("x")
+    with pytest.raises(ConfigError) as caught:
+        load(path, [], [COUNTER])
+    assert caught.value.problems[0] == f"{tmp_path}/a\\nb:1: expected key = value, not 'x'"
+
+
+# ---- any bytes ------------------------------------------------------------------------------------------------------
+
+NAMES = [*settings_for([COUNTER]), *COUNTER.aliases, *config.YRMCDS_NAMES, "nonsense"]
+VALUES = [
+    "",
+    "true",
+    "false",
+    "0",
+    "11215",
+    "10M",
+    "0660",
+    "/run/x",
+    "info",
+    "json",
+    "::1",
+    "10.0.0.1 ::",
+    '"x"',
+    "root",
+]
+LINES = st.builds(
+    "{} = {}".format, st.sampled_from(NAMES), st.sampled_from(VALUES) | st.text(st.characters(), max_size=20)
+)
+CONTENTS = st.binary(max_size=200) | st.lists(LINES, max_size=12).map(
+    lambda lines: "\n".join(lines).encode(errors="surrogatepass")
+)
+
+
+@settings(deadline=None)
+@given(CONTENTS, st.lists(LINES | st.text(st.characters(), max_size=20), max_size=3))
+def test_any_file_and_overrides_are_a_configuration_or_a_config_error(tmp_path_factory, content, overrides):
+    path = tmp_path_factory.getbasetemp() / "any.conf"
+    path.write_bytes(content)
+    found, problems = None, ()
+    try:
+        found = load(path, overrides, [COUNTER])
+    except ConfigError as error:
+        problems = error.problems
+    assert all(problem.isprintable() and problem.startswith((str(path), "--set")) for problem in problems)
+    if found is None:
+        assert problems
+    else:
+        assert found.values.keys() == found.origins.keys() == settings_for([COUNTER]).keys()
+        assert found.values["counter.enable"]
+        assert all(origin in ("--set", "default") or origin.startswith(f"{path}:") for origin in found.origins.values())
+
+
+# ---- files of yrmcds ------------------------------------------------------------------------------------------------
+
+YRMCDS = f"""
+# an instance of yrmcds with its counter protocol
+user = {pwd.getpwuid(os.getuid()).pw_name}
+group = {grp.getgrgid(os.getgid()).gr_name}
+virtual_ip = 192.0.2.1
+bind_ip = 192.0.2.7 192.0.2.1 2001:db8::7
+port = 11211
+repl_port = 11213
+max_connections = 10000
+temp_dir = "/var/tmp/yrmcds"
+log.threshold = warning
+log.file = "/var/log/yrmcds.log"
+buckets = 1000000
+max_data_size = 10M
+heap_data_limit = 256K
+repl_buffer_size = 30
+initial_repl_sleep_delay_usec = 0
+secure_erase = false
+lock_memory = false
+memory_limit = 1024M
+workers = 10
+gc_interval = 10
+slave_timeout = 10
+
+counter.enable = true
+counter.port = 11216
+counter.max_connections = 7
+counter.buckets = 20000
+counter.stat_interval = 3600
+"""
+
+
+def test_a_file_of_yrmcds_is_used_as_it_is(write):
+    found = load(write(YRMCDS), [], [COUNTER])
+    assert found.values == {key: setting.default for key, setting in settings_for([COUNTER]).items()} | {
+        "user": pwd.getpwuid(os.getuid()).pw_name,
+        "group": grp.getgrgid(os.getgid()).gr_name,
+        "log.level": "warning",
+        "counter.enable": True,
+        "counter.bind": ("192.0.2.1", "192.0.2.7", "2001:db8::7"),
+        "counter.port": 11216,
+        "counter.max_connections": 7,
+        "counter.buckets": 20000,
+        "counter.stats_interval": 3600,
+    }
+    assert (found.origins["log.level"], found.origins["counter.bind"]) == ("F:11", "F:6")
+    assert found.origins.keys() == found.values.keys()
+    assert found.warnings == (
+        "F is a file of yrmcds, and these of its keys are not used: port, repl_port, max_connections, temp_dir,"
+        " log.file, buckets, max_data_size, heap_data_limit, repl_buffer_size, initial_repl_sleep_delay_usec,"
+        " secure_erase, lock_memory, memory_limit, workers, gc_interval, slave_timeout",
+    )
+
+
+@pytest.mark.parametrize("key", [name for name, meaning in config.YRMCDS_NAMES.items() if meaning is None])
+def test_each_key_of_memcache_makes_a_file_of_yrmcds_and_is_not_looked_at(write, key):
+    found = load(write(f"{ON}counter.bind = ::1\n{key} = x\n{key} = y"), [], [COUNTER])
+    assert found.warnings == (f"F is a file of yrmcds, and these of its keys are not used: {key}",)
+    assert key not in found.values
+
+
+EVERYWHERE_WARNING = (
+    "F: counter listens on ALL addresses (0.0.0.0 ::), as yrmcds does: whoever reaches this machine can use it;"
+    " set counter.bind or bind_ip"
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "bind", "origin", "warnings"),
+    [
+        ("virtual_ip = 192.0.2.1", ("192.0.2.1",), "F:2", ()),
+        ("bind_ip = 192.0.2.7", ("192.0.2.7",), "F:2", ()),
+        ("bind_ip = 192.0.2.7\nvirtual_ip = 192.0.2.1", ("192.0.2.1", "192.0.2.7"), "F:2", ()),
+        ("bind_ip = 192.0.2.7\ncounter.bind = ::1", ("::1",), "F:3", ()),
+        ("log.threshold = info", ("0.0.0.0", "::"), "default", (EVERYWHERE_WARNING,)),
+        ("bind_ip =", ("0.0.0.0", "::"), "F:2", (EVERYWHERE_WARNING,)),
+    ],
+)
+def test_the_addresses_of_yrmcds(write, lines, bind, origin, warnings):
+    found = load(write(ON + lines), [], [COUNTER])
+    assert (found.values["counter.bind"], found.origins["counter.bind"]) == (bind, origin)
+    assert found.warnings == warnings
+
+
+def test_overrides_of_a_file_of_yrmcds(write):
+    found = load(write(YRMCDS), ["log.level=debug", "counter.bind=::1", "port=1"], [COUNTER])
+    assert (found.values["log.level"], found.values["counter.bind"]) == ("debug", ("::1",))
+    found = load(write(YRMCDS), ["log.threshold=error", "bind_ip=::1", "virtual_ip="], [COUNTER])
+    assert (found.values["log.level"], found.values["counter.bind"]) == ("error", ("::1",))
+    assert found.origins["counter.bind"] == "--set"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("bind_ip = 192.0.2.7 here", "F:2: bind_ip: expected IP addresses, not 'here'"),
+        ("virtual_ip = 192.0.2.256", "F:2: virtual_ip: expected IP addresses, not '192.0.2.256'"),
+        ("bind_ip = ::1\nbind_ip = ::1", "F:3: bind_ip is given twice, first in F:2"),
+        ("log.threshold = loud", "F:2: log.threshold: expected one of error, warning, info, debug, not 'loud'"),
+        ("log.level = info\nlog.threshold = info", "F:3: log.threshold is given twice, first as log.level in F:2"),
+        ("port = 1\nlog.treshold = info", "F:3: unknown key 'log.treshold', did you mean log.threshold?"),
+    ],
+)
+def test_a_mistake_in_a_file_of_yrmcds(problems, lines, message):
+    assert problems(ON + lines) == [message]
+
+
+def test_a_file_of_yrmcds_for_a_daemon_without_counters(write):
+    found = load(write("gate.enable = true\nbind_ip = 192.0.2.7"), [], [GATE])
+    assert found.values["gate.bind"] == ("127.0.0.1", "::1")
+    assert "counter.bind" not in found.values
+
+
+# ---- changes --------------------------------------------------------------------------------------------------------
+
+
+def test_changed_tells_what_can_change_while_running(write):
+    old = load(write("gate.enable = true\ngate.width = 4\ngate.port = 1"), [], [GATE])
+    same = load(write("gate.breadth = 4\ngate.enable = true\n"), ["gate.port = 1"], [GATE])
+    new = load(write("gate.enable = true\ngate.height = 1\nlog.level = debug\ngate.port = 2"), [], [GATE])
+    assert changed(old, same, settings_for([GATE])) == ([], [])
+    assert changed(old, new, settings_for([GATE])) == (["log.level", "gate.width"], ["gate.port", "gate.height"])
+
+
+# ---- which file -----------------------------------------------------------------------------------------------------
+
+
+def test_find_file(tmp_path, monkeypatch):
+    system = tmp_path / "etc" / "counterd.conf"
+    monkeypatch.setattr(config, "SYSTEM_FILE", system)
+    assert find_file(Path("given.conf")) == Path("given.conf")
+    assert find_file(None) == SHIPPED
+    system.parent.mkdir()
+    system.touch()
+    assert find_file(None) == system
+    assert find_file(Path("given.conf")) == Path("given.conf")
+
+
+def test_a_system_file_that_cannot_be_looked_at_is_not_passed_over(tmp_path, monkeypatch):
+    (tmp_path / "etc").touch()
+    monkeypatch.setattr(config, "SYSTEM_FILE", tmp_path / "etc" / "counterd.conf")
+    with pytest.raises(ConfigError, match="cannot be read: Not a directory"):
+        load(find_file(None), [], [COUNTER])
+
+
+def test_the_system_file_is_where_it_is_documented():
+    assert Path("/etc/counterd/counterd.conf") == config.SYSTEM_FILE
+
+
+# ---- the shipped file -----------------------------------------------------------------------------------------------
+
+
+def shipped_keys() -> dict[str, tuple[bool, str, str]]:
+    """Each key in the shipped file: whether it is set there, its value and the comment above it."""
+    found = {}
+    for paragraph in SHIPPED.read_text().split("\n\n"):
+        *comment, last = paragraph.rstrip().split("\n")
+        if match := re.fullmatch(r"(# )?([a-z_.]+) =(?: (.*))?", last):
+            assert match[2] not in found
+            found[match[2]] = (match[1] is None, match[3] or "", "\n".join(comment))
+    return found
+
+
+def test_the_shipped_file_has_every_key_with_its_default():
+    keys, found = settings_for(find_rooms()), shipped_keys()
+    assert found.keys() == keys.keys()
+    assert {key for key, (is_set, _, _) in found.items() if is_set} == {"counter.enable"}
+    for key, (is_set, value, comment) in found.items():
+        setting = keys[key]
+        assert is_set or setting.read(value) == setting.default, key
+        assert comment, key
+        assert setting.unit.split(";")[0] in comment, key
+        assert setting.reload == ("(reload)" in comment), key
+
+
+def test_the_shipped_file_works_and_turns_the_counter_protocol_on():
+    found = load(SHIPPED, [], find_rooms())
+    defaults = {key: setting.default for key, setting in settings_for(find_rooms()).items()}
+    assert found.values == defaults | {"counter.enable": True}
+    assert not defaults["counter.enable"]
+    assert found.warnings == ()
+
+
+def test_the_shipped_file_is_the_one_in_conf():
+    link = ROOT / "conf" / "counterd.conf"
+    assert link.readlink() == Path("../src/counterd/counterd.conf")
+    assert link.read_bytes() == SHIPPED.read_bytes()
+
+
+def test_a_configuration_is_not_changed_by_accident(write):
+    found = load(write(ON), [], [COUNTER])
+    assert isinstance(found, Config)
+    with pytest.raises(AttributeError):
+        found.path = Path("other")

@@ -1,0 +1,223 @@
+"""The wire module: requests byte for byte, and responses out of a stream that arrives in any pieces."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance import vectors
+from counterd.errors import ProtocolError
+from counterd.protocols.counter import wire
+from counterd.protocols.counter.wire import DumpEntry, Opcode, Response, ResponseParser, Status
+
+u32 = st.integers(0, wire.U32_MAX)
+names = st.binary(min_size=1, max_size=300)
+responses = st.builds(Response, st.integers(0, 255), st.integers(0, 255), u32, st.binary(max_size=40))
+
+
+def encoded(response: Response) -> bytes:
+    return wire.frame(response.opcode, response.opaque, response.body, magic=wire.RESPONSE_MAGIC, flags=response.status)
+
+
+# ---- requests
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "expected"),
+    [
+        (wire.noop(0xDEADBEEF), "90 00 0000 00000000 deadbeef"),
+        (wire.get(1, b"ab"), "90 01 0000 00000004 00000001 0002 6162"),
+        (wire.acquire(2, b"ab", 3, 0x04050607), "90 02 0000 0000000c 00000002 00000003 04050607 0002 6162"),
+        (wire.release(3, b"\0", 0xFFFFFFFF), "90 03 0000 00000007 00000003 ffffffff 0001 00"),
+        (wire.stats(0xFFFFFFFF), "90 10 0000 00000000 ffffffff"),
+        (wire.dump(0), "90 11 0000 00000000 00000000"),
+        (
+            wire.frame(0x7F, 5, b"xy", magic=0x55, flags=1, reserved=2, body_length=9),
+            "55 7f 01 02 00000009 00000005 7879",
+        ),
+    ],
+)
+def test_requests_byte_for_byte(request_bytes: bytes, expected: str) -> None:
+    assert request_bytes == bytes.fromhex(expected)
+
+
+@given(u32, names, u32, u32)
+def test_fields_come_back(opaque: int, name: bytes, resources: int, maximum: int) -> None:
+    request = wire.acquire(opaque, name, resources, maximum)
+    fields = [int.from_bytes(request[start:end], "big") for start, end in pairwise((4, 8, 12, 16, 20, 22))]
+    assert fields == [len(request) - wire.HEADER_SIZE, opaque, resources, maximum, len(name)]
+    assert request[22:] == name
+
+
+def test_the_longest_name() -> None:
+    request = wire.acquire(1, b"n" * wire.NAME_MAX, 1, 1)
+    assert len(request) == wire.HEADER_SIZE + wire.BODY_MAX
+    assert wire.BODY_MAX == 65545
+
+
+@pytest.mark.parametrize(
+    "encode", [wire.get, lambda o, n: wire.acquire(o, n, 1, 1), lambda o, n: wire.release(o, n, 1)]
+)
+@pytest.mark.parametrize("length", [0, wire.NAME_MAX + 1])
+def test_names_that_do_not_fit(encode, length: int) -> None:
+    with pytest.raises(ValueError, match=f"^name must have 1 to 65535 bytes, not {length}$"):
+        encode(1, b"n" * length)
+
+
+@pytest.mark.parametrize("value", [-1, wire.U32_MAX + 1])
+@pytest.mark.parametrize(
+    ("what", "encode"),
+    [
+        ("resources", lambda value: wire.acquire(1, b"n", value, 1)),
+        ("maximum", lambda value: wire.acquire(1, b"n", 1, value)),
+        ("resources", lambda value: wire.release(1, b"n", value)),
+        ("opaque", lambda value: wire.acquire(value, b"n", 1, 1)),
+        ("opaque", lambda value: wire.release(value, b"n", 1)),
+        ("opaque", lambda value: wire.get(value, b"n")),
+        ("opaque", wire.noop),
+        ("opaque", wire.stats),
+        ("opaque", wire.dump),
+    ],
+)
+def test_numbers_that_do_not_fit(what: str, encode, value: int) -> None:
+    with pytest.raises(ValueError, match=f"^{what} must be 0 to 4294967295, not {value}$"):
+        encode(value)
+
+
+def test_error_texts_are_those_of_the_vectors() -> None:
+    """And so, through the vectors' own test, those of the reference. It cannot be brought to say OutOfMemory."""
+    texts = {}
+    for case in vectors.load("counter"):
+        for step in case.steps:
+            if isinstance(step.expect, bytes):
+                for response in ResponseParser().feed(step.expect):
+                    if response.status:
+                        texts[response.status] = response.body.decode()
+    assert texts == {status: text for status, text in wire.ERROR_TEXTS.items() if status != Status.OUT_OF_MEMORY}
+    assert wire.ERROR_TEXTS[Status.OUT_OF_MEMORY] == "OutOfMemory"
+
+
+# ---- the parser
+
+
+def test_a_response() -> None:
+    data = bytes.fromhex("91 02 21 00 00000003 deadbeef 616263")
+    assert ResponseParser().feed(data) == [Response(Opcode.ACQUIRE, 0x21, 0xDEADBEEF, b"abc")]
+
+
+def test_every_cut_in_two_and_byte_by_byte() -> None:
+    expected = [Response(0, 0, 1, b""), Response(1, 1, 2, b"Not found"), Response(2, 0, 3, b"\0\0\0\1")]
+    stream = b"".join(encoded(response) for response in expected)
+    for cut in range(len(stream) + 1):
+        parser = ResponseParser()
+        assert parser.feed(stream[:cut]) + parser.feed(stream[cut:]) == expected
+    parser = ResponseParser()
+    assert [response for byte in stream for response in parser.feed(bytes([byte]))] == expected
+
+
+@given(st.lists(responses, max_size=8), st.data())
+def test_any_responses_in_any_pieces(expected: list[Response], data: st.DataObject) -> None:
+    stream = b"".join(encoded(response) for response in expected)
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=10).map(sorted))
+    parser = ResponseParser()
+    received = [
+        response for start, end in pairwise([0, *cuts, len(stream)]) for response in parser.feed(stream[start:end])
+    ]
+    assert received == expected
+
+
+def test_a_response_is_there_with_its_last_byte() -> None:
+    parser = ResponseParser()
+    data = encoded(Response(0x10, 0, 1, b"x" * 100))
+    assert parser.feed(data[:-1]) == []
+    assert len(parser.feed(data[-1:])) == 1
+
+
+def test_a_wrong_magic_is_seen_at_its_first_byte() -> None:
+    with pytest.raises(ProtocolError, match=r"^not the start of a response: 90$"):
+        ResponseParser().feed(b"\x90")
+    parser = ResponseParser()
+    parser.feed(encoded(Response(0, 0, 1, b"")))
+    with pytest.raises(ProtocolError, match=r"48 54 54 50 2f 31 2e 31 20 34 30 30 \.\.\. \(24 bytes\)$"):
+        parser.feed(b"HTTP/1.1 400 Bad Request")
+
+
+def test_a_body_at_the_limit_and_above() -> None:
+    header = encoded(Response(0x10, 0, 1, b""))
+    at_limit = header[:4] + wire.RESPONSE_BODY_MAX.to_bytes(4, "big") + header[8:]
+    parser = ResponseParser()
+    assert parser.feed(at_limit) == []
+    assert parser.feed(bytes(wire.RESPONSE_BODY_MAX)) == [Response(0x10, 0, 1, bytes(wire.RESPONSE_BODY_MAX))]
+    above = header[:4] + (wire.RESPONSE_BODY_MAX + 1).to_bytes(4, "big") + header[8:]
+    with pytest.raises(ProtocolError, match="a body of 1048577 bytes: 91 10"):
+        ResponseParser().feed(above)
+
+
+def test_byte_by_byte_takes_linear_time() -> None:
+    """Ten times the bytes take about ten times as long; were it quadratic, a hundred times."""
+
+    def seconds(size: int) -> float:
+        stream = encoded(Response(0x10, 0, 1, bytes(size)))
+        best = float("inf")
+        for _ in range(3):
+            parser = ResponseParser()
+            start = time.perf_counter()
+            for index in range(len(stream)):
+                parser.feed(stream[index : index + 1])
+            best = min(best, time.perf_counter() - start)
+        return best
+
+    assert seconds(200_000) < 40 * seconds(20_000)
+
+
+# ---- bodies
+
+
+@given(u32)
+def test_consumption(number: int) -> None:
+    assert wire.decode_consumption(number.to_bytes(4, "big")) == number
+
+
+@pytest.mark.parametrize("body", [b"", b"\0\0\0", b"\0\0\0\0\0"])
+def test_a_consumption_of_another_size(body: bytes) -> None:
+    with pytest.raises(ProtocolError, match=f"not {body.hex(' ') or 'nothing'}$"):
+        wire.decode_consumption(body)
+
+
+@given(st.dictionaries(st.text("abc:_", max_size=9), st.text("0123.", max_size=9)))
+def test_stats(items: dict[str, str]) -> None:
+    body = b"".join(
+        len(name).to_bytes(2, "big") + len(value).to_bytes(2, "big") + name.encode() + value.encode()
+        for name, value in items.items()
+    )
+    decoded = wire.decode_stats(body)
+    assert list(decoded.items()) == list(items.items())
+
+
+def test_stats_that_end_too_soon() -> None:
+    body = bytes.fromhex("0002 0003 6162 313233")
+    assert wire.decode_stats(body) == {"ab": "123"}
+    for end in range(1, len(body)):
+        with pytest.raises(ProtocolError, match="statistics end within"):
+            wire.decode_stats(body + body[:end])
+
+
+def test_stats_that_are_not_ascii() -> None:
+    assert wire.decode_stats(bytes.fromhex("0001 0002 61 31ff")) == {"a": "1\\xff"}
+
+
+@given(names, u32, u32)
+def test_dump_entry(name: bytes, consumption: int, maximum: int) -> None:
+    body = consumption.to_bytes(4, "big") + maximum.to_bytes(4, "big") + len(name).to_bytes(2, "big") + name
+    assert wire.decode_dump_entry(body) == DumpEntry(name, consumption, maximum)
+
+
+def test_a_dump_entry_with_another_length() -> None:
+    body = bytes.fromhex("00000001 00000002 0002 6162")
+    for wrong in (*(body[:end] for end in range(len(body))), body + b"c"):
+        with pytest.raises(ProtocolError, match="a dump entry"):
+            wire.decode_dump_entry(wrong)

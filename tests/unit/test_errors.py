@@ -1,0 +1,47 @@
+"""The errors: one class for each status, and what they show."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from counterd import errors
+from counterd.protocols.counter.wire import ERROR_TEXTS, Status
+
+
+def test_every_error_status_has_its_own_class() -> None:
+    statuses = set(Status) - {Status.NO_ERROR}
+    assert errors.BY_STATUS.keys() == statuses == ERROR_TEXTS.keys()
+    assert len(set(errors.BY_STATUS.values())) == len(statuses)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (0x01, errors.NotFound),
+        (0x04, errors.InvalidArguments),
+        (0x21, errors.NotAvailable),
+        (0x22, errors.NotAcquired),
+        (0x81, errors.UnknownCommand),
+        (0x82, errors.OutOfMemory),
+        (0x7F, errors.ServerError),
+    ],
+)
+def test_server_error_picks_the_class(status: int, expected: type[errors.ServerError]) -> None:
+    error = errors.server_error(status, "some text")
+    assert type(error) is expected
+    assert (error.status, error.text) == (status, "some text")
+    assert str(error) == f"some text (status 0x{status:02x})"
+
+
+def test_everything_is_a_counterd_error() -> None:
+    assert all(issubclass(kind, errors.ServerError) for kind in errors.BY_STATUS.values())
+    for kind in (errors.ServerError, errors.ConnectionLost, errors.Timeout, errors.ProtocolError):
+        assert issubclass(kind, errors.CounterdError)
+
+
+def test_a_server_error_survives_pickling() -> None:
+    error = pickle.loads(pickle.dumps(errors.server_error(0x21, "Resource not available")))
+    assert type(error) is errors.NotAvailable
+    assert (error.status, error.text) == (0x21, "Resource not available")
