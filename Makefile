@@ -16,7 +16,7 @@ help:
 	@echo 'make run     setup, then the daemon in the foreground with $(CONFIG)'
 	@echo 'make test    setup, then the tests (COUNTERD_BUILD=debug: with assertions compiled in)'
 	@echo 'make lint    ruff, mypy, cython-lint'
-	@echo 'make bench   the benchmarks (ARGS="-k session" picks some)'
+	@echo 'make bench   the benchmarks: engine, server beside a raw loop, edges'
 	@echo 'make clean   remove what the above made'
 
 setup: $(VENV)/.built
@@ -40,10 +40,13 @@ test: setup
 lint: setup
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/cython-lint src benchmarks
+	PATH=$(BIN):$$PATH $(BIN)/cython-lint src benchmarks
 
 bench: setup
 	$(BIN)/python -m pytest benchmarks $(ARGS)
+	$(BIN)/python benchmarks/micro/ratios.py
+	$(BIN)/python benchmarks/load/server.py
+	$(BIN)/python benchmarks/load/limits.py
 
 clean:
 	rm -rf .venv .venv-debug .venv-trace build dist src/*.egg-info

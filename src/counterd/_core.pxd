@@ -168,8 +168,8 @@ cdef inline void index_prefetch(const Index* index, uint32_t tag) noexcept nogil
 cdef inline uint32_t index_peek(const Index* index, uint32_t tag) noexcept nogil:
     """The first number under that tag, or 0. A guess for prefetching: tags of different names can be equal."""
     cdef uint32_t slot = index_home(index, tag)
-    cdef uint32_t step
-    for step in range(index.mask + 1):
+    cdef uint32_t _step
+    for _step in range(index.mask + 1):
         if index.entries[slot].number == 0:
             return 0
         if index.entries[slot].tag == tag:
@@ -251,8 +251,8 @@ cdef inline uint32_t table_find(const Region* region, uint32_t tag, const uint8_
     """The record of that name, or 0."""
     cdef const Index* index = &region.names
     cdef uint32_t slot = index_home(index, tag)
-    cdef uint32_t step
-    for step in range(index.mask + 1):
+    cdef uint32_t _step
+    for _step in range(index.mask + 1):
         if index.entries[slot].number == 0:
             return 0
         if index.entries[slot].tag == tag:
@@ -272,14 +272,16 @@ cdef inline uint32_t ledger_tag(uint32_t connection, uint32_t tag) noexcept nogi
     return <uint32_t>(((<uint64_t>tag << 32 | connection) * <uint64_t>0x9e3779b97f4a7c15) >> 32)
 
 
-cdef inline uint32_t ledger_find(const Region* region, uint32_t connection, uint32_t record, uint32_t tag) noexcept nogil:
+cdef inline uint32_t ledger_find(
+    const Region* region, uint32_t connection, uint32_t record, uint32_t tag
+) noexcept nogil:
     """The holding of that connection on that record, or 0."""
     cdef const Index* index = &region.ledger
     cdef uint32_t own = ledger_tag(connection, tag)
     cdef uint32_t slot = index_home(index, own)
-    cdef uint32_t step
+    cdef uint32_t _step
     cdef Holding* holding
-    for step in range(index.mask + 1):
+    for _step in range(index.mask + 1):
         if index.entries[slot].number == 0:
             return 0
         if index.entries[slot].tag == own:
@@ -384,7 +386,6 @@ cdef inline void counter_restore(Region* region, uint32_t number, uint32_t resou
     """Takes from the consumption; at zero the counter becomes idle and enters the ring, unless it is still there."""
     cdef Header* header = region.header
     cdef Counter* counter = counter_at(region, number)
-    cdef uint32_t slot
     debug_check(0 < resources <= counter.consumption)
     if counter.window != header.window:
         counter.window = header.window

@@ -4,6 +4,7 @@ Floor 1. Sans-I/O: bytes and the time come in, bytes come out. A peer can cause 
 an exception out of here is a bug of ours. Structures and everything inlined are in _core.pxd, with their invariants.
 """
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -183,7 +184,7 @@ cdef uint32_t counter_create(Region* region, uint32_t tag, const uint8_t* name, 
         if blocks > header.blocks.capacity:
             return 0
         if step == RECLAIM_STEPS or header.ring_size == 0:
-            header.sweep_left = header.ring_size
+            sweep_begin(header)
             return 0
         step += 1
         number = ring_pop(region)
@@ -238,6 +239,11 @@ cdef uint32_t ring_pop(Region* region) noexcept nogil:
     header.sweep_left = min(header.sweep_left, header.ring_size)
     counter_at(region, number).record.flags &= <uint8_t>~FLAG_IN_RING
     return number
+
+
+cdef void sweep_begin(Header* header) noexcept nogil:
+    header.sweep_left = header.ring_size
+    header.sweep_started_ns = 0
 
 
 cdef int sweep(Region* region, int steps) noexcept nogil:
@@ -396,7 +402,7 @@ cdef class Store:
             return
         header.window = number
         header.idle = 0
-        header.sweep_left = header.ring_size
+        sweep_begin(header)
         self.stirred = True
 
     cpdef list take_dirty(self):
@@ -484,7 +490,7 @@ cdef int audit_index(const Index* index, Pool* pool, str what) except -1:
         while step != slot:
             claim(index.entries[step].number != 0, f"{what}: slot {slot} cannot be reached from its home {home}")
             step = (step + 1) & index.mask
-    claim(used == index.state.used == pool.used, f"{what}: {used} entries, {index.state.used} counted, {pool.used} cells")
+    claim(used == index.state.used == pool.used, f"{what}: {used} used, {index.state.used} counted, {pool.used} cells")
     claim(displaced == index.state.displaced, f"{what}: {displaced} displaced, {index.state.displaced} counted")
     return 0
 
@@ -563,6 +569,7 @@ def siphash(bytes key not None, bytes data not None):
 
 # ---- session -------------------------------------------------------------------------------------------------------
 
+@cython.no_gc_clear  # a collected session still gives back, and needs its store for that
 cdef class Session:
     """One connection's machine: bytes in, bytes out.
 

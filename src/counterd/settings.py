@@ -89,11 +89,6 @@ def addresses(text: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def text(value: str) -> str:
-    """Any text; empty means none."""
-    return value
-
-
 def _in_range(number: int, text: str, minimum: int, maximum: int) -> int:
     if not minimum <= number <= maximum:
         raise ValueError(f"{text} is out of range, expected {minimum} to {maximum}")

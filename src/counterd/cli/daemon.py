@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from counterd.control import config as configuration
-from counterd.control.config import ConfigError
+from counterd.control.config import Config, ConfigError
 from counterd.control.daemon import Daemon
 from counterd.control.log import LogWriter
 from counterd.protocols import find_rooms
 from counterd.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from counterd.protocols import Room
 
 EXIT_CONFIG = 2
 
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     rooms = find_rooms()
 
-    def read() -> configuration.Config:
+    def read() -> Config:
         return configuration.load(configuration.find_file(options.config), options.overrides, rooms)
 
     try:
@@ -64,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return serve(config, rooms, read)
 
 
-def serve(config: configuration.Config, rooms: Sequence, read) -> int:  # type: ignore[no-untyped-def, type-arg]
+def serve(config: Config, rooms: Sequence[Room], reread: Callable[[], Config]) -> int:
+    """Runs the daemon until a signal ends it; returns the exit status."""
     faulthandler.enable()
     writer = LogWriter(config.values["log.level"], config.values["log.format"])
     writer.start()
@@ -75,7 +78,7 @@ def serve(config: configuration.Config, rooms: Sequence, read) -> int:  # type: 
             logging.getLogger("counterd").warning("%s", warning)
         loop = uvloop.new_event_loop()
         asyncio.set_event_loop(loop)
-        loop.run_until_complete(Daemon(config, rooms, writer, read).run())
+        loop.run_until_complete(Daemon(config, rooms, writer, reread).run())
     except ConfigError as error:
         for problem in error.problems:
             print(problem, file=sys.stderr)

@@ -115,7 +115,9 @@ def _yrmcds_bind(values: dict[str, Any], given: dict[str, Entry]) -> str | None:
         if name in given:
             given.setdefault(YRMCDS_BIND, given[name])
     if listed:
-        return None
+        if "bind_ip" in given:
+            return None
+        return f"bind_ip is not set: counter listens on virtual_ip ({' '.join(listed)}) only, yrmcds on all addresses"
     return (
         f"counter listens on ALL addresses ({' '.join(EVERYWHERE)}), as yrmcds does: whoever reaches this machine can"
         f" use it; set {YRMCDS_BIND} or bind_ip"
@@ -246,12 +248,14 @@ def _lines(path: Path, problems: list[str]) -> Iterator[tuple[str, str]]:
         raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from None
     for number, raw in enumerate(content.split(b"\n"), 1):
         origin = f"{path}:{number}"
+        if raw.strip().startswith(b"#"):
+            continue  # whatever its encoding: old files have comments in any
         try:
             line = raw.decode().strip(BLANKS)
         except UnicodeDecodeError as error:
             problems.append(f"{origin}: byte {raw[error.start]:#04x} at position {error.start + 1} is not UTF-8")
             continue
-        if line and not line.startswith("#"):
+        if line:
             yield origin, line
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from counterd.control.log import LogWriter
+    from counterd.net._connection import Connection
     from counterd.protocols import Room
 
 log = logging.getLogger("counterd")
@@ -271,24 +272,26 @@ class Daemon:
 
     async def _drain(self) -> None:
         """Accepts no more, answers what was received, closes."""
-        deadline = time.monotonic() + self._config.values["drain.timeout"]
         for service in self._services:
             service.server.stop_accepting()
             if service.windows:
                 service.windows.stop()
         for _ in range(DRAIN_TURNS):
             await asyncio.sleep(0)
-        connections = [connection for service in self._services for connection in service.server.connections]
-        for connection in connections:
+        for connection in self._connections():
             connection.part()
-        while any(service.server.connections for service in self._services) and time.monotonic() < deadline:
-            await asyncio.sleep(0.005)
-        left = [connection for service in self._services for connection in service.server.connections]
-        for connection in left:
-            connection.abort()
-        if left:
+        gone = asyncio.gather(*(service.server.emptied() for service in self._services))
+        try:
+            await asyncio.wait_for(gone, self._config.values["drain.timeout"])
+        except asyncio.TimeoutError:
+            left = self._connections()
+            for connection in left:
+                connection.abort()
             log.warning("drain.timeout is over: %d connections were cut off", len(left))
         log.info("stopped")
+
+    def _connections(self) -> list[Connection]:
+        return [connection for service in self._services for connection in service.server.connections]
 
     def _close(self) -> None:
         for service in self._services:

@@ -85,10 +85,9 @@ def _json(fields: Mapping[str, Any]) -> bytes:
     return json.dumps(fields, allow_nan=False, default=str).encode() + b"\n"
 
 
-def _record(level: int, message: str, **fields: object) -> logging.LogRecord:
+def _record(level: str, message: str, **fields: object) -> logging.LogRecord:
     """A record of the log's own."""
-    name = logging.getLevelName(level)
-    return logging.makeLogRecord({"levelno": level, "levelname": name, "msg": message, "fields": fields})
+    return logging.makeLogRecord({"levelname": level, "msg": message, "fields": fields})
 
 
 class LogWriter(logging.Handler):
@@ -140,7 +139,9 @@ class LogWriter(logging.Handler):
             line = self._line(record)
         except Exception as error:  # noqa: BLE001 - a mistake in a log call costs its line and nothing else
             place = f"{record.pathname}:{record.lineno}"
-            line = self._line(_record(logging.ERROR, "a log record has no text", place=place, error=repr(type(error))))
+            line = self._line(
+                _record("ERROR", "a log record cannot be formatted", place=place, error=type(error).__name__)
+            )
         self._queue.put(line)
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
@@ -163,7 +164,7 @@ class LogWriter(logging.Handler):
         """Says how many lines were lost since this was last said."""
         dropped = self.dropped
         lost = dropped - self._reported
-        if lost and self._write(self._line(_record(logging.WARNING, "log lines were lost", lines=lost))):
+        if lost and self._write(self._line(_record("WARNING", "log lines were lost", lines=lost))):
             self._reported = dropped
 
     def _write(self, line: bytes) -> bool:
@@ -184,8 +185,8 @@ class LogWriter(logging.Handler):
 @dataclass
 class _Window:
     start: float
+    suppressed: int
     passed: int = 0
-    suppressed: int = 0
 
 
 class Bounded:
@@ -222,7 +223,7 @@ class Bounded:
         window = windows.get(cause)
         if window is None or now - window.start >= self._period:
             suppressed = windows.pop(cause).suppressed if window else 0
-            window = windows[cause] = _Window(now, suppressed=suppressed)
+            window = windows[cause] = _Window(now, suppressed)
         if window.passed >= self._lines:
             window.suppressed += 1
             return None

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     import asyncio
 
     from counterd._core import Session, Store
+    from counterd.net._connection import Connection
 
 # Sessions that one turn delivers to: some microseconds each for a system call.
 DELIVERIES = 128
@@ -48,7 +49,7 @@ class Driver:
         if self._store.next_deadline() >= 0:
             self._store.tick(time.monotonic_ns())
         for _ in range(min(DELIVERIES, len(self._dirty))):
-            connection = self._dirty.popleft().owner
+            connection = cast("Connection | None", self._dirty.popleft().owner)
             if connection is not None:
                 connection.pull()
         self.wake()

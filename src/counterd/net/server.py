@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from counterd._core import Session, Store
 
-STUCK_CHECK_S = 1.0
+    # Told a cause that repeats, by which log lines are bounded, and a sentence.
+    Report = Callable[[str, str], None]
 
-# What report() is told: a cause that repeats (log lines are bounded by it), and a sentence.
-Report = Callable[[str, str], None] if TYPE_CHECKING else object
+STUCK_CHECK_S = 1.0
 
 
 class Limits:
@@ -54,6 +54,7 @@ class Server:
         self._listening: list[asyncio.Server] = []
         self._stuck: dict[Connection, tuple[int, int]] = {}  # since when (ns), and bytes owed then
         self._stuck_timer: asyncio.TimerHandle | None = None
+        self._departure = asyncio.Event()
 
     async def listen(self, listening: socket.socket) -> None:
         """Begins to accept connections on a socket that is bound and listens."""
@@ -70,6 +71,12 @@ class Server:
     def stop_accepting(self) -> None:
         for server in self._listening:
             server.close()
+
+    async def emptied(self) -> None:
+        """Returns when the last connection is gone."""
+        while self.connections:
+            self._departure.clear()
+            await self._departure.wait()
 
     def figures(self) -> dict[str, int]:
         """What only this floor counts."""
@@ -101,6 +108,7 @@ class Server:
         """A connection is gone; owed: output for it was still queued."""
         self.connections.discard(connection)
         self._stuck.pop(connection, None)
+        self._departure.set()
         if isinstance(error, TimeoutError):  # the kernel gave up: keepalive, or TCP_USER_TIMEOUT
             if owed:
                 self._count_slow_reader("the kernel closed a connection whose peer took no output for too long")

@@ -245,7 +245,7 @@ def test_the_timeout_is_for_the_whole_call(serve) -> None:
 
     def endless(opcode: int, opaque: int, _: bytes) -> Iterator[bytes]:
         while True:
-            time.sleep(0.05)
+            time.sleep(0.01)
             yield response(opcode, opaque, b"\0\0\0\1\0\0\0\2\0\1a")
 
     script = serve(endless)
@@ -253,6 +253,18 @@ def test_the_timeout_is_for_the_whole_call(serve) -> None:
         with pytest.raises(errors.Timeout):
             client.dump()
         assert_given_up(client, script, "a call took more")
+
+
+def test_the_timeout_does_not_start_again(serve) -> None:
+    def half(opcode: int, opaque: int, _: bytes) -> Iterator[bytes]:
+        time.sleep(0.8)
+        yield response(opcode, opaque)[:6]
+
+    with connected(serve(half), timeout=1.0) as client:
+        start = time.monotonic()
+        with pytest.raises(errors.Timeout):
+            client.noop()
+        assert 0.9 < time.monotonic() - start < 1.6
 
 
 def test_the_server_hangs_up(serve) -> None:

@@ -395,10 +395,27 @@ def test_a_mistake_in_a_log_call_is_logged_instead_and_not_raised(pipe, capfd, l
     writer.start()
     writer.close(PATIENCE)
     line = pipe.read_to_end().decode()
-    assert "a log record has no text" in line
+    assert "ERROR" in line.upper()
+    assert "a log record cannot be formatted" in line
     assert error in line
     assert __file__ in line
     assert capfd.readouterr().err == ""
+
+
+def test_a_number_that_json_does_not_have_makes_no_invalid_line(pipe):
+    writer = LogWriter("info", "json", pipe.writing)
+    logger_for(writer).info("x", extra={"fields": {"rate": float("nan")}})
+    writer.start()
+    writer.close(PATIENCE)
+    assert json.loads(pipe.read_to_end())["msg"] == "a log record cannot be formatted"
+
+
+def test_lines_go_to_standard_error_unless_told_otherwise(capfd):
+    writer = LogWriter("info", "text")
+    logger_for(writer).info("x")
+    writer.start()
+    writer.close(PATIENCE)
+    assert messages(capfd.readouterr().err.encode()) == ["INFO  x"]
 
 
 def test_close_can_be_called_at_any_time(pipe):

@@ -47,7 +47,11 @@ ROOM = Room(
         Setting("counter.buckets", integer(1, BUCKETS_MAX), 1_000_000, "counters"),
         Setting("counter.holdings", integer(0, HOLDINGS_MAX), 0, "holdings; 0 is twice counter.buckets"),
         Setting(
-            "counter.holdings_per_connection", integer(0, HOLDINGS_MAX), 0, "holdings; 0 is counter.holdings", reload=True
+            "counter.holdings_per_connection",
+            integer(0, HOLDINGS_MAX),
+            0,
+            "holdings; 0 is counter.holdings",
+            reload=True,
         ),
         Setting("counter.name_memory", size(0, NAME_MEMORY_MAX), 256 << 20, "bytes"),
         Setting("counter.stats_interval", integer(10, 1 << 31), 86400, "seconds", reload=True),

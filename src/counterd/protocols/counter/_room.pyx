@@ -12,9 +12,9 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t
 from libc.string cimport memcpy, strlen
 
 from counterd._core cimport (
-    ABSENT, FULL, GRANTED, NOT_HELD, OUTPUT_MAX, REFUSED, REPLY_MAX, Counter, Frame, Header, Outcome, Region, Session,
-    Store, counter_acquire, counter_at, counter_exists, counter_get, counter_release, index_peek, index_prefetch,
-    ledger_tag, name_read, name_tag,
+    GRANTED, OUTPUT_MAX, REPLY_MAX, Counter, Frame, Header, Outcome, Region, Session, Store, counter_acquire,
+    counter_at, counter_exists, counter_get, counter_release, index_peek, index_prefetch, ledger_tag, name_read,
+    name_tag,
 )
 from counterd.byteorder cimport load_be16, load_be32, prefetch, store_be16, store_be32
 from counterd.debug cimport debug_check
@@ -34,7 +34,7 @@ cdef uint8_t[OPCODES] BODY_FIXED = [
     UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, 0, 0,
 ]
 
-# What the engine's outcomes are on the wire.
+# What the engine's outcomes are on the wire, in their order.
 cdef uint8_t[5] STATUS_OF_OUTCOME = [OK, NOT_FOUND, NOT_AVAILABLE, NOT_ACQUIRED, OUT_OF_MEMORY]
 
 COMMAND_NAMES = {NOOP: "noop", GET: "get", ACQUIRE: "acquire", RELEASE: "release", STATS: "stats", DUMP: "dump"}

@@ -1,0 +1,189 @@
+"""What the benchmarks compare with, and what they load servers with. Built by benchmarks/native/__init__.py.
+
+NoPrefetch*: the counter room's session without its prefetching pass.
+NoLedger*:   the same frame loop, table and arithmetic without the ledger: what knowing the holders costs.
+serve_raw:   an epoll loop around the same session: the least that the system calls of a server cost.
+load:        closed-loop clients on one thread: each connection sends `depth` requests and waits for all the replies.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+from posix.unistd cimport close as c_close
+
+from counterd._core cimport (
+    Frame, Region, Session, counter_at, counter_consume, counter_create, counter_restore, index_peek, table_find,
+)
+from counterd.byteorder cimport load_be32, prefetch, store_be32
+from counterd.protocols.counter._room cimport ACQUIRE, RELEASE, CounterSession, CounterStore
+
+cdef extern from "<sys/epoll.h>" nogil:
+    ctypedef union epoll_data_t:
+        uint64_t u64
+    cdef struct epoll_event:
+        uint32_t events
+        epoll_data_t data
+    int epoll_create1(int flags)
+    int epoll_ctl(int epfd, int op, int fd, epoll_event* event)
+    int epoll_wait(int epfd, epoll_event* events, int maxevents, int timeout)
+    int EPOLLIN
+    int EPOLL_CTL_ADD
+
+cdef extern from "<sys/socket.h>" nogil:
+    ssize_t send(int fd, const void* data, size_t size, int flags)
+    ssize_t recv(int fd, void* data, size_t size, int flags)
+    int accept4(int fd, void* address, void* size, int flags)
+    int MSG_DONTWAIT
+    int MSG_NOSIGNAL
+    int SOCK_NONBLOCK
+
+
+cdef inline int64_t monotonic_ns() noexcept:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return <int64_t>now.tv_sec * 1_000_000_000 + now.tv_nsec
+
+
+cdef class NoPrefetchStore(CounterStore):
+    cpdef Session session(self):
+        return NoPrefetchSession(self)
+
+
+cdef class NoPrefetchSession(CounterSession):
+    cdef void prefetch_frames(self, const Frame* frames, int count) noexcept:
+        pass
+
+
+cdef class NoLedgerStore(CounterStore):
+    cpdef Session session(self):
+        return NoLedgerSession(self)
+
+
+cdef class NoLedgerSession(CounterSession):
+    cdef void prefetch_frames(self, const Frame* frames, int count) noexcept:
+        cdef Region* region = &self.store.region
+        cdef uint32_t number
+        cdef int i
+        for i in range(count):
+            if frames[i].key_size:
+                number = index_peek(&region.names, frames[i].tag)
+                if number:
+                    prefetch(counter_at(region, number))
+
+    cdef int execute_frame(self, const Frame* frame) except -1:
+        cdef CounterStore store = <CounterStore>self.store
+        cdef Region* region = &store.region
+        cdef uint8_t opcode = frame.data[1]
+        cdef uint32_t resources = load_be32(frame.data + 12)
+        cdef uint32_t number = table_find(region, frame.tag, frame.key, frame.key_size)
+        cdef uint8_t* target = store.out + store.out_size
+        cdef uint32_t body = 4 if opcode == ACQUIRE else 0
+        store.requests[opcode] += 1
+        if opcode == ACQUIRE:
+            if number == 0:
+                number = counter_create(region, frame.tag, frame.key, frame.key_size)
+            if counter_at(region, number).consumption > load_be32(frame.data + 16) - resources:
+                return self.reply_error(frame.data, 0x21)
+            counter_consume(region, counter_at(region, number), resources)
+        elif opcode == RELEASE:
+            if number == 0 or counter_at(region, number).consumption < resources:
+                return self.reply_error(frame.data, 0x22)
+            counter_restore(region, number, resources)
+        target[0] = 0x91
+        target[1] = opcode
+        target[2] = 0
+        target[3] = 0
+        store_be32(target + 4, body)
+        memcpy(target + 8, frame.data + 8, 4)
+        if body:
+            store_be32(target + 12, resources)
+        store.out_size += 12 + body
+        return 0
+
+
+def serve_raw(int listening, store):
+    """Serves until a connection sends nothing and closes after the first 1; for benchmarks, so no error is handled."""
+    cdef epoll_event event
+    cdef epoll_event[64] events
+    cdef int poll = epoll_create1(0)
+    cdef int count, i, fd
+    cdef ssize_t size
+    cdef Session session
+    cdef bytes output
+    cdef uint8_t[65536] buffer
+    memset(&event, 0, sizeof(event))
+    event.events = EPOLLIN
+    event.data.u64 = <uint64_t>listening
+    epoll_ctl(poll, EPOLL_CTL_ADD, listening, &event)
+    table = [None] * 4096
+    while True:
+        with nogil:
+            count = epoll_wait(poll, events, 64, -1)
+        for i in range(count):
+            fd = <int>events[i].data.u64
+            if fd == listening:
+                fd = accept4(listening, NULL, NULL, SOCK_NONBLOCK)
+                event.data.u64 = <uint64_t>fd
+                table[fd] = store.session()
+                epoll_ctl(poll, EPOLL_CTL_ADD, fd, &event)
+                continue
+            session = <Session>table[fd]
+            size = recv(fd, buffer, sizeof(buffer), MSG_DONTWAIT)
+            if size <= 0:
+                session.closed(monotonic_ns())
+                table[fd] = None
+                c_close(fd)
+                continue
+            output = session.receive(PyBytes_FromStringAndSize(<char*>buffer, size), monotonic_ns())
+            send(fd, PyBytes_AS_STRING(output), PyBytes_GET_SIZE(output), MSG_DONTWAIT | MSG_NOSIGNAL)
+
+
+def load(list fds, list batches, list replies, double seconds):
+    """Plays batches in turn on connected sockets for a time, each after the replies to the last; returns how many.
+
+    batches: one list of bytes objects per connection; replies: sizes of the replies to them, repeated as they are.
+    """
+    cdef epoll_event event
+    cdef epoll_event[64] events
+    cdef int poll = epoll_create1(0)
+    cdef int count, i, index
+    cdef int connections = len(fds)
+    cdef ssize_t size
+    cdef int64_t end = monotonic_ns() + <int64_t>(seconds * 1e9)
+    cdef uint64_t done = 0
+    cdef uint8_t[65536] buffer
+    cdef int[1024] fd
+    cdef Py_ssize_t[1024] owed
+    cdef Py_ssize_t[1024] turn
+    cdef Py_ssize_t kinds = len(replies)
+    cdef bytes batch
+    memset(&event, 0, sizeof(event))
+    event.events = EPOLLIN
+    for index in range(connections):
+        fd[index] = fds[index]
+        owed[index] = replies[0]
+        turn[index] = 0
+        event.data.u64 = <uint64_t>index
+        epoll_ctl(poll, EPOLL_CTL_ADD, fd[index], &event)
+        batch = batches[index][0]
+        send(fd[index], PyBytes_AS_STRING(batch), PyBytes_GET_SIZE(batch), MSG_NOSIGNAL)
+    while monotonic_ns() < end:
+        with nogil:
+            count = epoll_wait(poll, events, 64, 100)
+        for i in range(count):
+            index = <int>events[i].data.u64
+            size = recv(fd[index], buffer, sizeof(buffer), MSG_DONTWAIT)
+            if size <= 0:
+                raise ConnectionError("the server closed a connection under load")
+            owed[index] -= size
+            if owed[index] < 0:
+                raise ValueError("a reply was longer than expected: the server refuses what it should grant")
+            if owed[index] == 0:
+                done += 1
+                turn[index] = (turn[index] + 1) % len(<list>batches[index])
+                batch = (<list>batches[index])[turn[index]]
+                owed[index] = replies[turn[index] % kinds]
+                send(fd[index], PyBytes_AS_STRING(batch), PyBytes_GET_SIZE(batch), MSG_NOSIGNAL)
+    c_close(poll)
+    return done

@@ -1,0 +1,39 @@
+"""Level 2: the vectors against the real counterd, over TCP and over its Unix socket.
+
+One daemon for each kind serves all cases, so that one that leaves something behind shows in those after it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import daemon
+from conformance import vectors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CASES = vectors.load("counter")
+
+
+@pytest.fixture(scope="module", params=["tcp", "unix"])
+def connection_kind(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[daemon.Daemon, bool]]:
+    unix = request.param == "unix"
+    directory = tmp_path_factory.mktemp(request.param)
+    settings = {"counter.socket": str(directory / "s"), "counter.bind": " "} if unix else {}
+    with daemon.running(directory / "daemon", settings) as counterd:
+        yield counterd, unix
+        figures = counterd.wait_for_stats(curr_connections=1, holdings=0, holdings_leaving=0)
+        assert figures["internal_errors"] == 0
+        assert figures["total_connections"] > len(CASES)
+        assert not counterd.lines("WARNING|ERROR|Traceback")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_counterd_does_what_the_vector_says(case: vectors.Case, connection_kind: tuple[daemon.Daemon, bool]) -> None:
+    counterd, unix = connection_kind
+    vectors.run_case(case, lambda: vectors.SocketPeer(counterd.connect(unix=unix)))

@@ -1,0 +1,40 @@
+"""Fixtures for the tests that run the real daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., daemon.Daemon]]:
+    """Starts a counterd with these settings (see daemon.running), which ends with the test."""
+    with contextlib.ExitStack() as stack:
+        count = 0
+
+        def started(settings: Mapping[str, Any] | None = None, **options: Any) -> daemon.Daemon:
+            nonlocal count
+            count += 1
+            return stack.enter_context(daemon.running(tmp_path / f"daemon{count}", settings, **options))
+
+        yield started
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A directory for Unix sockets, whose addresses are bounded: pytest's own has the name of the test in it."""
+    directory = Path(tempfile.mkdtemp(prefix="counterd-"))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory)

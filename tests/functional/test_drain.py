@@ -1,0 +1,184 @@
+"""SIGTERM and SIGINT: no more is accepted, what was received is answered, all is closed, exit status 0."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from counterd.protocols.counter import wire
+from functional import peers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import daemon
+
+BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+KINDS = pytest.mark.parametrize("unix", [False, True], ids=["tcp", "unix"])
+
+
+def many_counters(connection: socket.socket, count: int) -> None:
+    peers.acquire_many(connection, [b"counter %d" % number for number in range(count)])
+
+
+@BOTH
+def test_idle_connections_are_closed(
+    number: signal.Signals, start: Callable[..., daemon.Daemon], short_path: Path
+) -> None:
+    counterd = start({"counter.socket": str(short_path / "s")})
+    with counterd.connect() as tcp, counterd.connect(unix=True) as unix, counterd.connect() as holder:
+        for connection in (tcp, unix):
+            assert peers.ask(connection, wire.noop(1)).status == 0
+        assert peers.ask(holder, wire.acquire(1, b"jobs", 1, 1)).status == 0
+        counterd.send_signal(number)
+        for connection in (tcp, unix, holder):
+            assert connection.recv(1) == b""
+            connection.close()
+        assert counterd.ended() == 0
+    assert counterd.lines("stopping")
+    assert counterd.log[-1].endswith("stopped")
+    assert not counterd.lines("cut off|ERROR|Traceback")
+
+
+def test_does_not_wait_for_clients_that_keep_their_side_open(start: Callable[..., daemon.Daemon]) -> None:
+    counterd = start({"drain.timeout": 60})
+    with counterd.connect() as idle, counterd.connect() as half:
+        assert peers.ask(idle, wire.noop(1)).status == 0
+        assert peers.ask(half, wire.noop(1)).status == 0
+        half.sendall(wire.noop(2)[:5])
+        assert counterd.stop() == 0
+        assert peers.ends(idle)
+        assert peers.ends(half)
+    assert not counterd.lines("cut off")
+
+
+@KINDS
+@pytest.mark.parametrize("count", [100, 5_000, 200_000])
+def test_a_burst_sent_just_before_is_answered(
+    count: int, unix: bool, start: Callable[..., daemon.Daemon], short_path: Path
+) -> None:
+    """All of it had been received by this machine when the signal came."""
+    counterd = start({"counter.socket": str(short_path / "s")})
+    with counterd.connect(unix=unix) as connection:
+        assert peers.ask(connection, wire.acquire(0, peers.NAME, 7, 7)).status == 0
+        with ThreadPoolExecutor(1) as pool:
+            receiving = pool.submit(peers.receive_all, connection)
+            connection.sendall(peers.gets(count))
+            counterd.send_signal(signal.SIGTERM)
+            received = receiving.result()
+        assert len(received) == peers.NUMBER_SIZE * count
+        assert received == peers.get_responses(count, 7)
+    assert counterd.ended() == 0
+
+
+def test_what_was_acquired_just_before_is_answered_on_every_connection(start: Callable[..., daemon.Daemon]) -> None:
+    counterd = start()
+    connections = [counterd.connect() for _ in range(50)]
+    try:
+        for connection in connections:
+            assert peers.ask(connection, wire.noop(1)).status == 0
+        for connection in connections:
+            connection.sendall(wire.acquire(2, b"jobs", 1, 50))
+        counterd.send_signal(signal.SIGTERM)
+        for connection in connections:
+            (response,) = peers.responses(peers.receive_all(connection))
+            assert (response.opaque, response.status) == (2, 0)
+    finally:
+        for connection in connections:
+            connection.close()
+    assert counterd.ended() == 0
+
+
+def test_a_dump_under_way_is_finished(start: Callable[..., daemon.Daemon]) -> None:
+    counterd = start()
+    with counterd.connect() as holder, counterd.connect(receive_buffer=8192) as connection:
+        many_counters(holder, 50_000)
+        connection.sendall(wire.dump(1) * 2 + wire.noop(3))
+        begin = peers.receive(connection, 1000)
+        counterd.send_signal(signal.SIGTERM)
+        counterd.wait_for_log("stopping")
+        found = peers.responses(begin + peers.receive_all(connection))
+    assert len(found) == 50_001 * 2 + 1
+    assert (found[-1].opcode, found[-1].opaque) == (0, 3)
+    assert counterd.ended() == 0
+
+
+@KINDS
+def test_a_burst_behind_a_long_reply_is_answered(
+    unix: bool, start: Callable[..., daemon.Daemon], short_path: Path
+) -> None:
+    """The daemon does not read while its peer does not: when the signal comes, the burst is still in the kernel."""
+    counterd = start({"counter.socket": str(short_path / "s")})
+    with counterd.connect() as holder, counterd.connect(unix=unix, receive_buffer=8192) as connection:
+        many_counters(holder, 20_000)
+        connection.sendall(wire.dump(1) * 20)
+        counterd.wait_for_stats(stuck_outputs=1)
+        connection.sendall(wire.noop(2) * 100)
+        counterd.send_signal(signal.SIGTERM)
+        counterd.wait_for_log("stopping")
+        found = peers.responses(peers.receive_all(connection))
+    assert len([response for response in found if response.opcode == 0x11]) == 20_001 * 20
+    assert len([response for response in found if response.opaque == 2]) == 100
+    assert counterd.ended() == 0
+
+
+@KINDS
+def test_a_connection_that_does_not_read_is_cut_off(
+    unix: bool, start: Callable[..., daemon.Daemon], short_path: Path
+) -> None:
+    counterd = start({"drain.timeout": 1, "counter.socket": str(short_path / "s")})
+    with counterd.connect() as holder, counterd.connect(unix=unix, receive_buffer=8192) as connection:
+        many_counters(holder, 20_000)
+        connection.sendall(wire.dump(1) * 50)
+        counterd.wait_for_stats(stuck_outputs=1)
+        began = time.monotonic()
+        assert counterd.stop() == 0
+        assert time.monotonic() - began >= 0.99
+    assert counterd.lines(r"drain\.timeout is over: 1 ")
+
+
+def test_no_time_at_all(start: Callable[..., daemon.Daemon]) -> None:
+    counterd = start({"drain.timeout": 0})
+    with counterd.connect() as connection:
+        assert peers.ask(connection, wire.noop(1)).status == 0
+        assert counterd.stop() == 0
+        assert peers.ends(connection)
+
+
+@KINDS
+def test_nothing_is_accepted_any_more(unix: bool, start: Callable[..., daemon.Daemon], short_path: Path) -> None:
+    counterd = start({"drain.timeout": 60, "counter.socket": str(short_path / "s")}, status=1)
+    with counterd.connect() as holder, counterd.connect(receive_buffer=8192) as connection:
+        many_counters(holder, 20_000)
+        connection.sendall(wire.dump(1) * 50)
+        counterd.wait_for_stats(stuck_outputs=1)
+        counterd.send_signal(signal.SIGTERM)
+        assert holder.recv(1) == b""  # so it has begun
+        with socket.socket(socket.AF_UNIX if unix else socket.AF_INET) as another:
+            assert another.connect_ex(counterd.path if unix else counterd.address) == errno.ECONNREFUSED
+        assert counterd.stop() == 1
+
+
+@BOTH
+def test_a_second_signal_ends_it_at_once(
+    number: signal.Signals, start: Callable[..., daemon.Daemon], short_path: Path
+) -> None:
+    path = short_path / "s"
+    counterd = start({"drain.timeout": 60, "counter.socket": str(path)}, status=1)
+    with counterd.connect() as holder, counterd.connect(receive_buffer=8192) as connection:
+        many_counters(holder, 20_000)
+        connection.sendall(wire.dump(1) * 50)
+        counterd.wait_for_stats(stuck_outputs=1)
+        counterd.send_signal(signal.SIGTERM)
+        counterd.wait_for_log("stopping")
+        assert counterd.process.poll() is None
+        assert counterd.stop(number) == 1
+    assert counterd.lines("second signal")
+    assert not path.exists()

@@ -1,0 +1,148 @@
+"""Who is let in: max_connections, and what the descriptors of the process allow."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+import daemon
+from counterd.protocols.counter import wire
+from functional import peers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+KINDS = pytest.mark.parametrize("unix", [False, True], ids=["tcp", "unix"])
+# The descriptors that are set aside for everything but connections.
+RESERVED = 64
+
+
+def admitted(counterd: daemon.Daemon, stack: contextlib.ExitStack, count: int, unix: bool = False) -> list:
+    """So many connections that were let in."""
+    connections = [stack.enter_context(counterd.connect(unix=unix)) for _ in range(count)]
+    for connection in connections:
+        assert peers.ask(connection, wire.noop(1)).status == 0
+    return connections
+
+
+def is_refused(counterd: daemon.Daemon, unix: bool = False, sends: bytes = b"") -> bool:
+    with counterd.connect(unix=unix) as connection:
+        if sends:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.sendall(sends)
+        return peers.ends(connection)
+
+
+def low_limit(descriptors: int) -> tuple[str, ...]:
+    return daemon.after(f"import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, ({descriptors}, {descriptors}))")
+
+
+@KINDS
+def test_one_too_many_is_closed_and_counted(unix: bool, start: Callable[..., daemon.Daemon], short_path: Path) -> None:
+    counterd = start({"counter.max_connections": 3, "counter.socket": str(short_path / "s")})
+    with contextlib.ExitStack() as stack:
+        connections = admitted(counterd, stack, 3, unix)
+        assert is_refused(counterd, unix)
+        assert is_refused(counterd, unix, sends=wire.acquire(1, b"jobs", 1, 9) * 1000)
+        assert is_refused(counterd, not unix)
+        figures = wire.decode_stats(peers.ask(connections[0], wire.stats(1)).body)
+        assert figures["rejected:max_connections"] == "3"
+        assert figures["curr_connections"] == figures["connections_max"] == "3"
+        assert figures["total_connections"] == "3"
+        assert figures["internal_errors"] == "0"
+        assert figures["command:acquire"] == "0"
+        for connection in connections:
+            assert peers.ask(connection, wire.noop(1)).status == 0
+    assert counterd.lines("WARNING connection refused: 3 connections are open, the limit")
+
+
+@KINDS
+@pytest.mark.parametrize("reset", [False, True], ids=["close", "reset"])
+def test_after_one_leaves_another_gets_in(
+    unix: bool, reset: bool, start: Callable[..., daemon.Daemon], short_path: Path
+) -> None:
+    counterd = start({"counter.max_connections": 2, "counter.socket": str(short_path / "s")})
+    with contextlib.ExitStack() as stack:
+        first, second = admitted(counterd, stack, 2, unix)
+        assert is_refused(counterd)
+        if reset:
+            peers.reset(first)
+        else:
+            first.close()
+        daemon.wait_until(
+            lambda: wire.decode_stats(peers.ask(second, wire.stats(1)).body)["curr_connections"] == "1", "a place"
+        )
+        admitted(counterd, stack, 1, unix)
+        assert is_refused(counterd)
+
+
+def test_refusals_are_logged_at_a_bounded_rate(start: Callable[..., daemon.Daemon]) -> None:
+    counterd = start({"counter.max_connections": 1})
+    with contextlib.ExitStack() as stack:
+        (connection,) = admitted(counterd, stack, 1)
+        for _ in range(200):
+            assert is_refused(counterd)
+        figures = wire.decode_stats(peers.ask(connection, wire.stats(1)).body)
+        assert figures["rejected:max_connections"] == "200"
+    counterd.stop()
+    assert 1 <= len(counterd.lines("connection refused")) <= 10  # 5 in 10 s, and a slow machine
+
+
+def test_survives_more_connections_than_descriptors(start: Callable[..., daemon.Daemon], short_path: Path) -> None:
+    """The limit follows from RLIMIT_NOFILE, so that a connection too many is refused and accept() never fails."""
+    path = str(short_path / "s")
+    counterd = start({"counter.socket": path}, program=low_limit(100))
+    with contextlib.ExitStack() as stack:
+        first, *_ = admitted(counterd, stack, 100 - RESERVED)
+        figures = wire.decode_stats(peers.ask(first, wire.stats(1)).body)
+        assert figures["connections_max"] == str(100 - RESERVED)
+        # One burst, on both listeners, with many waiting to be accepted at the same time.
+        attempts = [stack.enter_context(counterd.connect(unix=number % 2 == 0)) for number in range(400)]
+        for number, attempt in enumerate(attempts):
+            assert peers.ends(attempt), number
+        figures = wire.decode_stats(peers.ask(first, wire.stats(1)).body)
+        assert figures["rejected:max_connections"] == "400"
+        assert figures["curr_connections"] == str(100 - RESERVED)
+        assert figures["internal_errors"] == "0"
+    counterd.wait_for_stats(curr_connections=1)
+    with contextlib.ExitStack() as stack:
+        admitted(counterd, stack, 100 - RESERVED)
+
+
+def test_what_the_descriptors_allow_is_the_most(start: Callable[..., daemon.Daemon]) -> None:
+    counterd = start({"counter.max_connections": 1000}, program=low_limit(200))
+    assert counterd.stats()["connections_max"] == 200 - RESERVED
+
+
+def test_takes_all_the_descriptors_it_may_have(start: Callable[..., daemon.Daemon]) -> None:
+    """The soft limit is often 1,024 for the sake of programs that use select()."""
+    soft = daemon.after("import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (70, 300))")
+    assert start(program=soft).stats()["connections_max"] == 300 - RESERVED
+
+
+def test_fewer_descriptors_than_are_set_aside(start: Callable[..., daemon.Daemon]) -> None:
+    counterd = start(program=low_limit(RESERVED - 24))
+    with contextlib.ExitStack() as stack:
+        (connection,) = admitted(counterd, stack, 1)
+        assert is_refused(counterd)
+        assert peers.ask(connection, wire.noop(1)).status == 0
+
+
+def test_a_burst_of_connections_is_accepted(start: Callable[..., daemon.Daemon]) -> None:
+    """All at once, without a SYN that has to be sent again."""
+    counterd = start()
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(socket.socket()) for _ in range(1000)]
+        for connection in connections:
+            connection.settimeout(daemon.PATIENCE)
+            connection.connect(counterd.address)
+        for connection in connections:
+            connection.sendall(wire.noop(1))
+        for connection in connections:
+            assert len(peers.receive(connection, 12)) == 12
+        counterd.wait_for_stats(curr_connections=1001)
+    counterd.wait_for_stats(curr_connections=1)

@@ -1,0 +1,140 @@
+"""Logs that nobody reads, and logs for programs."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import signal
+from typing import TYPE_CHECKING
+
+import daemon
+from counterd.client import Client
+from counterd.errors import ConnectionLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import pytest
+
+
+def test_serves_on_when_nobody_reads_its_log(tmp_path: Path, short_path: Path) -> None:
+    path = str(short_path / "s")
+    reading, writing = os.pipe()
+    try:
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+        with daemon.running(tmp_path / "d", {"counter.socket": path, "counter.bind": " "}, stderr=writing) as counterd:
+            with daemon.wait_until(lambda: connected(path), "it listens") as client:
+                counterd.config.write_text("nonsense\n" * 3000)  # a line each
+                counterd.send_signal(signal.SIGHUP)
+                daemon.wait_until(lambda: int(client.stats()["log_lines_lost"]) > 0, "lines are lost")
+                client.acquire("jobs", maximum=1)
+                assert counterd.process.poll() is None
+                client.release("jobs")
+                lost = int(client.stats()["log_lines_lost"])
+            # It ends, although a thread of it waits for the pipe.
+            assert counterd.stop() == 0
+            os.close(writing)
+            writing = -1
+            assert 1500 < lost < 3000
+            # What was written is whole lines but for the last.
+            lines = os.read(reading, 65536).decode().split("\n")
+            assert all(re.match(r"2[0-9-]{9}T[0-9:.]{12}Z (INFO |ERROR|WARNING) ", line) for line in lines[:-1])
+    finally:
+        os.close(reading)
+        if writing >= 0:
+            os.close(writing)
+
+
+def test_goes_on_logging_when_somebody_reads_again(tmp_path: Path, short_path: Path) -> None:
+    path = str(short_path / "s")
+    reading, writing = os.pipe()
+    with open(reading, "rb") as lines:  # noqa: PTH123 - of a descriptor
+        try:
+            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+            settings = {"counter.socket": path, "counter.bind": " "}
+            with daemon.running(tmp_path / "d", settings, stderr=writing) as counterd:
+                os.close(writing)
+                writing = -1
+                with daemon.wait_until(lambda: connected(path), "it listens") as client:
+                    counterd.config.write_text("nonsense\n" * 3000)
+                    counterd.send_signal(signal.SIGHUP)
+                    daemon.wait_until(lambda: int(client.stats()["log_lines_lost"]) > 0, "lines are lost")
+                    lost = int(client.stats()["log_lines_lost"])
+                    told = 0
+                    while told < lost:
+                        line = next(line for line in lines if b"WARNING log lines were lost" in line)
+                        told += int(line.decode().rpartition("lines=")[2])
+                    assert told == lost
+                    counterd.send_signal(signal.SIGUSR1)
+                    assert next(line for line in lines if b"stats of counter" in line)
+        finally:
+            if writing >= 0:
+                os.close(writing)
+
+
+def test_serves_on_when_its_log_is_closed(tmp_path: Path, short_path: Path) -> None:
+    """EPIPE for each line, and SIGPIPE for none."""
+    path = str(short_path / "s")
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        settings = {"counter.socket": path, "counter.bind": " "}
+        with (
+            daemon.running(tmp_path / "d", settings, stderr=writing) as counterd,
+            daemon.wait_until(lambda: connected(path), "it listens") as client,
+        ):
+            daemon.wait_until(lambda: int(client.stats()["log_lines_lost"]) >= 2, "lines are lost")
+            counterd.send_signal(signal.SIGUSR1)
+            daemon.wait_until(lambda: int(client.stats()["log_lines_lost"]) >= 3, "another line is lost")
+            assert client.acquire("jobs", maximum=1) == 1
+    finally:
+        os.close(writing)
+
+
+def connected(path: str) -> Client | None:
+    with contextlib.suppress(ConnectionLost):
+        return Client(path=path, timeout=daemon.PATIENCE)
+    return None
+
+
+def test_lines_for_programs(start: Callable[..., daemon.Daemon], tmp_path: Path) -> None:
+    counterd = start({"log.format": "json", "log.level": "debug", "counter.max_connections": 1})
+    with counterd.client() as client:
+        client.noop()
+        for _ in range(3):
+            with contextlib.suppress(ConnectionLost), counterd.client() as refused:
+                refused.noop()
+        counterd.config.write_text('counter.enable = "perhaps\n')
+        counterd.send_signal(signal.SIGHUP)
+        counterd.wait_for_log("not reloaded")
+        counterd.send_signal(signal.SIGUSR1)
+        counterd.wait_for_log("stats of counter")
+    assert counterd.stop() == 0
+    records = [json.loads(line) for line in counterd.log]
+    assert len(records) >= 8
+    for record in records:
+        assert list(record)[:3] == ["ts", "level", "msg"]
+        assert re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z", record["ts"])
+        assert record["level"] in ("debug", "info", "warning", "error")
+    assert {"debug", "info", "warning", "error"} == {record["level"] for record in records}
+    (ready,) = (record for record in records if record["msg"].startswith("ready"))
+    assert ready["pid"] == counterd.pid
+    assert {record["cause"] for record in records if "cause" in record} == {"rejected:max_connections"}
+
+
+def test_what_peers_send_is_not_logged(start: Callable[..., daemon.Daemon], capfd: pytest.CaptureFixture[str]) -> None:
+    """Names may be secrets of the application."""
+    counterd = start({"log.level": "debug"})
+    with counterd.client() as client:
+        client.acquire("s3cr3t-name", maximum=1)
+        client.dump()
+    with counterd.connect() as connection:
+        connection.sendall(b"s3cr3t-name" * 10)
+        assert connection.recv(100)
+    counterd.stop()
+    assert not counterd.lines("s3cr3t")
+    assert "s3cr3t" not in "".join(capfd.readouterr())

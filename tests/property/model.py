@@ -1,0 +1,535 @@
+"""What the counter room answers, said a second time: with dicts and lists, nothing clever, no bound it does not need.
+
+`Model` predicts every byte of output, `more`, `closing` and the store's figures, the order in which idle counters are
+reclaimed included, so that a test can compare after each step. Stats alone is not modelled: its figures are.
+
+`Client` is the other half: it drives a session of the real store in memory, as net would, and audits after each call.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter as Tally
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from counterd.protocols.counter import wire
+from counterd.protocols.counter._room import CounterStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from counterd._core import Session
+
+KEY = bytes(range(16))
+
+# The engine's bounds, which shape its answers: _core.pxd and _room.pyx say why each is what it is.
+NAME_INLINE, NAME_PREFIX, BLOCK_PAYLOAD, BLOCK_SIZE = 40, 32, 60, 64
+RECORD_SIZE, HOLDING_SIZE = 64, 32
+OUTPUT_MAX, DUMP_PIECE, REPLY_MAX = 262144, 65536, 66000
+RECLAIM_STEPS, SLICE_STEPS = 64, 4096
+BODY_MAX = 65545
+
+NOOP, GET, ACQUIRE, RELEASE, STATS, DUMP = 0x00, 0x01, 0x02, 0x03, 0x10, 0x11
+OK, NOT_FOUND, INVALID, NOT_AVAILABLE, NOT_ACQUIRED, UNKNOWN, NO_MEMORY = 0, 0x01, 0x04, 0x21, 0x22, 0x81, 0x82
+TEXTS = {
+    NOT_FOUND: b"Not found",
+    INVALID: b"Invalid arguments",
+    NOT_AVAILABLE: b"Resource not available",
+    NOT_ACQUIRED: b"Not acquired",
+    UNKNOWN: b"Unknown command",
+    NO_MEMORY: b"OutOfMemory",
+}
+COMMANDS = {NOOP: "noop", GET: "get", ACQUIRE: "acquire", RELEASE: "release", STATS: "stats", DUMP: "dump"}
+REFUSALS = {
+    NOT_FOUND: "not_found",
+    INVALID: "invalid_arguments",
+    NOT_AVAILABLE: "not_available",
+    NOT_ACQUIRED: "not_acquired",
+    UNKNOWN: "unknown_command",
+    NO_MEMORY: "out_of_memory",
+}
+BEFORE_NAME = {GET: 2, ACQUIRE: 10, RELEASE: 6}
+
+
+def make_store(
+    buckets: int = 8, holdings: int = 64, holdings_per_connection: int = 0, name_memory: int = 0, **others: Any
+) -> CounterStore:
+    """A small store with a known key."""
+    others.setdefault("figures", dict)
+    return CounterStore(
+        buckets=buckets,
+        holdings=holdings,
+        holdings_per_connection=holdings_per_connection,
+        name_memory=name_memory,
+        hash_key=KEY,
+        **others,
+    )
+
+
+def blocks_needed(name: bytes) -> int:
+    """Blocks of name memory that a name takes."""
+    return 0 if len(name) <= NAME_INLINE else -(-(len(name) - NAME_PREFIX) // BLOCK_PAYLOAD)
+
+
+def frames_of(stream: bytes) -> Iterator[bytes]:
+    """The complete frames at the start of a stream of requests or responses."""
+    while len(stream) >= 12 and len(stream) >= (end := 12 + int.from_bytes(stream[4:8], "big")):
+        yield stream[:end]
+        stream = stream[end:]
+
+
+# ---- the model ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ModelCounter:
+    """A record in use, and what is in it."""
+
+    name: bytes
+    number: int
+    consumption: int = 0
+    peak: int = 0
+    window: int = -1
+    in_ring: bool = False
+
+
+@dataclass(eq=False)
+class ModelSession:
+    """A connection. holdings: amounts by name; a new one goes to the end, and they are given back from there."""
+
+    holdings: dict[bytes, int] = field(default_factory=dict)
+    kept: bytes = b""
+    position: int = 0
+    dump_opaque: bytes = b""
+    more: bool = False
+    closing: bool = False
+    ended: bool = False
+    left: bool = False
+    open: bool = True
+
+
+@dataclass
+class Parsed:
+    """One request. status: what parsing already decided; breaks: framing is lost with it."""
+
+    size: int
+    opcode: int
+    opaque: bytes
+    status: int
+    breaks: bool = False
+    name: bytes = b""
+    resources: int = 0
+    maximum: int = 0
+
+
+def parse(data: bytes) -> Parsed | None:
+    """The first request of data, or None if more bytes are needed."""
+    if len(data) < 12:
+        return None
+    magic, opcode, _, _, length = struct.unpack_from(">BBBBI", data)
+    request = Parsed(12, opcode, data[8:12], INVALID if opcode in COMMANDS or magic != 0x90 else UNKNOWN)
+    request.breaks = magic != 0x90 or length > BODY_MAX
+    if request.breaks:
+        return request
+    if len(data) < 12 + length:
+        return None
+    request.size += length
+    if opcode in BEFORE_NAME:
+        parse_body(request, data[12 : 12 + length])
+    elif opcode in COMMANDS and length == 0:
+        request.status = OK
+    return request
+
+
+def parse_body(request: Parsed, body: bytes) -> None:
+    """Get, Acquire and Release: its numbers, the length of the name, the name, and nothing else."""
+    fixed = BEFORE_NAME[request.opcode]
+    request.name = body[fixed:]
+    if not request.name or int.from_bytes(body[fixed - 2 : fixed], "big") != len(request.name):
+        return
+    if request.opcode != GET:
+        request.resources = int.from_bytes(body[:4], "big")
+    if request.opcode == ACQUIRE:
+        request.maximum = int.from_bytes(body[4:8], "big")
+        if not 0 < request.resources <= request.maximum:
+            return
+    request.status = OK
+
+
+class Model:
+    """A store and its sessions."""
+
+    def __init__(self, buckets: int, holdings: int, holdings_per_connection: int, name_memory: int) -> None:
+        self.buckets = buckets
+        self.holdings_max = holdings
+        self.per_connection = holdings_per_connection or holdings
+        self.blocks_max = name_memory // BLOCK_SIZE
+        self.window = 0
+        self.counters: dict[bytes, ModelCounter] = {}
+        self.numbered: dict[int, ModelCounter] = {}
+        self.free: list[int] = []
+        self.fresh = 0
+        self.ring: deque[ModelCounter] = deque()
+        self.sweep_left = 0
+        self.leaving: deque[ModelSession] = deque()
+        self.sessions: list[ModelSession] = []
+        self.sessions_total = 0
+        self.tally: Tally[str] = Tally()
+        self.out = bytearray()
+
+    # -- sessions --
+
+    def session(self) -> ModelSession:
+        session = ModelSession()
+        self.sessions.append(session)
+        self.sessions_total += 1
+        return session
+
+    def receive(self, session: ModelSession, data: bytes) -> bytes:
+        self.tally["bytes_in"] += len(data)
+        if session.closing or session.ended:
+            return b""
+        session.kept += data
+        if session.more:
+            return b""
+        self.out.clear()
+        self._run(session)
+        return self._end_call(session)
+
+    def take_output(self, session: ModelSession) -> bytes:
+        if session.closing or not session.more:
+            return b""
+        self.out.clear()
+        if session.position:
+            self._produce(session)
+        self._run(session)
+        return self._end_call(session)
+
+    def eof(self, session: ModelSession) -> bytes:
+        if session.closing or session.ended:
+            return b""
+        self.out.clear()
+        session.ended = True
+        return self._end_call(session)
+
+    def closed(self, session: ModelSession) -> None:
+        session.closing = True
+        session.more = False
+        session.kept = b""
+        self._leave(session)
+        if session.open:
+            session.open = False
+            self.sessions.remove(session)
+
+    def _run(self, session: ModelSession) -> None:
+        """Requests in order, until the rest of the input has to wait."""
+        session.more = False
+        while not session.closing:
+            if session.position or len(self.out) >= OUTPUT_MAX:
+                session.more = bool(session.position or session.kept)
+                return
+            request = parse(session.kept)
+            if request is None:
+                return
+            session.kept = session.kept[request.size :]
+            self._execute(session, request)
+            session.closing = request.breaks
+
+    def _end_call(self, session: ModelSession) -> bytes:
+        if session.ended and parse(session.kept) is None:
+            self._leave(session)
+            if not session.more:
+                session.closing = True
+        if session.closing:
+            session.more = False
+            session.kept = b""
+        self.tally["bytes_out"] += len(self.out)
+        return bytes(self.out)
+
+    def _leave(self, session: ModelSession) -> None:
+        if not session.left:
+            session.left = True
+            if session.holdings:
+                self.leaving.append(session)
+
+    # -- requests --
+
+    def _execute(self, session: ModelSession, request: Parsed) -> None:
+        status, body = request.status, b""
+        if status == OK:
+            self.tally[f"command:{COMMANDS[request.opcode]}"] += 1
+            if request.opcode == DUMP:
+                session.position = 1
+                session.dump_opaque = request.opaque
+                self._produce(session)
+                return
+            if request.opcode == ACQUIRE:
+                status = self._acquire(session, request)
+                body = struct.pack(">I", request.resources)
+            elif request.opcode == RELEASE:
+                status = self._release(session, request)
+            elif request.opcode == GET:
+                counter = self.find(request.name)
+                status = OK if counter else NOT_FOUND
+                body = struct.pack(">I", counter.consumption) if counter else b""
+        if status != OK:
+            body = TEXTS[status]
+            self.tally[f"refused:{REFUSALS[status]}"] += 1
+        self._reply(request.opcode, status, request.opaque, body)
+
+    def _reply(self, opcode: int, status: int, opaque: bytes, body: bytes) -> None:
+        self.out += struct.pack(">BBBBI4s", 0x91, opcode, status, 0, len(body), opaque) + body
+
+    def _acquire(self, session: ModelSession, request: Parsed) -> int:
+        counter = self.counters.get(request.name)
+        if counter and counter.consumption + request.resources > request.maximum:
+            return NOT_AVAILABLE
+        if request.name not in session.holdings and self._ledger_is_full(session):
+            return NO_MEMORY
+        if counter is None:
+            counter = self._create(request.name)
+            if counter is None:
+                return NO_MEMORY
+            self.tally["total_objects"] += 1
+        elif not self.exists(counter):
+            self.tally["total_objects"] += 1
+        session.holdings[request.name] = session.holdings.get(request.name, 0) + request.resources
+        counter.peak = max(self._peak(counter), counter.consumption + request.resources)
+        counter.consumption += request.resources
+        counter.window = self.window
+        return OK
+
+    def _release(self, session: ModelSession, request: Parsed) -> int:
+        if not self.find(request.name):
+            return NOT_FOUND
+        if session.holdings.get(request.name, 0) < request.resources:
+            return NOT_ACQUIRED
+        if request.resources:
+            session.holdings[request.name] -= request.resources
+            if session.holdings[request.name] == 0:
+                del session.holdings[request.name]
+            self._restore(self.counters[request.name], request.resources)
+        return OK
+
+    def _produce(self, session: ModelSession) -> None:
+        end = len(self.out) + DUMP_PIECE
+        while session.position <= self.fresh:
+            if len(self.out) >= min(end, OUTPUT_MAX):
+                return
+            counter = self.numbered.get(session.position)
+            session.position += 1
+            if counter and self.exists(counter):
+                body = struct.pack(">IIH", counter.consumption, self._peak(counter), len(counter.name)) + counter.name
+                self._reply(DUMP, OK, session.dump_opaque, body)
+        self._reply(DUMP, OK, session.dump_opaque, b"")
+        session.position = 0
+
+    # -- counters --
+
+    def exists(self, counter: ModelCounter) -> bool:
+        return counter.consumption > 0 or counter.window == self.window
+
+    def find(self, name: bytes) -> ModelCounter | None:
+        counter = self.counters.get(name)
+        return counter if counter and self.exists(counter) else None
+
+    def holdings_used(self) -> int:
+        return sum(len(session.holdings) for session in {*self.sessions, *self.leaving})
+
+    def blocks_used(self) -> int:
+        return sum(map(blocks_needed, self.counters))
+
+    def _ledger_is_full(self, session: ModelSession) -> bool:
+        return self.holdings_used() >= self.holdings_max or len(session.holdings) >= self.per_connection
+
+    def _peak(self, counter: ModelCounter) -> int:
+        return counter.peak if counter.window == self.window else counter.consumption
+
+    def _restore(self, counter: ModelCounter, resources: int) -> None:
+        counter.peak = self._peak(counter)
+        counter.window = self.window
+        counter.consumption -= resources
+        if counter.consumption == 0 and not counter.in_ring:
+            counter.in_ring = True
+            self.ring.append(counter)
+
+    def _create(self, name: bytes) -> ModelCounter | None:
+        blocks = blocks_needed(name)
+        if blocks > self.blocks_max:
+            return None
+        steps = 0
+        while len(self.counters) >= self.buckets or self.blocks_used() + blocks > self.blocks_max:
+            if steps == RECLAIM_STEPS or not self.ring:
+                self.sweep_left = len(self.ring)
+                return None
+            steps += 1
+            idle = self._ring_pop()
+            if idle.consumption == 0:
+                self.tally["reclaimed" if self.exists(idle) else "expired"] += 1
+                self._free(idle)
+        if self.free:
+            number = self.free.pop()
+        else:
+            self.fresh += 1
+            number = self.fresh
+        counter = self.counters[name] = self.numbered[number] = ModelCounter(name, number)
+        return counter
+
+    def _free(self, counter: ModelCounter) -> None:
+        del self.counters[counter.name]
+        del self.numbered[counter.number]
+        self.free.append(counter.number)
+
+    def _ring_pop(self) -> ModelCounter:
+        counter = self.ring.popleft()
+        counter.in_ring = False
+        self.sweep_left = min(self.sweep_left, len(self.ring))
+        return counter
+
+    # -- time --
+
+    def next_deadline(self) -> int:
+        return 0 if self.leaving or self.sweep_left else -1
+
+    def begin_window(self, number: int) -> None:
+        if number > self.window:
+            self.window = number
+            self.sweep_left = len(self.ring)
+
+    def tick(self) -> None:
+        steps = SLICE_STEPS
+        while steps and self.leaving:
+            holdings = self.leaving[0].holdings
+            if holdings:
+                steps -= 1
+                name, amount = holdings.popitem()
+                self.tally["given_back"] += 1
+                self._restore(self.counters[name], amount)
+            else:
+                self.leaving.popleft()
+        if self.sweep_left == 0 or steps == 0:
+            return
+        while steps and self.sweep_left:
+            steps -= 1
+            self.sweep_left -= 1
+            counter = self._ring_pop()
+            if counter.consumption == 0:
+                if self.exists(counter):
+                    counter.in_ring = True
+                    self.ring.append(counter)
+                else:
+                    self.tally["expired"] += 1
+                    self._free(counter)
+        self.tally["gc_count"] += self.sweep_left == 0
+
+    # -- figures --
+
+    def figures(self) -> dict[str, int]:
+        """Those of the store's that do not depend on where names hash to, or on how the region is laid out."""
+        busy = sum(counter.consumption > 0 for counter in self.counters.values())
+        objects = sum(map(self.exists, self.counters.values()))
+        records, holdings, blocks = len(self.counters), self.holdings_used(), self.blocks_used()
+        counted = ["total_objects", "gc_count", "bytes_in", "bytes_out", "reclaimed", "expired", "given_back"]
+        counted += [f"command:{name}" for name in COMMANDS.values()]
+        counted += [f"refused:{name}" for name in REFUSALS.values()]
+        return {
+            **{name: self.tally[name] for name in counted},
+            "objects": objects,
+            "busy": busy,
+            "idle": objects - busy,
+            "records": records,
+            "buckets": self.buckets,
+            "holdings": holdings,
+            "holdings_max": self.holdings_max,
+            "holdings_leaving": sum(len(session.holdings) for session in self.leaving),
+            "name_memory": blocks * BLOCK_SIZE,
+            "name_memory_max": self.blocks_max * BLOCK_SIZE,
+            "used_memory": records * RECORD_SIZE + holdings * HOLDING_SIZE + blocks * BLOCK_SIZE,
+            "curr_connections": len(self.sessions),
+            "total_connections": self.sessions_total,
+            "window": self.window,
+        }
+
+
+# ---- the real one ---------------------------------------------------------------------------------------------------
+
+
+class Client:
+    """A session of a real store, and requests as calls. opaque: of every request, checked in every response."""
+
+    OPAQUE = 0xDEADBEEF
+
+    def __init__(self, store: CounterStore) -> None:
+        self.store = store
+        self.session: Session = store.session()
+        self.now_ns = 0
+
+    def pieces(self, data: bytes) -> list[bytes]:
+        """What one receive() gives, then what each take_output() does."""
+        pieces = [self.session.receive(data, self.now_ns)]
+        while self.session.more:
+            assert len(pieces[-1]) <= OUTPUT_MAX + REPLY_MAX
+            pieces.append(self.session.take_output(self.now_ns))
+        self.store.audit()
+        return pieces
+
+    def raw(self, data: bytes) -> bytes:
+        return b"".join(self.pieces(data))
+
+    def responses(self, data: bytes) -> list[wire.Response]:
+        return wire.ResponseParser().feed(self.raw(data))
+
+    def one(self, data: bytes) -> wire.Response:
+        """The only response to one request."""
+        (response,) = self.responses(data)
+        assert (response.opcode, response.opaque) == (data[1], self.OPAQUE)
+        if response.status != OK:
+            assert response.body == TEXTS[response.status]
+        return response
+
+    def acquire(self, name: bytes, resources: int = 1, maximum: int = 0xFFFFFFFF) -> int:
+        """The status; the body says what was granted."""
+        response = self.one(wire.acquire(self.OPAQUE, name, resources, maximum))
+        if response.status == OK:
+            assert wire.decode_consumption(response.body) == resources
+        return response.status
+
+    def release(self, name: bytes, resources: int = 1) -> int:
+        response = self.one(wire.release(self.OPAQUE, name, resources))
+        assert response.status != OK or response.body == b""
+        return response.status
+
+    def get(self, name: bytes) -> int | None:
+        """The consumption; None if there is no such counter."""
+        response = self.one(wire.get(self.OPAQUE, name))
+        assert response.status in (OK, NOT_FOUND)
+        return wire.decode_consumption(response.body) if response.status == OK else None
+
+    def dump(self) -> dict[bytes, tuple[int, int]]:
+        """Consumption and peak by name; each name is there once, and the end once, as the last."""
+        responses = self.responses(wire.dump(self.OPAQUE))
+        assert {(response.opcode, response.status, response.opaque) for response in responses} == {
+            (DUMP, OK, self.OPAQUE)
+        }
+        assert [response.body == b"" for response in responses] == [False] * (len(responses) - 1) + [True]
+        entries = [wire.decode_dump_entry(response.body) for response in responses[:-1]]
+        dumped = {entry.name: (entry.consumption, entry.maximum) for entry in entries}
+        assert len(dumped) == len(entries)
+        return dumped
+
+    def close(self) -> None:
+        self.session.closed(self.now_ns)
+        self.store.audit()
+
+
+def settle(store: CounterStore, now_ns: int = 0) -> int:
+    """Gives the store its turns until nothing is due; how many that took."""
+    turns = 0
+    while store.next_deadline() >= 0:
+        store.tick(now_ns)
+        store.audit()
+        turns += 1
+        assert turns < 10_000
+    return turns

@@ -1,0 +1,272 @@
+"""The counter room against the plain-dict model: whatever is asked, in whatever order, both say the same.
+
+Several connections on one small store, names that get in each other's way, and everything that can happen to a
+connection or a store in between. COUNTERD_EXAMPLES=50 looks fifty times as long.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import Any
+
+from hypothesis import HealthCheck, assume, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from counterd._core import siphash
+from counterd.protocols.counter import wire
+from property.model import KEY, Model, ModelSession, make_store
+
+U32_MAX = 0xFFFFFFFF
+SESSIONS_MAX = 4
+NS_PER_CALL = 30_000_000
+
+
+def names_with(top: int, count: int) -> list[bytes]:
+    """Names whose hash begins with these four bits: they share a slot in every index of up to sixteen."""
+    found = (name for name in map(b"%d".__mod__, itertools.count()) if siphash(KEY, name) >> 60 == top)
+    return list(itertools.islice(found, count))
+
+
+def twins(template: bytes) -> tuple[bytes, bytes]:
+    """Two names with the same 32-bit tag."""
+    tags: dict[int, bytes] = {}
+    for number in itertools.count():
+        name = template % number
+        other = tags.setdefault(siphash(KEY, name) >> 32, name)
+        if other is not name:
+            return other, name
+    raise AssertionError
+
+
+COLLIDING = [*names_with(15, 4), *names_with(14, 2), *names_with(0, 2)]
+SHORT = [*COLLIDING, *twins(b"twin-%d"), b"\0", b"a" * 40]
+LONG = [b"a" * 41, b"a" * 92, b"a" * 91 + b"b", b"a" * 93, b"a" * 153, *twins(b"%053d")]
+GIANT = [b"%d" % digit * 65535 for digit in range(6)]
+BURST = [b"burst-%d" % number for number in range(150)]
+NAMES = [*SHORT, *LONG, *GIANT]
+
+# A request is drawn as a tuple, with a number for its name, so that a failing example can be read.
+opaques = st.sampled_from([0, 1, 0xDEADBEEF, U32_MAX])
+resources = st.sampled_from([1, 1, 1, 2, 3, 5, 0, 1 << 31, U32_MAX - 1, U32_MAX])
+maximums = st.sampled_from([1, 2, 3, 5, 5, U32_MAX, U32_MAX - 1])
+short = st.integers(0, len(SHORT) - 1)
+names = st.one_of(
+    st.integers(0, 3), short, st.integers(len(SHORT), len(SHORT + LONG) - 1), st.integers(0, len(NAMES) - 1)
+)
+acquires = st.tuples(st.just("acquire"), opaques, names, resources, maximums)
+releases = st.tuples(st.just("release"), opaques, names, resources)
+few = st.integers(0, 2)
+contended = st.one_of(
+    st.tuples(
+        st.just("acquire"), opaques, few, st.sampled_from([1, 1, 2, U32_MAX - 2]), st.sampled_from([3, 4, U32_MAX])
+    ),
+    st.tuples(st.just("release"), opaques, few, st.sampled_from([0, 1, 1, 2])),
+    st.tuples(st.just("get"), opaques, few),
+)
+# Frames that do not fit: those of the last kind break the framing, the others leave the connection as it is.
+misfits = st.one_of(
+    st.builds(wire.frame, st.sampled_from([0, 1, 2, 3, 0x10, 0x11]), opaques, st.binary(min_size=1, max_size=20)),
+    st.builds(wire.frame, st.integers(0x12, 0xFF), opaques, st.binary(max_size=20), flags=st.integers(0, 255)),
+    st.builds(wire.frame, st.integers(0, 255), opaques, magic=st.integers(0, 255), body_length=st.just(65546)),
+)
+requests = st.one_of(
+    acquires,
+    acquires,
+    acquires,
+    releases,
+    releases,
+    st.tuples(st.just("get"), opaques, names),
+    st.tuples(st.just("dump"), opaques),
+    st.tuples(st.just("noop"), opaques),
+    st.tuples(st.just("raw"), st.integers(0, 7).flatmap(lambda rarely: misfits if rarely == 0 else st.just(b""))),
+)
+batches = st.one_of(
+    st.lists(requests, min_size=1, max_size=10),
+    st.lists(requests, min_size=1, max_size=10),
+    st.lists(contended, min_size=3, max_size=10),
+)
+
+
+def encoded(request: tuple[Any, ...]) -> bytes:
+    kind, *arguments = request
+    if kind == "raw":
+        return arguments[0]
+    if len(arguments) > 1:
+        arguments[1] = NAMES[arguments[1]]
+    return getattr(wire, kind)(*arguments)
+
+
+class CounterMachine(RuleBasedStateMachine):
+    """One store and its model, side by side."""
+
+    @initialize(
+        sizes=st.one_of(
+            st.fixed_dictionaries(
+                {
+                    "buckets": st.integers(1, 8),
+                    "holdings": st.sampled_from([3, 8, 16, 16]),
+                    "holdings_per_connection": st.sampled_from([0, 0, 2, 5]),
+                    "name_memory": st.sampled_from([0, 3 * 64, 5 * 64, 10 * 64, 10 * 64]),
+                }
+            ),
+            st.just({"buckets": 8, "holdings": 64, "holdings_per_connection": 0, "name_memory": 5 * 1092 * 64}),
+            st.just({"buckets": 100, "holdings": 300, "holdings_per_connection": 0, "name_memory": 300 * 64}),
+        )
+    )
+    def make(self, sizes: dict[str, int]) -> None:
+        self.store = make_store(**sizes)
+        self.model = Model(**sizes)
+        self.now_ns = 0
+        self.pairs = []
+
+    def pair(self, number: int, *, waiting: bool = False):
+        """A connection that is not closing: the session, its model, and what its peer has not sent yet."""
+        usable = [pair for pair in self.pairs if not pair[0].closing and (pair[0].more or not waiting)]
+        if not usable:
+            usable = [(self.store.session(), self.model.session(), bytearray())]
+            self.pairs += usable
+        return usable[number % len(usable)]
+
+    def compare(self, pair, method: str, *data: bytes) -> None:
+        """Both are told the same, and say the same."""
+        session, model, _ = pair
+        self.now_ns += NS_PER_CALL
+        said = getattr(session, method)(*data, self.now_ns)
+        expected = getattr(self.model, method)(model, *data)
+        assert said == expected
+        assert (session.more, session.closing) == (model.more, model.closing)
+
+    def drain(self, pair) -> None:
+        while pair[0].more:
+            self.compare(pair, "take_output")
+
+    # -- what peers do --
+
+    @precondition(lambda self: len(self.pairs) < SESSIONS_MAX)
+    @rule(number=st.integers(0, 3), batch=batches)
+    def connect(self, number: int, batch: list[tuple[Any, ...]]) -> None:
+        self.pairs.append((self.store.session(), self.model.session(), bytearray()))
+        self.send(number, batch, 0)
+
+    @rule(number=st.integers(0, 3), batch=batches, held_back=st.integers(-20, 20))
+    def send(self, number: int, batch: list[tuple[Any, ...]], held_back: int) -> None:
+        """Several requests at once; the last bytes may come only with the next."""
+        pair = self.pair(number)
+        unsent = pair[2]
+        unsent += b"".join(map(encoded, batch))
+        size = len(unsent) - max(0, min(held_back, len(unsent)))
+        data = bytes(unsent[:size])
+        del unsent[:size]
+        self.compare(pair, "receive", data)
+
+    @rule(
+        number=st.integers(0, 3),
+        start=st.sampled_from([0, 0, 0, 20, 70]),
+        count=st.sampled_from([5, 64, 65, 70, 100]),
+        release=st.booleans(),
+    )
+    def burst(self, number: int, start: int, count: int, release: bool) -> None:
+        """Many counters are acquired, and perhaps released: idle ones, and stale entries of the ring."""
+        pair = self.pair(number)
+        assume(not pair[2])
+        chosen = BURST[start : start + count]
+        self.compare(pair, "receive", b"".join(wire.acquire(0, name, 1, U32_MAX) for name in chosen))
+        if release:
+            self.compare(pair, "receive", b"".join(wire.release(0, name, 1) for name in chosen))
+
+    @precondition(lambda self: self.model.blocks_max > 1092)
+    @rule(number=st.integers(0, 3), chosen=st.permutations(range(6)), behind=st.lists(requests, max_size=8))
+    def dump_giants(self, number: int, chosen: list[int], behind: list[tuple[Any, ...]]) -> None:
+        """Names so long that each is a piece of a Dump of its own."""
+        pair = self.pair(number)
+        assume(not pair[2])
+        asked = [("acquire", 0, NAMES.index(GIANT[digit]), 1, U32_MAX) for digit in chosen]
+        self.compare(pair, "receive", b"".join(map(encoded, [*asked, ("dump", 1), *behind])))
+
+    @precondition(lambda self: any(pair[0].more for pair in self.pairs))
+    @rule(number=st.integers(0, 3), once=st.booleans())
+    def take_output(self, number: int, once: bool) -> None:
+        pair = self.pair(number, waiting=True)
+        self.compare(pair, "take_output")
+        if not once:
+            self.drain(pair)
+
+    @precondition(lambda self: len(self.pairs) > 1)
+    @rule(number=st.integers(0, 3), times=st.integers(1, 2), batch=st.lists(requests, max_size=3))
+    def end(self, number: int, times: int, batch: list[tuple[Any, ...]]) -> None:
+        """The peer sends its last; whatever it sends after that is not looked at."""
+        pair = self.pair(number)
+        assume(not pair[2])
+        self.compare(pair, "receive", b"".join(map(encoded, batch)))
+        for _ in range(times):
+            self.compare(pair, "eof")
+        self.compare(pair, "receive", wire.noop(1))
+
+    @precondition(lambda self: len(self.pairs) > 1)
+    @rule(number=st.integers(0, 3), times=st.integers(1, 2))
+    def closed(self, number: int, times: int) -> None:
+        """Those that are closing go first."""
+        pair = next((pair for pair in self.pairs if pair[0].closing), self.pairs[number % len(self.pairs)])
+        for _ in range(times):
+            pair[0].closed(self.now_ns)
+            self.model.closed(pair[1])
+        self.compare(pair, "receive", wire.noop(1))
+        self.compare(pair, "take_output")
+        self.pairs.remove(pair)
+
+    # -- what happens to the store --
+
+    @rule()
+    def tick(self) -> None:
+        self.store.tick(self.now_ns)
+        self.model.tick()
+
+    @rule(step=st.integers(-1, 3))
+    def begin_window(self, step: int) -> None:
+        number = max(0, self.model.window + step)
+        self.store.begin_window(number)
+        self.model.begin_window(number)
+
+    @rule(holdings=st.sampled_from([0, 1, 2, 5, 100]))
+    def limit_holdings(self, holdings: int) -> None:
+        self.store.limit_holdings(holdings)
+        self.model.per_connection = holdings or self.model.holdings_max
+
+    # -- what is always so --
+
+    @invariant()
+    def agrees(self) -> None:
+        self.store.audit()
+        expected = self.model.figures()
+        snapshot = self.store.snapshot()
+        assert {name: snapshot[name] for name in expected} == expected
+        assert self.store.next_deadline() == self.model.next_deadline()
+        for name in COLLIDING:
+            amounts = sorted(amount for _, amount, _ in self.store.holders(name))
+            assert amounts == sorted(held.holdings[name] for held in self.holding() if name in held.holdings)
+
+    def holding(self) -> set[ModelSession]:
+        return {*self.model.sessions, *self.model.leaving}
+
+    def teardown(self) -> None:
+        """Everybody goes, and everything is given back, once."""
+        if not hasattr(self, "pairs"):
+            return
+        while self.pairs:
+            self.closed(0, 1)
+        while self.store.next_deadline() >= 0:
+            self.tick()
+            self.agrees()
+        snapshot = self.store.snapshot()
+        assert (snapshot["busy"], snapshot["holdings"], snapshot["holdings_leaving"]) == (0, 0, 0)
+
+
+CounterMachine.TestCase.settings = settings(
+    max_examples=300 * int(os.environ.get("COUNTERD_EXAMPLES", "1")),
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
+TestCounterRoom = CounterMachine.TestCase

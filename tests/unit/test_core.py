@@ -1,0 +1,794 @@
+"""The engine: table, names, ledger, ring, windows and giving back, driven through sessions in memory.
+
+Everything is audited after each call (`Client` and `settle` do that), so a test says only what should be seen.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import random
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from counterd._core import Session, Store, siphash
+from counterd.protocols.counter import wire
+from property.model import (
+    KEY,
+    NO_MEMORY,
+    NOT_ACQUIRED,
+    NOT_AVAILABLE,
+    NOT_FOUND,
+    OK,
+    RECLAIM_STEPS,
+    SLICE_STEPS,
+    Client,
+    make_store,
+    settle,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SIZES: dict[str, Any] = {"buckets": 1, "holdings": 1, "name_memory": 0, "hash_key": KEY}
+
+
+def home(name: bytes, slots: int) -> int:
+    """The slot a name belongs in; slots: of the index, a power of two."""
+    return siphash(KEY, name) >> (64 - (slots.bit_length() - 1))
+
+
+def names_at(slot: int, slots: int, count: int) -> list[bytes]:
+    """The first `count` names, shorter than 9 bytes, that belong in a slot."""
+    found = (name for name in (b"%d" % number for number in itertools.count()) if home(name, slots) == slot)
+    return list(itertools.islice(found, count))
+
+
+@pytest.fixture(scope="module")
+def twins() -> list[tuple[bytes, bytes]]:
+    """Pairs of names with the same 32-bit tag, short and long: the index cannot tell them apart."""
+    tags: dict[int, bytes] = {}
+    pairs = []
+    for number in range(400_000):
+        name = b"%d" % number if number % 2 else b"%040d-long" % number
+        other = tags.setdefault(siphash(KEY, name) >> 32, name)
+        if other is not name:
+            pairs.append((other, name))
+    assert len(pairs) >= 4
+    return pairs
+
+
+def figures(store: Store, *names: str) -> list[int]:
+    snapshot = store.snapshot()
+    return [snapshot[name] for name in names]
+
+
+def acquire_all(client: Client, names: Iterable[bytes]) -> None:
+    """Acquires one of each, in one piece."""
+    responses = client.responses(b"".join(wire.acquire(0, name, 1, 1) for name in names))
+    assert {response.status for response in responses} <= {OK}
+
+
+def release_all(client: Client, names: Iterable[bytes]) -> None:
+    responses = client.responses(b"".join(wire.release(0, name, 1) for name in names))
+    assert {response.status for response in responses} <= {OK}
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    return [b"name-%d" % number for number in range(start, start + count)]
+
+
+# ---- making a store -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"buckets": 0}, "buckets must be at least 1"),
+        ({"hash_key": bytes(15)}, "hash_key must have 16 bytes, not 15"),
+        ({"hash_key": bytes(17)}, "hash_key must have 16 bytes, not 17"),
+        ({"hash_key": b""}, "hash_key must have 16 bytes, not 0"),
+        ({"buckets": (1 << 30) + 1}, "at most 1073741824 records and holdings, not 1073741825 and 1"),
+        ({"holdings": (1 << 30) + 1}, "at most 1073741824 records and holdings, not 1 and 1073741825"),
+        ({"buckets": 0xFFFFFFFF}, "at most 1073741824 records and holdings, not 4294967295 and 1"),
+        ({"name_memory": 0xFFFFFFFF * 64}, "name_memory must be below 274877906880 bytes, not 274877906880"),
+        ({"name_memory": (1 << 64) - 1}, "name_memory must be below 274877906880 bytes, not 18446744073709551615"),
+    ],
+)
+def test_impossible_sizes_are_refused(sizes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        Store(**(SIZES | sizes))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error"),
+    [
+        *(({name: number}, OverflowError) for name in ("buckets", "holdings") for number in (-1, 1 << 32)),
+        *(({"name_memory": number}, OverflowError) for number in (-1, 1 << 64)),
+        *(({"hash_key": key}, TypeError) for key in (None, "0123456789abcdef", bytearray(16))),
+    ],
+)
+def test_sizes_that_are_no_such_thing_are_refused(sizes: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        Store(**(SIZES | sizes))
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_every_size_has_to_be_given(name: str) -> None:
+    with pytest.raises(TypeError, match=name):
+        Store(**{key: value for key, value in SIZES.items() if key != name})
+
+
+MAKE_WITHOUT_MEMORY = """
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+from counterd._core import Store
+try:
+    Store(buckets=1 << 29, holdings=1 << 30, name_memory=0, hash_key=bytes(16))
+except MemoryError as error:
+    print(error)
+"""
+
+
+def test_a_store_that_cannot_be_mapped_is_a_memory_error() -> None:
+    done = subprocess.run([sys.executable, "-c", MAKE_WITHOUT_MEMORY], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("cannot map ")
+    assert done.stdout.endswith(" bytes for 536870912 records and 1073741824 holdings\n")
+
+
+def test_the_largest_store_costs_nothing_before_it_is_used() -> None:
+    client = Client(make_store(1 << 29, 1 << 30, name_memory=1 << 37))
+    assert client.session.receive(wire.acquire(1, b"a" * 100, 1, 1), 0)[2] == OK
+    assert figures(client.store, "records", "holdings", "name_memory") == [1, 1, 128]
+
+
+def test_an_empty_store() -> None:
+    store = Store(**SIZES)
+    assert store.next_deadline() == -1
+    assert store.take_dirty() == []
+    store.tick(0)
+    store.audit()
+    assert store.snapshot()["region"] > 0
+    sizes = ("region", "buckets", "holdings_max")
+    assert {value for name, value in store.snapshot().items() if name not in sizes} == {0}
+
+
+def test_the_base_store_has_no_sessions_of_its_own() -> None:
+    with pytest.raises(NotImplementedError):
+        Store(**SIZES).session()
+
+
+def test_a_session_needs_a_store() -> None:
+    for nothing in (None, 1):
+        with pytest.raises(TypeError):
+            Session(nothing)  # type: ignore[arg-type]
+
+
+# ---- the index ------------------------------------------------------------------------------------------------------
+
+
+def test_every_bucket_is_there_whatever_the_names_hash_to() -> None:
+    client = Client(make_store(16, 64))
+    names = names_at(31, 32, 16)
+    for count, name in enumerate(names, 1):
+        assert client.acquire(name, count) == OK
+        assert figures(client.store, "objects", "conflicts", "longest_probe") == [count, count - 1, count - 1]
+    assert client.acquire(b"one more") == NO_MEMORY
+    assert [client.get(name) for name in names] == list(range(1, 17))
+    assert client.get(names_at(31, 32, 17)[16]) is None
+
+
+@pytest.mark.parametrize("slots_of_names", [(7, 7, 7, 7), (7, 7, 0, 0), (6, 7, 7, 1), (6, 6, 7, 0), (7, 0, 7, 1)])
+def test_removal_moves_back_what_is_behind_also_around_the_end(slots_of_names: tuple[int, ...]) -> None:
+    """In every order of creation and of removal."""
+    spare = {slot: iter(names_at(slot, 8, 4)) for slot in set(slots_of_names)}
+    names = [next(spare[slot]) for slot in slots_of_names]
+    store = make_store(4, 16)
+    client = Client(store)
+    window = 0
+    for created in itertools.permutations(names):
+        for removed in itertools.permutations(range(4)):
+            acquire_all(client, created)
+            for count, place in enumerate(removed, 1):
+                assert client.release(created[place]) == OK
+                window += 1
+                store.begin_window(window)
+                settle(store)
+                gone = {created[other] for other in removed[:count]}
+                there = client.responses(b"".join(wire.get(0, name) for name in names))
+                assert [response.status for response in there] == [NOT_FOUND if name in gone else OK for name in names]
+            assert figures(store, "records", "conflicts") == [0, 0]
+
+
+def test_names_with_the_same_tag_are_told_apart(twins: list[tuple[bytes, bytes]]) -> None:
+    for first, second in twins:
+        store = make_store(4, 8, name_memory=4 * 64)
+        one, two = Client(store), Client(store)
+        assert one.acquire(first, 3) == OK
+        assert two.get(second) is None
+        assert two.release(second) == NOT_FOUND
+        assert two.acquire(second, 5) == OK
+        assert one.acquire(second, 7) == OK
+        assert (one.get(first), one.get(second)) == (3, 12)
+        assert one.release(first, 4) == NOT_ACQUIRED
+        assert two.release(first, 1) == NOT_ACQUIRED
+        assert two.release(second, 6) == NOT_ACQUIRED
+        assert one.dump() == {first: (3, 3), second: (12, 12)}
+        assert one.release(second, 7) == OK
+        assert (one.get(first), one.get(second)) == (3, 5)
+        assert [amount for _, amount, _ in store.holders(second)] == [5]
+
+
+def test_removing_one_of_two_names_with_the_same_tag_keeps_the_other(twins: list[tuple[bytes, bytes]]) -> None:
+    for first, second in (*twins, *((second, first) for first, second in twins)):
+        store = make_store(4, 8, name_memory=4 * 64)
+        one, two = Client(store), Client(store)
+        assert one.acquire(first, 1) == OK
+        assert two.acquire(second, 2) == OK
+        one.close()
+        settle(store)
+        store.begin_window(1)
+        settle(store)
+        assert figures(store, "records", "expired") == [1, 1]
+        assert (two.get(first), two.get(second)) == (None, 2)
+        assert two.release(second, 2) == OK
+        assert two.get(second) == 0
+
+
+# ---- names ----------------------------------------------------------------------------------------------------------
+
+
+def test_name_memory_runs_out_and_comes_back() -> None:
+    store = make_store(8, 8, name_memory=5 * 64 + 63)
+    client = Client(store)
+    first, second, third = b"1" * 92, b"2" * 152, b"3" * 212
+    assert client.acquire(first) == OK
+    assert client.acquire(second) == OK
+    assert client.acquire(third) == NO_MEMORY
+    assert client.acquire(b"4" * 93) == OK
+    assert figures(store, "name_memory", "name_memory_max") == [5 * 64, 5 * 64]
+    assert client.acquire(b"5" * 41) == NO_MEMORY
+    assert client.acquire(b"5" * 40) == OK
+    assert client.acquire(first) == OK
+    assert client.get(second) == 1
+    assert client.release(second) == OK
+    store.begin_window(1)
+    settle(store)
+    assert store.snapshot()["name_memory"] == 3 * 64
+    assert client.acquire(third) == NO_MEMORY
+    assert client.acquire(second) == OK
+    assert client.get(first) == 2
+    client.close()
+    settle(store)
+    store.begin_window(2)
+    settle(store)
+    assert figures(store, "name_memory", "records", "used_memory") == [0, 0, 0]
+    client = Client(store)
+    assert client.acquire(third) == OK
+    assert client.dump() == {third: (1, 1)}
+
+
+def test_a_name_longer_than_all_name_memory_takes_nobody_s_place() -> None:
+    client = Client(make_store(2, 8, name_memory=2 * 64))
+    assert client.acquire(b"idle") == OK
+    assert client.release(b"idle") == OK
+    assert client.acquire(b"x" * 153) == NO_MEMORY
+    assert client.get(b"idle") == 0
+    assert figures(client.store, "reclaimed", "expired") == [0, 0]
+    assert client.acquire(b"x" * 152) == OK
+    assert client.acquire(b"y" * 152) == NO_MEMORY
+    assert client.release(b"x" * 152) == OK
+    assert client.acquire(b"y" * 152) == OK
+    assert client.get(b"x" * 152) is None
+
+
+def test_name_memory_does_not_fragment() -> None:
+    """Names of every length come and go; at the end all of it can be had in one piece."""
+    numbers = random.Random(2)
+    store = make_store(20, 64, name_memory=100 * 64)
+    client = Client(store)
+    for window in range(1, 501):
+        names = {numbers.randbytes(numbers.choice((1, 40, 41, 92, 93, 500, 1500, 3000))) for _ in range(8)}
+        granted = {name for name in sorted(names) if client.acquire(name) == OK}
+        assert all(client.get(name) == 1 for name in granted)
+        release_all(client, granted)
+        store.begin_window(window)
+        settle(store)
+        assert store.snapshot()["name_memory"] == 0
+    assert client.acquire(b"x" * (32 + 100 * 60)) == OK
+
+
+# ---- the ledger -----------------------------------------------------------------------------------------------------
+
+
+def test_a_full_ledger_refuses_new_holdings_and_nothing_else() -> None:
+    store = make_store(8, 3)
+    one, two = Client(store), Client(store)
+    assert [one.acquire(b"a"), one.acquire(b"b"), two.acquire(b"a", 5)] == [OK, OK, OK]
+    assert two.acquire(b"b") == NO_MEMORY
+    assert one.acquire(b"c") == NO_MEMORY
+    assert one.get(b"c") is None
+    assert one.acquire(b"a") == OK
+    assert two.acquire(b"a") == OK
+    assert (one.get(b"a"), one.get(b"b")) == (8, 1)
+    assert two.release(b"a") == OK
+    assert two.acquire(b"b") == NO_MEMORY
+    assert two.acquire(b"b", 1, 1) == NOT_AVAILABLE
+    assert two.release(b"a", 5) == OK
+    assert two.acquire(b"b") == OK
+    assert figures(store, "holdings", "holdings_max", "objects") == [3, 3, 2]
+    assert Client(make_store(2, 0)).acquire(b"a") == NO_MEMORY
+
+
+def test_one_connection_is_bounded_and_the_others_are_not() -> None:
+    store = make_store(8, 8, holdings_per_connection=2)
+    one, two = Client(store), Client(store)
+    assert [one.acquire(b"a"), one.acquire(b"b"), one.acquire(b"c")] == [OK, OK, NO_MEMORY]
+    assert [two.acquire(b"c"), two.acquire(b"a"), two.acquire(b"b")] == [OK, OK, NO_MEMORY]
+    assert one.acquire(b"c") == NO_MEMORY
+    assert one.acquire(b"b", 4) == OK
+    assert one.release(b"a") == OK
+    assert one.acquire(b"c") == OK
+
+
+def test_the_bound_of_one_connection_can_change() -> None:
+    store = make_store(8, 4)
+    client = Client(store)
+    acquire_all(client, [b"a", b"b", b"c"])
+    store.limit_holdings(2)
+    assert client.acquire(b"d") == NO_MEMORY
+    assert client.acquire(b"a") == OK
+    assert client.release(b"c") == OK
+    assert client.acquire(b"c") == NO_MEMORY
+    assert client.release(b"b") == OK
+    assert client.acquire(b"c") == OK
+    store.limit_holdings(0)
+    acquire_all(client, [b"d", b"e"])
+    assert client.acquire(b"f") == NO_MEMORY
+
+
+def test_a_refusal_for_want_of_a_record_leaves_no_holding() -> None:
+    client = Client(make_store(1, 4))
+    assert client.acquire(b"a") == OK
+    assert client.acquire(b"b") == NO_MEMORY
+    assert figures(client.store, "holdings", "records", "objects", "total_objects") == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_holders_leave_a_counter_in_any_order(order: tuple[int, ...]) -> None:
+    store = make_store(2, 8)
+    clients = [Client(store) for _ in range(4)]
+    for number, client in enumerate(clients):
+        client.now_ns = number * 1_000_000_000
+        assert client.acquire(b"a", 1 << number) == OK
+    connections = {amount: connection for connection, amount, _ in store.holders(b"a")}
+    assert len(set(connections.values())) == 4
+    left = set(range(4))
+    for number in order:
+        assert sorted(store.holders(b"a")) == sorted((connections[1 << n], 1 << n, 10 * n) for n in left)
+        assert clients[number].release(b"a", 1 << number) == OK
+        left.remove(number)
+        assert clients[number].get(b"a") == sum(1 << other for other in left)
+    assert store.holders(b"a") == []
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(b"abcd")))
+def test_holdings_leave_a_connection_in_any_order(order: tuple[int, ...]) -> None:
+    client = Client(make_store(4, 4))
+    acquire_all(client, [b"a", b"b", b"c", b"d"])
+    for count, letter in enumerate(order, 1):
+        assert client.release(bytes([letter]), 2) == NOT_ACQUIRED
+        assert client.release(bytes([letter])) == OK
+        assert client.release(bytes([letter])) == NOT_ACQUIRED
+        assert client.store.snapshot()["holdings"] == 4 - count
+
+
+def test_since_is_when_a_holding_began() -> None:
+    client = Client(make_store())
+    for now_ns, expected in ((0, 0), (99_999_999, 0), (1_250_000_000, 0)):
+        client.now_ns = now_ns
+        assert client.acquire(b"a") == OK
+        assert [since for _, _, since in client.store.holders(b"a")] == [expected]
+    assert client.release(b"a", 3) == OK
+    assert client.acquire(b"a") == OK
+    assert [since for _, _, since in client.store.holders(b"a")] == [12]
+
+
+def test_nobody_holds_what_does_not_exist() -> None:
+    store = make_store()
+    for name in (b"", b"a", b"x" * 70_000):
+        assert store.holders(name) == []
+    with pytest.raises(TypeError):
+        store.holders(None)  # type: ignore[arg-type]
+
+
+# ---- idle counters --------------------------------------------------------------------------------------------------
+
+
+def test_the_longest_idle_counter_makes_room() -> None:
+    client = Client(make_store(3, 8))
+    acquire_all(client, [b"a", b"b", b"c"])
+    release_all(client, [b"b", b"c", b"a"])
+    for new, gone in ((b"d", b"b"), (b"e", b"c"), (b"f", b"a")):
+        assert client.get(gone) == 0
+        assert client.acquire(new) == OK
+        assert client.get(gone) is None
+    assert client.acquire(b"g") == NO_MEMORY
+    assert client.store.next_deadline() == -1
+    assert figures(client.store, "reclaimed", "expired", "total_objects", "objects") == [3, 0, 6, 3]
+
+
+def test_a_counter_that_was_used_again_is_not_reclaimed() -> None:
+    client = Client(make_store(2, 8))
+    acquire_all(client, [b"a", b"b"])
+    release_all(client, [b"a", b"b"])
+    acquire_all(client, [b"a"])
+    assert client.acquire(b"c") == OK
+    assert (client.get(b"a"), client.get(b"b"), client.get(b"c")) == (1, None, 1)
+
+
+def test_a_counter_keeps_its_place_in_the_ring_while_it_is_used_in_between() -> None:
+    """The ring is lazy: a place is given up when it is met, not when the counter is used."""
+    client = Client(make_store(2, 8))
+    acquire_all(client, [b"a", b"b"])
+    release_all(client, [b"a", b"b"])
+    acquire_all(client, [b"a"])
+    release_all(client, [b"a"])
+    assert client.acquire(b"c") == OK
+    assert (client.get(b"a"), client.get(b"b")) == (None, 0)
+    assert client.acquire(b"d") == OK
+    assert client.get(b"b") is None
+    release_all(client, [b"d", b"c"])
+    acquire_all(client, [b"e", b"f"])
+    assert (client.get(b"c"), client.get(b"d")) == (None, None)
+
+
+def test_a_counter_enters_the_ring_again_after_its_place_was_met() -> None:
+    client = Client(make_store(2, 8))
+    acquire_all(client, [b"a", b"b"])
+    for _ in range(5):
+        release_all(client, [b"a"])
+        acquire_all(client, [b"a"])
+        assert client.acquire(b"c") == NO_MEMORY
+    release_all(client, [b"a"])
+    assert client.acquire(b"c") == OK
+    assert client.store.snapshot()["reclaimed"] == 1
+
+
+@pytest.mark.parametrize(("stale", "status"), [(RECLAIM_STEPS - 1, OK), (RECLAIM_STEPS, NO_MEMORY)])
+def test_a_request_looks_at_no_more_than_its_steps(stale: int, status: int) -> None:
+    count = stale + 1
+    client = Client(make_store(count, 4 * count))
+    names = numbered(count)
+    acquire_all(client, names)
+    release_all(client, names)
+    acquire_all(client, names[:stale])
+    assert client.store.next_deadline() == -1
+    assert client.acquire(b"new") == status
+    assert client.get(names[-1]) == (None if status == OK else 0)
+    assert client.store.next_deadline() == (-1 if status == OK else 0)
+    settle(client.store)
+    if status == NO_MEMORY:
+        assert client.get(names[-1]) == 0
+        assert client.acquire(b"new") == OK
+    assert figures(client.store, "reclaimed", "busy", "idle") == [1, count, 0]
+
+
+# ---- windows and the sweep ------------------------------------------------------------------------------------------
+
+
+def test_an_idle_counter_is_gone_with_its_window_and_not_when_the_sweep_comes() -> None:
+    client = Client(make_store())
+    store = client.store
+    acquire_all(client, [b"idle", b"busy"])
+    release_all(client, [b"idle"])
+    assert client.get(b"idle") == 0
+    store.begin_window(1)
+    assert client.get(b"idle") is None
+    assert client.release(b"idle", 0) == NOT_FOUND
+    assert client.release(b"idle") == NOT_FOUND
+    assert client.dump() == {b"busy": (1, 1)}
+    assert store.holders(b"idle") == []
+    assert store.next_deadline() == 0
+    assert figures(store, "objects", "records", "idle", "expired") == [1, 2, 0, 0]
+    settle(store)
+    assert figures(store, "objects", "records", "idle", "expired", "gc_count") == [1, 1, 0, 1, 1]
+    assert client.get(b"idle") is None
+
+
+def test_a_counter_that_is_gone_can_be_acquired_before_the_sweep() -> None:
+    client = Client(make_store())
+    store = client.store
+    assert client.acquire(b"a", 5) == OK
+    assert client.release(b"a", 5) == OK
+    store.begin_window(1)
+    assert client.acquire(b"a", 2) == OK
+    assert client.dump() == {b"a": (2, 2)}
+    assert figures(store, "objects", "total_objects", "records") == [1, 2, 1]
+    settle(store)
+    assert client.get(b"a") == 2
+    assert store.snapshot()["expired"] == 0
+    assert client.release(b"a", 2) == OK
+    assert client.get(b"a") == 0
+    store.begin_window(2)
+    settle(store)
+    assert store.snapshot()["expired"] == 1
+
+
+def test_what_makes_room_after_its_window_has_expired_and_was_not_reclaimed() -> None:
+    client = Client(make_store(1, 4))
+    assert client.acquire(b"a") == OK
+    assert client.release(b"a") == OK
+    client.store.begin_window(1)
+    assert client.acquire(b"b") == OK
+    assert figures(client.store, "expired", "reclaimed") == [1, 0]
+    assert client.store.next_deadline() == -1
+
+
+def test_looking_and_being_refused_is_no_use() -> None:
+    client = Client(make_store())
+    assert client.acquire(b"a", 2) == OK
+    assert client.release(b"a", 2) == OK
+    assert client.get(b"a") == 0
+    assert client.release(b"a", 0) == OK
+    assert client.release(b"a", 1) == NOT_ACQUIRED
+    client.store.begin_window(1)
+    assert client.get(b"a") is None
+    assert client.acquire(b"a", 2) == OK
+    client.store.begin_window(2)
+    assert client.acquire(b"a", 2, 3) == NOT_AVAILABLE
+    assert client.release(b"a", 0) == OK
+    assert client.release(b"a", 3) == NOT_ACQUIRED
+    client.close()
+    settle(client.store)
+    assert Client(client.store).get(b"a") == 0
+
+
+def test_window_numbers_only_rise() -> None:
+    client = Client(make_store())
+    store = client.store
+    for number, window in ((0, 0), (5, 5), (5, 5), (4, 5), (0, 5), (6, 6), (0xFFFFFFFF, 0xFFFFFFFF), (7, 0xFFFFFFFF)):
+        assert client.acquire(b"a") == OK
+        assert client.release(b"a") == OK
+        before = store.snapshot()["window"]
+        store.begin_window(number)
+        assert store.snapshot()["window"] == window
+        assert client.get(b"a") == (0 if window == before else None)
+    for wrong in (-1, 1 << 32):
+        with pytest.raises(OverflowError):
+            store.begin_window(wrong)
+    settle(store)
+    assert client.get(b"a") == 0
+
+
+def test_the_peak_is_of_the_window() -> None:
+    client = Client(make_store())
+    store = client.store
+    assert client.acquire(b"a", 5) == OK
+    assert client.release(b"a", 3) == OK
+    assert client.dump() == {b"a": (2, 5)}
+    assert client.acquire(b"a", 2) == OK
+    assert client.dump() == {b"a": (4, 5)}
+    assert client.acquire(b"a", 2) == OK
+    assert client.dump() == {b"a": (6, 6)}
+    store.begin_window(1)
+    assert client.dump() == {b"a": (6, 6)}
+    assert client.release(b"a", 4) == OK
+    assert client.dump() == {b"a": (2, 6)}
+    store.begin_window(2)
+    assert client.dump() == {b"a": (2, 2)}
+    assert client.acquire(b"a", 1) == OK
+    assert client.dump() == {b"a": (3, 3)}
+    assert client.release(b"a", 3) == OK
+    assert client.dump() == {b"a": (0, 3)}
+    assert client.acquire(b"a", 1) == OK
+    assert client.dump() == {b"a": (1, 3)}
+
+
+def test_giving_back_counts_in_the_window_in_which_it_is_done() -> None:
+    store = make_store()
+    leaver, other = Client(store), Client(store)
+    assert leaver.acquire(b"a", 4) == OK
+    store.begin_window(1)
+    leaver.close()
+    store.begin_window(2)
+    assert other.dump() == {b"a": (4, 4)}
+    settle(store)
+    assert other.dump() == {b"a": (0, 4)}
+
+
+def test_the_sweep_goes_in_slices_and_once_round() -> None:
+    count = SLICE_STEPS + 904
+    client = Client(make_store(count, 2 * count))
+    store = client.store
+    names = numbered(count)
+    acquire_all(client, names)
+    release_all(client, names)
+    acquire_all(client, names[::2])
+    store.begin_window(1)
+    store.tick(1_000_000)
+    assert store.next_deadline() == 0
+    assert figures(store, "expired", "records", "gc_count") == [SLICE_STEPS // 2, count - SLICE_STEPS // 2, 0]
+    release_all(client, names[:2:2])
+    store.tick(3_500_000)
+    assert store.next_deadline() == -1
+    assert figures(store, "expired", "records") == [count // 2, count // 2]
+    assert figures(store, "gc_count", "last_gc_elapsed", "total_gc_elapsed") == [1, 2500, 2500]
+    store.begin_window(2)
+    store.tick(4_000_000)
+    assert figures(store, "gc_count", "last_gc_elapsed", "total_gc_elapsed") == [2, 0, 2500]
+    store.audit()
+
+
+def test_a_sweep_that_requests_finish_is_over() -> None:
+    """Creations between two ticks can meet all that the sweep has left: the next sweep begins when it begins."""
+    count = SLICE_STEPS + 100
+    client = Client(make_store(count, 2 * count))
+    store = client.store
+    acquire_all(client, numbered(count))
+    release_all(client, numbered(count))
+    store.begin_window(1)
+    store.tick(1_000_000_000)
+    assert store.next_deadline() == 0
+    acquire_all(client, numbered(count, start=count))
+    assert store.next_deadline() == -1
+    release_all(client, numbered(count, start=count))
+    store.begin_window(2)
+    store.tick(9_000_000_000)
+    store.tick(9_000_500_000)
+    assert store.next_deadline() == -1
+    assert store.snapshot()["last_gc_elapsed"] == 500
+
+
+def test_a_new_window_begins_the_sweep_anew() -> None:
+    count = SLICE_STEPS + 10
+    client = Client(make_store(count, 2 * count))
+    acquire_all(client, numbered(count))
+    release_all(client, numbered(count))
+    client.store.begin_window(1)
+    client.store.tick(0)
+    client.store.begin_window(2)
+    assert settle(client.store) == 1
+    assert figures(client.store, "records", "expired", "gc_count") == [0, count, 1]
+
+
+# ---- giving back ----------------------------------------------------------------------------------------------------
+
+
+def test_what_a_leaver_held_counts_until_its_turn() -> None:
+    store = make_store()
+    leaver, other = Client(store), Client(store)
+    assert leaver.acquire(b"a", 3) == OK
+    assert other.acquire(b"a", 1) == OK
+    leaver.close()
+    assert store.next_deadline() == 0
+    assert figures(store, "holdings_leaving", "given_back", "curr_connections") == [1, 0, 1]
+    assert other.acquire(b"a", 1, 4) == NOT_AVAILABLE
+    assert other.release(b"a", 2) == NOT_ACQUIRED
+    store.tick(0)
+    store.audit()
+    assert store.next_deadline() == -1
+    assert figures(store, "holdings_leaving", "given_back") == [0, 1]
+    assert other.acquire(b"a", 3, 4) == OK
+
+
+def test_a_leaver_s_holdings_fill_the_ledger_until_its_turn() -> None:
+    store = make_store(4, 1)
+    leaver, other = Client(store), Client(store)
+    assert leaver.acquire(b"a") == OK
+    leaver.close()
+    assert other.acquire(b"b") == NO_MEMORY
+    settle(store)
+    assert other.acquire(b"b") == OK
+
+
+def test_giving_back_goes_in_slices_the_first_leaver_first() -> None:
+    count = SLICE_STEPS - 1
+    store = make_store(count, 3 * count)
+    first, second, third = (Client(store) for _ in range(3))
+    for client in (first, second):
+        client.responses(b"".join(wire.acquire(0, name, 1, 9) for name in numbered(count)))
+    assert third.acquire(b"name-0", 2) == OK
+    first.close()
+    second.close()
+    assert [third.get(b"name-0"), third.get(b"name-1")] == [4, 2]
+    store.tick(0)
+    assert figures(store, "given_back", "holdings_leaving", "holdings") == [SLICE_STEPS, count - 1, count]
+    assert [third.get(b"name-0"), third.get(b"name-1")] == [3, 1]
+    assert third.get(numbered(count)[-1]) == 0
+    store.tick(0)
+    assert store.next_deadline() == -1
+    assert figures(store, "given_back", "holdings_leaving", "holdings") == [2 * count, 0, 1]
+    assert [third.get(b"name-0"), third.get(b"name-1")] == [2, 0]
+    store.audit()
+
+
+def test_each_holding_is_given_back_once_however_often_the_end_is_told() -> None:
+    store = make_store()
+    leaver, other = Client(store), Client(store)
+    assert leaver.acquire(b"a", 3) == OK
+    assert other.acquire(b"a", 3) == OK
+    assert leaver.session.eof(0) == b""
+    assert leaver.session.closing
+    for _ in range(3):
+        leaver.close()
+        settle(store)
+    assert leaver.session.eof(0) == b""
+    assert (other.get(b"a"), store.snapshot()["given_back"], store.sessions_open) == (3, 1, 1)
+
+
+def test_a_session_that_is_dropped_gives_back_too() -> None:
+    store = make_store()
+    leaver, other = Client(store), Client(store)
+    assert leaver.acquire(b"a") == OK
+    del leaver
+    assert store.sessions_open == 1
+    settle(store)
+    assert other.get(b"a") == 0
+
+
+DROP_A_CYCLE = """
+import gc
+from counterd.protocols.counter import wire
+from property.model import make_store, settle
+store = make_store()
+session = store.session()
+session.receive(wire.acquire(1, b"a", 1, 1), 0)
+session.owner = [session]
+del session
+gc.collect()
+settle(store)
+print(store.sessions_open, store.snapshot()["busy"], store.snapshot()["given_back"])
+"""
+
+
+def test_a_session_that_the_garbage_collector_finds_gives_back_too() -> None:
+    """As when a loop is thrown away with its connections. In a process of its own: it may not survive this."""
+    script = f"import sys; sys.path[:] = {sys.path!r}\n{DROP_A_CYCLE}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "0 0 1\n"), done.stderr
+
+
+def test_the_number_of_a_connection_is_not_used_again_before_all_is_given_back() -> None:
+    store = make_store()
+    leaver = Client(store)
+    assert leaver.acquire(b"a") == OK
+    leaver.close()
+    newcomer = Client(store)
+    assert newcomer.release(b"a") == NOT_ACQUIRED
+    assert newcomer.acquire(b"a", 2) == OK
+    assert len({connection for connection, _, _ in store.holders(b"a")}) == 2
+    settle(store)
+    assert Client(store).release(b"a") == NOT_ACQUIRED
+    assert newcomer.release(b"a", 2) == OK
+
+
+def test_a_connection_that_holds_nothing_leaves_nothing_to_do() -> None:
+    store = make_store()
+    for end in ("closed", "eof"):
+        client = Client(store)
+        assert client.acquire(b"a") == OK
+        assert client.release(b"a") == OK
+        getattr(client.session, end)(0)
+        assert store.next_deadline() == -1
+    store.audit()
+
+
+def test_there_are_as_many_connections_as_a_process_can_have_sockets() -> None:
+    store = make_store()
+    sessions = [store.session() for _ in range(1 << 20)]
+    with pytest.raises(MemoryError, match=r"^1048576 connections are open or leaving$"):
+        store.session()
+    assert (store.sessions_open, store.sessions_total) == (1 << 20, 1 << 20)
+    assert sessions[-1].receive(wire.acquire(1, b"a", 1, 1), 0)[2] == OK
+    sessions.pop().closed(0)
+    with pytest.raises(MemoryError):
+        store.session()
+    store.tick(0)
+    store.session().closed(0)
+    del sessions
+    gc.collect()
+    assert store.sessions_open == 0
