@@ -111,6 +111,33 @@ def test_a_dump_under_way_is_finished(start: Callable[..., daemon.Daemon]) -> No
 
 
 @KINDS
+@pytest.mark.parametrize("turn", ["get", "error"])
+def test_a_burst_that_was_not_even_looked_at_is_answered(
+    turn: str, unix: bool, start: Callable[..., daemon.Daemon], short_path: Path
+) -> None:
+    """The daemon gets no processor until after the signal. An error of 29 bytes answers a request of 12."""
+    count = 5_000 if unix else 60_000  # a Unix socket has room for about 200 KB
+    counterd = start({"counter.socket": str(short_path / "s")})
+    with counterd.connect(unix=unix) as connection:
+        assert peers.ask(connection, wire.acquire(0, peers.NAME, 7, 7)).status == 0
+        if turn == "get":
+            requests, expected = peers.gets(count), peers.get_responses(count, 7)
+        else:
+            requests = wire.frame(1, 5) * count
+            expected = wire.frame(1, 5, b"Invalid arguments", magic=0x91, flags=4) * count
+        counterd.send_signal(signal.SIGSTOP)
+        try:
+            connection.sendall(requests)
+            counterd.send_signal(signal.SIGTERM)
+        finally:
+            counterd.send_signal(signal.SIGCONT)
+        received = peers.receive_all(connection)
+        assert len(received) == len(expected)
+        assert received == expected
+    assert counterd.ended() == 0
+
+
+@KINDS
 def test_a_burst_behind_a_long_reply_is_answered(
     unix: bool, start: Callable[..., daemon.Daemon], short_path: Path
 ) -> None:
@@ -150,6 +177,14 @@ def test_no_time_at_all(start: Callable[..., daemon.Daemon]) -> None:
         assert peers.ask(connection, wire.noop(1)).status == 0
         assert counterd.stop() == 0
         assert peers.ends(connection)
+    assert counterd.lines(r"drain\.timeout is over: 1 ")
+
+
+def test_no_time_at_all_is_enough_for_no_connection(start: Callable[..., daemon.Daemon]) -> None:
+    counterd = start({"drain.timeout": 0})
+    assert counterd.stop() == 0
+    assert counterd.log[-1].endswith("stopped")
+    assert not counterd.lines("cut off")
 
 
 @KINDS
@@ -182,3 +217,19 @@ def test_a_second_signal_ends_it_at_once(
         assert counterd.stop(number) == 1
     assert counterd.lines("second signal")
     assert not path.exists()
+
+
+def test_other_signals_meanwhile(start: Callable[..., daemon.Daemon]) -> None:
+    counterd = start({"drain.timeout": 60}, status=1)
+    with counterd.connect() as holder, counterd.connect(receive_buffer=8192) as connection:
+        many_counters(holder, 20_000)
+        connection.sendall(wire.dump(1) * 50)
+        counterd.wait_for_stats(stuck_outputs=1)
+        counterd.send_signal(signal.SIGTERM)
+        assert holder.recv(1) == b""
+        counterd.config.write_text(counterd.config.read_text() + "counter.max_connections = 7\n")
+        counterd.send_signal(signal.SIGHUP)
+        counterd.send_signal(signal.SIGUSR1)
+        counterd.wait_for_log("stats of")
+        assert counterd.stop() == 1
+    assert not counterd.lines("ERROR|Traceback")

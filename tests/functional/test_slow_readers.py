@@ -36,9 +36,9 @@ def holder(start: Callable[..., daemon.Daemon], short_path: Path) -> Iterator[tu
 
 
 def read_slowly(connection: socket.socket, stop: threading.Event, taken: list[int]) -> None:
-    """About 4 MB/s, in pieces, until told to stop: it never takes all that is there."""
+    """About 400 KB/s, in pieces, until told to stop: it never takes all that is there."""
     while not stop.wait(0.05):
-        data = connection.recv(200_000)
+        data = connection.recv(20_000)
         if not data:
             return
         taken.append(len(data))
@@ -70,7 +70,6 @@ def test_one_that_reads_nothing_is_cut_off_and_one_that_reads_slowly_is_not(
             assert reader.is_alive()
             assert int(other.stats()["slow_readers"]) == 1
             assert int(other.stats()["stuck_outputs"]) == 1
-            assert sum(taken) < 150 * DUMP_SIZE
         finally:
             stop.set()
             reader.join()

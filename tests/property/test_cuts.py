@@ -1,0 +1,197 @@
+"""However a stream of requests is cut, and whenever its output is taken, the answer and what is left behind are the same.
+
+Every vector of one connection, streams made up by hypothesis, and one that is longer than any bound of the engine.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance import vectors
+from counterd.protocols.counter import wire
+from property.model import Client, frames_of, make_store, settle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+# Positions of a single cut that are tried in a stream: all of them up to this length, else those near the borders of
+# its frames and as many others at equal distances.
+EVERY_CUT_MAX = 2000
+STRIDES = 100
+NEAR = 13
+
+STREAMS = {case.name: stream for case in vectors.load("counter") if (stream := vectors.stream(case)) is not None}
+
+# When the output that waits is taken: all of it after each piece of input, one call after each, or all at the end.
+EAGER, ONE_BY_ONE, LATE = "eager", "one by one", "late"
+
+
+class Outcome(NamedTuple):
+    """What a stream led to. replies: with those figures of Stats left out that say how the stream was cut."""
+
+    replies: list[bytes | dict[str, str]]
+    closing: bool
+    left_behind: dict[str, int]
+
+
+def play(pieces: Iterable[bytes], *, pull: str = EAGER, end: bool = False, filled: int = 0) -> tuple[bytes, Outcome]:
+    """The output of a stream in these pieces on a store of its own. filled: counters that another connection holds."""
+    store = make_store(filled + 16, filled + 64, name_memory=1 << 19)
+    if filled:
+        holder = Client(store).session
+        holder.receive(b"".join(wire.acquire(0, b"filler-%09d" % number, 1, 1) for number in range(filled)), 0)
+    session = store.session()
+    output = bytearray()
+    for piece in pieces:
+        output += session.receive(piece, 0)
+        if pull == ONE_BY_ONE:
+            output += session.take_output(0)
+        while pull == EAGER and session.more:
+            output += session.take_output(0)
+    if end:
+        output += session.eof(0)
+    while session.more:
+        output += session.take_output(0)
+    closing = session.closing
+    store.audit()
+    session.closed(0)
+    settle(store)
+    left_behind = {name: value for name, value in store.snapshot().items() if name != "bytes_out"}
+    return bytes(output), Outcome(list(comparable(bytes(output))), closing, left_behind)
+
+
+def comparable(output: bytes) -> Iterator[bytes | dict[str, str]]:
+    for frame in frames_of(output):
+        if frame[1:3] == b"\x10\0":
+            figures = wire.decode_stats(frame[12:])
+            yield {name: value for name, value in figures.items() if name not in ("bytes_in", "bytes_out")}
+        else:
+            yield frame
+
+
+def cut(stream: bytes, positions: Iterable[int]) -> list[bytes]:
+    borders = [0, *sorted(positions), len(stream)]
+    return [stream[start:end] for start, end in zip(borders, borders[1:], strict=False)]
+
+
+def chunks(stream: bytes, size: int) -> list[bytes]:
+    return cut(stream, range(size, len(stream), size))
+
+
+def single_cuts(stream: bytes) -> Iterable[int]:
+    if len(stream) <= EVERY_CUT_MAX:
+        return range(1, len(stream))
+    positions = set(range(1, len(stream), len(stream) // STRIDES))
+    border = 0
+    for frame in frames_of(stream):
+        border += len(frame)
+        positions.update(range(border - NEAR, border + NEAR))
+        positions.update(range(border - len(frame), border - len(frame) + 3 * NEAR))
+    return sorted(position for position in positions if 0 < position < len(stream))
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_vector_in_two_pieces(name: str) -> None:
+    stream = STREAMS[name]
+    whole, expected = play([stream.sent])
+    assert (whole, expected.closing) == (stream.expected, stream.closes)
+    for position in single_cuts(stream.sent):
+        assert play(cut(stream.sent, [position])) == (whole, expected), f"cut at {position}"
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_vector_in_many_pieces(name: str) -> None:
+    stream = STREAMS[name]
+    whole, expected = play([stream.sent])
+    numbers = random.Random(name)
+    for size in (1, 2, 3, 5, 7, 11, 12, 13, 64, 65, 4096):
+        if len(stream.sent) // size < 200_000:
+            assert play(chunks(stream.sent, size)) == (whole, expected), f"pieces of {size}"
+    for seed in range(20):
+        count = min(len(stream.sent) - 1, numbers.choice((2, 3, 5, 20)))
+        positions = numbers.sample(range(1, len(stream.sent)), count)
+        for pull in (ONE_BY_ONE, LATE):
+            assert play(cut(stream.sent, positions), pull=pull) == (whole, expected), f"random cut {seed}, {pull}"
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_vector_and_the_end(name: str) -> None:
+    """The last byte is followed by the end of the stream: the same answer, and it closes."""
+    stream = STREAMS[name]
+    whole, expected = play([stream.sent], end=True)
+    assert (whole, expected.closing) == (stream.expected, True)
+    for size in (1, 12, 4096):
+        for pull in (EAGER, LATE):
+            assert play(chunks(stream.sent, size), pull=pull, end=True) == (whole, expected)
+
+
+# ---- streams made up ------------------------------------------------------------------------------------------------
+
+opaques = st.sampled_from([0, 1, 0xDEADBEEF])
+names = st.sampled_from([b"a", b"b", b"a" * 40, b"a" * 41, b"a" * 93, b"filler-%09d" % 7])
+numbers = st.sampled_from([0, 1, 1, 2, 0xFFFFFFFF])
+harmless = st.one_of(
+    st.builds(wire.noop, opaques),
+    st.builds(wire.acquire, opaques, names, numbers, st.sampled_from([1, 2, 3, 0xFFFFFFFF])),
+    st.builds(wire.release, opaques, names, numbers),
+    st.builds(wire.get, opaques, names),
+    st.builds(wire.stats, opaques),
+    st.builds(wire.dump, opaques),
+    st.builds(wire.frame, st.integers(0, 0x13), opaques, st.binary(max_size=30), flags=st.integers(0, 255)),
+)
+closings = st.one_of(
+    st.builds(wire.frame, st.integers(0, 255), opaques, st.binary(max_size=20), magic=st.integers(0, 255)),
+    st.builds(
+        wire.frame, st.integers(0, 255), opaques, st.binary(max_size=20), body_length=st.integers(65546, 1 << 31)
+    ),
+    st.binary(min_size=1, max_size=30),
+)
+streams = st.builds(
+    lambda requests, last, after: b"".join([*requests, last, *after]),
+    st.lists(harmless, min_size=1, max_size=8),
+    st.one_of(st.just(b""), closings, harmless.map(lambda frame: frame[:-1])),
+    st.lists(harmless, max_size=2),
+)
+EXAMPLES = int(os.environ.get("COUNTERD_EXAMPLES", "1"))
+
+
+@settings(max_examples=60 * EXAMPLES, deadline=None)
+@given(stream=streams, end=st.booleans())
+def test_any_stream_cut_once_anywhere_or_everywhere(stream: bytes, end: bool) -> None:
+    _, expected = play([stream], end=end)
+    for position in single_cuts(stream):
+        assert play(cut(stream, [position]), end=end)[1] == expected, f"cut at {position}"
+    assert play(chunks(stream, 1), end=end)[1] == expected
+
+
+@settings(max_examples=60 * EXAMPLES, deadline=None)
+@given(
+    stream=streams,
+    end=st.booleans(),
+    cuts=st.lists(st.integers(1, 1 << 16), max_size=12),
+    pull=st.sampled_from([EAGER, ONE_BY_ONE, LATE]),
+)
+def test_any_stream_with_long_dumps_cut_in_any_way(stream: bytes, end: bool, cuts: list[int], pull: str) -> None:
+    """A Dump of so many counters comes in pieces, and what is behind it waits."""
+    _, expected = play([stream], end=end, filled=3000)
+    positions = {position % len(stream) for position in cuts}
+    _, outcome = play(cut(stream, positions), pull=pull, end=end, filled=3000)
+    assert outcome == expected
+
+
+def test_a_stream_longer_than_every_bound() -> None:
+    """More output than one call may give, more frames than are parsed ahead, Dumps in pieces, and a broken frame."""
+    gets = b"".join(wire.get(number, b"filler-%09d" % (number % 4000)) for number in range(20_000))
+    stream = wire.noop(1) * 30_000 + wire.dump(2) + gets + wire.dump(3) * 2 + wire.noop(4) + b"GET / HTTP/1.1\r\n" * 9
+    whole, expected = play([stream], filled=3000)
+    assert len(expected.replies) == 30_000 + 3 * 3001 + 20_000 + 2
+    assert expected.closing
+    for size in (1000, 4096, 65536, 262144, len(stream) - 1):
+        for pull in (EAGER, ONE_BY_ONE, LATE):
+            assert play(chunks(stream, size), pull=pull, filled=3000) == (whole, expected), f"pieces of {size}, {pull}"
