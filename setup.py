@@ -6,6 +6,7 @@ COUNTERD_BUILD=trace              line tracing compiled in: for coverage of the 
 """
 
 import os
+import zlib
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -20,11 +21,14 @@ COMPILE_ARGS = {
 if MODE not in COMPILE_ARGS:
     raise SystemExit(f"COUNTERD_BUILD={MODE}: expected one of {', '.join(COMPILE_ARGS)}")
 
+# One tree of objects per mode and CFLAGS: a debug build never reuses a release object, a sanitized one neither.
+CFLAGS = os.environ.get("CFLAGS", "")
+BUILD = f"build/{MODE}-{zlib.crc32(CFLAGS.encode()):08x}" if CFLAGS else f"build/{MODE}"
+
 SOURCES = sorted(Path("src").rglob("*.pyx"))
 
 setup(
-    # One tree of objects per mode: a debug build never reuses a release object.
-    options={"build": {"build_base": f"build/{MODE}"}},
+    options={"build": {"build_base": BUILD}},
     ext_modules=cythonize(
         [
             Extension(
@@ -34,7 +38,7 @@ setup(
             )
             for source in SOURCES
         ],
-        build_dir=f"build/{MODE}/cython",
+        build_dir=None if MODE == "trace" else f"{BUILD}/cython",  # the coverage plugin wants C beside its source
         include_path=["src"],
         compiler_directives={
             "language_level": 3,

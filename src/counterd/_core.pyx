@@ -375,7 +375,7 @@ cdef class Store:
     cpdef int64_t next_deadline(self):
         """When tick() is due, in ns on the caller's monotonic clock: 0 = now, -1 = nothing is waiting."""
         cdef Header* header = self.region.header
-        return 0 if header.leaving_first or header.sweep_left else -1
+        return 0 if header.leaving_first or header.sweep_left or self.dirty else -1
 
     cpdef tick(self, int64_t now_ns):
         """Does due work, at most about 1 ms of it: gives back what leavers held, then sweeps idle counters."""

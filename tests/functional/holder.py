@@ -1,8 +1,8 @@
 """A client as a process of its own, for the tests that kill it: acquires, says so, and holds until it is ended.
 
-    python holder.py HOST PORT NAME RESOURCES [dumps]
+    python holder.py HOST PORT NAME RESOURCES [DUMPS]
 
-dumps: also asks for that many Dumps and does not read them.
+DUMPS: also asks for that many Dumps. For each line of its input it sends a Noop. It reads no answer to either.
 """
 
 from __future__ import annotations
@@ -21,4 +21,6 @@ with socket.create_connection((host, int(port))) as connection:
     if len(sys.argv) > 5:
         connection.sendall(wire.dump(2) * int(sys.argv[5]))
     print("holding", flush=True)
+    for _ in sys.stdin:
+        connection.sendall(wire.noop(3))
     signal.pause()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import socket
 import struct
+import termios
 import threading
 from array import array
 from typing import TYPE_CHECKING
@@ -93,6 +95,11 @@ def _numbered(frame: bytes, count: int) -> bytes:
     for byte in range(4):
         frames[8 + byte :: len(frame)] = data[byte::4]
     return bytes(frames)
+
+
+def unacknowledged(connection: socket.socket) -> int:
+    """Bytes that were sent and have not arrived at the other machine."""
+    return struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, b"\0" * 4))[0]
 
 
 def reset(connection: socket.socket) -> None:

@@ -67,6 +67,36 @@ def test_one_that_never_closes_is_closed(sends: bool, unix: bool, counterd: daem
         assert other.acquire("jobs", maximum=1) == 1
 
 
+@KINDS
+def test_the_last_answer_comes_after_long_ones(unix: bool, counterd: daemon.Daemon) -> None:
+    with counterd.connect() as holder, counterd.connect(unix=unix, receive_buffer=8192) as connection:
+        peers.acquire_many(holder, [b"counter %d" % number for number in range(10_000)])
+        connection.sendall(wire.dump(1) * 20 + WRONG + wire.noop(2))
+        counterd.wait_for_stats(stuck_outputs=1)
+        connection.sendall(wire.noop(3))
+        received = peers.receive_all(connection)
+        assert received.endswith(wire.frame(0x11, 1, magic=0x91) + REFUSAL)
+        assert len(peers.responses(received)) == 10_001 * 20 + 1
+
+
+@KINDS
+def test_those_that_leave_in_the_middle(unix: bool, counterd: daemon.Daemon) -> None:
+    """Of long replies, and with requests behind them."""
+    with counterd.connect() as holder:
+        peers.acquire_many(holder, [b"counter %d" % number for number in range(10_000)])
+        descriptors = counterd.descriptors()
+        for number in range(100):
+            with counterd.connect(unix=unix, receive_buffer=8192) as connection:
+                connection.sendall(wire.acquire(0, b"jobs", 1, 1000) + wire.dump(1) * 10)
+                peers.receive(connection, 16 + 5000 * (number % 20))
+                if number % 2:
+                    peers.reset(connection)
+        counterd.wait_for_stats(curr_connections=2, holdings=10_000, stuck_outputs=0, slow_readers=0)
+        daemon.wait_until(lambda: counterd.descriptors() == descriptors, "its descriptors are closed")
+        assert counterd.stats()["internal_errors"] == 0
+    assert not counterd.lines("ERROR|Traceback")
+
+
 def test_a_browser_is_told(counterd: daemon.Daemon) -> None:
     with counterd.connect() as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -121,7 +121,10 @@ def test_what_the_descriptors_allow_is_the_most(start: Callable[..., daemon.Daem
 def test_takes_all_the_descriptors_it_may_have(start: Callable[..., daemon.Daemon]) -> None:
     """The soft limit is often 1,024 for the sake of programs that use select()."""
     soft = daemon.after("import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (70, 300))")
-    assert start(program=soft).stats()["connections_max"] == 300 - RESERVED
+    counterd = start(program=soft)
+    assert counterd.stats()["connections_max"] == 300 - RESERVED
+    with contextlib.ExitStack() as stack:
+        admitted(counterd, stack, 300 - RESERVED)
 
 
 def test_fewer_descriptors_than_are_set_aside(start: Callable[..., daemon.Daemon]) -> None:

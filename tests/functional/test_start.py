@@ -175,10 +175,12 @@ def test_becomes_a_user(start: Callable[..., daemon.Daemon], short_path: Path) -
     nobody = pwd.getpwnam("nobody")
     os.chown(short_path, nobody.pw_uid, nobody.pw_gid)
     path = short_path / "counterd"
-    running = start({"user": "nobody", "counter.socket": path})
+    grouped = daemon.after("import os\nos.setgroups([0, 12345])")
+    running = start({"user": "nobody", "counter.socket": path}, program=grouped)
     assert running.status("Uid").split() == [str(nobody.pw_uid)] * 4
     assert running.status("Gid").split() == [str(nobody.pw_gid)] * 4
-    assert "0" not in running.status("Groups").split()
+    groups = {str(group) for group in os.getgrouplist("nobody", nobody.pw_gid)}
+    assert set(running.status("Groups").split()) == groups
     assert int(running.status("CapEff"), 16) == 0
     assert (path.stat().st_uid, path.stat().st_gid) == (nobody.pw_uid, nobody.pw_gid)
     with Client(path=path) as client:
@@ -191,9 +193,11 @@ def test_becomes_a_user(start: Callable[..., daemon.Daemon], short_path: Path) -
 def test_becomes_a_group_only(start: Callable[..., daemon.Daemon], short_path: Path) -> None:
     nogroup = grp.getgrnam("nogroup").gr_gid
     path = short_path / "counterd"
-    running = start({"group": nogroup, "counter.socket": path, "counter.socket_mode": "0660"})
+    grouped = daemon.after("import os\nos.setgroups([0, 12345])")
+    running = start({"group": nogroup, "counter.socket": path}, program=grouped)
     assert running.status("Uid").split() == ["0"] * 4
     assert running.status("Gid").split() == [str(nogroup)] * 4
+    assert running.status("Groups").split() == [str(nogroup)]
     assert (path.stat().st_uid, path.stat().st_gid) == (0, nogroup)
 
 

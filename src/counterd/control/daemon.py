@@ -1,7 +1,7 @@
 """The life of the process: open, serve, reload, drain.
 
-Floor 4. Order matters: sockets are opened before the user changes, stores are made after it, and the first connection
-is accepted when everything stands.
+Floor 4. Order matters: sockets are opened, and stores made with the code they need, before the user changes; the first
+connection is accepted when everything stands.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import gc
 import logging
 import os
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping, Sequence
 
+    from counterd._core import Store
     from counterd.control.log import LogWriter
     from counterd.net._connection import Connection
     from counterd.protocols import Room
@@ -39,8 +41,6 @@ log = logging.getLogger("counterd")
 # Lines of one cause that are logged in a period: enough to see it, too few to drown the rest.
 REPEATED_LINES = 5
 REPEATED_PERIOD_S = 10.0
-# Turns of the loop in which what the kernel has already received is read before a drain cuts the input.
-DRAIN_TURNS = 3
 
 
 class Service:
@@ -51,6 +51,7 @@ class Service:
         self.values = values
         self.tcp: list[socket.socket] = []
         self.unix: UnixSocket | None = None
+        self.store: Store
         self.server: Server
         self.windows: Windows | None = None
 
@@ -139,13 +140,13 @@ class Daemon:
         """Serves until SIGTERM or SIGINT, then drains."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_internal_error)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_stop)
-        loop.add_signal_handler(signal.SIGHUP, self.reload)
-        loop.add_signal_handler(signal.SIGUSR1, self.log_stats)
         try:
             for service in self._services:
                 await self._serve(service, loop)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._on_stop)
+            loop.add_signal_handler(signal.SIGHUP, self.reload)
+            loop.add_signal_handler(signal.SIGUSR1, self.log_stats)
             gc.collect()
             gc.freeze()  # what is alive now stays: no collection need ever walk it again
             for service in self._services:
@@ -160,6 +161,9 @@ class Daemon:
 
     def reload(self) -> None:
         """Rereads the configuration and applies what may change while running; a mistake leaves all as it was."""
+        if self._stopping.is_set():
+            log.warning("not reloaded: stopping")
+            return
         try:
             new = self._reread()
         except ConfigError as error:
@@ -180,7 +184,7 @@ class Daemon:
     def log_stats(self) -> None:
         """Logs the figures of every room."""
         for service in self._services:
-            figures = {**self._figures(service), **service.server.store.snapshot()}
+            figures = {**self._figures(service), **service.store.snapshot()}
             log.info("stats of %s", service.room.name, extra={"fields": figures})
 
     # ---- inside ----
@@ -194,6 +198,11 @@ class Daemon:
                 log.warning("%s; going on without it", line)
         if problems:
             raise ConfigError(problems)
+        for service in self._services:
+            try:
+                service.store = service.room.make_store(service.values, functools.partial(self._figures, service))
+            except (ValueError, MemoryError) as error:
+                raise ConfigError([f"{self._config.path}: {service.room.name}: {error}"]) from None
         self._change_user()
 
     def _change_user(self) -> None:
@@ -207,11 +216,7 @@ class Daemon:
         log.debug("running as uid %d, gid %d", uid, gid)
 
     async def _serve(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
-        try:
-            store = service.room.make_store(service.values, lambda: self._figures(service))
-        except (ValueError, MemoryError) as error:
-            raise ConfigError([f"{self._config.path}: {service.room.name}: {error}"]) from None
-        service.server = Server(loop, store, Limits(0, 0, 0), self._report)
+        service.server = Server(loop, service.store, Limits(0, 0, 0), self._report)
         self._apply(service)
         if service.windows:
             service.windows.turn()
@@ -228,7 +233,7 @@ class Daemon:
         limits.write_timeout = service.setting("write_timeout")
         for listening in service.tcp:
             set_keepalive(listening, service.keepalive)
-        service.room.reload(service.server.store, service.values)
+        service.room.reload(service.store, service.values)
         if service.room.window:
             interval = service.values[service.room.window]
             if service.windows is None:
@@ -276,18 +281,16 @@ class Daemon:
             service.server.stop_accepting()
             if service.windows:
                 service.windows.stop()
-        for _ in range(DRAIN_TURNS):
-            await asyncio.sleep(0)
         for connection in self._connections():
             connection.part()
         gone = asyncio.gather(*(service.server.emptied() for service in self._services))
         try:
             await asyncio.wait_for(gone, self._config.values["drain.timeout"])
         except asyncio.TimeoutError:
-            left = self._connections()
+            if left := self._connections():
+                log.warning("drain.timeout is over: %d connections were cut off", len(left))
             for connection in left:
                 connection.abort()
-            log.warning("drain.timeout is over: %d connections were cut off", len(left))
         log.info("stopped")
 
     def _connections(self) -> list[Connection]:

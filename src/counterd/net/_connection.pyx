@@ -5,8 +5,8 @@ Floor 3, the protocol object that uvloop calls. It knows sockets and the contrac
 States of a connection:
 - open       what arrives goes to the session; reading is paused only while output is queued or the session has more
 - queued     the kernel took less than everything: the transport holds the rest and tells us when it is out
-- parting    the session is closing, or the daemon is: once nothing is owed any more, writing is shut down
-- lingering  writing is shut down and input is discarded, so that the peer can read the last answer before a reset
+- parting    the daemon is stopping: what the kernel has received by now is still read and answered
+- lingering  nothing is owed any more; writing is shut down and input is discarded, so that the peer can read the last answer before a reset
              could throw it away; for LINGER_S or LINGER_BYTES at most
 - lost       the transport is gone and the session told so
 """
@@ -22,6 +22,10 @@ cdef extern from "<sys/socket.h>" nogil:
     ssize_t c_send "send"(int fd, const void* data, size_t size, int flags)
     int MSG_DONTWAIT
     int MSG_NOSIGNAL
+
+cdef extern from "<sys/ioctl.h>" nogil:
+    int ioctl(int fd, unsigned long request, void* argument)
+    unsigned long FIONREAD
 
 cdef double LINGER_S = 1.0
 cdef Py_ssize_t LINGER_BYTES = 1 << 20
@@ -44,8 +48,9 @@ cdef class Connection:
     cdef Session session
     cdef Store store
     cdef Py_ssize_t discarded       # bytes thrown away while lingering
+    cdef Py_ssize_t unread          # bytes that the kernel had received when parting began and that we have yet to
     cdef bint queued
-    cdef bint pulling               # a call of pull() is scheduled
+    cdef bint pulling               # it waits for the driver to call pull()
     cdef bint ended                 # the peer has sent its last byte
     cdef bint parting
     cdef bint lingering
@@ -80,7 +85,8 @@ cdef class Connection:
         output = session.receive(data, monotonic_ns())
         if PyBytes_GET_SIZE(output):
             self.send(output)
-        if session.more or session.closing or self.store.stirred:
+        self.unread -= PyBytes_GET_SIZE(data)
+        if session.more or session.closing or self.store.stirred or self.parting:
             self.settle()
 
     def eof_received(self):
@@ -102,7 +108,7 @@ cdef class Connection:
         """Everything that was queued has gone out."""
         self.queued = False
         self.server.output_moved(self)
-        self.pull()
+        self.settle()
 
     def connection_lost(self, exc):
         if self.transport is None:
@@ -123,13 +129,19 @@ cdef class Connection:
         self.pulling = False
         if self.transport is None or self.queued or self.lingering:
             return
-        if self.session.more:
+        try:
             self.send(self.session.take_output(monotonic_ns()))
-        self.settle()
+            self.settle()
+        except Exception as error:  # where uvloop is not the caller, closing the connection is up to us
+            self.server.loop.call_exception_handler({"message": "fetching output failed", "exception": error})
+            self.abort()
 
     def part(self):
         """Ends the connection once what it has asked so far is answered."""
+        cdef int unread = 0
         if self.transport is not None and not self.parting:
+            ioctl(self.fd, FIONREAD, &unread)
+            self.unread = unread
             self.parting = True
             self.settle()
 
@@ -171,8 +183,8 @@ cdef class Connection:
             self.transport.pause_reading()
             if not self.pulling:
                 self.pulling = True
-                self.server.loop.call_soon(self.pull)
-        elif self.session.closing or self.parting:
+                self.server.driver.enqueue(self)
+        elif self.session.closing or (self.parting and (self.unread <= 0 or self.ended)):
             self.finish()
         elif not self.ended:
             self.transport.resume_reading()

@@ -1,6 +1,7 @@
-"""Gives a store its turns: tick() when it is due, and the output it made for other connections delivered.
+"""Gives a store its turns: tick() when it is due, and output that is not the answer to a read fetched and sent.
 
-Floor 3. Each turn is one slice of at most about a millisecond; between two turns the loop serves requests.
+Floor 3. Each turn is one slice of about a millisecond at most; between two turns the loop serves requests. However many
+connections stream a Dump or are published to, another client's request waits for one turn.
 """
 
 from __future__ import annotations
@@ -12,11 +13,10 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     import asyncio
 
-    from counterd._core import Session, Store
+    from counterd._core import Store
     from counterd.net._connection import Connection
 
-# Sessions that one turn delivers to: some microseconds each for a system call.
-DELIVERIES = 128
+SLICE_NS = 1_000_000
 
 
 class Driver:
@@ -27,12 +27,16 @@ class Driver:
         self._store = store
         self._handle: asyncio.Handle | None = None
         self._due_ns = -1
-        self._dirty: deque[Session] = deque()
+        self._waiting: deque[Connection] = deque()
+
+    def enqueue(self, connection: Connection) -> None:
+        """Has connection.pull() called in one of the next turns."""
+        self._waiting.append(connection)
+        self.wake()
 
     def wake(self) -> None:
-        """Looks whether the store is due, now or later; cheap, and called after anything that may have made it so."""
-        self._dirty.extend(self._store.take_dirty())
-        due_ns = 0 if self._dirty else self._store.next_deadline()
+        """Looks whether there is something to do, now or later; called after anything that may have brought it."""
+        due_ns = 0 if self._waiting else self._store.next_deadline()
         if due_ns < 0 or (self._handle is not None and self._due_ns <= due_ns):
             return
         if self._handle is not None:
@@ -46,10 +50,12 @@ class Driver:
 
     def _turn(self) -> None:
         self._handle = None
+        now_ns = time.monotonic_ns()
         if self._store.next_deadline() >= 0:
-            self._store.tick(time.monotonic_ns())
-        for _ in range(min(DELIVERIES, len(self._dirty))):
-            connection = cast("Connection | None", self._dirty.popleft().owner)
-            if connection is not None:
-                connection.pull()
+            self._store.tick(now_ns)
+        self._waiting.extend(cast("Connection", session.owner) for session in self._store.take_dirty() if session.owner)
+        while self._waiting:
+            self._waiting.popleft().pull()
+            if time.monotonic_ns() - now_ns >= SLICE_NS:
+                break
         self.wake()

@@ -52,7 +52,7 @@ class Server:
         self.vanished = 0
         self._report = report
         self._listening: list[asyncio.Server] = []
-        self._stuck: dict[Connection, tuple[int, int]] = {}  # since when (ns), and bytes owed then
+        self._stuck: dict[Connection, tuple[int, int]] = {}  # since when (ns), and bytes owed when last looked
         self._stuck_timer: asyncio.TimerHandle | None = None
         self._departure = asyncio.Event()
 
@@ -147,9 +147,8 @@ class Server:
         now = time.monotonic_ns()
         for connection, (since, owed) in list(self._stuck.items()):
             left = self._owed(connection)
-            if left < owed:
-                self._stuck[connection] = (now, left)
-            elif now - since > getattr(self.limits, connection.patience) * 1_000_000_000:
+            self._stuck[connection] = (now if left < owed else since, left)
+            if left >= owed and now - since > getattr(self.limits, connection.patience) * 1_000_000_000:
                 del self._stuck[connection]
                 self._count_slow_reader(f"cut off a peer that has taken none of {left} bytes owed to it for too long")
                 connection.abort()

@@ -1,7 +1,7 @@
-"""A host that vanishes without a word: its network is cut, in namespaces made for that.
+"""What needs a network of its own: a host that vanishes without a word, and a machine without IPv6.
 
-The daemon and the client are each in a network namespace of their own, joined by a pair of virtual interfaces. Needs
-the right to make those, which root has outside most containers; it is tried.
+The daemon and the client are each in a network namespace, joined by a pair of virtual interfaces. Needs the right to
+make those, which root has outside most containers; it is tried.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -42,16 +42,19 @@ class Net(NamedTuple):
     there: tuple[str, ...]
     names: tuple[str, str]
 
+    def lose_answers(self) -> None:
+        """What is sent to the other host is lost on the way, and nothing says that it cannot be reached."""
+        lladdr = ("lladdr", "02:00:00:00:00:99")
+        ip("-n", self.names[0], "neigh", "replace", THERE, *lladdr, "dev", "counterd0", "nud", "permanent")
+
+    def lose(self) -> None:
+        """So is what it sends."""
+        lladdr = ("lladdr", "02:00:00:00:00:99")
+        ip("-n", self.names[1], "neigh", "replace", HERE, *lladdr, "dev", "counterd1", "nud", "permanent")
+
     def cut(self) -> None:
         """The other host loses its power."""
         ip("-n", self.names[1], "link", "set", "counterd1", "down")
-
-    def lose(self) -> None:
-        """Everything that is sent to the other host is lost on the way: nothing says that it cannot be reached."""
-        ip("-n", self.names[0], "neigh", "replace", THERE, "lladdr", "02:00:00:00:00:99", "dev", "counterd0", "nud",
-           "permanent")  # fmt: skip
-        ip("-n", self.names[1], "neigh", "replace", HERE, "lladdr", "02:00:00:00:00:99", "dev", "counterd1", "nud",
-           "permanent")  # fmt: skip
 
 
 def ip(*arguments: str) -> None:
@@ -99,14 +102,15 @@ def net() -> Iterator[Net]:
 
 
 @contextlib.contextmanager
-def holder(net: Net, counterd: daemon.Daemon, name: str, *arguments: str) -> Iterator[None]:
-    """A client on the other host."""
+def holder(net: Net, counterd: daemon.Daemon, name: str, *arguments: str) -> Iterator[IO[str]]:
+    """A client on the other host; gives what it reads its orders from."""
     command = [*net.there, sys.executable, str(HOLDER), HERE, str(counterd.address.port), name, "3", *arguments]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
+            assert process.stdin is not None
             assert process.stdout is not None
             assert process.stdout.readline() == "holding\n"
-            yield
+            yield process.stdin
         finally:
             process.kill()
 
@@ -115,6 +119,7 @@ def holder(net: Net, counterd: daemon.Daemon, name: str, *arguments: str) -> Ite
 def test_what_it_held_comes_back(
     how: Callable[[Net], None], net: Net, start: Callable[..., daemon.Daemon], short_path: Path
 ) -> None:
+    """Of three clients: one is idle, one does not read, and one was sent an answer that never arrived."""
     settings = {**PATIENCE, "counter.bind": HERE, "counter.socket": str(short_path / "s")}
     counterd = start(settings, program=(*net.here, *daemon.MODULE))
     with counterd.connect(unix=True) as connection:
@@ -123,17 +128,48 @@ def test_what_it_held_comes_back(
         def figures() -> dict[str, int]:
             return daemon.numbers(wire.decode_stats(peers.ask(connection, wire.stats(1)).body))
 
-        with holder(net, counterd, "idle"), holder(net, counterd, "owed", "30"):
+        with (
+            holder(net, counterd, "idle"),
+            holder(net, counterd, "asking") as order,
+            holder(net, counterd, "owed", "30"),
+        ):
             daemon.wait_until(lambda: figures()["stuck_outputs"] == 1, "one is owed more than it reads")
-            assert (figures()["holdings"], figures()["curr_connections"]) == (20_002, 3)
-            time.sleep(2.5)  # they are alive, so keepalive does them nothing; for the other it counts as reading none
-            assert figures()["holdings"] >= 20_001
+            assert (figures()["holdings"], figures()["curr_connections"]) == (20_003, 4)
+            time.sleep(2.5)  # they are alive, so keepalive does them nothing; but one does not read meanwhile
+            assert figures()["holdings"] >= 20_002
+            net.lose_answers()
+            order.write("\n")
+            order.flush()
+            daemon.wait_until(lambda: figures()["command:noop"] == 1, "it has asked")
             how(net)
             began = time.monotonic()
-            daemon.wait_until(lambda: figures()["holdings"] == 20_000, "both have been given up")
+            daemon.wait_until(lambda: figures()["holdings"] == 20_000, "all have been given up")
             assert time.monotonic() - began < 10
             seen = figures()
             assert seen["curr_connections"] == 1
             assert seen["internal_errors"] == 0
-            assert (seen["vanished_peers"], seen["slow_readers"]) == (1, 1)
+            assert (seen["vanished_peers"], seen["slow_readers"]) == (2, 1)
             counterd.wait_for_log("WARNING .*vanished")
+
+
+def test_a_machine_without_ipv6(net: Net, start: Callable[..., daemon.Daemon], short_path: Path) -> None:
+    """There the default, 127.0.0.1 and ::1, is as good as 127.0.0.1."""
+    ip("-n", net.names[0], "link", "set", "lo", "up")
+    disabled = (*net.here, "sh", "-c", 'echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6; exec "$@"', "sh")
+    counterd = start({"counter.bind": "", "counter.socket": str(short_path / "s")}, program=(*disabled, *daemon.MODULE))
+    assert [address.host for address in counterd.addresses] == ["127.0.0.1"]
+    (warning,) = counterd.lines("WARNING")
+    assert f"{counterd.config}:2: counter.port: cannot listen on [::1]:" in warning
+    assert warning.endswith("going on without it")
+    with counterd.connect(unix=True) as connection:
+        assert peers.ask(connection, wire.noop(1)).status == 0
+
+
+def test_an_address_that_the_machine_does_not_have(net: Net, tmp_path: Path) -> None:
+    """That is a mistake, unlike ::1 in the default."""
+    config = tmp_path / "a.conf"
+    config.write_text(daemon.config_text({"counter.bind": f"{THERE} {HERE}"}))
+    result = daemon.run("-c", config, program=(*net.here, *daemon.MODULE))
+    assert (result.returncode, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line == f"{config}:2: counter.port: cannot listen on {THERE}:0: Cannot assign requested address"

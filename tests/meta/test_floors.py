@@ -1,0 +1,172 @@
+"""The floors of the house: imports point down only, rooms know nobody and nobody knows them.
+
+docs/ARCHITECTURE.md, "Floors". What is read here is every import and cimport statement in src/counterd, those for type
+checkers included.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SRC = Path(__file__).parents[2] / "src"
+PACKAGE = SRC / "counterd"
+ROOMS = sorted(path.name for path in (PACKAGE / "protocols").iterdir() if (path / "__init__.py").exists())
+
+# By the first part of a module's name below counterd; what is not here is on floor 0.
+FLOORS = {"_core": 1, "protocols": 2, "net": 3, "control": 4, "cli": 5, "__main__": 5, "client": 5}
+HEADERS = {"byteorder", "siphash", "debug", "settings", "errors", "version", "__init__"}
+
+# All that the engine and the rooms may use besides counterd: nothing here knows a clock, a socket, a file or a loop.
+BELOW_NET = {
+    "__future__", "collections.abc", "cpython.bytes", "cpython.mem", "cython", "dataclasses", "enum", "importlib",
+    "ipaddress", "libc.stdint", "libc.string", "pkgutil", "posix.mman", "re", "struct", "typing",
+}  # fmt: skip
+# The key of the hash, drawn when a room makes its store.
+BELOW_NET_EXCEPT = {"protocols/counter/__init__.py": {"os"}}
+
+CYTHON_IMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+c?import\s+(.*)|c?import\s+(.*))$", re.MULTILINE)
+CYTHON_EXTERN = re.compile(r"^\s*cdef\s+extern\s+from\s+[\"<]+([\w./]+)", re.MULTILINE)
+
+
+def sources() -> list[str]:
+    """Relative to the package, in POSIX spelling."""
+    found = (path for pattern in ("*.py", "*.pyi", "*.pyx", "*.pxd") for path in PACKAGE.rglob(pattern))
+    return sorted(path.relative_to(PACKAGE).as_posix() for path in found)
+
+
+def imported(source: str, text: str) -> Iterator[str]:
+    """The modules that a source's text imports, with full names; of `from a import b` it is a.b if that is a module."""
+    assert not re.search(r"^\s*from\s+\.", text, re.MULTILINE), f"{source}: relative imports hide where they go"
+    if source.endswith((".py", ".pyi")):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                assert node.module is not None
+                yield from (resolved(node.module, alias.name) for alias in node.names)
+        return
+    for module, names, modules in CYTHON_IMPORT.findall(text):
+        for name in (names or modules).strip("( ").split(","):
+            word = name.split()[0] if name.split() else "*"
+            yield resolved(module, word) if module else word
+
+
+def resolved(module: str, name: str) -> str:
+    path = SRC / module.replace(".", "/") / name
+    is_module = path.is_dir() or any(path.with_suffix(suffix).exists() for suffix in (".py", ".pyx", ".pxd"))
+    return f"{module}.{name}" if module.partition(".")[0] == "counterd" and is_module else module
+
+
+def floor(module: str) -> int:
+    """Of a module of counterd, by its full name."""
+    return FLOORS.get(module.partition(".")[2].partition(".")[0], 0)
+
+
+def module_of(source: str) -> str:
+    return ".".join(("counterd", *Path(source).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def wrong_imports(source: str, text: str) -> list[str]:
+    """What it may not import, with the reason."""
+    own = module_of(source)
+    room = own.split(".")[2] if own.startswith("counterd.protocols.") else None
+    wrong = []
+    for module in imported(source, text):
+        parts = module.split(".")
+        if parts[0] != "counterd":
+            if floor(own) <= 2 and module not in BELOW_NET | BELOW_NET_EXCEPT.get(source, set()):
+                wrong.append(f"{module}: not for what is below net")
+        elif own.startswith("counterd.client"):
+            if module not in ("counterd.errors", own) and not re.match(r"counterd\.protocols\.\w+(\.wire)?$", module):
+                wrong.append(f"{module}: a client needs errors and wire only")
+        elif floor(module) > floor(own):
+            wrong.append(f"{module}: floor {floor(module)} is above floor {floor(own)}")
+        elif parts[1:2] == ["client"] and floor(own) < 5:
+            wrong.append(f"{module}: the daemon needs no client")
+        elif parts[1:2] == ["protocols"] and len(parts) > 2 and parts[2] != room:
+            wrong.append(f"{module}: a room that nobody else may know")
+        elif own.endswith(".wire") and module != "counterd.errors":
+            wrong.append(f"{module}: wire.py works where nothing is compiled")
+    return wrong
+
+
+@pytest.mark.parametrize("source", sources())
+def test_imports_point_down(source: str) -> None:
+    assert wrong_imports(source, (PACKAGE / source).read_text("utf-8")) == []
+
+
+def test_every_module_is_on_a_floor() -> None:
+    """A new one has to be put on one here."""
+    assert {Path(source).parts[0].partition(".")[0] for source in sources()} == {*FLOORS, *HEADERS}
+
+
+@pytest.mark.parametrize("source", [source for source in sources() if source.startswith(("_core", "protocols/"))])
+def test_nothing_below_net_calls_the_system(source: str) -> None:
+    """Neither by an import nor through a header of C."""
+    assert CYTHON_EXTERN.findall((PACKAGE / source).read_text("utf-8")) == []
+
+
+def test_there_are_rooms() -> None:
+    assert "counter" in ROOMS
+
+
+@pytest.mark.parametrize("source", [source for source in sources() if source.startswith(("net/", "control/", "cli/"))])
+def test_nobody_names_a_room(source: str) -> None:
+    """Except where control/config.py makes a file of yrmcds, which has one protocol like ours, mean the same here."""
+    text = (PACKAGE / source).read_text("utf-8")
+    if source == "control/config.py":
+        text, parts = re.subn(r"^# ---- yrmcds: .*?(?=^# ---- )", "", text, flags=re.MULTILINE | re.DOTALL)
+        assert parts == 1
+    named = re.findall(rf"^.*\b(?:{'|'.join(ROOMS)})\b.*$", text, re.MULTILINE)
+    assert named == []
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "wrong"),
+    [
+        ("net/x.py", "import counterd.control.config", "floor 4"),
+        ("net/x.py", "from counterd.control import config", "floor 4"),
+        ("net/x.py", "if True:\n    from counterd.cli import daemon", "floor 5"),
+        ("net/x.py", "from counterd.protocols.counter import wire", "a room"),
+        ("net/x.py", "from counterd.client import Client", "floor 5"),
+        ("net/x.pyx", "from counterd.protocols.counter._room cimport CounterStore", "a room"),
+        ("net/x.pyx", "cimport counterd.protocols.counter._room as room", "a room"),
+        ("protocols/counter/x.pyx", "from counterd.net cimport driver", "floor 3"),
+        ("protocols/counter/x.pyx", "import time", "below net"),
+        ("protocols/counter/x.pyx", "from posix.time cimport clock_gettime", "below net"),
+        ("protocols/counter/x.py", "import asyncio", "below net"),
+        ("protocols/counter/x.py", "import os", "below net"),
+        ("protocols/other/x.py", "from counterd.protocols.counter import wire", "a room"),
+        ("protocols/counter/wire.py", "from counterd._core import siphash", "compiled"),
+        ("_core.pxd", "from counterd.protocols.counter cimport _room", "floor 2"),
+        ("errors.py", "from counterd import _core", "floor 1"),
+        ("cli/x.py", "from counterd.protocols.counter import ROOM", "a room"),
+        ("client/x.py", "from counterd.net.sockets import open_tcp", "client"),
+        ("client/x.py", "from counterd.protocols.counter._room import CounterStore", "client"),
+    ],
+)
+def test_these_would_be_found(source: str, text: str, wrong: str) -> None:
+    assert len(found := wrong_imports(source, text)) == 1
+    assert wrong in found[0]
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("net/x.pyx", "from counterd._core cimport (\n    Session, Store,\n)"),
+        ("control/x.py", "from counterd.net import sockets\nfrom counterd.protocols import find_rooms\nimport os"),
+        ("protocols/counter/x.py", "from counterd.protocols.counter import wire\nfrom counterd.settings import size"),
+        ("client/x.py", "from counterd.protocols.counter.wire import Status\nimport socket"),
+        ("cli/x.py", "from counterd.client import Client"),
+    ],
+)
+def test_these_are_allowed(source: str, text: str) -> None:
+    assert wrong_imports(source, text) == []

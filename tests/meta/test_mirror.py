@@ -1,0 +1,77 @@
+"""tests/unit has the tree of src/counterd: what is tested where needs no looking for."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "counterd"
+UNIT = ROOT / "tests" / "unit"
+
+# Modules without a test file of their own, and where they are tested instead, or why they are not.
+ELSEWHERE = {
+    "__main__.py": "one call; tests/daemon.py starts every daemon through it",
+    "byteorder.pxd": "inlined everywhere; tests/unit/protocols/counter/test_room.py compares byte by byte",
+    "debug.pxd": "switches assertions on in the debug build, which runs all tests",
+    "version.py": "one constant",
+    "cli/daemon.py": "is a process: tests/functional/test_start.py",
+    "control/daemon.py": "is a process: tests/functional/test_start.py, test_reload.py and test_drain.py beside it",
+    "control/limits.py": "changes the process it is in: tests/functional/test_limits.py and test_start.py beside it",
+    "control/systemd.py": "one system call: tests/functional/test_start.py",
+    "control/windows.py": "follows the wall clock: tests/functional/test_reload.py",
+    "protocols/__init__.py": "a declaration, and finding what is installed: tests/functional/test_start.py",
+    "protocols/counter/__init__.py": "a declaration: tests/unit/control/test_config.py reads files with it",
+}
+
+
+def has_code(path: Path) -> bool:
+    """More than a docstring, and imports that only pass on."""
+    if path.suffix != ".py":
+        return True
+    body = ast.parse(path.read_text("utf-8")).body
+    statements = [node for node in body[1:] if not isinstance(node, (ast.Import, ast.ImportFrom))]
+    return any(not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__") for node in statements)
+
+
+def modules() -> list[str]:
+    """Relative to the package. A .pxd that belongs to a .pyx is the same module."""
+    found = [path for pattern in ("*.py", "*.pyx", "*.pxd") for path in PACKAGE.rglob(pattern)]
+    own = (path for path in found if path.suffix != ".pxd" or not path.with_suffix(".pyx").exists())
+    return sorted(path.relative_to(PACKAGE).as_posix() for path in own if has_code(path))
+
+
+def mirrored(module: str) -> str:
+    """_core.pyx -> test_core.py; net/server.py -> net/test_server.py; client/__init__.py -> client/test_client.py."""
+    path = Path(module)
+    name = path.parent.name if path.stem == "__init__" else path.stem.strip("_")
+    return (path.parent / f"test_{name}.py").as_posix()
+
+
+@pytest.mark.parametrize("module", [module for module in modules() if module not in ELSEWHERE])
+def test_every_module_has_its_tests_in_the_mirrored_place(module: str) -> None:
+    assert (UNIT / mirrored(module)).exists()
+
+
+@pytest.mark.parametrize("test", sorted(path.relative_to(UNIT).as_posix() for path in UNIT.rglob("test_*.py")))
+def test_every_unit_test_is_of_a_module(test: str) -> None:
+    assert test in {mirrored(module) for module in modules()}
+
+
+@pytest.mark.parametrize("module", ELSEWHERE)
+def test_every_excuse_is_still_good(module: str) -> None:
+    assert module in modules()
+    assert not (UNIT / mirrored(module)).exists()
+    for named in re.findall(r"tests/[\w/.]+\.py", ELSEWHERE[module]):
+        assert (ROOT / named).exists()
+
+
+def test_the_names_are_mirrored() -> None:
+    assert mirrored("_core.pyx") == "test_core.py"
+    assert mirrored("net/server.py") == "net/test_server.py"
+    assert mirrored("client/__init__.py") == "client/test_client.py"
+    assert {"_core.pyx", "net/_connection.pyx", "siphash.pxd", "client/__init__.py"} <= set(modules())
+    assert not {"_core.pxd", "net/__init__.py"} & set(modules())

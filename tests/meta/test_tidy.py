@@ -1,0 +1,187 @@
+"""House rules that a machine can check, for every file of ours. Line length and layout are ruff's and cython-lint's."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+FILE_LINES_MAX = 800
+FUNCTION_LINES_MAX = 70
+
+FOLDERS = ("src", "tests", "benchmarks", "conf", "docs", "tools", ".github", "packaging")
+CODE = {".py", ".pyx", ".pxd", ".pyi"}
+TEXT = CODE | {".md", ".toml", ".cfg", ".conf", ".json", ".yml", ".yaml", ".sh", ".service", ".txt"}
+NOT_OURS = re.compile(r"__pycache__|\.egg-info|/node_modules/")
+# Spelled so that this file does not have them.
+UNFINISHED = re.compile(rf"\b(?:{'|'.join(('TO' + 'DO', 'FIX' + 'ME', 'X' * 3, 'HA' + 'CK'))})\b")
+CYTHON_FUNCTION = re.compile(r"^(\s*)(?:cp?def|def)\s(?!class\b|struct\b|enum\b|extern\b|packed\b)[^=]*?\b(\w+)\(")
+SKIPPING = {"skip", "skipif", "xfail", "importorskip"}
+
+
+def files(suffixes: set[str]) -> list[str]:
+    inside = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))
+    paths = (path for path in (*ROOT.iterdir(), *inside) if path.is_file() and path.suffix in suffixes)
+    names = (path.relative_to(ROOT).as_posix() for path in paths)
+    return sorted(name for name in names if not NOT_OURS.search(name))
+
+
+def functions(source: str, text: str) -> Iterator[tuple[str, int]]:
+    """Each function's name and number of lines, from its def on."""
+    if not source.endswith((".pyx", ".pxd")):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
+        return
+    lines = text.splitlines()
+    for start, line in enumerate(lines):
+        if match := CYTHON_FUNCTION.match(line):
+            yield match[2], cython_function_end(lines, start, len(match[1])) - start + 1
+
+
+def cython_function_end(lines: list[str], start: int, indent: int) -> int:
+    """The last line that belongs to the function: what follows its signature, and is indented more."""
+    signature = start
+    while signature < len(lines) and lines[start : signature + 1].count("") == 0:
+        joined = " ".join(lines[start : signature + 1])
+        if joined.count("(") == joined.count(")"):
+            break
+        signature += 1
+    end = signature
+    for number in range(signature + 1, len(lines)):
+        stripped = lines[number].strip()
+        if stripped and len(lines[number]) - len(lines[number].lstrip()) <= indent:
+            break
+        if stripped:
+            end = number
+    return end
+
+
+def reasonless(text: str) -> list[str]:
+    """Skips and expected failures that do not say why."""
+    found = []
+    tree = ast.parse(text)
+    called = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or node.attr not in SKIPPING:
+            continue
+        if not ast.unparse(node).startswith(("pytest.", "unittest.")):
+            continue
+        call = called.get(id(node))
+        given = [] if call is None else [word for word in call.keywords if word.arg in ("reason", "msg")]
+        positional = call is not None and bool(call.args) and not ast.unparse(node).startswith("pytest.mark.skipif")
+        if not given and not positional:
+            found.append(f"line {node.lineno}: {ast.unparse(call or node)}")
+    return found
+
+
+@pytest.mark.parametrize("source", files(CODE))
+def test_code_is_short(source: str) -> None:
+    text = (ROOT / source).read_text("utf-8")
+    assert len(text.splitlines()) <= FILE_LINES_MAX
+    assert [(name, lines) for name, lines in functions(source, text) if lines > FUNCTION_LINES_MAX] == []
+
+
+@pytest.mark.parametrize("source", [source for source in files(CODE) if not source.endswith(".pyi")])
+def test_code_opens_with_what_it_is(source: str) -> None:
+    text = (ROOT / source).read_text("utf-8")
+    first = next((line for line in text.splitlines() if not line.startswith("#!")), "")
+    assert first.startswith(('"""', 'r"""', "# "))
+    assert len(first) > len('"""')
+
+
+@pytest.mark.parametrize("source", files(TEXT))
+def test_text_is_clean(source: str) -> None:
+    text = (ROOT / source).read_text("utf-8")
+    assert [number for number, line in enumerate(text.split("\n"), 1) if line != line.rstrip()] == []
+    assert "\t" not in text
+    assert "\r" not in text
+    assert not text or (text.endswith("\n") and not text.endswith("\n\n"))
+    assert UNFINISHED.findall(text) == []
+
+
+@pytest.mark.parametrize(
+    "source", [source for source in files({".py"}) if source.startswith(("tests/", "benchmarks/"))]
+)
+def test_nothing_is_skipped_without_a_reason(source: str) -> None:
+    assert reasonless((ROOT / source).read_text("utf-8")) == []
+
+
+# ---- that these rules bite ------------------------------------------------------------------------------------------
+
+
+def test_something_is_looked_at() -> None:
+    assert {"src/counterd/_core.pyx", "src/counterd/net/server.py", "tests/meta/test_tidy.py"} <= set(files(CODE))
+    assert {"README.md", "pyproject.toml", "src/counterd/counterd.conf"} <= set(files(TEXT))
+
+
+CYTHON = """\
+cdef class Thing:
+    cdef int first(self,
+                   int x) noexcept:
+        return x
+
+    cpdef bytes second(self):
+
+        a = (1,
+2)
+        return b""
+
+
+cdef extern from "x.h":
+    int third(int)
+
+
+cdef inline uint32_t* fourth(
+    int x
+) noexcept nogil:
+    return 1
+
+def fifth(): return 1
+cdef int sixth = f(1)
+"""
+
+
+def test_functions_of_cython_are_measured() -> None:
+    expected = [("first", 3), ("second", 3), ("fourth", 4), ("fifth", 1)]
+    assert list(functions("x.pyx", CYTHON)) == expected
+    assert dict(functions("src/counterd/_core.pyx", (ROOT / "src/counterd/_core.pyx").read_text("utf-8")))["run"] > 20
+
+
+def test_functions_of_python_are_measured() -> None:
+    assert list(functions("x.py", "def a():\n    x\n\n    def b():\n        y\n")) == [("a", 5), ("b", 2)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "@pytest.mark.skip\ndef test(): ...",
+        "@pytest.mark.skip()\ndef test(): ...",
+        "@pytest.mark.skipif(x)\ndef test(): ...",
+        "@pytest.mark.xfail\ndef test(): ...",
+        "pytest.skip()",
+        "a = pytest.param(1, marks=pytest.mark.xfail)",
+    ],
+)
+def test_a_missing_reason_is_found(text: str) -> None:
+    assert len(reasonless(text)) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pytest.skip('no yrmcdsd')",
+        "x = pytest.mark.skipif(y, reason='no IPv6')",
+        "pytest.importorskip('zmq')",
+        "skip()",
+    ],
+)
+def test_a_reason_is_seen(text: str) -> None:
+    assert reasonless(text) == []

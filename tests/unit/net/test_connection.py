@@ -1,0 +1,458 @@
+"""A connection between a session and a transport: what it writes when, when it reads, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from counterd.protocols.counter import wire
+from counterd.protocols.counter._room import CounterSession, CounterStore
+from property.model import KEY, NO_MEMORY, frames_of, make_store
+from unit.net.fakes import FakeClock, Net, Peer, nets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from counterd._core import Session
+
+NOOP = wire.noop(1)
+REPLY = wire.frame(0, 1, magic=0x91)
+HOLD = wire.acquire(1, b"held", 1, 9)
+BROKEN = b"\x55" * 12
+LINGER_BYTES = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def one_pull_per_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's slice is over when it looks for the second time."""
+    monkeypatch.setattr("counterd.net.driver.time", FakeClock(600_000))
+
+
+@pytest.fixture
+def make_net() -> Iterator[Callable[..., Net]]:
+    with nets() as make:
+        yield make
+
+
+@pytest.fixture
+def net(make_net: Callable[..., Net]) -> Net:
+    return make_net(make_store(8000, 9000))
+
+
+def fill(net: Net, count: int) -> None:
+    """Counters for a Dump of about 36 bytes each, held by a session without a connection."""
+    holder = net.store.session()
+    holder.receive(b"".join(wire.acquire(0, b"name-%09d" % number, 1, 1) for number in range(count)), 0)
+    net.holder = holder
+
+
+def clog(net: Net, patience: str = "user_timeout") -> Peer:
+    """A connection whose peer reads nothing, so that the kernel took only a part of a long answer."""
+    peer = net.connect(patience, socket.SOCK_STREAM)
+    peer.transport.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    peer.send(NOOP * 10_000)
+    assert 0 < len(peer.transport.queue) < 120_000
+    return peer
+
+
+# ---- writing --------------------------------------------------------------------------------------------------------
+
+
+def test_one_write_per_read(net: Net) -> None:
+    peer = net.connect()
+    peer.send(NOOP * 100 + wire.get(2, b"a") + NOOP[:5])
+    assert [frame[8:12] for frame in frames_of(peer.recv())] == [b"\0\0\0\1"] * 100 + [b"\0\0\0\2"]
+    assert peer.recv() == b""
+    peer.send(NOOP[5:])
+    assert peer.recv() == REPLY
+    assert not peer.transport.queue
+    assert peer.transport.reading
+    assert net.loop.pending() == 0
+
+
+def test_nothing_is_written_where_nothing_is_answered(net: Net) -> None:
+    peer = net.connect()
+    peer.send(NOOP[:5])
+    assert peer.recv() == b""
+
+
+def test_the_transport_tells_as_soon_as_anything_is_queued(net: Net) -> None:
+    assert net.connect().transport.high == 0
+
+
+def test_what_the_kernel_does_not_take_goes_to_the_transport(net: Net) -> None:
+    peer = clog(net)
+    assert not peer.transport.reading
+    assert peer.connection.queue_size() == len(peer.transport.queue)
+    assert peer.recv_all() + peer.transport.drain() == REPLY * 10_000
+    assert peer.transport.reading
+    assert peer.connection.queue_size() == 0
+    peer.send(NOOP)
+    assert peer.recv() == REPLY
+
+
+def test_a_full_socket_takes_nothing_and_all_of_it_is_queued(net: Net) -> None:
+    peer = net.connect()
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            peer.transport.socket.send(bytes(1000))
+    peer.send(NOOP)
+    assert bytes(peer.transport.queue) == REPLY
+
+
+def test_what_is_answered_while_output_is_queued_goes_behind_it(net: Net) -> None:
+    """One more read can be under way when reading is paused."""
+    peer = clog(net)
+    queued = bytes(peer.transport.queue)
+    assert peer.recv_all()
+    peer.connection.data_received(wire.get(2, b"a"))
+    assert peer.recv() == b""
+    assert peer.transport.drain().startswith(queued + b"\x91\x01\x01")
+
+
+def test_a_peer_that_is_gone_is_given_up(net: Net) -> None:
+    peer = net.connect()
+    peer.send(HOLD)
+    peer.socket.close()
+    peer.send(NOOP)
+    assert peer.transport.aborted
+    assert not peer.transport.queue
+    peer.lose(BrokenPipeError())
+    net.loop.run()
+    assert net.store.snapshot()["given_back"] == 1
+
+
+# ---- long output ----------------------------------------------------------------------------------------------------
+
+
+def test_a_long_output_is_pulled_a_piece_per_turn_and_nothing_is_read_meanwhile(net: Net) -> None:
+    fill(net, 6000)
+    peer = net.connect()
+    peer.send(wire.dump(2) + NOOP)
+    pieces = [peer.recv()]
+    while not peer.transport.reading:
+        assert net.loop.pending() == 1
+        assert net.loop.turn() == 1
+        pieces.append(peer.recv())
+        assert peer.recv() == b""
+    assert len(pieces) == 4
+    assert len(list(frames_of(b"".join(pieces)))) == 6002
+    assert pieces[-1].endswith(REPLY)
+    assert net.loop.pending() == 0
+
+
+def test_the_next_piece_waits_until_the_last_has_gone_out(net: Net) -> None:
+    fill(net, 6000)
+    peer = net.connect(kind=socket.SOCK_STREAM)
+    peer.transport.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    peer.send(wire.dump(2) + NOOP)
+    received = b""
+    while peer.transport.queue or not peer.transport.reading:
+        assert not peer.transport.reading
+        net.loop.run()
+        queued = len(peer.transport.queue)
+        net.loop.run()
+        assert len(peer.transport.queue) == queued <= 65536 + 100
+        received += peer.recv_all() + peer.transport.drain()
+    received += peer.recv_all()
+    assert len(list(frames_of(received))) == 6002
+    assert received.endswith(REPLY)
+
+
+def test_input_that_comes_during_a_long_output_is_answered_behind_it(net: Net) -> None:
+    fill(net, 3000)
+    peer = net.connect()
+    peer.send(wire.dump(2))
+    assert not peer.transport.reading
+    peer.connection.data_received(wire.get(3, b"name-%09d" % 1))
+    output = peer.recv()
+    net.loop.run()
+    output += peer.recv_all()
+    frames = list(frames_of(output))
+    assert [frame[1] for frame in frames] == [0x11] * 3001 + [0x01]
+    assert peer.transport.reading
+
+
+# ---- the end --------------------------------------------------------------------------------------------------------
+
+
+def test_a_broken_frame_is_answered_and_the_peer_has_time_to_read_it(net: Net) -> None:
+    peer = net.connect(kind=socket.SOCK_STREAM)
+    peer.send(HOLD + BROKEN + NOOP)
+    output = peer.recv()
+    assert [frame[2] for frame in frames_of(output)] == [0, 4]
+    assert peer.transport.eof_written
+    assert peer.at_end()
+    assert peer.transport.reading
+    assert not peer.transport.closed
+    peer.send(NOOP)
+    assert peer.recv() == b""
+    assert net.loop.live_timers() == [1.0]
+    net.loop.fire()
+    assert peer.transport.aborted
+    peer.lose()
+    net.loop.run()
+    assert net.store.snapshot()["given_back"] == 1
+
+
+def test_a_peer_that_closes_after_its_broken_frame_is_closed_at_once(net: Net) -> None:
+    peer = net.connect()
+    peer.send(BROKEN)
+    assert peer.connection.eof_received() is True
+    assert peer.transport.closed
+    assert not peer.transport.aborted
+    peer.lose()
+    assert net.loop.live_timers() == []
+
+
+def test_a_peer_that_sends_on_and_on_after_its_broken_frame_is_cut_off(net: Net) -> None:
+    peer = net.connect()
+    peer.send(BROKEN)
+    for _ in range(LINGER_BYTES // 65536):
+        peer.send(bytes(65536))
+    assert not peer.transport.aborted
+    peer.send(b"\0")
+    assert peer.transport.aborted
+    peer.lose()
+    assert net.loop.live_timers() == []
+
+
+def test_a_half_closed_peer_gets_what_it_asked_for_and_is_closed(net: Net) -> None:
+    peer = net.connect()
+    peer.send(HOLD)
+    peer.send(NOOP[:7])
+    assert peer.recv()
+    assert peer.connection.eof_received() is True
+    assert peer.transport.closed
+    assert not peer.transport.eof_written
+    assert peer.recv() == b""
+    net.loop.run()
+    assert net.store.snapshot()["given_back"] == 1
+    peer.lose()
+    net.loop.run()
+    assert net.store.snapshot()["given_back"] == 1
+    assert net.server.connections == set()
+
+
+def test_a_half_closed_peer_gets_a_long_output_to_its_end(net: Net) -> None:
+    fill(net, 6000)
+    peer = net.connect()
+    peer.send(HOLD + wire.dump(2) + NOOP)
+    output = peer.recv()
+    assert peer.connection.eof_received() is True
+    assert not peer.transport.closed
+    net.loop.run()
+    output += peer.recv_all()
+    frames = list(frames_of(output))
+    assert len(frames) == 1 + 6002 + 1
+    assert frames[-1] == REPLY
+    assert peer.transport.closed
+    assert net.store.snapshot()["given_back"] == 1
+
+
+def test_a_half_closed_peer_is_closed_only_when_all_has_gone_out(net: Net) -> None:
+    peer = clog(net)
+    assert peer.connection.eof_received() is True
+    assert not peer.transport.closed
+    peer.transport.drain()
+    assert peer.transport.closed
+    assert not peer.transport.reading
+
+
+def test_a_broken_frame_behind_queued_output_is_answered_behind_it(net: Net) -> None:
+    peer = net.connect(kind=socket.SOCK_STREAM)
+    peer.transport.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    peer.send(NOOP * 10_000 + BROKEN)
+    assert not peer.transport.eof_written
+    net.loop.fire()
+    assert peer.transport.drain().endswith(b"Invalid arguments")
+    assert peer.transport.eof_written
+    assert peer.transport.reading
+    assert not peer.transport.aborted
+    net.loop.fire()
+    assert peer.transport.aborted
+
+
+def test_parting_from_an_idle_connection(net: Net) -> None:
+    peer = net.connect(kind=socket.SOCK_STREAM)
+    for _ in range(2):
+        peer.connection.part()
+    assert peer.transport.eof_written
+    assert peer.at_end()
+    peer.send(HOLD)
+    assert peer.recv() == b""
+    assert net.store.snapshot()["busy"] == 0
+    assert net.loop.live_timers() == [1.0]
+    peer.lose()
+    peer.connection.part()
+    peer.connection.abort()
+    assert net.loop.live_timers() == []
+
+
+def test_parting_waits_for_what_is_owed(net: Net) -> None:
+    fill(net, 6000)
+    peer = net.connect()
+    peer.send(wire.dump(2) + NOOP)
+    output = peer.recv()
+    peer.connection.part()
+    assert not peer.transport.eof_written
+    net.loop.run()
+    output += peer.recv_all()
+    assert output.endswith(REPLY)
+    assert peer.transport.eof_written
+
+
+def test_parting_waits_for_what_is_queued(net: Net) -> None:
+    peer = clog(net)
+    peer.connection.part()
+    assert not peer.transport.eof_written
+    peer.transport.drain()
+    assert peer.transport.eof_written
+
+
+def test_a_connection_that_is_lost_gives_back_and_forgets_its_session(make_net: Callable[..., Net]) -> None:
+    sessions: list[Session] = []
+
+    class Recording(CounterStore):
+        def session(self) -> Session:
+            sessions.append(CounterSession(self))
+            return sessions[-1]
+
+    net = make_net(Recording(buckets=8, holdings=8, name_memory=0, hash_key=KEY, figures=dict))
+    peer = net.connect()
+    assert sessions[0].owner is peer.connection
+    peer.send(HOLD)
+    assert net.loop.pending() == 0
+    peer.lose(ConnectionResetError())
+    assert sessions[0].closing
+    assert sessions[0].owner is None
+    assert peer.connection.fd == -1
+    assert peer.connection.queue_size() == 0
+    assert (net.server.connections, net.store.sessions_open) == (set(), 0)
+    assert net.store.snapshot()["holdings_leaving"] == 1
+    net.loop.run()
+    assert net.store.snapshot()["given_back"] == 1
+    peer.connection.abort()
+    peer.connection.pull()
+
+
+def test_a_connection_lost_during_a_long_output_is_pulled_no_more(net: Net) -> None:
+    fill(net, 6000)
+    peer = net.connect()
+    peer.send(wire.dump(2))
+    peer.lose()
+    assert net.loop.pending() >= 1
+    net.loop.run()
+    assert peer.transport.queue == b""
+
+
+def test_a_connection_that_is_refused_is_closed_and_counted_nowhere_else(make_net: Callable[..., Net]) -> None:
+    net = make_net(max_connections=1)
+    first, second = net.connect(), net.connect()
+    assert not first.transport.aborted
+    assert second.transport.aborted
+    second.lose()
+    assert net.server.connections == {first.connection}
+    assert net.store.sessions_open == 1
+    assert net.server.figures()["rejected:max_connections"] == 1
+    assert net.reports == ["rejected:max_connections"]
+    first.lose()
+    third = net.connect()
+    assert not third.transport.aborted
+
+
+# ---- mistakes and the store -----------------------------------------------------------------------------------------
+
+
+class MistakenSession(CounterSession):
+    """A room with a bug, once `mistaken` is set."""
+
+    mistaken = False
+
+    def receive(self, data: bytes, now_ns: int) -> bytes:
+        if data == b"mistake":
+            raise ValueError("a mistake of ours")
+        return super().receive(data, now_ns)
+
+    def take_output(self, now_ns: int) -> bytes:
+        if self.mistaken:
+            raise ValueError("a mistake of ours")
+        return super().take_output(now_ns)
+
+
+class MistakenStore(CounterStore):
+    def session(self) -> Session:
+        self.latest = MistakenSession(self)
+        return self.latest
+
+
+@pytest.fixture
+def mistaken(make_net: Callable[..., Net]) -> Net:
+    return make_net(MistakenStore(buckets=8000, holdings=9000, name_memory=0, hash_key=KEY, figures=dict))
+
+
+def test_an_exception_out_of_a_long_output_closes_its_connection_and_no_other(mistaken: Net) -> None:
+    """It comes out of a turn of the driver, where the loop does not know which connection it belongs to."""
+    net = mistaken
+    fill(net, 6000)
+    peers = [net.connect() for _ in range(3)]
+    for peer in peers:
+        peer.send(HOLD + wire.dump(2))
+        if peer is peers[0]:
+            net.store.latest.mistaken = True
+    net.loop.run()
+    assert [str(error) for error in net.loop.errors] == ["a mistake of ours"]
+    assert [peer.transport.aborted for peer in peers] == [True, False, False]
+    for peer in peers[1:]:
+        assert len(list(frames_of(peer.recv_all()))) == 6003
+        assert peer.transport.reading
+
+
+def test_an_exception_out_of_a_session_reaches_the_loop_and_what_was_held_is_given_back(mistaken: Net) -> None:
+    net = mistaken
+    peer = net.connect()
+    peer.send(HOLD)
+    assert peer.recv()
+    with pytest.raises(ValueError, match="a mistake of ours"):
+        peer.send(b"mistake")
+    peer.lose(ValueError())
+    net.loop.run()
+    assert net.store.snapshot()["given_back"] == 1
+
+
+def test_a_request_that_makes_the_store_due_wakes_its_driver(make_net: Callable[..., Net]) -> None:
+    """A creation that found no room leaves a sweep behind."""
+    net = make_net(make_store(100, 300))
+    peer = net.connect()
+    names = [b"name-%d" % number for number in range(100)]
+    for request in (wire.acquire, wire.release, wire.acquire):
+        arguments = (1,) if request is wire.release else (1, 1)
+        peer.send(b"".join(request(1, name, *arguments) for name in names))
+    peer.recv()
+    assert net.loop.pending() == 0
+    peer.recv()
+    peer.recv()
+    peer.send(wire.acquire(1, b"new", 1, 1))
+    assert peer.recv()[2] == NO_MEMORY
+    assert net.loop.pending() == 1
+    net.loop.run()
+    assert net.store.snapshot()["gc_count"] == 1
+
+
+def test_a_new_window_is_swept_after_the_next_request(net: Net) -> None:
+    peer = net.connect()
+    peer.send(HOLD + wire.release(1, b"held", 1))
+    net.store.begin_window(1)
+    assert net.loop.pending() == 0
+    peer.send(NOOP)
+    net.loop.run()
+    assert net.store.snapshot()["expired"] == 1
+
+
+@pytest.mark.parametrize("wrong", [None, "text", bytearray(b"bytes"), memoryview(b"bytes")])
+def test_only_bytes_are_received(net: Net, wrong: object) -> None:
+    with pytest.raises(TypeError):
+        net.connect().connection.data_received(wrong)

@@ -1,0 +1,234 @@
+"""The driver's turns: when they are, what each does, and how little."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from counterd._core import Session, Store
+from counterd.net.driver import Driver
+from unit.net.fakes import FakeClock, FakeLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MS = 1_000_000
+
+
+class ToyStore(Store):
+    """Due when a test says so. ticks: the times it was told."""
+
+    def __init__(self, **_: object) -> None:
+        self.due_ns = -1
+        self.slices_left = 0
+        self.stirred_up: list[Session] = []
+        self.ticks: list[int] = []
+        self.on_tick: Callable[[], None] = lambda: None
+
+    def session(self) -> Session:
+        return Session(self)
+
+    def next_deadline(self) -> int:
+        return 0 if self.stirred_up or self.slices_left else self.due_ns
+
+    def tick(self, now_ns: int) -> None:
+        self.ticks.append(now_ns)
+        self.slices_left = max(0, self.slices_left - 1)
+        if now_ns >= self.due_ns:
+            self.due_ns = -1
+        self.on_tick()
+
+    def take_dirty(self) -> list[Session]:
+        dirty, self.stirred_up = self.stirred_up, []
+        return dirty
+
+
+class ToyConnection:
+    """Counts how often it is pulled, and takes its time."""
+
+    def __init__(self, name: str, pulled: list[str], clock: FakeClock, takes_ns: int = 0) -> None:
+        self.name = name
+        self.pulled = pulled
+        self.clock = clock
+        self.takes_ns = takes_ns
+
+    def pull(self) -> None:
+        self.pulled.append(self.name)
+        self.clock.now_ns += self.takes_ns
+
+
+class Scene:
+    """A driver and everything around it."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.loop = FakeLoop()
+        self.store = ToyStore(buckets=1, holdings=1, name_memory=0, hash_key=bytes(16))
+        self.driver = Driver(self.loop, self.store)
+        self.pulled: list[str] = []
+
+    def connection(self, name: str, takes_ns: int = 0) -> ToyConnection:
+        return ToyConnection(name, self.pulled, self.clock, takes_ns)
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    clock = FakeClock()
+    monkeypatch.setattr("counterd.net.driver.time", clock)
+    return Scene(clock)
+
+
+def test_a_store_that_is_not_due_costs_nothing(scene: Scene) -> None:
+    for _ in range(3):
+        scene.driver.wake()
+    assert scene.loop.pending() == 0
+    assert scene.loop.live_timers() == []
+
+
+def test_a_store_that_is_due_gets_a_turn_of_its_own(scene: Scene) -> None:
+    """However often it is woken: not at once, but with the loop's next turn."""
+    scene.store.due_ns = 0
+    for _ in range(3):
+        scene.driver.wake()
+    assert scene.store.ticks == []
+    assert scene.loop.pending() == 1
+    scene.loop.run()
+    assert scene.store.ticks == [scene.clock.now_ns]
+    assert scene.loop.pending() == 0
+
+
+def test_much_work_is_one_slice_a_turn(scene: Scene) -> None:
+    scene.store.slices_left = 5
+    scene.driver.wake()
+    for ticks in range(1, 6):
+        assert scene.loop.turn() == 1
+        assert len(scene.store.ticks) == ticks
+    assert scene.loop.turn() == 0
+
+
+def test_a_deadline_ahead_is_waited_for(scene: Scene) -> None:
+    scene.store.due_ns = scene.clock.now_ns + 1500 * MS
+    scene.driver.wake()
+    scene.driver.wake()
+    assert scene.loop.pending() == 0
+    assert scene.loop.live_timers() == [1.5]
+    scene.clock.now_ns += 1500 * MS
+    scene.loop.fire()
+    assert scene.store.ticks == [scene.clock.now_ns]
+    assert scene.loop.live_timers() == []
+
+
+def test_a_deadline_that_has_passed_is_due_now(scene: Scene) -> None:
+    scene.store.due_ns = scene.clock.now_ns - 1
+    scene.driver.wake()
+    assert scene.loop.pending() == 1
+    assert scene.loop.live_timers() == []
+
+
+def test_an_earlier_deadline_takes_the_place_of_a_later_one(scene: Scene) -> None:
+    start_ns = scene.clock.now_ns
+    for ahead_s in (9, 5, 7):
+        scene.store.due_ns = start_ns + ahead_s * 1000 * MS
+        scene.driver.wake()
+    assert scene.loop.live_timers() == [5.0]
+    scene.store.due_ns = 0
+    scene.driver.wake()
+    assert scene.loop.live_timers() == []
+    assert scene.loop.pending() == 1
+    scene.loop.run()
+    assert len(scene.store.ticks) == 1
+
+
+def test_a_turn_looks_for_the_next_deadline(scene: Scene) -> None:
+    scene.store.due_ns = 0
+    scene.store.on_tick = lambda: setattr(scene.store, "due_ns", scene.clock.now_ns + 250 * MS)
+    scene.driver.wake()
+    scene.loop.run()
+    assert scene.loop.live_timers() == [0.25]
+
+
+def test_connections_in_the_queue_are_pulled_in_their_order_and_once(scene: Scene) -> None:
+    for name in "abc":
+        scene.driver.enqueue(scene.connection(name))
+    assert scene.pulled == []
+    assert scene.loop.pending() == 1
+    scene.loop.run()
+    assert scene.pulled == ["a", "b", "c"]
+    assert scene.store.ticks == []
+
+
+def test_a_turn_pulls_for_about_a_millisecond(scene: Scene) -> None:
+    for number in range(7):
+        scene.driver.enqueue(scene.connection(str(number), takes_ns=400_000))
+    counts = []
+    while scene.loop.turn():
+        counts.append(len(scene.pulled))
+    assert counts == [3, 6, 7]
+    assert scene.pulled == list("0123456")
+
+
+def test_a_connection_that_asks_again_while_it_is_pulled_goes_behind_the_others(scene: Scene) -> None:
+    again = scene.connection("again", takes_ns=600_000)
+    others = [scene.connection(name, takes_ns=600_000) for name in "xy"]
+    pull = again.pull
+    again.pull = lambda: (pull(), scene.driver.enqueue(again)) if len(scene.pulled) < 4 else pull()
+    scene.driver.enqueue(again)
+    for other in others:
+        scene.driver.enqueue(other)
+    assert scene.loop.turn() == 1
+    assert scene.pulled == ["again", "x"]
+    assert scene.loop.pending() == 1
+    scene.loop.run()
+    assert scene.pulled == ["again", "x", "y", "again", "again"]
+
+
+def test_sessions_that_others_gave_output_to_are_pulled(scene: Scene) -> None:
+    """Those whose connection is gone have no owner."""
+    sessions = [scene.store.session() for _ in range(3)]
+    for session, owner in zip(sessions, (scene.connection("a"), None, scene.connection("b")), strict=True):
+        session.owner = owner
+    scene.store.stirred_up = sessions
+    scene.driver.wake()
+    scene.loop.run()
+    assert scene.pulled == ["a", "b"]
+
+
+def test_what_a_tick_gives_to_others_is_fetched_in_the_same_turn(scene: Scene) -> None:
+    session = scene.store.session()
+    session.owner = scene.connection("a")
+    scene.store.due_ns = 0
+    scene.store.on_tick = lambda: setattr(scene.store, "stirred_up", [session])
+    scene.driver.wake()
+    assert scene.loop.turn() == 1
+    assert scene.pulled == ["a"]
+
+
+def test_a_store_that_is_always_due_does_not_keep_connections_waiting(scene: Scene) -> None:
+    """Even when each of its slices takes as long as a turn may, as on a slow machine."""
+    scene.store.slices_left = 100
+    scene.store.on_tick = lambda: setattr(scene.clock, "now_ns", scene.clock.now_ns + 2 * MS)
+    for number in range(5):
+        scene.driver.enqueue(scene.connection(str(number)))
+    for _ in range(10):
+        scene.loop.turn()
+    assert scene.pulled == list("01234")
+    assert scene.store.slices_left == 90
+
+
+def test_a_mistake_in_a_tick_does_not_end_the_turns(scene: Scene) -> None:
+    """An exception is a bug of ours; everybody else is still served."""
+
+    def fail() -> None:
+        scene.store.on_tick = lambda: None
+        raise ValueError("a mistake of ours")
+
+    scene.store.slices_left = 3
+    scene.store.on_tick = fail
+    scene.driver.enqueue(scene.connection("a"))
+    scene.loop.run()
+    assert [str(error) for error in scene.loop.errors] == ["a mistake of ours"]
+    scene.driver.wake()
+    scene.loop.run()
+    assert scene.pulled == ["a"]
+    assert len(scene.store.ticks) == 3

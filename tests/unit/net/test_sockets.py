@@ -1,0 +1,272 @@
+"""Listening sockets: what is set on them and inherited, and whose file a Unix socket may take the place of."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import struct
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from counterd.net.sockets import BACKLOG, Keepalive, UnixSocket, open_tcp, set_keepalive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KEEPALIVE = Keepalive(idle=11, interval=6, count=4, user_timeout=26)
+TCP_OPTIONS = {
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 11,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 6,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 4,
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT): 26_000,
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY): 1,
+}
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on the loopback of this machine")
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """Where a socket can be; pytest's own directories have names too long for some."""
+    with tempfile.TemporaryDirectory(prefix="counterd-") as directory:
+        yield Path(directory, "socket")
+
+
+def options(of: socket.socket) -> dict[tuple[int, int], int]:
+    return {key: of.getsockopt(*key) for key in TCP_OPTIONS}
+
+
+def accept(listening: socket.socket) -> tuple[socket.socket, socket.socket]:
+    """Both ends of a new connection."""
+    client = socket.socket(listening.family)
+    client.connect(listening.getsockname())
+    return client, listening.accept()[0]
+
+
+# ---- TCP ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
+def test_a_tcp_socket_hands_its_options_down(address: str) -> None:
+    with open_tcp(address, 0, KEEPALIVE) as listening:
+        assert not listening.getblocking()
+        assert listening.getsockname()[0] == address
+        assert options(listening) == TCP_OPTIONS
+        client, accepted = accept(listening)
+        with client, accepted:
+            assert options(accepted) == TCP_OPTIONS
+
+
+def test_keepalive_can_change_for_those_accepted_later() -> None:
+    with open_tcp("127.0.0.1", 0, KEEPALIVE) as listening:
+        before = accept(listening)
+        set_keepalive(listening, Keepalive(idle=100, interval=50, count=2, user_timeout=200))
+        after = accept(listening)
+        assert options(before[1]) == TCP_OPTIONS
+        assert list(options(after[1]).values()) == [1, 100, 50, 2, 200_000, 1]
+        for end in (*before, *after):
+            end.close()
+
+
+def test_a_taken_port_is_refused_also_to_a_second_daemon() -> None:
+    """Two on one port would be two limits."""
+    with open_tcp("127.0.0.1", 0, KEEPALIVE) as listening:
+        port = listening.getsockname()[1]
+        assert listening.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT) == 0
+        with pytest.raises(OSError, match="Address already in use") as caught:
+            open_tcp("127.0.0.1", port, KEEPALIVE)
+        assert caught.value.errno == errno.EADDRINUSE
+
+
+def test_a_port_can_be_had_again_while_its_old_connections_fade() -> None:
+    listening = open_tcp("127.0.0.1", 0, KEEPALIVE)
+    port = listening.getsockname()[1]
+    client, accepted = accept(listening)
+    accepted.close()  # who closes first keeps the port in TIME_WAIT
+    client.close()
+    listening.close()
+    open_tcp("127.0.0.1", port, KEEPALIVE).close()
+
+
+@needs_ipv6
+def test_an_ipv6_socket_is_for_ipv6_only() -> None:
+    """So that 0.0.0.0 and :: can be given together."""
+    with open_tcp("::", 0, KEEPALIVE) as six:
+        port = six.getsockname()[1]
+        assert six.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 1
+        with open_tcp("0.0.0.0", port, KEEPALIVE) as four:
+            assert four.getsockname()[1] == port
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(OSError, match="Cannot assign requested address"):
+        open_tcp("192.0.2.1", 0, KEEPALIVE)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_a_burst_of_connections_fits_the_backlog(kind: str, path: Path) -> None:
+    """As far as the kernel allows: it cuts the backlog down to net.core.somaxconn."""
+    allowed = min(BACKLOG, int(Path("/proc/sys/net/core/somaxconn").read_text("ascii")))
+    count = min(allowed, 300)
+    listening = open_tcp("127.0.0.1", 0, KEEPALIVE) if kind == "tcp" else UnixSocket(str(path), 0o600).socket
+    clients = [socket.socket(listening.family) for _ in range(count)]
+    for client in clients:
+        client.settimeout(0.5)
+        client.connect(listening.getsockname())
+    if kind == "tcp":
+        info = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+        assert struct.unpack_from("I", info, 28)[0] == allowed  # tcpi_sacked: of a listening socket, its backlog
+    for end in (*clients, listening):
+        end.close()
+
+
+# ---- Unix -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o660, 0o666, 0o777, 0o000])
+def test_a_unix_socket_has_its_mode_whatever_the_umask(mode: int, path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        unix = UnixSocket(str(path), mode)
+        assert os.umask(0o077) == 0o077
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.lstat().st_mode) == mode
+    assert not unix.socket.getblocking()
+    unix.socket.close()
+
+
+def test_a_unix_socket_is_never_wider_than_its_mode(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even between bind and chmod."""
+    modes = []
+    chmod = Path.chmod
+
+    def watching(self: Path, mode: int) -> None:
+        modes.append(stat.S_IMODE(self.lstat().st_mode))
+        chmod(self, mode)
+
+    monkeypatch.setattr(Path, "chmod", watching)
+    before = os.umask(0)
+    try:
+        UnixSocket(str(path), 0o620).socket.close()
+    finally:
+        os.umask(before)
+    assert modes == [0o620]
+
+
+def test_a_stale_file_is_taken_over(path: Path) -> None:
+    for _ in range(2):
+        unix = UnixSocket(str(path), 0o600)
+        client, accepted = accept(unix.socket)
+        for end in (client, accepted, unix.socket):
+            end.close()
+    assert path.exists()
+
+
+def test_a_running_daemon_s_file_is_not(path: Path) -> None:
+    running = UnixSocket(str(path), 0o600)
+    with pytest.raises(OSError, match="already running") as caught:
+        UnixSocket(str(path), 0o600)
+    assert caught.value.errno == errno.EADDRINUSE
+    assert caught.value.filename == str(path)
+    client, accepted = accept(running.socket)
+    for end in (client, accepted, running.socket):
+        end.close()
+
+
+def test_a_running_daemon_with_a_full_backlog_is_running(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as busy:
+        busy.bind(str(path))
+        busy.listen(0)
+        clients = []
+        while True:
+            clients.append(socket.socket(socket.AF_UNIX))
+            clients[-1].setblocking(False)
+            if clients[-1].connect_ex(str(path)) == errno.EAGAIN:
+                break
+        with pytest.raises(OSError, match="already running"):
+            UnixSocket(str(path), 0o600)
+        for client in clients:
+            client.close()
+    assert path.exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "link to a socket", "link to nothing", "fifo"])
+def test_what_is_not_a_socket_is_never_removed(kind: str, path: Path) -> None:
+    target = path.with_name("target")
+    if kind == "file":
+        path.write_text("precious")
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        if kind == "link to a socket":
+            UnixSocket(str(target), 0o600).socket.close()
+        path.symlink_to(target)
+    before = path.lstat()
+    with pytest.raises(FileExistsError, match="exists and is not a socket"):
+        UnixSocket(str(path), 0o600)
+    assert path.lstat() == before
+    assert target.exists() == (kind == "link to a socket")
+
+
+def test_another_kind_of_socket_is_not_removed(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
+        datagrams.bind(str(path))
+        with pytest.raises(OSError, match="wrong type"):
+            UnixSocket(str(path), 0o600)
+    assert path.exists()
+
+
+@pytest.mark.parametrize("path", ["/nonexistent/socket", "/" + "x" * 200])
+def test_a_path_that_cannot_be_is_an_error_of_the_system(path: str) -> None:
+    with pytest.raises(OSError, match=r"No such file|path too long"):
+        UnixSocket(path, 0o600)
+
+
+def test_the_file_is_removed_at_the_end(path: Path) -> None:
+    unix = UnixSocket(str(path), 0o600)
+    unix.socket.close()
+    unix.unlink()
+    assert not path.exists()
+    unix.unlink()
+
+
+def test_the_file_of_a_successor_is_left_alone(path: Path) -> None:
+    ours = UnixSocket(str(path), 0o600)
+    path.rename(path.with_name("ours"))  # its inode stays in use: the successor's is another
+    theirs = UnixSocket(str(path), 0o600)
+    ours.unlink()
+    client, accepted = accept(theirs.socket)
+    for end in (client, accepted, ours.socket, theirs.socket):
+        end.close()
+    theirs.unlink()
+    assert not path.exists()
+
+
+def test_the_file_can_be_given_away(path: Path) -> None:
+    unix = UnixSocket(str(path), 0o600)
+    uid, gid = (12345, 54321) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
+    unix.chown(uid, gid)
+    status = path.lstat()
+    assert (status.st_uid, status.st_gid) == (uid, gid)
+    unix.unlink()
+    assert not path.exists()
+    unix.socket.close()
