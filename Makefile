@@ -6,7 +6,8 @@ COUNTERD_BUILD ?= release
 export COUNTERD_BUILD
 VENV ?= $(if $(filter release,$(COUNTERD_BUILD)),.venv,.venv-$(COUNTERD_BUILD))
 BIN := $(VENV)/bin
-SOURCES := setup.py pyproject.toml $(shell find src -type f -not -name '*.py[co]' -not -name '*.so')
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+SOURCES := setup.py pyproject.toml $(shell find src -name '*.py' -o -name '*.py[xi]' -o -name '*.pxd' -o -name '*.conf')
 CONFIG ?= conf/counterd.conf
 
 .PHONY: help setup run test lint bench clean
@@ -19,20 +20,24 @@ help:
 	@echo 'make bench   the benchmarks: engine, server beside a raw loop, edges'
 	@echo 'make clean   remove what the above made'
 
-setup: $(VENV)/.built
+setup: $(VENV)/.built $(VENV)/.tools
 
 $(VENV)/.ready:
 	@PYTHON="$(PYTHON)" sh tools/preflight.sh
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'setuptools>=77' 'Cython>=3.1,<4'
+	$(PIP) 'setuptools>=77' 'Cython>=3.1,<4'
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.ready $(SOURCES)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation '.[dev]'
+	$(PIP) --no-build-isolation .
 	@touch $@
 
-run: setup
-	@exec $(BIN)/counterd -c $(CONFIG)
+$(VENV)/.tools: pyproject.toml | $(VENV)/.built
+	$(PIP) --no-build-isolation '.[dev]'
+	@touch $@
+
+run: $(VENV)/.built
+	@exec $(BIN)/counterd -c $(CONFIG) $(ARGS)
 
 test: setup
 	$(BIN)/python -m pytest $(ARGS)

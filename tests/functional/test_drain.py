@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import signal
 import socket
@@ -130,6 +131,30 @@ def test_what_was_acquired_just_before_is_answered_on_every_connection(start: Ca
         for connection in connections:
             connection.close()
     assert counterd.ended() == 0
+
+
+@KINDS
+def test_those_that_wait_to_be_accepted_do_not_hold_it_up(
+    unix: bool, start: Callable[..., daemon.Daemon], short_path: Path
+) -> None:
+    """Connected for their machine, not for the daemon yet. It may answer them or not, but must not wait for them."""
+    counterd = start({"drain.timeout": 60, "counter.socket": str(short_path / "s")})
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(counterd.connect(unix=unix))
+        assert peers.ask(first, wire.noop(1)).status == 0
+        counterd.send_signal(signal.SIGSTOP)
+        try:
+            waiting = [stack.enter_context(counterd.connect(unix=unix)) for _ in range(200)]
+            for connection in waiting[::2]:
+                connection.sendall(wire.noop(2))
+            counterd.send_signal(signal.SIGTERM)
+        finally:
+            counterd.send_signal(signal.SIGCONT)
+        for connection in waiting:
+            with contextlib.suppress(ConnectionResetError):
+                assert peers.receive_all(connection) in (b"", wire.frame(0, 2, magic=0x91))
+        assert counterd.ended() == 0
+    assert not counterd.lines("cut off|ERROR")
 
 
 def test_a_dump_under_way_is_finished(start: Callable[..., daemon.Daemon]) -> None:

@@ -57,7 +57,7 @@ def test_one_too_many_is_closed_and_counted(unix: bool, start: Callable[..., dae
         assert figures["command:acquire"] == "0"
         for connection in connections:
             assert peers.ask(connection, wire.noop(1)).status == 0
-    assert counterd.lines("WARNING connection refused: 3 connections are open, the limit")
+    counterd.wait_for_log("WARNING connection refused: 3 connections are open, the limit")
 
 
 @KINDS

@@ -119,6 +119,23 @@ def test_memory_is_bounded_when_the_replies_are_much_longer(
 
 
 @KINDS
+def test_memory_is_bounded_when_requests_come_faster_than_they_can_be_answered(
+    unix: bool, holder: tuple[daemon.Daemon, socket.socket]
+) -> None:
+    """Although the peer reads as fast as it can: statistics take longer to make than to read."""
+    counterd, _ = holder
+    before = counterd.rss()
+    with counterd.connect(unix=unix) as connection, peers.sending(connection, wire.stats(1) * 2_000_000) as sender:
+        taken, most = 0, 0
+        while taken < 30 * MIB:
+            taken += len(connection.recv(peers.RECEIVE_SIZE))
+            most = max(most, counterd.rss())
+        assert sender.is_alive()
+        assert most - before < 5 * MIB
+    counterd.wait_for_stats(curr_connections=2)
+
+
+@KINDS
 def test_fifty_megabytes_of_requests_wait_for_their_reader(
     unix: bool, start: Callable[..., daemon.Daemon], short_path: Path
 ) -> None:

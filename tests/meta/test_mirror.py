@@ -21,6 +21,7 @@ ELSEWHERE = {
     "cli/daemon.py": "is a process: tests/functional/test_start.py",
     "control/daemon.py": "is a process: tests/functional/test_start.py, test_reload.py and test_drain.py beside it",
     "control/limits.py": "changes the process it is in: tests/functional/test_limits.py and test_start.py beside it",
+    "control/service.py": "real sockets and settings: tests/functional/test_start.py, test_limits.py and test_reload.py",
     "control/systemd.py": "one system call: tests/functional/test_start.py",
     "control/windows.py": "follows the wall clock: tests/functional/test_reload.py",
     "protocols/__init__.py": "a declaration, and finding what is installed: tests/functional/test_start.py",

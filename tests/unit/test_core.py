@@ -49,15 +49,19 @@ def names_at(slot: int, slots: int, count: int) -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def twins() -> list[tuple[bytes, bytes]]:
-    """Pairs of names with the same 32-bit tag, short and long: the index cannot tell them apart."""
-    tags: dict[int, bytes] = {}
+    """Pairs of names with the same 32-bit tag: the index cannot tell them apart.
+
+    They differ in short names, and in the prefix, in a middle block and in the last of long ones.
+    """
     pairs = []
-    for number in range(400_000):
-        name = b"%d" % number if number % 2 else b"%040d-long" % number
-        other = tags.setdefault(siphash(KEY, name) >> 32, name)
-        if other is not name:
-            pairs.append((other, name))
-    assert len(pairs) >= 4
+    for template in (b"%d", b"%06d" + b"x" * 90, b"x" * 100 + b"%06d" + b"x" * 60, b"x" * 160 + b"%06d"):
+        tags: dict[int, bytes] = {}
+        for number in range(200_000):
+            name = template % number
+            other = tags.setdefault(siphash(KEY, name) >> 32, name)
+            if other is not name:
+                pairs.append((other, name))
+        assert any(len(found) == len(name) for found, _ in pairs)
     return pairs
 
 
@@ -205,7 +209,7 @@ def test_removal_moves_back_what_is_behind_also_around_the_end(slots_of_names: t
 
 def test_names_with_the_same_tag_are_told_apart(twins: list[tuple[bytes, bytes]]) -> None:
     for first, second in twins:
-        store = make_store(4, 8, name_memory=4 * 64)
+        store = make_store(4, 8, name_memory=8 * 64)
         one, two = Client(store), Client(store)
         assert one.acquire(first, 3) == OK
         assert two.get(second) is None
@@ -224,7 +228,7 @@ def test_names_with_the_same_tag_are_told_apart(twins: list[tuple[bytes, bytes]]
 
 def test_removing_one_of_two_names_with_the_same_tag_keeps_the_other(twins: list[tuple[bytes, bytes]]) -> None:
     for first, second in (*twins, *((second, first) for first, second in twins)):
-        store = make_store(4, 8, name_memory=4 * 64)
+        store = make_store(4, 8, name_memory=8 * 64)
         one, two = Client(store), Client(store)
         assert one.acquire(first, 1) == OK
         assert two.acquire(second, 2) == OK

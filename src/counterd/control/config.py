@@ -62,6 +62,11 @@ class Config:
     warnings: tuple[str, ...]
     path: Path
 
+    def where(self, key: str) -> str:
+        """Where the value of a key is from, or would be: for messages."""
+        origin = self.origins[key]
+        return str(self.path) if origin == "default" else origin
+
 
 class Entry(NamedTuple):
     """A key with a value, as somebody wrote them."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import functools
 import gc
 import logging
@@ -19,19 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from counterd.control import config as configuration
 from counterd.control.config import Config, ConfigError
-from counterd.control.limits import become, effective_connections, raise_descriptors
+from counterd.control.limits import become, raise_descriptors
 from counterd.control.log import Bounded
+from counterd.control.service import Service
 from counterd.control.systemd import notify
-from counterd.control.windows import Windows
-from counterd.net.server import Limits, Server
-from counterd.net.sockets import Keepalive, UnixSocket, open_tcp, set_keepalive
 from counterd.version import __version__
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from counterd._core import Store
     from counterd.control.log import LogWriter
     from counterd.net._connection import Connection
     from counterd.protocols import Room
@@ -41,75 +36,6 @@ log = logging.getLogger("counterd")
 # Lines of one cause that are logged in a period: enough to see it, too few to drown the rest.
 REPEATED_LINES = 5
 REPEATED_PERIOD_S = 10.0
-
-
-class Service:
-    """One enabled room: its sockets, store and server."""
-
-    def __init__(self, room: Room, values: Mapping[str, Any]) -> None:
-        self.room = room
-        self.values = values
-        self.tcp: list[socket.socket] = []
-        self.unix: UnixSocket | None = None
-        self.store: Store
-        self.server: Server
-        self.windows: Windows | None = None
-
-    def setting(self, name: str) -> Any:
-        return self.values[f"{self.room.name}.{name}"]
-
-    @property
-    def keepalive(self) -> Keepalive:
-        return Keepalive(
-            self.setting("keepalive_idle"),
-            self.setting("keepalive_interval"),
-            self.setting("keepalive_count"),
-            self.setting("user_timeout"),
-        )
-
-    def open(self, origins: Mapping[str, str]) -> tuple[list[str], list[str]]:
-        """Opens all its sockets; returns what is wrong and what is merely missing, a line each."""
-        problems: list[str] = []
-        missing: list[str] = []
-        port = self.setting("port")
-        for address in self.setting("bind"):
-            shown = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-            try:
-                self.tcp.append(open_tcp(address, port, self.keepalive))
-            except OSError as error:
-                line = f"{origins[f'{self.room.name}.port']}: {self.room.name}.port: cannot listen on {shown}: "
-                line += "it is in use" if error.errno == errno.EADDRINUSE else (error.strerror or str(error))
-                absent = error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and address in ("::1", "::")
-                (missing if absent else problems).append(line)
-            else:
-                port = self.tcp[-1].getsockname()[1]  # if any would do, all addresses share the one that was found
-        path = self.setting("socket")
-        if path:
-            try:
-                self.unix = UnixSocket(path, self.setting("socket_mode"))
-            except OSError as error:
-                key = f"{self.room.name}.socket"
-                problems.append(f"{origins[key]}: {key}: cannot listen on {path}: {error.strerror or error}")
-        if not self.tcp and not self.unix and not problems:
-            problems, missing = missing, []
-        return problems, missing
-
-    def where(self) -> str:
-        """Where it listens, for people."""
-        places = [
-            f"[{name[0]}]:{name[1]}" if len(name) > 2 else f"{name[0]}:{name[1]}"
-            for name in (listening.getsockname() for listening in self.tcp)
-        ]
-        if self.unix:
-            places.append(f"unix:{self.unix.path}")
-        return ", ".join(places)
-
-    def close(self) -> None:
-        for listening in self.tcp:
-            listening.close()
-        if self.unix:
-            self.unix.unlink()
-            self.unix.socket.close()
 
 
 class Daemon:
@@ -128,8 +54,9 @@ class Daemon:
         self._repeated = Bounded(REPEATED_LINES, REPEATED_PERIOD_S)
         self._internal_errors = 0
         self._stopping = asyncio.Event()
-        self._descriptors = raise_descriptors()
-        self._services = [Service(room, config.values) for room in rooms if config.values[f"{room.name}.enable"]]
+        descriptors = raise_descriptors()
+        enabled = (room for room in rooms if config.values[f"{room.name}.enable"])
+        self._services = [Service(room, config, descriptors) for room in enabled]
         try:
             self._open()
         except BaseException:
@@ -142,7 +69,7 @@ class Daemon:
         loop.set_exception_handler(self._on_internal_error)
         try:
             for service in self._services:
-                await self._serve(service, loop)
+                await service.listen(loop, self._report)
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._on_stop)
             loop.add_signal_handler(signal.SIGHUP, self.reload)
@@ -150,7 +77,7 @@ class Daemon:
             gc.collect()
             gc.freeze()  # what is alive now stays: no collection need ever walk it again
             for service in self._services:
-                log.info("%s listens on %s", service.room.name, service.where())
+                log.info("%s listens on %s", service.room.name, service.addresses())
             log.info("ready: counterd %s", __version__, extra={"fields": {"pid": os.getpid()}})
             notify("READY=1")
             await self._stopping.wait()
@@ -175,10 +102,9 @@ class Daemon:
         self._config = Config(values, new.origins, new.warnings, new.path)
         self._writer.configure(values["log.level"], values["log.format"])
         for service in self._services:
-            service.values = values
-            self._apply(service)
+            service.apply(self._config)
         for key in fixed:
-            log.warning("%s: %s needs a restart to change", new.origins[key], key)
+            log.warning("%s: %s needs a restart to change", new.where(key), key)
         log.info("reloaded %s: %s", new.path, ", ".join(changeable) or "nothing changed")
 
     def log_stats(self) -> None:
@@ -192,7 +118,7 @@ class Daemon:
     def _open(self) -> None:
         problems: list[str] = []
         for service in self._services:
-            wrong, missing = service.open(self._config.origins)
+            wrong, missing = service.open()
             problems += wrong
             for line in missing:
                 log.warning("%s; going on without it", line)
@@ -200,7 +126,7 @@ class Daemon:
             raise ConfigError(problems)
         for service in self._services:
             try:
-                service.store = service.room.make_store(service.values, functools.partial(self._figures, service))
+                service.make_store(functools.partial(self._figures, service))
             except (ValueError, MemoryError) as error:
                 raise ConfigError([f"{self._config.path}: {service.room.name}: {error}"]) from None
         self._change_user()
@@ -211,35 +137,8 @@ class Daemon:
         try:
             uid, gid = become(user, group, [service.unix for service in self._services if service.unix])
         except (LookupError, OSError) as error:
-            where = self._config.origins[key]
-            raise ConfigError([f"{where}: {key}: cannot become {user or group}: {error}"]) from None
+            raise ConfigError([f"{self._config.where(key)}: {key}: cannot become {user or group}: {error}"]) from None
         log.debug("running as uid %d, gid %d", uid, gid)
-
-    async def _serve(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
-        service.server = Server(loop, service.store, Limits(0, 0, 0), self._report)
-        self._apply(service)
-        if service.windows:
-            service.windows.turn()
-        for listening in service.tcp:
-            await service.server.listen(listening)
-        if service.unix:
-            await service.server.listen(service.unix.socket)
-
-    def _apply(self, service: Service) -> None:
-        """Hands a service the settings that may change."""
-        limits = service.server.limits
-        limits.max_connections = effective_connections(service.setting("max_connections"), self._descriptors)
-        limits.user_timeout = service.setting("user_timeout")
-        limits.write_timeout = service.setting("write_timeout")
-        for listening in service.tcp:
-            set_keepalive(listening, service.keepalive)
-        service.room.reload(service.store, service.values)
-        if service.room.window:
-            interval = service.values[service.room.window]
-            if service.windows is None:
-                service.windows = Windows(service.server, interval)
-            else:
-                service.windows.set_interval(interval)
 
     def _figures(self, service: Service) -> dict[str, object]:
         """What is counted above the engine."""
@@ -278,11 +177,7 @@ class Daemon:
     async def _drain(self) -> None:
         """Accepts no more, answers what was received, closes."""
         for service in self._services:
-            service.server.stop_accepting()
-            if service.windows:
-                service.windows.stop()
-        for connection in self._connections():
-            connection.part()
+            service.part()
         gone = asyncio.gather(*(service.server.emptied() for service in self._services))
         try:
             await asyncio.wait_for(gone, self._config.values["drain.timeout"])

@@ -73,6 +73,8 @@ cdef class Connection:
         self.fd = transport.get_extra_info("socket").fileno()
         transport.set_write_buffer_limits(high=0)
         self.transport = transport
+        if self.server.parting:
+            self.part()
 
     def data_received(self, bytes data not None):
         cdef Session session = self.session

@@ -50,6 +50,7 @@ class Server:
         self.rejected: Counter[str] = Counter()
         self.slow_readers = 0
         self.vanished = 0
+        self.parting = False
         self._report = report
         self._listening: list[asyncio.Server] = []
         self._stuck: dict[Connection, tuple[int, int]] = {}  # since when (ns), and bytes owed when last looked
@@ -68,9 +69,13 @@ class Server:
             )
         self._listening.append(server)
 
-    def stop_accepting(self) -> None:
+    def part(self) -> None:
+        """Accepts no more, and ends each connection once what it has asked so far is answered."""
+        self.parting = True  # also for those that the loop has accepted and not handed over yet
         for server in self._listening:
             server.close()
+        for connection in list(self.connections):
+            connection.part()
 
     async def emptied(self) -> None:
         """Returns when the last connection is gone."""

@@ -292,7 +292,6 @@ def test_a_comment_may_have_any_encoding(write):
     assert load(write(b"counter.enable = true\n  # caf\xe9\n"), [], [COUNTER]).values["counter.enable"]
 
 
-
 @pytest.mark.parametrize(
     ("prepare", "reason"),
     [
@@ -431,9 +430,7 @@ EVERYWHERE_WARNING = (
     "F: counter listens on ALL addresses (0.0.0.0 ::), as yrmcds does: whoever reaches this machine can use it;"
     " set counter.bind or bind_ip"
 )
-VIRTUAL_ONLY_WARNING = (
-    "F: bind_ip is not set: counter listens on virtual_ip (192.0.2.1) only, yrmcds on all addresses"
-)
+VIRTUAL_ONLY_WARNING = "F: bind_ip is not set: counter listens on virtual_ip (192.0.2.1) only, yrmcds on all addresses"
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,7 @@ def test_the_next_piece_waits_until_the_last_has_gone_out(net: Net) -> None:
         assert not peer.transport.reading
         net.loop.run()
         queued = len(peer.transport.queue)
+        peer.connection.pull()
         net.loop.run()
         assert len(peer.transport.queue) == queued <= 65536 + 100
         received += peer.recv_all() + peer.transport.drain()
@@ -384,9 +385,13 @@ class MistakenSession(CounterSession):
 
 
 class MistakenStore(CounterStore):
+    def __init__(self, **sizes: object) -> None:
+        super().__init__(**sizes)
+        self.sessions: list[MistakenSession] = []
+
     def session(self) -> Session:
-        self.latest = MistakenSession(self)
-        return self.latest
+        self.sessions.append(MistakenSession(self))
+        return self.sessions[-1]
 
 
 @pytest.fixture
@@ -401,8 +406,8 @@ def test_an_exception_out_of_a_long_output_closes_its_connection_and_no_other(mi
     peers = [net.connect() for _ in range(3)]
     for peer in peers:
         peer.send(HOLD + wire.dump(2))
-        if peer is peers[0]:
-            net.store.latest.mistaken = True
+    (session,) = [session for session in net.store.sessions if session.owner is peers[0].connection]
+    session.mistaken = True
     net.loop.run()
     assert [str(error) for error in net.loop.errors] == ["a mistake of ours"]
     assert [peer.transport.aborted for peer in peers] == [True, False, False]

@@ -198,7 +198,7 @@ def test_it_serves_and_is_empty_when_the_last_has_gone(kind: str, tmp_path_facto
         writer.write(wire.acquire(1, b"a", 1, 1) + NOOP)
         assert (await reader.readexactly(28))[16:] == REPLY
         assert [connection.patience for connection in server.connections] == [patience]
-        server.stop_accepting()
+        server.part()
         writer.close()
         await server.emptied()
         assert server.connections == set()
@@ -240,7 +240,7 @@ def test_an_exception_out_of_a_session_closes_its_connection_and_no_other() -> N
         assert [str(error) for error in errors] == ["a mistake of ours"]
         for _, writer in (mistaken, other):
             writer.close()
-        server.stop_accepting()
+        server.part()
         await server.emptied()
 
     run(test)
