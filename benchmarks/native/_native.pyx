@@ -137,6 +137,9 @@ def serve_raw(int listening, store):
                 continue
             output = session.receive(PyBytes_FromStringAndSize(<char*>buffer, size), monotonic_ns())
             send(fd, PyBytes_AS_STRING(output), PyBytes_GET_SIZE(output), MSG_DONTWAIT | MSG_NOSIGNAL)
+            while session.more:
+                output = session.take_output(monotonic_ns())
+                send(fd, PyBytes_AS_STRING(output), PyBytes_GET_SIZE(output), MSG_DONTWAIT | MSG_NOSIGNAL)
 
 
 def load(list fds, list batches, list replies, double seconds):

@@ -31,8 +31,12 @@ cdef enum:
     OUTPUT_MAX = 262144     # replies gathered in one piece before the rest of the input has to wait, plus one reply
     REPLY_MAX = 66000       # the longest single reply: a Dump entry of a 65,535-byte name; Stats stays far below
     RECLAIM_STEPS = 64      # ring entries that one request may look at
-    SLICE_STEPS = 4096      # holdings given back or ring entries swept per tick; at most 200 ns each, so under 1 ms
-    PIECE_STEPS = 16384     # records a Dump walks per piece; 64 bytes each, read in order, so under 1 ms
+    SLICE_STEPS = 2048      # holdings given back or ring entries swept per tick; at most 250 ns each
+    TURN_STEPS = 4096       # work of all sessions together before one has to wait for its turn; a step is some 40 ns
+    GRACE_STEPS = 128       # of one call when that is used up, so that a small request never waits
+    FRAME_STEP_SHIFT = 6    # a frame is a step, and one more for each 64 bytes that have to be hashed and copied
+    DONE = 0                # what execute_frame returns
+    LATER = 1               # nothing was done: too much for this call
     CONNECTIONS_MAX = 1048576  # Linux's own bound for the sockets of a process (fs.nr_open)
     FLAG_IN_RING = 1
 
@@ -153,6 +157,7 @@ cdef struct Region:         # this process's view of the mapping
     uint32_t* ring
     Connection* connections
     size_t size
+    int64_t budget          # steps left until the next turn; may fall below 0
 
 
 # ---- index ---------------------------------------------------------------------------------------------------------
@@ -495,6 +500,7 @@ cdef class Store:
     cdef Region region
     cdef uint8_t* out       # replies of the call under way: OUTPUT_MAX + REPLY_MAX bytes, shared by all sessions
     cdef size_t out_size
+    cdef bint calling_out   # somebody else's Python code runs: sessions must not be entered
     cdef bint stirred       # tick() or take_dirty() may have become due: look at next_deadline()
     cdef list dirty
     cdef readonly uint64_t sessions_open
@@ -513,12 +519,13 @@ cdef class Store:
 cdef class Session:
     cdef readonly Store store
     cdef public object owner    # whoever made the session may leave a mark here
-    cdef uint8_t* kept          # input that could not be used up yet
+    cdef uint8_t* kept          # input that could not be used up yet: kept_size bytes at kept_start
+    cdef size_t kept_start
     cdef size_t kept_size
     cdef size_t kept_capacity
     cdef uint32_t connection    # in the region; 0 once what it held was queued to be given back
     cdef uint32_t position      # of the long reply under way: the next record; 0 = none is
-    cdef int budget             # steps of costly work that this call may still do
+    cdef int64_t floor          # of the region's budget, at which this call stops
     cdef uint32_t since         # now, as the ledger counts it
     cdef readonly bint more
     cdef readonly bint closing
@@ -535,11 +542,12 @@ cdef class Session:
     cdef int execute_frame(self, const Frame* frame) except -1
     cdef int produce(self) except -1
 
-    cdef void begin_call(self, int64_t now_ns) noexcept
+    cdef int begin_call(self, int64_t now_ns) except -1
     cdef bytes end_call(self)
     cdef bint is_stopped(self) noexcept
     cdef size_t run(self, const uint8_t* data, size_t size) except? 0
     cdef size_t complete_kept(self, const uint8_t* data, size_t size) except? 0
+    cdef int run_kept(self) except -1
     cdef int keep(self, const uint8_t* data, size_t size) except -1
     cdef bint has_request(self) noexcept
     cdef void leave(self) noexcept

@@ -172,30 +172,56 @@ cdef void name_free(Region* region, Record* record) noexcept nogil:
 
 # ---- records -------------------------------------------------------------------------------------------------------
 
-cdef uint32_t counter_create(Region* region, uint32_t tag, const uint8_t* name, uint32_t size) noexcept nogil:
-    """A record for a new name, if need be in the place of an idle counter; 0 if RECLAIM_STEPS found no room."""
+cdef bint make_room(Region* region, uint32_t blocks) noexcept nogil:
+    """Sees to a free record and so many free blocks, if need be in the place of idle counters, the oldest first.
+
+    Where blocks are wanting, counters that have none are spared. When RECLAIM_STEPS have not brought enough, the sweep
+    is left to clear the ring of its stale entries.
+    """
     cdef Header* header = region.header
     cdef Pool* pool = &header.records
-    cdef uint32_t blocks = blocks_needed(size)
-    cdef uint32_t step = 0
+    cdef bint records_short, blocks_short
     cdef uint32_t number
     cdef Counter* counter
-    while pool.used >= pool.capacity or header.blocks.capacity - header.blocks.used < blocks:
-        if blocks > header.blocks.capacity:
-            return 0
+    cdef int step = 0
+    if blocks > header.blocks.capacity:
+        return False
+    while True:
+        records_short = pool.used >= pool.capacity
+        blocks_short = header.blocks.capacity - header.blocks.used < blocks
+        if not records_short and not blocks_short:
+            return True
         if step == RECLAIM_STEPS or header.ring_size == 0:
-            sweep_begin(header)
-            return 0
+            break
         step += 1
+        region.budget -= 1
         number = ring_pop(region)
         counter = counter_at(region, number)
-        if counter.consumption == 0:
-            if counter_exists(region, counter):
-                header.idle -= 1
-                header.reclaimed += 1
-            else:
-                header.expired += 1
-            counter_free(region, number)
+        if counter.consumption != 0:
+            continue
+        if blocks_short and counter.record.name_size <= NAME_INLINE:
+            counter.record.flags |= FLAG_IN_RING
+            ring_push(region, number)
+            continue
+        if counter_exists(region, counter):
+            header.idle -= 1
+            header.reclaimed += 1
+        else:
+            header.expired += 1
+        counter_free(region, number)
+    if records_short and header.sweep_left == 0:
+        sweep_begin(header)
+    return False
+
+
+cdef uint32_t counter_create(Region* region, uint32_t tag, const uint8_t* name, uint32_t size) noexcept nogil:
+    """A record for a new name; 0 if there is no room for it."""
+    cdef Header* header = region.header
+    cdef Pool* pool = &header.records
+    cdef uint32_t number
+    cdef Counter* counter
+    if not make_room(region, blocks_needed(size)):
+        return 0
     number = pool.free
     if number:
         pool.free = record_long_name(&(<Counter*>(region.records + number * region.record_size)).record).first
@@ -577,8 +603,8 @@ cdef class Session:
     (`produce`). States, in the order a connection passes them:
 
     reading    receive() runs whatever is complete; the start of an unfinished frame is kept
-    more       a long reply is under way, or requests wait behind a full output: the caller calls take_output()
-               whenever what it was given has gone out, and reads no further
+    more       a long reply is under way, or requests wait behind a full output or for a turn: the caller calls
+               take_output() whenever what it was given has gone out, and reads no further
     ended      the peer has sent its last byte: what it asked is still answered, then everything it held is given back
     closing    write what you were given, then close; nothing is read any more
     """
@@ -600,6 +626,8 @@ cdef class Session:
         cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
         cdef size_t size = PyBytes_GET_SIZE(data)
         cdef size_t used = 0
+        if data is None:
+            raise TypeError("data must be bytes")
         self.store.bytes_in += size
         if self.closing or self.ended:
             return b""
@@ -618,19 +646,18 @@ cdef class Session:
     cpdef bytes take_output(self, int64_t now_ns):
         """The next piece: the rest of a long reply, then the replies to requests that were kept behind it.
 
-        It may be empty while `more` stays set: the work of one call is bounded too.
+        It may be empty while `more` stays set: the work of one call is bounded too. The caller lets others have their
+        turn between two calls; each gives all sessions TURN_STEPS again.
         """
-        cdef size_t used
         if self.closing or not self.more:
             return b""
+        self.store.region.budget = TURN_STEPS
         self.begin_call(now_ns)
         if self.position:
             self.produce()
         self.more = self.position != 0
         if not self.more and self.kept_size:
-            used = self.run(self.kept, self.kept_size)
-            self.kept_size -= used
-            memmove(self.kept, self.kept + used, self.kept_size)
+            self.run_kept()
         return self.end_call()
 
     cpdef bytes eof(self, int64_t now_ns):
@@ -643,6 +670,8 @@ cdef class Session:
 
     cpdef closed(self, int64_t now_ns):
         """The connection is gone. Idempotent; what it held is queued for tick() to give back."""
+        if self.store.calling_out:
+            raise RuntimeError("a session is under way")
         self.end()
 
     cdef void end(self) noexcept:
@@ -662,17 +691,21 @@ cdef class Session:
         """Asks for the cache lines that the frames will need, once their indexes' lines have had time to arrive."""
 
     cdef int execute_frame(self, const Frame* frame) except -1:
-        """Does what the frame asks and appends the reply to the store's output."""
-        return 0
+        """Does what the frame asks and appends the reply to the store's output: DONE. Or does nothing yet: LATER."""
+        return DONE
 
     cdef int produce(self) except -1:
         """Appends the next piece of the long reply at self.position, and clears that when it is done."""
         return 0
 
-    cdef void begin_call(self, int64_t now_ns) noexcept:
+    cdef int begin_call(self, int64_t now_ns) except -1:
+        cdef int64_t budget = self.store.region.budget
+        if self.store.calling_out:
+            raise RuntimeError("a session is under way")
         self.store.out_size = 0
-        self.budget = PIECE_STEPS
+        self.floor = 0 if budget > GRACE_STEPS else budget - GRACE_STEPS
         self.since = <uint32_t>(now_ns // NS_PER_TENTH)
+        return 0
 
     cdef bytes end_call(self):
         """Settles the state that the call leaves behind, and copies the output out."""
@@ -681,10 +714,10 @@ cdef class Session:
             store.stirred = True
         if self.ended and not (self.kept_size and self.has_request()):
             self.leave()
-            if not self.more:
-                self.closing = True
+            self.closing = not self.more
         if self.closing:
             self.more = False
+            self.leave()
         if self.kept != NULL and (self.kept_size == 0 or self.closing):
             self.forget()
         store.bytes_out += store.out_size
@@ -692,7 +725,7 @@ cdef class Session:
 
     cdef bint is_stopped(self) noexcept:
         """Whether the rest of the input has to wait for the next call."""
-        if self.position or self.store.out_size >= OUTPUT_MAX or self.budget <= 0:
+        if self.position or self.store.out_size >= OUTPUT_MAX or self.store.region.budget <= self.floor:
             self.more = True
         return self.more or self.closing
 
@@ -716,7 +749,10 @@ cdef class Session:
             if count > 1:
                 self.prefetch_frames(frames, count)
             for i in range(count):
-                self.execute_frame(&frames[i])
+                self.store.region.budget -= 1 + (frames[i].size >> FRAME_STEP_SHIFT)
+                if self.execute_frame(&frames[i]) == LATER:
+                    self.more = True
+                    return position
                 position += frames[i].size
                 if taken < 0 and i == count - 1:
                     self.closing = True
@@ -729,7 +765,8 @@ cdef class Session:
     cdef size_t complete_kept(self, const uint8_t* data, size_t size) except? 0:
         """Completes the unfinished frame from the new input, copying no more than about twice what it lacks.
 
-        Returns how much of the input that took. If the frame is still unfinished, all of it.
+        Returns how much of the input that took. If the frame is still unfinished, all of it. kept_size is 0 if it was
+        executed.
         """
         cdef Frame frame
         cdef Py_ssize_t taken = 0
@@ -738,21 +775,26 @@ cdef class Session:
             step = min(size - used, max(KEPT_MIN, self.kept_size))
             self.keep(data + used, step)
             used += step
-            taken = self.parse_frame(self.kept, self.kept_size, &frame)
-        if taken == 0:
-            return used
-        self.execute_frame(&frame)
-        if taken < 0:
-            self.closing = True
-        else:
+            taken = self.parse_frame(self.kept + self.kept_start, self.kept_size, &frame)
+        if taken > 0:
             used -= self.kept_size - taken
-        self.kept_size = 0
-        self.is_stopped()
+            self.kept_size = taken
+        if taken != 0:
+            self.run_kept()
         return used
+
+    cdef int run_kept(self) except -1:
+        cdef size_t used = self.run(self.kept + self.kept_start, self.kept_size)
+        self.kept_start += used
+        self.kept_size -= used
+        return 0
 
     cdef int keep(self, const uint8_t* data, size_t size) except -1:
         cdef size_t needed = self.kept_size + size
         cdef uint8_t* kept
+        if self.kept_start:
+            memmove(self.kept, self.kept + self.kept_start, self.kept_size)
+            self.kept_start = 0
         if needed > self.kept_capacity:
             needed = max(needed, 2 * self.kept_capacity, KEPT_MIN)
             kept = <uint8_t*>PyMem_RawRealloc(self.kept, needed)
@@ -766,7 +808,7 @@ cdef class Session:
 
     cdef bint has_request(self) noexcept:
         cdef Frame frame
-        return self.parse_frame(self.kept, self.kept_size, &frame) != 0
+        return self.parse_frame(self.kept + self.kept_start, self.kept_size, &frame) != 0
 
     cdef void leave(self) noexcept:
         if self.connection:
@@ -777,5 +819,6 @@ cdef class Session:
     cdef void forget(self) noexcept:
         PyMem_RawFree(self.kept)
         self.kept = NULL
+        self.kept_start = 0
         self.kept_size = 0
         self.kept_capacity = 0

@@ -159,7 +159,7 @@ def test_a_machine_without_ipv6(net: Net, start: Callable[..., daemon.Daemon], s
     counterd = start({"counter.bind": "", "counter.socket": str(short_path / "s")}, program=(*disabled, *daemon.MODULE))
     assert [address.host for address in counterd.addresses] == ["127.0.0.1"]
     (warning,) = counterd.lines("WARNING")
-    assert f"{counterd.config}:2: counter.port: cannot listen on [::1]:" in warning
+    assert f"{counterd.config}: counter.bind: cannot listen on [::1]:" in warning
     assert warning.endswith("going on without it")
     with counterd.connect(unix=True) as connection:
         assert peers.ask(connection, wire.noop(1)).status == 0
@@ -172,4 +172,4 @@ def test_an_address_that_the_machine_does_not_have(net: Net, tmp_path: Path) -> 
     result = daemon.run("-c", config, program=(*net.here, *daemon.MODULE))
     assert (result.returncode, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
-    assert line == f"{config}:2: counter.port: cannot listen on {THERE}:0: Cannot assign requested address"
+    assert line == f"{config}:3: counter.bind: cannot listen on {THERE}:0: Cannot assign requested address"

@@ -1,7 +1,9 @@
 """What the counter room answers, said a second time: with dicts and lists, nothing clever, no bound it does not need.
 
-`Model` predicts every byte of output, `more`, `closing` and the store's figures, the order in which idle counters are
-reclaimed included, so that a test can compare after each step. Stats alone is not modelled: its figures are.
+`Model` predicts every byte of every answer, and the store's figures, the order in which idle counters are reclaimed
+included, so that a test can compare after each step. How much of what was asked is answered in one call is the engine's
+business: the model follows as far as the output goes, and insists that nothing is left when the engine says so. Stats
+alone is not modelled: its figures are.
 
 `Client` is the other half: it drives a session of the real store in memory, as net would, and audits after each call.
 """
@@ -24,12 +26,14 @@ if TYPE_CHECKING:
 
 KEY = bytes(range(16))
 
-# The engine's bounds, which shape its answers: _core.pxd and _room.pyx say why each is what it is.
+# The engine's bounds that can be seen from outside: _core.pxd says why each is what it is.
 NAME_INLINE, NAME_PREFIX, BLOCK_PAYLOAD, BLOCK_SIZE = 40, 32, 60, 64
 RECORD_SIZE, HOLDING_SIZE = 64, 32
-OUTPUT_MAX, DUMP_PIECE, REPLY_MAX = 262144, 65536, 66000
-RECLAIM_STEPS, SLICE_STEPS = 64, 4096
+OUTPUT_MAX, REPLY_MAX = 262144, 66000
+RECLAIM_STEPS = 64
 BODY_MAX = 65545
+# No tick gives back or sweeps more than this.
+SLICE_STEPS_MAX = 4096
 
 NOOP, GET, ACQUIRE, RELEASE, STATS, DUMP = 0x00, 0x01, 0x02, 0x03, 0x10, 0x11
 OK, NOT_FOUND, INVALID, NOT_AVAILABLE, NOT_ACQUIRED, UNKNOWN, NO_MEMORY = 0, 0x01, 0x04, 0x21, 0x22, 0x81, 0x82
@@ -93,6 +97,16 @@ class ModelCounter:
     peak: int = 0
     window: int = -1
     in_ring: bool = False
+    since: int = 0  # the call from which on it has existed
+
+
+@dataclass
+class ModelDump:
+    """A Dump under way. since: the call in which it may have begun; last: the number of the last record it named."""
+
+    opaque: bytes
+    since: int
+    last: int = 0
 
 
 @dataclass(eq=False)
@@ -101,8 +115,8 @@ class ModelSession:
 
     holdings: dict[bytes, int] = field(default_factory=dict)
     kept: bytes = b""
-    position: int = 0
-    dump_opaque: bytes = b""
+    dump: ModelDump | None = None
+    head_since: int | None = None  # the call since which the first request in kept may have been under way
     more: bool = False
     closing: bool = False
     ended: bool = False
@@ -177,7 +191,7 @@ class Model:
         self.sessions: list[ModelSession] = []
         self.sessions_total = 0
         self.tally: Tally[str] = Tally()
-        self.out = bytearray()
+        self.calls = 0
 
     # -- sessions --
 
@@ -187,32 +201,32 @@ class Model:
         self.sessions_total += 1
         return session
 
-    def receive(self, session: ModelSession, data: bytes) -> bytes:
+    def receive(self, session: ModelSession, said: bytes, more: bool, data: bytes) -> None:
+        """Compares what a session said to data, and whether it has more to say."""
+        self.calls += 1
         self.tally["bytes_in"] += len(data)
         if session.closing or session.ended:
-            return b""
+            assert said == b""
+            return
         session.kept += data
         if session.more:
-            return b""
-        self.out.clear()
-        self._run(session)
-        return self._end_call(session)
+            assert (said, more) == (b"", True)
+            return
+        self._follow(session, said, more)
 
-    def take_output(self, session: ModelSession) -> bytes:
+    def take_output(self, session: ModelSession, said: bytes, more: bool) -> None:
+        self.calls += 1
         if session.closing or not session.more:
-            return b""
-        self.out.clear()
-        if session.position:
-            self._produce(session)
-        self._run(session)
-        return self._end_call(session)
+            assert said == b""
+            return
+        self._follow(session, said, more)
 
-    def eof(self, session: ModelSession) -> bytes:
-        if session.closing or session.ended:
-            return b""
-        self.out.clear()
-        session.ended = True
-        return self._end_call(session)
+    def eof(self, session: ModelSession, said: bytes, more: bool) -> None:
+        self.calls += 1
+        assert said == b""
+        if not session.closing:
+            session.ended = True
+            self._settle(session, more)
 
     def closed(self, session: ModelSession) -> None:
         session.closing = True
@@ -223,30 +237,49 @@ class Model:
             session.open = False
             self.sessions.remove(session)
 
-    def _run(self, session: ModelSession) -> None:
-        """Requests in order, until the rest of the input has to wait."""
-        session.more = False
+    def _follow(self, session: ModelSession, said: bytes, more: bool) -> None:
+        """Answers as many requests, in order, as the session did, and all there are if it has no more to say."""
+        assert len(said) <= OUTPUT_MAX + REPLY_MAX
+        self.tally["bytes_out"] += len(said)
+        rest = memoryview(said)
         while not session.closing:
-            if session.position or len(self.out) >= OUTPUT_MAX:
-                session.more = bool(session.position or session.kept)
-                return
-            request = parse(session.kept)
-            if request is None:
-                return
-            session.kept = session.kept[request.size :]
-            self._execute(session, request)
-            session.closing = request.breaks
+            if session.dump is None:
+                request = parse(session.kept)
+                if request is None or (more and not rest):
+                    break
+                since = self.calls if session.head_since is None else session.head_since
+                session.head_since = None
+                session.kept = session.kept[request.size :]
+                if request.opcode == DUMP and request.status == OK:
+                    self.tally["command:dump"] += 1
+                    session.dump = ModelDump(request.opaque, since)
+                    continue
+                reply = self._execute(session, request)
+                session.closing = request.breaks
+            elif more and not rest:
+                break
+            else:
+                reply = self._next_of_dump(session, session.dump, rest)
+            assert bytes(rest[: len(reply)]) == reply
+            rest = rest[len(reply) :]
+        assert not rest
+        self._settle(session, more)
 
-    def _end_call(self, session: ModelSession) -> bytes:
+    def _settle(self, session: ModelSession, more: bool) -> None:
+        """What a call leaves behind."""
+        if more and session.dump is None and session.head_since is None:
+            session.head_since = self.calls
+        session.more = more
+        waiting = session.dump is not None or parse(session.kept) is not None
+        assert more or not waiting or session.closing
+        assert not more or session.dump is not None or session.kept
         if session.ended and parse(session.kept) is None:
             self._leave(session)
-            if not session.more:
-                session.closing = True
+            session.closing = session.closing or not more
         if session.closing:
-            session.more = False
+            assert not more
             session.kept = b""
-        self.tally["bytes_out"] += len(self.out)
-        return bytes(self.out)
+            self._leave(session)
 
     def _leave(self, session: ModelSession) -> None:
         if not session.left:
@@ -256,15 +289,11 @@ class Model:
 
     # -- requests --
 
-    def _execute(self, session: ModelSession, request: Parsed) -> None:
+    def _execute(self, session: ModelSession, request: Parsed) -> bytes:
+        """Does what is asked, and answers. Not for Dump."""
         status, body = request.status, b""
         if status == OK:
             self.tally[f"command:{COMMANDS[request.opcode]}"] += 1
-            if request.opcode == DUMP:
-                session.position = 1
-                session.dump_opaque = request.opaque
-                self._produce(session)
-                return
             if request.opcode == ACQUIRE:
                 status = self._acquire(session, request)
                 body = struct.pack(">I", request.resources)
@@ -277,10 +306,32 @@ class Model:
         if status != OK:
             body = TEXTS[status]
             self.tally[f"refused:{REFUSALS[status]}"] += 1
-        self._reply(request.opcode, status, request.opaque, body)
+        return self._reply(request.opcode, status, request.opaque, body)
 
-    def _reply(self, opcode: int, status: int, opaque: bytes, body: bytes) -> None:
-        self.out += struct.pack(">BBBBI4s", 0x91, opcode, status, 0, len(body), opaque) + body
+    @staticmethod
+    def _reply(opcode: int, status: int, opaque: bytes, body: bytes) -> bytes:
+        return struct.pack(">BBBBI4s", 0x91, opcode, status, 0, len(body), opaque) + body
+
+    def _next_of_dump(self, session: ModelSession, dump: ModelDump, rest: memoryview) -> bytes:
+        """The response that names the same counter as the one in rest, or the end.
+
+        Counters come in the order of their records; none is left out that has existed since the Dump began.
+        """
+        size = int.from_bytes(rest[4:8], "big")
+        named = self.counters.get(bytes(rest[22 : 12 + size])) if size else None
+        assert named is not None or not size
+        for number in sorted(self.numbered):
+            counter = self.numbered[number]
+            if dump.last < number and (named is None or number < named.number) and self.exists(counter):
+                assert counter.since > dump.since, f"{counter} is missing"
+        if named is None:
+            session.dump = None
+            return self._reply(DUMP, OK, dump.opaque, b"")
+        assert named.number > dump.last
+        assert self.exists(named)
+        dump.last = named.number
+        body = struct.pack(">IIH", named.consumption, self._peak(named), len(named.name)) + named.name
+        return self._reply(DUMP, OK, dump.opaque, body)
 
     def _acquire(self, session: ModelSession, request: Parsed) -> int:
         counter = self.counters.get(request.name)
@@ -295,6 +346,7 @@ class Model:
             self.tally["total_objects"] += 1
         elif not self.exists(counter):
             self.tally["total_objects"] += 1
+            counter.since = self.calls
         session.holdings[request.name] = session.holdings.get(request.name, 0) + request.resources
         counter.peak = max(self._peak(counter), counter.consumption + request.resources)
         counter.consumption += request.resources
@@ -312,19 +364,6 @@ class Model:
                 del session.holdings[request.name]
             self._restore(self.counters[request.name], request.resources)
         return OK
-
-    def _produce(self, session: ModelSession) -> None:
-        end = len(self.out) + DUMP_PIECE
-        while session.position <= self.fresh:
-            if len(self.out) >= min(end, OUTPUT_MAX):
-                return
-            counter = self.numbered.get(session.position)
-            session.position += 1
-            if counter and self.exists(counter):
-                body = struct.pack(">IIH", counter.consumption, self._peak(counter), len(counter.name)) + counter.name
-                self._reply(DUMP, OK, session.dump_opaque, body)
-        self._reply(DUMP, OK, session.dump_opaque, b"")
-        session.position = 0
 
     # -- counters --
 
@@ -352,35 +391,50 @@ class Model:
         counter.window = self.window
         counter.consumption -= resources
         if counter.consumption == 0 and not counter.in_ring:
-            counter.in_ring = True
-            self.ring.append(counter)
+            self._ring_push(counter)
+
+    def _make_room(self, blocks: int) -> bool:
+        """Reclaims the oldest idle counters that help, if there is no record or not enough name memory."""
+        if blocks > self.blocks_max:
+            return False
+        for step in range(RECLAIM_STEPS + 1):
+            records_short = len(self.counters) >= self.buckets
+            blocks_short = self.blocks_used() + blocks > self.blocks_max
+            if not records_short and not blocks_short:
+                return True
+            if step == RECLAIM_STEPS or not self.ring:
+                break
+            idle = self._ring_pop()
+            if idle.consumption:
+                continue
+            if blocks_short and not blocks_needed(idle.name):
+                self._ring_push(idle)
+                continue
+            self.tally["reclaimed" if self.exists(idle) else "expired"] += 1
+            self._free(idle)
+        if records_short and self.sweep_left == 0:
+            self.sweep_left = len(self.ring)
+        return False
 
     def _create(self, name: bytes) -> ModelCounter | None:
-        blocks = blocks_needed(name)
-        if blocks > self.blocks_max:
+        if not self._make_room(blocks_needed(name)):
             return None
-        steps = 0
-        while len(self.counters) >= self.buckets or self.blocks_used() + blocks > self.blocks_max:
-            if steps == RECLAIM_STEPS or not self.ring:
-                self.sweep_left = len(self.ring)
-                return None
-            steps += 1
-            idle = self._ring_pop()
-            if idle.consumption == 0:
-                self.tally["reclaimed" if self.exists(idle) else "expired"] += 1
-                self._free(idle)
         if self.free:
             number = self.free.pop()
         else:
             self.fresh += 1
             number = self.fresh
-        counter = self.counters[name] = self.numbered[number] = ModelCounter(name, number)
+        counter = self.counters[name] = self.numbered[number] = ModelCounter(name, number, since=self.calls)
         return counter
 
     def _free(self, counter: ModelCounter) -> None:
         del self.counters[counter.name]
         del self.numbered[counter.number]
         self.free.append(counter.number)
+
+    def _ring_push(self, counter: ModelCounter) -> None:
+        counter.in_ring = True
+        self.ring.append(counter)
 
     def _ring_pop(self) -> ModelCounter:
         counter = self.ring.popleft()
@@ -399,30 +453,28 @@ class Model:
             self.sweep_left = len(self.ring)
 
     def tick(self) -> None:
-        steps = SLICE_STEPS
-        while steps and self.leaving:
+        """For stores so small that one slice is enough."""
+        assert self.holdings_used() + len(self.ring) < 1000
+        while self.leaving:
             holdings = self.leaving[0].holdings
             if holdings:
-                steps -= 1
                 name, amount = holdings.popitem()
                 self.tally["given_back"] += 1
                 self._restore(self.counters[name], amount)
             else:
                 self.leaving.popleft()
-        if self.sweep_left == 0 or steps == 0:
+        if self.sweep_left == 0:
             return
-        while steps and self.sweep_left:
-            steps -= 1
+        while self.sweep_left:
             self.sweep_left -= 1
             counter = self._ring_pop()
             if counter.consumption == 0:
                 if self.exists(counter):
-                    counter.in_ring = True
-                    self.ring.append(counter)
+                    self._ring_push(counter)
                 else:
                     self.tally["expired"] += 1
                     self._free(counter)
-        self.tally["gc_count"] += self.sweep_left == 0
+        self.tally["gc_count"] += 1
 
     # -- figures --
 

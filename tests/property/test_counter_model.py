@@ -130,17 +130,19 @@ class CounterMachine(RuleBasedStateMachine):
         return usable[number % len(usable)]
 
     def compare(self, pair, method: str, *data: bytes) -> None:
-        """Both are told the same, and say the same."""
+        """The session is told something; the model checks what it says."""
         session, model, _ = pair
         self.now_ns += NS_PER_CALL
         said = getattr(session, method)(*data, self.now_ns)
-        expected = getattr(self.model, method)(model, *data)
-        assert said == expected
+        getattr(self.model, method)(model, said, session.more, *data)
         assert (session.more, session.closing) == (model.more, model.closing)
 
     def drain(self, pair) -> None:
-        while pair[0].more:
+        for _ in range(1000):
+            if not pair[0].more:
+                return
             self.compare(pair, "take_output")
+        raise AssertionError("it never comes to its end")
 
     # -- what peers do --
 

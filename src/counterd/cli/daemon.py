@@ -9,6 +9,8 @@ import argparse
 import asyncio
 import faulthandler
 import logging
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,9 +68,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return serve(config, rooms, read)
 
 
+def prepare_process() -> None:
+    """Gives the process what the rest relies on, whoever started it."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # closed: the first socket would become it, and be written to
+            os.open(os.devnull, os.O_RDWR)
+    faulthandler.enable(file=2)
+    for number in (signal.SIGHUP, signal.SIGUSR1):  # they end a process that is not ready for them yet
+        signal.signal(number, signal.SIG_IGN)
+
+
 def serve(config: Config, rooms: Sequence[Room], reread: Callable[[], Config]) -> int:
     """Runs the daemon until a signal ends it; returns the exit status."""
-    faulthandler.enable()
+    prepare_process()
     writer = LogWriter(config.values["log.level"], config.values["log.format"])
     writer.start()
     logging.basicConfig(handlers=[writer], level=logging.DEBUG)

@@ -23,23 +23,29 @@ class Windows:
     def __init__(self, server: Server, interval: int) -> None:
         self._server = server
         self._number = 0
+        self._interval = 0
         self._timer: asyncio.TimerHandle | None = None
         self.set_interval(interval)
 
     def set_interval(self, interval: int) -> None:
-        """Measures in another interval from now on; the window under way ends at its next multiple."""
+        """Measures in that interval from now on; the window under way ends at its next multiple."""
+        if interval == self._interval:
+            return
         self._interval = interval
         self._period = int(time.time() // interval)
+        if self._timer is not None:
+            self._timer.cancel()
+            self.turn()
 
     def turn(self) -> None:
         """Begins a window if a multiple of the interval has passed, and comes back in time for the next."""
         now = time.time()
         period = int(now // self._interval)
         if period > self._period or self._number == 0:
-            self._period = period
             self._number += 1
             self._server.store.begin_window(self._number)
             self._server.driver.wake()
+        self._period = period  # smaller if the clock was set back: the next multiple turns as any other
         wait = min(CHECK_S, max(0.001, (period + 1) * self._interval - now))
         self._timer = self._server.loop.call_later(wait, self.turn)
 

@@ -67,13 +67,12 @@ class UnixSocket:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self.socket.setblocking(False)
-            before = os.umask(0o777 & ~mode)  # so that it never has wider permissions, not even at first
+            before = os.umask(0o777 & ~mode)  # it never has wider permissions, not even at first
             try:
                 self.socket.bind(path)
             finally:
                 os.umask(before)
             self._identity = self._identify()
-            self.path.chmod(mode)
             self.socket.listen(BACKLOG)
         except OSError:
             self.socket.close()
@@ -81,7 +80,7 @@ class UnixSocket:
 
     def chown(self, uid: int, gid: int) -> None:
         """Gives the file to the user the daemon is going to be."""
-        os.chown(self.path, uid, gid)
+        os.chown(self.path, uid, gid, follow_symlinks=False)
 
     def unlink(self) -> None:
         """Removes the file, unless another daemon has put its own in that place, or we no longer may."""

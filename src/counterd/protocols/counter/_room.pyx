@@ -12,7 +12,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t
 from libc.string cimport memcpy, strlen
 
 from counterd._core cimport (
-    GRANTED, OUTPUT_MAX, REPLY_MAX, Counter, Frame, Header, Outcome, Region, Session, Store, counter_acquire,
+    GRANTED, LATER, OUTPUT_MAX, REPLY_MAX, Counter, Frame, Header, Outcome, Region, Session, Store, counter_acquire,
     counter_at, counter_exists, counter_get, counter_release, index_peek, index_prefetch, ledger_tag, name_read,
     name_tag,
 )
@@ -26,7 +26,7 @@ cdef enum:
     BODY_MAX = 65545        # Acquire with the longest name: 4 + 4 + 2 + 65,535
     UNKNOWN = 255
     DUMP_PIECE = 65536      # bytes of a Dump produced at a time: about 1,700 counters with 16-byte names
-    STATS_STEPS = 512       # of a call's budget: a Stats takes some 20 us in Python
+    STATS_STEPS = 500       # a Stats takes some 20 us in Python
 
 # Bytes of each request's body before the name; 0 = the request has no body. Section "Operations".
 cdef uint8_t[OPCODES] BODY_FIXED = [
@@ -108,7 +108,11 @@ cdef class CounterStore(Store):
         cdef dict figures = self.snapshot()
         ordered = {name: figures.pop(name) for name in REFERENCE_FIGURES}
         ordered.update((f"command:{name}", figures.pop(f"command:{name}")) for name in COMMAND_NAMES.values())
-        ordered.update(self.figures())
+        self.calling_out = True
+        try:
+            ordered.update(self.figures())
+        finally:
+            self.calling_out = False
         ordered.update(figures)
         pieces = []
         for name, value in ordered.items():
@@ -120,6 +124,9 @@ cdef class CounterStore(Store):
 
 cdef class CounterSession(Session):
     """One connection of the counter protocol."""
+
+    def __cinit__(self, CounterStore store not None):
+        pass  # its type is what matters: the methods below cast
 
     cdef Py_ssize_t parse_frame(self, const uint8_t* data, size_t size, Frame* frame) noexcept:
         cdef uint32_t body
@@ -206,6 +213,9 @@ cdef class CounterSession(Session):
         elif opcode == NOOP:
             outcome = GRANTED
         else:
+            if region.budget <= 0:
+                store.requests[opcode] -= 1
+                return LATER
             return self.reply_at_length(request, opcode)
         if outcome != GRANTED:
             return self.reply_error(request, STATUS_OF_OUTCOME[<int>outcome])
@@ -231,7 +241,7 @@ cdef class CounterSession(Session):
             memcpy(self.dump_opaque, request + 8, 4)
             self.position = 1
             return self.produce()
-        self.budget -= STATS_STEPS
+        self.store.region.budget -= STATS_STEPS
         stats = (<CounterStore>self.store).stats_body()
         if len(stats) > REPLY_MAX - HEADER_SIZE:
             raise ValueError(f"the statistics take {len(stats)} bytes, more than a reply may have")
@@ -250,9 +260,9 @@ cdef class CounterSession(Session):
         cdef Counter* counter
         cdef uint8_t* body
         while self.position <= header.records.fresh:
-            if store.out_size >= end or store.out_size >= OUTPUT_MAX or self.budget <= 0:
+            if store.out_size >= end or store.out_size >= OUTPUT_MAX or region.budget <= self.floor:
                 return 0
-            self.budget -= 1
+            region.budget -= 1
             counter = counter_at(region, self.position)
             self.position += 1
             if counter.record.name_size == 0 or not counter_exists(region, counter):
