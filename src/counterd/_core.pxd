@@ -241,6 +241,10 @@ cdef inline uint32_t name_tag(const Region* region, const uint8_t* name, uint32_
     return <uint32_t>(siphash13(region.header.key, name, size) >> 32)
 
 
+cdef inline uint32_t blocks_needed(uint32_t size) noexcept nogil:
+    return 0 if size <= NAME_INLINE else (size - NAME_PREFIX + BLOCK_PAYLOAD - 1) // BLOCK_PAYLOAD
+
+
 cdef bint long_name_equals(const Region* region, Record* record, const uint8_t* name) noexcept nogil
 
 

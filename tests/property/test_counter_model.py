@@ -242,6 +242,8 @@ class CounterMachine(RuleBasedStateMachine):
     def agrees(self) -> None:
         self.store.audit()
         expected = self.model.figures()
+        if any(session.more and session.dump is None for session in self.model.sessions):
+            del expected["command:dump"]  # one may have begun without a word
         snapshot = self.store.snapshot()
         assert {name: snapshot[name] for name in expected} == expected
         assert self.store.next_deadline() == self.model.next_deadline()

@@ -1,6 +1,7 @@
 """`counterd`: the daemon's command.
 
-Floor 5. Exit status: 0 after a drain, 1 after a second signal, 2 for anything wrong with the command line or the configuration, a line each.
+Floor 5. Exit status: 0 after a drain, 1 after a second signal, 2 for anything wrong with the command line or the
+configuration, a line each.
 """
 
 from __future__ import annotations

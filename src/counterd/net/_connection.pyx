@@ -6,8 +6,8 @@ States of a connection:
 - open       what arrives goes to the session; reading is paused only while output is queued or the session has more
 - queued     the kernel took less than everything: the transport holds the rest and tells us when it is out
 - parting    the daemon is stopping: what the kernel has received by now is still read and answered
-- lingering  nothing is owed any more; writing is shut down and input is discarded, so that the peer can read the last answer before a reset
-             could throw it away; for LINGER_S or LINGER_BYTES at most
+- lingering  nothing is owed any more; writing is shut down and input is discarded, so that the peer can read the last
+             answer before a reset could throw it away; for LINGER_S or LINGER_BYTES at most
 - lost       the transport is gone and the session told so
 """
 

@@ -11,7 +11,6 @@ import pytest
 from counterd.protocols.counter import wire
 from property.model import (
     BODY_MAX,
-    DUMP_PIECE,
     INVALID,
     NOT_ACQUIRED,
     NOT_AVAILABLE,

@@ -1,0 +1,98 @@
+# Store.audit: a walk through a whole region that raises AssertionError at the first broken invariant.
+#
+# Floor 1, inlined into _core.pyx. For tests and for whoever suspects memory: it takes as long as the region is large.
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from counterd._core cimport (
+    FLAG_IN_RING, NAME_INLINE, Counter, Header, Holding, Index, Pool, Region, blocks_needed, counter_at, counter_exists,
+    index_home, ledger_find, record_long_name,
+)
+
+
+cdef inline int claim(bint condition, str what) except -1:
+    if not condition:
+        raise AssertionError(what)
+    return 0
+
+
+cdef inline int audit_index(const Index* index, Pool* pool, str what) except -1:
+    """Every entry can be reached from its home, and as many are used and displaced as the state says."""
+    cdef uint64_t slot, step
+    cdef uint32_t used = 0, displaced = 0, home
+    for slot in range(<uint64_t>index.mask + 1):
+        if index.entries[slot].number == 0:
+            continue
+        claim(index.entries[slot].number <= pool.fresh, f"{what}: slot {slot} names a cell never handed out")
+        used += 1
+        home = index_home(index, index.entries[slot].tag)
+        displaced += home != slot
+        step = home
+        while step != slot:
+            claim(index.entries[step].number != 0, f"{what}: slot {slot} cannot be reached from its home {home}")
+            step = (step + 1) & index.mask
+    claim(used == index.state.used == pool.used, f"{what}: {used} used, {index.state.used} counted, {pool.used} cells")
+    claim(displaced == index.state.displaced, f"{what}: {displaced} displaced, {index.state.displaced} counted")
+    return 0
+
+
+cdef inline int audit_counter(Region* region, uint32_t number, Counter* counter) except -1:
+    cdef uint32_t entry = counter.holders, previous = 0, block
+    cdef uint64_t held = 0
+    cdef Holding* holding
+    while entry:
+        holding = region.holdings + entry
+        claim(holding.record == number, f"holding {entry} is listed under record {number}, names {holding.record}")
+        claim(holding.amount > 0, f"holding {entry} is of nothing")
+        claim(holding.prev_of_record == previous, f"holding {entry} has a wrong predecessor on its record")
+        claim(ledger_find(region, holding.connection, number, counter.record.tag) == entry,
+              f"holding {entry} is not found through the ledger's index")
+        held += holding.amount
+        previous = entry
+        entry = holding.next_of_record
+    claim(held == counter.consumption, f"record {number}: consumption {counter.consumption}, held {held}")
+    claim(counter.consumption != 0 or counter.record.flags & FLAG_IN_RING, f"record {number} is idle, not in the ring")
+    if counter.record.name_size > NAME_INLINE:
+        block = record_long_name(&counter.record).first
+        for _ in range(blocks_needed(counter.record.name_size) - 1):
+            block = region.blocks[block].next
+        claim(block == record_long_name(&counter.record).last and region.blocks[block].next == 0,
+              f"record {number}: the blocks of its name end in the wrong place")
+    return 0
+
+
+cdef inline int audit_region(Region* region) except -1:
+    cdef Header* header = region.header
+    cdef uint32_t number, entry, previous, count, used = 0, busy = 0, idle = 0, flagged = 0, listed = 0, blocks = 0
+    cdef Counter* counter
+    audit_index(&region.names, &header.records, "name index")
+    audit_index(&region.ledger, &header.holdings, "ledger index")
+    for number in range(1, header.records.fresh + 1):
+        counter = counter_at(region, number)
+        if counter.record.name_size == 0:
+            continue
+        used += 1
+        busy += counter.consumption != 0
+        idle += counter.consumption == 0 and counter_exists(region, counter)
+        flagged += counter.record.flags & FLAG_IN_RING
+        blocks += blocks_needed(counter.record.name_size)
+        audit_counter(region, number, counter)
+    claim(used == header.records.used, f"{used} records, {header.records.used} counted")
+    claim(busy == header.busy and idle == header.idle,
+          f"{busy} busy and {idle} idle, {header.busy} and {header.idle} counted")
+    claim(flagged == header.ring_size, f"{flagged} records say they are in the ring, which has {header.ring_size}")
+    claim(blocks == header.blocks.used, f"{blocks} blocks of names, {header.blocks.used} counted")
+    for number in range(1, header.connections.fresh + 1):
+        entry = region.connections[number].first
+        previous = 0
+        count = 0
+        while entry:
+            claim(region.holdings[entry].connection == number, f"holding {entry} is listed under connection {number}")
+            claim(region.holdings[entry].prev_of_connection == previous, f"holding {entry} has a wrong predecessor")
+            count += 1
+            previous = entry
+            entry = region.holdings[entry].next_of_connection
+        claim(count == region.connections[number].holdings, f"connection {number} has {count} holdings")
+        listed += count
+    claim(listed == header.holdings.used, f"{listed} holdings listed, {header.holdings.used} counted")
+    return 0
