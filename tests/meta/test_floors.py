@@ -108,7 +108,9 @@ def test_every_module_is_on_a_floor() -> None:
     assert {Path(source).parts[0].partition(".")[0] for source in sources()} == {*FLOORS, *HEADERS}
 
 
-@pytest.mark.parametrize("source", [source for source in sources() if source.startswith(("_core", "_audit", "protocols/"))])
+@pytest.mark.parametrize(
+    "source", [source for source in sources() if source.startswith(("_core", "_audit", "protocols/"))]
+)
 def test_nothing_below_net_calls_the_system(source: str) -> None:
     """Neither by an import nor through a header of C."""
     assert CYTHON_EXTERN.findall((PACKAGE / source).read_text("utf-8")) == []

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 FILE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 70
 
-FOLDERS = ("src", "tests", "benchmarks", "conf", "docs", "tools", ".github", "packaging")
+FOLDERS = ("src", "tests", "benchmarks", "conf", "docs", "tools", ".ci", ".github", "packaging")
 CODE = {".py", ".pyx", ".pxd", ".pyi"}
 TEXT = CODE | {".md", ".toml", ".cfg", ".conf", ".json", ".yml", ".yaml", ".sh", ".service", ".txt"}
 NOT_OURS = re.compile(r"__pycache__|\.egg-info|/node_modules/")

@@ -45,8 +45,8 @@ def play(pieces: Iterable[bytes], *, pull: str = EAGER, end: bool = False, fille
     """The output of a stream in these pieces on a store of its own. filled: counters that another connection holds."""
     store = make_store(filled + 16, filled + 64, name_memory=1 << 19)
     if filled:
-        holder = Client(store).session
-        holder.receive(b"".join(wire.acquire(0, b"filler-%09d" % number, 1, 1) for number in range(filled)), 0)
+        holder = Client(store)
+        holder.raw(b"".join(wire.acquire(0, b"filler-%09d" % number, 1, 1) for number in range(filled)))
     session = store.session()
     output = bytearray()
     for piece in pieces:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from counterd.net._connection import Connection
 from counterd.net.server import Limits, Server
-from property.model import make_store
+from counterd.protocols.counter import wire
+from property.model import OK, Client, make_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -162,7 +163,7 @@ class Net:
 
     def __init__(self, store: Store | None = None, max_connections: int = 10) -> None:
         self.loop = FakeLoop()
-        self.store = store if store is not None else make_store()
+        self.store = store if store is not None else make_store(8000, 9000, name_memory=1 << 17)
         self.limits = Limits(max_connections, user_timeout=25, write_timeout=5)
         self.reports: list[str] = []
         self.server = Server(self.loop, self.store, self.limits, lambda cause, _: self.reports.append(cause))
@@ -171,6 +172,23 @@ class Net:
     def connect(self, patience: str = "user_timeout", kind: int = socket.SOCK_SEQPACKET) -> Peer:
         self.peers.append(Peer(self, patience, kind))
         return self.peers[-1]
+
+    def fill(self, count: int) -> None:
+        """Counters for a Dump of 36 bytes each."""
+        self.holder = Client(self.store)
+        self.holder.raw(b"".join(wire.acquire(0, b"name-%09d" % number, 1, 1) for number in range(count)))
+
+    def clog(self, patience: str = "user_timeout") -> tuple[Peer, bytes]:
+        """A connection whose peer reads nothing, and the answer of which the kernel took only a part."""
+        self.holder = Client(self.store)
+        assert self.holder.acquire(b"x" * 65535) == OK
+        answer = self.holder.raw(wire.dump(1))
+        peer = self.connect(patience, socket.SOCK_STREAM)
+        peer.transport.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        peer.send(wire.dump(1))
+        self.loop.run()
+        assert 0 < len(peer.transport.queue) < len(answer)
+        return peer, answer
 
     def close(self) -> None:
         for peer in self.peers:
@@ -217,6 +235,16 @@ class Peer:
 
     def recv_all(self) -> bytes:
         return b"".join(iter(self.recv, b""))
+
+    def finish(self) -> bytes:
+        """All that comes while the loop runs and the peer reads."""
+        received = b""
+        while self.loop.pending() or self.transport.queue:
+            self.loop.turn()
+            received += self.recv_all()
+            if self.transport.queue:
+                received += self.transport.drain()
+        return received + self.recv_all()
 
     def at_end(self) -> bool:
         try:

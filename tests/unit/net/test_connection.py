@@ -11,7 +11,7 @@ import pytest
 from counterd.protocols.counter import wire
 from counterd.protocols.counter._room import CounterSession, CounterStore
 from property.model import KEY, NO_MEMORY, frames_of, make_store
-from unit.net.fakes import FakeClock, Net, Peer, nets
+from unit.net.fakes import FakeClock, Net, nets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,23 +39,7 @@ def make_net() -> Iterator[Callable[..., Net]]:
 
 @pytest.fixture
 def net(make_net: Callable[..., Net]) -> Net:
-    return make_net(make_store(8000, 9000))
-
-
-def fill(net: Net, count: int) -> None:
-    """Counters for a Dump of about 36 bytes each, held by a session without a connection."""
-    holder = net.store.session()
-    holder.receive(b"".join(wire.acquire(0, b"name-%09d" % number, 1, 1) for number in range(count)), 0)
-    net.holder = holder
-
-
-def clog(net: Net, patience: str = "user_timeout") -> Peer:
-    """A connection whose peer reads nothing, so that the kernel took only a part of a long answer."""
-    peer = net.connect(patience, socket.SOCK_STREAM)
-    peer.transport.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    peer.send(NOOP * 10_000)
-    assert 0 < len(peer.transport.queue) < 120_000
-    return peer
+    return make_net()
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------
@@ -84,10 +68,10 @@ def test_the_transport_tells_as_soon_as_anything_is_queued(net: Net) -> None:
 
 
 def test_what_the_kernel_does_not_take_goes_to_the_transport(net: Net) -> None:
-    peer = clog(net)
+    peer, answer = net.clog()
     assert not peer.transport.reading
     assert peer.connection.queue_size() == len(peer.transport.queue)
-    assert peer.recv_all() + peer.transport.drain() == REPLY * 10_000
+    assert peer.recv_all() + peer.transport.drain() == answer
     assert peer.transport.reading
     assert peer.connection.queue_size() == 0
     peer.send(NOOP)
@@ -105,12 +89,11 @@ def test_a_full_socket_takes_nothing_and_all_of_it_is_queued(net: Net) -> None:
 
 def test_what_is_answered_while_output_is_queued_goes_behind_it(net: Net) -> None:
     """One more read can be under way when reading is paused."""
-    peer = clog(net)
-    queued = bytes(peer.transport.queue)
-    assert peer.recv_all()
-    peer.connection.data_received(wire.get(2, b"a"))
+    peer, answer = net.clog()
+    sent = peer.recv_all()
+    peer.connection.data_received(NOOP)
     assert peer.recv() == b""
-    assert peer.transport.drain().startswith(queued + b"\x91\x01\x01")
+    assert sent + peer.transport.drain() == answer + REPLY
 
 
 def test_a_peer_that_is_gone_is_given_up(net: Net) -> None:
@@ -129,7 +112,7 @@ def test_a_peer_that_is_gone_is_given_up(net: Net) -> None:
 
 
 def test_a_long_output_is_pulled_a_piece_per_turn_and_nothing_is_read_meanwhile(net: Net) -> None:
-    fill(net, 6000)
+    net.fill(6000)
     peer = net.connect()
     peer.send(wire.dump(2) + NOOP)
     pieces = [peer.recv()]
@@ -138,25 +121,25 @@ def test_a_long_output_is_pulled_a_piece_per_turn_and_nothing_is_read_meanwhile(
         assert net.loop.turn() == 1
         pieces.append(peer.recv())
         assert peer.recv() == b""
-    assert len(pieces) == 4
+    assert len(pieces) >= 4
     assert len(list(frames_of(b"".join(pieces)))) == 6002
     assert pieces[-1].endswith(REPLY)
     assert net.loop.pending() == 0
 
 
 def test_the_next_piece_waits_until_the_last_has_gone_out(net: Net) -> None:
-    fill(net, 6000)
+    net.fill(6000)
     peer = net.connect(kind=socket.SOCK_STREAM)
     peer.transport.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     peer.send(wire.dump(2) + NOOP)
     received = b""
-    while peer.transport.queue or not peer.transport.reading:
-        assert not peer.transport.reading
+    while not peer.transport.reading:
         net.loop.run()
         queued = len(peer.transport.queue)
+        assert queued > 0
         peer.connection.pull()
         net.loop.run()
-        assert len(peer.transport.queue) == queued <= 65536 + 100
+        assert len(peer.transport.queue) == queued
         received += peer.recv_all() + peer.transport.drain()
     received += peer.recv_all()
     assert len(list(frames_of(received))) == 6002
@@ -164,17 +147,28 @@ def test_the_next_piece_waits_until_the_last_has_gone_out(net: Net) -> None:
 
 
 def test_input_that_comes_during_a_long_output_is_answered_behind_it(net: Net) -> None:
-    fill(net, 3000)
+    net.fill(3000)
     peer = net.connect()
     peer.send(wire.dump(2))
     assert not peer.transport.reading
     peer.connection.data_received(wire.get(3, b"name-%09d" % 1))
-    output = peer.recv()
-    net.loop.run()
-    output += peer.recv_all()
-    frames = list(frames_of(output))
+    frames = list(frames_of(peer.finish()))
     assert [frame[1] for frame in frames] == [0x11] * 3001 + [0x01]
     assert peer.transport.reading
+
+
+def test_more_requests_than_one_turn_has_time_for_are_answered_in_order(net: Net) -> None:
+    peers = [net.connect(), net.connect()]
+    for peer in peers:
+        peer.send(b"".join(wire.noop(number) for number in range(20_000)))
+        assert not peer.transport.reading
+    outputs = [b"", b""]
+    while net.loop.turn():
+        for number, peer in enumerate(peers):
+            outputs[number] += peer.recv_all()
+    for output, peer in zip(outputs, peers, strict=True):
+        assert [int.from_bytes(frame[8:12], "big") for frame in frames_of(output)] == list(range(20_000))
+        assert peer.transport.reading
 
 
 # ---- the end --------------------------------------------------------------------------------------------------------
@@ -239,15 +233,12 @@ def test_a_half_closed_peer_gets_what_it_asked_for_and_is_closed(net: Net) -> No
 
 
 def test_a_half_closed_peer_gets_a_long_output_to_its_end(net: Net) -> None:
-    fill(net, 6000)
+    net.fill(6000)
     peer = net.connect()
     peer.send(HOLD + wire.dump(2) + NOOP)
-    output = peer.recv()
     assert peer.connection.eof_received() is True
     assert not peer.transport.closed
-    net.loop.run()
-    output += peer.recv_all()
-    frames = list(frames_of(output))
+    frames = list(frames_of(peer.finish()))
     assert len(frames) == 1 + 6002 + 1
     assert frames[-1] == REPLY
     assert peer.transport.closed
@@ -255,7 +246,7 @@ def test_a_half_closed_peer_gets_a_long_output_to_its_end(net: Net) -> None:
 
 
 def test_a_half_closed_peer_is_closed_only_when_all_has_gone_out(net: Net) -> None:
-    peer = clog(net)
+    peer, _ = net.clog()
     assert peer.connection.eof_received() is True
     assert not peer.transport.closed
     peer.transport.drain()
@@ -264,12 +255,13 @@ def test_a_half_closed_peer_is_closed_only_when_all_has_gone_out(net: Net) -> No
 
 
 def test_a_broken_frame_behind_queued_output_is_answered_behind_it(net: Net) -> None:
-    peer = net.connect(kind=socket.SOCK_STREAM)
-    peer.transport.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    peer.send(NOOP * 10_000 + BROKEN)
+    peer, answer = net.clog()
+    peer.connection.data_received(BROKEN)
     assert not peer.transport.eof_written
     net.loop.fire()
-    assert peer.transport.drain().endswith(b"Invalid arguments")
+    received = peer.recv_all() + peer.transport.drain()
+    assert received[: len(answer)] == answer
+    assert received.endswith(b"Invalid arguments")
     assert peer.transport.eof_written
     assert peer.transport.reading
     assert not peer.transport.aborted
@@ -294,20 +286,17 @@ def test_parting_from_an_idle_connection(net: Net) -> None:
 
 
 def test_parting_waits_for_what_is_owed(net: Net) -> None:
-    fill(net, 6000)
+    net.fill(6000)
     peer = net.connect()
     peer.send(wire.dump(2) + NOOP)
-    output = peer.recv()
     peer.connection.part()
     assert not peer.transport.eof_written
-    net.loop.run()
-    output += peer.recv_all()
-    assert output.endswith(REPLY)
+    assert peer.finish().endswith(REPLY)
     assert peer.transport.eof_written
 
 
 def test_parting_waits_for_what_is_queued(net: Net) -> None:
-    peer = clog(net)
+    peer, _ = net.clog()
     peer.connection.part()
     assert not peer.transport.eof_written
     peer.transport.drain()
@@ -341,7 +330,7 @@ def test_a_connection_that_is_lost_gives_back_and_forgets_its_session(make_net: 
 
 
 def test_a_connection_lost_during_a_long_output_is_pulled_no_more(net: Net) -> None:
-    fill(net, 6000)
+    net.fill(6000)
     peer = net.connect()
     peer.send(wire.dump(2))
     peer.lose()
@@ -402,17 +391,19 @@ def mistaken(make_net: Callable[..., Net]) -> Net:
 def test_an_exception_out_of_a_long_output_closes_its_connection_and_no_other(mistaken: Net) -> None:
     """It comes out of a turn of the driver, where the loop does not know which connection it belongs to."""
     net = mistaken
-    fill(net, 6000)
+    net.fill(6000)
     peers = [net.connect() for _ in range(3)]
+    outputs = {}
     for peer in peers:
         peer.send(HOLD + wire.dump(2))
     (session,) = [session for session in net.store.sessions if session.owner is peers[0].connection]
     session.mistaken = True
-    net.loop.run()
+    for peer in peers:
+        outputs[peer] = peer.finish()
     assert [str(error) for error in net.loop.errors] == ["a mistake of ours"]
     assert [peer.transport.aborted for peer in peers] == [True, False, False]
     for peer in peers[1:]:
-        assert len(list(frames_of(peer.recv_all()))) == 6003
+        assert len(list(frames_of(outputs[peer]))) == 6003
         assert peer.transport.reading
 
 

@@ -152,22 +152,20 @@ def test_a_unix_socket_has_its_mode_whatever_the_umask(mode: int, path: Path) ->
     unix.socket.close()
 
 
-def test_a_unix_socket_is_never_wider_than_its_mode(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even between bind and chmod."""
-    modes = []
-    chmod = Path.chmod
+def test_a_unix_socket_has_its_mode_from_the_first_instant(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody narrows it later, when somebody may have connected."""
 
-    def watching(self: Path, mode: int) -> None:
-        modes.append(stat.S_IMODE(self.lstat().st_mode))
-        chmod(self, mode)
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("chmod")
 
-    monkeypatch.setattr(Path, "chmod", watching)
+    monkeypatch.setattr(os, "chmod", never)
+    monkeypatch.setattr(Path, "chmod", never)
     before = os.umask(0)
     try:
         UnixSocket(str(path), 0o620).socket.close()
     finally:
         os.umask(before)
-    assert modes == [0o620]
+    assert stat.S_IMODE(path.lstat().st_mode) == 0o620
 
 
 def test_a_stale_file_is_taken_over(path: Path) -> None:

@@ -345,49 +345,58 @@ def test_statistics_longer_than_a_reply_are_our_own_mistake() -> None:
 
 
 def test_many_stats_at_once_are_spread_over_calls() -> None:
-    """Each takes some microseconds in Python: no call does more than 32."""
+    """Each takes some microseconds in Python."""
     client = Client(make_store())
     pieces = client.pieces(wire.stats(OPAQUE) * 70 + NOOP)
-    assert [len(list(frames_of(piece))) for piece in pieces] == [32, 32, 7]
-    assert b"".join(pieces).endswith(NOOP_REPLY)
+    assert max(len(list(frames_of(piece))) for piece in pieces) <= 16
+    assert [frame[1] for frame in frames_of(b"".join(pieces))] == [0x10] * 70 + [0x00]
 
 
-# ---- long output ----------------------------------------------------------------------------------------------------
+# ---- much at once ---------------------------------------------------------------------------------------------------
 
 
-def test_output_is_bounded_and_the_rest_of_the_input_waits(client: Client) -> None:
-    count = 50_000
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 127, 128, 129, 1000, 4095, 4096, 4097, 50_000])
+@pytest.mark.parametrize("first", [0, 5, 12])
+def test_requests_that_wait_are_answered_in_order(client: Client, count: int, first: int) -> None:
+    """However many there are. first: bytes that come alone."""
     requests = b"".join(wire.noop(number) for number in range(count))
-    output = client.session.receive(requests + NOOP[:7], 0)
-    assert OUTPUT_MAX <= len(output) <= OUTPUT_MAX + 12
-    pieces = [output]
-    assert client.session.more
-    assert client.session.receive(NOOP[7:] + NOOP[:3], 0) == b""
-    while client.session.more:
-        pieces.append(client.session.take_output(0))
-        assert len(pieces[-1]) <= OUTPUT_MAX + 12
+    output = client.session.receive(requests[:first], 0)
+    output += client.session.receive(requests[first:] + NOOP[:7], 0)
+    if client.session.more:
+        assert client.session.receive(NOOP[7:] + NOOP[:3], 0) == b""
+        while client.session.more:
+            output += client.session.take_output(0)
+    else:
+        output += client.session.receive(NOOP[7:] + NOOP[:3], 0)
     assert client.session.take_output(0) == b""
-    pieces.append(client.session.receive(NOOP[3:], 0))
-    opaques = [int.from_bytes(frame[8:12], "big") for frame in frames_of(b"".join(pieces))]
+    output += client.session.receive(NOOP[3:], 0)
+    opaques = [int.from_bytes(frame[8:12], "big") for frame in frames_of(output)]
     assert opaques == [*range(count), OPAQUE, OPAQUE]
 
 
-def test_an_output_that_is_just_full_leaves_nothing_to_wait_for(client: Client) -> None:
-    requests = NOOP * -(-OUTPUT_MAX // 12)
-    assert len(client.session.receive(requests, 0)) >= OUTPUT_MAX
-    assert not client.session.more
-    assert len(client.session.receive(requests + NOOP[:1], 0)) >= OUTPUT_MAX
-    assert client.session.more
-    assert client.session.take_output(0) == b""
-    assert not client.session.more
-    assert client.session.receive(NOOP[1:], 0) == NOOP_REPLY
+def test_a_flood_is_worked_off_in_turns_and_does_not_hold_up_others(client: Client) -> None:
+    """Between two turns of the loop all floods together get so much done; a small request never waits."""
+    store = client.store
+    floods = [Client(store) for _ in range(20)]
+    done = 0
+    for flood in floods:
+        done += len(flood.session.receive(NOOP * 50_000, 0)) // 12
+        assert flood.session.more
+    assert done <= 4096 + 20 * 128
+    for request in (NOOP, wire.get(1, b"a"), wire.acquire(1, b"a", 1, 99)):
+        assert client.session.receive(request * 40, 0).count(b"\x91") >= 40
+        assert not client.session.more
+    for flood in floods:
+        assert 0 < len(flood.session.take_output(0)) // 12 <= 4096
+    assert client.session.receive(NOOP * 100, 0) == NOOP_REPLY * 100
 
 
-def test_a_frame_that_was_kept_and_the_full_output_behind_it(client: Client) -> None:
-    count = 30_000
-    requests = b"".join(wire.noop(number) for number in range(count))
-    pieces = client.pieces(requests[:5]) + client.pieces(requests[5:])
-    assert [int.from_bytes(frame[8:12], "big") for frame in frames_of(b"".join(pieces))] == list(range(count))
+def test_many_costly_requests_at_once_have_to_wait() -> None:
+    """Names of 65,535 bytes have to be hashed: a thousand of them are more than one call does."""
+    client = Client(make_store(name_memory=1 << 17))
+    pieces = client.pieces(wire.get(OPAQUE, b"x" * 65535) * 100)
+    assert max(len(list(frames_of(piece))) for piece in pieces) <= 8
+    assert b"".join(pieces) == error(1, NOT_FOUND) * 100
 
 
 # ---- Dump -----------------------------------------------------------------------------------------------------------
@@ -402,8 +411,8 @@ def test_a_long_dump_comes_in_pieces_and_what_is_asked_behind_it_after_it() -> N
     client = fill(store, 20_000)
     dumper = Client(store)
     pieces = dumper.pieces(wire.noop(1) + wire.dump(2) + wire.get(3, b"name-00000007") + wire.dump(4) + wire.noop(5))
-    assert len(pieces) > 10
-    assert max(map(len, pieces)) <= 2 * DUMP_PIECE + 100
+    assert len(pieces) >= 10
+    assert max(map(len, pieces)) <= 2 * 65536 + 100
     frames = list(frames_of(b"".join(pieces)))
     assert [int.from_bytes(frame[8:12], "big") for frame in frames] == ([1] + [2] * 20_001 + [3] + [4] * 20_001 + [5])
     names = [b"name-%08d" % number for number in range(20_000)]
@@ -412,16 +421,16 @@ def test_a_long_dump_comes_in_pieces_and_what_is_asked_behind_it_after_it() -> N
     assert client.dump().keys() == set(names)
 
 
-def test_a_dump_of_the_longest_names_stays_within_its_pieces() -> None:
+def test_dumps_of_the_longest_names_stay_within_the_output() -> None:
     store = make_store(8, 8, name_memory=8 * 70_000)
     client = Client(store)
     names = [b"%d" % number * 65535 for number in range(8)]
     for name in names:
         assert client.acquire(name) == OK
-    filler = wire.noop(1) * ((OUTPUT_MAX - 1) // 12)
-    pieces = client.pieces(filler + wire.dump(2) + wire.dump(3))
-    assert OUTPUT_MAX < len(pieces[0]) <= OUTPUT_MAX + REPLY_MAX
-    assert [entry.name for entry in entries(b"".join(pieces))] == names + names
+    for filler in (0, 1000, 4000):
+        pieces = client.pieces(NOOP * filler + wire.dump(2) * 3)
+        assert max(map(len, pieces)) <= OUTPUT_MAX + REPLY_MAX
+        assert [entry.name for entry in entries(b"".join(pieces))] == names * 3
 
 
 def test_pieces_of_a_dump_over_freed_records_may_be_empty() -> None:
@@ -436,8 +445,8 @@ def test_pieces_of_a_dump_over_freed_records_may_be_empty() -> None:
     other = Client(store)
     assert other.acquire(b"a") == OK
     pieces = other.pieces(wire.dump(1) + wire.noop(2))
-    assert len(pieces) == 3
-    assert pieces[0] == b"" or pieces[1] == b""
+    assert 3 <= len(pieces) <= 100
+    assert b"" in pieces
     assert [entry.name for entry in entries(b"".join(pieces))] == [b"a"]
     assert b"".join(pieces).endswith(wire.frame(0, 2, magic=0x91))
 
@@ -460,7 +469,7 @@ def test_what_exists_during_the_whole_dump_is_there_once() -> None:
                 wire.acquire(0, new + b"x" * numbers.choice((0, 50, 100)), 1, 1),
                 wire.acquire(0, b"stays-%08d" % numbers.randrange(6000), 1, U32_MAX),
             ]
-            changer.session.receive(b"".join(changes), 0)
+            assert len(list(frames_of(changer.session.receive(b"".join(changes), 0)))) == 3
         if len(pieces) == 3:
             store.begin_window(1)
         settle(store)
