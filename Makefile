@@ -54,4 +54,5 @@ bench: setup
 	$(BIN)/python benchmarks/load/limits.py
 
 clean:
-	rm -rf .venv .venv-debug .venv-trace build dist src/*.egg-info
+	rm -rf .venv .venv-* build dist src/*.egg-info .coverage .hypothesis .benchmarks .*_cache
+	find src -name '*.c' -delete

@@ -1,7 +1,7 @@
 """The extension modules and the build mode; everything else is in pyproject.toml.
 
 COUNTERD_BUILD=release (default)  what people run
-COUNTERD_BUILD=debug              assertions compiled in, no optimisation that hides a frame: fit for sanitizers
+COUNTERD_BUILD=debug              assertions compiled in, frame pointers kept: fit for sanitizers
 COUNTERD_BUILD=trace              line tracing compiled in: for coverage of the Cython files
 """
 
@@ -26,6 +26,8 @@ CFLAGS = os.environ.get("CFLAGS", "")
 BUILD = f"build/{MODE}-{zlib.crc32(CFLAGS.encode()):08x}" if CFLAGS else f"build/{MODE}"
 
 SOURCES = sorted(Path("src").rglob("*.pyx"))
+if not SOURCES:
+    raise SystemExit("no .pyx file below src: this is not the whole source tree")
 
 setup(
     options={"build": {"build_base": BUILD}},

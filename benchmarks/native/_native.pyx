@@ -9,14 +9,16 @@ load:        closed-loop clients on one thread: each connection sends `depth` re
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from posix.unistd cimport close as c_close
 
 from counterd._core cimport (
     Frame, Region, Session, counter_at, counter_consume, counter_create, counter_restore, index_peek, table_find,
 )
 from counterd.byteorder cimport load_be32, prefetch, store_be32
-from counterd.protocols.counter._room cimport ACQUIRE, RELEASE, CounterSession, CounterStore
+from counterd.net.clock cimport monotonic_ns
+from counterd.protocols.counter._room cimport (
+    ACQUIRE, NOT_ACQUIRED, NOT_AVAILABLE, RELEASE, CounterSession, CounterStore,
+)
 
 cdef extern from "<sys/epoll.h>" nogil:
     ctypedef union epoll_data_t:
@@ -37,12 +39,6 @@ cdef extern from "<sys/socket.h>" nogil:
     int MSG_DONTWAIT
     int MSG_NOSIGNAL
     int SOCK_NONBLOCK
-
-
-cdef inline int64_t monotonic_ns() noexcept:
-    cdef timespec now
-    clock_gettime(CLOCK_MONOTONIC, &now)
-    return <int64_t>now.tv_sec * 1_000_000_000 + now.tv_nsec
 
 
 cdef class NoPrefetchStore(CounterStore):
@@ -84,11 +80,11 @@ cdef class NoLedgerSession(CounterSession):
             if number == 0:
                 number = counter_create(region, frame.tag, frame.key, frame.key_size)
             if counter_at(region, number).consumption > load_be32(frame.data + 16) - resources:
-                return self.reply_error(frame.data, 0x21)
+                return self.reply_error(frame.data, NOT_AVAILABLE)
             counter_consume(region, counter_at(region, number), resources)
         elif opcode == RELEASE:
             if number == 0 or counter_at(region, number).consumption < resources:
-                return self.reply_error(frame.data, 0x22)
+                return self.reply_error(frame.data, NOT_ACQUIRED)
             counter_restore(region, number, resources)
         target[0] = 0x91
         target[1] = opcode
@@ -103,7 +99,7 @@ cdef class NoLedgerSession(CounterSession):
 
 
 def serve_raw(int listening, store):
-    """Serves until a connection sends nothing and closes after the first 1; for benchmarks, so no error is handled."""
+    """Serves until it is killed; for benchmarks, so no error is handled."""
     cdef epoll_event event
     cdef epoll_event[64] events
     cdef int poll = epoll_create1(0)

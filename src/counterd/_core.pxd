@@ -27,17 +27,18 @@ cdef enum:
     NAME_PREFIX = 32        # of a longer name; the other 8 bytes number its first and last block
     BLOCK_SIZE = 64         # a cache line
     BLOCK_PAYLOAD = 60      # less the number of the next block
-    WINDOW = 64             # frames parsed ahead: their cache lines arrive while the rest is parsed
+    FRAMES_AHEAD = 64       # frames parsed ahead: their cache lines arrive while the rest is parsed
     OUTPUT_MAX = 262144     # replies gathered in one piece before the rest of the input has to wait, plus one reply
-    REPLY_MAX = 66000       # the longest single reply: a Dump entry of a 65,535-byte name; Stats stays far below
+    REPLY_MAX = 65569       # the longest: a Dump entry of a name of 65,535 bytes, 12 + 10 + 65,535, and its end, 12
     RECLAIM_STEPS = 64      # ring entries that one request may look at
     SLICE_STEPS = 2048      # holdings given back or ring entries swept per tick; at most 250 ns each
     TURN_STEPS = 4096       # work of all sessions together before one has to wait for its turn; a step is some 40 ns
-    GRACE_STEPS = 128       # of one call when that is used up, so that a small request never waits
+    TURN_NS = 1000000       # after which they have that many again, turn or not
+    GRACE_STEPS = 128       # of one call when all are used up, so that only Stats, Dump and much input ever wait
     FRAME_STEP_SHIFT = 6    # a frame is a step, and one more for each 64 bytes that have to be hashed and copied
     DONE = 0                # what execute_frame returns
     LATER = 1               # nothing was done: too much for this call
-    CONNECTIONS_MAX = 1048576  # Linux's own bound for the sockets of a process (fs.nr_open)
+    CONNECTIONS_MAX = 1048576  # the default of fs.nr_open, Linux's bound for the files of a process
     FLAG_IN_RING = 1
 
 # What acquire, release and get answer. Rooms have their own numbers on the wire.
@@ -72,7 +73,7 @@ cdef struct Record:         # 48 bytes: what the table needs. Rooms append their
     uint16_t name_size      # 0 = free
     uint8_t flags
     uint8_t spare
-    uint8_t name[40]        # NAME_INLINE; or NAME_PREFIX bytes and LongName; or, when free, the next free record
+    uint8_t name[NAME_INLINE]  # or NAME_PREFIX bytes and LongName; or, when free, the next free record
 
 
 cdef struct LongName:       # the last 8 bytes of Record.name when name_size > NAME_INLINE
@@ -82,7 +83,7 @@ cdef struct LongName:       # the last 8 bytes of Record.name when name_size > N
 
 cdef struct NameBlock:
     uint32_t next           # block; also links the free list
-    uint8_t payload[60]     # BLOCK_PAYLOAD
+    uint8_t payload[BLOCK_PAYLOAD]
 
 
 cdef struct Counter:        # 64 bytes, one cache line
@@ -186,11 +187,10 @@ cdef inline uint32_t index_peek(const Index* index, uint32_t tag) noexcept nogil
 cdef inline void index_insert(Index* index, uint32_t tag, uint32_t number) noexcept nogil:
     cdef uint32_t slot = index_home(index, tag)
     cdef uint32_t probe = 0
-    debug_check(index.state.used <= index.mask / 2)
-    while index.entries[slot].number != 0:
+    debug_check(index.state.used <= index.mask // 2)
+    while probe <= index.mask and index.entries[slot].number != 0:
         slot = (slot + 1) & index.mask
         probe += 1
-        debug_check(probe <= index.mask)
     index.entries[slot].tag = tag
     index.entries[slot].number = number
     index.state.used += 1
@@ -203,14 +203,16 @@ cdef inline void index_insert(Index* index, uint32_t tag, uint32_t number) noexc
 cdef inline void index_remove(Index* index, uint32_t tag, uint32_t number) noexcept nogil:
     """Takes an entry out and moves those behind it one hole back, so that no tombstone is ever needed."""
     cdef uint32_t hole = index_home(index, tag)
-    cdef uint32_t slot, home
-    while index.entries[hole].number != number:
-        debug_check(index.entries[hole].number != 0)
+    cdef uint32_t slot, home, _step
+    for _step in range(index.mask + 1):
+        if index.entries[hole].number == number:
+            break
         hole = (hole + 1) & index.mask
+    debug_check(index.entries[hole].number == number)
     if hole != index_home(index, tag):
         index.state.displaced -= 1
     slot = hole
-    while True:
+    for _step in range(index.mask + 1):
         slot = (slot + 1) & index.mask
         if index.entries[slot].number == 0:
             break
@@ -507,6 +509,7 @@ cdef class Store:
     cdef bint calling_out   # somebody else's Python code runs: sessions must not be entered
     cdef bint stirred       # tick() or take_dirty() may have become due: look at next_deadline()
     cdef list dirty
+    cdef int64_t budgeted_ns    # when the region's budget was last filled
     cdef readonly uint64_t sessions_open
     cdef readonly uint64_t sessions_total
     cdef readonly uint64_t bytes_in
@@ -516,6 +519,7 @@ cdef class Store:
     cpdef int64_t next_deadline(self)
     cpdef tick(self, int64_t now_ns)
     cpdef begin_window(self, uint32_t number)
+    cdef void fill_budget(self, int64_t now_ns) noexcept
     cpdef list take_dirty(self)
     cpdef dict snapshot(self)
 
@@ -529,7 +533,7 @@ cdef class Session:
     cdef size_t kept_capacity
     cdef uint32_t connection    # in the region; 0 once what it held was queued to be given back
     cdef uint32_t position      # of the long reply under way: the next record; 0 = none is
-    cdef int64_t floor          # of the region's budget, at which this call stops
+    cdef int64_t budget_floor   # at which this call stops
     cdef uint32_t since         # now, as the ledger counts it
     cdef readonly bint more
     cdef readonly bint closing
@@ -555,5 +559,5 @@ cdef class Session:
     cdef int keep(self, const uint8_t* data, size_t size) except -1
     cdef bint has_request(self) noexcept
     cdef void leave(self) noexcept
-    cdef void forget(self) noexcept
-    cdef void end(self) noexcept
+    cdef void drop_kept(self) noexcept
+    cdef void detach(self) noexcept

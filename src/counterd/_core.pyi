@@ -1,6 +1,7 @@
 from collections.abc import Mapping
 
 DEBUG: bool
+LIMIT_CONNECTIONS: int
 
 class Store:
     sessions_open: int

@@ -18,10 +18,13 @@ from counterd.siphash cimport siphash13
 
 DEBUG = bool(COUNTERD_DEBUG_BUILD)
 
-cdef size_t PAGE = 4096
-cdef int INDEX_BITS_MAX = 31        # a slot number is the top bits of a 32-bit tag; one bit is left to tell names apart
-cdef size_t KEPT_MIN = 64           # the first piece of input that is kept, and the smallest tried again
-cdef int64_t NS_PER_TENTH = 100_000_000
+LIMIT_CONNECTIONS = CONNECTIONS_MAX
+
+cdef enum:
+    PAGE = 4096
+    INDEX_BITS_MAX = 31         # a slot number is the top bits of a 32-bit tag; one bit is left to tell names apart
+    KEPT_MIN = 64               # the first piece of input that is kept, and the smallest tried again
+    NS_PER_TENTH = 100000000
 
 
 # ---- region --------------------------------------------------------------------------------------------------------
@@ -206,8 +209,8 @@ cdef bint make_room(Region* region, uint32_t blocks) noexcept nogil:
         else:
             header.expired += 1
         counter_free(region, number)
-    if records_short and header.sweep_left == 0:
-        sweep_begin(header)
+    if header.sweep_left == 0 and (records_short or header.ring_size > header.idle):
+        sweep_begin(header)  # where only blocks are wanting, no sooner than it can drop something
     return False
 
 
@@ -380,6 +383,7 @@ cdef class Store:
         if self.out == NULL:
             raise MemoryError("no room for the replies of one call")
         self.dirty = []
+        self.region.budget = TURN_STEPS
 
     def __dealloc__(self):
         PyMem_RawFree(self.out)
@@ -401,7 +405,7 @@ cdef class Store:
         return 0 if header.leaving_first or header.sweep_left or self.dirty else -1
 
     cpdef tick(self, int64_t now_ns):
-        """Does due work, at most about 1 ms of it: gives back what leavers held, then sweeps idle counters."""
+        """Does due work, half a millisecond of it at most: gives back what leavers held, then sweeps idle counters."""
         cdef Header* header = self.region.header
         cdef int steps = give_back(&self.region, SLICE_STEPS)
         if header.sweep_left == 0 or steps == 0:
@@ -427,6 +431,10 @@ cdef class Store:
         header.idle = 0
         sweep_begin(header)
         self.stirred = True
+
+    cdef void fill_budget(self, int64_t now_ns) noexcept:
+        self.region.budget = TURN_STEPS
+        self.budgeted_ns = now_ns
 
     cpdef list take_dirty(self):
         """The sessions that another's request, or tick(), gave output to since the last call."""
@@ -472,7 +480,8 @@ cdef class Store:
         }
 
     def holders(self, bytes name not None):
-        """Who holds how much of a counter: a list of (connection, amount, since in tenths of a second)."""
+        """Who holds how much of a counter, in O(holders): a list of (connection, amount, since), since in tenths of a
+        second on the caller's clock."""
         cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(name)
         cdef uint32_t size = <uint32_t>len(name)
         cdef uint32_t number = table_find(&self.region, name_tag(&self.region, data, size), data, size) if size else 0
@@ -526,15 +535,16 @@ cdef class Session:
         store.sessions_total += 1
 
     def __dealloc__(self):
-        self.end()
+        self.detach()
 
     cpdef bytes receive(self, bytes data, int64_t now_ns):
         """Takes what arrived at now_ns (monotonic) and returns the replies, at most OUTPUT_MAX + one reply of them."""
-        cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
-        cdef size_t size = PyBytes_GET_SIZE(data)
-        cdef size_t used = 0
+        cdef const uint8_t* start
+        cdef size_t size, used = 0
         if data is None:
             raise TypeError("data must be bytes, not None")
+        start = <const uint8_t*>PyBytes_AS_STRING(data)
+        size = PyBytes_GET_SIZE(data)
         self.store.bytes_in += size
         if self.closing or self.ended:
             return b""
@@ -558,7 +568,7 @@ cdef class Session:
         """
         if self.closing or not self.more:
             return b""
-        self.store.region.budget = TURN_STEPS
+        self.store.fill_budget(now_ns)
         self.begin_call(now_ns)
         if self.position:
             self.produce()
@@ -579,13 +589,13 @@ cdef class Session:
         """The connection is gone. Idempotent; what it held is queued for tick() to give back."""
         if self.store.calling_out:
             raise RuntimeError("a session is under way")
-        self.end()
+        self.detach()
 
-    cdef void end(self) noexcept:
+    cdef void detach(self) noexcept:
         self.closing = True
         self.more = False
         self.leave()
-        self.forget()
+        self.drop_kept()
         if self.open:
             self.open = False
             self.store.sessions_open -= 1
@@ -606,11 +616,13 @@ cdef class Session:
         return 0
 
     cdef int begin_call(self, int64_t now_ns) except -1:
-        cdef int64_t budget = self.store.region.budget
-        if self.store.calling_out:
+        cdef Store store = self.store
+        if store.calling_out:
             raise RuntimeError("a session is under way")
-        self.store.out_size = 0
-        self.floor = 0 if budget > GRACE_STEPS else budget - GRACE_STEPS
+        store.out_size = 0
+        if now_ns - store.budgeted_ns >= TURN_NS:
+            store.fill_budget(now_ns)
+        self.budget_floor = min(0, store.region.budget - GRACE_STEPS)
         self.since = <uint32_t>(now_ns // NS_PER_TENTH)
         return 0
 
@@ -626,26 +638,26 @@ cdef class Session:
             self.more = False
             self.leave()
         if self.kept != NULL and (self.kept_size == 0 or self.closing):
-            self.forget()
+            self.drop_kept()
         store.bytes_out += store.out_size
         return PyBytes_FromStringAndSize(<const char*>store.out, store.out_size)
 
     cdef bint is_stopped(self) noexcept:
         """Whether the rest of the input has to wait for the next call."""
-        if self.position or self.store.out_size >= OUTPUT_MAX or self.store.region.budget <= self.floor:
+        if self.position or self.store.out_size >= OUTPUT_MAX or self.store.region.budget <= self.budget_floor:
             self.more = True
         return self.more or self.closing
 
     cdef size_t run(self, const uint8_t* data, size_t size) except? 0:
-        """Executes the complete frames, WINDOW at a time: parse all and ask for their lines, then execute all."""
-        cdef Frame[WINDOW] frames
+        """Executes the complete frames, FRAMES_AHEAD at a time: parse all and ask for their lines, then execute all."""
+        cdef Frame[FRAMES_AHEAD] frames
         cdef size_t position = 0, ahead
         cdef Py_ssize_t taken = 1
         cdef int count, i
         while taken > 0 and position < size and not self.is_stopped():
             count = 0
             ahead = position
-            while count < WINDOW and ahead < size:
+            while count < FRAMES_AHEAD and ahead < size:
                 taken = self.parse_frame(data + ahead, size - ahead, &frames[count])
                 if taken == 0:
                     break
@@ -723,7 +735,7 @@ cdef class Session:
             self.connection = 0
             self.store.stirred = True
 
-    cdef void forget(self) noexcept:
+    cdef void drop_kept(self) noexcept:
         PyMem_RawFree(self.kept)
         self.kept = NULL
         self.kept_start = 0

@@ -15,7 +15,6 @@ cdef extern from *:
     uint16_t bswap16 "__builtin_bswap16"(uint16_t value) noexcept nogil
     uint32_t bswap32 "__builtin_bswap32"(uint32_t value) noexcept nogil
     void prefetch "__builtin_prefetch"(const void* address) noexcept nogil
-    bint likely "__builtin_expect"(bint condition, long expected) noexcept nogil
 
 
 cdef inline uint16_t load_be16(const uint8_t* source) noexcept nogil:
@@ -28,12 +27,6 @@ cdef inline uint32_t load_be32(const uint8_t* source) noexcept nogil:
     cdef uint32_t value
     memcpy(&value, source, 4)
     return bswap32(value)
-
-
-cdef inline uint32_t load_le32(const uint8_t* source) noexcept nogil:
-    cdef uint32_t value
-    memcpy(&value, source, 4)
-    return value
 
 
 cdef inline uint64_t load_le64(const uint8_t* source) noexcept nogil:

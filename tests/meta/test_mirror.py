@@ -18,6 +18,7 @@ ELSEWHERE = {
     "byteorder.pxd": "inlined everywhere; tests/unit/protocols/counter/test_room.py compares byte by byte",
     "_audit.pxd": "part of _core: tests/unit/test_core.py calls it after every step",
     "debug.pxd": "switches assertions on in the debug build, which runs all tests",
+    "net/clock.pxd": "one system call: whatever is timed in tests/functional/test_slow_readers.py",
     "version.py": "one constant",
     "cli/daemon.py": "is a process: tests/functional/test_start.py",
     "control/daemon.py": "is a process: tests/functional/test_start.py, test_reload.py and test_drain.py beside it",

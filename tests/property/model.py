@@ -412,7 +412,8 @@ class Model:
                 continue
             self.tally["reclaimed" if self.exists(idle) else "expired"] += 1
             self._free(idle)
-        if records_short and self.sweep_left == 0:
+        droppable = any(counter.consumption or not self.exists(counter) for counter in self.ring)
+        if self.sweep_left == 0 and (records_short or droppable):
             self.sweep_left = len(self.ring)
         return False
 

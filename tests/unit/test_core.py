@@ -578,6 +578,9 @@ def test_the_peak_is_of_the_window() -> None:
     assert client.dump() == {b"a": (4, 5)}
     assert client.acquire(b"a", 2) == OK
     assert client.dump() == {b"a": (6, 6)}
+    assert client.acquire(b"a", 2) == OK
+    assert client.release(b"a", 2) == OK
+    assert client.dump() == {b"a": (6, 8)}
     store.begin_window(1)
     assert client.dump() == {b"a": (6, 6)}
     assert client.release(b"a", 4) == OK

@@ -7,7 +7,6 @@ configuration, a line each.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import faulthandler
 import logging
 import os
@@ -89,11 +88,9 @@ def serve(config: Config, rooms: Sequence[Room], reread: Callable[[], Config]) -
     logging.basicConfig(handlers=[writer], level=logging.DEBUG)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     try:
-        for warning in config.warnings:
-            logging.getLogger("counterd").warning("%s", warning)
         loop = uvloop.new_event_loop()
-        asyncio.set_event_loop(loop)
         loop.run_until_complete(Daemon(config, rooms, writer, reread).run())
+        loop.close()
     except ConfigError as error:
         for problem in error.problems:
             print(problem, file=sys.stderr)

@@ -68,10 +68,10 @@ class Daemon:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_internal_error)
         try:
-            for service in self._services:
-                await service.listen(loop, self._report)
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._on_stop)
+            for service in self._services:
+                await service.listen(loop, self._report)
             loop.add_signal_handler(signal.SIGHUP, self.reload)
             loop.add_signal_handler(signal.SIGUSR1, self.log_stats)
             gc.collect()
@@ -79,6 +79,7 @@ class Daemon:
             for service in self._services:
                 log.info("%s listens on %s", service.room.name, service.addresses())
             log.info("ready: counterd %s", __version__, extra={"fields": {"pid": os.getpid()}})
+            self._log_warnings()
             notify("READY=1")
             await self._stopping.wait()
             notify("STOPPING=1")
@@ -99,7 +100,9 @@ class Daemon:
             return
         changeable, fixed = configuration.changed(self._config, new, self._settings)
         values = {**new.values, **{key: self._config.values[key] for key in fixed}}
-        self._config = Config(values, new.origins, new.warnings, new.path)
+        origins = {**new.origins, **{key: self._config.origins[key] for key in fixed}}
+        self._config = Config(values, origins, new.warnings, new.path)
+        self._log_warnings()
         self._writer.configure(values["log.level"], values["log.format"])
         for service in self._services:
             service.apply(self._config)
@@ -153,17 +156,24 @@ class Daemon:
 
     def _report(self, cause: str, text: str) -> None:
         """Logs something that peers can cause as often as they like."""
-        suppressed = self._repeated.allow(cause, time.monotonic())
-        if suppressed is not None:
-            fields = {"cause": cause, **({"suppressed": suppressed} if suppressed else {})}
-            log.warning("%s", text, extra={"fields": fields})
+        self._log_bounded(cause, logging.WARNING, text)
 
     def _on_internal_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An exception that nothing was to raise: a bug. Its connection is closed by the loop, the others go on."""
         self._internal_errors += 1
-        if self._repeated.allow("internal", time.monotonic()) is not None:
-            error = context.get("exception")
-            log.error("internal error: %s", context.get("message", error), exc_info=error)
+        error = context.get("exception")
+        self._log_bounded("internal", logging.ERROR, f"internal error: {context.get('message', error)}", error)
+
+    def _log_bounded(self, cause: str, level: int, text: str, error: BaseException | None = None) -> None:
+        """Logs what can repeat without end: a few lines of each cause in a period, and how many were left out."""
+        suppressed = self._repeated.allow(cause, time.monotonic())
+        if suppressed is not None:
+            fields = {"cause": cause, **({"suppressed": suppressed} if suppressed else {})}
+            log.log(level, "%s", text, exc_info=error, extra={"fields": fields})
+
+    def _log_warnings(self) -> None:
+        for warning in self._config.warnings:
+            log.warning("%s", warning)
 
     def _on_stop(self) -> None:
         if self._stopping.is_set():

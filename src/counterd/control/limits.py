@@ -12,6 +12,8 @@ import resource
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from counterd._core import LIMIT_CONNECTIONS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -32,8 +34,8 @@ def raise_descriptors() -> int:
 
 
 def effective_connections(configured: int, descriptors: int) -> int:
-    """How many connections can be let in: the configured number (0 = any), within the descriptors."""
-    possible = max(1, descriptors - DESCRIPTORS_RESERVED)
+    """How many connections can be let in: the configured number (0 = any), within the descriptors and the engine's."""
+    possible = max(1, min(descriptors - DESCRIPTORS_RESERVED, LIMIT_CONNECTIONS))
     return min(configured, possible) if configured else possible
 
 

@@ -68,7 +68,7 @@ class Service:
 
     async def listen(self, loop: asyncio.AbstractEventLoop, report: Report) -> None:
         """Begins to accept connections."""
-        self.server = Server(loop, self.store, Limits(0, 0, 0), report)
+        self.server = Server(loop, self.store, self._limits(), report)
         self.apply(self._config)
         if self.windows:
             self.windows.turn()
@@ -80,10 +80,7 @@ class Service:
     def apply(self, config: Config) -> None:
         """Takes over the settings that may change while running."""
         self._config = config
-        limits = self.server.limits
-        limits.max_connections = effective_connections(self._setting("max_connections"), self._descriptors)
-        limits.user_timeout = self._setting("user_timeout")
-        limits.write_timeout = self._setting("write_timeout")
+        self.server.limits = self._limits()
         for listening in self.tcp:
             set_keepalive(listening, self._keepalive())
         self.room.reload(self.store, config.values)
@@ -120,6 +117,10 @@ class Service:
     def _where(self, name: str) -> str:
         key = f"{self.room.name}.{name}"
         return f"{self._config.where(key)}: {key}"
+
+    def _limits(self) -> Limits:
+        connections = effective_connections(self._setting("max_connections"), self._descriptors)
+        return Limits(connections, self._setting("user_timeout"), self._setting("write_timeout"))
 
     def _keepalive(self) -> Keepalive:
         names = ("keepalive_idle", "keepalive_interval", "keepalive_count", "user_timeout")

@@ -1,1 +1,1 @@
-"""Floor 3: sockets. The only place that knows asyncio and uvloop."""
+"""Floor 3: sockets. The only place on the way of a request that knows asyncio."""

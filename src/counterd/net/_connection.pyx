@@ -13,10 +13,9 @@ States of a connection:
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.errno cimport EAGAIN, EINTR, errno
-from libc.stdint cimport int64_t
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from counterd._core cimport Session, Store
+from counterd.net.clock cimport monotonic_ns
 
 cdef extern from "<sys/socket.h>" nogil:
     ssize_t c_send "send"(int fd, const void* data, size_t size, int flags)
@@ -27,14 +26,9 @@ cdef extern from "<sys/ioctl.h>" nogil:
     int ioctl(int fd, unsigned long request, void* argument)
     unsigned long FIONREAD
 
-cdef double LINGER_S = 1.0
-cdef Py_ssize_t LINGER_BYTES = 1 << 20
-
-
-cdef inline int64_t monotonic_ns() noexcept:
-    cdef timespec now
-    clock_gettime(CLOCK_MONOTONIC, &now)
-    return <int64_t>now.tv_sec * 1_000_000_000 + now.tv_nsec
+cdef enum:
+    LINGER_S = 1            # long enough for a reply to cross any network, and for its reader to look
+    LINGER_BYTES = 1048576  # no honest peer has more under way
 
 
 cdef class Connection:

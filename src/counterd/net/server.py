@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import socket
 import struct
 import termios
 import time
 from collections import Counter, deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from counterd.net._connection import Connection
@@ -18,8 +20,7 @@ from counterd.net.driver import Driver
 from counterd.net.sockets import BACKLOG
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from counterd._core import Session, Store
 
@@ -30,13 +31,13 @@ STUCK_CHECK_S = 1.0
 STUCK_CHECKS = 128  # connections looked at in one go: some 2 us each
 
 
+@dataclass
 class Limits:
-    """What may change while the server runs. Seconds; max_connections counts sockets."""
+    """What may change while the server runs. Timeouts are in seconds."""
 
-    def __init__(self, max_connections: int, user_timeout: int, write_timeout: int) -> None:
-        self.max_connections = max_connections
-        self.user_timeout = user_timeout
-        self.write_timeout = write_timeout
+    max_connections: int
+    user_timeout: int
+    write_timeout: int
 
 
 class Server:
@@ -61,15 +62,11 @@ class Server:
 
     async def listen(self, listening: socket.socket) -> None:
         """Begins to accept connections on a socket that is bound and listens."""
-        if listening.family.name == "AF_UNIX":
-            server = await self.loop.create_unix_server(
-                lambda: Connection(self, "write_timeout"), sock=listening, backlog=BACKLOG
-            )
-        else:
-            server = await self.loop.create_server(
-                lambda: Connection(self, "user_timeout"), sock=listening, backlog=BACKLOG
-            )
-        self._listening.append(server)
+        unix = listening.family == socket.AF_UNIX
+        create: Callable[..., Awaitable[asyncio.Server]]
+        create = self.loop.create_unix_server if unix else self.loop.create_server
+        patience = "write_timeout" if unix else "user_timeout"
+        self._listening.append(await create(lambda: Connection(self, patience), sock=listening, backlog=BACKLOG))
 
     def part(self) -> None:
         """Accepts no more, and ends each connection once what it has asked so far is answered."""

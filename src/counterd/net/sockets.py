@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import socket
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 BACKLOG = 4096  # a burst of connections beyond it would wait a second for its SYN to be sent again
 TIMEOUT_S = 1.0  # for asking whether somebody serves an existing socket file
@@ -63,20 +68,21 @@ class UnixSocket:
     def __init__(self, path: str, mode: int) -> None:
         """Takes over a stale file, never that of a running daemon, never anything that is not a socket."""
         self.path = Path(path)
-        self._remove_stale()
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self.socket.setblocking(False)
-            before = os.umask(0o777 & ~mode)  # it never has wider permissions, not even at first
+        with locked(self.path.parent):
+            self._remove_stale()
+            self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                self.socket.bind(path)
-            finally:
-                os.umask(before)
-            self._identity = self._identify()
-            self.socket.listen(BACKLOG)
-        except OSError:
-            self.socket.close()
-            raise
+                self.socket.setblocking(False)
+                before = os.umask(0o777 & ~mode)  # it never has wider permissions, not even at first
+                try:
+                    self.socket.bind(path)
+                finally:
+                    os.umask(before)
+                self._identity = self._identify()
+                self.socket.listen(BACKLOG)
+            except OSError:
+                self.socket.close()
+                raise
 
     def chown(self, uid: int, gid: int) -> None:
         """Gives the file to the user the daemon is going to be."""
@@ -111,3 +117,14 @@ class UnixSocket:
                     raise
                 # Its backlog is full: somebody listens.
         raise OSError(errno.EADDRINUSE, "another process is already running on it", str(self.path))
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Lets one daemon at a time look at a socket's file and put its own there: a bound file does not answer yet."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -25,7 +25,7 @@ cdef enum Status:
 
 cdef class CounterStore(Store):
     cdef object figures
-    cdef uint64_t[18] requests      # by Opcode, those that parsed
+    cdef uint64_t[OPCODES] requests  # by Opcode, those that parsed
     cdef uint64_t[256] refusals     # by Status
 
     cdef bytes stats_body(self)

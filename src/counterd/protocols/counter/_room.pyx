@@ -12,9 +12,9 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t
 from libc.string cimport memcpy, strlen
 
 from counterd._core cimport (
-    GRANTED, LATER, OUTPUT_MAX, REPLY_MAX, Counter, Frame, Header, Outcome, Region, Session, Store, counter_acquire,
-    counter_at, counter_exists, counter_get, counter_release, index_peek, index_prefetch, ledger_tag, name_read,
-    name_tag,
+    DONE, GRANTED, LATER, OUTPUT_MAX, REPLY_MAX, Counter, Frame, Header, Outcome, Region, Session, Store,
+    counter_acquire, counter_at, counter_exists, counter_get, counter_release, index_peek, index_prefetch, ledger_tag,
+    name_read, name_tag,
 )
 from counterd.byteorder cimport load_be16, load_be32, prefetch, store_be16, store_be32
 from counterd.debug cimport debug_check
@@ -139,19 +139,18 @@ cdef class CounterSession(Session):
         frame.data = data
         frame.size = HEADER_SIZE
         frame.key_size = 0
-        frame.verdict = UNKNOWN_COMMAND if fixed == UNKNOWN else INVALID_ARGUMENTS
         if data[0] != REQUEST_MAGIC:
             frame.verdict = INVALID_ARGUMENTS
             return -1
+        frame.verdict = UNKNOWN_COMMAND if fixed == UNKNOWN else INVALID_ARGUMENTS  # until the body turns out right
         if body > BODY_MAX:
             return -1
         if size - HEADER_SIZE < body:
             return 0
         frame.size += body
-        if fixed == 0:
-            if body == 0:
-                frame.verdict = OK
-        elif fixed < body and fixed != UNKNOWN:
+        if fixed == 0 and body == 0:
+            frame.verdict = OK
+        elif 0 < fixed < body and fixed != UNKNOWN:
             self.parse_named(data + HEADER_SIZE, body, opcode, fixed, frame)
         return frame.size
 
@@ -198,6 +197,8 @@ cdef class CounterSession(Session):
         cdef Outcome outcome
         if frame.verdict != OK:
             return self.reply_error(request, frame.verdict)
+        if opcode >= STATS and region.budget <= 0:
+            return LATER
         store.requests[opcode] += 1
         if opcode == ACQUIRE:
             number = load_be32(body)
@@ -213,9 +214,6 @@ cdef class CounterSession(Session):
         elif opcode == NOOP:
             outcome = GRANTED
         else:
-            if region.budget <= 0:
-                store.requests[opcode] -= 1
-                return LATER
             return self.reply_at_length(request, opcode)
         if outcome != GRANTED:
             return self.reply_error(request, STATUS_OF_OUTCOME[<int>outcome])
@@ -223,7 +221,7 @@ cdef class CounterSession(Session):
             reply_number(store, request, number)
         else:
             reply(store, opcode, OK, request + 8, 0)
-        return 0
+        return DONE
 
     cdef int reply_error(self, const uint8_t* request, uint8_t status) except -1:
         """Section "Response status": the opcode and opaque of the request, and the message as the body."""
@@ -232,7 +230,7 @@ cdef class CounterSession(Session):
         cdef uint32_t size = <uint32_t>strlen(text)
         store.refusals[status] += 1
         memcpy(reply(store, request[1], status, request + 8, size), text, size)
-        return 0
+        return DONE
 
     cdef int reply_at_length(self, const uint8_t* request, uint8_t opcode) except -1:
         """Stats, whose body is composed in Python, and Dump, whose first piece this is."""
@@ -240,13 +238,14 @@ cdef class CounterSession(Session):
         if opcode == DUMP:
             memcpy(self.dump_opaque, request + 8, 4)
             self.position = 1
-            return self.produce()
+            self.produce()
+            return DONE
         self.store.region.budget -= STATS_STEPS
         stats = (<CounterStore>self.store).stats_body()
         if len(stats) > REPLY_MAX - HEADER_SIZE:
             raise ValueError(f"the statistics take {len(stats)} bytes, more than a reply may have")
         memcpy(reply(self.store, STATS, OK, request + 8, <uint32_t>len(stats)), PyBytes_AS_STRING(stats), len(stats))
-        return 0
+        return DONE
 
     cdef int produce(self) except -1:
         """The next piece of a Dump. Section "Dump".
@@ -260,7 +259,7 @@ cdef class CounterSession(Session):
         cdef Counter* counter
         cdef uint8_t* body
         while self.position <= header.records.fresh:
-            if store.out_size >= end or store.out_size >= OUTPUT_MAX or region.budget <= self.floor:
+            if store.out_size >= end or store.out_size >= OUTPUT_MAX or region.budget <= self.budget_floor:
                 return 0
             region.budget -= 1
             counter = counter_at(region, self.position)
