@@ -96,8 +96,11 @@ def test_serves_on_when_its_log_is_closed(tmp_path: Path, short_path: Path) -> N
 
 
 def connected(path: str) -> Client | None:
+    """A client that was answered: before that, a signal can come too early."""
     with contextlib.suppress(ConnectionLost):
-        return Client(path=path, timeout=daemon.PATIENCE)
+        client = Client(path=path, timeout=daemon.PATIENCE)
+        client.noop()
+        return client
     return None
 
 
