@@ -1,4 +1,4 @@
-"""What counterd costs at its edges, beside the bounds it promises: start, memory, Dump, and a holder of a million.
+"""What counterd costs at its edges, beside the bounds it promises: start, memory, floods, Dump, a dying holder.
 
     python benchmarks/load/limits.py [--counters 1000000] [--connections 10000]
 
@@ -21,7 +21,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from counterd.client import Client
 from counterd.protocols.counter import wire
 from load.server import counterd
-from native import frames
+from native import frames, load_native
+
+FLOOD_CONNECTIONS = 8
+FLOOD_DEPTH = 5000
 
 
 def resident(pid: int) -> int:
@@ -83,6 +86,14 @@ class Bystander:
         )
 
 
+def flood(port: int, names: list[bytes], seconds: float) -> None:
+    """Several clients that pipeline thousands of requests at a time, as fast as they are answered."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(FLOOD_CONNECTIONS)]
+        batches = [frames.pair_batches(names, 2, FLOOD_DEPTH, seed) for seed in range(FLOOD_CONNECTIONS)]
+        load_native().load([each.fileno() for each in sockets], batches, [FLOOD_DEPTH // 2 * 28], seconds)
+
+
 def show(what: str, value: str, bound: str = "") -> None:
     print(f"{what:<58} {value}{f'   (bound: {bound})' if bound else ''}", flush=True)
 
@@ -125,6 +136,16 @@ def main() -> None:
         with Bystander(port) as bystander:
             time.sleep(1)
         show("nothing else going on", str(bystander))
+        process = multiprocessing.Process(target=flood, args=(port, names[:1000], 3.0))
+        process.start()
+        with Bystander(port) as bystander:
+            process.join()
+            print(process.exitcode)
+        show(
+            f"{FLOOD_CONNECTIONS} clients that pipeline {FLOOD_DEPTH} at a time",
+            str(bystander),
+            "none, but not seconds",
+        )
         with Bystander(port) as bystander:
             start = time.perf_counter()
             entries = dump(port)

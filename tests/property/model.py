@@ -34,6 +34,8 @@ RECLAIM_STEPS = 64
 BODY_MAX = 65545
 # No tick gives back or sweeps more than this.
 SLICE_STEPS_MAX = 4096
+# More calls than anything here needs.
+TURNS_MAX = 10_000
 
 NOOP, GET, ACQUIRE, RELEASE, STATS, DUMP = 0x00, 0x01, 0x02, 0x03, 0x10, 0x11
 OK, NOT_FOUND, INVALID, NOT_AVAILABLE, NOT_ACQUIRED, UNKNOWN, NO_MEMORY = 0, 0x01, 0x04, 0x21, 0x22, 0x81, 0x82
@@ -509,6 +511,15 @@ class Model:
 # ---- the real one ---------------------------------------------------------------------------------------------------
 
 
+def outputs(session: Session, now_ns: int = 0) -> Iterator[bytes]:
+    """What a session still has to say, in its pieces."""
+    for _ in range(TURNS_MAX):
+        if not session.more:
+            return
+        yield session.take_output(now_ns)
+    raise AssertionError("it never comes to its end")
+
+
 class Client:
     """A session of a real store, and requests as calls. opaque: of every request, checked in every response."""
 
@@ -521,10 +532,8 @@ class Client:
 
     def pieces(self, data: bytes) -> list[bytes]:
         """What one receive() gives, then what each take_output() does."""
-        pieces = [self.session.receive(data, self.now_ns)]
-        while self.session.more:
-            assert len(pieces[-1]) <= OUTPUT_MAX + REPLY_MAX
-            pieces.append(self.session.take_output(self.now_ns))
+        pieces = [self.session.receive(data, self.now_ns), *outputs(self.session, self.now_ns)]
+        assert max(map(len, pieces)) <= OUTPUT_MAX + REPLY_MAX
         self.store.audit()
         return pieces
 
@@ -579,10 +588,9 @@ class Client:
 
 def settle(store: CounterStore, now_ns: int = 0) -> int:
     """Gives the store its turns until nothing is due; how many that took."""
-    turns = 0
-    while store.next_deadline() >= 0:
+    for turns in range(TURNS_MAX):
+        if store.next_deadline() < 0:
+            return turns
         store.tick(now_ns)
         store.audit()
-        turns += 1
-        assert turns < 10_000
-    return turns
+    raise AssertionError("it is always due")

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from counterd._core import siphash
 from counterd.protocols.counter import wire
-from property.model import KEY, Model, ModelSession, make_store
+from property.model import KEY, TURNS_MAX, Model, ModelSession, make_store
 
 U32_MAX = 0xFFFFFFFF
 SESSIONS_MAX = 4
@@ -138,7 +138,7 @@ class CounterMachine(RuleBasedStateMachine):
         assert (session.more, session.closing) == (model.more, model.closing)
 
     def drain(self, pair) -> None:
-        for _ in range(1000):
+        for _ in range(TURNS_MAX):
             if not pair[0].more:
                 return
             self.compare(pair, "take_output")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from conformance import vectors
 from counterd.protocols.counter import wire
-from property.model import Client, frames_of, make_store, settle
+from property.model import Client, frames_of, make_store, outputs, settle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,12 +53,11 @@ def play(pieces: Iterable[bytes], *, pull: str = EAGER, end: bool = False, fille
         output += session.receive(piece, 0)
         if pull == ONE_BY_ONE:
             output += session.take_output(0)
-        while pull == EAGER and session.more:
-            output += session.take_output(0)
+        if pull == EAGER:
+            output += b"".join(outputs(session))
     if end:
         output += session.eof(0)
-    while session.more:
-        output += session.take_output(0)
+    output += b"".join(outputs(session))
     closing = session.closing
     store.audit()
     session.closed(0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conformance import vectors
-from property.model import make_store, settle
+from property.model import make_store, outputs, settle
 
 if TYPE_CHECKING:
     from counterd._core import Session
@@ -49,9 +49,7 @@ class EnginePeer:
         self._settle()
 
     def _take(self, output: bytes) -> None:
-        self._output += output
-        while self._session.more:
-            self._output += self._session.take_output(0)
+        self._output += output + b"".join(outputs(self._session))
         if self._session.closing:  # all has been written: net closes
             self._session.closed(0)
         self._settle()
