@@ -80,8 +80,9 @@ class Bystander:
         self._process.join()
 
     def __str__(self) -> str:
+        median, p99 = (self.took[len(self.took) * percent // 100] * 1e6 for percent in (50, 99))
         return (
-            f"{len(self.took)} requests of another client: median {self.took[len(self.took) // 2] * 1e6:.0f} µs, "
+            f"{len(self.took)} requests of another client: median {median:.0f} µs, p99 {p99:.0f} µs, "
             f"slowest {self.took[-1] * 1e3:.2f} ms"
         )
 
@@ -140,7 +141,6 @@ def main() -> None:
         process.start()
         with Bystander(port) as bystander:
             process.join()
-            print(process.exitcode)
         show(
             f"{FLOOD_CONNECTIONS} clients that pipeline {FLOOD_DEPTH} at a time",
             str(bystander),
