@@ -228,6 +228,28 @@ cdef inline void index_remove(Index* index, uint32_t tag, uint32_t number) noexc
     index.state.used -= 1
 
 
+# ---- pools ---------------------------------------------------------------------------------------------------------
+
+cdef inline uint32_t pool_take(Pool* pool, const void* links, size_t cell_size) noexcept nogil:
+    """A free cell, or 0. links: the field of cell 0 that links free cells; each other cell has it at the same place."""
+    cdef uint32_t number = pool.free
+    if number:
+        pool.free = (<const uint32_t*>(<const uint8_t*>links + number * cell_size))[0]
+    elif pool.fresh < pool.capacity:
+        pool.fresh += 1
+        number = pool.fresh
+    else:
+        return 0
+    pool.used += 1
+    return number
+
+
+cdef inline void pool_put(Pool* pool, void* links, size_t cell_size, uint32_t number) noexcept nogil:
+    (<uint32_t*>(<uint8_t*>links + number * cell_size))[0] = pool.free
+    pool.free = number
+    pool.used -= 1
+
+
 # ---- records and their names ---------------------------------------------------------------------------------------
 
 cdef inline Counter* counter_at(const Region* region, uint32_t number) noexcept nogil:
@@ -317,17 +339,9 @@ cdef inline void ledger_add(
     """Enters a holding; the caller has asked `ledger_is_full`."""
     cdef Counter* counter = counter_at(region, number)
     cdef Connection* owner = region.connections + connection
-    cdef Pool* pool = &region.header.holdings
-    cdef uint32_t entry = pool.free
-    cdef Holding* holding
-    debug_check(connection != 0 and pool.used < pool.capacity)
-    if entry:
-        pool.free = region.holdings[entry].next_of_connection
-    else:
-        pool.fresh += 1
-        entry = pool.fresh
-    pool.used += 1
-    holding = region.holdings + entry
+    cdef uint32_t entry = pool_take(&region.header.holdings, &region.holdings.next_of_connection, sizeof(Holding))
+    cdef Holding* holding = region.holdings + entry
+    debug_check(connection != 0 and entry != 0)
     holding.connection = connection
     holding.record = number
     holding.amount = amount
@@ -350,7 +364,6 @@ cdef inline void ledger_remove(Region* region, uint32_t entry) noexcept nogil:
     cdef Holding* holding = region.holdings + entry
     cdef Counter* counter = counter_at(region, holding.record)
     cdef Connection* owner = region.connections + holding.connection
-    cdef Pool* pool = &region.header.holdings
     index_remove(&region.ledger, ledger_tag(holding.connection, counter.record.tag), entry)
     if holding.prev_of_connection:
         region.holdings[holding.prev_of_connection].next_of_connection = holding.next_of_connection
@@ -366,9 +379,7 @@ cdef inline void ledger_remove(Region* region, uint32_t entry) noexcept nogil:
     if holding.next_of_record:
         region.holdings[holding.next_of_record].prev_of_record = holding.prev_of_record
     holding.connection = 0
-    holding.next_of_connection = pool.free
-    pool.free = entry
-    pool.used -= 1
+    pool_put(&region.header.holdings, &region.holdings.next_of_connection, sizeof(Holding), entry)
 
 
 # ---- counters ------------------------------------------------------------------------------------------------------

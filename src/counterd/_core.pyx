@@ -114,7 +114,6 @@ cdef bint long_name_equals(const Region* region, Record* record, const uint8_t* 
 
 cdef void name_write(Region* region, Record* record, const uint8_t* name, uint32_t size) noexcept nogil:
     """Stores a name; the caller has seen that enough blocks are left."""
-    cdef Pool* pool = &region.header.blocks
     cdef LongName* long_name = record_long_name(record)
     cdef uint32_t position = NAME_PREFIX
     cdef uint32_t piece, block
@@ -125,14 +124,8 @@ cdef void name_write(Region* region, Record* record, const uint8_t* name, uint32
     memcpy(record.name, name, NAME_PREFIX)
     long_name.first = 0
     while position < size:
-        debug_check(pool.used < pool.capacity)
-        block = pool.free
-        if block:
-            pool.free = region.blocks[block].next
-        else:
-            pool.fresh += 1
-            block = pool.fresh
-        pool.used += 1
+        block = pool_take(&region.header.blocks, &region.blocks.next, sizeof(NameBlock))
+        debug_check(block != 0)
         piece = min(<uint32_t>BLOCK_PAYLOAD, size - position)
         memcpy(region.blocks[block].payload, name + position, piece)
         region.blocks[block].next = 0
@@ -171,6 +164,11 @@ cdef void name_free(Region* region, Record* record) noexcept nogil:
 
 
 # ---- records -------------------------------------------------------------------------------------------------------
+
+cdef void* record_link(Region* region) noexcept nogil:
+    """Free records are linked through what is the end of a name while they are in use."""
+    return &record_long_name(<Record*>region.records).first
+
 
 cdef bint make_room(Region* region, uint32_t blocks) noexcept nogil:
     """Sees to a free record and so many free blocks, if need be in the place of idle counters, the oldest first.
@@ -217,18 +215,11 @@ cdef bint make_room(Region* region, uint32_t blocks) noexcept nogil:
 cdef uint32_t counter_create(Region* region, uint32_t tag, const uint8_t* name, uint32_t size) noexcept nogil:
     """A record for a new name; 0 if there is no room for it."""
     cdef Header* header = region.header
-    cdef Pool* pool = &header.records
     cdef uint32_t number
     cdef Counter* counter
     if not make_room(region, blocks_needed(size)):
         return 0
-    number = pool.free
-    if number:
-        pool.free = record_long_name(&(<Counter*>(region.records + number * region.record_size)).record).first
-    else:
-        pool.fresh += 1
-        number = pool.fresh
-    pool.used += 1
+    number = pool_take(&header.records, record_link(region), region.record_size)
     counter = counter_at(region, number)
     counter.record.tag = tag
     counter.record.flags = 0
@@ -244,14 +235,11 @@ cdef uint32_t counter_create(Region* region, uint32_t tag, const uint8_t* name, 
 
 cdef void counter_free(Region* region, uint32_t number) noexcept nogil:
     """Gives the record of an idle counter, already out of the ring, to the next name."""
-    cdef Pool* pool = &region.header.records
     cdef Counter* counter = counter_at(region, number)
     debug_check(counter.consumption == 0 and counter.holders == 0 and not counter.record.flags & FLAG_IN_RING)
     index_remove(&region.names, counter.record.tag, number)
     name_free(region, &counter.record)
-    record_long_name(&counter.record).first = pool.free
-    pool.free = number
-    pool.used -= 1
+    pool_put(&region.header.records, record_link(region), region.record_size, number)
 
 
 cdef uint32_t ring_pop(Region* region) noexcept nogil:
@@ -297,27 +285,14 @@ cdef int sweep(Region* region, int steps) noexcept nogil:
 
 cdef uint32_t connection_create(Region* region) noexcept nogil:
     """0 if CONNECTIONS_MAX are open or still leaving."""
-    cdef Pool* pool = &region.header.connections
-    cdef uint32_t number = pool.free
-    if number:
-        pool.free = region.connections[number].next
-    elif pool.used < pool.capacity:
-        pool.fresh += 1
-        number = pool.fresh
-    else:
-        return 0
-    pool.used += 1
+    cdef uint32_t number = pool_take(&region.header.connections, &region.connections.next, sizeof(Connection))
     region.connections[number].first = 0
     region.connections[number].holdings = 0
-    region.connections[number].next = 0
     return number
 
 
 cdef void connection_free(Region* region, uint32_t number) noexcept nogil:
-    cdef Pool* pool = &region.header.connections
-    region.connections[number].next = pool.free
-    pool.free = number
-    pool.used -= 1
+    pool_put(&region.header.connections, &region.connections.next, sizeof(Connection), number)
 
 
 cdef void connection_leave(Region* region, uint32_t number) noexcept nogil:
