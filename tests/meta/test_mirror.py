@@ -25,7 +25,6 @@ ELSEWHERE = {
     "control/limits.py": "changes the process it is in: tests/functional/test_limits.py and test_start.py beside it",
     "control/service.py": "real sockets: tests/functional/test_start.py and tests/functional/test_reload.py",
     "control/systemd.py": "one system call: tests/functional/test_start.py",
-    "control/windows.py": "follows the wall clock: tests/functional/test_reload.py",
     "protocols/__init__.py": "a declaration, and finding what is installed: tests/functional/test_start.py",
     "protocols/counter/__init__.py": "a declaration: tests/unit/control/test_config.py reads files with it",
 }

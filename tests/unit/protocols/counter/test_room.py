@@ -394,6 +394,14 @@ def test_a_flood_is_worked_off_in_turns_and_does_not_hold_up_others(client: Clie
     assert client.session.receive(NOOP * 100, 0) == NOOP_REPLY * 100
 
 
+def test_who_asks_much_after_a_while_does_not_wait_for_what_others_asked_before(client: Client) -> None:
+    """Time fills the budget too: without a flood nobody takes turns."""
+    for _ in range(1000):
+        assert client.session.receive(NOOP * 100, 0) == NOOP_REPLY * 100
+    assert client.session.receive(NOOP * 1000, 0) != NOOP_REPLY * 1000
+    assert Client(client.store).session.receive(NOOP * 1000, 1_000_000_000) == NOOP_REPLY * 1000
+
+
 def test_many_costly_requests_at_once_have_to_wait() -> None:
     """Names of 65,535 bytes have to be hashed: a thousand of them are more than one call does."""
     client = Client(make_store(name_memory=1 << 17))

@@ -1,0 +1,135 @@
+"""Stats windows turn at multiples of the interval, whatever happens to the clock or the interval."""
+
+from __future__ import annotations
+
+import pytest
+
+from counterd.control import windows
+from counterd.control.windows import CHECK_S, Windows
+
+DAY = 86400
+NOON = 20_000 * DAY + DAY // 2
+
+
+class Timer:
+    def __init__(self, wait: float) -> None:
+        self.wait = wait
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Scene:
+    """A server, its loop, store and driver, and the wall clock."""
+
+    def __init__(self) -> None:
+        self.now = float(NOON)
+        self.begun: list[int] = []
+        self.woken = 0
+        self.timers: list[Timer] = []
+        self.loop = self.store = self.driver = self
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, wait: float, callback) -> Timer:
+        self.callback = callback
+        self.timers.append(Timer(wait))
+        self.due = self.now + wait
+        return self.timers[-1]
+
+    def begin_window(self, number: int) -> None:
+        self.begun.append(number)
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def jump(self, seconds: float) -> None:
+        """The wall clock is set; timers do not follow it."""
+        self.now += seconds
+        self.due += seconds
+
+    def pass_time(self, seconds: float) -> None:
+        """Lets the timer fire as often as it wants to."""
+        end = self.now + seconds
+        while self.due <= end:
+            self.now = self.due
+            self.callback()
+        self.now = end
+
+
+@pytest.fixture
+def scene(monkeypatch):
+    scene = Scene()
+    monkeypatch.setattr(windows, "time", scene)
+    return scene
+
+
+def test_the_first_begins_at_once_and_the_next_at_midnight(scene):
+    Windows(scene, DAY).turn()
+    assert (scene.begun, scene.woken) == ([1], 1)
+    scene.pass_time(DAY / 2 - 0.5)
+    assert scene.begun == [1]
+    scene.pass_time(0.5)
+    assert (scene.begun, scene.woken) == ([1, 2], 2)
+    scene.pass_time(2 * DAY)
+    assert scene.begun == [1, 2, 3, 4]
+
+
+def test_the_clock_is_looked_at_often_and_the_multiple_is_not_missed(scene):
+    Windows(scene, 10).turn()
+    scene.pass_time(9.5)
+    assert max(timer.wait for timer in scene.timers) == CHECK_S
+    assert scene.timers[-1].wait == pytest.approx(1.0)
+    scene.now += 0.25
+    scene.callback()
+    assert scene.timers[-1].wait == pytest.approx(0.25)
+
+
+def test_a_clock_that_jumps_turns_once(scene):
+    Windows(scene, DAY).turn()
+    scene.jump(400 * DAY)
+    scene.pass_time(10)
+    assert scene.begun == [1, 2]
+
+
+def test_a_clock_that_was_ahead_and_is_corrected_turns_at_the_next_multiple(scene):
+    Windows(scene, DAY).turn()
+    scene.jump(400 * DAY)
+    scene.pass_time(10)
+    scene.jump(-400 * DAY)
+    scene.pass_time(10)
+    assert scene.begun == [1, 2]
+    scene.pass_time(DAY)
+    assert scene.begun == [1, 2, 3]
+
+
+def test_another_interval_ends_the_window_at_its_own_multiple(scene):
+    turning = Windows(scene, DAY)
+    turning.turn()
+    turning.set_interval(10)
+    assert scene.begun == [1]
+    assert [timer.cancelled for timer in scene.timers] == [True, False]
+    scene.pass_time(10)
+    assert scene.begun == [1, 2]
+    turning.set_interval(DAY)
+    scene.pass_time(60)
+    assert scene.begun == [1, 2]
+
+
+def test_the_same_interval_again_changes_nothing(scene):
+    turning = Windows(scene, 10)
+    turning.turn()
+    scene.now += 10  # the multiple has passed, its timer has not fired yet
+    turning.set_interval(10)
+    scene.callback()
+    assert scene.begun == [1, 2]
+
+
+def test_it_stops(scene):
+    turning = Windows(scene, 10)
+    turning.stop()
+    turning.turn()
+    turning.stop()
+    assert scene.timers[-1].cancelled
