@@ -13,7 +13,7 @@ import termios
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from counterd.net._connection import Connection
 from counterd.net.driver import Driver
@@ -63,10 +63,14 @@ class Server:
     async def listen(self, listening: socket.socket) -> None:
         """Begins to accept connections on a socket that is bound and listens."""
         unix = listening.family == socket.AF_UNIX
-        create: Callable[..., Awaitable[asyncio.Server]]
-        create = self.loop.create_unix_server if unix else self.loop.create_server
+        create = cast(
+            "Callable[..., Awaitable[asyncio.Server]]",
+            self.loop.create_unix_server if unix else self.loop.create_server,
+        )
         patience = "write_timeout" if unix else "user_timeout"
-        self._listening.append(await create(lambda: Connection(self, patience), sock=listening, backlog=BACKLOG))
+        options = {"cleanup_socket": False} if unix else {}  # its file is removed by whoever made it
+        server = await create(lambda: Connection(self, patience), sock=listening, backlog=BACKLOG, **options)
+        self._listening.append(server)
 
     def part(self) -> None:
         """Accepts no more, and ends each connection once what it has asked so far is answered."""
