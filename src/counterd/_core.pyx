@@ -339,8 +339,8 @@ cdef class Store:
     """Everything the sessions of one room share. Subclasses make their own sessions.
 
     buckets: records, and so counters; holdings: entries of the ledger; name_memory: bytes for names longer than fit
-    their record; hash_key: 16 random bytes. Raises ValueError or OverflowError for impossible sizes, MemoryError if they
-    cannot be mapped.
+    their record; hash_key: 16 random bytes. Raises ValueError or OverflowError for impossible sizes, MemoryError if
+    they cannot be mapped.
     """
 
     def __cinit__(self, *, uint32_t buckets, uint32_t holdings, uint32_t holdings_per_connection=0,
