@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import multiprocessing
 import socket
-import struct
 import sys
 import time
 from pathlib import Path
@@ -25,6 +24,7 @@ from native import frames, load_native
 
 FLOOD_CONNECTIONS = 8
 FLOOD_DEPTH = 5000
+DUMPS = 20
 
 
 def resident(pid: int) -> int:
@@ -144,9 +144,10 @@ def main() -> None:
         show(f"{FLOOD_CONNECTIONS} clients that pipeline {FLOOD_DEPTH} at a time", str(bystander))
         with Bystander(port) as bystander:
             start = time.perf_counter()
-            entries = dump(port)
+            for _ in range(DUMPS):
+                entries = dump(port)
             elapsed = time.perf_counter() - start
-        show(f"Dump of {entries}: {elapsed:.2f} s", str(bystander), "5 ms")
+        show(f"Dump of {entries}, {DUMPS} times: {elapsed / DUMPS:.3f} s each", str(bystander), "5 ms")
         with Bystander(port) as bystander:
             start = time.perf_counter()
             holder.shutdown(socket.SHUT_RDWR)  # the other client has a copy of this descriptor
@@ -156,25 +157,18 @@ def main() -> None:
         show(f"giving back {options.counters} holdings: {elapsed:.3f} s (bound: 1 s)", str(bystander), "5 ms")
 
 
-def dump(port: int) -> int:
-    """Reads a whole Dump, counting its entries without keeping them."""
-    header = struct.Struct(">BBBBII")
-    entries = 0
+def dump(port: int, name_size: int = 16) -> int:
+    """Reads a whole Dump as fast as it comes, and returns how many entries that was; all names have that size."""
+    end = wire.frame(wire.Opcode.DUMP, 7, magic=wire.RESPONSE_MAGIC)
+    buffer = bytearray(1 << 20)
+    size, tail = 0, b""
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(wire.dump(7))
-        data = b""
-        while True:
-            data += connection.recv(1 << 20)
-            position = 0
-            while len(data) - position >= wire.HEADER_SIZE:
-                body = header.unpack_from(data, position)[4]
-                if body == 0:
-                    return entries
-                if len(data) - position < wire.HEADER_SIZE + body:
-                    break
-                position += wire.HEADER_SIZE + body
-                entries += 1
-            data = data[position:]
+        while tail != end:
+            taken = connection.recv_into(buffer)
+            size += taken
+            tail = (tail + buffer[max(0, taken - len(end)) : taken])[-len(end) :]
+    return (size - len(end)) // (wire.HEADER_SIZE + 10 + name_size)
 
 
 if __name__ == "__main__":
