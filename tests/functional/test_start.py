@@ -21,6 +21,7 @@ import daemon
 from counterd.client import Client
 from counterd.control.config import SYSTEM_FILE
 from counterd.version import __version__
+from machine import has_ipv6
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,15 +30,6 @@ CONF = Path(__file__).parents[2] / "conf" / "counterd.conf"
 PROGRAMS = {"module": daemon.MODULE, "script": (daemon.SCRIPT,)}
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-
-
-def has_ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ ELSEWHERE = {
     "version.py": "one constant",
     "cli/daemon.py": "is a process: tests/functional/test_start.py",
     "control/daemon.py": "is a process: tests/functional/test_start.py, test_reload.py and test_drain.py beside it",
-    "control/limits.py": "changes the process it is in: tests/functional/test_limits.py and test_start.py beside it",
     "control/service.py": "real sockets: tests/functional/test_start.py and tests/functional/test_reload.py",
     "control/systemd.py": "one system call: tests/functional/test_start.py",
     "protocols/__init__.py": "a declaration, and finding what is installed: tests/functional/test_start.py",

@@ -71,7 +71,7 @@ class Daemon:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._on_stop)
             for service in self._services:
-                await service.listen(loop, self._report)
+                await service.listen(loop, self._log_bounded)
             loop.add_signal_handler(signal.SIGHUP, self.reload)
             loop.add_signal_handler(signal.SIGUSR1, self.log_stats)
             gc.collect()
@@ -154,18 +154,16 @@ class Daemon:
             "internal_errors": self._internal_errors,
         }
 
-    def _report(self, cause: str, text: str) -> None:
-        """Logs something that peers can cause as often as they like."""
-        self._log_bounded(cause, logging.WARNING, text)
-
     def _on_internal_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An exception that nothing was to raise: a bug. Its connection is closed by the loop, the others go on."""
         self._internal_errors += 1
         error = context.get("exception")
-        self._log_bounded("internal", logging.ERROR, f"internal error: {context.get('message', error)}", error)
+        self._log_bounded("internal", f"internal error: {context.get('message', error)}", logging.ERROR, error)
 
-    def _log_bounded(self, cause: str, level: int, text: str, error: BaseException | None = None) -> None:
-        """Logs what can repeat without end: a few lines of each cause in a period, and how many were left out."""
+    def _log_bounded(
+        self, cause: str, text: str, level: int = logging.WARNING, error: BaseException | None = None
+    ) -> None:
+        """Logs what peers can cause without end: a few lines of each cause in a period, and how many were left out."""
         suppressed = self._repeated.allow(cause, time.monotonic())
         if suppressed is not None:
             fields = {"cause": cause, **({"suppressed": suppressed} if suppressed else {})}

@@ -11,6 +11,7 @@ import fcntl
 import os
 import socket
 import stat
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -123,8 +124,16 @@ class UnixSocket:
 def locked(directory: Path) -> Iterator[None]:
     """Lets one daemon at a time look at a socket's file and put its own there: a bound file does not answer yet."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    deadline = time.monotonic() + 2 * TIMEOUT_S  # another daemon needs TIMEOUT_S at most
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise OSError(errno.EAGAIN, "its directory is locked by another process", str(directory)) from None
+                time.sleep(0.01)
         yield
     finally:
         os.close(descriptor)

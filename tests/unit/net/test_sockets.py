@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 import stat
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from counterd.net.sockets import BACKLOG, Keepalive, UnixSocket, open_tcp, set_keepalive
+from machine import has_ipv6
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,15 +29,6 @@ TCP_OPTIONS = {
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT): 26_000,
     (socket.IPPROTO_TCP, socket.TCP_NODELAY): 1,
 }
-
-
-def has_ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
 
 
 needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on the loopback of this machine")
@@ -186,6 +179,21 @@ def test_a_running_daemon_s_file_is_not(path: Path) -> None:
     client, accepted = accept(running.socket)
     for end in (client, accepted, running.socket):
         end.close()
+
+
+def test_a_directory_that_somebody_keeps_locked_is_an_error_and_no_hang(path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("counterd.net.sockets.TIMEOUT_S", 0.05)
+    holder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match="locked by another process") as caught:
+            UnixSocket(str(path), 0o600)
+        assert caught.value.filename == str(path.parent)
+        assert not path.exists()
+    finally:
+        os.close(holder)
+    unix = UnixSocket(str(path), 0o600)
+    unix.socket.close()
 
 
 def test_a_running_daemon_with_a_full_backlog_is_running(path: Path) -> None:

@@ -13,11 +13,13 @@ from counterd.protocols.counter import wire
 from property.model import (
     BODY_MAX,
     INVALID,
+    NO_MEMORY,
     NOT_ACQUIRED,
     NOT_AVAILABLE,
     NOT_FOUND,
     OK,
     OUTPUT_MAX,
+    RECLAIM_STEPS,
     REPLY_MAX,
     TEXTS,
     UNKNOWN,
@@ -599,3 +601,35 @@ def test_a_connection_closed_with_a_frame_kept_frees_it() -> None:
         assert tracemalloc.get_traced_memory()[0] < 16384
     finally:
         tracemalloc.stop()
+
+
+def use(client: Client, names: list[bytes], *, keep: bool) -> None:
+    """Acquires one of each, and releases it again unless it is to be kept."""
+    for name in names:
+        assert client.acquire(name) == OK
+        if not keep:
+            assert client.release(name) == OK
+
+
+def test_a_refusal_for_want_of_name_memory_leaves_the_sweep_to_clear_the_ring() -> None:
+    client = Client(make_store(400, 800, name_memory=64))
+    names = [b"%03d" % number for number in range(RECLAIM_STEPS + 36)]
+    use(client, names, keep=False)
+    use(client, names, keep=True)  # their places in the ring are stale now
+    use(client, [b"L" * 60], keep=False)
+    assert client.acquire(b"M" * 60) == NO_MEMORY
+    assert client.store.next_deadline() == 0
+    settle(client.store)
+    assert client.get(b"L" * 60) == 0
+    assert client.acquire(b"M" * 60) == OK
+    assert client.get(b"L" * 60) is None
+
+
+def test_a_refusal_for_want_of_name_memory_starts_no_sweep_that_could_drop_nothing() -> None:
+    client = Client(make_store(400, 800, name_memory=64))
+    names = [b"%03d" % number for number in range(RECLAIM_STEPS + 36)]
+    use(client, names, keep=False)
+    use(client, [b"L" * 60], keep=True)
+    assert client.acquire(b"M" * 60) == NO_MEMORY
+    assert client.store.next_deadline() == -1
+    assert [client.get(name) for name in names] == [0] * len(names)
