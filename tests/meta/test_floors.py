@@ -21,7 +21,7 @@ PACKAGE = SRC / "counterd"
 ROOMS = sorted(path.name for path in (PACKAGE / "protocols").iterdir() if (path / "__init__.py").exists())
 
 # By the first part of a module's name below counterd; what is not here is on floor 0.
-FLOORS = {"_core": 1, "_audit": 1, "protocols": 2, "net": 3, "control": 4, "cli": 5, "__main__": 5, "client": 5}
+FLOORS = {"_core": 1, "_audit": 1, "protocols": 2, "net": 3, "control": 4, "cli": 5, "__main__": 5, "client": 5, "bench": 5}
 HEADERS = {"byteorder", "siphash", "debug", "settings", "errors", "version", "__init__"}
 
 # All that the engine and the rooms may use besides counterd: nothing here knows a clock, a socket, a file or a loop.
@@ -31,6 +31,13 @@ BELOW_NET = {
 }  # fmt: skip
 # The key of the hash, drawn when a room makes its store.
 BELOW_NET_EXCEPT = {"protocols/counter/__init__.py": {"os"}}
+
+# The sides need the server's insides as little as a stranger's program does.
+WIRE = r"counterd\.protocols\.\w+(\.wire)?$"
+SIDES = {
+    "client": re.compile(rf"counterd\.errors$|counterd\.client$|{WIRE}"),
+    "bench": re.compile(rf"counterd\.(errors|version|byteorder|client|net\.clock)$|counterd\.bench\b|{WIRE}"),
+}
 
 CYTHON_IMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+c?import\s+(.*)|c?import\s+(.*))$", re.MULTILINE)
 CYTHON_EXTERN = re.compile(r"^\s*cdef\s+extern\s+from\s+[\"<]+([\w./]+)", re.MULTILINE)
@@ -78,19 +85,20 @@ def wrong_imports(source: str, text: str) -> list[str]:
     """What it may not import, with the reason."""
     own = module_of(source)
     room = own.split(".")[2] if own.startswith("counterd.protocols.") else None
+    side = f"{own}.".split(".")[1]
     wrong = []
     for module in imported(source, text):
         parts = module.split(".")
         if parts[0] != "counterd":
             if floor(own) <= 2 and module not in BELOW_NET | BELOW_NET_EXCEPT.get(source, set()):
                 wrong.append(f"{module}: not for what is below net")
-        elif own.startswith("counterd.client"):
-            if module not in ("counterd.errors", own) and not re.match(r"counterd\.protocols\.\w+(\.wire)?$", module):
-                wrong.append(f"{module}: a client needs errors and wire only")
+        elif side in SIDES:
+            if not SIDES[side].match(module):
+                wrong.append(f"{module}: a side stands on errors and wire")
         elif floor(module) > floor(own):
             wrong.append(f"{module}: floor {floor(module)} is above floor {floor(own)}")
-        elif parts[1:2] == ["client"] and floor(own) < 5:
-            wrong.append(f"{module}: the daemon needs no client")
+        elif parts[1] in SIDES and floor(own) < 5:
+            wrong.append(f"{module}: the daemon needs no side")
         elif parts[1:2] == ["protocols"] and len(parts) > 2 and parts[2] != room:
             wrong.append(f"{module}: a room that nobody else may know")
         elif own.endswith(".wire") and module != "counterd.errors":
@@ -151,8 +159,9 @@ def test_nobody_names_a_room(source: str) -> None:
         ("_core.pxd", "from counterd.protocols.counter cimport _room", "floor 2"),
         ("errors.py", "from counterd import _core", "floor 1"),
         ("cli/x.py", "from counterd.protocols.counter import ROOM", "a room"),
-        ("client/x.py", "from counterd.net.sockets import open_tcp", "client"),
-        ("client/x.py", "from counterd.protocols.counter._room import CounterStore", "client"),
+        ("client/x.py", "from counterd.net.sockets import open_tcp", "side"),
+        ("client/x.py", "from counterd.protocols.counter._room import CounterStore", "side"),
+        ("bench/x.pyx", "from counterd._core cimport Session", "side"),
     ],
 )
 def test_these_would_be_found(source: str, text: str, wrong: str) -> None:
@@ -167,6 +176,7 @@ def test_these_would_be_found(source: str, text: str, wrong: str) -> None:
         ("control/x.py", "from counterd.net import sockets\nfrom counterd.protocols import find_rooms\nimport os"),
         ("protocols/counter/x.py", "from counterd.protocols.counter import wire\nfrom counterd.settings import size"),
         ("client/x.py", "from counterd.protocols.counter.wire import Status\nimport socket"),
+        ("bench/x.pyx", "from counterd.net.clock cimport monotonic_ns\nfrom counterd.bench.plan import Plan"),
         ("cli/x.py", "from counterd.client import Client"),
     ],
 )
