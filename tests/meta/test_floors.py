@@ -97,7 +97,7 @@ def wrong_imports(source: str, text: str) -> list[str]:
                 wrong.append(f"{module}: a side stands on errors and wire")
         elif floor(module) > floor(own):
             wrong.append(f"{module}: floor {floor(module)} is above floor {floor(own)}")
-        elif parts[1] in SIDES and floor(own) < 5:
+        elif SIDES.keys() & parts[1:2] and floor(own) < 5:
             wrong.append(f"{module}: the daemon needs no side")
         elif parts[1:2] == ["protocols"] and len(parts) > 2 and parts[2] != room:
             wrong.append(f"{module}: a room that nobody else may know")
