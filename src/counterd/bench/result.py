@@ -53,6 +53,7 @@ class Run:
     outcomes: dict[str, int]  # of those: granted, refused, not held, ...
     errors: dict[str, int]  # by kind; empty = none
     latency: HdrHistogram
+    evidence: list[str] = field(default_factory=list)  # of wrong answers and errors: the first
     service: HdrHistogram | None = None  # open loop: from the sending
     give_back: HdrHistogram | None = None  # churn: from the killing until the permits were back
     rate_wanted: float | None = None  # open loop

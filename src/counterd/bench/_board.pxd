@@ -1,0 +1,91 @@
+# What load processes write while they run and their parent reads: one shared mapping, no locks.
+#
+# A side. Each process has a Sheet of its own, which only it writes; the parent may see a sheet mid-change, and reads it
+# again when all is over. What the parent says goes through the Orders, which only it writes. `held` is everybody's, and is
+# changed by atomic additions alone.
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from counterd.bench._words cimport OUTCOMES
+
+cdef extern from *:
+    int count_leading_zeros "__builtin_clzll"(uint64_t value) noexcept nogil
+
+cdef enum:
+    # HdrHistogram's layout for 1 ns to an hour at 3 significant digits, so that its library can read what is counted here
+    SUB_BUCKETS = 2048
+    BUCKETS = 32
+    COUNTS = (BUCKETS + 1) * SUB_BUCKETS // 2
+    HIGHEST = 3600000000000
+    EVIDENCE = 256          # bytes of text
+
+cdef enum ErrorKind:
+    NOT_LISTENING           # refused
+    RESET
+    CLOSED                  # by the server
+    DESCRIPTORS             # over the limit of open files
+    NETWORK                 # anything else that a socket says
+    WRONG_ANSWER
+    ERROR_REPLY
+    UNANSWERED              # requests that were under way when their connection broke, or still at the end
+    NOT_GIVEN_BACK
+    ERROR_KINDS
+
+cdef enum Stage:
+    CONNECTING
+    FILLING
+    READY
+    RUNNING
+    OVER                    # all answered, connections still open
+    GONE
+
+cdef enum Kind:
+    LATENCY
+    SERVICE
+    GIVE_BACK
+    KINDS
+
+
+cdef struct Sheet:
+    int64_t stage
+    int64_t connected       # connections that are open
+    int64_t filled          # names that are known to exist
+    int64_t requests        # answered, of the measured time
+    int64_t late
+    int64_t unsent
+    int64_t last_ns         # of the last answer
+    int64_t cpu_ns          # used in the measured time
+    int64_t failure         # errno of the last socket that failed
+    int64_t violations
+    int64_t outcomes[OUTCOMES]
+    int64_t errors[ERROR_KINDS]
+    char evidence[EVIDENCE]  # of the first wrong answer or error reply
+    char violation[EVIDENCE]  # the first counter that was seen above its maximum
+    uint64_t counts[KINDS][COUNTS]
+
+
+cdef struct Orders:
+    int64_t start_ns        # 0 = wait
+    int64_t measure_ns      # requests meant for this instant or later are measured
+    int64_t end_ns          # no request is meant for a later one
+    int64_t stop
+    int64_t leave           # close the connections
+
+
+cdef inline void histogram_record(uint64_t* counts, int64_t value) noexcept nogil:
+    cdef int bucket
+    if value < 0:
+        value = 0
+    elif value > <int64_t>HIGHEST:
+        value = <int64_t>HIGHEST
+    bucket = 53 - count_leading_zeros(<uint64_t>value | (SUB_BUCKETS - 1))
+    counts[bucket * (SUB_BUCKETS // 2) + (value >> bucket)] += 1
+
+
+cdef class Board:
+    cdef Orders* orders
+    cdef Sheet* sheets
+    cdef int64_t* held      # permits that are surely held, by name; NULL = nobody verifies
+    cdef readonly int processes
+    cdef size_t size
+    cdef uint64_t* taken    # the parent's copy of what it has already taken, KINDS * COUNTS a process

@@ -1,0 +1,6 @@
+from counterd.bench._board import Board
+from counterd.bench.plan import Plan
+
+class Load:
+    def __init__(self, plan: Plan, board: Board, index: int, sockaddr: bytes) -> None: ...
+    def run(self) -> None: ...

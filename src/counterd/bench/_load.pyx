@@ -1,0 +1,816 @@
+"""One load process: keeps connections busy as a Plan says, and writes what it sees onto its sheet of the Board.
+
+A side. One thread, one epoll set, and nothing per request in Python. All times are of the monotonic clock.
+
+A closed loop (no rate) sends `depth` requests on a connection, waits for all the replies, and sends as many again. An open
+loop has a time at which each request is meant to start, whatever the server does; the next connection that has less
+than `depth` under way takes it, late if need be, and its latency counts from the time that was meant.
+
+Invariants:
+- replies come in the order of the requests: `ring` is what a connection has under way, oldest first;
+- `in_flight` is the sum of all links' `count`;
+- what `Board.held` says was granted, and its release has not been sent: the server must count at least as much.
+"""
+
+import os
+import struct
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from libc.errno cimport EAGAIN, ECONNREFUSED, ECONNRESET, EINPROGRESS, EINTR, EMFILE, ENFILE, EPIPE, errno
+from libc.string cimport memcpy, memmove, memset
+from posix.time cimport CLOCK_PROCESS_CPUTIME_ID, clock_gettime, timespec
+from posix.unistd cimport close as c_close
+
+from counterd.bench._board cimport (
+    CLOSED, CONNECTING, DESCRIPTORS, ERROR_REPLY, EVIDENCE, FILLING, GIVE_BACK, GONE, LATENCY, NETWORK, NOT_GIVEN_BACK,
+    NOT_LISTENING, OVER, READY, RESET, RUNNING, SERVICE, UNANSWERED, WRONG_ANSWER, histogram_record,
+)
+from counterd.bench._random cimport random_below, random_exponential, random_next, zipf_begin, zipf_next
+from counterd.bench._words cimport (
+    ABSENT, ACQUIRE, COUNTER, FAILED, FILL, GET, GRANTED, MEMCACHED, NOOP, OPS, READ, REDIS, RELEASE, REPLY_MAX,
+    reply_read, request_write,
+)
+from counterd.bench._memory cimport Hold, allocate, heap_pop, heap_push, ring_grow
+from counterd.bench._system cimport (
+    AF_UNIX, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, IPPROTO_TCP, MSG_DONTWAIT, MSG_NOSIGNAL,
+    POLLIN, PR_SET_TIMERSLACK, SO_ERROR, SO_LINGER, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET, TCP_NODELAY,
+    Linger, c_connect, c_recv, c_send, c_socket, epoll_create1, epoll_ctl, epoll_event, epoll_wait, getsockopt, pollfd,
+    ppoll, prctl, setsockopt, sockaddr,
+)
+from counterd.net.clock cimport monotonic_ns
+
+from counterd.bench.words import requests_of
+from counterd.protocols.counter import wire
+
+cdef extern from *:
+    int64_t atomic_add "__sync_add_and_fetch"(int64_t* target, int64_t value) nogil
+
+cdef enum:
+    EVENTS = 256
+    INBOX = 262144
+    OUTBOX = 1048576
+    FILL_DEPTH = 64             # requests at once, to make the names exist
+    SPIN_NS = 50000             # what a sleep may overshoot: this much before something is due the process stays awake
+    POLL_NS = 100000000         # how often it looks for orders at least
+    RETRY_NS = 100000000        # before a connection that broke is opened again
+    SETTLE_NS = 10000000000     # that connecting may take
+    GRACE_NS = 5000000000       # that the last answers may take
+    LATE_NS = 1000000           # after its intended start a request counts as late
+    GIVE_BACK_NS = 30000000000  # longer is an error
+
+OP_NAMES = ("noop", "get", "acquire", "release", "fill")
+
+
+cdef class Load:
+    """plan: a Plan; index: which of its processes this is; sockaddr: where to connect to, as the kernel wants it."""
+
+    def __cinit__(self, plan, Board board not None, int index, bytes sockaddr not None):
+        cdef uint32_t i
+        self.board = board
+        self.sheet = board.sheets + index
+        self.orders = board.orders
+        self.sockaddr = sockaddr
+        self.family = struct.unpack_from("=H", sockaddr)[0]
+        self.poll = -1
+        self.protocol = {"counter": COUNTER, "redis": REDIS, "memcached": MEMCACHED}[plan.protocol]
+        self.random = plan.seed * 1000003 + index
+        self.names = plan.names
+        self.stride = plan.processes
+        self.sequence = self.fill_next = index
+        if not plan.prefill:
+            self.fill_next = self.names
+        self.keys = {"uniform": UNIFORM, "zipf": ZIPF, "seq": SEQUENCE}[plan.keys.kind]
+        if self.keys == ZIPF:
+            zipf_begin(&self.zipf, plan.keys.exponent, self.names)
+        self.name_size = plan.name_size
+        self.set_work(plan)
+        self.set_times(plan, index)
+        self.set_templates(plan, index)
+        self.connections = plan.connections // plan.processes + (index < plan.connections % plan.processes)
+        self.links = <Link*>allocate(self.connections + 1, sizeof(Link))
+        for i in range(self.connections + 1):
+            self.links[i].fd = -1
+            self.links[i].index = i
+            self.links[i].tail = <uint8_t*>allocate(REPLY_MAX, 1)
+        self.dirty = <uint32_t*>allocate(self.connections + 1, sizeof(uint32_t))
+        self.queue = <uint32_t*>allocate(self.connections + 1, sizeof(uint32_t))
+        self.inbox = <uint8_t*>allocate(REPLY_MAX + INBOX, 1)
+        self.outbox = <uint8_t*>allocate(OUTBOX, 1)
+
+    def __dealloc__(self):
+        cdef uint32_t i
+        if self.links != NULL:
+            for i in range(self.connections + 1):
+                if self.links[i].fd >= 0:
+                    c_close(self.links[i].fd)
+                PyMem_Free(self.links[i].ring)
+                PyMem_Free(self.links[i].pending)
+                PyMem_Free(self.links[i].tail)
+                PyMem_Free(self.links[i].held)
+        for i in range(OPS):
+            PyMem_Free(self.templates[i].data)
+        PyMem_Free(self.marker_acquire.data)
+        PyMem_Free(self.marker_get.data)
+        PyMem_Free(self.links)
+        PyMem_Free(self.dirty)
+        PyMem_Free(self.queue)
+        PyMem_Free(self.inbox)
+        PyMem_Free(self.outbox)
+        PyMem_Free(self.heap.cells)
+        PyMem_Free(self.killed)
+        if self.poll >= 0:
+            c_close(self.poll)
+
+    cdef int set_work(self, plan) except -1:
+        cdef uint32_t sum = 0
+        cdef int op
+        self.pairs = not plan.work.weights
+        for op in range(4):
+            sum += plan.work.weights.get(OP_NAMES[op], 0)
+            self.weights[op] = sum
+        self.holds = plan.hold is not None
+        if self.holds:
+            self.hold_ns = plan.hold.mean * 1e9
+            self.hold_is_random = plan.hold.kind == "exp"
+        # Whose permits they are matters to what releases them, and to what a dying connection gives back.
+        self.track_held = "acquire" in plan.work.weights and ("release" in plan.work.weights or plan.verify)
+        self.resources = plan.resources
+        self.maximum = plan.maximum
+        self.depth = plan.depth
+        self.keep_alive = plan.keep_alive
+        return 0
+
+    cdef int set_times(self, plan, int index) except -1:
+        self.limited = plan.requests is not None
+        if self.limited:
+            self.left = plan.requests // plan.processes + (index < plan.requests % plan.processes)
+        self.open_loop = plan.rate is not None
+        if self.open_loop:
+            # With a hold each arrival is an acquire, and its release is the other half of the rate.
+            self.interval_ns = 1e9 * plan.processes / plan.rate * (2 if self.holds else 1)
+            self.poisson = plan.arrivals == "poisson"
+        if plan.churn:
+            self.kill_interval_ns = 1e9 * plan.processes / plan.churn
+        return 0
+
+    cdef int set_templates(self, plan, int index) except -1:
+        cdef int digits = min(plan.name_size, 8)
+        # Printable, without a space, and told apart from other names by its first letter where there is one.
+        name = (b"n" * plan.name_size)[digits:] + b"0" * digits
+        for op, data in requests_of(plan, name).items():
+            template_make(&self.templates[OP_NAMES.index(op)], data, name, digits)
+        marker = b"k%07x" % (os.getpid() * 1000 + index & 0xfffffff) + b"0" * 8
+        template_make(&self.marker_acquire, wire.acquire(0, marker, 1, 1), marker, 8)
+        template_make(&self.marker_get, wire.get(0, marker), marker, 8)
+        return 0
+
+    # ---- the run ----
+
+    def run(self):
+        """All of it, in the process that is to do it. Returns when the connections have been closed."""
+        cdef uint32_t i
+        cdef int64_t now = monotonic_ns()
+        prctl(PR_SET_TIMERSLACK, 1)
+        self.grace_ns = now + SETTLE_NS
+        self.poll = epoll_create1(EPOLL_CLOEXEC)
+        if self.poll < 0:
+            raise OSError(errno, os.strerror(errno))
+        for i in range(self.connections + (1 if self.kill_interval_ns else 0)):
+            self.open(self.links + i, now)
+        while self.stage != GONE:
+            now = self.wait(monotonic_ns())
+            self.advance(now)
+            if self.stage == RUNNING:
+                self.arrive(now)
+                self.release_due(now)
+                self.kill_due(now)
+            if self.shut:
+                self.reopen(now)
+            self.flush(now)
+            self.sheet.stage = self.stage
+        for i in range(self.connections + 1):
+            if self.links[i].fd >= 0:
+                self.close(self.links + i)
+        self.sheet.stage = GONE
+
+    cdef int advance(self, int64_t now) except -1:
+        """From one stage to the next, when it is time."""
+        cdef uint32_t wanted = self.connections + (1 if self.kill_interval_ns else 0)
+        if self.stage == CONNECTING:
+            if self.sheet.connected + self.shut >= wanted or now > self.grace_ns:
+                self.stage = FILLING
+                self.feed_all(now)
+        elif self.stage == FILLING:
+            if self.in_flight == 0 and (self.fill_next >= self.names or self.sheet.connected == 0):
+                self.stage = READY
+        elif self.stage == READY:
+            if self.orders.start_ns and now >= self.orders.start_ns:
+                self.stage = RUNNING
+                self.arrival_ns = self.orders.start_ns
+                self.kill_ns = self.orders.start_ns + self.kill_interval_ns
+                self.feed_all(now)
+        elif self.stage == RUNNING:
+            self.run_out(now)
+        elif self.orders.leave:
+            self.stage = GONE
+        if self.orders.stop and self.stage < RUNNING:
+            self.stage = OVER
+        return 0
+
+    cdef int run_out(self, int64_t now) except -1:
+        """The measured time begins, ends, and the last answers come or do not."""
+        cdef uint32_t i
+        if self.cpu_start_ns == 0 and now >= self.orders.measure_ns:
+            self.cpu_start_ns = process_cpu_ns()
+        if not self.ended:
+            if self.orders.stop or (now >= self.orders.end_ns and not self.has_backlog()) or self.is_spent():
+                self.ended = True
+                self.grace_ns = now + GRACE_NS
+            elif now < self.orders.end_ns + GRACE_NS:
+                return 0
+            self.ended = True
+        if self.in_flight and now < self.grace_ns:
+            return 0
+        for i in range(self.connections):
+            self.sheet.errors[<int>UNANSWERED] += self.links[i].count
+        if self.has_backlog() and not self.is_spent():
+            self.sheet.unsent = <int64_t>((min(now, self.orders.end_ns) - self.arrival_ns) / self.interval_ns)
+        self.sheet.cpu_ns = process_cpu_ns() - self.cpu_start_ns
+        self.stage = OVER
+        return 0
+
+    cdef bint has_backlog(self) noexcept:
+        """Whether an open loop has not sent all that was meant to start before the end."""
+        return self.open_loop and self.arrival_ns < self.orders.end_ns and self.arrival_ns < monotonic_ns()
+
+    cdef bint is_spent(self) noexcept:
+        """Whether as many requests were asked as there should be."""
+        return self.limited and self.left <= 0
+
+    cdef int64_t next_due(self, int64_t now) noexcept:
+        """When something has to be done that no connection tells."""
+        cdef int64_t due = now + POLL_NS
+        if self.stage == READY:
+            return min(due, self.orders.start_ns) if self.orders.start_ns else now + 1000000
+        if self.stage != RUNNING:
+            return now + 1000000
+        if not self.ended:
+            due = min(due, self.orders.end_ns)
+            if self.queue_count and self.open_loop:
+                due = min(due, <int64_t>self.arrival_ns)
+            if self.heap.size:
+                due = min(due, self.heap.cells[0].due_ns)
+            if self.kill_interval_ns:
+                due = min(due, <int64_t>self.kill_ns)
+        return due
+
+    cdef int64_t wait(self, int64_t now) except -1:
+        """Sleeps until a connection or a time wants something, and hears the connections out. Returns the time."""
+        cdef epoll_event[EVENTS] events
+        cdef int64_t left = self.next_due(now) - now
+        cdef int timeout = 0
+        cdef int count, i
+        cdef pollfd polled
+        cdef timespec nap
+        if left >= 2000000:
+            timeout = <int>(left // 1000000) - 1
+        elif left > SPIN_NS:
+            polled.fd = self.poll
+            polled.events = POLLIN
+            nap.tv_sec = 0
+            nap.tv_nsec = left - SPIN_NS
+            ppoll(&polled, 1, &nap, NULL)
+        count = epoll_wait(self.poll, events, EVENTS, timeout)
+        for i in range(count):
+            self.hear(self.links + events[i].data.u64, events[i].events)
+        return monotonic_ns()
+
+    cdef int hear(self, Link* link, uint32_t events) except -1:
+        cdef int error = 0
+        cdef unsigned int size = sizeof(error)
+        if link.phase == OPENING:
+            getsockopt(link.fd, SOL_SOCKET, SO_ERROR, &error, &size)
+            return self.broken(link, error, monotonic_ns()) if error else self.opened(link, monotonic_ns())
+        if events & EPOLLOUT:
+            self.write(link, monotonic_ns())
+        return self.read(link) if link.phase == OPEN else 0
+
+    # ---- connections ----
+
+    cdef int open(self, Link* link, int64_t now) except -1:
+        cdef int one = 1
+        link.opened_ns = now
+        link.generation += 1
+        link.fd = c_socket(self.family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)
+        if link.fd < 0:
+            return self.broken(link, errno, now)
+        if self.family != AF_UNIX:
+            setsockopt(link.fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one))
+        link.phase = OPENING
+        if c_connect(link.fd, <const sockaddr*>PyBytes_AS_STRING(self.sockaddr), len(self.sockaddr)) == 0:
+            return self.opened(link, now)
+        if errno != EINPROGRESS:
+            return self.broken(link, errno, now)
+        return self.listen(link, EPOLLIN | EPOLLOUT)
+
+    cdef int listen(self, Link* link, uint32_t events) except -1:
+        """Has the epoll set tell of these events."""
+        cdef epoll_event event
+        memset(&event, 0, sizeof(event))
+        event.events = events
+        event.data.u64 = link.index
+        if epoll_ctl(self.poll, EPOLL_CTL_MOD if link.events else EPOLL_CTL_ADD, link.fd, &event) < 0:
+            raise OSError(errno, os.strerror(errno))
+        link.events = events
+        return 0
+
+    cdef int opened(self, Link* link, int64_t now) except -1:
+        self.listen(link, EPOLLIN)
+        link.phase = OPEN
+        self.sheet.connected += 1
+        if self.kill_interval_ns and link.index < self.connections:
+            self.markers += 1
+            link.marker = self.markers
+            self.request(link, ACQUIRE, link.marker, now, MARKER)
+        self.feed(link, now)
+        return self.write(link, now)
+
+    cdef int broken(self, Link* link, int error, int64_t now) except -1:
+        """A socket failed, or the server closed it (error 0)."""
+        cdef ErrorKind kind = NETWORK
+        if error == 0:
+            kind = CLOSED
+        elif error == ECONNREFUSED:
+            kind = NOT_LISTENING
+        elif error == ECONNRESET or error == EPIPE:
+            kind = RESET
+        elif error == EMFILE or error == ENFILE:
+            kind = DESCRIPTORS
+        self.sheet.failure = error
+        return self.fail(link, kind)
+
+    cdef int fail(self, Link* link, ErrorKind kind) except -1:
+        """Counts an error, and what it costs, and gives the connection up; it is opened again later."""
+        self.sheet.errors[<int>kind] += 1
+        self.sheet.errors[<int>UNANSWERED] += link.count
+        self.close(link)
+        self.shut += 1
+        return 0
+
+    cdef int close(self, Link* link) except -1:
+        """Ends the connection; whatever it holds, the server is to give back."""
+        cdef uint32_t i
+        if link.fd >= 0:
+            c_close(link.fd)
+        if link.phase == OPEN:
+            self.sheet.connected -= 1
+        if link.turn == HOLDING:
+            self.hold(link.turn_name, -1)
+        while link.held_count:
+            self.hold(self.held_pop(link), -1)
+        for i in range(self.heap.size if link.slots else 0):
+            if self.heap.cells[i].link == link.index and self.heap.cells[i].generation == link.generation:
+                self.heap.cells[i].generation = 0
+                self.hold(self.heap.cells[i].name, -1)
+        self.in_flight -= link.count
+        link.fd = -1
+        link.phase = SHUT
+        link.events = 0
+        link.count = link.unwritten = link.slots = 0
+        link.opaque = link.expected = 0
+        link.pending_size = link.tail_size = 0
+        link.turn = TO_ACQUIRE
+        link.marked = False
+        return 0
+
+    cdef int reopen(self, int64_t now) except -1:
+        """Opens what broke a while ago."""
+        cdef uint32_t i
+        if self.ended:
+            return 0
+        for i in range(self.connections + (1 if self.kill_interval_ns else 0)):
+            if self.links[i].phase == SHUT and now - self.links[i].opened_ns >= RETRY_NS:
+                self.shut -= 1
+                self.open(self.links + i, now)
+        return 0
+
+    # ---- what to ask ----
+
+    cdef int feed_all(self, int64_t now) except -1:
+        cdef uint32_t i
+        for i in range(self.connections):
+            self.feed(self.links + i, now)
+        return 0
+
+    cdef int feed(self, Link* link, int64_t now) except -1:
+        """Gives a connection what it may ask now."""
+        cdef uint32_t i
+        if link.phase != OPEN:
+            return 0
+        if link.index == self.connections:
+            return self.watch(link, now)
+        if self.stage == FILLING:
+            return self.fill(link, now)
+        if self.stage != RUNNING or self.ended:
+            return 0
+        if self.open_loop:
+            if not link.waiting and link.count < self.depth:
+                link.waiting = True
+                self.queue[(self.queue_head + self.queue_count) % (self.connections + 1)] = link.index
+                self.queue_count += 1
+        elif self.holds:
+            while link.slots < self.depth and self.ask(link, now):
+                pass
+        elif link.count == 0:
+            for i in range(self.depth):
+                if not self.ask(link, now if self.keep_alive else link.opened_ns):
+                    break
+        return 0
+
+    cdef int fill(self, Link* link, int64_t now) except -1:
+        """Makes the next names exist."""
+        cdef uint32_t i
+        if link.count:
+            return 0
+        for i in range(FILL_DEPTH):
+            if self.fill_next >= self.names:
+                break
+            if self.protocol == COUNTER:
+                self.request(link, ACQUIRE, <uint32_t>self.fill_next, now, FILLER)
+                self.request(link, RELEASE, <uint32_t>self.fill_next, now, FILLER)
+            else:
+                self.request(link, FILL, <uint32_t>self.fill_next, now, FILLER)
+            self.fill_next += self.stride
+            self.sheet.filled += 1
+        return 0
+
+    cdef int arrive(self, int64_t now) except -1:
+        """Hands the requests that an open loop means to start by now to connections that can take one."""
+        cdef Link* link
+        while self.open_loop and self.queue_count and self.arrival_ns <= now and not self.ended:
+            link = self.links + self.queue[self.queue_head]
+            self.queue_head = (self.queue_head + 1) % (self.connections + 1)
+            self.queue_count -= 1
+            link.waiting = False
+            if link.phase != OPEN:
+                continue
+            if not self.ask(link, <int64_t>self.arrival_ns):
+                break
+            if now - self.arrival_ns > LATE_NS and self.arrival_ns >= self.orders.measure_ns:
+                self.sheet.late += 1
+            self.arrival_ns += self.interval_ns * (random_exponential(&self.random) if self.poisson else 1)
+            self.feed(link, now)
+        return 0
+
+    cdef bint ask(self, Link* link, int64_t intended_ns) except -1:
+        """The next request of the load on that connection. False: there is none left."""
+        cdef Op op = ACQUIRE
+        cdef uint32_t draw, name
+        if intended_ns >= self.orders.end_ns or self.is_spent():
+            return False
+        if self.limited and intended_ns >= self.orders.measure_ns:
+            self.left -= 1
+        if self.holds:
+            link.slots += 1
+            name = self.next_name()
+        elif self.pairs:
+            if link.turn == ASKED or link.turn == HOLDING:
+                op = RELEASE
+                name = link.turn_name
+                if link.turn == HOLDING:
+                    self.hold(name, -1)
+                link.turn = TO_ACQUIRE
+            else:
+                name = link.turn_name = self.next_name()
+                link.turn = ASKED
+        else:
+            draw = random_below(&self.random, self.weights[3])
+            op = NOOP if draw < self.weights[0] else GET if draw < self.weights[1] else (
+                ACQUIRE if draw < self.weights[2] else RELEASE
+            )
+            if op == RELEASE and self.track_held and link.held_count == 0:
+                op = ACQUIRE  # there is nothing to release
+            if op == RELEASE and self.track_held:
+                name = self.held_pop(link)
+                self.hold(name, -1)
+            else:
+                name = self.next_name()
+        self.request(link, op, name, intended_ns, LOAD)
+        return True
+
+    cdef uint32_t next_name(self) noexcept:
+        cdef uint64_t name
+        if self.keys == UNIFORM:
+            return random_below(&self.random, self.names)
+        if self.keys == ZIPF:
+            return zipf_next(&self.zipf, &self.random)
+        name = self.sequence % self.names
+        self.sequence += self.stride
+        return <uint32_t>name
+
+    cdef int request(self, Link* link, Op op, uint32_t name, int64_t intended_ns, Purpose purpose) except -1:
+        cdef Request* request
+        if link.count == 0 or link.count > link.mask:
+            ring_grow(<void**>&link.ring, &link.mask, &link.head, link.count, sizeof(Request))
+        request = link.ring + ((link.head + link.count) & link.mask)
+        request.intended_ns = intended_ns
+        request.name = name
+        request.op = op
+        request.purpose = purpose
+        link.count += 1
+        link.unwritten += 1
+        self.in_flight += 1
+        if not link.dirty:
+            link.dirty = True
+            self.dirty[self.dirty_count] = link.index
+            self.dirty_count += 1
+        return 0
+
+    # ---- what is held ----
+
+    cdef int hold(self, uint32_t name, int64_t permits) except -1:
+        """Permits of that name that are surely held are so many more, or fewer."""
+        cdef int64_t sum
+        if self.board.held == NULL:
+            return 0
+        sum = atomic_add(self.board.held + name, permits * self.resources)
+        if sum > self.maximum:
+            self.exceeded(name, sum, "were held at once")
+        return 0
+
+    cdef int exceeded(self, uint32_t name, int64_t sum, str how) except -1:
+        self.sheet.violations += 1
+        if self.sheet.violations == 1:
+            text = f"{self.name_of(name)}: {sum} {how}, with a maximum of {self.maximum}".encode()[: EVIDENCE - 1]
+            memcpy(self.sheet.violation, PyBytes_AS_STRING(text), len(text))
+        return 0
+
+    cdef str name_of(self, uint32_t name):
+        cdef Template* template = self.templates + <int>ACQUIRE
+        cdef size_t end = template.name_at + template.digits
+        request_write(template, self.outbox, self.protocol, name, 0)
+        return (<char*>self.outbox)[end - self.name_size : end].decode()
+
+    cdef uint32_t held_pop(self, Link* link) noexcept:
+        cdef uint32_t name = link.held[link.held_head]
+        link.held_head = (link.held_head + 1) & link.held_mask
+        link.held_count -= 1
+        return name
+
+    cdef int held_push(self, Link* link, uint32_t name) except -1:
+        if link.held_count == 0 or link.held_count > link.held_mask:
+            ring_grow(<void**>&link.held, &link.held_mask, &link.held_head, link.held_count, sizeof(uint32_t))
+        link.held[(link.held_head + link.held_count) & link.held_mask] = name
+        link.held_count += 1
+        return 0
+
+    cdef int granted(self, Link* link, uint32_t name, int64_t now) except -1:
+        """A permit of the load's own."""
+        cdef Hold permit
+        if self.holds:
+            self.hold(name, 1)
+            permit.due_ns = now + <int64_t>(
+                self.hold_ns * (random_exponential(&self.random) if self.hold_is_random else 1)
+            )
+            permit.link = link.index
+            permit.generation = link.generation
+            permit.name = name
+            return heap_push(&self.heap, permit)
+        if self.pairs:
+            if link.turn == ASKED and link.count == 0:
+                link.turn = HOLDING
+                self.hold(name, 1)
+            return 0  # its release is under way already
+        self.hold(name, 1)
+        return self.held_push(link, name) if self.track_held else 0
+
+    cdef int release_due(self, int64_t now) except -1:
+        """Releases the permits that have been held for as long as they should be."""
+        cdef Hold ended
+        cdef Link* link
+        while self.heap.size and self.heap.cells[0].due_ns <= now and not self.ended:
+            ended = self.heap.cells[0]
+            heap_pop(&self.heap)
+            link = self.links + ended.link
+            if ended.generation == link.generation:
+                self.left -= self.limited and ended.due_ns >= self.orders.measure_ns
+                self.hold(ended.name, -1)
+                self.request(link, RELEASE, ended.name, ended.due_ns, LOAD)
+        return 0
+
+    # ---- connections that are killed while they hold something ----
+
+    cdef int kill_due(self, int64_t now) except -1:
+        cdef Link* link
+        cdef uint32_t _try
+        while self.kill_interval_ns and self.kill_ns <= now and not self.ended:
+            self.kill_ns += self.kill_interval_ns
+            for _try in range(self.connections):
+                link = self.links + self.kill_next
+                self.kill_next = (self.kill_next + 1) % self.connections
+                if link.phase == OPEN and link.marked:
+                    self.kill(link, now)
+                    break
+        return self.watch(self.links + self.connections, now)
+
+    cdef int kill(self, Link* link, int64_t now) except -1:
+        """As a process that dies would: no word to the server, and its answers unread."""
+        cdef Linger linger
+        cdef Killed* killed
+        linger.l_onoff = 1
+        linger.l_linger = 0
+        setsockopt(link.fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger))
+        self.close(link)
+        if self.killed_count == 0 or self.killed_count > self.killed_mask:
+            ring_grow(<void**>&self.killed, &self.killed_mask, &self.killed_head, self.killed_count, sizeof(Killed))
+        killed = self.killed + ((self.killed_head + self.killed_count) & self.killed_mask)
+        killed.marker = link.marker
+        killed.killed_ns = monotonic_ns()
+        self.killed_count += 1
+        return self.open(link, now)
+
+    cdef int watch(self, Link* link, int64_t now) except -1:
+        """Looks after the longest killed connection that is not known to be back."""
+        if self.kill_interval_ns and self.killed_count and link.phase == OPEN and link.count == 0:
+            self.request(link, GET, self.killed[self.killed_head].marker, now, WATCH)
+        return 0
+
+    cdef int watched(self, int outcome, int64_t value, int64_t now) except -1:
+        cdef Killed killed = self.killed[self.killed_head]
+        self.killed_head = (self.killed_head + 1) & self.killed_mask
+        self.killed_count -= 1
+        if outcome == ABSENT or value == 0:
+            histogram_record(self.sheet.counts[<int>GIVE_BACK], now - killed.killed_ns)
+        elif now - killed.killed_ns > GIVE_BACK_NS:
+            self.sheet.errors[<int>NOT_GIVEN_BACK] += 1
+        else:
+            self.killed[(self.killed_head + self.killed_count) & self.killed_mask] = killed
+            self.killed_count += 1
+        return 0
+
+    # ---- bytes ----
+
+    cdef int flush(self, int64_t now) except -1:
+        cdef uint32_t i
+        for i in range(self.dirty_count):
+            self.links[self.dirty[i]].dirty = False
+            self.write(self.links + self.dirty[i], now)
+        self.dirty_count = 0
+        return 0
+
+    cdef int write(self, Link* link, int64_t now) except -1:
+        """Sends what the kernel takes of what is to be sent."""
+        cdef Request* request
+        cdef Template* template
+        cdef size_t size
+        if link.phase != OPEN:
+            return 0
+        if link.pending_size and not self.send(link, link.pending + link.pending_start, link.pending_size):
+            return 0
+        while link.unwritten:
+            size = 0
+            while link.unwritten:
+                request = link.ring + ((link.head + link.count - link.unwritten) & link.mask)
+                template = self.templates + request.op
+                if request.purpose >= MARKER:
+                    template = &self.marker_acquire if request.purpose == MARKER else &self.marker_get
+                if size + template.size > OUTBOX:
+                    break
+                request.sent_ns = now
+                size += request_write(template, self.outbox + size, self.protocol, request.name, link.opaque)
+                link.opaque += 1
+                link.unwritten -= 1
+            if not self.send(link, self.outbox, size):
+                return 0
+        return 0
+
+    cdef bint send(self, Link* link, const uint8_t* data, size_t size) except -1:
+        """Whether the kernel took it all. If not, the rest waits until it can; or the connection is broken."""
+        cdef ssize_t sent = c_send(link.fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL)
+        if sent < 0:
+            if errno != EAGAIN and errno != EINTR:
+                self.broken(link, errno, monotonic_ns())
+                return False
+            sent = 0
+        if <size_t>sent == size:
+            if link.pending_size:
+                link.pending_size = 0
+                self.listen(link, EPOLLIN)
+            return True
+        if link.pending_size:
+            link.pending_start += sent
+        else:
+            PyMem_Free(link.pending)
+            link.pending = <uint8_t*>PyMem_Malloc(size - sent)
+            if link.pending == NULL:
+                raise MemoryError(f"no room for {size - sent} bytes that are to be sent")
+            memcpy(link.pending, data + sent, size - sent)
+            link.pending_start = 0
+            self.listen(link, EPOLLIN | EPOLLOUT)
+        link.pending_size = size - sent
+        return False
+
+    cdef int read(self, Link* link) except -1:
+        """Takes what has arrived, reply by reply."""
+        cdef ssize_t size
+        cdef Py_ssize_t taken = 1
+        cdef const uint8_t* data = self.inbox
+        cdef size_t left
+        cdef int64_t now
+        cdef Request request
+        cdef Reply reply
+        memcpy(self.inbox, link.tail, link.tail_size)
+        size = c_recv(link.fd, self.inbox + link.tail_size, INBOX, MSG_DONTWAIT)
+        now = monotonic_ns()
+        if size <= 0:
+            return 0 if size < 0 and (errno == EAGAIN or errno == EINTR) else self.broken(link, errno if size else 0, now)
+        left = link.tail_size + size
+        link.tail_size = 0
+        while left and taken:
+            if link.count == link.unwritten:  # nothing was asked
+                return self.wrong(link, data, left, NULL)
+            request = link.ring[link.head & link.mask]
+            taken = reply_read(self.protocol, data, left, <Op>request.op, link.expected, self.resources_of(&request), &reply)
+            if taken < 0:
+                return self.wrong(link, data, left, &request)
+            if taken:
+                data += taken
+                left -= taken
+                link.head += 1
+                link.count -= 1
+                link.expected += 1
+                self.in_flight -= 1
+                if reply.outcome == FAILED:
+                    self.failed(data - taken, taken, &request)
+                self.answered(link, &request, &reply, now)
+        if left:
+            memcpy(link.tail, data, left)
+            link.tail_size = left
+        if not self.keep_alive and link.count == 0 and self.stage == RUNNING and not self.ended:
+            self.close(link)
+            return self.open(link, now)
+        self.feed(link, now)
+        return self.write(link, now)
+
+    cdef uint32_t resources_of(self, const Request* request) noexcept:
+        return 1 if request.purpose == MARKER else self.resources
+
+    cdef int answered(self, Link* link, const Request* request, const Reply* reply, int64_t now) except -1:
+        if request.purpose == WATCH:
+            return self.watched(reply.outcome, reply.value, now)
+        if request.purpose == MARKER:
+            link.marked = reply.outcome == GRANTED
+        if request.purpose != LOAD:
+            return 0
+        if request.op == ACQUIRE and reply.outcome == GRANTED:
+            self.granted(link, request.name, now)
+        elif request.op == ACQUIRE and link.turn == ASKED and link.count == 0:
+            link.turn = MISSED
+        elif request.op == GET and reply.value > self.maximum and self.board.held != NULL:
+            self.exceeded(request.name, reply.value, "were in use")
+        if self.holds and not (request.op == ACQUIRE and reply.outcome == GRANTED):
+            link.slots -= 1
+        if reply.outcome != FAILED and request.intended_ns >= self.orders.measure_ns:
+            self.sheet.requests += 1
+            self.sheet.outcomes[<int>reply.outcome] += 1
+            self.sheet.last_ns = now
+            histogram_record(self.sheet.counts[<int>LATENCY], now - request.intended_ns)
+            if self.open_loop:
+                histogram_record(self.sheet.counts[<int>SERVICE], now - request.sent_ns)
+        return 0
+
+    cdef int wrong(self, Link* link, const uint8_t* data, size_t size, const Request* request) except -1:
+        """What came cannot be the reply; nothing that follows on that connection can be understood."""
+        self.show("an answer that cannot be", data, size, request)
+        return self.fail(link, WRONG_ANSWER)
+
+    cdef int failed(self, const uint8_t* data, size_t size, const Request* request) except -1:
+        self.sheet.errors[<int>ERROR_REPLY] += 1
+        return self.show("an error", data, size, request)
+
+    cdef int show(self, str what, const uint8_t* data, size_t size, const Request* request) except -1:
+        if self.sheet.evidence[0] == 0:
+            asked = OP_NAMES[request.op] if request != NULL else "nothing that was asked"
+            text = f"{what} to {asked}: {bytes(data[: min(size, 60)])!r}".encode()[: EVIDENCE - 1]
+            memcpy(self.sheet.evidence, PyBytes_AS_STRING(text), len(text))
+        return 0
+
+
+cdef int template_make(Template* template, bytes data, bytes name, int digits) except -1:
+    cdef Py_ssize_t at = data.rfind(name)
+    if len(data) > OUTBOX:
+        raise ValueError(f"a request of {len(data)} bytes")
+    template.size = len(data)
+    template.data = <uint8_t*>allocate(len(data), 1)
+    memcpy(template.data, PyBytes_AS_STRING(data), len(data))
+    if at >= 0:
+        template.name_at = at + len(name) - digits
+        template.digits = digits
+    return 0
+
+
+cdef int64_t process_cpu_ns() noexcept:
+    cdef timespec now
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now)
+    return <int64_t>now.tv_sec * 1000000000 + now.tv_nsec

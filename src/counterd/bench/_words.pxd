@@ -1,0 +1,210 @@
+# The three protocols that a load process speaks: what a request looks like, and what a reply says.
+#
+# A side, header only. Requests of one kind differ in their name alone (and, in the counter protocol, the opaque), so
+# each kind is a template that is copied and patched. A reply has three answers: bytes taken; 0, more are needed; -1, it
+# cannot be the reply to that request.
+#
+# counter     docs/protocols/counter.md and its source, "Counter support"
+# redis       RESP2: INCR(BY), DECR(BY), GET, SET, PING
+# memcached   the text protocol: incr, decr, get, set, mn
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memchr, memcmp, memcpy
+
+from counterd.byteorder cimport load_be32
+
+cdef extern from *:
+    uint64_t swap64 "__builtin_bswap64"(uint64_t value) noexcept nogil
+
+cdef enum Protocol:
+    COUNTER
+    REDIS
+    MEMCACHED
+
+cdef enum Op:               # the first four are the opcodes of the counter protocol
+    NOOP
+    GET
+    ACQUIRE
+    RELEASE
+    FILL                    # makes the name exist: SET; of the counter protocol an acquire and a release do that
+    OPS
+
+cdef enum Outcome:
+    ANSWERED                # noop, fill
+    READ                    # get: value is what is in use
+    ABSENT                  # no such name
+    GRANTED
+    RELEASED
+    REFUSED                 # the limit is reached
+    NOT_HELD
+    FAILED                  # the server says that something is wrong
+    OUTCOMES
+
+cdef enum:
+    HEADER = 12             # of the counter protocol
+    OPAQUE_AT = 8
+    REPLY_MAX = 512         # no reply to what is asked here comes near it
+
+
+cdef struct Template:
+    uint8_t* data
+    size_t size
+    size_t name_at          # where the name's last digits stand
+    int digits              # 0 = it has no name
+
+
+cdef struct Reply:
+    Outcome outcome
+    int64_t value           # of READ and GRANTED, where the protocol says it, else -1
+
+
+cdef inline void name_write(uint8_t* target, uint32_t number, int digits) noexcept nogil:
+    """The last digits, 1 to 8, of a number in hexadecimal: each nibble in a byte of its own, all at once."""
+    cdef uint64_t spread = number
+    cdef uint64_t letters
+    spread = ((spread & <uint64_t>0xffff0000) << 16) | (spread & <uint64_t>0xffff)
+    spread = ((spread & <uint64_t>0x0000ff000000ff00) << 8) | (spread & <uint64_t>0x000000ff000000ff)
+    spread = ((spread & <uint64_t>0x00f000f000f000f0) << 4) | (spread & <uint64_t>0x000f000f000f000f)
+    letters = ((spread + <uint64_t>0x0606060606060606) >> 4) & <uint64_t>0x0101010101010101
+    spread += <uint64_t>0x3030303030303030 + letters * 39
+    spread = swap64(spread)
+    memcpy(target, <uint8_t*>&spread + 8 - digits, digits)
+
+
+cdef inline size_t request_write(
+    const Template* template, uint8_t* target, Protocol protocol, uint32_t name, uint32_t opaque
+) noexcept nogil:
+    memcpy(target, template.data, template.size)
+    if template.digits == 8:  # a constant size is written in one go
+        name_write(target + template.name_at, name, 8)
+    elif template.digits:
+        name_write(target + template.name_at, name, template.digits)
+    if protocol == COUNTER:
+        memcpy(target + OPAQUE_AT, &opaque, 4)
+    return template.size
+
+
+cdef inline Py_ssize_t reply_read(
+    Protocol protocol, const uint8_t* data, size_t size, Op op, uint32_t opaque, uint32_t resources, Reply* reply
+) noexcept nogil:
+    if protocol == COUNTER:
+        return counter_reply(data, size, op, opaque, resources, reply)
+    if protocol == REDIS:
+        return redis_reply(data, size, op, reply)
+    return memcached_reply(data, size, op, reply)
+
+
+# ---- counter -------------------------------------------------------------------------------------------------------
+
+cdef inline Py_ssize_t counter_reply(
+    const uint8_t* data, size_t size, Op op, uint32_t opaque, uint32_t resources, Reply* reply
+) noexcept nogil:
+    cdef uint32_t body
+    if size < HEADER:
+        return 0 if data[0] == 0x91 else -1
+    if data[0] != 0x91 or data[1] != op or memcmp(data + OPAQUE_AT, &opaque, 4):
+        return -1
+    body = load_be32(data + 4)
+    if body > REPLY_MAX - HEADER:
+        return -1
+    if size < HEADER + body:
+        return 0
+    reply.value = -1
+    if data[2] == 0:
+        if body != (4 if op == ACQUIRE or op == GET else 0):
+            return -1
+        if body:
+            reply.value = load_be32(data + HEADER)
+        if op == ACQUIRE and reply.value != resources:
+            return -1
+        reply.outcome = ANSWERED if op == NOOP else READ if op == GET else GRANTED if op == ACQUIRE else RELEASED
+    elif data[2] == 0x01:
+        reply.outcome = ABSENT
+    elif data[2] == 0x21:
+        reply.outcome = REFUSED
+    elif data[2] == 0x22:
+        reply.outcome = NOT_HELD
+    else:
+        reply.outcome = FAILED
+    return HEADER + body
+
+
+# ---- lines of text: redis and memcached ----------------------------------------------------------------------------
+
+cdef inline size_t line_size(const uint8_t* data, size_t size) noexcept nogil:
+    """Of the first line with its end, CR LF; 0 = it is not whole."""
+    cdef const uint8_t* end = <const uint8_t*>memchr(data, 10, size)
+    return 0 if end == NULL else end - data + 1
+
+
+cdef inline bint number_read(const uint8_t* data, size_t size, int64_t* value) noexcept nogil:
+    """Decimal digits up to CR LF, perhaps with a sign before them and, of memcached's decr, spaces behind them."""
+    cdef size_t first = 1 if data[0] == 45 else 0
+    cdef size_t at = first
+    cdef int64_t number = 0
+    while at < size and at < first + 18 and 48 <= data[at] <= 57:
+        number = number * 10 + data[at] - 48
+        at += 1
+    value[0] = -number if first else number
+    if at == first:
+        return False
+    while at < size and data[at] == 32:
+        at += 1
+    return at + 2 == size and data[at] == 13
+
+
+cdef inline Py_ssize_t redis_reply(const uint8_t* data, size_t size, Op op, Reply* reply) noexcept nogil:
+    cdef size_t line = line_size(data, size)
+    cdef size_t rest
+    cdef int64_t length = 0
+    if line == 0:
+        return 0 if size < REPLY_MAX else -1
+    reply.value = -1
+    if data[0] == 45:  # -ERR ...
+        reply.outcome = FAILED
+        return line
+    if op == NOOP or op == FILL:
+        reply.outcome = ANSWERED
+        return line if data[0] == 43 else -1  # +PONG, +OK
+    if op != GET:
+        reply.outcome = GRANTED if op == ACQUIRE else RELEASED
+        return line if data[0] == 58 and number_read(data + 1, line - 1, &reply.value) else -1  # :12
+    if data[0] != 36 or not number_read(data + 1, line - 1, &length) or length > 20:  # $2
+        return -1
+    if length < 0:
+        reply.outcome = ABSENT
+        return line
+    rest = <size_t>length + 2
+    if size < line + rest:
+        return 0
+    reply.outcome = READ
+    return line + rest if number_read(data + line, rest, &reply.value) else -1
+
+
+cdef inline Py_ssize_t memcached_reply(const uint8_t* data, size_t size, Op op, Reply* reply) noexcept nogil:
+    cdef size_t line = line_size(data, size)
+    cdef size_t number
+    if line == 0:
+        return 0 if size < REPLY_MAX else -1
+    reply.value = -1
+    reply.outcome = GRANTED if op == ACQUIRE else RELEASED if op == RELEASE else ANSWERED
+    if op == ACQUIRE or op == RELEASE:
+        if number_read(data, line, &reply.value):
+            return line
+        reply.outcome = FAILED  # NOT_FOUND too: what is asked for was made to exist
+        return line
+    if op == FILL and memcmp(data, b"STORED\r\n", min(line, 8)) == 0 or op == NOOP and memcmp(data, b"MN\r\n", 4) == 0:
+        return line
+    if op == GET and memcmp(data, b"END\r\n", min(line, 5)) == 0:
+        reply.outcome = ABSENT
+        return line
+    if op == GET and memcmp(data, b"VALUE ", min(line, 6)) == 0:
+        number = line_size(data + line, size - line)
+        if number == 0 or size < line + number + 5:
+            return 0 if size < REPLY_MAX else -1
+        reply.outcome = READ
+        if not number_read(data + line, number, &reply.value) or memcmp(data + line + number, b"END\r\n", 5):
+            return -1
+        return line + number + 5
+    reply.outcome = FAILED
+    return line

@@ -1,0 +1,65 @@
+"""What a run looks like while it goes on, on a terminal.
+
+A side. Drawn from the parent's own loop: a thread that redraws would be one that load processes are forked beside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.console import Console, RenderableType
+
+    from counterd.bench.run import Progress
+
+REDRAW_S = 0.25  # the load process may share its core with this
+BAR_WIDTH = 60
+
+
+@contextlib.contextmanager
+def panel(console: Console | None) -> Iterator[Callable[[str], Callable[[Progress], None] | None]]:
+    """Gives a function that makes a watcher for a run of that label; without a console, runs are not watched."""
+    if console is None:
+        yield lambda _: None
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+
+        def begin(label: str) -> Callable[[Progress], None]:
+            drawn = 0.0
+
+            def watch(progress: Progress) -> None:
+                nonlocal drawn
+                if time.monotonic() - drawn >= REDRAW_S:
+                    live.update(draw(label, progress), refresh=True)
+                    drawn = time.monotonic()
+
+            return watch
+
+        yield begin
+
+
+def draw(label: str, progress: Progress) -> RenderableType:
+    """One moment of it."""
+    lines: list[RenderableType] = [
+        Text(f"{label}: {progress.stage}", style="bold"),
+        ProgressBar(completed=100 * (progress.fraction or 0.0), width=BAR_WIDTH, pulse=progress.fraction is None),
+        Text(f"{progress.connected:,} connections, {progress.requests:,} requests answered"),
+    ]
+    if progress.moment is not None:
+        rate = progress.moment.requests / progress.moment.seconds
+        shown = progress.moment.percentiles.items()
+        latency = "".join(f"   {'p' * name.isdigit()}{name} {value / 1e6:.3f} ms" for name, value in shown)
+        lines.append(Text(f"last second: {rate:,.0f}/s{latency}"))
+    if progress.errors:
+        text = ", ".join(f"{kind} {count:,}" for kind, count in progress.errors.items())
+        lines.append(Text(f"errors: {text}", style="red"))
+    return Group(*lines)

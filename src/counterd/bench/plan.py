@@ -1,0 +1,172 @@
+"""What a run does: the options of counterbench, read and checked.
+
+A side, pure Python. Readers take the text of an option and raise ValueError with what was expected.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+PROTOCOLS = {"counter": 11215, "redis": 6379, "memcached": 11211}  # and their ports
+OPS = ("noop", "get", "acquire", "release")
+PAIRS = "acquire-release"
+NAMES_MAX = 1 << 30
+NAME_SIZE_MAX = {"counter": 65535, "redis": 65535, "memcached": 250}
+U32_MAX = 0xFFFFFFFF
+DIGITS_MAX = 8  # of a name's number, in hexadecimal
+
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "": 1.0}
+_TIMES = {"": 1, "k": 1_000, "m": 1_000_000}
+
+
+def seconds(text: str) -> float:
+    """A time such as 10ms, 1.5s or 2m; without a unit, seconds."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|)", text)
+    if not match:
+        raise ValueError(f"expected a time such as 10ms or 1.5s, not {text!r}")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def number(text: str) -> float:
+    """A number such as 200, 1.5k or 2m (thousands and millions)."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([km]?)", text.lower())
+    if not match:
+        raise ValueError(f"expected a number such as 5000, 10k or 1.5m, not {text!r}")
+    return float(match[1]) * _TIMES[match[2]]
+
+
+def whole_number(text: str) -> int:
+    """A number() without a fraction."""
+    value = number(text)
+    if value != int(value):
+        raise ValueError(f"expected a whole number, not {text!r}")
+    return int(value)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """How names are chosen."""
+
+    kind: Literal["uniform", "zipf", "seq"] = "uniform"
+    exponent: float = 0.0
+
+    @classmethod
+    def read(cls, text: str) -> Keys:
+        if text in ("uniform", "seq"):
+            return cls(text)  # type: ignore[arg-type]
+        match = re.fullmatch(r"zipf:([0-9]+(?:\.[0-9]+)?)", text)
+        if not match or not 0 < float(match[1]) <= 10:
+            raise ValueError(f"expected uniform, seq or zipf:EXPONENT (such as zipf:1.03, at most 10), not {text!r}")
+        return cls("zipf", float(match[1]))
+
+
+@dataclass(frozen=True)
+class Hold:
+    """How long a permit is held."""
+
+    kind: Literal["fixed", "exp"]
+    mean: float  # seconds
+
+    @classmethod
+    def read(cls, text: str) -> Hold:
+        kind, _, time = text.partition(":")
+        if kind not in ("fixed", "exp") or not time:
+            raise ValueError(f"expected fixed:TIME or exp:MEAN, such as fixed:10ms, not {text!r}")
+        return cls(kind, seconds(time))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is asked: acquire and release in turn, or any mix of requests."""
+
+    text: str = PAIRS
+    weights: dict[str, int] = field(default_factory=dict)  # empty = in turn
+
+    @classmethod
+    def read(cls, text: str) -> Work:
+        if text == PAIRS:
+            return cls()
+        if text in OPS:
+            return cls(text, {text: 1})
+        kind, _, shares = text.partition(":")
+        pairs = [re.fullmatch(r"([a-z]+)=([0-9]{1,6})", share) for share in shares.split(",")]
+        if kind != "mix" or not all(pairs):
+            raise ValueError(f"expected {PAIRS}, {', '.join(OPS)} or mix:OP=SHARE,..., not {text!r}")
+        weights = {match[1]: int(match[2]) for match in pairs if match}
+        unknown = sorted(weights.keys() - set(OPS))
+        if unknown or len(weights) < len(pairs) or not sum(weights.values()):
+            raise ValueError(f"each of {', '.join(OPS)} may be in a mix once, with a share: not {text!r}")
+        return cls(text, weights)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run. Times are in seconds, rates per second, everything for all processes together."""
+
+    protocol: str = "counter"
+    host: str = "127.0.0.1"
+    port: int = 0  # 0 = the protocol's
+    socket: str | None = None
+    connections: int = 50
+    depth: int = 1
+    keep_alive: bool = True
+    requests: int | None = None
+    duration: float | None = 10.0
+    warmup: float = 0.0
+    processes: int = 1
+    rate: float | None = None
+    arrivals: str = "constant"
+    work: Work = field(default_factory=Work)
+    keys: Keys = field(default_factory=Keys)
+    names: int = 1
+    name_size: int = 16
+    resources: int = 1
+    maximum: int = 1_000_000
+    hold: Hold | None = None
+    churn: float = 0.0
+    prefill: bool = False
+    verify: bool = False
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what cannot be done together."""
+        if self.port == 0:
+            object.__setattr__(self, "port", PROTOCOLS[self.protocol])
+        if self.protocol == "memcached":
+            object.__setattr__(self, "prefill", True)  # its incr makes no names
+        for wrong, text in self._mistakes():
+            if wrong:
+                raise ValueError(text)
+
+    def _mistakes(self) -> list[tuple[bool, str]]:
+        digits = min(self.name_size, DIGITS_MAX)
+        pairs = not self.work.weights
+        return [
+            (self.requests is None and self.duration is None, "give --requests, --duration or both"),
+            (self.processes > self.connections, f"{self.processes} threads need as many connections"),
+            (not 1 <= self.names <= NAMES_MAX, f"there can be 1 to {NAMES_MAX} names, not {self.names}"),
+            (
+                self.names > 16**digits,
+                f"names of {self.name_size} bytes can be {16**digits} at most, not {self.names}: see --name-size",
+            ),
+            (
+                not 1 <= self.name_size <= NAME_SIZE_MAX[self.protocol],
+                f"a name has 1 to {NAME_SIZE_MAX[self.protocol]} bytes in the {self.protocol} protocol",
+            ),
+            (not 1 <= self.resources <= U32_MAX, f"resources are 1 to {U32_MAX}"),
+            (not self.resources <= self.maximum <= U32_MAX, f"the maximum is {self.resources} to {U32_MAX}"),
+            (self.hold is not None and not pairs, f"--hold is for {PAIRS}"),
+            (not self.keep_alive and self.depth > 1, "a connection for each request has one in flight"),
+            (not self.keep_alive and self.rate is not None, "a connection for each request is a closed loop: no --rate"),
+            (not self.keep_alive and bool(self.hold or self.churn), "--hold and --churn need connections that stay"),
+            (
+                self.protocol != "counter" and bool(self.verify or self.churn),
+                f"--verify and --churn are about what connections hold, which {self.protocol} does not know",
+            ),
+        ]
+
+    def as_options(self) -> dict[str, Any]:
+        """For people and files."""
+        return {**asdict(self), "work": self.work.text}

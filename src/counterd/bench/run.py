@@ -1,0 +1,306 @@
+"""One run from outside: starts the load processes, lets them begin together, watches, and gathers what they saw.
+
+A side. The load processes are forked before anything else here starts a thread, and share one Board with their parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from counterd.bench import verify
+from counterd.bench._board import Board
+from counterd.bench._load import Load
+from counterd.bench.result import Moment, Run, histogram, percentiles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hdrh.histogram import HdrHistogram
+
+    from counterd.bench.plan import Plan
+
+LOOK_S = 0.05
+LEAVE_S = 10.0  # that processes may take to close their connections
+FOREVER_NS = 1 << 62
+PR_SET_PDEATHSIG = 1
+
+
+class LoadError(Exception):
+    """There is nothing to report: the load never began, or a process of it died."""
+
+
+@dataclass
+class Progress:
+    """What a run looks like from outside while it goes on."""
+
+    stage: str  # connecting, filling, warming up, measuring, finishing
+    fraction: float | None  # of the measured time or requests
+    connected: int
+    requests: int
+    errors: dict[str, int]
+    moment: Moment | None  # the last whole second
+
+
+def run(plan: Plan, label: str = "", watch: Callable[[Progress], None] | None = None) -> Run:
+    """Puts the load of a plan on the server. SIGINT ends it early, and what was measured until then is returned.
+
+    Raises LoadError when no connection can be opened, and OSError when the address is not known.
+    """
+    allow_descriptors(plan.connections // plan.processes + 1 + RESERVE)
+    address = resolve(plan)
+    before = verify.look(plan) if plan.verify else {}
+    board = Board(plan.processes, plan.names if plan.verify else 0)
+    loads = [Load(plan, board, index, address) for index in range(plan.processes)]
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    with _interruptible(board), _processes(loads) as pids:
+        watching = _Watching(plan, board, pids, watch)
+        try:
+            watching.until_ready()
+            watching.until_over()
+            violations = verify.while_held(plan, board, before) if plan.verify else None
+        finally:
+            board.stop()
+            board.leave()
+    if violations is not None:
+        violations += verify.when_gone(plan, before)
+    return watching.result(label or describe(plan), started, violations)
+
+
+def describe(plan: Plan) -> str:
+    """A short name of what a plan does."""
+    loop = f"{plan.rate:g}/s" if plan.rate else f"{plan.depth} in flight"
+    return f"{plan.protocol} {plan.work.text}, {plan.connections} connections, {loop}, {plan.names} names"
+
+
+# ---- before ----
+
+RESERVE = 64  # descriptors that are not connections
+
+
+def allow_descriptors(wanted: int) -> None:
+    """Raises this process's limit of open files if it has to. LoadError: it must not be raised so far."""
+    import resource  # noqa: PLC0415  not everywhere
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and wanted > hard:
+        raise LoadError(f"{wanted} files would be open, and the limit is {hard}: raise it (ulimit -Hn {wanted}), or use --threads")
+    if soft != resource.RLIM_INFINITY and wanted > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def resolve(plan: Plan) -> bytes:
+    """The server's address as the kernel wants it: the first that takes a connection. LoadError: none does."""
+    if plan.socket is not None:
+        path = os.fsencode(plan.socket)
+        if len(path) > 107:
+            raise LoadError(f"{plan.socket}: the path of a Unix socket has 107 bytes at most")
+        found = [(socket.AF_UNIX, plan.socket)]
+    else:
+        found = [(info[0], info[4]) for info in socket.getaddrinfo(plan.host, plan.port, type=socket.SOCK_STREAM)]
+    for family, address in found:
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as connection:
+                connection.settimeout(5)
+                connection.connect(address)
+        except OSError as error:
+            failure = error
+            continue
+        return _sockaddr(family, address)
+    where = plan.socket or f"{plan.host}:{plan.port}"
+    raise LoadError(f"cannot connect to {where}: {failure.strerror or failure}")
+
+
+def _sockaddr(family: int, address: object) -> bytes:
+    if family == socket.AF_UNIX:
+        return struct.pack("=H", family) + os.fsencode(str(address)) + b"\0"
+    host, port, *rest = address  # type: ignore[misc]
+    if family == socket.AF_INET:
+        return struct.pack("=H", family) + struct.pack(">H", port) + socket.inet_aton(host) + bytes(8)
+    flow, scope = rest
+    packed = socket.inet_pton(family, host.partition("%")[0])
+    return struct.pack("=H", family) + struct.pack(">HI", port, flow) + packed + struct.pack("=I", scope)
+
+
+# ---- during ----
+
+
+@contextlib.contextmanager
+def _interruptible(board: Board) -> Iterator[None]:
+    """SIGINT and SIGTERM end the load, not the program: there is something to report."""
+    previous = {
+        number: signal.signal(number, lambda *_: board.stop()) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _processes(loads: list[Load]) -> Iterator[list[int]]:
+    pids = [_start(load) for load in loads]
+    try:
+        yield pids
+    finally:
+        end = time.monotonic() + LEAVE_S
+        for pid in pids:
+            while os.waitpid(pid, os.WNOHANG) == (0, 0):
+                if time.monotonic() > end:
+                    os.kill(pid, signal.SIGKILL)
+                time.sleep(0.001)
+
+
+def _start(load: Load) -> int:
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == parent:
+            load.run()
+            status = 0
+    except BaseException:  # noqa: BLE001  nothing may leave a forked process but its status
+        import traceback  # noqa: PLC0415
+
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+class _Watching:
+    """The parent's part: when to begin, what a second was like, whether all goes well."""
+
+    def __init__(
+        self, plan: Plan, board: Board, pids: list[int], watch: Callable[[Progress], None] | None
+    ) -> None:
+        self._plan = plan
+        self._board = board
+        self._pids = pids
+        self._watch = watch or (lambda _: None)
+        self._latency = histogram()
+        self._series: list[Moment] = []
+        self._start = self._measure = self._end = 0  # ns
+
+    def until_ready(self) -> None:
+        """Connects and fills, then says when to begin."""
+        while any(stage in ("connecting", "filling") for stage in self._stages()):
+            self._show("filling" if "filling" in self._board.stages() else "connecting")
+            time.sleep(LOOK_S)
+        if not self._board.totals()["connected"]:
+            raise LoadError(f"no connection could be opened: {_listed(self._board.errors())}")
+        self._start = time.monotonic_ns() + 10_000_000
+        self._measure = self._start + int(self._plan.warmup * 1e9)
+        duration = self._plan.duration
+        self._end = FOREVER_NS if duration is None else self._measure + int(duration * 1e9)
+        self._board.begin(self._start, self._measure, self._end)
+
+    def until_over(self) -> None:
+        """Takes the figures of each second until the last answer."""
+        begun, count, errors = self._measure, 0, 0
+        while not all(stage in ("over", "gone") for stage in self._stages()):
+            time.sleep(LOOK_S)
+            now = time.monotonic_ns()
+            if now - begun >= 1_000_000_000:
+                begun, count, errors = self._moment(begun, now, count, errors)
+            self._show("warming up" if now < self._measure else "measuring" if now < self._end else "finishing")
+        if self._board.totals()["requests"] > count or not self._series:
+            self._moment(begun, max(self._board.last_ns(), begun + 1), count, errors)
+
+    def result(self, label: str, started: str, violations: list[str] | None) -> Run:
+        totals = self._board.totals()
+        exceeded, evidence = self._board.violations()
+        if violations is not None and exceeded:
+            violations[:0] = [f"a counter was above its maximum {exceeded} times; the first: {evidence[0]}"]
+        plan = self._plan
+        last = self._board.last_ns() or time.monotonic_ns()
+        # Of a time, all of it counts, however little was answered in it; of a number of requests, what they took.
+        end = last if plan.requests is not None or self._board.is_stopped() else max(last, self._end)
+        return Run(
+            label=label,
+            options=plan.as_options(),
+            started=started,
+            seconds=(end - self._measure) / 1e9,
+            requests=totals["requests"],
+            outcomes=self._board.outcomes(),
+            errors=self._board.errors(),
+            evidence=self._board.evidence(),
+            latency=self._latency,
+            service=self._gathered("service") if plan.rate else None,
+            give_back=self._gathered("give_back") if plan.churn else None,
+            rate_wanted=plan.rate,
+            late=totals["late"],
+            unsent=totals["unsent"],
+            cpu_seconds=totals["cpu_ns"] / 1e9,
+            series=self._series,
+            violations=violations,
+        )
+
+    def _stages(self) -> list[str]:
+        """Of the processes; LoadError when one of them has died."""
+        stages = self._board.stages()
+        for pid, stage in zip(self._pids, stages, strict=True):
+            if stage != "gone" and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                raise LoadError(f"a load process ({pid}) died")
+        return stages
+
+    def _moment(self, begun: int, now: int, count: int, errors: int) -> tuple[int, int, int]:
+        totals = self._board.totals()
+        values = histogram()
+        for value, times in self._board.take("latency"):
+            values.record_value(value, times)
+        self._latency.add(values)
+        shown = percentiles(values)
+        self._series.append(
+            Moment(
+                end=(now - self._measure) / 1e9,
+                seconds=(now - begun) / 1e9,
+                requests=totals["requests"] - count,
+                errors=totals["errors"] - errors,
+                percentiles={name: shown[name] for name in ("50", "99", "max") if name in shown},
+            )
+        )
+        return now, totals["requests"], totals["errors"]
+
+    def _show(self, stage: str) -> None:
+        totals = self._board.totals()
+        fraction = None
+        if self._plan.requests:
+            fraction = totals["requests"] / self._plan.requests
+        if self._start and self._plan.duration:
+            fraction = max(fraction or 0.0, (time.monotonic_ns() - self._measure) / (self._plan.duration * 1e9))
+        if stage == "filling":
+            fraction = totals["filled"] / self._plan.names
+        self._watch(
+            Progress(
+                stage=stage,
+                fraction=None if fraction is None else min(max(fraction, 0.0), 1.0),
+                connected=totals["connected"],
+                requests=totals["requests"],
+                errors=self._board.errors(),
+                moment=self._series[-1] if self._series else None,
+            )
+        )
+
+    def _gathered(self, kind: str) -> HdrHistogram:
+        values = histogram()
+        for value, times in self._board.take(kind):
+            values.record_value(value, times)
+        return values
+
+
+def _listed(errors: dict[str, int]) -> str:
+    return ", ".join(f"{kind} ({count})" for kind, count in errors.items()) or "no answer"

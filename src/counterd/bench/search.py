@@ -1,0 +1,83 @@
+"""Several runs to one end: the highest rate that meets an objective, or a curve over rates.
+
+A side, pure Python.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from counterd.bench.plan import number, seconds
+
+if TYPE_CHECKING:
+    from counterd.bench.plan import Plan
+    from counterd.bench.result import Run
+
+Runner = Callable[["Plan", str], "Run"]
+
+PRECISION = 0.02  # of the rate that is found
+TRIALS_MAX = 12
+REACHED = 0.99  # of the rate wanted: less means that the server, or the load, does not keep up
+RATES_MAX = 1000
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A bound on the latency."""
+
+    text: str
+    percentile: float  # 100 = the maximum
+    bound_ns: float
+
+    @classmethod
+    def read(cls, text: str) -> Objective:
+        match = re.fullmatch(r"\s*(?:p([0-9]+(?:\.[0-9]+)?)|max)\s*<\s*([0-9.]+[nuµm]?s)\s*", text)
+        percentile = float(match[1] or 100) if match else 0.0
+        if not match or not 0 < percentile <= 100:
+            raise ValueError(f"expected a bound on a percentile, such as 'p99<1ms' or 'max<20ms', not {text!r}")
+        return cls(text, percentile, seconds(match[2]) * 1e9)
+
+    def is_met(self, run: Run) -> bool:
+        """Only by a run that did all that was wanted of it, without errors."""
+        latency = run.latency.get_value_at_percentile(self.percentile)
+        reached = run.rate_wanted is None or run.rate >= REACHED * run.rate_wanted
+        return not run.failed() and reached and run.requests > 0 and latency < self.bound_ns
+
+
+def find_max(plan: Plan, objective: Objective, runner: Runner) -> tuple[list[Run], float | None]:
+    """(all runs, the highest rate that met the objective; None if none did).
+
+    A closed loop first finds what the server can do at most; then the interval is halved until it is narrow enough.
+    """
+    peak = runner(dataclasses.replace(plan, rate=None), "as fast as it goes")
+    runs, low, high = [peak], 0.0, peak.rate
+    best = None
+    while high > 0 and len(runs) <= TRIALS_MAX and high - low > PRECISION * high:
+        rate = (low + high) / 2 if low or len(runs) > 1 else 0.8 * high
+        trial = runner(dataclasses.replace(plan, rate=rate, requests=None), f"{rate:,.0f}/s")
+        runs.append(trial)
+        if objective.is_met(trial):
+            low = best = rate
+        else:
+            high = rate
+    return runs, best
+
+
+def read_scan(text: str) -> list[float]:
+    """The rates of FROM:TO:STEP, both ends included."""
+    try:
+        start, stop, step = map(number, text.split(":"))
+    except ValueError:
+        raise ValueError(f"expected FROM:TO:STEP, such as 10k:200k:10k, not {text!r}") from None
+    if not 0 < start <= stop or step <= 0 or (stop - start) / step > RATES_MAX:
+        raise ValueError(f"a scan goes up, in {RATES_MAX} steps at most: not {text!r}")
+    return [start + step * i for i in range(int((stop - start) / step + 1e-9) + 1)]
+
+
+def scan(plan: Plan, rates: list[float], runner: Runner) -> list[Run]:
+    """A run at each of these rates."""
+    return [runner(dataclasses.replace(plan, rate=rate), f"{rate:,.0f}/s") for rate in rates]

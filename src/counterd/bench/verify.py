@@ -1,0 +1,92 @@
+"""Whether the server kept its promises: nothing is in use that nobody holds, and nothing was granted twice.
+
+A side, pure Python. The load processes count what is surely held (granted, and its release not sent); here that is
+compared with a Dump: while the connections are still open, when the server must count exactly that, and after they have
+gone, when it must have everything back.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from counterd.client import Client
+
+if TYPE_CHECKING:
+    from counterd.bench._board import Board
+    from counterd.bench.plan import Plan
+    from counterd.client import DumpEntry
+
+GIVE_BACK_S = 30.0
+SHOWN = 10
+
+State = dict[bytes, "DumpEntry"]
+
+
+def look(plan: Plan) -> State:
+    """What the server says about the names of a plan. Raises an error of counterd.errors."""
+    with _client(plan) as client:
+        return {entry.name: entry for entry in client.dump() if _is_ours(plan, entry.name)}
+
+
+def while_held(plan: Plan, board: Board, before: State) -> list[str]:
+    """Violations while nothing is under way and all connections are open."""
+    found = []
+    now = look(plan)
+    held = {_name(plan, number): permits for number, permits in enumerate(board.all_held()) if permits}
+    for name in sorted(now.keys() | held.keys()):
+        used = now[name].consumption if name in now else 0
+        ours = held.get(name, 0) + (before[name].consumption if name in before else 0)
+        if used != ours:
+            found.append(f"{_shown(name)}: {used} in use, and {ours} are held")
+        bound = max(plan.maximum, before[name].maximum if name in before else 0)
+        if name in now and now[name].maximum > bound:
+            found.append(f"{_shown(name)}: {now[name].maximum} were in use, with a maximum of {bound}")
+    return _bounded(found)
+
+
+def when_gone(plan: Plan, before: State) -> list[str]:
+    """Violations once all connections are closed: whatever is not back after GIVE_BACK_S."""
+    end = time.monotonic() + GIVE_BACK_S
+    while True:
+        kept = {
+            name: entry.consumption
+            for name, entry in look(plan).items()
+            if entry.consumption > (before[name].consumption if name in before else 0)
+        }
+        if not kept:
+            return []
+        if time.monotonic() > end:
+            text = f"still in use, {GIVE_BACK_S:g} s after the last connection was closed"
+            return _bounded([f"{_shown(name)}: {used} {text}" for name, used in sorted(kept.items())])
+        time.sleep(0.01)
+
+
+def _client(plan: Plan) -> Client:
+    return Client(plan.host, plan.port, path=plan.socket, timeout=30.0)
+
+
+def _name(plan: Plan, number: int) -> bytes:
+    """As _load.pyx makes it from its number."""
+    digits = min(plan.name_size, 8)
+    return b"n" * (plan.name_size - digits) + f"{number:08x}".encode()[8 - digits :]
+
+
+def _is_ours(plan: Plan, name: bytes) -> bool:
+    digits = min(plan.name_size, 8)
+    if len(name) != plan.name_size or name.strip(b"n") != name[plan.name_size - digits :]:
+        return False
+    try:
+        return int(name[-digits:], 16) < plan.names
+    except ValueError:
+        return False
+
+
+def _shown(name: bytes) -> str:
+    return name.decode("ascii", "backslashreplace")
+
+
+def _bounded(found: list[str]) -> list[str]:
+    if len(found) <= SHOWN:
+        return found
+    return [*found[:SHOWN], f"and {len(found) - SHOWN} more"]

@@ -1,0 +1,236 @@
+"""`counterbench`: the load tester's command.
+
+Floor 5. Exit status: 0 when all went well, 1 when there were errors, requests that could not be sent, or violations of
+what --verify looks at, 2 for a command line that makes no sense or a server that is not there.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+try:
+    import click
+    from rich.console import Console
+
+    from counterd.bench import page, plan as planning, report, search
+    from counterd.bench.panel import panel
+    from counterd.bench.plan import Hold, Keys, Plan, Work
+    from counterd.bench.result import Report, ResultError, Run, load, save
+    from counterd.bench.run import LoadError, describe, run
+except ModuleNotFoundError as error:
+    if (error.name or "").startswith("counterd"):
+        raise
+    sys.exit(f"counterbench needs {error.name}: pip install 'counterd[bench]'")
+
+from counterd.errors import CounterdError
+from counterd.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+SEARCH_S = 3.0  # of each run of a search, unless --duration says otherwise
+DURATION_S = 10.0
+
+
+class Reads(click.ParamType[Any]):
+    """An option whose text a function reads."""
+
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self._read(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def at_least(minimum: float, read: Callable[[str], float]) -> Callable[[str], float]:
+    def checked(text: str) -> float:
+        value = read(text)
+        if value < minimum:
+            raise ValueError(f"expected {minimum:g} or more, not {text!r}")
+        return value
+
+    return checked
+
+
+NUMBER = Reads("number", at_least(1, planning.whole_number))
+RATE = Reads("rate", at_least(0.001, planning.number))
+TIME = Reads("time", planning.seconds)
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.group(invoke_without_command=True, context_settings={"max_content_width": 110})
+@click.option("-h", "--host", default="127.0.0.1", show_default=True, help="The server's host.")
+@click.option("-p", "--port", type=click.IntRange(1, 65535), help="Its port.  [default: the protocol's]")
+@click.option("-s", "--socket", metavar="PATH", help="Its Unix socket, instead of host and port.")
+@click.option("--protocol", type=click.Choice(list(planning.PROTOCOLS)), default="counter", show_default=True,
+              help="For side by side figures, redis (INCR, DECR, GET) and memcached (incr, decr, get) too.")
+@click.option("-c", "--connections", type=NUMBER, default=50, show_default=True, help="Connections.")
+@click.option("-n", "--requests", type=NUMBER, help="Requests, all together.")
+@click.option("--duration", type=TIME, help="Measure for so long.  [default: 10s; 3s for each run of a search]")
+@click.option("--warmup", type=TIME, default=0.0, help="Load for so long before measuring.  [default: 0s]")
+@click.option("-P", "--pipeline", type=NUMBER, default=1, show_default=True, help="Requests in flight on a connection.")
+@click.option("-k", "--keep-alive", type=click.BOOL, default=True, show_default=True,
+              help="0: a new connection for each request.")
+@click.option("--threads", type=NUMBER, default=1, show_default=True, help="Load processes.")
+@click.option("-t", "--ops", type=Reads("ops", Work.read), default=planning.PAIRS, show_default=True,
+              help="acquire-release (in turn), acquire, release, get, noop, or mix:acquire=5,release=5,get=1.")
+@click.option("-r", "--names", type=NUMBER, default=1, show_default=True, help="Number of names.")
+@click.option("--keys", type=Reads("keys", Keys.read), default="uniform", show_default=True,
+              help="How names are chosen: uniform, zipf:1.03 or seq.")
+@click.option("--name-size", type=NUMBER, default=16, show_default=True, help="Bytes of a name.")
+@click.option("--prefill", is_flag=True, help="Make all names exist before the load begins.")
+@click.option("--resources", type=NUMBER, default=1, show_default=True, help="Permits that each acquire asks for.")
+@click.option("--maximum", type=NUMBER, default=1_000_000, show_default=True, help="Permits that a name has.")
+@click.option("--hold", type=Reads("hold", Hold.read), help="How long a permit is held: fixed:10ms or exp:50ms (mean).")
+@click.option("--churn", type=RATE, default=0.0, help="Kill so many connections a second while they hold permits, and "
+              "measure how long until the server has those back.")
+@click.option("--rate", type=RATE, help="Open loop: so many requests a second all together, whatever the server does; "
+              "latency counts from when each was meant to start.")
+@click.option("--arrivals", type=click.Choice(["constant", "poisson"]), default="constant", show_default=True,
+              help="How they are spread.")
+@click.option("--find-max", type=Reads("objective", search.Objective.read), metavar="OBJECTIVE",
+              help="Find the highest rate that meets it: 'p99<1ms', 'max<20ms'.")
+@click.option("--scan", type=Reads("scan", search.read_scan), metavar="FROM:TO:STEP",
+              help="A run at each of these rates: 10k:200k:10k.")
+@click.option("--verify", is_flag=True, help="Check that no counter was ever above its maximum, and that nothing is in "
+              "use at the end that nobody holds.")
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the random choices.")
+@click.option("--json", type=FILE, help="Write everything there, for `counterbench compare` and other tools.")
+@click.option("--csv", type=FILE, help="Write a row for each run there.")
+@click.option("--hdr", type=FILE, help="Write the latency distribution there (.hgrm, microseconds).")
+@click.option("--html", type=FILE, help="Write a page with charts there.")
+@click.option("-q", "--quiet", is_flag=True, help="One line for each run, and no panel while it goes on.")
+@click.version_option(__version__, prog_name="counterbench")
+@click.pass_context
+def main(context: click.Context, **options: Any) -> None:
+    """Loads a counter server, and says how fast it is and whether it keeps its promises.
+
+    Numbers may be written 10k or 1.5m, times 500us, 10ms, 5s or 2m. Without -n or --duration a run takes 10 s.
+
+    \b
+      counterbench -r 100k                             50 connections, acquire and release in turn
+      counterbench -r 100k -P 64 --threads 2           64 requests in flight on each
+      counterbench --rate 20k --arrivals poisson       what users see at that rate
+      counterbench --find-max 'p99<1ms'                how much it can take
+      counterbench --hold exp:50ms --churn 10 --verify permits that are held, clients that die
+      counterbench compare before.json after.json      two runs side by side
+    """
+    if context.invoked_subcommand is not None:
+        return
+    console = Console()
+    try:
+        plan = read_plan(options)
+        found = measure(plan, options["find_max"], options["scan"], console, quiet=options["quiet"])
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    except (LoadError, CounterdError, OSError) as error:
+        click.echo(f"counterbench: {error}", err=True)
+        sys.exit(EXIT_USAGE)
+    if options["quiet"]:
+        click.echo(report.brief(found))
+    else:
+        console.print(report.summary(found))
+    write(found, options)
+    searching = found.search is not None
+    if any(each.errors or each.violations or (each.unsent and not searching) for each in found.runs):
+        sys.exit(EXIT_FAILED)
+
+
+@main.command()
+@click.argument("files", nargs=-1, required=True, type=FILE)
+@click.option("--html", type=FILE, default="compare.html", show_default=True, help="Where to write the page.")
+def compare(files: tuple[Path, ...], html: Path) -> None:
+    """Shows runs that --json has kept side by side, with ratios against the first, and writes a page of them."""
+    try:
+        reports = [(path.stem, load(path)) for path in files]
+    except ResultError as error:
+        click.echo(f"counterbench: {error}", err=True)
+        sys.exit(EXIT_USAGE)
+    Console().print(report.compare_table(reports))
+    page.write_page(reports, html)
+    click.echo(f"charts: {html}")
+
+
+def read_plan(options: dict[str, Any]) -> Plan:
+    """Raises ValueError for what cannot be done together."""
+    searching = options["find_max"] or options["scan"]
+    if options["find_max"] and options["scan"]:
+        raise ValueError("--find-max and --scan are two searches")
+    if searching and (options["rate"] or options["requests"]):
+        raise ValueError("a search chooses the rates itself, for a time: no --rate and no -n")
+    duration = options["duration"]
+    if duration is None and options["requests"] is None:
+        duration = SEARCH_S if searching else DURATION_S
+    return Plan(
+        protocol=options["protocol"], host=options["host"], port=options["port"] or 0, socket=options["socket"],
+        connections=options["connections"], depth=options["pipeline"], keep_alive=options["keep_alive"],
+        requests=options["requests"], duration=duration, warmup=options["warmup"], processes=options["threads"],
+        rate=options["rate"], arrivals=options["arrivals"], work=options["ops"], keys=options["keys"],
+        names=options["names"], name_size=options["name_size"], resources=options["resources"],
+        maximum=options["maximum"], hold=options["hold"], churn=options["churn"], prefill=options["prefill"],
+        verify=options["verify"], seed=options["seed"],
+    )  # fmt: skip
+
+
+def measure(
+    plan: Plan, objective: search.Objective | None, rates: list[float] | None, console: Console, *, quiet: bool
+) -> Report:
+    """Does the run, or those of the search."""
+    with panel(console if console.is_terminal and not quiet else None) as begin:
+
+        def runner(each: Plan, label: str) -> Run:
+            return run(each, label, begin(label))
+
+        if objective is not None:
+            runs, best = search.find_max(plan, objective, runner)
+            found: dict[str, Any] | None = {"objective": objective.text, "rate": best}
+        elif rates is not None:
+            runs, found = search.scan(plan, rates, runner), {"scan": f"{rates[0]:g} to {rates[-1]:g}"}
+        else:
+            runs, found = [runner(plan, describe(plan))], None
+    return Report(runs, machine(), versions(), found)
+
+
+def machine() -> dict[str, str]:
+    """What the load ran on."""
+    cpu = next(
+        (line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.machine(),
+    )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpu": cpu,
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory": f"{memory / 2**30:.1f} GiB",
+        "kernel": platform.release(),
+    }
+
+
+def versions() -> dict[str, str]:
+    return {"counterd": __version__, "python": platform.python_version()}
+
+
+def write(found: Report, options: dict[str, Any]) -> None:
+    """The files that were asked for."""
+    if options["json"]:
+        save(found, options["json"])
+    if options["csv"]:
+        report.write_csv(found, options["csv"])
+    if options["hdr"]:
+        report.write_hgrm(found, options["hdr"])
+    if options["html"]:
+        page.write_page([(options["html"].stem, found)], options["html"])
+
+
+if __name__ == "__main__":
+    main()
