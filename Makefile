@@ -10,15 +10,18 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := setup.py pyproject.toml $(shell find src -name '*.py' -o -name '*.py[xi]' -o -name '*.pxd' -o -name '*.conf')
 CONFIG ?= conf/counterd.conf
 
-.PHONY: help setup run test lint bench clean
+.PHONY: help setup run test lint bench bench-peers bench-smoke clean
 
 help:
 	@echo 'make setup   build counterd into $(VENV)'
 	@echo 'make run     setup, then the daemon in the foreground with $(CONFIG)'
 	@echo 'make test    setup, then the tests (COUNTERD_BUILD=debug: with assertions compiled in)'
 	@echo 'make lint    ruff, mypy, cython-lint'
-	@echo 'make bench   the benchmarks: engine, server beside a raw loop, edges'
 	@echo 'make clean   remove what the above made'
+	@echo ''
+	@echo 'make bench            the engine, ns a frame'
+	@echo 'make bench-peers      counterd beside its peers: writes benchmarks/RESULTS.md, in some 12 minutes'
+	@echo 'make bench-smoke      all benchmarks with tiny counts: do they still run?'
 
 setup: $(VENV)/.built $(VENV)/.tools
 
@@ -50,8 +53,14 @@ lint: setup
 bench: setup
 	$(BIN)/python -m pytest benchmarks $(ARGS)
 	$(BIN)/python benchmarks/micro/ratios.py
-	$(BIN)/python benchmarks/load/server.py
-	$(BIN)/python benchmarks/load/limits.py
+
+bench-peers: setup
+	$(BIN)/python benchmarks/peers/compare.py $(ARGS)
+
+bench-smoke: setup
+	$(BIN)/python -m pytest benchmarks -q --benchmark-disable
+	$(BIN)/python benchmarks/micro/ratios.py --rounds 1
+	$(BIN)/python benchmarks/peers/compare.py --smoke --out build/smoke/results
 
 clean:
 	rm -rf .venv .venv-* build dist src/*.egg-info .coverage .hypothesis .benchmarks .*_cache

@@ -1,9 +1,8 @@
-"""What the benchmarks compare with, and what they load servers with. Built by benchmarks/native/__init__.py.
+"""What the benchmarks compare with. Built by benchmarks/native/__init__.py.
 
 NoPrefetch*: the counter room's session without its prefetching pass.
 NoLedger*:   the same frame loop, table and arithmetic without the ledger: what knowing the holders costs.
 serve_raw:   an epoll loop around the same session: the least that the system calls of a server cost.
-load:        closed-loop clients on one thread: each connection sends `depth` requests and waits for all the replies.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -112,7 +111,7 @@ def serve_raw(int listening, store):
     event.events = EPOLLIN
     event.data.u64 = <uint64_t>listening
     epoll_ctl(poll, EPOLL_CTL_ADD, listening, &event)
-    table = [None] * 4096
+    table = [None] * 65536
     while True:
         with nogil:
             count = epoll_wait(poll, events, 64, -1)
@@ -136,53 +135,3 @@ def serve_raw(int listening, store):
             while session.more:
                 output = session.take_output(monotonic_ns())
                 send(fd, PyBytes_AS_STRING(output), PyBytes_GET_SIZE(output), MSG_DONTWAIT | MSG_NOSIGNAL)
-
-
-def load(list fds, list batches, list replies, double seconds):
-    """Plays batches in turn on connected sockets for a time, each after the replies to the last; returns how many.
-
-    batches: one list of bytes objects per connection; replies: sizes of the replies to them, repeated as they are.
-    """
-    cdef epoll_event event
-    cdef epoll_event[64] events
-    cdef int poll = epoll_create1(0)
-    cdef int count, i, index
-    cdef int connections = len(fds)
-    cdef ssize_t size
-    cdef int64_t end = monotonic_ns() + <int64_t>(seconds * 1e9)
-    cdef uint64_t done = 0
-    cdef uint8_t[65536] buffer
-    cdef int[1024] fd
-    cdef Py_ssize_t[1024] owed
-    cdef Py_ssize_t[1024] turn
-    cdef Py_ssize_t kinds = len(replies)
-    cdef bytes batch
-    memset(&event, 0, sizeof(event))
-    event.events = EPOLLIN
-    for index in range(connections):
-        fd[index] = fds[index]
-        owed[index] = replies[0]
-        turn[index] = 0
-        event.data.u64 = <uint64_t>index
-        epoll_ctl(poll, EPOLL_CTL_ADD, fd[index], &event)
-        batch = batches[index][0]
-        send(fd[index], PyBytes_AS_STRING(batch), PyBytes_GET_SIZE(batch), MSG_NOSIGNAL)
-    while monotonic_ns() < end:
-        with nogil:
-            count = epoll_wait(poll, events, 64, 100)
-        for i in range(count):
-            index = <int>events[i].data.u64
-            size = recv(fd[index], buffer, sizeof(buffer), MSG_DONTWAIT)
-            if size <= 0:
-                raise ConnectionError("the server closed a connection under load")
-            owed[index] -= size
-            if owed[index] < 0:
-                raise ValueError("a reply was longer than expected: the server refuses what it should grant")
-            if owed[index] == 0:
-                done += 1
-                turn[index] = (turn[index] + 1) % len(<list>batches[index])
-                batch = (<list>batches[index])[turn[index]]
-                owed[index] = replies[turn[index] % kinds]
-                send(fd[index], PyBytes_AS_STRING(batch), PyBytes_GET_SIZE(batch), MSG_NOSIGNAL)
-    c_close(poll)
-    return done

@@ -1,0 +1,177 @@
+"""What a server costs at its edges: its start, an idle connection, a counter that is held, and how long another client
+waits during a flood, a Dump of everything, and the end of a client that holds everything.
+
+Each function takes a server that runs and gives {figure: number}, its unit last in the name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from counterd.bench.plan import Plan
+from counterd.bench.run import run
+from counterd.bench.words import requests_of
+from counterd.client import Client
+from counterd.protocols.counter import wire
+from native import frames
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from peers.servers import Server
+
+FLOOD_CONNECTIONS = 8
+FLOOD_DEPTH = 5000
+FLOOD_S = 3.0
+HOLD_BATCH = 1000
+GIVE_BACK_S = 120.0
+
+
+def idle(server: Server, count: int) -> dict[str, float]:
+    """Memory of a connection that does nothing."""
+    noop = requests_of(Plan(protocol=server.protocol), b"x")["noop"]
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        first.sendall(noop)
+        first.recv(100)
+        before = server.resident()
+        for _ in range(count):
+            last = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        last.sendall(noop)
+        last.recv(100)  # all before it were accepted
+        return {"bytes each": (server.resident() - before) / count}
+
+
+def held(server: Server, count: int) -> dict[str, float]:
+    """Memory of a counter and a holding of it; of a number under that name, where there are no holdings."""
+    before = server.resident()
+    if server.protocol != "counter":
+        run(Plan(protocol=server.protocol, port=server.port, names=count, prefill=True, requests=1, connections=1))
+        return {"bytes each": (server.resident() - before) / count}
+    with _holder(server, count):
+        return {"bytes each": (server.resident() - before) / count}
+
+
+def alone(server: Server, count: int) -> dict[str, float]:
+    """The latency that the next three are to be compared with: nothing else goes on, for so many milliseconds."""
+    with Bystander(server) as bystander:
+        time.sleep(count / 1000)
+    return bystander.figures()
+
+
+def flood(server: Server, count: int) -> dict[str, float]:
+    """Others' latency while clients pipeline thousands of requests at a time, as fast as they are answered."""
+    load = Plan(
+        port=server.port, connections=FLOOD_CONNECTIONS, depth=FLOOD_DEPTH, names=count, duration=FLOOD_S, protocol="counter"
+    )
+    process = multiprocessing.Process(target=run, args=(load,))
+    process.start()
+    with Bystander(server) as bystander:
+        process.join()
+    return bystander.figures()
+
+
+def dump(server: Server, count: int) -> dict[str, float]:
+    """A Dump of everything, and others' latency meanwhile."""
+    with _holder(server, count), Bystander(server) as bystander:
+        start = time.perf_counter()
+        entries = _dump(server.port)
+        elapsed = time.perf_counter() - start
+    if entries != count:
+        raise RuntimeError(f"{server.name}: a Dump of {entries} counters, of {count}")
+    return {"seconds": elapsed, **bystander.figures()}
+
+
+def leave(server: Server, count: int) -> dict[str, float]:
+    """Until what a closed connection held is back, all of it, and others' latency meanwhile."""
+    with _holder(server, count) as (holder, names), Client(port=server.port) as client:
+        with Bystander(server) as bystander:
+            start = time.perf_counter()
+            holder.shutdown(socket.SHUT_RDWR)  # the other process has a copy of this descriptor
+            for name in (names[0], names[count // 2], names[-1]):
+                while client.get(name):
+                    if time.perf_counter() - start > GIVE_BACK_S:
+                        raise RuntimeError(f"{server.name} has not given {name!r} back")
+                    time.sleep(0.001)
+            elapsed = time.perf_counter() - start
+    return {"seconds": elapsed, **bystander.figures()}
+
+
+class Bystander:
+    """Another client, a process of its own: sends a Get at a time and remembers how long each took."""
+
+    def __init__(self, server: Server) -> None:
+        self._stop = multiprocessing.Event()
+        self._results, theirs = multiprocessing.Pipe(duplex=False)
+        self._process = multiprocessing.Process(target=self._run, args=(server.port, self._stop, theirs))
+        self._took: list[float] = []
+
+    @staticmethod
+    def _run(port: int, stop, results) -> None:
+        request = wire.get(1, b"nobody")
+        reply = wire.HEADER_SIZE + len("Not found")
+        took = []
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while not stop.is_set():
+                start = time.perf_counter()
+                connection.sendall(request)
+                _receive(connection, reply)
+                took.append(time.perf_counter() - start)
+                if len(took) == 1:
+                    results.send(None)
+        results.send(took)
+
+    def __enter__(self) -> Bystander:
+        self._process.start()
+        self._results.recv()  # it is under way
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._took = sorted(self._results.recv())
+        self._process.join()
+
+    def figures(self) -> dict[str, float]:
+        p99 = self._took[len(self._took) * 99 // 100]
+        return {"others p99 ms": p99 * 1e3, "others max ms": self._took[-1] * 1e3}
+
+
+@contextlib.contextmanager
+def _holder(server: Server, count: int) -> Iterator[tuple[socket.socket, list[bytes]]]:
+    """A connection that holds a permit of each of so many names."""
+    names = frames.make_names(count)
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        for start in range(0, count, HOLD_BATCH):
+            batch = names[start : start + HOLD_BATCH]
+            connection.sendall(b"".join(map(frames.acquire, batch)))
+            _receive(connection, 16 * len(batch))
+        yield connection, names
+
+
+def _receive(connection: socket.socket, size: int) -> None:
+    while size:
+        taken = len(connection.recv(min(size, 1 << 20)))
+        if not taken:
+            raise ConnectionError("the server closed a connection that asked nothing wrong")
+        size -= taken
+
+
+def _dump(port: int, name_size: int = 16) -> int:
+    """Reads a whole Dump as fast as it comes, and returns how many entries that was; all names have that size."""
+    end = wire.frame(wire.Opcode.DUMP, 7, magic=wire.RESPONSE_MAGIC)
+    buffer = bytearray(1 << 20)
+    size, tail = 0, b""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(wire.dump(7))
+        while tail != end:
+            taken = connection.recv_into(buffer)
+            if not taken:
+                raise ConnectionError("the server closed a connection in a Dump")
+            size += taken
+            tail = (tail + buffer[max(0, taken - len(end)) : taken])[-len(end) :]
+    return (size - len(end)) // (wire.HEADER_SIZE + 10 + name_size)

@@ -1,0 +1,151 @@
+"""The results of a comparison as a page of tables with a chart, and whether the promises hold in them.
+
+promises.json says what counterd promises: a figure of a scenario against that of a peer in the same round, against its own
+in another scenario, or against another figure of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from counterd.bench.chart import Axis, Point, Series, bar_chart
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OURS = "counterd"
+PROMISES = Path(__file__).parent / "promises.json"
+CHARTED = ("1 in flight", "16 in flight", "64 in flight")
+
+INTRODUCTION = """\
+# counterd beside its peers
+
+`make bench-peers` makes this page. All servers ran in one run on one machine, each alone on core {cores[server]} while it was
+loaded from core {cores[load]}; every round loads all of them, and a ratio is the median of the rounds' ratios. Times by themselves
+say more about the machine than about a server: compare within a row.
+
+{machine}. {versions}. {started}, commit {commit}.
+
+*raw loop* is an epoll loop in C around counterd's own session: what is left of a server when only the system calls remain.
+redis does INCR and DECR, memcached incr and decr, which know neither limits nor holders; yrmcdsd has two workers.
+Unless a row says otherwise: 50 connections, 100 thousand names of 16 bytes, acquire and release in turn.
+
+![requests a second by requests in flight](RESULTS.svg)
+
+"""
+
+
+class Verdict(NamedTuple):
+    """A promise, and what became of it."""
+
+    promise: dict[str, Any]
+    ratio: float | None  # None = nothing was measured that tells
+
+    def holds(self) -> bool:
+        return self.ratio is not None and self._within("at least", "at most")
+
+    def _within(self, low: str, high: str) -> bool:
+        assert self.ratio is not None
+        return self.promise.get(low, 0.0) <= self.ratio <= self.promise.get(high, float("inf"))
+
+    def word(self) -> str:
+        if self.ratio is None:
+            return "not measured"
+        if not self.holds():
+            return "**missed**"
+        return "holds, aim missed" if self.ratio < self.promise.get("aim", 0.0) else "holds"
+
+
+def verdicts(document: dict[str, Any]) -> list[Verdict]:
+    rounds = {scenario["name"]: scenario["rounds"] for scenario in document["scenarios"]}
+    return [Verdict(promise, _ratio(promise, rounds)) for promise in json.loads(PROMISES.read_text())]
+
+
+def promises_hold(document: dict[str, Any]) -> bool:
+    """Whether all that was measured keeps its promise."""
+    return all(each.holds() for each in verdicts(document) if each.ratio is not None)
+
+
+def _ratio(promise: dict[str, Any], rounds: dict[str, dict[str, list[dict[str, float]]]]) -> float | None:
+    figure, against = promise["figure"], promise["against"]
+    ours = rounds.get(promise["scenario"], {}).get(OURS, [])
+    theirs, their_figure = rounds.get(promise["scenario"], {}).get(against), figure
+    if against in rounds:
+        theirs = rounds[against][OURS]
+    elif ours and against in ours[0]:
+        theirs, their_figure = ours, against
+    if not ours or not theirs:
+        return None
+    pairs = [(our[figure], their[their_figure]) for our, their in zip(ours, theirs, strict=True)]
+    return statistics.median(our / their if their else float("inf") for our, their in pairs)
+
+
+def write(document: dict[str, Any], page: Path) -> None:
+    """The page, and its chart beside it."""
+    text = INTRODUCTION.format(
+        cores=document["cores"],
+        machine=", ".join(f"{name} {value}" for name, value in document["machine"].items()),
+        versions=", ".join(f"{name} {value}" for name, value in document["versions"].items()),
+        started=document["started"][:10],
+        commit=document["commit"],
+    )
+    page.write_text(text + "\n".join(_tables(document)).rstrip() + "\n", "utf-8")
+    page.with_suffix(".svg").write_text(_chart(document), "utf-8")
+
+
+def _tables(document: dict[str, Any]) -> Iterator[str]:
+    yield from ("## Promises", "", "| work | figure | against | promised | aim | measured | |", "|---" * 7 + "|")
+    for verdict in verdicts(document):
+        promise = verdict.promise
+        bound = f">= {promise['at least']:g}" if "at least" in promise else f"<= {promise['at most']:g}"
+        measured = "" if verdict.ratio is None else f"{verdict.ratio:.2f}"
+        cells = [promise["scenario"], promise["figure"], promise["against"], bound, f"{promise.get('aim', '')}"]
+        yield f"| {' | '.join([*cells, measured, verdict.word()])} |"
+    for scenario in document["scenarios"]:
+        yield from _table(scenario)
+
+
+def _table(scenario: dict[str, Any]) -> Iterator[str]:
+    """One scenario: a row a server; a ratio is counterd's against that server's."""
+    rounds = scenario["rounds"]
+    figures = list(next(iter(rounds.values()))[0])
+    main = figures[0]
+    yield from ("", f"## {scenario['name'].capitalize()}", "", f"{len(next(iter(rounds.values())))} rounds, medians.", "")
+    yield f"| server | {' | '.join(_heading(figure) for figure in figures)} | counterd against it: {_heading(main)} |"
+    yield "|---" * (len(figures) + 2) + "|"
+    for name, values in scenario["medians"].items():
+        ratio = _ratio({"scenario": "it", "figure": main, "against": name}, {"it": rounds}) if name != OURS else None
+        cells = [_shown(values[figure]) for figure in figures]
+        yield f"| {' | '.join([name, *cells, '' if ratio is None else f'{ratio:.2f}'])} |"
+
+
+def _heading(figure: str) -> str:
+    return figure.replace(" us", ", µs").replace(" ms", ", ms").replace(" MB", ", MB")
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.3g}"
+
+
+def _chart(document: dict[str, Any]) -> str:
+    """Requests a second, as times those of the raw loop: servers by requests in flight."""
+    charted = [scenario for scenario in document["scenarios"] if scenario["name"] in CHARTED]
+    names = list(charted[0]["medians"]) if charted else []
+    series = [
+        Series(
+            name,
+            [Point(group, each["medians"][name]["requests/s"] / each["medians"]["raw loop"]["requests/s"])
+             for group, each in enumerate(charted)],
+        )
+        for name in names
+    ]  # fmt: skip
+    return bar_chart(
+        [scenario["name"] for scenario in charted],
+        series,
+        Axis("times the raw loop's"),
+        title="Requests a second, the raw epoll loop = 1",
+        description="Grouped bars: each server's throughput as a share of a raw epoll loop's, by requests in flight.",
+    )

@@ -1,0 +1,206 @@
+"""Starts what counterd is compared with, each on one core, with what it needs to be at its best.
+
+counterd    the installed one, with its defaults
+raw loop    an epoll loop in C around counterd's own session: what the system calls of a server cost at least
+yrmcdsd     the server that counterd replaces, two workers
+redis       redis-server, INCR and DECR, without persistence
+memcached   one thread, incr and decr
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from native import load_native
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PACKAGES = {"yrmcdsd": "yrmcds", "redis-server": "redis-server", "memcached": "memcached"}  # of Debian
+CONNECTIONS_MAX = 20_000
+START_S = 20.0
+BUCKETS = 1_000_000
+
+YRMCDSD = """\
+virtual_ip = {host}
+bind_ip = 127.0.0.2
+port = {ports[0]}
+repl_port = {ports[1]}
+temp_dir = "{directory}"
+workers = 2
+counter.enable = true
+counter.port = {ports[2]}
+counter.buckets = {buckets}
+"""
+
+
+@dataclass(frozen=True)
+class Server:
+    """One that runs."""
+
+    name: str
+    protocol: str
+    pid: int
+    port: int
+
+    def cpu_ns(self) -> int:
+        """Time all its threads have spent on a CPU, user and system, as the scheduler counts it."""
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
+
+    def resident(self) -> int:
+        """Bytes of physical memory."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def missing() -> list[str]:
+    """Debian packages that the comparison needs and that are not installed."""
+    return [package for program, package in PACKAGES.items() if not _find(program)]
+
+
+def versions() -> dict[str, str]:
+    """Of the peers' packages."""
+    command = ["dpkg-query", "--show", "--showformat", "${Version}"]
+    found = {}
+    for package in PACKAGES.values():
+        said = subprocess.run([*command, package], capture_output=True, text=True, check=False).stdout
+        found[package] = said or "unknown"
+    return found
+
+
+def two_cores() -> tuple[int, int]:
+    """The core of the servers and that of the load; with one core only, they share it."""
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[0], cores[-1]
+
+
+def allow_connections() -> None:
+    """Raises the limit of open files, which the servers inherit, for CONNECTIONS_MAX."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, CONNECTIONS_MAX + 1000), hard))
+
+
+@contextlib.contextmanager
+def counterd(core: int | None = None, *settings: str) -> Iterator[Server]:
+    """The daemon with its defaults and these KEY=VALUE on top, on a free port of loopback."""
+    chosen = ["counter.port=0", "counter.bind=127.0.0.1", *settings]
+    command = [sys.executable, "-m", "counterd", *(word for each in chosen for word in ("--set", each))]
+    with _process(command, core, stderr=subprocess.PIPE, text=True) as process:
+        port = 0
+        for line in process.stderr:
+            if "listens on 127" in line:
+                port = int(line.rsplit(":", 1)[1])
+            if "ready" in line:
+                break
+        yield Server("counterd", "counter", process.pid, port)
+
+
+@contextlib.contextmanager
+def raw_loop(core: int | None = None) -> Iterator[Server]:
+    listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    native = load_native()
+    pid = os.fork()
+    if pid == 0:
+        from counterd.protocols.counter._room import CounterStore
+
+        _pin(core)
+        store = CounterStore(
+            buckets=BUCKETS, holdings=2 * BUCKETS, name_memory=1 << 28, hash_key=os.urandom(16), figures=dict
+        )
+        store.begin_window(1)
+        native.serve_raw(listening.fileno(), store)
+    try:
+        yield Server("raw loop", "counter", pid, listening.getsockname()[1])
+    finally:
+        listening.close()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+@contextlib.contextmanager
+def redis(core: int | None = None) -> Iterator[Server]:
+    (port,) = _free_ports(1)
+    options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+    options += ["--maxclients", str(CONNECTIONS_MAX), "--loglevel", "warning"]
+    with _process([_find("redis-server"), *options], core, stdout=subprocess.DEVNULL) as process:
+        yield _up(Server("redis", "redis", process.pid, port), process)
+
+
+@contextlib.contextmanager
+def memcached(core: int | None = None) -> Iterator[Server]:
+    (port,) = _free_ports(1)
+    options = ["-l", "127.0.0.1", "-p", str(port), "-U", "0", "-t", "1", "-c", str(CONNECTIONS_MAX), "-m", "1024"]
+    with _process([_find("memcached"), *options, "-u", "nobody"], core) as process:
+        yield _up(Server("memcached", "memcached", process.pid, port), process)
+
+
+@contextlib.contextmanager
+def yrmcdsd(core: int | None = None) -> Iterator[Server]:
+    ports = _free_ports(3)
+    with tempfile.TemporaryDirectory() as directory:
+        config = Path(directory) / "yrmcds.conf"
+        config.write_text(YRMCDSD.format(host="127.0.0.1", ports=ports, directory=directory, buckets=BUCKETS))
+        output = subprocess.DEVNULL
+        with _process([_find("yrmcdsd"), "-f", str(config)], core, stdout=output, stderr=output) as process:
+            yield _up(Server("yrmcdsd", "counter", process.pid, ports[2]), process)
+
+
+STARTS: dict[str, Callable[[int | None], contextlib.AbstractContextManager[Server]]] = {
+    "counterd": counterd,
+    "raw loop": raw_loop,
+    "redis": redis,
+    "memcached": memcached,
+    "yrmcdsd": yrmcdsd,
+}
+
+
+def _find(program: str) -> str | None:
+    return shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/local/sbin")
+
+
+def _pin(core: int | None) -> None:
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+
+
+@contextlib.contextmanager
+def _process(command: list[str], core: int | None, **streams) -> Iterator[subprocess.Popen]:
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=lambda: _pin(core), **streams)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.communicate(timeout=START_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+
+def _up(server: Server, process: subprocess.Popen) -> Server:
+    """The server, once it takes connections."""
+    end = time.monotonic() + START_S
+    while time.monotonic() < end and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", server.port), timeout=1):
+            return server
+        time.sleep(0.02)
+    raise RuntimeError(f"{server.name} did not come up (exit status {process.poll()})")
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
