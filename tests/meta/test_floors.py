@@ -21,7 +21,17 @@ PACKAGE = SRC / "counterd"
 ROOMS = sorted(path.name for path in (PACKAGE / "protocols").iterdir() if (path / "__init__.py").exists())
 
 # By the first part of a module's name below counterd; what is not here is on floor 0.
-FLOORS = {"_core": 1, "_audit": 1, "protocols": 2, "net": 3, "control": 4, "cli": 5, "__main__": 5, "client": 5, "bench": 5}
+FLOORS = {
+    "_core": 1,
+    "_audit": 1,
+    "protocols": 2,
+    "net": 3,
+    "control": 4,
+    "cli": 5,
+    "__main__": 5,
+    "client": 5,
+    "bench": 5,
+}
 HEADERS = {"byteorder", "siphash", "debug", "settings", "errors", "version", "__init__"}
 
 # All that the engine and the rooms may use besides counterd: nothing here knows a clock, a socket, a file or a loop.
