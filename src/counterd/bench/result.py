@@ -6,18 +6,34 @@ nanoseconds, 3 significant digits up to an hour, and is kept in files in that li
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
+import struct
+import types
+import typing
+import zlib
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hdrh.histogram import HdrHistogram
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FORMAT = "counterbench 1"
 HIGHEST_NS = 3_600_000_000_000
 DIGITS = 3
 PERCENTILES = (50.0, 90.0, 99.0, 99.9, 99.99)
+
+# What a file may hold: any sum or quotient of such numbers is still a number.
+NUMBER_MAX = 2**63
+FRACTION_MIN = 1e-9
+# Before the counts of a histogram: cookie, length of the counts, offset, digits, lowest, highest, ratio.
+HISTOGRAM_HEADER = struct.Struct(">IIIIQQd")
+HISTOGRAM_COOKIE = 0x1C849313
+# Over what one can be: 33,792 counts of at most 9 bytes.
+HISTOGRAM_BYTES_MAX = 2**19
 
 
 class ResultError(Exception):
@@ -42,8 +58,7 @@ class Moment:
 
 @dataclass
 class Run:
-    """One run. `latency` is what a user sees: from the intended start in an open loop, from the sending in a closed one.
-    """
+    """One run. `latency` is what a user sees: from the intended start in an open loop, else from the sending."""
 
     label: str
     options: dict[str, Any]
@@ -96,15 +111,17 @@ def load(path: Path) -> Report:
         document = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise ResultError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ResultError(f"{path}: not JSON: {error}") from None
     found = document.pop("format", None) if isinstance(document, dict) else None
     if found != FORMAT:
         raise ResultError(f"{path}: not a result of counterbench (its format is {found!r}, not {FORMAT!r})")
     try:
-        return Report(runs=[_decode(run) for run in document.pop("runs")], **document)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ResultError(f"{path}: not a whole result: {error!r}") from None
+        report = _made(Report, document, "")
+    except ValueError as error:
+        raise ResultError(f"{path}: not a whole result: {error}") from None
+    assert isinstance(report, Report)
+    return report
 
 
 def _encode(run: Run) -> dict[str, Any]:
@@ -116,18 +133,65 @@ def _encode(run: Run) -> dict[str, Any]:
     return {**fields, "rate": run.rate, "percentiles": percentiles(run.latency)}
 
 
-def _decode(fields: dict[str, Any]) -> Run:
-    del fields["rate"], fields["percentiles"]  # for people and other tools; they follow from the rest
-    for name in ("latency", "service", "give_back"):
-        if fields[name] is not None:
-            fields[name] = HdrHistogram.decode(fields[name])
-    fields["series"] = [Moment(**moment) for moment in fields["series"]]
-    return Run(**fields)
+def _made(kind: Any, value: Any, where: str) -> Any:
+    """`value`, found at `where` in a file, as what the type `kind` says. Raises ValueError."""
+    inner = typing.get_args(kind)
+    if kind is Any:
+        return value
+    if isinstance(kind, types.UnionType):  # with None
+        return None if value is None else _made(inner[0], value, where)
+    if kind is HdrHistogram:
+        return _decoded(value, where)
+    if dataclasses.is_dataclass(kind):
+        return _made_dataclass(kind, value, where)
+    expected = typing.get_origin(kind) or kind
+    if expected is float and type(value) is int:
+        value = float(min(value, NUMBER_MAX))
+    if type(value) is not expected:
+        raise ValueError(f"{where} is no {expected.__name__}")
+    if expected is list:
+        value = [_made(inner[0], item, f"{where}[{index}]") for index, item in enumerate(value)]
+    elif expected is dict:
+        value = {key: _made(inner[1], item, f"{where}.{key}") for key, item in value.items()}
+    elif expected in (int, float) and value != 0 and not FRACTION_MIN <= value < NUMBER_MAX:
+        raise ValueError(f"{where} is out of range")
+    return value
+
+
+def _made_dataclass(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} is no object")
+    if kind is Run:  # for people and other tools; they follow from the rest
+        value = {key: item for key, item in value.items() if key not in ("rate", "percentiles")}
+    kinds = typing.get_type_hints(kind)
+    prefix = f"{where}." if where else ""
+    for name in [*kinds, *value]:
+        if name not in value or name not in kinds:
+            raise ValueError(f"{prefix}{name} is {'unknown' if name in value else 'missing'}")
+    return kind(**{name: _made(kinds[name], item, f"{prefix}{name}") for name, item in value.items()})
+
+
+def _decoded(text: Any, where: str) -> HdrHistogram:
+    """The library believes what a histogram says of its size, and unpacks whatever there is: look before it does."""
+    try:
+        packed = base64.b64decode(text, validate=True)[8:]
+        unpacker = zlib.decompressobj()
+        plain = unpacker.decompress(packed, HISTOGRAM_BYTES_MAX)
+        size = len(plain) - HISTOGRAM_HEADER.size
+        header = HISTOGRAM_HEADER.pack(HISTOGRAM_COOKIE, max(size, 0), 0, DIGITS, 1, HIGHEST_NS, 1.0)
+        if not unpacker.eof or not plain.startswith(header):
+            raise ValueError("not one of counterbench")
+        values = HdrHistogram.decode(text)
+        if sum(values.counts) != values.total_count:
+            raise ValueError("more than can be counted")
+    except Exception as error:  # noqa: BLE001 - six kinds, of three modules
+        raise ValueError(f"{where} is no histogram: {error}") from None
+    return values
 
 
 def percentiles(values: HdrHistogram) -> dict[str, int]:
     """PERCENTILES and max, as the tables show them; empty if nothing was recorded."""
     if not values.get_total_count():
         return {}
-    shown = {f"{percent:g}": int(values.get_value_at_percentile(percent)) for percent in PERCENTILES}
-    return {**shown, "max": int(values.get_max_value())}
+    found = values.get_percentile_to_value_dict(PERCENTILES)  # one walk over the counts, where each alone is one
+    return {**{f"{percent:g}": int(found[percent]) for percent in PERCENTILES}, "max": int(values.get_max_value())}

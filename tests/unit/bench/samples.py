@@ -1,0 +1,71 @@
+"""Runs and reports, small and alike each time, for the tests of what shows them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from counterd.bench.result import Moment, Report, Run, histogram
+
+if TYPE_CHECKING:
+    from hdrh.histogram import HdrHistogram
+
+STARTED = "2025-11-20T08:12:31Z"
+
+
+def times(*values: int) -> HdrHistogram:
+    """A histogram of these."""
+    found = histogram()
+    for value in values:
+        found.record_value(value)
+    return found
+
+
+def run(label: str = "acquire-release", rate: float = 1000.0, middle: int = 143_000, **others: Any) -> Run:
+    """Of ten seconds, closed, with 100 different latencies around the middle one."""
+    moments = [
+        Moment(float(second), 1.0, int(rate), 0, {"50": middle, "99": middle * 2, "max": middle * 3})
+        for second in range(1, 11)
+    ]
+    fields: dict[str, Any] = {
+        "label": label,
+        "options": {"connections": 50},
+        "started": STARTED,
+        "seconds": 10.0,
+        "requests": int(rate * 10),
+        "outcomes": {"granted": int(rate * 9), "refused": int(rate)},
+        "errors": {},
+        "latency": times(*(middle * percent // 50 for percent in range(1, 101))),
+        "series": moments,
+        **others,
+    }
+    return Run(**fields)
+
+
+def report(*runs: Run, **others: Any) -> Report:
+    return Report(list(runs), {"cpu": "any", "cores": "2"}, {"counterd": "0.1.0", "python": "3.11"}, **others)
+
+
+def full_run() -> Run:
+    """With something in every field."""
+    return run(
+        service=times(1, 2_000, 3_000_000),
+        give_back=times(900_000),
+        rate_wanted=1200.0,
+        late=3,
+        unsent=4,
+        cpu_seconds=1.25,
+        errors={"timeout": 5, "connection lost": 6},
+        violations=["counter x: 11 granted of 10"],
+    )
+
+
+def scan() -> Report:
+    """Of three rates, the last of which went wrong."""
+    runs = [run(rate=rate, rate_wanted=rate, service=times(1000)) for rate in (1000.0, 2000.0)]
+    runs.append(run(rate=2100.0, rate_wanted=3000.0, service=times(1000), errors={"timeout": 7}))
+    return report(*runs, search={"objective": "p99<1ms", "rate": 2000.0})
+
+
+def empty_run() -> Run:
+    """Nobody answered."""
+    return run(requests=0, seconds=0.0, outcomes={}, errors={"refused": 50}, latency=times(), series=[], options={})
