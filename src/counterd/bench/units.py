@@ -1,0 +1,64 @@
+"""How numbers and foreign text are written, in terminals and pages alike.
+
+A side, pure Python. Three significant digits, because that is what the histograms have.
+"""
+
+from __future__ import annotations
+
+TIMES = (("ns", 1), ("µs", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000))
+COUNTS = (("", 1), ("k", 1_000), ("M", 1_000_000), ("G", 1_000_000_000))
+
+
+def scaled(value: float, units: tuple[tuple[str, int], ...]) -> tuple[float, str]:
+    """A value in the largest of the units that it fills, rounding considered: 999.9 µs are 1 ms."""
+    name, size = max(
+        (unit for unit in units if float(f"{value:.3g}") >= unit[1]), key=lambda unit: unit[1], default=units[0]
+    )
+    return value / size, name
+
+
+def digits(value: float) -> str:
+    """Three significant ones, and all that stand before the point; of nothing one."""
+    if not value:
+        return "0"
+    rounded = float(f"{value:.3g}")
+    places = 2 if rounded < 10 else 1 if rounded < 100 else 0
+    return f"{value:,.{places}f}"
+
+
+def duration(ns: float) -> str:
+    """0 ns, 62 ns, 143 µs, 1.20 ms, 3,600 s."""
+    value, unit = scaled(ns, TIMES)
+    return f"{value:.0f} ns" if unit == "ns" and value == int(value) else f"{digits(value)} {unit}"
+
+
+def duration_tick(ns: float) -> str:
+    """As on an axis, where the places that all have in common are noise: 1.2 ms."""
+    value, unit = scaled(ns, TIMES)
+    return f"{plain_tick(value)} {unit}"
+
+
+def count(value: int) -> str:
+    """1,234,567."""
+    return f"{value:,}"
+
+
+def plain_tick(value: float) -> str:
+    """As on an axis of seconds, of which nobody says 3k."""
+    return f"{float(f'{value:.6g}'):,.10g}"
+
+
+def count_tick(value: float) -> str:
+    """As on an axis: 0, 2.5, 120k, 1.5M."""
+    number, unit = scaled(value, COUNTS)
+    return f"{plain_tick(number)}{unit}"
+
+
+def rate(per_second: float) -> str:
+    """123,457/s; with places only below 100, where they say something."""
+    return f"{digits(per_second)}/s"
+
+
+def printable(text: object) -> str:
+    """A text from outside, on one line: nothing in it moves the cursor, ends a line or is no character at all."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text))

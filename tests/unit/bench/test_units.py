@@ -1,0 +1,82 @@
+"""Numbers as they are read: units, three digits, and nothing from outside that is no plain text."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from counterd.bench.units import count, count_tick, digits, duration, duration_tick, plain_tick, printable, rate
+
+SECOND = 1_000_000_000
+SIZES = {"ns": 1, "µs": 1_000, "ms": 1_000_000, "s": SECOND}
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [
+        (0, "0 ns"),
+        (0.25, "0.25 ns"),
+        (1, "1 ns"),
+        (62, "62 ns"),
+        (812.4, "812 ns"),
+        (999, "999 ns"),
+        (999.6, "1.00 µs"),
+        (1_000, "1.00 µs"),
+        (14_250, "14.2 µs"),
+        (143_000, "143 µs"),
+        (999_499, "999 µs"),
+        (999_500, "1.00 ms"),
+        (1_234_567, "1.23 ms"),
+        (SECOND, "1.00 s"),
+        (59.96 * SECOND, "60.0 s"),
+        (3600 * SECOND, "3,600 s"),
+    ],
+)
+def test_duration(ns: float, text: str) -> None:
+    assert duration(ns) == text
+
+
+@given(st.floats(1, 3600 * SECOND))
+def test_a_duration_is_right_to_three_digits(ns: float) -> None:
+    number, unit = duration(ns).split(" ")
+    assert float(number.replace(",", "")) * SIZES[unit] == pytest.approx(ns, rel=0.0051)
+    assert len(re.sub(r"\D", "", number)) <= (4 if unit == "s" else 3)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.5, "0.50"), (9.996, "10.0"), (99.96, "100"), (123456.78, "123,457")]
+)
+def test_digits_count_and_rate(value: float, text: str) -> None:
+    assert digits(value) == text
+    assert rate(value) == f"{text}/s"
+
+
+def test_count() -> None:
+    assert (count(0), count(1_234_567)) == ("0", "1,234,567")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.05, "0.05"), (250, "250"), (120_000, "120k"), (1.5e6, "1.5M"), (2e12, "2,000G")]
+)
+def test_count_tick(value: float, text: str) -> None:
+    assert count_tick(value) == text
+
+
+def test_other_ticks() -> None:
+    assert [duration_tick(ns) for ns in (0, 500, 1_500_000, 3600 * SECOND)] == ["0 ns", "500 ns", "1.5 ms", "3,600 s"]
+    assert [plain_tick(value) for value in (0, 0.25, 3500, 0.1 + 0.2)] == ["0", "0.25", "3,500", "0.3"]
+
+
+def test_printable() -> None:
+    assert printable("acquire, 日本語, µ") == "acquire, 日本語, µ"
+    assert printable("\x1b[31mred\n\t\x00\ud800\u202e\ufffe") == "\ufffd[31mred" + "\ufffd" * 6
+    assert printable(None) == "None"
+
+
+@given(st.text())
+def test_what_is_printable_is_one_line_that_can_be_encoded(text: str) -> None:
+    assert "".join(printable(text).splitlines()) == printable(text)
+    assert printable(text).encode().decode() == printable(text)
