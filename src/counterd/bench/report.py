@@ -1,0 +1,367 @@
+"""What a run found, for a terminal, a spreadsheet and the tools that read HdrHistogram's percentile files.
+
+A side, pure Python. A run with errors, with requests that were never sent or with violations is marked wherever its
+figures stand: numbers of requests that did not happen must not win a comparison.
+"""
+
+from __future__ import annotations
+
+import csv
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from counterd.bench.result import PERCENTILES, percentiles
+from counterd.bench.units import count, digits, duration, printable, rate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hdrh.histogram import HdrHistogram
+    from rich.console import RenderableType
+
+    from counterd.bench.result import Report, Run
+
+BAD, GOOD, SOFT = "bold red", "green", "dim"
+NAMES = (*(f"{percent:g}" for percent in PERCENTILES), "max")
+ROW_NAMES = ("50", "99", "99.9", "max")
+VERIFIED = "every answer was one that a right server may give"
+# Two runs of the same thing differ by this much on a quiet machine.
+SAME = 0.05
+MARKS = {"better": "▲", "worse": "▼", "same": "=", "": ""}
+# Of HdrHistogram's percentile files: 5 lines each time the distance to 100 % has halved.
+TICKS_PER_HALF = 5
+
+
+class Times(NamedTuple):
+    """One of a run's histograms, with the name that says from where to where it measures."""
+
+    name: str
+    key: str  # in the CSV
+    meaning: str
+    values: HdrHistogram
+
+
+def all_times(run: Run) -> list[Times]:
+    """Those that a run has, the one that matters first."""
+    if run.service is None:
+        found = [Times("latency", "latency", "from the sending to the answer", run.latency)]
+    else:
+        found = [
+            Times("response time", "latency", "from the intended start to the answer", run.latency),
+            Times("service time", "service", "from the sending to the answer", run.service),
+        ]
+    if run.give_back is not None:
+        meaning = "from the killing of a client until its permits were back"
+        found.append(Times("give-back", "give_back", meaning, run.give_back))
+    return found
+
+
+def percentile_name(name: str) -> str:
+    return name if name == "max" else f"p{name}"
+
+
+def run_name(report: Report, run: Run) -> str:
+    """What tells it from the others of its report: the label, the rate, and where both are the same a number."""
+    if len(report.runs) == 1:
+        return printable(run.label)
+    twins = [other for other in report.runs if (other.label, other.rate_wanted) == (run.label, run.rate_wanted)]
+    number = next(index for index, twin in enumerate(twins, 1) if twin is run)
+    name = printable(run.label)
+    if run.rate_wanted is not None:
+        at = f"{digits(run.rate_wanted)}/s"
+        name = at if len({other.label for other in report.runs}) == 1 else f"{name} at {at}"
+    return name if len(twins) == 1 else f"{name} #{number}"
+
+
+def full_name(name: str, report: Report, run: Run) -> str:
+    """What tells it from those of all reports, each of which has a name."""
+    return printable(name) if len(report.runs) == 1 else f"{printable(name)}, {run_name(report, run)}"
+
+
+def by_kind(kinds: dict[str, int]) -> str:
+    """granted 1,000, refused 12; the most frequent first."""
+    ordered = sorted(kinds.items(), key=lambda kind: -kind[1])
+    return ", ".join(f"{printable(name)} {count(number)}" for name, number in ordered)
+
+
+def faults(run: Run) -> str:
+    """Everything that makes the figures mean less than they say; empty if nothing does."""
+    found = [f"errors: {by_kind(run.errors)}"] if run.errors else []
+    if run.unsent:
+        found.append(f"{count(run.unsent)} never sent")
+    if run.violations:
+        found.append(f"{count(len(run.violations))} violations")
+    return "; ".join(found)
+
+
+def answer(search: dict[str, Any]) -> tuple[str, bool]:
+    """The sentence that a search ends with, and whether it found what it looked for."""
+    if "objective" not in search:
+        return f"scan: {printable(search.get('scan', ''))}", True
+    objective, found = printable(search["objective"]), search.get("rate")
+    if isinstance(found, (int, float)):
+        return f"{objective} holds up to {rate(found)}", True
+    return f"{objective} holds at none of these rates", False
+
+
+# ---- terminal -------------------------------------------------------------------------------------------------------
+
+
+def summary(report: Report) -> RenderableType:
+    """All about one run, or a row for each of several and the search's answer."""
+    parts: list[RenderableType]
+    if len(report.runs) == 1:
+        run = report.runs[0]
+        parts = [Text(printable(run.label), "bold"), _facts(run), _times_table(run), *_meanings(run)]
+    else:
+        labels = {printable(run.label) for run in report.runs}
+        parts = [
+            *(Text(label, "bold") for label in labels if len(labels) == 1),
+            _runs_table(report),
+            *_faults_of(report),
+        ]
+    if report.search is not None:
+        text, found = answer(report.search)
+        parts.append(Text(text, "bold" if found else BAD))
+    return Group(*parts)
+
+
+def brief(report: Report) -> str:
+    """A line a run."""
+    return "\n".join(_brief(run, several=len(report.runs) > 1) for run in report.runs)
+
+
+def _brief(run: Run, *, several: bool) -> str:
+    found = percentiles(run.latency)
+    middle = f"p50={found['50'] / 1e6:.3f} ms" if found else "no answers"
+    wrong = f", {faults(run)}" if run.failed() else ""
+    at = f" at {rate(run.rate_wanted)}" if several and run.rate_wanted is not None else ""
+    return f"{printable(run.label)}{at}: {run.rate:.2f} requests per second, {middle}{wrong}"
+
+
+def _facts(run: Run) -> Table:
+    table = Table.grid(padding=(0, 2))
+    wanted = "" if run.rate_wanted is None else f" of {rate(run.rate_wanted)} wanted"
+    table.add_row("throughput", Text(f"{digits(run.rate)} requests/s{wanted}", "bold"))
+    table.add_row("requests", f"{count(run.requests)} answered in {run.seconds:,.2f} s")
+    if run.service is not None or run.late:
+        table.add_row("late", f"{count(run.late)} sent over 1 ms after their intended start")
+    if run.unsent:
+        table.add_row("unsent", Text(f"{count(run.unsent)} were due and never sent", BAD))
+    if run.outcomes:
+        table.add_row("outcomes", Text(by_kind(run.outcomes)))
+    table.add_row("errors", Text(by_kind(run.errors), BAD) if run.errors else "none")
+    table.add_row("load CPU", cpu(run))
+    if run.violations == []:
+        table.add_row("verified", Text(VERIFIED, GOOD))
+    for number, violation in enumerate(run.violations or ()):
+        table.add_row("" if number else Text("violations", BAD), Text(printable(violation), BAD))
+    return table
+
+
+def cpu(run: Run) -> str:
+    """What the load itself took: near a core a process, it is the load that is measured."""
+    if not run.requests:
+        return f"{digits(run.cpu_seconds)} s"
+    cores = run.cpu_seconds / run.seconds if run.seconds else 0.0
+    return f"{duration(run.cpu_seconds * 1e9 / run.requests)} a request, {digits(cores)} cores"
+
+
+def _times_table(run: Run) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column()
+    for name in NAMES:
+        table.add_column(percentile_name(name), justify="right", no_wrap=True)
+    for times in all_times(run):
+        table.add_row(times.name, *_cells(percentiles(times.values), NAMES))
+    return table
+
+
+def _cells(found: dict[str, int], names: Sequence[str]) -> list[str]:
+    return [duration(found[name]) if found else "-" for name in names]
+
+
+def _meanings(run: Run) -> list[Text]:
+    return [Text(f"{times.name}: {times.meaning}", SOFT) for times in all_times(run)]
+
+
+def _runs_table(report: Report) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    labels = {run.label for run in report.runs}
+    if len(labels) > 1:
+        table.add_column("run", overflow="fold")
+    for name in ("wanted/s", "reached/s", *map(percentile_name, ROW_NAMES), "late", "errors"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for run in report.runs:
+        table.add_row(
+            *([Text(printable(run.label))] if len(labels) > 1 else []),
+            "-" if run.rate_wanted is None else digits(run.rate_wanted),
+            digits(run.rate),
+            *_cells(percentiles(run.latency), ROW_NAMES),
+            count(run.late),
+            count(sum(run.errors.values())),
+            style=BAD if run.failed() else None,
+        )
+    return table
+
+
+def _faults_of(report: Report) -> list[Text]:
+    """A red line for each run that has any, with the violations in full."""
+    lines = []
+    for run in report.runs:
+        if run.failed():
+            lines.append(Text(f"{run_name(report, run)}: {faults(run)}", BAD))
+        lines += [Text(f"  {printable(violation)}", BAD) for violation in run.violations or ()]
+    if report.runs and all(run.violations == [] for run in report.runs):
+        lines.append(Text(f"verified: {VERIFIED}", GOOD))
+    return lines
+
+
+# ---- comparison -----------------------------------------------------------------------------------------------------
+
+
+class Ratio(NamedTuple):
+    """Of a figure to that of the first report. `verdict` is better, worse, same or, where errors forbid one, empty."""
+
+    ratio: float
+    verdict: str
+
+
+def compared(value: float, base: float, *, more_is_better: bool, failed: bool) -> Ratio | None:
+    """None where there is nothing to divide by."""
+    if not base:
+        return None
+    ratio = value / base
+    if failed:
+        return Ratio(ratio, "")
+    if abs(ratio - 1) <= SAME:
+        return Ratio(ratio, "same")
+    return Ratio(ratio, "better" if (ratio > 1) == more_is_better else "worse")
+
+
+def base_of(first: Report, run: Run) -> Run | None:
+    """The run of the first report that another's is held against: its only one, or the one that did the same."""
+    if len(first.runs) == 1:
+        return first.runs[0]
+    same = (other for other in first.runs if (other.label, other.rate_wanted) == (run.label, run.rate_wanted))
+    return next(same, None)
+
+
+def compare_table(reports: list[tuple[str, Report]]) -> RenderableType:
+    """A row a run, with ratios to the first report's."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("run", overflow="fold")
+    for column in ("throughput", *map(percentile_name, ROW_NAMES)):
+        table.add_column(column, justify="right", no_wrap=True)
+    notes = []
+    for index, (name, report) in enumerate(reports):
+        for run in report.runs:
+            title = full_name(name, report, run)
+            base = base_of(reports[0][1], run) if index else None
+            if run.failed():
+                notes.append(Text(f"{title}: {faults(run)}", BAD))
+            heading = Text(f"{title} (failed)", BAD) if run.failed() else Text(title)
+            figures = [rate(run.rate), *_cells(percentiles(run.latency), ROW_NAMES)]
+            found = ratios(run, base) if base is not None else [None] * len(figures)
+            cells = (_compared_cell(value, ratio, run) for value, ratio in zip(figures, found, strict=True))
+            table.add_row(heading, *cells)
+    if len(reports) > 1:
+        marks = f"{MARKS['better']} better, {MARKS['worse']} worse, {MARKS['same']} within {SAME:.0%}"
+        notes.append(Text(f"x: against {printable(reports[0][0])}; {marks}", SOFT))
+    return Group(table, *notes)
+
+
+def ratios(run: Run, base: Run) -> list[Ratio | None]:
+    """Of the throughput and of the percentiles in ROW_NAMES."""
+    failed = run.failed() or base.failed()
+    found, before = percentiles(run.latency), percentiles(base.latency)
+    times = (
+        compared(found[name], before[name], more_is_better=False, failed=failed) if found and before else None
+        for name in ROW_NAMES
+    )
+    return [compared(run.rate, base.rate, more_is_better=True, failed=failed), *times]
+
+
+def _compared_cell(value: str, ratio: Ratio | None, run: Run) -> Text:
+    cell = Text(value, BAD if run.failed() else "")
+    if ratio is not None:
+        style = {"better": GOOD, "worse": "red"}.get(ratio.verdict, SOFT)
+        cell.append(f"\n{digits(ratio.ratio)}x {MARKS[ratio.verdict]}".rstrip(), style)
+    return cell
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def write_csv(report: Report, path: Path) -> None:
+    """A row a run; a figure that there is none of is an empty cell."""
+    rows = [_csv_row(run) for run in report.runs]
+    with path.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file:
+        writer = csv.writer(file)
+        writer.writerow(CSV_COLUMNS)
+        writer.writerows([[row.get(column, "") for column in CSV_COLUMNS] for row in rows])
+
+
+def _csv_column(key: str, name: str) -> str:
+    """latency_p99_9_us: no point in it, which databases take for a table's."""
+    return f"{key}_{percentile_name(name).replace('.', '_')}_us"
+
+
+CSV_COLUMNS = (
+    *("label", "started", "rate_wanted_per_second", "requests_per_second", "requests", "seconds", "late", "unsent"),
+    *("errors", "errors_by_kind", "outcomes", "violations", "cpu_seconds"),
+    *(_csv_column(key, name) for key in ("latency", "service", "give_back") for name in NAMES),
+)
+
+
+def _csv_row(run: Run) -> dict[str, Any]:
+    return {
+        "label": run.label,
+        "started": run.started,
+        "rate_wanted_per_second": "" if run.rate_wanted is None else run.rate_wanted,
+        "requests_per_second": f"{run.rate:.3f}",
+        "requests": run.requests,
+        "seconds": f"{run.seconds:.6f}",
+        "late": run.late,
+        "unsent": run.unsent,
+        "errors": sum(run.errors.values()),
+        "errors_by_kind": ";".join(f"{kind}={number}" for kind, number in run.errors.items()),
+        "outcomes": ";".join(f"{kind}={number}" for kind, number in run.outcomes.items()),
+        "violations": "" if run.violations is None else len(run.violations),
+        "cpu_seconds": f"{run.cpu_seconds:.6f}",
+        **{
+            _csv_column(times.key, name): f"{value / 1000:.3f}"
+            for times in all_times(run)
+            for name, value in percentiles(times.values).items()
+        },
+    }
+
+
+def write_hgrm(report: Report, path: Path) -> None:
+    """In microseconds. Of several runs each has its file: PATH with -1, -2, ... before the suffix."""
+    for number, run in enumerate(report.runs, 1):
+        own = path if len(report.runs) == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
+        own.write_text(_hgrm(run.latency), "utf-8")
+
+
+def _hgrm(values: HdrHistogram) -> str:
+    """Not the library's own writer: it scales the mean and forgets to scale the deviation."""
+    lines = [f"{'Value':>12} {'Percentile':>14} {'TotalCount':>10} {'1/(1-Percentile)':>14}", ""]
+    for step in values.get_percentile_iterator(TICKS_PER_HALF) if values.get_total_count() else ():
+        part = step.percentile_level_iterated_to / 100
+        line = f"{step.value_iterated_to / 1000:12.3f} {part:2.12f} {step.total_count_to_this_value:10d}"
+        lines.append(f"{line} {1 / (1 - part):14.2f}" if part < 1 else line)
+    mean, deviation, highest = (
+        figure / 1000 for figure in (values.get_mean_value(), values.get_stddev(), values.get_max_value())
+    )
+    lines += [
+        f"#[Mean    = {mean:12.3f}, StdDeviation   = {deviation:12.3f}]",
+        f"#[Max     = {highest:12.3f}, Total count    = {values.get_total_count():12d}]",
+        f"#[Buckets = {values.bucket_count:12d}, SubBuckets     = {values.sub_bucket_count:12d}]",
+    ]
+    return "\n".join(lines) + "\n"

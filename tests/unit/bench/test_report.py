@@ -1,0 +1,320 @@
+"""What a terminal shows, and the files for spreadsheets and plotters: figures with units, no error out of sight."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from counterd.bench.report import (
+    CSV_COLUMNS,
+    Ratio,
+    all_times,
+    answer,
+    base_of,
+    brief,
+    compare_table,
+    compared,
+    ratios,
+    run_name,
+    summary,
+    write_csv,
+    write_hgrm,
+)
+from counterd.bench.result import HIGHEST_NS
+from unit.bench.samples import empty_run, full_run, report, run, scan, times
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from counterd.bench.result import Report
+
+RED, GREEN = "\x1b[1;31m", "\x1b[32m"
+HOSTILE = "[red]<script>\x1b[2J\n\ud800"
+
+
+def shown(renderable: RenderableType, *, width: int = 80, colours: bool = False) -> str:
+    console = Console(
+        width=width,
+        file=io.StringIO(),
+        force_terminal=colours,
+        color_system="standard" if colours else None,
+        legacy_windows=False,
+    )
+    console.print(renderable)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def row(text: str, name: str) -> str:
+    """The line that begins with the name, without it, its blanks as one."""
+    line = next(line for line in text.splitlines() if line.strip().startswith(name))
+    return re.sub(r" +", " ", line.strip().removeprefix(name).strip())
+
+
+# ---- one run --------------------------------------------------------------------------------------------------------
+
+
+def test_a_closed_run() -> None:
+    text = shown(summary(report(run(rate=123456.78, cpu_seconds=7.5))))
+    assert text.splitlines()[0] == "acquire-release"
+    assert row(text, "throughput") == "123,457 requests/s"
+    assert row(text, "requests") == "1,234,567 answered in 10.00 s"
+    assert row(text, "outcomes") == "granted 1,111,111, refused 123,456"
+    assert row(text, "errors") == "none"
+    assert row(text, "load CPU") == "6.08 µs a request, 0.75 cores"
+    assert row(text, "p50") == "p90 p99 p99.9 p99.99 max"
+    assert row(text, "latency ") == "143 µs 257 µs 283 µs 286 µs 286 µs 286 µs"
+    assert "latency: from the sending to the answer" in text
+    for word in ("late", "unsent", "verified", "violations", "response time", "give-back"):
+        assert re.search(rf"^{word}\b", text, re.MULTILINE) is None
+
+
+def test_an_open_run_has_both_times_by_their_names() -> None:
+    text = shown(summary(report(full_run())))
+    assert row(text, "throughput") == "1,000 requests/s of 1,200/s wanted"
+    assert row(text, "late") == "3 sent over 1 ms after their intended start"
+    assert row(text, "unsent") == "4 were due and never sent"
+    assert row(text, "response time ").startswith("143 µs ")
+    assert row(text, "service time ").endswith(" 3.00 ms")
+    assert row(text, "give-back ").startswith("900 µs ")
+    assert "response time: from the intended start to the answer" in text
+    assert "service time: from the sending to the answer" in text
+    assert "latency" not in text
+
+
+def test_errors_and_violations_are_red_and_in_full() -> None:
+    text = shown(summary(report(full_run())), colours=True)
+    assert f"{RED}connection lost 6, timeout 5" in text
+    assert f"{RED}counter x: 11 granted of 10" in text
+    assert f"{RED}4 were due and never sent" in text
+    assert GREEN not in text
+
+
+def test_a_verified_run_says_so_in_green() -> None:
+    text = shown(summary(report(run(violations=[]))), colours=True)
+    assert re.search(rf"verified +{re.escape(GREEN)}every answer", text)
+
+
+def test_nobody_answered() -> None:
+    text = shown(summary(report(empty_run())))
+    assert row(text, "throughput") == "0 requests/s"
+    assert row(text, "errors") == "refused 50"
+    assert row(text, "latency ") == "- - - - - -"
+
+
+def test_the_longest_and_the_shortest_time_fit() -> None:
+    text = shown(summary(report(run(latency=times(0, HIGHEST_NS)))))
+    assert row(text, "latency ").startswith("0 ns 3,60")
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+# ---- several runs ---------------------------------------------------------------------------------------------------
+
+
+def test_a_scan() -> None:
+    text = shown(summary(scan()))
+    lines = text.splitlines()
+    assert lines[0] == "acquire-release"
+    assert row(text, "wanted/s") == "reached/s p50 p99 p99.9 max late errors"
+    assert row(text, "2,000 ") == "2,000 143 µs 283 µs 286 µs 286 µs 0 0"
+    assert row(text, "3,000 ") == "2,100 143 µs 283 µs 286 µs 286 µs 0 7"
+    assert "3,000/s: errors: timeout 7" in lines
+    assert lines[-1] == "p99<1ms holds up to 2,000/s"
+    assert re.search(rf"{re.escape(RED)} *3,000", shown(summary(scan()), colours=True))
+
+
+def test_a_wide_scan_fits_a_terminal() -> None:
+    runs = [run(rate=123456.0, rate_wanted=1234567.0, middle=14_300_000, late=1_234_567, errors={"timeout": 123_456})]
+    text = shown(summary(report(*runs, *runs)))
+    assert all(len(line) <= 80 and "…" not in line for line in text.splitlines())
+
+
+def test_different_runs_have_their_names() -> None:
+    text = shown(summary(report(run("get"), run("stats", rate=10.0, violations=["late"]))))
+    assert row(text, "get ").startswith("- 1,000 ")
+    assert "stats: 1 violations" in text
+    assert "  late" in text
+
+
+def test_no_runs() -> None:
+    assert "wanted/s" in shown(summary(report()))
+    assert brief(report()) == ""
+
+
+@pytest.mark.parametrize(
+    ("search", "text", "found"),
+    [
+        ({"objective": "p99<1ms", "rate": 120000.0}, "p99<1ms holds up to 120,000/s", True),
+        ({"objective": "p99<1ms", "rate": None}, "p99<1ms holds at none of these rates", False),
+        ({"scan": "10k..100k"}, "scan: 10k..100k", True),
+        ({}, "scan: ", True),
+    ],
+)
+def test_answer(search: dict[str, Any], text: str, found: bool) -> None:
+    assert answer(search) == (text, found)
+
+
+def test_run_name() -> None:
+    found = scan()
+    runs = found.runs
+    assert run_name(found, runs[0]) == "1,000/s"
+    assert run_name(report(runs[0]), runs[0]) == "acquire-release"
+    other = run("get", rate_wanted=5.0)
+    assert run_name(report(runs[0], other), other) == "get at 5.00/s"
+    again = [run(), run("get"), run()]
+    assert [run_name(report(*again), one) for one in again] == ["acquire-release #1", "get", "acquire-release #2"]
+
+
+# ---- brief ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (report(run(rate=123456.78)), "acquire-release: 123456.70 requests per second, p50=0.143 ms"),
+        (report(empty_run()), "acquire-release: 0.00 requests per second, no answers, errors: refused 50"),
+        (report(run(unsent=1200)), "acquire-release: 1000.00 requests per second, p50=0.143 ms, 1,200 never sent"),
+        (
+            report(run(rate_wanted=10.0), run("get")),
+            "acquire-release at 10.0/s: 1000.00 requests per second, p50=0.143 ms\n"
+            "get: 1000.00 requests per second, p50=0.143 ms",
+        ),
+    ],
+)
+def test_brief(found: Report, text: str) -> None:
+    assert brief(found) == text
+
+
+@pytest.mark.parametrize("show", [summary, brief, lambda found: compare_table([(HOSTILE, found)])])
+def test_foreign_text_commands_nothing(show: Any) -> None:
+    found = run(HOSTILE, outcomes={HOSTILE: 1}, errors={HOSTILE: 1}, violations=[HOSTILE])
+    for one in (report(found, search={"objective": HOSTILE, "rate": None}), report(found, found)):
+        text = shown(show(one), width=300) if show is not brief else brief(one)
+        assert "[red]<script>\ufffd[2J\ufffd\ufffd" in text or show is brief
+        assert "\x1b" not in text
+        assert "\ud800" not in text
+
+
+# ---- comparison -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "base", "more_is_better", "expected"),
+    [
+        (150, 100, True, Ratio(1.5, "better")),
+        (150, 100, False, Ratio(1.5, "worse")),
+        (50, 100, True, Ratio(0.5, "worse")),
+        (50, 100, False, Ratio(0.5, "better")),
+        (104, 100, True, Ratio(1.04, "same")),
+        (96, 100, False, Ratio(0.96, "same")),
+        (1, 0, True, None),
+    ],
+)
+def test_compared(value: float, base: float, more_is_better: bool, expected: Ratio | None) -> None:
+    assert compared(value, base, more_is_better=more_is_better, failed=False) == expected
+
+
+def test_a_failed_run_is_never_better() -> None:
+    good, bad = run(), run(rate=9000.0, middle=10_000, errors={"timeout": 1})
+    for pair in ((good, bad), (bad, good)):
+        found = ratios(*pair)
+        assert len(found) == 5
+        assert {ratio.verdict for ratio in found if ratio is not None} == {""}
+    text = shown(compare_table([("a", report(good)), ("b", report(bad))]), colours=True)
+    assert f"{RED}b (failed)" in text
+    assert f"{RED}b: errors: timeout 1" in text
+    assert GREEN not in text
+
+
+def test_a_better_one_is_green_and_a_worse_one_red() -> None:
+    reports = [("a", report(run())), ("b", report(run(rate=2000.0, middle=286_000)))]
+    text = shown(compare_table(reports))
+    assert row(text, "b ") == "2,000/s 286 µs 567 µs 572 µs 572 µs"
+    assert row(text, "2.00x") == "▲ 2.00x ▼ 2.00x ▼ 2.00x ▼ 2.00x ▼"
+    coloured = shown(compare_table(reports), colours=True)
+    assert f"{GREEN}2.00x ▲" in coloured
+    assert "\x1b[31m2.00x ▼" in coloured
+
+
+def test_nothing_to_compare_with() -> None:
+    assert ratios(empty_run(), empty_run()) == [None] * 5
+    assert "x: against" not in shown(compare_table([("a", report(run()))]))
+    shown(compare_table([]))
+    shown(compare_table([("a", report()), ("b", report(run()))]))
+
+
+def test_a_run_is_compared_with_the_one_that_did_the_same() -> None:
+    first = scan()
+    assert base_of(first, run(rate_wanted=2000.0)) is first.runs[1]
+    assert base_of(first, run(rate_wanted=2500.0)) is None
+    assert base_of(report(first.runs[0]), run("get")) is first.runs[0]
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_csv(tmp_path: Path) -> None:
+    write_csv(report(full_run(), run("a,b\n\ud800")), tmp_path / "r.csv")
+    full, other = rows(tmp_path / "r.csv")
+    assert list(full) == list(CSV_COLUMNS)
+    assert full["requests_per_second"] == "1000.000"
+    assert full["rate_wanted_per_second"] == "1200.0"
+    assert full["latency_p50_us"] == "143.103"
+    assert full["service_max_us"] == "3000.319"
+    assert full["give_back_p99_9_us"] == "900.095"
+    assert (full["errors"], full["errors_by_kind"]) == ("11", "timeout=5;connection lost=6")
+    assert (full["violations"], other["violations"]) == ("1", "")
+    assert (other["label"], other["service_max_us"]) == ("a,b\n\\ud800", "")
+
+
+def test_the_columns_of_the_csv_stay() -> None:
+    """Whoever reads them does so by name: new ones may come, these may not go."""
+    names = {
+        "label",
+        "started",
+        "rate_wanted_per_second",
+        "requests_per_second",
+        "requests",
+        "seconds",
+        "late",
+        "unsent",
+    }
+    names |= {"errors", "errors_by_kind", "outcomes", "violations", "cpu_seconds"}
+    for kind in ("latency", "service", "give_back"):
+        names |= {f"{kind}_{name}_us" for name in ("p50", "p90", "p99", "p99_9", "p99_99", "max")}
+    assert names <= set(CSV_COLUMNS)
+
+
+def test_hgrm(tmp_path: Path) -> None:
+    write_hgrm(report(run(latency=times(*range(1000, 101_000, 1000)))), tmp_path / "r.hgrm")
+    lines = (tmp_path / "r.hgrm").read_text("utf-8").splitlines()
+    assert lines[0].split() == ["Value", "Percentile", "TotalCount", "1/(1-Percentile)"]
+    table = [[float(word) for word in line.split()] for line in lines[2:-3]]
+    assert table[0] == [1.0, 0.0, 1, 1.0]
+    assert [10.007, 0.1, 10, 1.11] in table
+    assert table[-1] == [100.031, 1.0, 100]
+    assert [one[:3] for one in table] == sorted(one[:3] for one in table)
+    numbers = [float(number) for line in lines[-3:] for number in re.findall(r"= +([\d.]+)", line)]
+    assert numbers == pytest.approx([50.5, 28.866, 100.031, 100, 32, 2048], rel=1e-3)
+
+
+def test_hgrm_of_nothing_and_of_several(tmp_path: Path) -> None:
+    write_hgrm(report(empty_run()), tmp_path / "empty.hgrm")
+    assert "Total count    =            0" in (tmp_path / "empty.hgrm").read_text("utf-8")
+    write_hgrm(scan(), tmp_path / "scan.v1.hgrm")
+    assert sorted(path.name for path in tmp_path.glob("scan*")) == [f"scan.v1-{number}.hgrm" for number in (1, 2, 3)]
+
+
+def test_all_times() -> None:
+    assert [times.name for times in all_times(run())] == ["latency"]
+    assert [times.name for times in all_times(full_run())] == ["response time", "service time", "give-back"]
