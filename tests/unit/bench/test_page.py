@@ -1,0 +1,280 @@
+"""The page: whole and well formed whatever was measured, alone, and nothing in it but what was meant to be there."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as XML
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from counterd.bench.page import POINTS_MAX, page, percentile_points, thinned, write_page
+from counterd.bench.result import Moment
+from unit.bench.samples import STARTED, empty_run, full_run, report, run, scan, times
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from counterd.bench.result import Report
+
+VOID = {"meta", "rect", "path", "circle", "br"}
+HOSTILE = """<script>alert(1)</script>"><img src=x onerror=alert(1)>'&\x00\x1b\ud800"""
+ONE_MOMENT = run(
+    requests=1, seconds=0.4, series=[Moment(0.4, 0.4, 1, 0, {"50": 1, "99": 1, "max": 1})], latency=times(1)
+)
+
+REPORTS: dict[str, list[tuple[str, Report]]] = {
+    "closed": [("a", report(run()))],
+    "open": [("a", report(full_run()))],
+    "scan": [("a", scan())],
+    "scans": [("a", scan()), ("b", scan())],
+    "two": [("a", report(run())), ("b", report(run(rate=2000.0, middle=90_000, violations=[])))],
+    "same name": [("a", report(run())), ("a", report(run()))],
+    "one failed": [("a", report(run())), ("b", report(run(errors={"timeout": 3})))],
+    "many": [("a", report(*(run(f"kind {n}", middle=1000 * n) for n in range(1, 10))))],
+    "mixed": [("a", report(run("get"), run("stats"))), ("b", report(run("get"))), ("c", report())],
+    "empty run": [("a", report(empty_run()))],
+    "empty runs": [("a", report(empty_run())), ("b", report(empty_run(), empty_run()))],
+    "one moment": [("a", report(ONE_MOMENT))],
+    "silent second": [("a", report(run(series=[Moment(1.0, 1.0, 0, 5, {}), Moment(2.0, 1.0, 0, 0, {})])))],
+    "all zero": [
+        ("a", report(run(latency=times(0, 0), series=[Moment(0.0, 0.0, 0, 0, {"50": 0, "99": 0, "max": 0})])))
+    ],
+    "no runs": [("a", report())],
+    "no reports": [],
+    "hostile": [(HOSTILE, report(run(HOSTILE, options={HOSTILE: HOSTILE}, errors={HOSTILE: 1}, violations=[HOSTILE])))],
+}
+
+
+class Page(HTMLParser):
+    """Its elements, each closed in its turn, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        assert len(dict(attrs)) == len(attrs)
+        self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in VOID
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words.append(data)
+
+    def tags(self) -> set[str]:
+        return {tag for tag, _ in self.elements}
+
+    def text(self) -> str:
+        return " ".join(self.words)
+
+    def with_class(self, name: str) -> list[str]:
+        return [tag for tag, attributes in self.elements if name in (attributes.get("class") or "").split()]
+
+
+@pytest.fixture(params=REPORTS)
+def found(request: pytest.FixtureRequest) -> str:
+    return page(REPORTS[request.param])
+
+
+# ---- whatever was measured ------------------------------------------------------------------------------------------
+
+
+def test_it_is_well_formed(found: str) -> None:
+    shown = Page(found)
+    assert {"html", "head", "body", "main", "h1", "style"} <= shown.tags()
+    for svg in re.findall(r"<svg.*?</svg>", found, re.DOTALL):
+        XML.fromstring(svg)
+    XML.fromstring(found.removeprefix("<!doctype html>\n"))
+
+
+def test_it_needs_nothing_else(found: str) -> None:
+    shown = Page(found)
+    assert not shown.tags() & {"script", "link", "img", "iframe", "object", "embed", "base", "form", "audio", "video"}
+    for tag, attributes in shown.elements:
+        assert not attributes.keys() & {"src", "href", "xlink:href", "srcset", "action", "style"}, tag
+        assert not [name for name in attributes if name.startswith("on")]
+    assert set(re.findall(r"\w+://[^\"'<>\s]*", found)) <= {"http://www.w3.org/2000/svg"}
+    assert "url(" not in found
+    assert "@import" not in found
+    policy = [attributes["content"] for _, attributes in shown.elements if "http-equiv" in attributes]
+    assert policy == ["default-src 'none'; style-src 'unsafe-inline'"]
+
+
+def test_it_has_no_numbers_that_are_none(found: str) -> None:
+    assert re.findall(r"\b(?:nan|inf|NaN|Infinity|None)\b", found) == []
+
+
+def test_it_is_for_both_schemes_phones_and_paper(found: str) -> None:
+    for rule in ("prefers-color-scheme:dark", "max-width:560px", "@media print"):
+        assert rule in found
+    assert 'name="viewport"' in found
+
+
+def test_each_chart_is_there_in_every_size(found: str) -> None:
+    shown = Page(found)
+    assert (
+        len(shown.with_class("medium"))
+        == len(shown.with_class("small"))
+        == sum(t == "figure" for t, _ in shown.elements)
+    )
+    assert len(shown.with_class("large")) == len(shown.with_class("wide"))
+
+
+# ---- what is in it --------------------------------------------------------------------------------------------------
+
+
+def titles(text: str) -> list[str]:
+    """Of the charts, in the order of the page."""
+    return list(dict.fromkeys(re.findall(r"<svg[^>]*><title>(.*?)</title>", text)))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("closed", ["Latency by percentile", "Throughput over time", "Latency over time"]),
+        (
+            "open",
+            ["Latency by percentile", "Give-back by percentile", "Throughput over time", "Latency over time"],
+        ),
+        (
+            "scan",
+            [
+                *("Latency by percentile", "Response time against rate", "Throughput over time"),
+                *(f"Latency over time, {name}" for name in ("p50", "p99", "max")),
+            ],
+        ),
+        ("two", ["Latency by percentile", "Throughput", "Throughput over time", "Latency over time"]),
+        ("empty run", ["Latency by percentile"]),
+    ],
+)
+def test_charts(name: str, expected: list[str]) -> None:
+    assert titles(page(REPORTS[name])) == expected
+
+
+def test_figures_tables_and_where_they_come_from() -> None:
+    text = Page(page(REPORTS["two"])).text()
+    for words in (
+        "a and b",
+        STARTED,
+        "1,000",
+        "2,000",
+        "143 µs",
+        "90.0 µs",
+        "granted",
+        "refused",
+        "connections",
+        "cores",
+    ):
+        assert words in text
+    for words in ("Against a", "2.00x better", "0.63x better", "from the sending to the answer", "verified"):
+        assert words in text
+
+
+def test_errors_stand_first_and_nothing_of_them_looks_good() -> None:
+    shown = Page(page(REPORTS["one failed"]))
+    text = shown.text()
+    assert text.index("Not everything went right") < text.index("requests/s")
+    assert "b (failed): errors: timeout 3" in text
+    assert "better" not in text
+    assert shown.with_class("alert") == ["div"]
+    assert Page(page(REPORTS["two"])).with_class("alert") == []
+
+
+def test_the_answer_of_a_search_is_a_headline() -> None:
+    text = Page(page(REPORTS["scan"])).text()
+    assert "p99<1ms holds up to 2,000/s" in text
+    assert "one of 3 runs" in text
+
+
+def test_of_many_runs_the_first_the_last_and_the_best_are_drawn() -> None:
+    runs = [run(f"kind {n}", rate=5000.0 if n == 4 else 1000.0) for n in range(1, 10)]
+    charts = page([("a", report(*runs))]).partition("<h2>Figures</h2>")[0].partition("<h2>Latency and")[2]
+    percentiles = charts.partition("<title>Throughput</title>")[0]
+    assert [n for n in range(1, 10) if f"kind {n}" in percentiles] == [1, 4, 9]
+
+
+def test_options_that_differ_stand_side_by_side() -> None:
+    runs = [run(options={"rate": rate, "names": ["a"], "verify": None}) for rate in (10, 20, 10)]
+    text = page([("a", report(*runs))])
+    assert re.search(r"rate</th><td>10, 20</td>.*names</th><td>\[&quot;a&quot;\]</td>.*verify</th><td>-</td>", text)
+
+
+def test_foreign_text_is_text() -> None:
+    text = page(REPORTS["hostile"])
+    shown = Page(text)
+    assert "<script>alert(1)</script>\"><img src=x onerror=alert(1)>'&\ufffd\ufffd\ufffd" in shown.text()
+    assert not shown.tags() & {"script", "img"}
+    assert "<script" not in text
+    assert not {"\x00", "\x1b", "\ud800"} & set(text)
+
+
+@given(st.text(), st.text(), st.dictionaries(st.text(), st.integers(0, 2**62), max_size=3))
+@settings(max_examples=20, deadline=None)
+def test_any_text_leaves_it_well_formed(name: str, label: str, kinds: dict[str, int]) -> None:
+    text = page([(name, report(run(label, errors=kinds, outcomes=kinds, options=dict(kinds), series=[])))])
+    text.encode()
+    XML.fromstring(text.removeprefix("<!doctype html>\n"))
+    assert "<script" not in text.lower()
+
+
+def test_it_is_written_as_utf_8(tmp_path: Path) -> None:
+    write_page(REPORTS["closed"], tmp_path / "r.html")
+    assert (tmp_path / "r.html").read_text("utf-8") == page(REPORTS["closed"])
+
+
+# ---- points ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=200))
+@settings(max_examples=30, deadline=None)
+def test_percentile_points_rise_to_the_largest(values: list[int]) -> None:
+    histogram = times(*values)
+    points = percentile_points("a", histogram)
+    assert [point.x for point in points] == sorted({point.x for point in points})
+    assert [point.y for point in points] == sorted(point.y for point in points)
+    assert (points[0].x, points[-1].x) == (1.0, 2.0 * len(values))
+    assert points[-1].y == histogram.get_max_value()
+    assert points[-1].note.startswith("a: max ")
+
+
+def test_no_percentile_points() -> None:
+    assert percentile_points("a", times()) == []
+
+
+def moments(count: int) -> list[Moment]:
+    return [Moment(n + 1.0, 1.0, 10 + n, 1, {"50": 5, "max": n} if n % 2 else {}) for n in range(count)]
+
+
+@pytest.mark.parametrize("count", [0, 1, POINTS_MAX, POINTS_MAX + 1, 3600])
+def test_thinned(count: int) -> None:
+    many = moments(count)
+    few = thinned(many)
+    assert len(few) <= POINTS_MAX
+    assert (few == many) is (count <= POINTS_MAX)
+    for name in ("seconds", "requests", "errors"):
+        assert sum(getattr(one, name) for one in few) == sum(getattr(one, name) for one in many)
+    assert [one.end for one in few[-1:]] == [one.end for one in many[-1:]]
+
+
+def test_of_thinned_moments_the_worst_is_kept() -> None:
+    def worst(some: list[Moment]) -> Any:
+        return max(one.percentiles.get("max", 0) for one in some)
+
+    many = moments(1000)
+    assert worst(thinned(many)) == worst(many) == 999
