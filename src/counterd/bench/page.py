@@ -288,9 +288,7 @@ def percentile_points(name: str, values: HdrHistogram) -> list[Point]:
     points: list[Point] = []
     for step in values.get_percentile_iterator(TICKS_PER_HALF) if total else ():
         percent = step.percentile_level_iterated_to
-        place = min(100 / (100 - percent) if percent < 100 else math.inf, 2.0 * total)
-        if points and place <= points[-1].x:
-            continue
+        place = 100 / (100 - percent) if percent < 100 else 2.0 * total
         level = "max" if percent >= 100 else f"{percent:.8g} %"
         points.append(Point(place, step.value_iterated_to, f"{name}: {level} {duration(step.value_iterated_to)}"))
     return points

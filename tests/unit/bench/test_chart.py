@@ -126,6 +126,17 @@ def test_every_value_has_its_place_in_order(kind: str, values: list[float]) -> N
     assert (scale.place(scale.ticks[0]), scale.place(scale.ticks[-1])) == (50, 500)
 
 
+def test_what_is_outside_is_placed_at_the_edge() -> None:
+    for kind in KINDS:
+        scale = make_scale(Axis("", kind), [1, 100], 500, 50)
+        assert (scale.place(-5), scale.place(1e30)) == (500, 50)
+
+
+def test_each_kind_has_its_ticks() -> None:
+    ticks = [make_scale(Axis("", kind), [1, 150], 0, 120).ticks for kind in KINDS]
+    assert ticks == [[0, 100, 200], [1, 2, 5, 10, 20, 50, 100, 200], [1, 2, 10, 100, 1000]]
+
+
 # ---- text -----------------------------------------------------------------------------------------------------------
 
 

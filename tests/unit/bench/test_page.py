@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ REPORTS: dict[str, list[tuple[str, Report]]] = {
     "closed": [("a", report(run()))],
     "open": [("a", report(full_run()))],
     "scan": [("a", scan())],
+    "silent scan": [("a", report(*(dataclasses.replace(empty_run(), rate_wanted=rate) for rate in (1.0, 2.0))))],
     "scans": [("a", scan()), ("b", scan())],
     "two": [("a", report(run())), ("b", report(run(rate=2000.0, middle=90_000, violations=[])))],
     "same name": [("a", report(run())), ("a", report(run()))],
@@ -200,6 +202,16 @@ def test_the_answer_of_a_search_is_a_headline() -> None:
     text = Page(page(REPORTS["scan"])).text()
     assert "p99<1ms holds up to 2,000/s" in text
     assert "one of 3 runs" in text
+
+
+def test_a_failed_run_is_no_headline_while_there_is_another() -> None:
+    runs = [run("good"), run("bad", rate=9000.0, errors={"timeout": 1})]
+    assert "good, one of 2 runs" in page([("a", report(*runs))])
+
+
+def test_the_first_of_an_odd_number_of_charts_is_wide() -> None:
+    assert Page(page(REPORTS["closed"])).with_class("wide") == ["figure"]
+    assert Page(page(REPORTS["two"])).with_class("wide") == []
 
 
 def test_of_many_runs_the_first_the_last_and_the_best_are_drawn() -> None:

@@ -125,7 +125,7 @@ def test_a_scan() -> None:
     assert row(text, "3,000 ") == "2,100 143 µs 283 µs 286 µs 286 µs 0 7"
     assert "3,000/s: errors: timeout 7" in lines
     assert lines[-1] == "p99<1ms holds up to 2,000/s"
-    assert re.search(rf"{re.escape(RED)} *3,000", shown(summary(scan()), colours=True))
+    assert re.search(rf"{re.escape(RED)} *3,000\x1b", shown(summary(scan()), colours=True))
 
 
 def test_a_wide_scan_fits_a_terminal() -> None:
@@ -139,6 +139,13 @@ def test_different_runs_have_their_names() -> None:
     assert row(text, "get ").startswith("- 1,000 ")
     assert "stats: 1 violations" in text
     assert "  late" in text
+
+
+def test_several_verified_runs_say_so_only_if_all_are() -> None:
+    good, bad, unknown = run(violations=[]), run(violations=["x"]), run()
+    assert "verified: " in shown(summary(report(good, good)))
+    assert "verified: " not in shown(summary(report(good, bad)))
+    assert "verified: " not in shown(summary(report(good, unknown)))
 
 
 def test_no_runs() -> None:
