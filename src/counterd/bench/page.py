@@ -33,6 +33,7 @@ from counterd.bench.report import (
     answer,
     base_of,
     cpu,
+    details,
     faults,
     full_name,
     percentile_name,
@@ -166,7 +167,7 @@ def _failures(reports: Reports) -> str:
     for curve in _curves(reports):
         if curve.run.failed():
             lines.append(f"{curve.name}: {faults(curve.run)}")
-        lines += [f"{curve.name}: {violation}" for violation in curve.run.violations or ()]
+        lines += [f"{curve.name}: {text}" for text in details(curve.run)]
     if not lines:
         return ""
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 BAD, GOOD, SOFT = "bold red", "green", "dim"
 NAMES = (*(f"{percent:g}" for percent in PERCENTILES), "max")
 ROW_NAMES = ("50", "99", "99.9", "max")
-VERIFIED = "every answer was one that a right server may give"
+VERIFIED = "nothing was granted twice, and everything came back"
 # Two runs of the same thing differ by this much on a quiet machine.
 SAME = 0.05
 MARKS = {"better": "▲", "worse": "▼", "same": "=", "": ""}
@@ -95,8 +95,13 @@ def faults(run: Run) -> str:
     if run.unsent:
         found.append(f"{count(run.unsent)} never sent")
     if run.violations:
-        found.append(f"{count(len(run.violations))} violations")
+        found.append("violations of --verify")  # of many only the first are listed: no number
     return "; ".join(found)
+
+
+def details(run: Run) -> list[str]:
+    """What is known of its faults, each on a line."""
+    return [*run.evidence, *(run.violations or ())]
 
 
 def answer(search: dict[str, Any]) -> tuple[str, bool]:
@@ -156,6 +161,8 @@ def _facts(run: Run) -> Table:
     if run.outcomes:
         table.add_row("outcomes", Text(by_kind(run.outcomes)))
     table.add_row("errors", Text(by_kind(run.errors), BAD) if run.errors else "none")
+    for text in run.evidence:
+        table.add_row("", Text(printable(text), BAD))
     table.add_row("load CPU", cpu(run))
     if run.violations == []:
         table.add_row("verified", Text(VERIFIED, GOOD))
@@ -211,12 +218,12 @@ def _runs_table(report: Report) -> Table:
 
 
 def _faults_of(report: Report) -> list[Text]:
-    """A red line for each run that has any, with the violations in full."""
+    """A red line for each run that has any, with all that is known of them."""
     lines = []
     for run in report.runs:
         if run.failed():
             lines.append(Text(f"{run_name(report, run)}: {faults(run)}", BAD))
-        lines += [Text(f"  {printable(violation)}", BAD) for violation in run.violations or ()]
+        lines += [Text(f"  {printable(text)}", BAD) for text in details(run)]
     if report.runs and all(run.violations == [] for run in report.runs):
         lines.append(Text(f"verified: {VERIFIED}", GOOD))
     return lines

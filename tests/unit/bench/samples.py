@@ -55,6 +55,7 @@ def full_run() -> Run:
         unsent=4,
         cpu_seconds=1.25,
         errors={"timeout": 5, "connection lost": 6},
+        evidence=["connection lost: reset by peer"],
         violations=["counter x: 11 granted of 10"],
     )
 

@@ -47,7 +47,14 @@ REPORTS: dict[str, list[tuple[str, Report]]] = {
     ],
     "no runs": [("a", report())],
     "no reports": [],
-    "hostile": [(HOSTILE, report(run(HOSTILE, options={HOSTILE: HOSTILE}, errors={HOSTILE: 1}, violations=[HOSTILE])))],
+    "hostile": [
+        (
+            HOSTILE,
+            report(
+                run(HOSTILE, options={HOSTILE: HOSTILE}, errors={HOSTILE: 1}, violations=[HOSTILE], evidence=[HOSTILE])
+            ),
+        )
+    ],
 }
 
 
@@ -196,6 +203,12 @@ def test_errors_stand_first_and_nothing_of_them_looks_good() -> None:
     assert "better" not in text
     assert shown.with_class("alert") == ["div"]
     assert Page(page(REPORTS["two"])).with_class("alert") == []
+
+
+def test_what_is_known_of_errors_is_there() -> None:
+    text = Page(page(REPORTS["open"])).text()
+    for words in ("a (failed): connection lost: reset by peer", "a (failed): counter x: 11 granted of 10"):
+        assert words in text
 
 
 def test_the_answer_of_a_search_is_a_headline() -> None:

@@ -90,6 +90,7 @@ def test_an_open_run_has_both_times_by_their_names() -> None:
 def test_errors_and_violations_are_red_and_in_full() -> None:
     text = shown(summary(report(full_run())), colours=True)
     assert f"{RED}connection lost 6, timeout 5" in text
+    assert f"{RED}connection lost: reset by peer" in text
     assert f"{RED}counter x: 11 granted of 10" in text
     assert f"{RED}4 were due and never sent" in text
     assert GREEN not in text
@@ -97,7 +98,7 @@ def test_errors_and_violations_are_red_and_in_full() -> None:
 
 def test_a_verified_run_says_so_in_green() -> None:
     text = shown(summary(report(run(violations=[]))), colours=True)
-    assert re.search(rf"verified +{re.escape(GREEN)}every answer", text)
+    assert re.search(rf"verified +{re.escape(GREEN)}nothing was granted twice", text)
 
 
 def test_nobody_answered() -> None:
@@ -135,10 +136,10 @@ def test_a_wide_scan_fits_a_terminal() -> None:
 
 
 def test_different_runs_have_their_names() -> None:
-    text = shown(summary(report(run("get"), run("stats", rate=10.0, violations=["late"]))))
+    bad = run("stats", rate=10.0, errors={"lost": 1}, evidence=["reset"], violations=["late"])
+    text = shown(summary(report(run("get"), bad)))
     assert row(text, "get ").startswith("- 1,000 ")
-    assert "stats: 1 violations" in text
-    assert "  late" in text
+    assert text.splitlines()[-3:] == ["stats: errors: lost 1; violations of --verify", "  reset", "  late"]
 
 
 def test_several_verified_runs_say_so_only_if_all_are() -> None:
@@ -199,7 +200,7 @@ def test_brief(found: Report, text: str) -> None:
 
 @pytest.mark.parametrize("show", [summary, brief, lambda found: compare_table([(HOSTILE, found)])])
 def test_foreign_text_commands_nothing(show: Any) -> None:
-    found = run(HOSTILE, outcomes={HOSTILE: 1}, errors={HOSTILE: 1}, violations=[HOSTILE])
+    found = run(HOSTILE, outcomes={HOSTILE: 1}, errors={HOSTILE: 1}, violations=[HOSTILE], evidence=[HOSTILE])
     for one in (report(found, search={"objective": HOSTILE, "rate": None}), report(found, found)):
         text = shown(show(one), width=300) if show is not brief else brief(one)
         assert "[red]<script>\ufffd[2J\ufffd\ufffd" in text or show is brief
