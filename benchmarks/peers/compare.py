@@ -2,9 +2,9 @@
 
     python benchmarks/peers/compare.py [--rounds 7] [--seconds 1] [--only TEXT] [--smoke] [--out DIRECTORY]
 
-The servers are pinned to one core and the load to another. Each round loads all servers once, in an order that turns with
-the rounds; a figure is the median of the rounds, a ratio the median of the rounds' ratios: what both have in common, the
-machine's mood among it, falls out. The first round only warms up. Scenarios are in scenarios.json.
+The servers are pinned to one core and the load to another. Each round loads all servers once, in an order that turns
+with the rounds; a figure is the median of the rounds, a ratio the median of the rounds' ratios: what both have in
+common, the machine's mood among it, falls out. Scenarios are in scenarios.json, promises in promises.json.
 """
 
 from __future__ import annotations
@@ -91,16 +91,18 @@ def make_plan(scenario: dict[str, Any], seconds: float) -> Plan:
     return Plan(**options, duration=seconds, warmup=WARMUP_S)
 
 
-def play(scenario: dict[str, Any], running: dict[str, Server], rounds: int, seconds: float, show: Callable[[str], None]):
-    """All rounds of a scenario, the warming one left out."""
+def play(
+    scenario: dict[str, Any], running: dict[str, Server], rounds: int, seconds: float, show: Callable[[str], None]
+) -> Rounds:
+    """All rounds of a scenario; before them, every name is made to exist."""
     measure: Callable[[Server, int], Figures]
     if scenario["kind"] in ("load", "open"):
         plan = make_plan(scenario, seconds)
         for server in running.values():
             load(server, dataclasses.replace(plan, prefill=True, rate=None, duration=WARMUP_S))
         if scenario["kind"] == "open":
-            peaks = [load(server, dataclasses.replace(plan, duration=PEAK_S))["requests/s"] for server in running.values()]
-            plan = dataclasses.replace(plan, rate=min(peaks) / 2)
+            fast = dataclasses.replace(plan, duration=PEAK_S)
+            plan = dataclasses.replace(plan, rate=min(load(each, fast)["requests/s"] for each in running.values()) / 2)
 
         def measure(server: Server, number: int) -> Figures:
             return load(server, dataclasses.replace(plan, seed=number + 1))
@@ -138,7 +140,8 @@ def medians(results: Rounds) -> dict[str, Figures]:
 
 
 def commit() -> str:
-    found = subprocess.run(["git", "-C", HERE, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    command = ["git", "-C", HERE, "describe", "--always", "--dirty"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
     return found.stdout.strip() or "unknown"
 
 

@@ -65,9 +65,7 @@ def alone(server: Server, count: int) -> dict[str, float]:
 
 def flood(server: Server, count: int) -> dict[str, float]:
     """Others' latency while clients pipeline thousands of requests at a time, as fast as they are answered."""
-    load = Plan(
-        port=server.port, connections=FLOOD_CONNECTIONS, depth=FLOOD_DEPTH, names=count, duration=FLOOD_S, protocol="counter"
-    )
+    load = Plan(port=server.port, connections=FLOOD_CONNECTIONS, depth=FLOOD_DEPTH, names=count, duration=FLOOD_S)
     process = multiprocessing.Process(target=run, args=(load,))
     process.start()
     with Bystander(server) as bystander:
@@ -88,16 +86,19 @@ def dump(server: Server, count: int) -> dict[str, float]:
 
 def leave(server: Server, count: int) -> dict[str, float]:
     """Until what a closed connection held is back, all of it, and others' latency meanwhile."""
-    with _holder(server, count) as (holder, names), Client(port=server.port) as client:
-        with Bystander(server) as bystander:
-            start = time.perf_counter()
-            holder.shutdown(socket.SHUT_RDWR)  # the other process has a copy of this descriptor
-            for name in (names[0], names[count // 2], names[-1]):
-                while client.get(name):
-                    if time.perf_counter() - start > GIVE_BACK_S:
-                        raise RuntimeError(f"{server.name} has not given {name!r} back")
-                    time.sleep(0.001)
-            elapsed = time.perf_counter() - start
+    with (
+        _holder(server, count) as (holder, names),
+        Client(port=server.port) as client,
+        Bystander(server) as bystander,
+    ):
+        start = time.perf_counter()
+        holder.shutdown(socket.SHUT_RDWR)  # the other process has a copy of this descriptor
+        for name in (names[0], names[count // 2], names[-1]):
+            while client.get(name):
+                if time.perf_counter() - start > GIVE_BACK_S:
+                    raise RuntimeError(f"{server.name} has not given {name!r} back")
+                time.sleep(0.001)
+        elapsed = time.perf_counter() - start
     return {"seconds": elapsed, **bystander.figures()}
 
 

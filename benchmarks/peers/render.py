@@ -1,7 +1,7 @@
 """The results of a comparison as a page of tables with a chart, and whether the promises hold in them.
 
-promises.json says what counterd promises: a figure of a scenario against that of a peer in the same round, against its own
-in another scenario, or against another figure of its own.
+promises.json says what counterd promises: a figure of a scenario against that of a peer in the same round, against its
+own in another scenario, or against another figure of its own.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ CHARTED = ("1 in flight", "16 in flight", "64 in flight")
 INTRODUCTION = """\
 # counterd beside its peers
 
-`make bench-peers` makes this page. All servers ran in one run on one machine, each alone on core {cores[server]} while it was
-loaded from core {cores[load]}; every round loads all of them, and a ratio is the median of the rounds' ratios. Times by themselves
-say more about the machine than about a server: compare within a row.
+`make bench-peers` makes this page. All servers ran in one run on one machine, each alone on core {cores[server]} while it
+was loaded from core {cores[load]}; every round loads all of them, and a ratio is the median of the rounds' ratios. Times
+by themselves say more about the machine than about a server: compare within a table.
 
 {machine}. {versions}. {started}, commit {commit}.
 
-*raw loop* is an epoll loop in C around counterd's own session: what is left of a server when only the system calls remain.
-redis does INCR and DECR, memcached incr and decr, which know neither limits nor holders; yrmcdsd has two workers.
-Unless a row says otherwise: 50 connections, 100 thousand names of 16 bytes, acquire and release in turn.
+*raw loop* is an epoll loop in C around counterd's own session: what is left of a server when only the system calls
+remain. redis does INCR and DECR, memcached incr and decr, which know neither limits nor holders; yrmcdsd has two workers.
+Unless it says otherwise: 50 connections, 100 thousand names of 16 bytes, acquire and release in turn.
 
 ![requests a second by requests in flight](RESULTS.svg)
 
@@ -113,7 +113,13 @@ def _table(scenario: dict[str, Any]) -> Iterator[str]:
     rounds = scenario["rounds"]
     figures = list(next(iter(rounds.values()))[0])
     main = figures[0]
-    yield from ("", f"## {scenario['name'].capitalize()}", "", f"{len(next(iter(rounds.values())))} rounds, medians.", "")
+    yield from (
+        "",
+        f"## {scenario['name'].capitalize()}",
+        "",
+        f"{len(next(iter(rounds.values())))} rounds, medians.",
+        "",
+    )
     yield f"| server | {' | '.join(_heading(figure) for figure in figures)} | counterd against it: {_heading(main)} |"
     yield "|---" * (len(figures) + 2) + "|"
     for name, values in scenario["medians"].items():

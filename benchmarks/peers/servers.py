@@ -116,7 +116,8 @@ def raw_loop(core: int | None = None) -> Iterator[Server]:
     if pid == 0:
         from counterd.protocols.counter._room import CounterStore
 
-        _pin(core)
+        if core is not None:
+            os.sched_setaffinity(0, {core})
         store = CounterStore(
             buckets=BUCKETS, holdings=2 * BUCKETS, name_memory=1 << 28, hash_key=os.urandom(16), figures=dict
         )
@@ -171,14 +172,10 @@ def _find(program: str) -> str | None:
     return shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/local/sbin")
 
 
-def _pin(core: int | None) -> None:
-    if core is not None:
-        os.sched_setaffinity(0, {core})
-
-
 @contextlib.contextmanager
 def _process(command: list[str], core: int | None, **streams) -> Iterator[subprocess.Popen]:
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=lambda: _pin(core), **streams)
+    pin = [] if core is None else ["taskset", "--cpu-list", str(core)]  # it becomes the command: the same process
+    process = subprocess.Popen(pin + command, stdin=subprocess.DEVNULL, **streams)
     try:
         yield process
     finally:

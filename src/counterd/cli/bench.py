@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 try:
     import click
     from rich.console import Console
 
-    from counterd.bench import page, plan as planning, report, search
+    from counterd.bench import page, report, search
+    from counterd.bench import plan as planning
     from counterd.bench.panel import panel
     from counterd.bench.plan import Hold, Keys, Plan, Work
     from counterd.bench.result import Report, ResultError, Run, load, save
@@ -72,38 +74,80 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("-h", "--host", default="127.0.0.1", show_default=True, help="The server's host.")
 @click.option("-p", "--port", type=click.IntRange(1, 65535), help="Its port.  [default: the protocol's]")
 @click.option("-s", "--socket", metavar="PATH", help="Its Unix socket, instead of host and port.")
-@click.option("--protocol", type=click.Choice(list(planning.PROTOCOLS)), default="counter", show_default=True,
-              help="For side by side figures, redis (INCR, DECR, GET) and memcached (incr, decr, get) too.")
+@click.option(
+    "--protocol",
+    type=click.Choice(list(planning.PROTOCOLS)),
+    default="counter",
+    show_default=True,
+    help="For side by side figures, redis (INCR, DECR, GET) and memcached (incr, decr, get) too.",
+)
 @click.option("-c", "--connections", type=NUMBER, default=50, show_default=True, help="Connections.")
 @click.option("-n", "--requests", type=NUMBER, help="Requests, all together.")
 @click.option("--duration", type=TIME, help="Measure for so long.  [default: 10s; 3s for each run of a search]")
 @click.option("--warmup", type=TIME, default=0.0, help="Load for so long before measuring.  [default: 0s]")
 @click.option("-P", "--pipeline", type=NUMBER, default=1, show_default=True, help="Requests in flight on a connection.")
-@click.option("-k", "--keep-alive", type=click.BOOL, default=True, show_default=True,
-              help="0: a new connection for each request.")
+@click.option(
+    "-k", "--keep-alive", type=click.BOOL, default=True, show_default=True, help="0: a new connection for each request."
+)
 @click.option("--threads", type=NUMBER, default=1, show_default=True, help="Load processes.")
-@click.option("-t", "--ops", type=Reads("ops", Work.read), default=planning.PAIRS, show_default=True,
-              help="acquire-release (in turn), acquire, release, get, noop, or mix:acquire=5,release=5,get=1.")
+@click.option(
+    "-t",
+    "--ops",
+    type=Reads("ops", Work.read),
+    default=planning.PAIRS,
+    show_default=True,
+    help="acquire-release (in turn), acquire, release, get, noop, or mix:acquire=5,release=5,get=1.",
+)
 @click.option("-r", "--names", type=NUMBER, default=1, show_default=True, help="Number of names.")
-@click.option("--keys", type=Reads("keys", Keys.read), default="uniform", show_default=True,
-              help="How names are chosen: uniform, zipf:1.03 or seq.")
+@click.option(
+    "--keys",
+    type=Reads("keys", Keys.read),
+    default="uniform",
+    show_default=True,
+    help="How names are chosen: uniform, zipf:1.03 or seq.",
+)
 @click.option("--name-size", type=NUMBER, default=16, show_default=True, help="Bytes of a name.")
 @click.option("--prefill", is_flag=True, help="Make all names exist before the load begins.")
 @click.option("--resources", type=NUMBER, default=1, show_default=True, help="Permits that each acquire asks for.")
 @click.option("--maximum", type=NUMBER, default=1_000_000, show_default=True, help="Permits that a name has.")
 @click.option("--hold", type=Reads("hold", Hold.read), help="How long a permit is held: fixed:10ms or exp:50ms (mean).")
-@click.option("--churn", type=RATE, default=0.0, help="Kill so many connections a second while they hold permits, and "
-              "measure how long until the server has those back.")
-@click.option("--rate", type=RATE, help="Open loop: so many requests a second all together, whatever the server does; "
-              "latency counts from when each was meant to start.")
-@click.option("--arrivals", type=click.Choice(["constant", "poisson"]), default="constant", show_default=True,
-              help="How they are spread.")
-@click.option("--find-max", type=Reads("objective", search.Objective.read), metavar="OBJECTIVE",
-              help="Find the highest rate that meets it: 'p99<1ms', 'max<20ms'.")
-@click.option("--scan", type=Reads("scan", search.read_scan), metavar="FROM:TO:STEP",
-              help="A run at each of these rates: 10k:200k:10k.")
-@click.option("--verify", is_flag=True, help="Check that no counter was ever above its maximum, and that nothing is in "
-              "use at the end that nobody holds.")
+@click.option(
+    "--churn",
+    type=RATE,
+    default=0.0,
+    help="Kill so many connections a second while they hold permits, and "
+    "measure how long until the server has those back.",
+)
+@click.option(
+    "--rate",
+    type=RATE,
+    help="Open loop: so many requests a second all together, whatever the server does; "
+    "latency counts from when each was meant to start.",
+)
+@click.option(
+    "--arrivals",
+    type=click.Choice(["constant", "poisson"]),
+    default="constant",
+    show_default=True,
+    help="How they are spread.",
+)
+@click.option(
+    "--find-max",
+    type=Reads("objective", search.Objective.read),
+    metavar="OBJECTIVE",
+    help="Find the highest rate that meets it: 'p99<1ms', 'max<20ms'.",
+)
+@click.option(
+    "--scan",
+    type=Reads("scan", search.read_scan),
+    metavar="FROM:TO:STEP",
+    help="A run at each of these rates: 10k:200k:10k.",
+)
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Check that no counter was ever above its maximum, and that nothing is in use at the end that nobody holds.",
+)
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the random choices.")
 @click.option("--json", type=FILE, help="Write everything there, for `counterbench compare` and other tools.")
 @click.option("--csv", type=FILE, help="Write a row for each run there.")
@@ -112,7 +156,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("-q", "--quiet", is_flag=True, help="One line for each run, and no panel while it goes on.")
 @click.version_option(__version__, prog_name="counterbench")
 @click.pass_context
-def main(context: click.Context, **options: Any) -> None:
+def main(context: click.Context, /, **options: Any) -> None:
     """Loads a counter server, and says how fast it is and whether it keeps its promises.
 
     Numbers may be written 10k or 1.5m, times 500us, 10ms, 5s or 2m. Without -n or --duration a run takes 10 s.
@@ -134,13 +178,15 @@ def main(context: click.Context, **options: Any) -> None:
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     except (LoadError, CounterdError, OSError) as error:
-        click.echo(f"counterbench: {error}", err=True)
-        sys.exit(EXIT_USAGE)
+        give_up(error)
     if options["quiet"]:
         click.echo(report.brief(found))
     else:
         console.print(report.summary(found))
-    write(found, options)
+    try:
+        write(found, options)
+    except OSError as error:
+        give_up(error)
     searching = found.search is not None
     if any(each.errors or each.violations or (each.unsent and not searching) for each in found.runs):
         sys.exit(EXIT_FAILED)
@@ -153,12 +199,16 @@ def compare(files: tuple[Path, ...], html: Path) -> None:
     """Shows runs that --json has kept side by side, with ratios against the first, and writes a page of them."""
     try:
         reports = [(path.stem, load(path)) for path in files]
-    except ResultError as error:
-        click.echo(f"counterbench: {error}", err=True)
-        sys.exit(EXIT_USAGE)
+        page.write_page(reports, html)
+    except (ResultError, OSError) as error:
+        give_up(error)
     Console().print(report.compare_table(reports))
-    page.write_page(reports, html)
     click.echo(f"charts: {html}")
+
+
+def give_up(error: Exception) -> NoReturn:
+    click.echo(f"counterbench: {error}", err=True)
+    sys.exit(EXIT_USAGE)
 
 
 def read_plan(options: dict[str, Any]) -> Plan:
@@ -203,13 +253,10 @@ def measure(
 
 def machine() -> dict[str, str]:
     """What the load ran on."""
-    cpu = next(
-        (line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.machine(),
-    )
+    models = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
-        "cpu": cpu,
+        "cpu": models[0] if models else platform.machine(),
         "cores": str(len(os.sched_getaffinity(0))),
         "memory": f"{memory / 2**30:.1f} GiB",
         "kernel": platform.release(),
