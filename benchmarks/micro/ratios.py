@@ -26,11 +26,12 @@ def main() -> None:
     print(f"{'names':>8} {'pattern':>8} {'no ledger':>10} {'ledger':>8} {'ratio':>6} {'no prefetch':>12} {'gain':>6}")
     for count in engine.NAME_COUNTS:
         for pattern in engine.PATTERNS:
-            players = {variant: engine.Player(variant, pattern, count) for variant in engine.VARIANTS}
+            players = {variant: engine.variant_player(variant, pattern, count) for variant in engine.VARIANTS}
             rounds = []
             for _ in range(options.rounds + 1):
                 took = {}
                 for variant, player in players.items():
+                    player.prepare()
                     start = time.perf_counter()
                     player()
                     took[variant] = (time.perf_counter() - start) / player.frames * 1e9

@@ -1,8 +1,12 @@
-"""Nanoseconds a frame of the engine, no sockets: with ledger and without, with the prefetching pass and without.
+"""Nanoseconds a frame of the engine, no sockets; `extra_info` has them: ns_per_frame. What is timed is a whole run.
 
-Frames for 50 sessions in turn, batches of 64, random 16-byte names, at 1 thousand, 100 thousand and 900 thousand names:
-pairs (acquire and release in turn) and later (64 acquired, and released when all 50 sessions have theirs). Divide the
-time shown by 64 x the number of batches, `extra_info` has it done: ns_per_frame. Ratios: benchmarks/micro/ratios.py.
+test_operations: one kind of request at a time, 64 in a receive, of names that stay in the cache.
+test_batches:    acquires and releases of such names, by how many are in one receive.
+test_frames:     with ledger and without, with the prefetching pass and without. Frames for 50 sessions in turn, batches
+                 of 64, random 16-byte names, at 1 thousand, 100 thousand and 900 thousand names: pairs (acquire and
+                 release in turn) and later (64 acquired, and released when all 50 sessions have theirs).
+
+Ratios: benchmarks/micro/ratios.py. Whether they are what they were: benchmarks/regress.py.
 """
 
 from __future__ import annotations
@@ -12,11 +16,25 @@ import pytest
 from native import engine
 
 
+def measure(benchmark, player: engine.Player, rounds: int) -> None:
+    benchmark.pedantic(player, setup=player.prepare, rounds=rounds, warmup_rounds=1)
+    player.check()
+    if benchmark.stats:  # none with --benchmark-disable
+        benchmark.extra_info["ns_per_frame"] = benchmark.stats["min"] / player.frames * 1e9
+
+
+@pytest.mark.parametrize("operation", engine.OPERATIONS)
+def test_operations(benchmark, operation):
+    measure(benchmark, engine.OPERATIONS[operation](), rounds=200)
+
+
+@pytest.mark.parametrize("depth", engine.DEPTHS)
+def test_batches(benchmark, depth):
+    measure(benchmark, engine.pairs_player(depth), rounds=200)
+
+
 @pytest.mark.parametrize("count", engine.NAME_COUNTS)
 @pytest.mark.parametrize("pattern", engine.PATTERNS)
 @pytest.mark.parametrize("variant", engine.VARIANTS)
 def test_frames(benchmark, variant, pattern, count):
-    player = engine.Player(variant, pattern, count)
-    benchmark.pedantic(player, rounds=7, warmup_rounds=1)
-    player.check()
-    benchmark.extra_info["ns_per_frame"] = benchmark.stats["min"] / player.frames * 1e9
+    measure(benchmark, engine.variant_player(variant, pattern, count), rounds=7)

@@ -2,6 +2,7 @@
 
 NoPrefetch*: the counter room's session without its prefetching pass.
 NoLedger*:   the same frame loop, table and arithmetic without the ledger: what knowing the holders costs.
+Direct:      counter_acquire and counter_release themselves, without a frame around them.
 serve_raw:   an epoll loop around the same session: the least that the system calls of a server cost.
 """
 
@@ -11,7 +12,8 @@ from libc.string cimport memcpy, memset
 from posix.unistd cimport close as c_close
 
 from counterd._core cimport (
-    Frame, Region, Session, counter_at, counter_consume, counter_create, counter_restore, index_peek, table_find,
+    GRANTED, Frame, Region, Session, counter_acquire, counter_at, counter_consume, counter_create, counter_release,
+    counter_restore, index_peek, name_tag, table_find,
 )
 from counterd.byteorder cimport load_be32, prefetch, store_be32
 from counterd.net.clock cimport monotonic_ns
@@ -95,6 +97,60 @@ cdef class NoLedgerSession(CounterSession):
             store_be32(target + 12, resources)
         store.out_size += 12 + body
         return 0
+
+
+cdef class Direct:
+    """The engine's two operations for one connection and names of one size, which are hashed beforehand."""
+
+    cdef Session session
+    cdef bytes names
+    cdef uint32_t[4096] tags
+    cdef uint32_t name_size
+    cdef uint32_t count
+
+    def __init__(self, Session session not None, list names not None):
+        cdef uint32_t i
+        if not 0 < len(names) <= 4096:
+            raise ValueError(f"1 to 4096 names, not {len(names)}")
+        self.session = session
+        self.names = b"".join(names)
+        self.name_size = len(names[0])
+        self.count = len(names)
+        for i in range(self.count):
+            self.tags[i] = name_tag(&session.store.region, self.name(i), self.name_size)
+
+    cdef inline const uint8_t* name(self, uint32_t i) noexcept:
+        return <const uint8_t*>PyBytes_AS_STRING(self.names) + <size_t>i * self.name_size
+
+    def acquire(self):
+        """One of each name, of which it must hold none."""
+        cdef Session session = self.session
+        cdef uint32_t i, granted = 0
+        for i in range(self.count):
+            granted += counter_acquire(
+                &session.store.region, session.connection, self.tags[i], self.name(i), self.name_size, 1, 1, 0
+            ) == GRANTED
+        self.check(granted)
+
+    def release(self):
+        """What acquire() acquired."""
+        cdef Session session = self.session
+        cdef uint32_t i, granted = 0
+        for i in range(self.count):
+            granted += counter_release(
+                &session.store.region, session.connection, self.tags[i], self.name(i), self.name_size, 1
+            ) == GRANTED
+        self.check(granted)
+
+    cdef int check(self, uint32_t granted) except -1:
+        if granted != self.count:
+            raise ValueError(f"{granted} of {self.count} calls were granted")
+        return 0
+
+
+def count_instructions(player):
+    """Calls it. The name is the mark: callgrind counts what happens within, and writes it down at the end."""
+    player()
 
 
 def serve_raw(int listening, store):

@@ -1,12 +1,18 @@
-"""The engine's workloads, for the pytest suite and for the table of ratios."""
+"""The engine's workloads, for the pytest suite, for the table of ratios and for the comparison with the baseline."""
 
 from __future__ import annotations
 
 import functools
-import os
+import itertools
+from typing import TYPE_CHECKING
 
 from counterd.protocols.counter._room import CounterStore
 from native import frames, load_native
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from counterd.protocols.counter._room import CounterSession
 
 BUCKETS = 1_000_000
 SESSIONS = 50
@@ -16,6 +22,103 @@ PATTERNS = ("pairs", "later")
 VARIANTS = ("ledger", "no ledger", "ledger, no prefetch")
 PAIR_BATCHES = 4_000
 LATER_ROUNDS = 40
+
+# Of an operation by itself: so few names that they stay in the cache with all that belongs to them.
+KNOWN = 1_024
+REQUESTS = 4_096
+BATCHES_MAX = 512  # of small batches: each is an object or two, and they have to stay in the cache as well
+LONG = 200  # bytes of a long name
+DEPTHS = (1, 4, 16, 64, 256)
+LARGE = tuple(f"{name}, {NAME_COUNTS[-1]:,} names" for name in ("get", "acquire, release"))
+
+HASH_KEY = bytes(range(16))  # the same in every run: which names collide is part of what is measured
+# What each call is given as the time: a millisecond later, so that the budget of work of a turn never stops one.
+CLOCK = itertools.count(1_000_000, 1_000_000)
+
+
+class Player:
+    """Something to measure: prepare(), which is not measured, then a call, which is; any number of times.
+
+    sessions: all that must live on, the store's last. frames: how many operations a call is. refused: what all of them
+    are answered instead of a grant.
+    """
+
+    def __init__(
+        self,
+        store: CounterStore,
+        sessions: Collection[CounterSession],
+        call: Callable[[], object],
+        count: int,
+        *,
+        prepare: Callable[[], object] = lambda: None,
+        refused: str = "",
+    ) -> None:
+        self._store = store
+        self._sessions = sessions
+        self._call = call
+        self._calls = 0
+        self._refused = refused
+        self.prepare = prepare
+        self.frames = count
+
+    def __call__(self) -> None:
+        self._calls += 1
+        self._call()
+
+    def check(self) -> None:
+        """Raises unless every request was answered as it should be: the figures would be of something else."""
+        refused = {k: v for k, v in self._store.snapshot().items() if k.startswith("refused:") and v}
+        if refused != ({f"refused:{self._refused}": self._calls * self.frames} if self._refused else {}):
+            raise ValueError(f"of {self._calls * self.frames} requests were refused: {refused}")
+        if any(session.more or session.closing for session in self._sessions):
+            raise ValueError("a session has stopped: its requests wait")
+
+
+def make_store(kind: type[CounterStore] = CounterStore, buckets: int = BUCKETS) -> CounterStore:
+    store = kind(buckets=buckets, holdings=2 * buckets, name_memory=1 << 22, hash_key=HASH_KEY, figures=dict)
+    store.begin_window(1)
+    return store
+
+
+def player_of(
+    store: CounterStore,
+    sequence: Iterable[tuple[CounterSession, bytes]],
+    *,
+    depth: int = DEPTH,
+    batches: int = 0,
+    holders: Collection[CounterSession] = (),
+    prepare: Callable[[], object] = lambda: None,
+    refused: str = "",
+) -> Player:
+    """Plays (session, batch) in turn: all of them with each call, or so many, and the next ones with the next call."""
+    receives = [(session.receive, batch) for session, batch in sequence]
+    sessions = {*holders, *(session for session, _ in sequence)}
+    batches = batches or len(receives)
+    turns = itertools.cycle(receives)
+    coming: list = []
+
+    def draw() -> None:
+        prepare()
+        coming[:] = [(receive, batch, next(CLOCK)) for receive, batch in itertools.islice(turns, batches)]
+        b"".join(batch for _, batch, _ in coming)  # read once, as input is that has just been received
+
+    def call() -> None:
+        for receive, batch, now in coming:
+            receive(batch, now)
+
+    return Player(store, sessions, call, batches * depth, prepare=draw, refused=refused)
+
+
+def play(session, requests: Iterable[bytes]) -> None:
+    for batch in frames.batches_of(list(requests), DEPTH):
+        session.receive(batch, next(CLOCK))
+
+
+def pairs(names: Iterable[bytes]) -> list[bytes]:
+    return [make(name) for name in names for make in (frames.acquire, frames.release)]
+
+
+# ---- with the ledger and without, in tables of all sizes -------------------------------------------------------------
 
 
 @functools.cache
@@ -28,28 +131,104 @@ def workload(pattern: str, count: int) -> tuple[list[bytes], list[tuple[int, byt
     return names, frames.later_rounds(names, SESSIONS, LATER_ROUNDS, DEPTH, seed=1)
 
 
-class Player:
-    """Plays a workload to a store of its own, which knows every name already."""
+def variant_player(variant: str, pattern: str, count: int) -> Player:
+    """A workload on a store of its own, which knows every name already."""
+    native = load_native()
+    store = make_store({"ledger": CounterStore, "no ledger": native.NoLedgerStore}.get(variant, native.NoPrefetchStore))
+    names, sequence = workload(pattern, count)
+    sessions = [store.session() for _ in range(SESSIONS)]
+    play(sessions[0], pairs(names))
+    return player_of(store, [(sessions[number], batch) for number, batch in sequence])
 
-    def __init__(self, variant: str, pattern: str, count: int) -> None:
-        native = load_native()
-        make = {"ledger": CounterStore, "no ledger": native.NoLedgerStore}.get(variant, native.NoPrefetchStore)
-        store = make(buckets=BUCKETS, holdings=2 * BUCKETS, name_memory=0, hash_key=os.urandom(16), figures=dict)
-        store.begin_window(1)
-        names, self._sequence = workload(pattern, count)
-        self._sessions = [store.session() for _ in range(SESSIONS)]
-        self._store = store
-        self.frames = DEPTH * len(self._sequence)
-        for name in names:
-            self._sessions[0].receive(frames.acquire(name) + frames.release(name), 0)
 
-    def __call__(self) -> None:
-        sessions = self._sessions
-        for session, batch in self._sequence:
-            sessions[session].receive(batch, 0)
+def large_players() -> dict[str, Player]:
+    """LARGE: the largest table, far larger than any cache; with each call the next part of the workload."""
+    store = make_store()
+    session = store.session()
+    names, pairs_sequence = workload("pairs", NAME_COUNTS[-1])
+    play(session, pairs(names))
+    gets = frames.batches_of(list(map(frames.get, frames.choose_names(names, PAIR_BATCHES * DEPTH, seed=2))), DEPTH)
+    workloads = dict(zip(LARGE, (gets, [batch for _, batch in pairs_sequence]), strict=True))
+    return {
+        name: player_of(store, [(session, batch) for batch in batches], batches=REQUESTS // DEPTH)
+        for name, batches in workloads.items()
+    }
 
-    def check(self) -> None:
-        """Raises if any request was refused: the figures would be of something else."""
-        refused = {k: v for k, v in self._store.snapshot().items() if k.startswith("refused:") and v}
-        if refused:
-            raise ValueError(f"the workload was refused: {refused}")
+
+# ---- one operation at a time -----------------------------------------------------------------------------------------
+
+
+def requests_player(make: Callable[[bytes], bytes], *, others: bool = False, refused: str = "") -> Player:
+    """One kind of request for names of which the session itself, or another one, holds one each."""
+    store = make_store()
+    names = frames.make_names(KNOWN)
+    session, other = store.session(), store.session()
+    play(other if others else session, map(frames.acquire, names))
+    batches = frames.batches_of([make(name) for name in names * (REQUESTS // KNOWN)], DEPTH)
+    return player_of(store, [(session, batch) for batch in batches], holders=(other,), refused=refused)
+
+
+def pairs_player(depth: int = DEPTH, name_size: int = 16) -> Player:
+    """Acquires and releases of names that nobody else holds, so many in one receive."""
+    store = make_store()
+    names = frames.make_names(KNOWN, name_size)
+    session = store.session()
+    play(session, pairs(names))
+    batches = frames.pair_batches(names, min(REQUESTS // depth, BATCHES_MAX), depth, seed=1)
+    return player_of(store, [(session, batch) for batch in batches], depth=depth)
+
+
+def new_names_player() -> Player:
+    """Acquires of names that the store does not know: they are released before, and their window turns."""
+    store = make_store()
+    names = frames.make_names(KNOWN)
+    session = store.session()
+    windows = itertools.count(2)
+
+    def forget() -> None:
+        play(session, map(frames.release, names))
+        store.begin_window(next(windows))
+        while store.next_deadline() == 0:
+            store.tick(0)
+        if store.snapshot()["records"]:
+            raise ValueError("the store still knows names")
+
+    play(session, map(frames.acquire, names))
+    batches = frames.batches_of(list(map(frames.acquire, names)), DEPTH)
+    return player_of(store, [(session, batch) for batch in batches], prepare=forget)
+
+
+def replacing_player() -> Player:
+    """Acquires and releases of names that the store does not know and which take the places of idle ones."""
+    store = make_store(buckets=KNOWN // 2)
+    session = store.session()
+    batches = frames.batches_of(pairs(frames.make_names(KNOWN)), DEPTH)
+    return player_of(store, [(session, batch) for batch in batches])
+
+
+def direct_player(measured: str) -> Player:
+    """counter_acquire or counter_release themselves."""
+    store = make_store()
+    names = frames.make_names(KNOWN)
+    session = store.session()
+    calls = load_native().Direct(session, names)
+    calls.acquire()
+    if measured == "release":
+        calls.release()
+        return Player(store, (session,), calls.release, KNOWN, prepare=calls.acquire)
+    return Player(store, (session,), calls.acquire, KNOWN, prepare=calls.release)
+
+
+OPERATIONS: dict[str, Callable[[], Player]] = {
+    "noop": lambda: requests_player(lambda _: frames.noop()),
+    "get": lambda: requests_player(frames.get),
+    "acquire more": lambda: requests_player(frames.acquire),
+    "acquire, release": pairs_player,
+    "acquire, release, long name": lambda: pairs_player(name_size=LONG),
+    "acquire, refused": lambda: requests_player(lambda name: frames.acquire(name, 1), refused="not_available"),
+    "release, not acquired": lambda: requests_player(frames.release, others=True, refused="not_acquired"),
+    "acquire, new name": new_names_player,
+    "acquire, release, full table": replacing_player,
+    "counter_acquire alone": lambda: direct_player("acquire"),
+    "counter_release alone": lambda: direct_player("release"),
+}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 from counterd.protocols.counter import wire
@@ -10,8 +9,16 @@ from counterd.protocols.counter import wire
 MAXIMUM = 1_000_000  # so that nothing is refused
 
 
-def acquire(name: bytes) -> bytes:
-    return wire.acquire(0, name, 1, MAXIMUM)
+def noop() -> bytes:
+    return wire.noop(0)
+
+
+def get(name: bytes) -> bytes:
+    return wire.get(0, name)
+
+
+def acquire(name: bytes, maximum: int = MAXIMUM) -> bytes:
+    return wire.acquire(0, name, 1, maximum)
 
 
 def release(name: bytes) -> bytes:
@@ -19,9 +26,17 @@ def release(name: bytes) -> bytes:
 
 
 def make_names(count: int, size: int = 16) -> list[bytes]:
-    """Random names of one size."""
-    blob = os.urandom(count * size)
+    """Random names of one size, the same in every run: their collisions are part of what is measured."""
+    blob = random.Random(size).randbytes(count * size)
     return [blob[i : i + size] for i in range(0, count * size, size)]
+
+
+def choose_names(names: list[bytes], count: int, seed: int = 1) -> list[bytes]:
+    return random.Random(seed).choices(names, k=count)
+
+
+def batches_of(requests: list[bytes], depth: int) -> list[bytes]:
+    return [b"".join(requests[i : i + depth]) for i in range(0, len(requests), depth)]
 
 
 def pair_batches(names: list[bytes], batches: int, depth: int, seed: int) -> list[bytes]:
