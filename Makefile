@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := setup.py pyproject.toml $(shell find src -name '*.py' -o -name '*.py[xi]' -o -name '*.pxd' -o -name '*.conf')
 CONFIG ?= conf/counterd.conf
 
-.PHONY: help setup run test lint bench bench-peers bench-smoke clean
+.PHONY: help setup run test lint bench bench-peers bench-regress bench-baseline bench-smoke clean
 
 help:
 	@echo 'make setup   build counterd into $(VENV)'
@@ -21,6 +21,8 @@ help:
 	@echo ''
 	@echo 'make bench            the engine, ns a frame'
 	@echo 'make bench-peers      counterd beside its peers: writes benchmarks/RESULTS.md, in some 12 minutes'
+	@echo 'make bench-regress    fail if the engine got more than 10 % worse than benchmarks/baseline.json'
+	@echo 'make bench-baseline   measure, and make that the baseline'
 	@echo 'make bench-smoke      all benchmarks with tiny counts: do they still run?'
 
 setup: $(VENV)/.built $(VENV)/.tools
@@ -61,6 +63,12 @@ bench-smoke: setup
 	$(BIN)/python -m pytest benchmarks -q --benchmark-disable
 	$(BIN)/python benchmarks/micro/ratios.py --rounds 1
 	$(BIN)/python benchmarks/peers/compare.py --smoke --out build/smoke/results
+
+bench-regress: setup
+	$(BIN)/python benchmarks/regress.py
+
+bench-baseline: setup
+	$(BIN)/python benchmarks/regress.py --write
 
 clean:
 	rm -rf .venv .venv-* build dist src/*.egg-info .coverage .hypothesis .benchmarks .*_cache

@@ -1,8 +1,7 @@
-"""Builds the benchmarks' own extension against the installed counterd, once per change, and imports it."""
+"""Builds the benchmarks' own extensions against the installed counterd, once per change, and imports them."""
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import sys
 from pathlib import Path
@@ -15,15 +14,14 @@ HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "build" / "benchmarks" / sys.implementation.cache_tag
 
 
-@functools.cache
-def load_native() -> ModuleType:
-    """The compiled module. Needs Cython, setuptools and a C compiler: the extra `bench`."""
+def build(name: str) -> Path:
+    """The extension made of that .pyx. Needs Cython, setuptools and a C compiler: the extra `bench`."""
     from Cython.Build import cythonize
     from setuptools import Extension
     from setuptools.dist import Distribution
 
     extensions = cythonize(
-        [Extension("_native", [str(HERE / "_native.pyx")], extra_compile_args=["-O3"])],
+        [Extension(name, [str(HERE / f"{name}.pyx")], extra_compile_args=["-O3"])],
         build_dir=str(BUILD / "c"),
         compiler_directives={
             "language_level": 3,
@@ -39,7 +37,24 @@ def load_native() -> ModuleType:
     command.build_temp = str(BUILD / "temp")
     command.ensure_finalized()
     command.run()
-    spec = importlib.util.spec_from_file_location("_native", command.get_ext_fullpath("_native"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return Path(command.get_ext_fullpath(name))
+
+
+def load(name: str, built: Path | None = None) -> ModuleType:
+    """The compiled module, from where it was built if that is known: then nothing is needed but itself."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, built or build(name))
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules[name] = module
+    return sys.modules[name]
+
+
+def load_native() -> ModuleType:
+    """Variants of the engine, load, and what takes part in measuring."""
+    return load("_native")
+
+
+def load_reference() -> ModuleType:
+    """What the engine's time is held against: it has nothing of counterd."""
+    return load("_reference")

@@ -1,4 +1,4 @@
-"""tests/unit has the tree of src/counterd: what is tested where needs no looking for."""
+"""tests/unit has the tree of src/counterd, tests/benchmarks that of benchmarks: what is tested where is plain."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "counterd"
 UNIT = ROOT / "tests" / "unit"
+BENCHMARKS = ROOT / "benchmarks"
 
 # Modules without a test file of their own, and where they are tested instead, or why they are not.
 ELSEWHERE = {
@@ -60,6 +61,16 @@ def test_every_module_has_its_tests_in_the_mirrored_place(module: str) -> None:
 @pytest.mark.parametrize("test", sorted(path.relative_to(UNIT).as_posix() for path in UNIT.rglob("test_*.py")))
 def test_every_unit_test_is_of_a_module(test: str) -> None:
     assert test in {mirrored(module) for module in modules()}
+
+
+def test_every_test_of_a_benchmark_is_of_a_file_there() -> None:
+    """Most have none: they are run, and no test decides by time. What they reckon with is tested."""
+    files = (path for pattern in ("*.py", "*.pyx") for path in BENCHMARKS.rglob(pattern))
+    there = {mirrored(path.relative_to(BENCHMARKS).as_posix()) for path in files}
+    folder = ROOT / "tests" / "benchmarks"
+    tests = {path.relative_to(folder).as_posix() for path in folder.rglob("test_*.py")}
+    assert "test_regress.py" in tests
+    assert tests <= there
 
 
 @pytest.mark.parametrize("module", ELSEWHERE)

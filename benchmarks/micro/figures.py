@@ -1,0 +1,111 @@
+"""Measures what benchmarks/regress.py compares, and prints it as JSON. Run by it, each time in a process of its own.
+
+    python benchmarks/micro/figures.py ratios                   time of an operation / time of the reference kernel
+    python benchmarks/micro/figures.py instructions EXTENSION   below callgrind: the operations' names and frames
+
+A ratio is the median of the ratios of many short rounds. Within one, an operation and the kernel are next to each
+other, and of each the best of a few goes counts: the first fills the caches, and one that is interrupted is no measure.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from native import engine, load, load_native, load_reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+ROUNDS = 60
+GOES = 3
+KERNEL_BATCHES = engine.REQUESTS // 64
+LARGE_REQUESTS = 1 << 20  # of the large kernel, so that what it comes back to has long left the caches
+
+# What stays in the caches: all are counted and timed. The large tables (engine.LARGE) are only timed, because memory
+# costs no instructions. Batches of the usual size are what "acquire, release" has anyway.
+SMALL = {
+    **engine.OPERATIONS,
+    **{
+        f"acquire, release, batches of {depth}": functools.partial(engine.pairs_player, depth)
+        for depth in engine.DEPTHS
+        if depth != engine.DEPTH
+    },
+}
+
+
+def best(prepare: Callable[[], object], call: Callable[[], object], frames: int) -> float:
+    """Nanoseconds a frame."""
+    took = []
+    for _ in range(GOES):
+        prepare()
+        start = time.perf_counter_ns()
+        call()
+        took.append(time.perf_counter_ns() - start)
+    return min(took) / frames
+
+
+def play_round(players: Mapping[str, engine.Player], kernel) -> dict[str, float]:
+    """Each one's time, over the lower of the kernel's just before and just after."""
+
+    def measure_kernel() -> float:
+        return best(lambda: kernel.prepare(KERNEL_BATCHES), lambda: kernel.run(KERNEL_BATCHES), KERNEL_BATCHES * 64)
+
+    ratios = {}
+    before = measure_kernel()
+    for name, player in players.items():
+        took = best(player.prepare, player, player.frames)
+        after = measure_kernel()
+        ratios[name] = took / min(before, after)
+        before = after
+    return ratios
+
+
+def measure_ratios() -> dict[str, float]:
+    reference = load_reference()
+    small = {name: make() for name, make in SMALL.items()}
+    large = engine.large_players()
+    groups = [
+        (small, reference.Kernel(engine.KNOWN, engine.REQUESTS)),
+        (large, reference.Kernel(engine.NAME_COUNTS[-1], LARGE_REQUESTS)),
+    ]
+    gc.freeze()
+    rounds = [
+        {name: ratio for players, kernel in groups for name, ratio in play_round(players, kernel).items()}
+        for _ in range(ROUNDS)
+    ]
+    for player in (*small.values(), *large.values()):
+        player.check()
+    return {name: statistics.median(ratios[name] for ratios in rounds) for name in rounds[0]}
+
+
+def play_marked() -> dict[str, int]:
+    """Each operation once, within the function that callgrind looks for; returns how many frames each had."""
+    count_instructions = load_native().count_instructions
+    counts = {}
+    for name, make in SMALL.items():
+        player = make()
+        player.prepare()
+        player()  # what Python does only the first time is done
+        player.prepare()
+        count_instructions(player)
+        player.check()
+        counts[name] = player.frames
+    return counts
+
+
+if __name__ == "__main__":
+    gc.disable()
+    if sys.argv[1] == "instructions":
+        load("_native", Path(sys.argv[2]))
+        print(json.dumps(play_marked()))
+    else:
+        print(json.dumps(measure_ratios()))

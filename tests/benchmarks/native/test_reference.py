@@ -1,0 +1,18 @@
+"""What the engine's time is held against has nothing of the engine, or both would get slower together."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[3] / "benchmarks" / "native" / "_reference.pyx"
+IMPORT = re.compile(r"^[ \t]*(?:from|cimport|import|include)[ \t]+(\S+)", re.MULTILINE)
+
+
+def test_it_takes_nothing_from_counterd():
+    assert set(IMPORT.findall(SOURCE.read_text("utf-8"))) == {"libc.stdint", "libc.stdlib", "libc.string", "posix.mman"}
+
+
+def test_imports_are_seen():
+    text = "from counterd.siphash cimport siphash13\ncimport a.b\nimport c\n    from d import (\ninclude 'x.pxi'\n"
+    assert IMPORT.findall(text) == ["counterd.siphash", "a.b", "c", "d", "'x.pxi'"]
