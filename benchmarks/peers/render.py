@@ -23,15 +23,15 @@ CHARTED = ("1 in flight", "16 in flight", "64 in flight")
 INTRODUCTION = """\
 # counterd beside its peers
 
-`make bench-peers` makes this page. All servers ran in one run on one machine, each alone on core {cores[server]} while it
-was loaded from core {cores[load]}; every round loads all of them, and a ratio is the median of the rounds' ratios. Times
-by themselves say more about the machine than about a server: compare within a table.
+`make bench-peers` makes this page. All servers ran in one run on one machine, each alone on core {cores[server]} while
+it was loaded from core {cores[load]}; every round loads all of them, and a ratio is the median of the rounds' ratios.
+Times by themselves say more about the machine than about a server: compare within a table.
 
 {machine}. {versions}. {started}, commit {commit}.
 
 *raw loop* is an epoll loop in C around counterd's own session: what is left of a server when only the system calls
-remain. redis does INCR and DECR, memcached incr and decr, which know neither limits nor holders; yrmcdsd has two workers.
-Unless it says otherwise: 50 connections, 100 thousand names of 16 bytes, acquire and release in turn.
+remain. redis does INCR and DECR, memcached incr and decr, which know neither limits nor holders; yrmcdsd has two
+workers. Unless it says otherwise: 50 connections, 100 thousand names of 16 bytes, acquire and release in turn.
 
 ![requests a second by requests in flight](RESULTS.svg)
 

@@ -21,6 +21,7 @@ ELSEWHERE = {
     "debug.pxd": "switches assertions on in the debug build, which runs all tests",
     "net/clock.pxd": "one system call: whatever is timed in tests/functional/test_slow_readers.py",
     "version.py": "one constant",
+    "cli/bench.py": "is a process: tests/functional/test_counterbench_command.py",
     "cli/daemon.py": "is a process: tests/functional/test_start.py",
     "control/daemon.py": "is a process: tests/functional/test_start.py, test_reload.py and test_drain.py beside it",
     "control/service.py": "real sockets: tests/functional/test_start.py and tests/functional/test_reload.py",

@@ -24,9 +24,10 @@ try:
     from counterd.bench.result import Report, ResultError, Run, load, save
     from counterd.bench.run import LoadError, describe, run
 except ModuleNotFoundError as error:
-    if (error.name or "").startswith("counterd"):
+    package = (error.name or "").partition(".")[0]
+    if package == "counterd":
         raise
-    sys.exit(f"counterbench needs {error.name}: pip install 'counterd[bench]'")
+    sys.exit(f"counterbench needs {package}: pip install 'counterd[bench]'")
 
 from counterd.errors import CounterdError
 from counterd.version import __version__
@@ -77,7 +78,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--protocol",
     type=click.Choice(list(planning.PROTOCOLS)),
-    default="counter",
+    default=Plan.protocol,
     show_default=True,
     help="For side by side figures, redis (INCR, DECR, GET) and memcached (incr, decr, get) too.",
 )
@@ -146,7 +147,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--verify",
     is_flag=True,
-    help="Check that no counter was ever above its maximum, and that nothing is in use at the end that nobody holds.",
+    help="Check that no name was ever above its maximum, and that nothing is in use at the end that nobody holds.",
 )
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the random choices.")
 @click.option("--json", type=FILE, help="Write everything there, for `counterbench compare` and other tools.")
@@ -157,7 +158,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.version_option(__version__, prog_name="counterbench")
 @click.pass_context
 def main(context: click.Context, /, **options: Any) -> None:
-    """Loads a counter server, and says how fast it is and whether it keeps its promises.
+    """Loads a server, and says how fast it is and whether it keeps its promises.
 
     Numbers may be written 10k or 1.5m, times 500us, 10ms, 5s or 2m. Without -n or --duration a run takes 10 s.
 

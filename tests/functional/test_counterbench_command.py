@@ -1,0 +1,150 @@
+"""The command `counterbench`, as a process: options, exit status, what it prints and the files it writes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from daemon import running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def counterbench(*words: object, code: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "counterd.cli.bench"] if code is None else [sys.executable, "-c", code]
+    return subprocess.run(
+        [*command, *map(str, words)], capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
+    )
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    with running(tmp_path_factory.mktemp("daemon")) as daemon:
+        yield daemon.address.port
+
+
+def test_a_run_says_what_came_of_it(port: int) -> None:
+    found = counterbench("-p", port, "-n", "2k", "-r", 100, "-c", 5)
+    assert (found.returncode, found.stderr) == (0, "")
+    for word in ("throughput", "2,000 answered", "granted", "released", "p99.9", "latency", "errors"):
+        assert word in found.stdout
+
+
+def test_quiet_is_one_line(port: int) -> None:
+    found = counterbench("-p", port, "-n", 500, "-q", "-P", 5, "-t", "noop")
+    assert found.returncode == 0
+    assert found.stdout.startswith("counter noop")
+    assert "requests per second" in found.stdout
+    assert found.stdout.count("\n") == 1
+
+
+def test_everything_is_written_down(port: int, tmp_path: Path) -> None:
+    files = {kind: tmp_path / f"run.{kind}" for kind in ("json", "csv", "hdr", "html")}
+    words = [word for kind, path in files.items() for word in (f"--{kind}", path)]
+    found = counterbench("-p", port, "--duration", "1.2s", "--rate", "2k", *words)
+    assert (found.returncode, found.stderr) == (0, "")
+    document = json.loads(files["json"].read_text())
+    (run,) = document["runs"]
+    assert 2399 <= run["requests"] <= 2400
+    assert sum(moment["requests"] for moment in run["series"]) == run["requests"]
+    assert run["options"]["rate"] == 2000
+    assert document["machine"]["kernel"]
+    (row,) = csv.DictReader(files["csv"].read_text("utf-8").splitlines())
+    assert int(row["requests"]) == run["requests"]
+    assert "Percentile" in files["hdr"].read_text()
+    assert "<svg" in files["html"].read_text()
+
+
+def test_two_runs_side_by_side(port: int, tmp_path: Path) -> None:
+    for name in ("before", "after"):
+        assert counterbench("-p", port, "-n", 300, "-q", "--json", tmp_path / f"{name}.json").returncode == 0
+    page = tmp_path / "page.html"
+    found = counterbench("compare", tmp_path / "before.json", tmp_path / "after.json", "--html", page)
+    assert found.returncode == 0
+    assert "before" in found.stdout
+    assert "after" in found.stdout
+    assert "x" in found.stdout
+    assert "<svg" in page.read_text()
+
+
+def test_a_search_and_a_scan(port: int) -> None:
+    found = counterbench("-p", port, "--find-max", "p99<5s", "--duration", "100ms", "-c", 2)
+    assert found.returncode == 0
+    assert "p99<5s holds up to" in found.stdout
+    found = counterbench("-p", port, "--scan", "1k:2k:500", "--duration", "100ms", "-q")
+    assert found.returncode == 0
+    assert found.stdout.count("requests per second") == 3
+
+
+def test_holding_churn_and_verification(port: int) -> None:
+    words = ("--hold", "exp:2ms", "--churn", 50, "--verify", "--maximum", 3, "-r", 20, "--duration", "600ms")
+    found = counterbench("-p", port, *words)
+    assert found.returncode == 0, found.stdout
+    assert "verified" in found.stdout
+    assert "give-back" in found.stdout
+    assert "refused" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--hold", "10ms"], "fixed:TIME or exp:MEAN"),
+        (["--keys", "zipf"], "zipf:EXPONENT"),
+        (["-t", "mix:acquire"], "mix:OP=SHARE"),
+        (["-t", "mix:take=1"], "each of noop, get, acquire, release"),
+        (["-n", "0"], "1 or more"),
+        (["-n", "1.0001k"], "whole number"),
+        (["--duration", "1h"], "a time such as"),
+        (["--rate", "fast"], "a number such as"),
+        (["--find-max", "p99>1ms"], "a bound on a percentile"),
+        (["--scan", "10k:1k:1k"], "a scan goes up"),
+        (["--scan", "1k:2k:1k", "--find-max", "p99<1ms"], "two searches"),
+        (["--scan", "1k:2k:1k", "--rate", "1k"], "chooses the rates itself"),
+        (["-r", "300", "--name-size", "2"], "names of 2 bytes"),
+        (["--resources", "5", "--maximum", "4"], "the maximum is 5 to"),
+        (["--protocol", "redis", "--verify"], "which redis does not know"),
+        (["-k", "0", "-P", "2"], "one in flight"),
+        (["--threads", "4", "-c", "3"], "need as many connections"),
+        (["--protocol", "http"], "'http' is not one of"),
+        (["--nonsense"], "No such option"),
+    ],
+)
+def test_a_mistake_is_named(words: list[str], said: str) -> None:
+    found = counterbench(*words)
+    assert found.returncode == 2
+    assert said in " ".join(found.stderr.split())
+    assert found.stdout == ""
+
+
+def test_nobody_listens() -> None:
+    found = counterbench("-p", 1, "-n", 10)
+    assert found.returncode == 2
+    assert found.stderr == "counterbench: cannot connect to 127.0.0.1:1: Connection refused\n"
+
+
+def test_a_file_that_cannot_be_written_costs_no_figures(port: int, tmp_path: Path) -> None:
+    found = counterbench("-p", port, "-n", 100, "--json", tmp_path / "missing" / "run.json")
+    assert found.returncode == 2
+    assert "throughput" in found.stdout
+    assert "No such file" in found.stderr
+
+
+def test_a_file_that_is_no_result(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text("{}")
+    found = counterbench("compare", path)
+    assert found.returncode == 2
+    assert found.stderr.startswith(f"counterbench: {path}: not a result of counterbench")
+
+
+def test_a_dependency_that_is_missing_is_named() -> None:
+    found = counterbench(code="import sys; sys.modules['rich'] = None; import counterd.cli.bench")
+    assert found.returncode == 1
+    assert found.stderr.strip() == "counterbench needs rich: pip install 'counterd[bench]'"
