@@ -7,8 +7,10 @@ import socket
 
 import pytest
 
-from load.server import REPLIES, counterd
 from native import frames
+from peers.servers import counterd
+
+REPLIES = {1: [16, 12], 64: [64 // 2 * 28]}  # bytes back for each batch in turn: 16 for an Acquire, 12 for a Release
 
 
 @pytest.mark.parametrize("depth", [1, 64])
@@ -17,7 +19,7 @@ def test_round_trip(benchmark, depth):
     turns = itertools.cycle(frames.pair_batches(names, 2_000, depth, seed=1))
     replies = REPLIES[depth]
 
-    with counterd() as (_, port), socket.create_connection(("127.0.0.1", port)) as connection:
+    with counterd() as server, socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(10)
 

@@ -42,7 +42,6 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
 WARMUP_S = 0.2
 PEAK_S = 1.0  # to find the peak whose half an open loop asks for
-SMOKE_S = 0.1
 SMOKE_COUNT = 1000
 
 Figures = dict[str, float]
@@ -71,8 +70,8 @@ def load(server: Server, plan: Plan) -> Figures:
     meter = Meter(server)
     result = run(dataclasses.replace(plan, protocol=server.protocol, port=server.port), watch=meter)
     refused = {name: count for name, count in result.outcomes.items() if name not in ("granted", "released")}
-    if result.errors or refused:
-        raise RuntimeError(f"{server.name}: {result.errors or refused} {result.evidence}")
+    if result.errors or refused or not result.requests:
+        raise RuntimeError(f"{server.name}: {result.errors or refused or 'no answer'} {result.evidence}")
     shown = percentiles(result.latency)
     return {
         "requests/s": result.rate,
@@ -88,7 +87,7 @@ def load(server: Server, plan: Plan) -> Figures:
 def make_plan(scenario: dict[str, Any], seconds: float) -> Plan:
     options = dict(scenario["plan"])
     options["work"] = Work.read(options.get("work", "acquire-release"))
-    return Plan(**options, duration=seconds, warmup=WARMUP_S)
+    return Plan(**options, duration=None if "requests" in options else seconds, warmup=WARMUP_S)
 
 
 def play(
@@ -186,10 +185,10 @@ def measure(scenario: dict[str, Any], core: int, options: argparse.Namespace, sh
     rounds = scenario.get("rounds", options.rounds)
     seconds = scenario.get("seconds", 1.0) * options.seconds
     if options.smoke:
-        rounds, seconds = 1, SMOKE_S
+        rounds = 1
         scenario = {**scenario, "count": SMOKE_COUNT}
         if "plan" in scenario:
-            scenario["plan"] = {**scenario["plan"], "names": SMOKE_COUNT}
+            scenario["plan"] = {**scenario["plan"], "names": SMOKE_COUNT, "requests": SMOKE_COUNT}
     names = scenario.get("servers", list(servers.STARTS))
     if scenario["kind"] == "start":
         return start(names, core, rounds)
