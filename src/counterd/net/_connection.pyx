@@ -16,6 +16,7 @@ from libc.errno cimport EAGAIN, EINTR, errno
 
 from counterd._core cimport Session, Store
 from counterd.net.clock cimport monotonic_ns
+from counterd.net.driver cimport Driver
 
 cdef extern from "<sys/socket.h>" nogil:
     ssize_t c_send "send"(int fd, const void* data, size_t size, int flags)
@@ -198,7 +199,9 @@ cdef class Connection:
         return 0
 
     cdef int wake_store(self) except -1:
+        cdef Driver driver
         if self.store.stirred:
             self.store.stirred = False
-            self.server.driver.wake()
+            driver = self.server.driver
+            driver.wake()
         return 0

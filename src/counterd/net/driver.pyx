@@ -1,0 +1,64 @@
+"""Gives a store its turns: tick() when it is due, and output that is not the answer to a read fetched and sent.
+
+Floor 3. Each turn is one slice, well below a millisecond; between two turns the loop serves requests. However many
+connections stream a Dump or are published to, another client's request waits for one turn.
+
+In Cython because every connection that goes brings a wake() and a turn.
+"""
+
+import time
+from collections import deque
+
+from libc.stdint cimport int64_t
+
+from counterd._core cimport Session, Store
+
+# A turn ends with the connection that exceeds it. Short, because each turn of the loop accepts only a few connections.
+SLICE_NS = 250_000
+
+
+cdef class Driver:
+    """The turns of one store on one loop."""
+
+    def __cinit__(self, loop, Store store not None):
+        self.loop = loop
+        self.store = store
+        self.due_ns = -1
+        self.waiting = deque()
+
+    cpdef enqueue(self, connection):
+        """Has connection.pull() called in one of the next turns."""
+        self.waiting.append(connection)
+        self.wake()
+
+    cpdef wake(self):
+        """Looks whether there is something to do, now or later; called after anything that may have brought it."""
+        cdef int64_t due_ns = 0 if self.waiting else self.store.next_deadline()
+        cdef int64_t wait_ns = 0
+        if due_ns < 0 or (self.handle is not None and self.due_ns <= due_ns):
+            return
+        if self.handle is not None:
+            self.handle.cancel()
+        self.due_ns = due_ns
+        if due_ns > 0:
+            wait_ns = due_ns - <int64_t>time.monotonic_ns()
+        if wait_ns <= 0:
+            self.handle = self.loop.call_soon(self.turn)
+        else:
+            self.handle = self.loop.call_later(wait_ns / 1e9, self.turn)
+
+    def turn(self):
+        cdef int64_t now_ns
+        cdef Session session
+        self.handle = None
+        now_ns = time.monotonic_ns()
+        if self.store.next_deadline() >= 0:
+            self.store.tick(now_ns)
+        for session in self.store.take_dirty():
+            if session.owner is not None:
+                self.waiting.append(session.owner)
+        while self.waiting:
+            self.waiting.popleft().pull()
+            if time.monotonic_ns() - now_ns >= SLICE_NS:
+                break
+        self.wake()
