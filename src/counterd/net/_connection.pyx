@@ -66,7 +66,6 @@ cdef class Connection:
         self.session = session
         self.store = session.store
         self.fd = transport.get_extra_info("socket").fileno()
-        transport.set_write_buffer_limits(high=0)
         self.transport = transport
         if self.server.parting:
             self.part()
@@ -168,6 +167,7 @@ cdef class Connection:
                     self.abort()
                     return 0
                 sent = 0
+            self.transport.set_write_buffer_limits(high=0)  # it calls pause_writing() as soon as anything is queued
         self.transport.write(output[sent:] if sent else output)
         return 0
 

@@ -13,6 +13,7 @@ import termios
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from counterd.net._connection import Connection
@@ -69,7 +70,7 @@ class Server:
         )
         patience = "write_timeout" if unix else "user_timeout"
         options = {"cleanup_socket": False} if unix else {}  # its file is removed by whoever made it
-        server = await create(lambda: Connection(self, patience), sock=listening, backlog=BACKLOG, **options)
+        server = await create(partial(Connection, self, patience), sock=listening, backlog=BACKLOG, **options)
         self._listening.append(server)
 
     def part(self) -> None:
@@ -115,8 +116,10 @@ class Server:
     def lost(self, connection: Connection, error: BaseException | None, owed: bool) -> None:
         """A connection is gone; owed: output for it was still queued."""
         self.connections.discard(connection)
-        self._stuck.pop(connection, None)
-        self._departure.set()
+        if owed:
+            self._stuck.pop(connection, None)
+        if not self.connections:
+            self._departure.set()
         if isinstance(error, TimeoutError):  # the kernel gave up: keepalive, or TCP_USER_TIMEOUT
             if owed:
                 self._count_slow_reader("the kernel closed a connection whose peer took no output for too long")
