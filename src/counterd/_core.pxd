@@ -168,7 +168,10 @@ cdef inline uint32_t index_home(const Index* index, uint32_t tag) noexcept nogil
 
 
 cdef inline void index_prefetch(const Index* index, uint32_t tag) noexcept nogil:
-    prefetch(index.entries + index_home(index, tag))
+    """The line of the home slot, and the next if the slot behind is there: removals always look at that one."""
+    cdef uint32_t home = index_home(index, tag)
+    prefetch(index.entries + home)
+    prefetch(index.entries + ((home + 1) & index.mask))
 
 
 cdef inline uint32_t index_peek(const Index* index, uint32_t tag) noexcept nogil:
