@@ -1,6 +1,16 @@
 import asyncio
 
-from counterd.net.server import Server
+from counterd._core import Store
+from counterd.net.driver import Driver
+from counterd.net.server import Limits, Server
+
+class Roster:
+    loop: asyncio.AbstractEventLoop
+    store: Store
+    driver: Driver
+    connections: set[Connection]
+    limits: Limits
+    parting: bool
 
 class Connection(asyncio.Protocol):
     server: Server

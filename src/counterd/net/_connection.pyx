@@ -32,10 +32,51 @@ cdef enum:
     LINGER_BYTES = 1048576  # no honest peer has more under way
 
 
-cdef class Connection:
-    """A connection of a Server (see server.py), which admits it and keeps the books."""
+cdef class Roster:
+    """Who is connected: the part of a Server (see server.py) that every connection passes when it comes and goes.
 
-    cdef readonly object server
+    The rest of it, which few ever call, are the methods that Server adds.
+    """
+
+    cdef readonly object loop
+    cdef readonly Store store
+    cdef readonly Driver driver
+    cdef readonly set connections
+    cdef public object limits
+    cdef public bint parting
+
+    def __cinit__(self, loop, Store store not None, limits, *_):
+        self.loop = loop
+        self.store = store
+        self.driver = Driver(loop, store)
+        self.connections = set()
+        self.limits = limits
+
+    cdef Session admit(self, Connection connection):
+        """A session for a connection that may stay, or None; the caller closes it then."""
+        cdef Session session
+        if len(self.connections) >= self.limits.max_connections:
+            self.reject("max_connections", f"{len(self.connections)} connections are open, the limit")
+            return None
+        try:
+            session = self.store.session()
+        except MemoryError as error:
+            self.reject("memory", str(error))
+            return None
+        self.connections.add(connection)
+        return session
+
+    cdef int remove(self, Connection connection, error) except -1:
+        self.connections.discard(connection)
+        if self.parting or connection.queued or error is not None:
+            self.lost(connection, error, connection.queued)
+        return 0
+
+
+cdef class Connection:
+    """A connection of a Server, which admits it and keeps the books."""
+
+    cdef readonly Roster server
     cdef readonly object patience   # name of the server's limit on how long output may be stuck
     cdef readonly int fd
     cdef object transport
@@ -50,7 +91,7 @@ cdef class Connection:
     cdef bint parting
     cdef bint lingering
 
-    def __cinit__(self, server, patience):
+    def __cinit__(self, Roster server not None, patience):
         self.server = server
         self.patience = patience
         self.fd = -1
@@ -115,7 +156,7 @@ cdef class Connection:
         self.fd = -1
         self.session.closed(monotonic_ns())
         self.session.owner = None
-        self.server.lost(self, exc, self.queued)
+        self.server.remove(self, exc)
         self.wake_store()
 
     # ---- called by the server and the driver ----
@@ -199,9 +240,7 @@ cdef class Connection:
         return 0
 
     cdef int wake_store(self) except -1:
-        cdef Driver driver
         if self.store.stirred:
             self.store.stirred = False
-            driver = self.server.driver
-            driver.wake()
+            self.server.driver.wake()
         return 0

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from counterd.net._connection import Connection
-from counterd.net.driver import Driver
+from counterd.net._connection import Connection, Roster
 from counterd.net.sockets import BACKLOG
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from counterd._core import Session, Store
+    from counterd._core import Store
 
     # Told a cause that repeats, by which log lines are bounded, and a sentence.
     Report = Callable[[str, str], None]
@@ -41,19 +40,13 @@ class Limits:
     write_timeout: int
 
 
-class Server:
+class Server(Roster):
     """Serves one store on any number of listening sockets."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, store: Store, limits: Limits, report: Report) -> None:
-        self.loop = loop
-        self.store = store
-        self.limits = limits
-        self.driver = Driver(loop, store)
-        self.connections: set[Connection] = set()
         self.rejected: Counter[str] = Counter()
         self.slow_readers = 0
         self.vanished = 0
-        self.parting = False
         self._report = report
         self._listening: list[asyncio.Server] = []
         self._stuck: dict[Connection, tuple[int, int]] = {}  # since when (ns), and bytes owed when last looked
@@ -82,7 +75,7 @@ class Server:
             connection.part()
 
     async def emptied(self) -> None:
-        """Returns when the last connection is gone."""
+        """Returns when the last connection is gone; to be awaited after part()."""
         while self.connections:
             self._departure.clear()
             await self._departure.wait()
@@ -98,26 +91,15 @@ class Server:
             "stuck_outputs": len(self._stuck),
         }
 
-    # ---- called by its connections ----
+    # ---- called by the roster and the connections ----
 
-    def admit(self, connection: Connection) -> Session | None:
-        """A session for a connection that may stay, or None; the caller closes it then."""
-        if len(self.connections) >= self.limits.max_connections:
-            self._reject("max_connections", f"{len(self.connections)} connections are open, the limit")
-            return None
-        try:
-            session = self.store.session()
-        except MemoryError as error:
-            self._reject("memory", str(error))
-            return None
-        self.connections.add(connection)
-        return session
+    def reject(self, cause: str, text: str) -> None:
+        self.rejected[cause] += 1
+        self._report(f"rejected:{cause}", f"connection refused: {text}")
 
     def lost(self, connection: Connection, error: BaseException | None, owed: bool) -> None:
-        """A connection is gone; owed: output for it was still queued."""
-        self.connections.discard(connection)
-        if owed:
-            self._stuck.pop(connection, None)
+        """A connection is gone; told only while parting, of an error, or if output was still queued: owed."""
+        self._stuck.pop(connection, None)
         if not self.connections:
             self._departure.set()
         if isinstance(error, TimeoutError):  # the kernel gave up: keepalive, or TCP_USER_TIMEOUT
@@ -137,10 +119,6 @@ class Server:
         self._stuck.pop(connection, None)
 
     # ---- inside ----
-
-    def _reject(self, cause: str, text: str) -> None:
-        self.rejected[cause] += 1
-        self._report(f"rejected:{cause}", f"connection refused: {text}")
 
     def _count_slow_reader(self, text: str) -> None:
         self.slow_readers += 1
