@@ -1,6 +1,6 @@
 """counterd beside its peers: every scenario against every server in turn, in one run.
 
-    python benchmarks/peers/compare.py [--rounds 7] [--seconds 1] [--only TEXT] [--smoke] [--out DIRECTORY]
+    python benchmarks/peers/compare.py [--rounds 15] [--seconds 0.5] [--only TEXT] [--smoke] [--out DIRECTORY]
 
 The servers are pinned to one core and the load to another. Each round loads all servers once, in an order that turns
 with the rounds; a figure is the median of the rounds, a ratio the median of the rounds' ratios: what both have in
@@ -146,8 +146,8 @@ def commit() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=15, help="short and many: a busy neighbour spoils some, not all")
+    parser.add_argument("--seconds", type=float, default=0.5, help="of each round")
     parser.add_argument("--only", default="", help="only scenarios whose names contain this")
     parser.add_argument("--smoke", action="store_true", help="tiny counts, whatever comes out: only that it runs")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the results go")
@@ -183,7 +183,7 @@ def main() -> None:
 def measure(scenario: dict[str, Any], core: int, options: argparse.Namespace, show: Callable[[str], None]) -> Rounds:
     """Starts the servers of a scenario and plays it."""
     rounds = scenario.get("rounds", options.rounds)
-    seconds = scenario.get("seconds", 1.0) * options.seconds
+    seconds = scenario.get("seconds", options.seconds)
     if options.smoke:
         rounds = 1
         scenario = {**scenario, "count": SMOKE_COUNT}
