@@ -1,9 +1,10 @@
 # What load processes write while they run and their parent reads: one shared mapping, no locks.
 #
 # A side. Each process has a Sheet of its own, which only it writes; the parent may see a sheet mid-change, and reads it
-# again when all is over. What the parent says goes through the Orders, which only it writes. `held` is everybody's, and is
-# changed by atomic additions alone.
+# again when all is over. What the parent says goes through the Orders, which only it writes. `held` is everybody's, and
+# is changed by atomic additions alone.
 
+from libc.errno cimport ECONNREFUSED, ECONNRESET, EMFILE, ENFILE, EPIPE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd.bench._words cimport OUTCOMES
@@ -12,7 +13,7 @@ cdef extern from *:
     int count_leading_zeros "__builtin_clzll"(uint64_t value) noexcept nogil
 
 cdef enum:
-    # HdrHistogram's layout for 1 ns to an hour at 3 significant digits, so that its library can read what is counted here
+    # HdrHistogram's layout for 1 ns to an hour at 3 significant digits: its library can read what is counted here
     SUB_BUCKETS = 2048
     BUCKETS = 32
     COUNTS = (BUCKETS + 1) * SUB_BUCKETS // 2
@@ -70,6 +71,17 @@ cdef struct Orders:
     int64_t end_ns          # no request is meant for a later one
     int64_t stop
     int64_t leave           # close the connections
+
+
+cdef inline ErrorKind error_kind(int error) noexcept nogil:
+    """Of what a socket says; 0 is the end of the stream."""
+    if error == 0:
+        return CLOSED
+    if error == ECONNREFUSED:
+        return NOT_LISTENING
+    if error == ECONNRESET or error == EPIPE:
+        return RESET
+    return DESCRIPTORS if error == EMFILE or error == ENFILE else NETWORK
 
 
 cdef inline void histogram_record(uint64_t* counts, int64_t value) noexcept nogil:

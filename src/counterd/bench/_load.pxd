@@ -121,7 +121,7 @@ cdef class Load:
     cdef uint8_t* inbox
     cdef uint8_t* outbox
     cdef uint32_t shut              # links that broke, and are to be opened again
-    cdef bytes sockaddr
+    cdef bytes address
     cdef int family
 
     # time

@@ -2,9 +2,9 @@
 
 A side. One thread, one epoll set, and nothing per request in Python. All times are of the monotonic clock.
 
-A closed loop (no rate) sends `depth` requests on a connection, waits for all the replies, and sends as many again. An open
-loop has a time at which each request is meant to start, whatever the server does; the next connection that has less
-than `depth` under way takes it, late if need be, and its latency counts from the time that was meant.
+A closed loop (no rate) sends `depth` requests on a connection, waits for all the replies, and sends as many again. An
+open loop has a time at which each request is meant to start, whatever the server does; the next connection that has
+less than `depth` under way takes it, late if need be, and its latency counts from the time that was meant.
 
 Invariants:
 - replies come in the order of the requests: `ring` is what a connection has under way, oldest first;
@@ -15,28 +15,28 @@ Invariants:
 import os
 import struct
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
-from libc.errno cimport EAGAIN, ECONNREFUSED, ECONNRESET, EINPROGRESS, EINTR, EMFILE, ENFILE, EPIPE, errno
-from libc.string cimport memcpy, memmove, memset
-from posix.time cimport CLOCK_PROCESS_CPUTIME_ID, clock_gettime, timespec
+from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.errno cimport EAGAIN, EINPROGRESS, EINTR, errno
+from libc.string cimport memcpy, memset
+from posix.time cimport timespec
 from posix.unistd cimport close as c_close
 
 from counterd.bench._board cimport (
-    CLOSED, CONNECTING, DESCRIPTORS, ERROR_REPLY, EVIDENCE, FILLING, GIVE_BACK, GONE, LATENCY, NETWORK, NOT_GIVEN_BACK,
-    NOT_LISTENING, OVER, READY, RESET, RUNNING, SERVICE, UNANSWERED, WRONG_ANSWER, histogram_record,
+    CONNECTING, ERROR_REPLY, EVIDENCE, FILLING, GIVE_BACK, GONE, LATENCY, NOT_GIVEN_BACK, OVER, READY, RUNNING, SERVICE,
+    UNANSWERED, WRONG_ANSWER, error_kind, histogram_record,
 )
-from counterd.bench._random cimport random_below, random_exponential, random_next, zipf_begin, zipf_next
+from counterd.bench._random cimport random_below, random_exponential, zipf_begin, zipf_next
 from counterd.bench._words cimport (
-    ABSENT, ACQUIRE, COUNTER, FAILED, FILL, GET, GRANTED, MEMCACHED, NOOP, OPS, READ, REDIS, RELEASE, REPLY_MAX,
-    reply_read, request_write,
+    ABSENT, ACQUIRE, COUNTER, FAILED, FILL, GET, GRANTED, MEMCACHED, NOOP, OPS, REDIS, RELEASE, REPLY_MAX, reply_read,
+    request_write, template_make,
 )
 from counterd.bench._memory cimport Hold, allocate, heap_pop, heap_push, ring_grow
 from counterd.bench._system cimport (
     AF_UNIX, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, IPPROTO_TCP, MSG_DONTWAIT, MSG_NOSIGNAL,
     POLLIN, PR_SET_TIMERSLACK, SO_ERROR, SO_LINGER, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET, TCP_NODELAY,
     Linger, c_connect, c_recv, c_send, c_socket, epoll_create1, epoll_ctl, epoll_event, epoll_wait, getsockopt, pollfd,
-    ppoll, prctl, setsockopt, sockaddr,
+    ppoll, prctl, process_cpu_ns, setsockopt, sockaddr,
 )
 from counterd.net.clock cimport monotonic_ns
 
@@ -49,7 +49,7 @@ cdef extern from *:
 cdef enum:
     EVENTS = 256
     INBOX = 262144
-    OUTBOX = 1048576
+    OUTBOX = 1048576            # many times the longest request
     FILL_DEPTH = 64             # requests at once, to make the names exist
     SPIN_NS = 50000             # what a sleep may overshoot: this much before something is due the process stays awake
     POLL_NS = 100000000         # how often it looks for orders at least
@@ -63,15 +63,15 @@ OP_NAMES = ("noop", "get", "acquire", "release", "fill")
 
 
 cdef class Load:
-    """plan: a Plan; index: which of its processes this is; sockaddr: where to connect to, as the kernel wants it."""
+    """plan: a Plan; index: which of its processes this is; address: where to connect to, as the kernel wants it."""
 
-    def __cinit__(self, plan, Board board not None, int index, bytes sockaddr not None):
+    def __cinit__(self, plan, Board board not None, int index, bytes address not None):
         cdef uint32_t i
         self.board = board
         self.sheet = board.sheets + index
         self.orders = board.orders
-        self.sockaddr = sockaddr
-        self.family = struct.unpack_from("=H", sockaddr)[0]
+        self.address = address
+        self.family = struct.unpack_from("=H", address)[0]
         self.poll = -1
         self.protocol = {"counter": COUNTER, "redis": REDIS, "memcached": MEMCACHED}[plan.protocol]
         self.random = plan.seed * 1000003 + index
@@ -308,7 +308,7 @@ cdef class Load:
         if self.family != AF_UNIX:
             setsockopt(link.fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one))
         link.phase = OPENING
-        if c_connect(link.fd, <const sockaddr*>PyBytes_AS_STRING(self.sockaddr), len(self.sockaddr)) == 0:
+        if c_connect(link.fd, <const sockaddr*>PyBytes_AS_STRING(self.address), len(self.address)) == 0:
             return self.opened(link, now)
         if errno != EINPROGRESS:
             return self.broken(link, errno, now)
@@ -338,17 +338,8 @@ cdef class Load:
 
     cdef int broken(self, Link* link, int error, int64_t now) except -1:
         """A socket failed, or the server closed it (error 0)."""
-        cdef ErrorKind kind = NETWORK
-        if error == 0:
-            kind = CLOSED
-        elif error == ECONNREFUSED:
-            kind = NOT_LISTENING
-        elif error == ECONNRESET or error == EPIPE:
-            kind = RESET
-        elif error == EMFILE or error == ENFILE:
-            kind = DESCRIPTORS
         self.sheet.failure = error
-        return self.fail(link, kind)
+        return self.fail(link, error_kind(error))
 
     cdef int fail(self, Link* link, ErrorKind kind) except -1:
         """Counts an error, and what it costs, and gives the connection up; it is opened again later."""
@@ -405,7 +396,7 @@ cdef class Load:
 
     cdef int feed(self, Link* link, int64_t now) except -1:
         """Gives a connection what it may ask now."""
-        cdef uint32_t i
+        cdef uint32_t _i
         if link.phase != OPEN:
             return 0
         if link.index == self.connections:
@@ -423,17 +414,17 @@ cdef class Load:
             while link.slots < self.depth and self.ask(link, now):
                 pass
         elif link.count == 0:
-            for i in range(self.depth):
+            for _i in range(self.depth):
                 if not self.ask(link, now if self.keep_alive else link.opened_ns):
                     break
         return 0
 
     cdef int fill(self, Link* link, int64_t now) except -1:
         """Makes the next names exist."""
-        cdef uint32_t i
+        cdef uint32_t _i
         if link.count:
             return 0
-        for i in range(FILL_DEPTH):
+        for _i in range(FILL_DEPTH):
             if self.fill_next >= self.names:
                 break
             if self.protocol == COUNTER:
@@ -724,14 +715,18 @@ cdef class Load:
         size = c_recv(link.fd, self.inbox + link.tail_size, INBOX, MSG_DONTWAIT)
         now = monotonic_ns()
         if size <= 0:
-            return 0 if size < 0 and (errno == EAGAIN or errno == EINTR) else self.broken(link, errno if size else 0, now)
+            if size < 0 and (errno == EAGAIN or errno == EINTR):
+                return 0
+            return self.broken(link, errno if size else 0, now)
         left = link.tail_size + size
         link.tail_size = 0
         while left and taken:
             if link.count == link.unwritten:  # nothing was asked
                 return self.wrong(link, data, left, NULL)
             request = link.ring[link.head & link.mask]
-            taken = reply_read(self.protocol, data, left, <Op>request.op, link.expected, self.resources_of(&request), &reply)
+            taken = reply_read(
+                self.protocol, data, left, <Op>request.op, link.expected, self.resources_of(&request), &reply
+            )
             if taken < 0:
                 return self.wrong(link, data, left, &request)
             if taken:
@@ -795,22 +790,3 @@ cdef class Load:
             text = f"{what} to {asked}: {bytes(data[: min(size, 60)])!r}".encode()[: EVIDENCE - 1]
             memcpy(self.sheet.evidence, PyBytes_AS_STRING(text), len(text))
         return 0
-
-
-cdef int template_make(Template* template, bytes data, bytes name, int digits) except -1:
-    cdef Py_ssize_t at = data.rfind(name)
-    if len(data) > OUTBOX:
-        raise ValueError(f"a request of {len(data)} bytes")
-    template.size = len(data)
-    template.data = <uint8_t*>allocate(len(data), 1)
-    memcpy(template.data, PyBytes_AS_STRING(data), len(data))
-    if at >= 0:
-        template.name_at = at + len(name) - digits
-        template.digits = digits
-    return 0
-
-
-cdef int64_t process_cpu_ns() noexcept:
-    cdef timespec now
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now)
-    return <int64_t>now.tv_sec * 1000000000 + now.tv_nsec

@@ -1,9 +1,9 @@
 # What the load process asks of the kernel.
 #
-# A side, header only: declarations.
+# A side, header only: declarations, and the one call that wants wrapping.
 
-from libc.stdint cimport uint32_t, uint64_t
-from posix.time cimport timespec
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from posix.time cimport CLOCK_PROCESS_CPUTIME_ID, clock_gettime, timespec
 
 cdef extern from "<sys/epoll.h>" nogil:
     ctypedef union epoll_data_t:
@@ -47,3 +47,9 @@ cdef extern from "<netinet/in.h>" nogil:
 cdef extern from "<sys/prctl.h>" nogil:
     int prctl(int option, unsigned long value)
     int PR_SET_TIMERSLACK
+
+
+cdef inline int64_t process_cpu_ns() noexcept:
+    cdef timespec now
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now)
+    return <int64_t>now.tv_sec * 1000000000 + now.tv_nsec

@@ -8,9 +8,11 @@
 # redis       RESP2: INCR(BY), DECR(BY), GET, SET, PING
 # memcached   the text protocol: incr, decr, get, set, mn
 
+from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy
 
+from counterd.bench._memory cimport allocate
 from counterd.byteorder cimport load_be32
 
 cdef extern from *:
@@ -56,6 +58,18 @@ cdef struct Template:
 cdef struct Reply:
     Outcome outcome
     int64_t value           # of READ and GRANTED, where the protocol says it, else -1
+
+
+cdef inline int template_make(Template* template, bytes data, bytes name, int digits) except -1:
+    """Of a request with that name, the last digits of which are to be written."""
+    cdef Py_ssize_t at = data.rfind(name)
+    template.size = len(data)
+    template.data = <uint8_t*>allocate(len(data), 1)
+    memcpy(template.data, PyBytes_AS_STRING(data), len(data))
+    if at >= 0:
+        template.name_at = at + len(name) - digits
+        template.digits = digits
+    return 0
 
 
 cdef inline void name_write(uint8_t* target, uint32_t number, int digits) noexcept nogil:
