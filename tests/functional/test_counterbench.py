@@ -1,0 +1,324 @@
+"""What counterbench asks of a server, and what it says came of it."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+import machine
+from daemon import wait_until
+from counterd.protocols.counter.wire import Opcode
+from loading import load, plan_of, running
+from scripted import Peer, Request, Server, refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from hdrh.histogram import HdrHistogram
+
+    import daemon
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as started:
+        yield started
+
+
+def count_below(values: HdrHistogram, bound: float) -> int:
+    """How many of them are."""
+    return sum(item.count_added_in_this_iter_step for item in values.get_recorded_iterator()
+               if item.value_iterated_to < bound)  # fmt: skip
+
+
+def names_of(requests: list[Request]) -> list[int]:
+    return [int(request.name[-8:], 16) for request in requests]
+
+
+# ---- how many ----
+
+
+@pytest.mark.parametrize(
+    ("requests", "connections", "depth", "processes"),
+    [(1, 1, 1, 1), (3, 10, 1, 1), (100, 7, 1, 1), (1000, 4, 16, 1), (1001, 5, 3, 2), (50, 4, 1, 4), (100, 3, 200, 1)],
+)
+def test_a_number_of_requests_is_exact(
+    requests: int, connections: int, depth: int, processes: int, server: Server
+) -> None:
+    run = load(server, requests=requests, connections=connections, depth=depth, processes=processes)
+    assert (run.requests, len(server.asked()), run.errors) == (requests, requests, {})
+    assert sum(run.outcomes.values()) == run.latency.get_total_count() == requests
+    assert sum(moment.requests for moment in run.series) == requests
+    assert run.seconds > 0
+
+
+def test_none_is_a_number(server: Server) -> None:
+    run = load(server, requests=0)
+    assert (run.requests, server.asked(), run.failed()) == (0, [], False)
+
+
+def test_a_duration_and_its_warmup(server: Server) -> None:
+    begun = time.monotonic()
+    run = load(server, duration=0.4, warmup=0.3, work="noop")
+    assert time.monotonic() - begun > 0.7
+    assert 0.4 <= run.seconds < 0.6
+    assert len(server.asked()) > run.requests > 0, "those of the warm-up are not counted"
+    assert run.rate == run.requests / run.seconds
+
+
+def test_no_duration_at_all(server: Server) -> None:
+    run = load(server, duration=0.0)
+    assert (run.requests, run.rate, run.errors, run.unsent) == (0, 0.0, {}, 0)
+
+
+@pytest.mark.parametrize("depth", [1, 7, 1000])
+def test_depth_is_how_many_are_sent_before_any_answer_is_read(depth: int) -> None:
+    class Late(Server):
+        def serve(self, peer: Peer) -> None:
+            """Answers only when all of a batch are here."""
+            buffer = b""
+            waiting: list[Request] = []
+            while data := peer.socket.recv(1 << 18):
+                requests, buffer = self.parse(peer, buffer + data)
+                waiting += requests
+                assert len(waiting) <= depth
+                if len(waiting) == depth:
+                    peer.batches.append(depth)
+                    self.send(peer, self.replies(peer, waiting))
+                    waiting = []
+
+    with Late() as server:
+        run = load(server, requests=4 * depth, connections=1, depth=depth)
+        assert (run.requests, run.errors, server.wait_for_ends(2)) == (4 * depth, {}, ["closed", "closed"])
+        assert server.peers[1].batches == [depth] * 4
+
+
+def test_a_server_that_reads_slowly_gets_everything() -> None:
+    class Slow(Server):
+        def serve(self, peer: Peer) -> None:
+            peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+            time.sleep(0.2)
+            super().serve(peer)
+
+    with Slow() as server:
+        run = load(server, requests=400, connections=2, depth=200, name_size=65535, work="get")
+        assert (run.requests, run.errors) == (400, {})
+        assert {len(request.name) for request in server.asked()} == {65535}
+        assert run.latency.get_max_value() >= 150e6
+
+
+# ---- names ----
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 16, 250, 65535])
+def test_sizes_of_names(size: int, server: Server) -> None:
+    run = load(server, requests=64, names=16, name_size=size, keys="seq", work="get")
+    assert (run.requests, run.errors) == (64, {})
+    digits = min(size, 8)
+    expected = {b"n" * (size - digits) + f"{number:0{digits}x}".encode() for number in range(16)}
+    assert Counter(request.name for request in server.asked()) == dict.fromkeys(expected, 4)
+
+
+@pytest.mark.parametrize(("names", "processes"), [(10, 1), (10, 2), (7, 2), (1000, 3)])
+def test_a_sequence_has_all_names(names: int, processes: int, server: Server) -> None:
+    load(server, requests=names * processes, names=names, keys="seq", work="get", connections=3, processes=processes)
+    assert set(names_of(server.asked())) == set(range(names))
+
+
+def test_uniform_names_are_spread(server: Server) -> None:
+    load(server, requests=20_000, depth=100, names=10, work="get", seed=3)
+    counts = Counter(names_of(server.asked()))
+    assert set(counts) == set(range(10))
+    chi_square = sum((count - 2000) ** 2 / 2000 for count in counts.values())
+    assert chi_square < 27.9, "1 in 1000 for 9 degrees of freedom; the seed is fixed"
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.0, 1.03, 2.0])
+def test_zipf_names_follow_the_law(exponent: float, server: Server) -> None:
+    load(server, requests=20_000, depth=100, names=50, work="get", keys=f"zipf:{exponent}", seed=5)
+    counts = Counter(names_of(server.asked()))
+    weights = [rank**-exponent for rank in range(1, 51)]
+    expected = [20_000 * weight / sum(weights) for weight in weights]
+    chi_square = sum((counts[name] - wanted) ** 2 / wanted for name, wanted in enumerate(expected))
+    assert set(counts) <= set(range(50))
+    assert chi_square < 85.4, "1 in 1000 for 49 degrees of freedom; the seed is fixed"
+
+
+@pytest.mark.parametrize("exponent", [0.01, 10])
+def test_zipf_at_its_ends(exponent: float, server: Server) -> None:
+    run = load(server, requests=2000, depth=100, names=1 << 30, work="get", keys=f"zipf:{exponent}")
+    assert run.errors == {}
+    assert max(names_of(server.asked())) < 1 << 30
+
+
+# ---- work ----
+
+
+def test_acquire_and_release_in_turn(server: Server) -> None:
+    run = load(server, requests=100, connections=1, names=5, resources=3, maximum=30)
+    asked = server.asked()
+    assert [request.opcode for request in asked] == [Opcode.ACQUIRE, Opcode.RELEASE] * 50
+    assert all(first.name == second.name for first, second in zip(asked[::2], asked[1::2], strict=True))
+    assert {(request.resources, request.maximum) for request in asked} == {(3, 30), (3, 0)}
+    assert run.outcomes == {"granted": 50, "released": 50}
+    assert sum(server.used.values()) == 0
+
+
+def test_what_was_refused_is_not_released() -> None:
+    class Refusing(Server):
+        def reply(self, peer: Peer, request: Request) -> bytes:
+            if request.opcode == Opcode.ACQUIRE and request.name.endswith((b"1", b"3")):
+                return refusal(request, 0x21)
+            return self.right(peer, request)
+
+    with Refusing() as server:
+        run = load(server, requests=300, names=4)
+        assert not [request for request in server.asked(Opcode.RELEASE) if request.name.endswith((b"1", b"3"))]
+        assert run.outcomes["refused"] > 10
+        assert run.outcomes["granted"] - run.outcomes["released"] in range(3)
+        assert run.failed() is False
+
+
+def test_a_mix_has_its_shares(server: Server) -> None:
+    run = load(server, requests=20_000, depth=50, work="mix:noop=1,get=2,acquire=4,release=3", names=10)
+    shares = {name: count / 20_000 for name, count in run.outcomes.items()}
+    assert shares == pytest.approx({"answered": 0.1, "read": 0.2, "granted": 0.4, "released": 0.3}, abs=0.02)
+
+
+@pytest.mark.parametrize("work", ["noop", "get", "acquire", "release"])
+def test_one_kind_of_work(work: str, server: Server) -> None:
+    run = load(server, requests=50, work=work)
+    outcome = {"noop": "answered", "get": "read", "acquire": "granted", "release": "not held"}[work]
+    assert run.outcomes == {outcome: 50}
+    assert {request.opcode for request in server.asked()} == {Opcode[work.upper()]}
+
+
+def test_a_mix_releases_what_it_was_granted(server: Server) -> None:
+    run = load(server, requests=5000, depth=10, connections=4, work="mix:acquire=1,release=1", names=20)
+    assert set(run.outcomes) == {"granted", "released"}
+
+
+@pytest.mark.parametrize("rate", [None, 500.0])
+def test_permits_are_held_for_as_long_as_they_should_be(rate: float | None, server: Server) -> None:
+    run = load(server, duration=0.5, depth=4, hold="fixed:50ms", rate=rate, names=1 << 20, keys="seq")
+    acquired = {request.name: request.seconds for request in server.asked(Opcode.ACQUIRE)}
+    held = [request.seconds - acquired[request.name] for request in server.asked(Opcode.RELEASE)]
+    assert len(held) >= 20
+    assert min(held) > 0.049
+    assert sorted(held)[len(held) // 2] < 0.1
+    assert (run.errors, set(run.outcomes)) == ({}, {"granted", "released"})
+
+
+def test_exponential_holds_have_their_mean(server: Server) -> None:
+    load(server, duration=0.6, depth=100, hold="exp:10ms", names=1 << 20, keys="seq")
+    acquired = {request.name: request.seconds for request in server.asked(Opcode.ACQUIRE)}
+    held = sorted(request.seconds - acquired[request.name] for request in server.asked(Opcode.RELEASE))
+    assert len(held) > 1000
+    assert held[len(held) // 4] < 0.010, "a quarter is shorter than 0.29 of the mean"
+    assert held[-len(held) // 20] > 0.015, "one in twenty is longer than 3 times the mean"
+
+
+def test_refused_holds_are_not_released(server: Server) -> None:
+    run = load(server, duration=0.2, connections=4, hold="fixed:10ms", maximum=1)
+    assert run.outcomes["refused"] > 10
+    assert set(run.outcomes) == {"granted", "released", "refused"}
+    assert len(server.asked(Opcode.RELEASE)) == run.outcomes["released"]
+
+
+# ---- an open loop ----
+
+
+@pytest.mark.parametrize(("arrivals", "processes"), [("constant", 1), ("constant", 2), ("poisson", 1)])
+def test_a_rate_is_kept(arrivals: str, processes: int, server: Server) -> None:
+    run = load(server, rate=400, duration=1.0, work="noop", connections=4, arrivals=arrivals, processes=processes)
+    assert (run.errors, run.unsent, run.rate_wanted) == ({}, 0, 400)
+    assert run.requests == pytest.approx(400, abs=1 if arrivals == "constant" else 80)
+    assert run.service is not None
+    assert run.service.get_total_count() == run.requests
+
+
+def test_requests_go_out_when_they_are_meant_to(server: Server) -> None:
+    load(server, rate=100, duration=0.5, work="noop", connections=5)
+    seconds = [request.seconds for request in server.asked()]
+    gaps = sorted(later - sooner for sooner, later in zip(seconds, seconds[1:], strict=False))
+    assert gaps[len(gaps) // 2] == pytest.approx(0.01, rel=0.2)
+
+
+def test_a_slow_rate_and_processes_ask_no_more_than_was_wanted(server: Server) -> None:
+    run = load(server, rate=2, duration=0.9, work="noop", processes=2)
+    assert (run.requests, run.unsent, run.errors) == (2, 0, {})
+
+
+def test_a_stall_is_seen_by_everyone_who_had_to_wait() -> None:
+    class Stalling(Server):
+        def reply(self, peer: Peer, request: Request) -> bytes:
+            if len(self.requests) == 50:
+                time.sleep(0.3)
+            return self.right(peer, request)
+
+    with Stalling() as server:
+        run = load(server, rate=200, duration=1.0, work="noop", connections=1)
+    assert run.service is not None
+    assert run.latency.get_max_value() >= 290e6
+    assert run.service.get_max_value() >= 290e6
+    waited = [values.get_total_count() - count_below(values, 50e6) for values in (run.latency, run.service)]
+    assert waited[0] >= 40, "50 were meant to start within the first 250 ms of it"
+    assert waited[1] <= 5, "one was under way"
+    assert run.late >= 40
+    assert (run.requests, run.unsent, run.errors) == (200, 0, {})
+
+
+def test_what_could_not_be_sent_is_reported() -> None:
+    class Slow(Server):
+        def reply(self, peer: Peer, request: Request) -> bytes:
+            time.sleep(0.05)
+            return self.right(peer, request)
+
+    with Slow() as server:
+        run = load(server, rate=10_000, duration=0.5, work="noop", connections=1)
+    assert run.unsent > 4000
+    assert run.requests + run.unsent == pytest.approx(5000, abs=5)
+    assert run.failed()
+
+
+# ---- addresses ----
+
+
+def test_a_unix_socket(short_path: Path) -> None:
+    with Server(path=str(short_path / "s")) as server:
+        run = load(server, requests=100, verify=True)
+        assert (run.requests, run.errors, run.violations) == (100, {}, [])
+
+
+@pytest.mark.skipif(not machine.has_ipv6(), reason="no IPv6 here")
+def test_ipv6() -> None:
+    with Server(socket.AF_INET6) as server:
+        run = load(server, requests=100, verify=True)
+        assert (run.requests, run.errors, run.violations) == (100, {}, [])
+
+
+# ---- a run that is ended ----
+
+
+@pytest.mark.parametrize("options", [{}, {"rate": 2000.0}, {"hold": "exp:5ms"}, {"churn": 50.0}], ids=str)
+def test_an_interrupt_ends_it_with_figures(options: dict[str, object], server: Server) -> None:
+    with running(plan_of(server, duration=60.0, **options)) as bench:
+        wait_until(lambda: len(server.asked()) > 500, "500 requests")
+        bench.interrupt()
+        run = bench.result()
+    assert run.requests > 400
+    assert run.latency.get_total_count() == run.requests
+    assert 0 < run.seconds < 10
+    assert (run.errors, run.unsent) == ({}, 0)
+
+
+def test_the_real_server(start: Callable[..., daemon.Daemon]) -> None:
+    counterd = start()
+    run = load(counterd, requests=20_000, depth=16, names=100, processes=2, connections=4)
+    assert (run.requests, run.errors) == (20_000, {})
+    assert counterd.stats()["curr_connections"] == 1
