@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
+import importlib
+import multiprocessing
+import multiprocessing.process
+import os
+import resource
 import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -13,62 +16,81 @@ from typing import TYPE_CHECKING, Any
 
 from counterd.bench import result
 from counterd.bench.plan import Hold, Keys, Plan, Work
+from counterd.bench.run import LoadError, run
 from daemon import PATIENCE, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-PROGRAM = Path(__file__).parent / "functional" / "bencher.py"
+# Processes are forked from one that has imported everything and has no threads: to start an interpreter for each run would
+# take longer than most runs.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["counterd.bench.run", "pytest", "loading"])
 
 
 class Bench:
     """A run that goes on. pid: of the process that watches over it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], path: Path) -> None:
+    def __init__(self, process: multiprocessing.process.BaseProcess, directory: Path) -> None:
+        assert process.pid is not None
         self.process = process
         self.pid = process.pid
-        self._path = path
+        self._directory = directory
 
     def load_pids(self) -> list[int]:
         """Its load processes."""
         return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
 
     def interrupt(self, number: signal.Signals = signal.SIGINT) -> None:
-        self.process.send_signal(number)
+        os.kill(self.pid, number)
 
-    def said(self, seconds: float = PATIENCE) -> str:
+    def ended(self, status: int, seconds: float = PATIENCE) -> str:
+        """Waits until it has ended with that exit status, and returns what it said."""
+        self.process.join(seconds)
+        said = (self._directory / "stderr").read_text()
+        assert self.process.exitcode == status, said
+        return said
+
+    def said(self) -> str:
         """Waits until it has ended without a result, and returns its last words."""
-        _, error = self.process.communicate(timeout=seconds)
-        assert self.process.returncode == 1, error
-        return error.decode()
+        return self.ended(1)
 
     def result(self, seconds: float = PATIENCE) -> result.Run:
         """Waits until it has ended."""
-        _, error = self.process.communicate(timeout=seconds)
-        assert self.process.returncode == 0, error.decode()
-        assert not error, error.decode()
-        (run,) = result.load(self._path).runs
+        assert self.ended(0, seconds) == ""
+        (run,) = result.load(self._directory / "result").runs
         return run
 
 
 @contextlib.contextmanager
 def running(plan: Plan, patches: Mapping[str, Any] | None = None, limit: int = 0) -> Iterator[Bench]:
     """While the block runs. patches: {full name of a constant: value}. limit: of open files."""
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "result.json"
-        job = {"plan": plan, "patches": patches or {}, "limit": limit, "result": path}
-        with subprocess.Popen(
-            [sys.executable, PROGRAM], stdin=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/"
-        ) as process:
-            assert process.stdin is not None
-            process.stdin.write(pickle.dumps(job))
-            process.stdin.close()
-            process.stdin = None
-            try:
-                yield Bench(process, path)
-            finally:
-                if process.poll() is None:
-                    process.kill()
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        process = FORKS.Process(target=_work, args=(plan, patches or {}, limit, directory))
+        process.start()
+        try:
+            yield Bench(process, directory)
+        finally:
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+
+def _work(plan: Plan, patches: Mapping[str, Any], limit: int, directory: Path) -> None:
+    """All of it, in the process of its own."""
+    with (directory / "stderr").open("wb") as errors:
+        os.dup2(errors.fileno(), 2)
+    for name, value in {"counterd.bench.run.LOOK_S": 0.005, **patches}.items():
+        module, _, variable = name.rpartition(".")
+        setattr(importlib.import_module(module), variable, value)
+    if limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    try:
+        report = result.Report([run(plan)], machine={}, versions={})
+    except LoadError as error:
+        sys.exit(f"LoadError: {error}")
+    result.save(report, directory / "result")
 
 
 def plan_of(server: Any, **options: Any) -> Plan:

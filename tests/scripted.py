@@ -68,7 +68,6 @@ class Server:
         self._listener = socket.socket(socket.AF_UNIX if path else family)
         self._listener.bind(path or ("::1" if family == socket.AF_INET6 else "127.0.0.1", 0))
         self._listener.listen(512)
-        self._ended = False
 
     @property
     def address(self) -> Address:
@@ -171,13 +170,12 @@ class Server:
     # ---- inside ----
 
     def __enter__(self) -> Server:
-        self._listener.settimeout(0.05)
         self._threads.append(threading.Thread(target=self._accept))
         self._threads[0].start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
-        self._ended = True
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits in accept
         self._threads[0].join()
         self._listener.close()
         for peer in self.peers:
@@ -187,12 +185,11 @@ class Server:
             thread.join()
 
     def _accept(self) -> None:
-        while not self._ended:
+        while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # nobody came
-                continue
-            connection.setblocking(True)
+            except OSError:
+                return
             if not self.path:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             peer = Peer(len(self.peers), connection)

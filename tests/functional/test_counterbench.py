@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import machine
-from daemon import wait_until
 from counterd.protocols.counter.wire import Opcode
+from daemon import wait_until
 from loading import load, plan_of, running
 from scripted import Peer, Request, Server, refusal
 

@@ -1,8 +1,8 @@
 # The three protocols that a load process speaks: what a request looks like, and what a reply says.
 #
 # A side, header only. Requests of one kind differ in their name alone (and, in the counter protocol, the opaque), so
-# each kind is a template that is copied and patched. A reply has three answers: bytes taken; 0, more are needed; -1, it
-# cannot be the reply to that request.
+# each kind is a template that is copied and patched. A reply has three answers: bytes taken; 0, more are needed (there
+# are less than REPLY_MAX of them yet); -1, it cannot be the reply to that request.
 #
 # counter     docs/protocols/counter.md and its source, "Counter support"
 # redis       RESP2: INCR(BY), DECR(BY), GET, SET, PING
@@ -10,7 +10,7 @@
 
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memchr, memcmp, memcpy
+from libc.string cimport memchr, memcmp, memcpy, strlen
 
 from counterd.bench._memory cimport allocate
 from counterd.byteorder cimport load_be32
@@ -46,6 +46,7 @@ cdef enum:
     HEADER = 12             # of the counter protocol
     OPAQUE_AT = 8
     REPLY_MAX = 512         # no reply to what is asked here comes near it
+    NUMBER_MAX = 32         # characters of a number with its line's end: 20 digits and some
 
 
 cdef struct Template:
@@ -132,11 +133,11 @@ cdef inline Py_ssize_t counter_reply(
         if op == ACQUIRE and reply.value != resources:
             return -1
         reply.outcome = ANSWERED if op == NOOP else READ if op == GET else GRANTED if op == ACQUIRE else RELEASED
-    elif data[2] == 0x01:
+    elif data[2] == 0x01 and (op == GET or op == RELEASE):
         reply.outcome = ABSENT
-    elif data[2] == 0x21:
+    elif data[2] == 0x21 and op == ACQUIRE:
         reply.outcome = REFUSED
-    elif data[2] == 0x22:
+    elif data[2] == 0x22 and op == RELEASE:
         reply.outcome = NOT_HELD
     else:
         reply.outcome = FAILED
@@ -151,11 +152,24 @@ cdef inline size_t line_size(const uint8_t* data, size_t size) noexcept nogil:
     return 0 if end == NULL else end - data + 1
 
 
+cdef inline bint begins(const uint8_t* data, size_t size, const char* words) noexcept nogil:
+    return size >= strlen(words) and memcmp(data, words, strlen(words)) == 0
+
+
+cdef inline bint is_complaint(const uint8_t* data, size_t size) noexcept nogil:
+    """Of memcached. NOT_FOUND too: what is asked for was made to exist."""
+    return begins(data, size, b"ERROR") or begins(data, size, b"CLIENT_ERROR") or begins(
+        data, size, b"SERVER_ERROR"
+    ) or begins(data, size, b"NOT_FOUND\r\n") or begins(data, size, b"NOT_STORED\r\n")
+
+
 cdef inline bint number_read(const uint8_t* data, size_t size, int64_t* value) noexcept nogil:
     """Decimal digits up to CR LF, perhaps with a sign before them and, of memcached's decr, spaces behind them."""
     cdef size_t first = 1 if data[0] == 45 else 0
     cdef size_t at = first
     cdef int64_t number = 0
+    if size > NUMBER_MAX:
+        return False
     while at < size and at < first + 18 and 48 <= data[at] <= 57:
         number = number * 10 + data[at] - 48
         at += 1
@@ -190,7 +204,7 @@ cdef inline Py_ssize_t redis_reply(const uint8_t* data, size_t size, Op op, Repl
         return line
     rest = <size_t>length + 2
     if size < line + rest:
-        return 0
+        return 0 if size < REPLY_MAX else -1
     reply.outcome = READ
     return line + rest if number_read(data + line, rest, &reply.value) else -1
 
@@ -202,17 +216,14 @@ cdef inline Py_ssize_t memcached_reply(const uint8_t* data, size_t size, Op op, 
         return 0 if size < REPLY_MAX else -1
     reply.value = -1
     reply.outcome = GRANTED if op == ACQUIRE else RELEASED if op == RELEASE else ANSWERED
-    if op == ACQUIRE or op == RELEASE:
-        if number_read(data, line, &reply.value):
-            return line
-        reply.outcome = FAILED  # NOT_FOUND too: what is asked for was made to exist
+    if (op == ACQUIRE or op == RELEASE) and number_read(data, line, &reply.value):
         return line
-    if op == FILL and memcmp(data, b"STORED\r\n", min(line, 8)) == 0 or op == NOOP and memcmp(data, b"MN\r\n", 4) == 0:
+    if op == FILL and begins(data, line, b"STORED\r\n") or op == NOOP and begins(data, line, b"MN\r\n"):
         return line
-    if op == GET and memcmp(data, b"END\r\n", min(line, 5)) == 0:
+    if op == GET and begins(data, line, b"END\r\n"):
         reply.outcome = ABSENT
         return line
-    if op == GET and memcmp(data, b"VALUE ", min(line, 6)) == 0:
+    if op == GET and begins(data, line, b"VALUE "):
         number = line_size(data + line, size - line)
         if number == 0 or size < line + number + 5:
             return 0 if size < REPLY_MAX else -1
@@ -221,4 +232,4 @@ cdef inline Py_ssize_t memcached_reply(const uint8_t* data, size_t size, Op op, 
             return -1
         return line + number + 5
     reply.outcome = FAILED
-    return line
+    return line if is_complaint(data, line) else -1

@@ -201,7 +201,8 @@ class _Watching:
             self._show("filling" if "filling" in self._board.stages() else "connecting")
             time.sleep(LOOK_S)
         if not self._board.totals()["connected"]:
-            raise LoadError(f"no connection could be opened: {_listed(self._board.errors())}")
+            why = "; ".join([_listed(self._board.errors()), *self._board.evidence()])
+            raise LoadError(f"no connection is left, and the load has not begun: {why}")
         self._start = time.monotonic_ns() + 10_000_000
         self._measure = self._start + int(self._plan.warmup * 1e9)
         duration = self._plan.duration

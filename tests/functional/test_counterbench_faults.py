@@ -1,0 +1,171 @@
+"""Servers that do wrong, and machines that have too little: counterbench says so, and never makes good figures of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from counterd.protocols.counter import wire
+from loading import load, load_fails
+from scripted import Peer, Request, Server, refusal, response
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SHORT = {"counterd.bench._load.GRACE_S": 0.3, "counterd.bench._load.SETTLE_S": 0.3}  # waits for what never comes
+RIGHT = 10  # requests that a scripted server answers before it does wrong
+
+
+class Scripted(Server):
+    """Answers RIGHT requests of the first connection that asks, and then the first of `answer`; then right again."""
+
+    def __init__(self, answer: Callable[[Peer, Request], bytes]) -> None:
+        super().__init__()
+        self.answer = answer
+        self.done = False
+
+    def reply(self, peer: Peer, request: Request) -> bytes:
+        if peer.requests <= RIGHT or self.done:
+            return self.right(peer, request)
+        self.done = True
+        return self.answer(peer, request)
+
+
+class Raw(Server):
+    """Sends the same bytes for whatever comes, whole or byte by byte."""
+
+    def __init__(self, data: bytes, *, slowly: bool = False) -> None:
+        super().__init__()
+        self.data = data
+        self.pieces = [bytes([byte]) for byte in data] if slowly else [data]
+
+    def serve(self, peer: Peer) -> None:
+        while peer.socket.recv(1 << 16):
+            for piece in self.pieces:
+                peer.socket.sendall(piece)
+
+
+# ---- answers that cannot be ----
+
+
+WRONG = {
+    "another opaque": lambda request: response(request._replace(opaque=request.opaque ^ 1)),
+    "another opcode": lambda request: response(request._replace(opcode=1)),
+    "a wrong magic": lambda request: b"\x90" + response(request)[1:],
+    "a body where none belongs": lambda request: response(request, b"1234"),
+    "a body too long": lambda request: wire.frame(0, request.opaque, magic=0x91, body_length=1 << 31),
+    "text": lambda _: b"-ERR unknown command\r\n",
+    "one byte": lambda _: b"\n",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_answer_is_counted_and_shown_and_its_connection_given_up(wrong: str) -> None:
+    with Scripted(lambda _, request: WRONG[wrong](request)) as server:
+        run = load(server, requests=1000, connections=1, work="noop")
+        assert run.errors == {"wrong answer": 1, "unanswered": 1}
+        assert run.requests == run.outcomes["answered"] == 999
+        assert len(run.evidence) == 1
+        assert run.evidence[0].startswith("an answer that cannot be to noop: b")
+        assert len([peer for peer in server.peers if peer.requests]) == 2, "connected again"
+        assert run.failed()
+
+
+def test_an_answer_that_nobody_asked_for() -> None:
+    with Scripted(lambda _, request: response(request) * 2) as server:
+        run = load(server, requests=100, connections=1, work="noop")
+        assert run.errors["wrong answer"] == 1
+        assert run.requests + run.errors.get("unanswered", 0) == 100
+
+
+@pytest.mark.parametrize(
+    ("work", "status"), [("noop", 0x01), ("get", 0x21), ("get", 0x22), ("acquire", 0x01), ("acquire", 0x22),
+                         ("release", 0x21), ("acquire", 0x82), ("get", 0x81), ("noop", 0x7F)],
+)  # fmt: skip
+def test_an_error_reply_is_an_error_and_no_figure(work: str, status: int) -> None:
+    def complain(_: Peer, request: Request) -> bytes:
+        return wire.frame(request.opcode, request.opaque, b"no", magic=0x91, flags=status)
+
+    with Scripted(complain) as server:
+        run = load(server, requests=100, connections=1, work=work)
+        assert (run.errors, run.requests, sum(run.outcomes.values())) == ({"error reply": 1}, 99, 99)
+        assert run.latency.get_total_count() == 99
+        assert run.evidence[0].startswith(f"an error to {work}: b")
+
+
+@pytest.mark.parametrize(("work", "status", "outcome"), [
+    ("get", 0x01, "no such name"), ("release", 0x01, "no such name"), ("acquire", 0x21, "refused"),
+    ("release", 0x22, "not held"),
+])  # fmt: skip
+def test_a_refusal_is_an_answer(work: str, status: int, outcome: str) -> None:
+    with Scripted(lambda _, request: refusal(request, status)) as server:
+        run = load(server, requests=100, connections=1, work=work)
+        assert (run.requests, run.errors) == (100, {})
+        assert run.outcomes[outcome] >= 1
+
+
+@pytest.mark.parametrize(
+    ("protocol", "work", "reply", "outcome"),
+    [
+        ("redis", "acquire", b":1\r\n", "granted"),
+        ("redis", "release", b":-1\r\n", "released"),
+        ("redis", "noop", b"+PONG\r\n", "answered"),
+        ("redis", "get", b"$2\r\n12\r\n", "read"),
+        ("redis", "get", b"$-1\r\n", "no such name"),
+    ],
+)
+@pytest.mark.parametrize("slowly", [False, True], ids=["whole", "byte by byte"])
+def test_answers_of_redis(protocol: str, work: str, reply: bytes, outcome: str, slowly: bool) -> None:
+    with Raw(reply, slowly=slowly) as server:
+        run = load(server, requests=20, connections=1, protocol=protocol, work=work)
+        assert (run.requests, run.outcomes, run.errors) == (20, {outcome: 20}, {})
+
+
+@pytest.mark.parametrize(
+    ("work", "reply"),
+    [
+        ("get", b"$2" + b" " * 100_000 + b"\r\n"),
+        ("get", b"$2" + b" " * 2000 + b"\r\n12\r\n"),
+        ("get", b"$21\r\n" + b"1" * 21 + b"\r\n"),
+        ("get", b"$2\r\n1x\r\n"),
+        ("get", b":1\r\n"),
+        ("acquire", b":\r\n"),
+        ("acquire", b":1\n"),
+        ("acquire", b":12345678901234567890\r\n"),
+        ("acquire", b"1" * 100_000),
+        ("acquire", b"$-1\r\n"),
+        ("noop", b"\0" * 5000),
+        ("noop", b"\n"),
+    ],
+    ids=range(12),
+)
+def test_what_redis_would_never_say(work: str, reply: bytes) -> None:
+    with Raw(reply) as server:
+        run = load(server, duration=0.05, connections=1, protocol="redis", work=work)
+        assert (run.requests, run.outcomes) == (0, {})
+        assert run.errors["wrong answer"] >= 1
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [b"hello\r\n", b"\n", b"M\n", b"VALUE\r\n", b"1 2\r\n", b"STORED \r\n" * 40_000, b"E" * 100_000],
+    ids=range(7),
+)
+def test_what_memcached_would_never_say(reply: bytes) -> None:
+    with Raw(reply) as server:
+        said = load_fails(server, connections=1, protocol="memcached")
+        assert said.startswith(
+            "LoadError: no connection is left, and the load has not begun: wrong answer (1), unanswered"
+        )
+        assert "an answer that cannot be to fill: b" in said
+
+
+@pytest.mark.parametrize(
+    "reply", [b"ERROR\r\n", b"CLIENT_ERROR no\r\n", b"SERVER_ERROR out of memory\r\n", b"NOT_FOUND\r\n"], ids=range(4)
+)
+def test_what_memcached_says_when_something_is_wrong(reply: bytes) -> None:
+    with Raw(reply) as server:
+        run = load(server, requests=5, connections=1, protocol="memcached")
+        assert (run.requests, run.outcomes, run.errors) == (0, {}, {"error reply": 5 + 1})
+        assert run.evidence[0].startswith("an error to fill: b")
