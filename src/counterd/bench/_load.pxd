@@ -188,8 +188,6 @@ cdef class Load:
     cdef int write(self, Link* link, int64_t now) except -1
     cdef bint send(self, Link* link, const uint8_t* data, size_t size) except -1
     cdef int read(self, Link* link) except -1
-    cdef uint32_t resources_of(self, const Request* request) noexcept
     cdef int answered(self, Link* link, const Request* request, const Reply* reply, int64_t now) except -1
     cdef int wrong(self, Link* link, const uint8_t* data, size_t size, const Request* request) except -1
-    cdef int failed(self, const uint8_t* data, size_t size, const Request* request) except -1
     cdef int show(self, str what, const uint8_t* data, size_t size, const Request* request) except -1

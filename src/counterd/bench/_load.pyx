@@ -19,7 +19,6 @@ from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.errno cimport EAGAIN, EINPROGRESS, EINTR, errno
 from libc.string cimport memcpy, memset
-from posix.time cimport timespec
 from posix.unistd cimport close as c_close
 
 from counterd.bench._board cimport (
@@ -33,10 +32,9 @@ from counterd.bench._words cimport (
 )
 from counterd.bench._memory cimport Hold, allocate, heap_pop, heap_push, ring_grow
 from counterd.bench._system cimport (
-    AF_UNIX, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, IPPROTO_TCP, MSG_DONTWAIT, MSG_NOSIGNAL,
-    POLLIN, PR_SET_TIMERSLACK, SO_ERROR, SO_LINGER, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET, TCP_NODELAY,
-    Linger, c_connect, c_recv, c_send, c_socket, epoll_create1, epoll_ctl, epoll_event, epoll_wait, getsockopt, pollfd,
-    ppoll, prctl, process_cpu_ns, setsockopt, sockaddr,
+    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL, PR_SET_TIMERSLACK,
+    c_connect, c_recv, c_send, epoll_create1, epoll_ctl, epoll_event, epoll_wait, prctl, process_cpu_ns, reset_at_close,
+    sleep_ns, sockaddr, socket_error, stream_socket,
 )
 from counterd.net.clock cimport monotonic_ns
 
@@ -271,26 +269,19 @@ cdef class Load:
         cdef int64_t left = self.next_due(now) - now
         cdef int timeout = 0
         cdef int count, i
-        cdef pollfd polled
-        cdef timespec nap
         if left >= 2000000:
             timeout = <int>(left // 1000000) - 1
         elif left > SPIN_NS:
-            polled.fd = self.poll
-            polled.events = POLLIN
-            nap.tv_sec = 0
-            nap.tv_nsec = left - SPIN_NS
-            ppoll(&polled, 1, &nap, NULL)
+            sleep_ns(self.poll, left - SPIN_NS)
         count = epoll_wait(self.poll, events, EVENTS, timeout)
         for i in range(count):
             self.hear(self.links + events[i].data.u64, events[i].events)
         return monotonic_ns()
 
     cdef int hear(self, Link* link, uint32_t events) except -1:
-        cdef int error = 0
-        cdef unsigned int size = sizeof(error)
+        cdef int error
         if link.phase == OPENING:
-            getsockopt(link.fd, SOL_SOCKET, SO_ERROR, &error, &size)
+            error = socket_error(link.fd)
             return self.broken(link, error, monotonic_ns()) if error else self.opened(link, monotonic_ns())
         if events & EPOLLOUT:
             self.write(link, monotonic_ns())
@@ -299,14 +290,11 @@ cdef class Load:
     # ---- connections ----
 
     cdef int open(self, Link* link, int64_t now) except -1:
-        cdef int one = 1
         link.opened_ns = now
         link.generation += 1
-        link.fd = c_socket(self.family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)
+        link.fd = stream_socket(self.family)
         if link.fd < 0:
             return self.broken(link, errno, now)
-        if self.family != AF_UNIX:
-            setsockopt(link.fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one))
         link.phase = OPENING
         if c_connect(link.fd, <const sockaddr*>PyBytes_AS_STRING(self.address), len(self.address)) == 0:
             return self.opened(link, now)
@@ -607,11 +595,8 @@ cdef class Load:
 
     cdef int kill(self, Link* link, int64_t now) except -1:
         """As a process that dies would: no word to the server, and its answers unread."""
-        cdef Linger linger
         cdef Killed* killed
-        linger.l_onoff = 1
-        linger.l_linger = 0
-        setsockopt(link.fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger))
+        reset_at_close(link.fd)
         self.close(link)
         if self.killed_count == 0 or self.killed_count > self.killed_mask:
             ring_grow(<void**>&self.killed, &self.killed_mask, &self.killed_head, self.killed_count, sizeof(Killed))
@@ -725,7 +710,8 @@ cdef class Load:
                 return self.wrong(link, data, left, NULL)
             request = link.ring[link.head & link.mask]
             taken = reply_read(
-                self.protocol, data, left, <Op>request.op, link.expected, self.resources_of(&request), &reply
+                self.protocol, data, left, <Op>request.op, link.expected,
+                1 if request.purpose == MARKER else self.resources, &reply,
             )
             if taken < 0:
                 return self.wrong(link, data, left, &request)
@@ -737,7 +723,8 @@ cdef class Load:
                 link.expected += 1
                 self.in_flight -= 1
                 if reply.outcome == FAILED:
-                    self.failed(data - taken, taken, &request)
+                    self.sheet.errors[<int>ERROR_REPLY] += 1
+                    self.show("an error", data - taken, taken, &request)
                 self.answered(link, &request, &reply, now)
         if left:
             memcpy(link.tail, data, left)
@@ -747,9 +734,6 @@ cdef class Load:
             return self.open(link, now)
         self.feed(link, now)
         return self.write(link, now)
-
-    cdef uint32_t resources_of(self, const Request* request) noexcept:
-        return 1 if request.purpose == MARKER else self.resources
 
     cdef int answered(self, Link* link, const Request* request, const Reply* reply, int64_t now) except -1:
         if request.purpose == WATCH:
@@ -779,10 +763,6 @@ cdef class Load:
         """What came cannot be the reply; nothing that follows on that connection can be understood."""
         self.show("an answer that cannot be", data, size, request)
         return self.fail(link, WRONG_ANSWER)
-
-    cdef int failed(self, const uint8_t* data, size_t size, const Request* request) except -1:
-        self.sheet.errors[<int>ERROR_REPLY] += 1
-        return self.show("an error", data, size, request)
 
     cdef int show(self, str what, const uint8_t* data, size_t size, const Request* request) except -1:
         if self.sheet.evidence[0] == 0:

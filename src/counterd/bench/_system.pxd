@@ -1,6 +1,6 @@
 # What the load process asks of the kernel.
 #
-# A side, header only: declarations, and the one call that wants wrapping.
+# A side, header only: declarations, and the calls that take more than a line.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from posix.time cimport CLOCK_PROCESS_CPUTIME_ID, clock_gettime, timespec
@@ -47,6 +47,42 @@ cdef extern from "<netinet/in.h>" nogil:
 cdef extern from "<sys/prctl.h>" nogil:
     int prctl(int option, unsigned long value)
     int PR_SET_TIMERSLACK
+
+
+cdef inline int stream_socket(int family) noexcept:
+    """A descriptor, or -1 and errno."""
+    cdef int one = 1
+    cdef int fd = c_socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)
+    if fd >= 0 and family != AF_UNIX:
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one))
+    return fd
+
+
+cdef inline int socket_error(int fd) noexcept:
+    """What became of a connect; 0 = it is connected."""
+    cdef int error = 0
+    cdef unsigned int size = sizeof(error)
+    getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size)
+    return error
+
+
+cdef inline void reset_at_close(int fd) noexcept:
+    """The kernel is to send RST, as if the process had died with answers unread."""
+    cdef Linger linger
+    linger.l_onoff = 1
+    linger.l_linger = 0
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger))
+
+
+cdef inline void sleep_ns(int poll, long time) noexcept:
+    """Under a second, or until the epoll set has something to tell."""
+    cdef pollfd polled
+    cdef timespec nap
+    polled.fd = poll
+    polled.events = POLLIN
+    nap.tv_sec = 0
+    nap.tv_nsec = time
+    ppoll(&polled, 1, &nap, NULL)
 
 
 cdef inline int64_t process_cpu_ns() noexcept:
