@@ -169,3 +169,25 @@ def test_what_memcached_says_when_something_is_wrong(reply: bytes) -> None:
         run = load(server, requests=5, connections=1, protocol="memcached")
         assert (run.requests, run.outcomes, run.errors) == (0, {}, {"error reply": 5 + 1})
         assert run.evidence[0].startswith("an error to fill: b")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("protocol", ["redis", "memcached"])
+def test_short_names_are_not_taken_for_numbers(protocol: str, size: int) -> None:
+    """"0" and "10" are the end of other words in a request, too."""
+    seen: list[bytes] = []
+
+    class Listening(Server):
+        def serve(self, peer: Peer) -> None:
+            data = peer.socket.recv(1 << 16)
+            seen.append(data)
+
+    with Listening() as server:
+        if protocol == "redis":
+            load(server, requests=1, protocol=protocol, name_size=size, connections=1, resources=100, patches=SHORT)
+        load_fails(server, protocol=protocol, name_size=size, connections=1, prefill=True, resources=100, names=1)
+    name = b"0" * size
+    fill = {"redis": b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$1\r\n0\r\n" % (size, name),
+            "memcached": b"set %b 0 0 1\r\n0\r\n" % name}  # fmt: skip
+    incr = b"*3\r\n$6\r\nINCRBY\r\n$%d\r\n%b\r\n$3\r\n100\r\n" % (size, name)
+    assert {data for data in seen if data} == {fill[protocol], *([incr] if protocol == "redis" else [])}

@@ -154,8 +154,8 @@ cdef class Load:
 
     cdef int set_templates(self, plan, int index) except -1:
         cdef int digits = min(plan.name_size, 8)
-        # Printable, without a space, and told apart from other names by its first letter where there is one.
-        name = (b"n" * plan.name_size)[digits:] + b"0" * digits
+        # Printable and without a space once the digits are written: before, they are like nothing else in a request.
+        name = (b"n" * plan.name_size)[digits:] + b"\xff" * digits
         for op, data in requests_of(plan, name).items():
             template_make(&self.templates[OP_NAMES.index(op)], data, name, digits)
         marker = b"k%07x" % (os.getpid() * 1000 + index & 0xfffffff) + b"0" * 8
