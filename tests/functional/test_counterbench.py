@@ -98,6 +98,13 @@ def test_depth_is_how_many_are_sent_before_any_answer_is_read(depth: int) -> Non
         assert server.peers[1].batches == [depth] * 4
 
 
+def test_a_connection_for_each_request(server: Server) -> None:
+    run = load(server, requests=50, connections=3, keep_alive=False, work="noop")
+    assert (run.requests, run.outcomes, run.errors) == (50, {"answered": 50}, {})
+    assert Counter(peer.requests for peer in server.peers) == {1: 50, 0: len(server.peers) - 50}
+    assert len(server.asked()) == 50
+
+
 def test_a_server_that_reads_slowly_gets_everything() -> None:
     class Slow(Server):
         def serve(self, peer: Peer) -> None:

@@ -403,7 +403,7 @@ cdef class Load:
                 pass
         elif link.count == 0:
             for _i in range(self.depth):
-                if not self.ask(link, now if self.keep_alive else link.opened_ns):
+                if not self.ask(link, now if self.keep_alive else max(link.opened_ns, self.orders.start_ns)):
                     break
         return 0
 
