@@ -230,6 +230,11 @@ def test_exponential_holds_have_their_mean(server: Server) -> None:
     assert held[-len(held) // 20] > 0.015, "one in twenty is longer than 3 times the mean"
 
 
+def test_a_number_of_requests_is_exact_with_holds_too(server: Server) -> None:
+    run = load(server, requests=501, depth=50, hold="fixed:20ms", names=10)
+    assert (run.requests, len(server.asked()), run.errors) == (501, 501, {})
+
+
 def test_refused_holds_are_not_released(server: Server) -> None:
     run = load(server, duration=0.2, connections=4, hold="fixed:10ms", maximum=1)
     assert run.outcomes["refused"] > 10

@@ -570,6 +570,8 @@ cdef class Load:
         cdef Link* link
         while self.heap.size and self.heap.cells[0].due_ns <= now and not self.ended:
             ended = self.heap.cells[0]
+            if ended.due_ns >= self.orders.end_ns or self.is_spent():
+                return 0
             heap_pop(&self.heap)
             link = self.links + ended.link
             if ended.generation == link.generation:
