@@ -163,6 +163,14 @@ def test_zipf_at_its_ends(exponent: float, server: Server) -> None:
     assert max(names_of(server.asked())) < 1 << 30
 
 
+def test_a_seed_gives_the_same_names_again(server: Server) -> None:
+    for seed in (1, 1, 2, -1, 1 << 70):
+        load(server, requests=100, connections=1, names=1000, work="get", seed=seed)
+    names = names_of(server.asked())
+    first, again, other, *_ = (names[start : start + 100] for start in range(0, 500, 100))
+    assert first == again != other
+
+
 # ---- work ----
 
 

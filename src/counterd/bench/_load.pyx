@@ -72,7 +72,7 @@ cdef class Load:
         self.family = struct.unpack_from("=H", address)[0]
         self.poll = -1
         self.protocol = {"counter": COUNTER, "redis": REDIS, "memcached": MEMCACHED}[plan.protocol]
-        self.random = plan.seed * 1000003 + index
+        self.random = (plan.seed * 1000003 + index) & 0xffffffffffffffff
         self.names = plan.names
         self.stride = plan.processes
         self.sequence = self.fill_next = index
