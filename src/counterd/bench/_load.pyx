@@ -514,7 +514,7 @@ cdef class Load:
         if self.board.held == NULL:
             return 0
         sum = atomic_add(self.board.held + name, permits * self.resources)
-        if sum > self.maximum:
+        if sum > self.maximum and permits > 0:
             self.exceeded(name, sum, "were held at once")
         return 0
 
