@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from counterd.protocols.counter import wire
-from loading import load, load_fails
+from counterd.protocols.counter.wire import Opcode
+from loading import load, load_fails, plan_of, running
 from scripted import Peer, Request, Server, refusal, response
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 SHORT = {"counterd.bench._load.GRACE_S": 0.3, "counterd.bench._load.SETTLE_S": 0.3}  # waits for what never comes
 RIGHT = 10  # requests that a scripted server answers before it does wrong
@@ -179,15 +183,61 @@ def test_short_names_are_not_taken_for_numbers(protocol: str, size: int) -> None
 
     class Listening(Server):
         def serve(self, peer: Peer) -> None:
-            data = peer.socket.recv(1 << 16)
-            seen.append(data)
+            while data := peer.socket.recv(1 << 16):
+                seen.append(data)
+                peer.socket.sendall(b"+OK\r\n" if protocol == "redis" else b"STORED\r\n")
 
     with Listening() as server:
-        if protocol == "redis":
-            load(server, requests=1, protocol=protocol, name_size=size, connections=1, resources=100, patches=SHORT)
-        load_fails(server, protocol=protocol, name_size=size, connections=1, prefill=True, resources=100, names=1)
+        load(server, protocol=protocol, name_size=size, connections=1, prefill=True, resources=100, requests=1)
     name = b"0" * size
-    fill = {"redis": b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$1\r\n0\r\n" % (size, name),
-            "memcached": b"set %b 0 0 1\r\n0\r\n" % name}  # fmt: skip
-    incr = b"*3\r\n$6\r\nINCRBY\r\n$%d\r\n%b\r\n$3\r\n100\r\n" % (size, name)
-    assert {data for data in seen if data} == {fill[protocol], *([incr] if protocol == "redis" else [])}
+    if protocol == "redis":
+        fill = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$1\r\n0\r\n" % (size, name)
+        acquire = b"*3\r\n$6\r\nINCRBY\r\n$%d\r\n%b\r\n$3\r\n100\r\n" % (size, name)
+    else:
+        fill = b"set %b 0 0 1\r\n0\r\n" % name
+        acquire = b"incr %b 100\r\n" % name
+    assert seen == [fill, acquire]
+
+
+
+# ---- answers that do not come ----
+
+
+class Mute(Server):
+    """Reads, and says nothing."""
+
+    def serve(self, peer: Peer) -> None:
+        while peer.socket.recv(1 << 16):
+            pass
+
+
+@pytest.mark.parametrize("options", [{"duration": 0.1}, {"duration": 0.1, "rate": 100.0}, {"requests": 2}], ids=str)
+def test_a_server_that_never_answers(options: dict[str, float]) -> None:
+    with Mute() as server:
+        run = load(server, patches=SHORT, **options)
+        assert (run.requests, run.outcomes, run.errors) == (0, {}, {"unanswered": 2})
+        assert (run.rate, run.latency.get_total_count()) == (0.0, 0)
+        assert run.failed()
+
+
+@pytest.mark.parametrize("options", [{"prefill": True}, {"churn": 10.0}, {"protocol": "memcached"}], ids=str)
+def test_a_server_that_never_answers_what_comes_before_the_load(options: dict[str, object]) -> None:
+    with Mute() as server:
+        run = load(server, patches=SHORT, duration=0.1, **options)
+        assert run.requests == 0
+        assert run.errors["unanswered"] >= 2
+
+
+def test_connections_that_are_not_accepted_are_errors(short_path: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1)
+
+        class Place:
+            address = listener.getsockname()
+
+        with running(plan_of(Place, connections=10, duration=0.1, work="noop"), SHORT) as bench:
+            run = bench.result()
+    assert run.requests == 0
+    assert 7 <= run.errors["network error"] + run.errors["unanswered"] <= 30
+    assert run.errors["network error"] >= 7, "the queue has room for two, and for the one that was a probe"

@@ -127,7 +127,10 @@ cdef class Load:
     # time
     cdef Stage stage
     cdef bint ended                 # nothing new is asked
-    cdef int64_t grace_ns           # until when answers are waited for, once that is so
+    cdef int64_t grace_ns           # until when answers are waited for, once that is so; before the load, the next
+    cdef int64_t settle_max_ns
+    cdef int64_t grace_max_ns
+    cdef int64_t give_back_max_ns
     cdef bint open_loop
     cdef bint poisson
     cdef double interval_ns

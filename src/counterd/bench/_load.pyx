@@ -17,7 +17,7 @@ import struct
 
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from libc.errno cimport EAGAIN, EINPROGRESS, EINTR, errno
+from libc.errno cimport EAGAIN, EINPROGRESS, EINTR, ETIMEDOUT, errno
 from libc.string cimport memcpy, memset
 from posix.unistd cimport close as c_close
 
@@ -52,10 +52,11 @@ cdef enum:
     SPIN_NS = 50000             # what a sleep may overshoot: this much before something is due the process stays awake
     POLL_NS = 100000000         # how often it looks for orders at least
     RETRY_NS = 100000000        # before a connection that broke is opened again
-    SETTLE_NS = 10000000000     # that connecting may take
-    GRACE_NS = 5000000000       # that the last answers may take
     LATE_NS = 1000000           # after its intended start a request counts as late
-    GIVE_BACK_NS = 30000000000  # longer is an error
+
+SETTLE_S = 10.0     # that connecting may take, and each answer before the load begins
+GRACE_S = 5.0       # that the last answers may take, and that a permit may take to be given back at the end
+GIVE_BACK_S = 30.0  # that it may take before: longer is an error
 
 OP_NAMES = ("noop", "get", "acquire", "release", "fill")
 
@@ -140,6 +141,9 @@ cdef class Load:
         return 0
 
     cdef int set_times(self, plan, int index) except -1:
+        self.settle_max_ns = <int64_t>(SETTLE_S * 1e9)
+        self.grace_max_ns = <int64_t>(GRACE_S * 1e9)
+        self.give_back_max_ns = <int64_t>(GIVE_BACK_S * 1e9)
         self.limited = plan.requests is not None
         if self.limited:
             self.left = plan.requests // plan.processes + (index < plan.requests % plan.processes)
@@ -170,7 +174,7 @@ cdef class Load:
         cdef uint32_t i
         cdef int64_t now = monotonic_ns()
         prctl(PR_SET_TIMERSLACK, 1)
-        self.grace_ns = now + SETTLE_NS
+        self.grace_ns = now + self.settle_max_ns
         self.poll = epoll_create1(EPOLL_CLOEXEC)
         if self.poll < 0:
             raise OSError(errno, os.strerror(errno))
@@ -195,13 +199,20 @@ cdef class Load:
     cdef int advance(self, int64_t now) except -1:
         """From one stage to the next, when it is time."""
         cdef uint32_t wanted = self.connections + (1 if self.kill_interval_ns else 0)
+        cdef uint32_t i
         if self.stage == CONNECTING:
             if self.sheet.connected + self.shut >= wanted or now > self.grace_ns:
+                for i in range(wanted):
+                    if self.links[i].phase == OPENING:
+                        self.broken(self.links + i, ETIMEDOUT, now)
                 self.stage = FILLING
+                self.grace_ns = now + self.settle_max_ns
                 self.feed_all(now)
         elif self.stage == FILLING:
             if self.in_flight == 0 and (self.fill_next >= self.names or self.sheet.connected == 0):
                 self.stage = READY
+            elif now > self.grace_ns:
+                self.stage = READY  # what is unanswered then will be at the end, and is counted there
         elif self.stage == READY:
             if self.orders.start_ns and now >= self.orders.start_ns:
                 self.stage = RUNNING
@@ -224,8 +235,8 @@ cdef class Load:
         if not self.ended:
             if self.orders.stop or (now >= self.orders.end_ns and not self.has_backlog()) or self.is_spent():
                 self.ended = True
-                self.grace_ns = now + GRACE_NS
-            elif now < self.orders.end_ns + GRACE_NS:
+                self.grace_ns = now + self.grace_max_ns
+            elif now < self.orders.end_ns + self.grace_max_ns:
                 return 0
             self.ended = True
         if self.in_flight and now < self.grace_ns:
@@ -620,7 +631,7 @@ cdef class Load:
         self.killed_count -= 1
         if outcome == ABSENT or value == 0:
             histogram_record(self.sheet.counts[<int>GIVE_BACK], now - killed.killed_ns)
-        elif now - killed.killed_ns > GIVE_BACK_NS:
+        elif now - killed.killed_ns > self.give_back_max_ns:
             self.sheet.errors[<int>NOT_GIVEN_BACK] += 1
         else:
             self.killed[(self.killed_head + self.killed_count) & self.killed_mask] = killed
@@ -743,6 +754,8 @@ cdef class Load:
         if request.purpose == MARKER:
             link.marked = reply.outcome == GRANTED
         if request.purpose != LOAD:
+            if self.stage < RUNNING:
+                self.grace_ns = now + self.settle_max_ns
             return 0
         if request.op == ACQUIRE and reply.outcome == GRANTED:
             self.granted(link, request.name, now)
