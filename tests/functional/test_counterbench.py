@@ -119,6 +119,23 @@ def test_a_server_that_reads_slowly_gets_everything() -> None:
         assert run.latency.get_max_value() >= 150e6
 
 
+def test_all_of_a_number_are_waited_for_while_answers_come() -> None:
+    class Slow(Server):
+        def reply(self, peer: Peer, request: Request) -> bytes:
+            time.sleep(0.1)
+            return self.right(peer, request)
+
+        def send(self, peer: Peer, replies: Iterator[bytes]) -> None:
+            for reply in replies:
+                peer.socket.sendall(reply)
+
+    with Slow() as server:
+        run = load(
+            server, requests=8, connections=1, depth=8, work="noop", patches={"counterd.bench._load.GRACE_S": 0.3}
+        )
+        assert (run.requests, run.errors) == (8, {})
+
+
 # ---- names ----
 
 

@@ -739,6 +739,8 @@ cdef class Load:
                     self.sheet.errors[<int>ERROR_REPLY] += 1
                     self.show("an error", data - taken, taken, &request)
                 self.answered(link, &request, &reply, now)
+        if self.ended and self.limited and not self.orders.stop:
+            self.grace_ns = now + self.grace_max_ns  # all of a number of requests are waited for while answers come
         if left:
             memcpy(link.tail, data, left)
             link.tail_size = left
