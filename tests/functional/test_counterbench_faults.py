@@ -241,3 +241,53 @@ def test_connections_that_are_not_accepted_are_errors(short_path: Path) -> None:
     assert run.requests == 0
     assert 7 <= run.errors["network error"] + run.errors["unanswered"] <= 30
     assert run.errors["network error"] >= 7, "the queue has room for two, and for the one that was a probe"
+
+
+# ---- connections that are killed ----
+
+
+def test_kills_are_resets_and_what_they_held_is_seen_to_come_back() -> None:
+    with Server() as server:
+        run = load(server, duration=0.5, connections=5, depth=2, churn=100.0, names=3)
+        assert run.errors == {}
+        assert run.give_back is not None
+        assert 30 <= run.give_back.get_total_count() <= 51
+        assert server.ends.count("reset") == run.give_back.get_total_count()
+        markers = [request.name for request in server.asked(Opcode.ACQUIRE) if request.name.startswith(b"k")]
+        assert len(set(markers)) == len(markers) == run.give_back.get_total_count() + 5
+
+
+def test_a_number_of_requests_is_exact_however_many_connections_die() -> None:
+    with Server() as server:
+        run = load(server, requests=20_000, connections=5, depth=20, churn=500.0)
+        assert (run.requests, run.errors) == (20_000, {})
+        assert run.give_back is not None
+        assert run.give_back.get_total_count() > 0
+
+
+def test_what_is_given_back_late_is_measured() -> None:
+    class Late(Server):
+        def give_back(self, peer: Peer) -> None:
+            time.sleep(0.1)
+            super().give_back(peer)
+
+    with Late() as server:
+        run = load(server, duration=0.3, churn=20.0)
+        assert run.errors == {}
+        assert run.give_back is not None
+        assert run.give_back.get_total_count() >= 3
+        assert run.give_back.get_min_value() >= 99e6
+
+
+def test_what_is_never_given_back_is_an_error() -> None:
+    class Forgetful(Server):
+        def give_back(self, peer: Peer) -> None:
+            pass
+
+    with Forgetful() as server:
+        run = load(server, duration=0.2, churn=20.0, patches=SHORT)
+        assert 2 <= run.errors["not given back"] <= 5
+        assert run.give_back is not None
+        assert run.give_back.get_total_count() == 0
+        run = load(server, duration=0.3, churn=20.0, patches={**SHORT, "counterd.bench._load.GIVE_BACK_S": 0.05})
+        assert 2 <= run.errors["not given back"] <= 8

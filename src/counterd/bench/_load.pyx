@@ -239,8 +239,9 @@ cdef class Load:
             elif now < self.orders.end_ns + self.grace_max_ns:
                 return 0
             self.ended = True
-        if self.in_flight and now < self.grace_ns:
+        if (self.in_flight or self.killed_count) and now < self.grace_ns:
             return 0
+        self.sheet.errors[<int>NOT_GIVEN_BACK] += self.killed_count
         for i in range(self.connections):
             self.sheet.errors[<int>UNANSWERED] += self.links[i].count
         if self.has_backlog() and not self.is_spent():
@@ -609,6 +610,11 @@ cdef class Load:
     cdef int kill(self, Link* link, int64_t now) except -1:
         """As a process that dies would: no word to the server, and its answers unread."""
         cdef Killed* killed
+        cdef Request* lost
+        cdef uint32_t i
+        for i in range(link.count if self.limited else 0):  # somebody else has to ask that again
+            lost = link.ring + ((link.head + i) & link.mask)
+            self.left += lost.purpose == LOAD and lost.intended_ns >= self.orders.measure_ns
         reset_at_close(link.fd)
         self.close(link)
         if self.killed_count == 0 or self.killed_count > self.killed_mask:
