@@ -4,8 +4,10 @@
 # again when all is over. What the parent says goes through the Orders, which only it writes. `held` is everybody's, and
 # is changed by atomic additions alone.
 
+from cpython.bytes cimport PyBytes_AS_STRING
 from libc.errno cimport ECONNREFUSED, ECONNRESET, EMFILE, ENFILE, EPIPE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 from counterd.bench._words cimport OUTCOMES
 
@@ -82,6 +84,13 @@ cdef inline ErrorKind error_kind(int error) noexcept nogil:
     if error == ECONNRESET or error == EPIPE:
         return RESET
     return DESCRIPTORS if error == EMFILE or error == ENFILE else NETWORK
+
+
+cdef inline int text_write(char* target, str text) except -1:
+    """Into a sheet: as much as there is room for."""
+    data = text.encode()[: EVIDENCE - 1]
+    memcpy(target, PyBytes_AS_STRING(data), len(data))
+    return 0
 
 
 cdef inline void histogram_record(uint64_t* counts, int64_t value) noexcept nogil:

@@ -112,6 +112,7 @@ cdef class Load:
     # links
     cdef Link* links
     cdef uint32_t connections
+    cdef uint32_t wanted            # links that are kept open: those, and one that looks whether markers are back
     cdef uint32_t in_flight         # of all links
     cdef uint32_t* dirty
     cdef uint32_t dirty_count

@@ -22,8 +22,8 @@ from libc.string cimport memcpy, memset
 from posix.unistd cimport close as c_close
 
 from counterd.bench._board cimport (
-    CONNECTING, ERROR_REPLY, EVIDENCE, FILLING, GIVE_BACK, GONE, LATENCY, NOT_GIVEN_BACK, OVER, READY, RUNNING, SERVICE,
-    UNANSWERED, WRONG_ANSWER, error_kind, histogram_record,
+    CONNECTING, ERROR_REPLY, FILLING, GIVE_BACK, GONE, LATENCY, NOT_GIVEN_BACK, OVER, READY, RUNNING, SERVICE,
+    UNANSWERED, WRONG_ANSWER, error_kind, histogram_record, text_write,
 )
 from counterd.bench._random cimport random_below, random_exponential, zipf_begin, zipf_next
 from counterd.bench._words cimport (
@@ -87,6 +87,7 @@ cdef class Load:
         self.set_times(plan, index)
         self.set_templates(plan, index)
         self.connections = plan.connections // plan.processes + (index < plan.connections % plan.processes)
+        self.wanted = self.connections + (1 if self.kill_interval_ns else 0)
         self.links = <Link*>allocate(self.connections + 1, sizeof(Link))
         for i in range(self.connections + 1):
             self.links[i].fd = -1
@@ -178,7 +179,7 @@ cdef class Load:
         self.poll = epoll_create1(EPOLL_CLOEXEC)
         if self.poll < 0:
             raise OSError(errno, os.strerror(errno))
-        for i in range(self.connections + (1 if self.kill_interval_ns else 0)):
+        for i in range(self.wanted):
             self.open(self.links + i, now)
         while self.stage != GONE:
             now = self.wait(monotonic_ns())
@@ -198,11 +199,10 @@ cdef class Load:
 
     cdef int advance(self, int64_t now) except -1:
         """From one stage to the next, when it is time."""
-        cdef uint32_t wanted = self.connections + (1 if self.kill_interval_ns else 0)
         cdef uint32_t i
         if self.stage == CONNECTING:
-            if self.sheet.connected + self.shut >= wanted or now > self.grace_ns:
-                for i in range(wanted):
+            if self.sheet.connected + self.shut >= self.wanted or now > self.grace_ns:
+                for i in range(self.wanted):
                     if self.links[i].phase == OPENING:
                         self.broken(self.links + i, ETIMEDOUT, now)
                 self.stage = FILLING
@@ -380,7 +380,7 @@ cdef class Load:
         cdef uint32_t i
         if self.ended:
             return 0
-        for i in range(self.connections + (1 if self.kill_interval_ns else 0)):
+        for i in range(self.wanted):
             if self.links[i].phase == SHUT and now - self.links[i].opened_ns >= RETRY_NS:
                 self.shut -= 1
                 self.open(self.links + i, now)
@@ -533,8 +533,7 @@ cdef class Load:
     cdef int exceeded(self, uint32_t name, int64_t sum, str how) except -1:
         self.sheet.violations += 1
         if self.sheet.violations == 1:
-            text = f"{self.name_of(name)}: {sum} {how}, with a maximum of {self.maximum}".encode()[: EVIDENCE - 1]
-            memcpy(self.sheet.violation, PyBytes_AS_STRING(text), len(text))
+            text_write(self.sheet.violation, f"{self.name_of(name)}: {sum} {how}, with a maximum of {self.maximum}")
         return 0
 
     cdef str name_of(self, uint32_t name):
@@ -790,6 +789,5 @@ cdef class Load:
     cdef int show(self, str what, const uint8_t* data, size_t size, const Request* request) except -1:
         if self.sheet.evidence[0] == 0:
             asked = OP_NAMES[request.op] if request != NULL else "nothing that was asked"
-            text = f"{what} to {asked}: {bytes(data[: min(size, 60)])!r}".encode()[: EVIDENCE - 1]
-            memcpy(self.sheet.evidence, PyBytes_AS_STRING(text), len(text))
+            text_write(self.sheet.evidence, f"{what} to {asked}: {bytes(data[: min(size, 60)])!r}")
         return 0
