@@ -267,6 +267,15 @@ def test_refused_holds_are_not_released(server: Server) -> None:
     assert len(server.asked(Opcode.RELEASE)) == run.outcomes["released"]
 
 
+def test_a_great_many_permits_are_held_and_left(server: Server) -> None:
+    """Closing a connection does not look for its permits among all the others."""
+    begun = time.monotonic()
+    run = load(server, duration=1.0, connections=200, depth=2000, hold="fixed:100s", work="acquire-release", names=9)
+    assert (set(run.outcomes), run.errors) == ({"granted"}, {})
+    assert time.monotonic() - begun < 8
+    assert sum(server.most.values()) == len(server.asked(Opcode.ACQUIRE)) >= run.requests > 10_000
+
+
 # ---- an open loop ----
 
 

@@ -45,7 +45,7 @@ cdef struct Link:           # a connection
     int phase
     uint32_t events         # that it is registered for, 0 = it is not
     uint32_t index
-    uint32_t generation     # how often it was opened
+    uint32_t generation     # how often it was closed: permits of an earlier one are gone
     Request* ring           # what is under way, in the order of the replies
     uint32_t mask           # of the ring: its size less 1
     uint32_t head

@@ -194,7 +194,9 @@ cdef class Load:
             self.sheet.stage = self.stage
         for i in range(self.connections + 1):
             if self.links[i].fd >= 0:
-                self.close(self.links + i)
+                c_close(self.links[i].fd)
+                self.links[i].fd = -1
+        self.sheet.connected = 0
         self.sheet.stage = GONE
 
     cdef int advance(self, int64_t now) except -1:
@@ -303,7 +305,6 @@ cdef class Load:
 
     cdef int open(self, Link* link, int64_t now) except -1:
         link.opened_ns = now
-        link.generation += 1
         link.fd = stream_socket(self.family)
         if link.fd < 0:
             return self.broken(link, errno, now)
@@ -351,19 +352,20 @@ cdef class Load:
 
     cdef int close(self, Link* link) except -1:
         """Ends the connection; whatever it holds, the server is to give back."""
-        cdef uint32_t i
-        if link.fd >= 0:
-            c_close(link.fd)
-        if link.phase == OPEN:
-            self.sheet.connected -= 1
+        cdef size_t i
+        # Before the server can know: as soon as it does, others may be granted the same.
         if link.turn == HOLDING:
             self.hold(link.turn_name, -1)
         while link.held_count:
             self.hold(self.held_pop(link), -1)
-        for i in range(self.heap.size if link.slots else 0):
+        for i in range(self.heap.size if link.slots and self.board.held != NULL else 0):
             if self.heap.cells[i].link == link.index and self.heap.cells[i].generation == link.generation:
-                self.heap.cells[i].generation = 0
                 self.hold(self.heap.cells[i].name, -1)
+        link.generation += 1
+        if link.fd >= 0:
+            c_close(link.fd)
+        if link.phase == OPEN:
+            self.sheet.connected -= 1
         self.in_flight -= link.count
         link.fd = -1
         link.phase = SHUT

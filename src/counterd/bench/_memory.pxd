@@ -14,7 +14,7 @@ cdef enum:
 cdef struct Hold:           # a permit, and when it is released
     int64_t due_ns
     uint32_t link
-    uint32_t generation     # of the link; 0 = the permit is gone
+    uint32_t generation     # of the link; another one has not got the permit
     uint32_t name
 
 
