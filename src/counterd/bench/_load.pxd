@@ -128,6 +128,7 @@ cdef class Load:
     # time
     cdef Stage stage
     cdef bint ended                 # nothing new is asked
+    cdef int64_t ended_ns           # what was meant to start from then on never was
     cdef int64_t grace_ns           # until when answers are waited for, once that is so; before the load, the next
     cdef int64_t settle_max_ns
     cdef int64_t grace_max_ns

@@ -18,6 +18,7 @@ import struct
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.errno cimport EAGAIN, EINPROGRESS, EINTR, ETIMEDOUT, errno
+from libc.math cimport ceil
 from libc.string cimport memcpy, memset
 from posix.unistd cimport close as c_close
 
@@ -153,8 +154,10 @@ cdef class Load:
             # With a hold each arrival is an acquire, and its release is the other half of the rate.
             self.interval_ns = 1e9 * plan.processes / plan.rate * (2 if self.holds else 1)
             self.poisson = plan.arrivals == "poisson"
+            self.arrival_ns = self.interval_ns * index / plan.processes  # the processes take turns
         if plan.churn:
             self.kill_interval_ns = 1e9 * plan.processes / plan.churn
+            self.kill_ns = self.kill_interval_ns * (index + 1) / plan.processes
         return 0
 
     cdef int set_templates(self, plan, int index) except -1:
@@ -218,8 +221,8 @@ cdef class Load:
         elif self.stage == READY:
             if self.orders.start_ns and now >= self.orders.start_ns:
                 self.stage = RUNNING
-                self.arrival_ns = self.orders.start_ns
-                self.kill_ns = self.orders.start_ns + self.kill_interval_ns
+                self.arrival_ns += self.orders.start_ns
+                self.kill_ns += self.orders.start_ns
                 self.feed_all(now)
         elif self.stage == RUNNING:
             self.run_out(now)
@@ -235,19 +238,22 @@ cdef class Load:
         if self.cpu_start_ns == 0 and now >= self.orders.measure_ns:
             self.cpu_start_ns = process_cpu_ns()
         if not self.ended:
+            if self.orders.stop:
+                self.arrive(now)
             if self.orders.stop or (now >= self.orders.end_ns and not self.has_backlog()) or self.is_spent():
-                self.ended = True
                 self.grace_ns = now + self.grace_max_ns
             elif now < self.orders.end_ns + self.grace_max_ns:
                 return 0
             self.ended = True
+            self.ended_ns = min(now, self.orders.end_ns)
         if (self.in_flight or self.killed_count) and now < self.grace_ns:
             return 0
         self.sheet.errors[<int>NOT_GIVEN_BACK] += self.killed_count
         for i in range(self.connections):
             self.sheet.errors[<int>UNANSWERED] += self.links[i].count
-        if self.has_backlog() and not self.is_spent():
-            self.sheet.unsent = <int64_t>((min(now, self.orders.end_ns) - self.arrival_ns) / self.interval_ns)
+        if self.open_loop and not self.is_spent():
+            self.arrival_ns = max(self.arrival_ns, self.orders.measure_ns)
+            self.sheet.unsent = max(0, <int64_t>ceil((self.ended_ns - self.arrival_ns) / self.interval_ns - 0.001))
         self.sheet.cpu_ns = process_cpu_ns() - self.cpu_start_ns
         self.stage = OVER
         return 0
