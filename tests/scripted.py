@@ -56,6 +56,8 @@ class Hangup(Exception):
 class Server:
     """Serves while the block runs. requests: all that were asked. ends: how connections ended, "closed" or "reset"."""
 
+    BACKLOG = 512
+
     def __init__(self, family: int = socket.AF_INET, path: str | None = None) -> None:
         self.lock = threading.RLock()
         self.requests: list[Request] = []
@@ -67,7 +69,7 @@ class Server:
         self._threads: list[threading.Thread] = []
         self._listener = socket.socket(socket.AF_UNIX if path else family)
         self._listener.bind(path or ("::1" if family == socket.AF_INET6 else "127.0.0.1", 0))
-        self._listener.listen(512)
+        self._listener.listen(self.BACKLOG)
 
     @property
     def address(self) -> Address:

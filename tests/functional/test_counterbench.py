@@ -344,6 +344,16 @@ def test_a_unix_socket(short_path: Path) -> None:
         assert (run.requests, run.errors, run.violations) == (100, {}, [])
 
 
+def test_more_connections_at_once_than_a_unix_socket_has_room_for(short_path: Path) -> None:
+    class Few(Server):
+        BACKLOG = 2
+
+    with Few(path=str(short_path / "s")) as server:
+        run = load(server, requests=1000, connections=100)
+        assert (run.requests, run.errors) == (1000, {})
+        assert len([peer for peer in server.peers if peer.requests]) == 100
+
+
 @pytest.mark.skipif(not machine.has_ipv6(), reason="no IPv6 here")
 def test_ipv6() -> None:
     with Server(socket.AF_INET6) as server:

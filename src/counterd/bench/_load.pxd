@@ -66,6 +66,7 @@ cdef struct Link:           # a connection
     uint8_t turn
     bint marked             # its marker is granted
     bint dirty              # it has something unwritten, and is in the list of those
+    bint turned_away        # the server's queue was full, and it is to be opened again
     bint waiting            # it is in the queue of those that can take a request
     uint32_t slots          # permits that are asked for, held or being released, when they are held for a time
     uint32_t marker         # number of the name that only this connection holds
@@ -121,7 +122,8 @@ cdef class Load:
     cdef uint32_t queue_count
     cdef uint8_t* inbox
     cdef uint8_t* outbox
-    cdef uint32_t shut              # links that broke, and are to be opened again
+    cdef uint32_t shut              # links that broke, or were turned away, and are to be opened again
+    cdef uint32_t turned_away
     cdef bytes address
     cdef int family
 

@@ -77,9 +77,8 @@ cdef class Load:
         self.random = (plan.seed * 1000003 + index) & 0xffffffffffffffff
         self.names = plan.names
         self.stride = plan.processes
-        self.sequence = self.fill_next = index
-        if not plan.prefill:
-            self.fill_next = self.names
+        self.sequence = index
+        self.fill_next = index if plan.prefill else self.names
         self.keys = {"uniform": UNIFORM, "zipf": ZIPF, "seq": SEQUENCE}[plan.keys.kind]
         if self.keys == ZIPF:
             zipf_begin(&self.zipf, plan.keys.exponent, self.names)
@@ -91,8 +90,7 @@ cdef class Load:
         self.wanted = self.connections + (1 if self.kill_interval_ns else 0)
         self.links = <Link*>allocate(self.connections + 1, sizeof(Link))
         for i in range(self.connections + 1):
-            self.links[i].fd = -1
-            self.links[i].index = i
+            self.links[i].fd, self.links[i].index = -1, i
             self.links[i].tail = <uint8_t*>allocate(REPLY_MAX, 1)
         self.dirty = <uint32_t*>allocate(self.connections + 1, sizeof(uint32_t))
         self.queue = <uint32_t*>allocate(self.connections + 1, sizeof(uint32_t))
@@ -199,16 +197,16 @@ cdef class Load:
             if self.links[i].fd >= 0:
                 c_close(self.links[i].fd)
                 self.links[i].fd = -1
-        self.sheet.connected = 0
         self.sheet.stage = GONE
 
     cdef int advance(self, int64_t now) except -1:
         """From one stage to the next, when it is time."""
         cdef uint32_t i
         if self.stage == CONNECTING:
-            if self.sheet.connected + self.shut >= self.wanted or now > self.grace_ns:
+            if self.sheet.connected + self.shut - self.turned_away >= self.wanted or now > self.grace_ns:
                 for i in range(self.wanted):
-                    if self.links[i].phase == OPENING:
+                    self.shut -= self.links[i].turned_away
+                    if self.links[i].phase == OPENING or self.links[i].turned_away:
                         self.broken(self.links + i, ETIMEDOUT, now)
                 self.stage = FILLING
                 self.grace_ns = now + self.settle_max_ns
@@ -311,12 +309,20 @@ cdef class Load:
 
     cdef int open(self, Link* link, int64_t now) except -1:
         link.opened_ns = now
+        self.turned_away -= link.turned_away
+        link.turned_away = False
         link.fd = stream_socket(self.family)
         if link.fd < 0:
             return self.broken(link, errno, now)
         link.phase = OPENING
         if c_connect(link.fd, <const sockaddr*>PyBytes_AS_STRING(self.address), len(self.address)) == 0:
             return self.opened(link, now)
+        if errno == EAGAIN:  # the queue of a Unix socket is full: TCP would wait
+            link.turned_away = True
+            self.turned_away += 1
+            self.shut += 1
+            link.opened_ns -= RETRY_NS
+            return self.close(link)
         if errno != EINPROGRESS:
             return self.broken(link, errno, now)
         return self.listen(link, EPOLLIN | EPOLLOUT)
@@ -790,12 +796,12 @@ cdef class Load:
         return 0
 
     cdef int wrong(self, Link* link, const uint8_t* data, size_t size, const Request* request) except -1:
-        """What came cannot be the reply; nothing that follows on that connection can be understood."""
+        """Nothing that follows on that connection can be understood."""
         self.show("an answer that cannot be", data, size, request)
         return self.fail(link, WRONG_ANSWER)
 
     cdef int show(self, str what, const uint8_t* data, size_t size, const Request* request) except -1:
+        asked = OP_NAMES[request.op] if request != NULL else "nothing that was asked"
         if self.sheet.evidence[0] == 0:
-            asked = OP_NAMES[request.op] if request != NULL else "nothing that was asked"
             text_write(self.sheet.evidence, f"{what} to {asked}: {bytes(data[: min(size, 60)])!r}")
         return 0
