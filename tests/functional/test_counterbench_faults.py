@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import time
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import pytest
 
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import Opcode
+from daemon import wait_until
 from loading import load, load_fails, plan_of, running
 from scripted import Peer, Request, Server, refusal, response
 
@@ -291,3 +293,37 @@ def test_what_is_never_given_back_is_an_error() -> None:
         assert run.give_back.get_total_count() == 0
         run = load(server, duration=0.3, churn=20.0, patches={**SHORT, "counterd.bench._load.GIVE_BACK_S": 0.05})
         assert 2 <= run.errors["not given back"] <= 8
+
+
+def test_a_time_without_answers_counts() -> None:
+    """A rate is of the time that was asked for, not of the part that went well."""
+
+    class Tiring(Server):
+        def reply(self, peer: Peer, request: Request) -> bytes:
+            return self.right(peer, request) if len(self.requests) <= 100 else b""
+
+    with Tiring() as server:
+        for options in ({"duration": 0.5}, {"duration": 0.5, "requests": 1000}):
+            server.requests.clear()
+            run = load(server, work="noop", connections=1, patches=SHORT, **options)
+            assert (run.requests, run.errors) == (100, {"unanswered": 1})
+            assert run.seconds >= 0.5
+        server.requests.clear()
+        with running(plan_of(server, work="noop", connections=1, duration=60.0), SHORT) as bench:
+            wait_until(lambda: len(server.requests) > 100, "all answers")
+            time.sleep(0.3)
+            bench.interrupt()
+            run = bench.result()
+        assert (run.requests, run.errors) == (100, {"unanswered": 1})
+        assert 0.3 <= run.seconds < 10
+
+
+@pytest.mark.parametrize("warmup", [0.0, 60.0])
+def test_an_interrupt_before_there_are_any_figures(warmup: float) -> None:
+    with Mute() as server:
+        with running(plan_of(server, connections=1, duration=60.0, warmup=warmup), SHORT) as bench:
+            wait_until(lambda: server.requests or len(server.peers) > 1, "a connection")
+            bench.interrupt(signal.SIGTERM)
+            run = bench.result()
+        assert (run.requests, run.rate) == (0, 0.0)
+        assert 0 <= run.seconds < 10

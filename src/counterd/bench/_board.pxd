@@ -71,7 +71,7 @@ cdef struct Orders:
     int64_t start_ns        # 0 = wait
     int64_t measure_ns      # requests meant for this instant or later are measured
     int64_t end_ns          # no request is meant for a later one
-    int64_t stop
+    int64_t stop            # when to end early, 0 = not
     int64_t leave           # close the connections
 
 

@@ -7,6 +7,8 @@ from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_SHARED, PR
 
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 
+from counterd.net.clock cimport monotonic_ns
+
 OUTCOME_NAMES = ("answered", "read", "no such name", "granted", "released", "refused", "not held", "failed")
 ERROR_NAMES = (
     "connection refused", "connection reset", "closed by the server", "too many open files", "network error",
@@ -46,11 +48,12 @@ cdef class Board:
 
     def stop(self):
         """No more requests."""
-        self.orders.stop = 1
+        if not self.orders.stop:
+            self.orders.stop = monotonic_ns()
 
-    def is_stopped(self):
-        """Whether somebody ended it early."""
-        return self.orders.stop != 0
+    def stopped_ns(self):
+        """When somebody ended it early, 0 = nobody did."""
+        return self.orders.stop
 
     def leave(self):
         """Close the connections."""

@@ -193,7 +193,7 @@ class _Watching:
         self._watch = watch or (lambda _: None)
         self._latency = histogram()
         self._series: list[Moment] = []
-        self._start = self._measure = self._end = 0  # ns
+        self._start = self._measure = self._end = self._finish = 0  # ns
 
     def until_ready(self) -> None:
         """Connects and fills, then says when to begin."""
@@ -218,6 +218,7 @@ class _Watching:
             if now - begun >= 1_000_000_000:
                 begun, count, errors = self._moment(begun, now, count, errors)
             self._show("warming up" if now < self._measure else "measuring" if now < self._end else "finishing")
+        self._finish = self._board.stopped_ns() or time.monotonic_ns()
         if self._board.totals()["requests"] > count or not self._series:
             self._moment(begun, max(self._board.last_ns(), begun + 1), count, errors)
 
@@ -227,14 +228,15 @@ class _Watching:
         if violations is not None and exceeded:
             violations[:0] = [f"a counter was above its maximum {exceeded} times; the first: {evidence[0]}"]
         plan = self._plan
-        last = self._board.last_ns() or time.monotonic_ns()
         # Of a time, all of it counts, however little was answered in it; of a number of requests, what they took.
-        end = last if plan.requests is not None or self._board.is_stopped() else max(last, self._end)
+        end = self._board.last_ns()
+        if plan.requests is None or totals["requests"] < plan.requests:
+            end = max(end, min(self._finish, self._end))
         return Run(
             label=label,
             options=plan.as_options(),
             started=started,
-            seconds=(end - self._measure) / 1e9,
+            seconds=max(end - self._measure, 0) / 1e9,
             requests=totals["requests"],
             outcomes=self._board.outcomes(),
             errors=self._board.errors(),
