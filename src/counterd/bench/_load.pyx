@@ -141,8 +141,7 @@ cdef class Load:
         return 0
 
     cdef int set_times(self, plan, int index) except -1:
-        self.settle_max_ns = <int64_t>(SETTLE_S * 1e9)
-        self.grace_max_ns = <int64_t>(GRACE_S * 1e9)
+        self.settle_max_ns, self.grace_max_ns = <int64_t>(SETTLE_S * 1e9), <int64_t>(GRACE_S * 1e9)
         self.give_back_max_ns = <int64_t>(GIVE_BACK_S * 1e9)
         self.limited = plan.requests is not None
         if self.limited:
@@ -172,7 +171,7 @@ cdef class Load:
     # ---- the run ----
 
     def run(self):
-        """All of it, in the process that is to do it. Returns when the connections have been closed."""
+        """All of it, in the process that is to do it, the end of which closes the connections."""
         cdef uint32_t i
         cdef int64_t now = monotonic_ns()
         prctl(PR_SET_TIMERSLACK, 1)
@@ -193,15 +192,11 @@ cdef class Load:
                 self.reopen(now)
             self.flush(now)
             self.sheet.stage = self.stage
-        for i in range(self.connections + 1):
-            if self.links[i].fd >= 0:
-                c_close(self.links[i].fd)
-                self.links[i].fd = -1
-        self.sheet.stage = GONE
 
     cdef int advance(self, int64_t now) except -1:
         """From one stage to the next, when it is time."""
         cdef uint32_t i
+        cdef bint is_filled
         if self.stage == CONNECTING:
             if self.sheet.connected + self.shut - self.turned_away >= self.wanted or now > self.grace_ns:
                 for i in range(self.wanted):
@@ -212,10 +207,10 @@ cdef class Load:
                 self.grace_ns = now + self.settle_max_ns
                 self.feed_all(now)
         elif self.stage == FILLING:
-            if self.in_flight == 0 and (self.fill_next >= self.names or self.sheet.connected == 0):
+            # What is unanswered after that time will be at the end, and is counted there.
+            is_filled = self.in_flight == 0 and (self.fill_next >= self.names or self.sheet.connected == 0)
+            if is_filled or now > self.grace_ns:
                 self.stage = READY
-            elif now > self.grace_ns:
-                self.stage = READY  # what is unanswered then will be at the end, and is counted there
         elif self.stage == READY:
             if self.orders.start_ns and now >= self.orders.start_ns:
                 self.stage = RUNNING
