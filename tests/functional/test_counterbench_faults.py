@@ -13,11 +13,13 @@ from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import Opcode
 from daemon import wait_until
 from loading import load, load_fails, plan_of, running
-from scripted import Peer, Request, Server, refusal, response
+from scripted import Hangup, Peer, Request, Server, refusal, response
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    import daemon
 
 SHORT = {"counterd.bench._load.GRACE_S": 0.3, "counterd.bench._load.SETTLE_S": 0.3}  # waits for what never comes
 RIGHT = 10  # requests that a scripted server answers before it does wrong
@@ -180,7 +182,7 @@ def test_what_memcached_says_when_something_is_wrong(reply: bytes) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("protocol", ["redis", "memcached"])
 def test_short_names_are_not_taken_for_numbers(protocol: str, size: int) -> None:
-    """"0" and "10" are the end of other words in a request, too."""
+    """ "0" and "10" are the end of other words in a request, too."""
     seen: list[bytes] = []
 
     class Listening(Server):
@@ -199,7 +201,6 @@ def test_short_names_are_not_taken_for_numbers(protocol: str, size: int) -> None
         fill = b"set %b 0 0 1\r\n0\r\n" % name
         acquire = b"incr %b 100\r\n" % name
     assert seen == [fill, acquire]
-
 
 
 # ---- answers that do not come ----
@@ -327,3 +328,135 @@ def test_an_interrupt_before_there_are_any_figures(warmup: float) -> None:
             run = bench.result()
         assert (run.requests, run.rate) == (0, 0.0)
         assert 0 <= run.seconds < 10
+
+
+# ---- what only a look at the server's own figures shows ----
+
+
+FORGETFUL_SHORT = {"counterd.bench.verify.GIVE_BACK_S": 0.2}
+
+
+def test_a_server_that_grants_too_much() -> None:
+    class Generous(Server):
+        def limit(self, request: Request) -> int:
+            return request.maximum + 1
+
+    with Generous() as server:
+        run = load(server, duration=0.2, connections=4, maximum=2, hold="fixed:20ms", verify=True)
+        assert run.violations is not None
+        assert run.violations[0].startswith("a counter was above its maximum ")
+        assert "nnnnnnnn00000000: 3 were held at once, with a maximum of 2" in run.violations[0]
+        assert "nnnnnnnn00000000: 3 were in use, with a maximum of 2" in run.violations
+        assert (run.errors, run.failed()) == ({}, True)
+
+
+def test_a_server_that_forgets_to_give_back() -> None:
+    class Forgetful(Server):
+        def give_back(self, peer: Peer) -> None:
+            pass
+
+    with Forgetful() as server:
+        run = load(server, requests=101, connections=1, resources=7, verify=True, patches=FORGETFUL_SHORT)
+        assert run.violations == ["nnnnnnnn00000000: 7 still in use, 0.2 s after the last connection was closed"]
+        assert run.failed()
+
+
+def test_a_server_that_shows_more_than_the_maximum() -> None:
+    class Boastful(Server):
+        def reply(self, peer: Peer, request: Request) -> bytes:
+            if request.opcode == Opcode.GET:
+                return response(request, (11).to_bytes(4, "big"))
+            return self.right(peer, request)
+
+    with Boastful() as server:
+        run = load(server, requests=50, work="get", maximum=10, verify=True)
+        text = "nnnnnnnn00000000: 11 were in use, with a maximum of 10"
+        assert run.violations == [f"a counter was above its maximum 50 times; the first: {text}"]
+
+
+def test_a_server_that_counts_more_than_is_held() -> None:
+    class Miscounting(Server):
+        def reply(self, peer: Peer, request: Request) -> bytes:
+            if request.opcode == Opcode.RELEASE and peer.requests == 50:
+                return response(request)
+            return self.right(peer, request)
+
+    with Miscounting() as server:
+        run = load(server, requests=100, connections=1, verify=True, patches=FORGETFUL_SHORT)
+        assert run.violations == ["nnnnnnnn00000000: 1 in use, and 0 are held"]
+
+
+def test_a_server_that_loses_what_is_held() -> None:
+    class Losing(Server):
+        def reply(self, peer: Peer, request: Request) -> bytes:
+            answer = self.right(peer, request)
+            if request.opcode == Opcode.ACQUIRE:
+                self.used[request.name] = peer.held[request.name] = 0
+            return answer
+
+    with Losing() as server:
+        run = load(server, requests=1, connections=1, verify=True, patches=FORGETFUL_SHORT)
+        assert run.violations == ["nnnnnnnn00000000: 0 in use, and 1 are held"]
+
+
+def test_what_a_dead_connection_held_may_take_a_moment() -> None:
+    class Late(Server):
+        def give_back(self, peer: Peer) -> None:
+            time.sleep(0.2)
+            super().give_back(peer)
+
+        def reply(self, peer: Peer, request: Request) -> bytes:
+            if peer.requests == 2:
+                raise Hangup
+            return self.right(peer, request)
+
+    with Late() as server:
+        run = load(server, requests=4, connections=2, work="acquire", verify=True)
+        assert run.violations == []
+
+
+def test_a_server_that_has_no_dump() -> None:
+    class Simple(Server):
+        def _right(self, peer: Peer, request: Request) -> bytes:
+            return refusal(request, 0x81) if request.opcode == Opcode.DUMP else super()._right(peer, request)
+
+    with Simple() as server:
+        assert (
+            load_fails(server, verify=True)
+            == "LoadError: --verify needs an answer to Dump: Unknown command (status 0x81)\n"
+        )
+
+
+def test_a_server_that_stops_answering_dumps_leaves_the_figures() -> None:
+    class Simple(Server):
+        def _right(self, peer: Peer, request: Request) -> bytes:
+            wrong = request.opcode == Opcode.DUMP and len(self.requests) > 50
+            return refusal(request, 0x82) if wrong else super()._right(peer, request)
+
+    with Simple() as server:
+        run = load(server, requests=100, verify=True)
+        assert run.requests == 100
+        assert run.violations == ["it is not known what is in use: OutOfMemory (status 0x82)"] * 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"work": "mix:get=1,acquire=3,release=3", "depth": 8},
+        {"work": "mix:get=1,acquire=3,release=2", "maximum": 20, "resources": 3},
+        {"work": "acquire", "churn": 40.0},
+        {"hold": "exp:5ms", "depth": 20, "maximum": 50},
+        {"hold": "fixed:10s", "depth": 20, "churn": 40.0},
+        {"churn": 60.0, "depth": 3},
+        {"keep_alive": False},
+        {"rate": 3000.0, "depth": 4, "maximum": 3},
+        {"rate": 3000.0, "hold": "exp:3ms", "churn": 30.0, "maximum": 5},
+    ],
+    ids=str,
+)
+def test_the_real_server_does_nothing_wrong(options: dict[str, object], start: Callable[..., daemon.Daemon]) -> None:
+    counterd = start()
+    run = load(counterd, duration=0.5, connections=6, processes=2, names=5, verify=True, prefill=True, **options)
+    assert (run.violations, run.errors, run.unsent) == ([], {}, 0)
+    assert run.requests > 100
+    assert (run.give_back is not None and run.give_back.get_total_count() > 10) == ("churn" in options)

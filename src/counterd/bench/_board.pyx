@@ -122,7 +122,7 @@ cdef class Board:
         return found
 
     def all_held(self):
-        """[permits that are held], by the name's number."""
+        """{number of a name: resources that are held of it}, those that are."""
         cdef size_t names = (self.size - (<char*>self.held - <char*>self.orders)) // sizeof(int64_t) if self.held else 0
         cdef size_t i
-        return [self.held[i] for i in range(names)]
+        return {i: self.held[i] for i in range(names) if self.held[i]}

@@ -514,10 +514,8 @@ cdef class Load:
         if link.count == 0 or link.count > link.mask:
             ring_grow(<void**>&link.ring, &link.mask, &link.head, link.count, sizeof(Request))
         request = link.ring + ((link.head + link.count) & link.mask)
-        request.intended_ns = intended_ns
-        request.name = name
-        request.op = op
-        request.purpose = purpose
+        request.intended_ns, request.name = intended_ns, name
+        request.op, request.purpose = op, purpose
         link.count += 1
         link.unwritten += 1
         self.in_flight += 1
@@ -618,18 +616,17 @@ cdef class Load:
     cdef int kill(self, Link* link, int64_t now) except -1:
         """As a process that dies would: no word to the server, and its answers unread."""
         cdef Killed* killed
-        cdef Request* lost
+        cdef Request lost
         cdef uint32_t i
-        for i in range(link.count if self.limited else 0):  # somebody else has to ask that again
-            lost = link.ring + ((link.head + i) & link.mask)
+        for i in range(link.count):  # somebody else has to ask that again
+            lost = link.ring[(link.head + i) & link.mask]
             self.left += lost.purpose == LOAD and lost.intended_ns >= self.orders.measure_ns
         reset_at_close(link.fd)
         self.close(link)
         if self.killed_count == 0 or self.killed_count > self.killed_mask:
             ring_grow(<void**>&self.killed, &self.killed_mask, &self.killed_head, self.killed_count, sizeof(Killed))
         killed = self.killed + ((self.killed_head + self.killed_count) & self.killed_mask)
-        killed.marker = link.marker
-        killed.killed_ns = monotonic_ns()
+        killed[0] = Killed(monotonic_ns(), link.marker)
         self.killed_count += 1
         return self.open(link, now)
 

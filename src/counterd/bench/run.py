@@ -20,6 +20,7 @@ from counterd.bench import verify
 from counterd.bench._board import Board
 from counterd.bench._load import Load
 from counterd.bench.result import Moment, Run, histogram, percentiles
+from counterd.errors import CounterdError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,7 +58,10 @@ def run(plan: Plan, label: str = "", watch: Callable[[Progress], None] | None = 
     """
     allow_descriptors(plan.connections // plan.processes + 1 + RESERVE)
     address = resolve(plan)
-    before = verify.look(plan) if plan.verify else {}
+    try:
+        before = verify.look(plan) if plan.verify else {}
+    except CounterdError as error:
+        raise LoadError(f"--verify needs an answer to Dump: {error}") from None
     board = Board(plan.processes, plan.names if plan.verify else 0)
     loads = [Load(plan, board, index, address) for index in range(plan.processes)]
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -66,13 +70,23 @@ def run(plan: Plan, label: str = "", watch: Callable[[Progress], None] | None = 
         try:
             watching.until_ready()
             watching.until_over()
-            violations = verify.while_held(plan, board, before) if plan.verify else None
+            violations = _looked(lambda: verify.while_held(plan, board, before)) if plan.verify else None
         finally:
             board.stop()
             board.leave()
     if violations is not None:
-        violations += verify.when_gone(plan, before)
+        violations += _looked(lambda: verify.when_gone(plan, before))
     return watching.result(label or describe(plan), started, violations)
+
+
+def _looked(look: Callable[[], list[str]]) -> list[str]:
+    """What it finds. Whatever keeps it from looking is found too: there are figures, and nothing is known to be right."""
+    try:
+        return look()
+    except KeyboardInterrupt:
+        return ["it is not known whether all came back: interrupted"]
+    except CounterdError as error:
+        return [f"it is not known what is in use: {error}"]
 
 
 def describe(plan: Plan) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from counterd.client import DumpEntry
 
 GIVE_BACK_S = 30.0
+PAUSE_S = 0.01
 SHOWN = 10
 
 State = dict[bytes, "DumpEntry"]
@@ -30,19 +31,33 @@ def look(plan: Plan) -> State:
 
 
 def while_held(plan: Plan, board: Board, before: State) -> list[str]:
-    """Violations while nothing is under way and all connections are open."""
+    """Violations while nothing is under way and all connections are open, except those that died: what these held may
+    take up to GIVE_BACK_S to come back.
+    """
+    held = {_name(plan, number): resources for number, resources in board.all_held().items()}
+    end = time.monotonic() + GIVE_BACK_S
+    while True:
+        now = look(plan)
+        found, is_final = _compare(plan, now, held, before)
+        if is_final or time.monotonic() > end:
+            return _bounded(found)
+        time.sleep(PAUSE_S)
+
+
+def _compare(plan: Plan, now: State, held: dict[bytes, int], before: State) -> tuple[list[str], bool]:
+    """(violations, whether waiting makes no difference)"""
     found = []
-    now = look(plan)
-    held = {_name(plan, number): permits for number, permits in enumerate(board.all_held()) if permits}
+    is_final = True
     for name in sorted(now.keys() | held.keys()):
         used = now[name].consumption if name in now else 0
         ours = held.get(name, 0) + (before[name].consumption if name in before else 0)
         if used != ours:
             found.append(f"{_shown(name)}: {used} in use, and {ours} are held")
+            is_final &= used < ours
         bound = max(plan.maximum, before[name].maximum if name in before else 0)
         if name in now and now[name].maximum > bound:
             found.append(f"{_shown(name)}: {now[name].maximum} were in use, with a maximum of {bound}")
-    return _bounded(found)
+    return found, is_final
 
 
 def when_gone(plan: Plan, before: State) -> list[str]:
@@ -59,7 +74,7 @@ def when_gone(plan: Plan, before: State) -> list[str]:
         if time.monotonic() > end:
             text = f"still in use, {GIVE_BACK_S:g} s after the last connection was closed"
             return _bounded([f"{_shown(name)}: {used} {text}" for name, used in sorted(kept.items())])
-        time.sleep(0.01)
+        time.sleep(PAUSE_S)
 
 
 def _client(plan: Plan) -> Client:
@@ -73,13 +88,11 @@ def _name(plan: Plan, number: int) -> bytes:
 
 
 def _is_ours(plan: Plan, name: bytes) -> bool:
-    digits = min(plan.name_size, 8)
-    if len(name) != plan.name_size or name.strip(b"n") != name[plan.name_size - digits :]:
-        return False
     try:
-        return int(name[-digits:], 16) < plan.names
+        number = int(name[-8:].lstrip(b"n"), 16)
     except ValueError:
         return False
+    return 0 <= number < plan.names and name == _name(plan, number)
 
 
 def _shown(name: bytes) -> str:
