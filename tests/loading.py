@@ -22,8 +22,8 @@ from daemon import PATIENCE, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# Processes are forked from one that has imported everything and has no threads: to start an interpreter for each run would
-# take longer than most runs.
+# Processes are forked from one that has imported everything and has no threads: to start an interpreter for each run
+# would take longer than most runs.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["counterd.bench.run", "pytest", "loading"])
 

@@ -1,4 +1,4 @@
-"""Servers that do wrong, and machines that have too little: counterbench says so, and never makes good figures of it."""
+"""Servers that do wrong, and machines that have too little: counterbench says so, and makes no good figures of it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ ELSEWHERE = {
     "byteorder.pxd": "inlined everywhere; tests/unit/protocols/counter/test_room.py compares byte by byte",
     "_audit.pxd": "part of _core: tests/unit/test_core.py calls it after every step",
     "debug.pxd": "switches assertions on in the debug build, which runs all tests",
-    "bench/_load.pyx": "is a process: tests/functional/test_counterbench.py and tests/functional/test_counterbench_faults.py",
+    "bench/_load.pyx": "is a process: tests/functional/test_counterbench.py, test_counterbench_faults.py beside it",
     "bench/_memory.pxd": "room of _load.pyx: pipelines and holds in tests/functional/test_counterbench.py",
     "bench/_random.pxd": "the names of tests/functional/test_counterbench.py are compared with the laws",
     "bench/_system.pxd": "declarations, used by tests/functional/test_counterbench.py",

@@ -159,7 +159,10 @@ class Plan:
             (not self.resources <= self.maximum <= U32_MAX, f"the maximum is {self.resources} to {U32_MAX}"),
             (self.hold is not None and not pairs, f"--hold is for {PAIRS}"),
             (not self.keep_alive and self.depth > 1, "a connection for each request has one in flight"),
-            (not self.keep_alive and self.rate is not None, "a connection for each request is a closed loop: no --rate"),
+            (
+                not self.keep_alive and self.rate is not None,
+                "a connection for each request is a closed loop: no --rate",
+            ),
             (not self.keep_alive and bool(self.hold or self.churn), "--hold and --churn need connections that stay"),
             (
                 self.protocol != "counter" and bool(self.verify or self.churn),

@@ -14,7 +14,7 @@ import struct
 import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from counterd.bench import verify
 from counterd.bench._board import Board
@@ -80,7 +80,8 @@ def run(plan: Plan, label: str = "", watch: Callable[[Progress], None] | None = 
 
 
 def _looked(look: Callable[[], list[str]]) -> list[str]:
-    """What it finds. Whatever keeps it from looking is found too: there are figures, and nothing is known to be right."""
+    """What it finds. Whatever keeps it from looking is found, too: there are figures, and they are not known to be right.
+    """
     try:
         return look()
     except KeyboardInterrupt:
@@ -106,7 +107,8 @@ def allow_descriptors(wanted: int) -> None:
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and wanted > hard:
-        raise LoadError(f"{wanted} files would be open, and the limit is {hard}: raise it (ulimit -Hn {wanted}), or use --threads")
+        how = f"raise it (ulimit -Hn {wanted}), or use --threads"
+        raise LoadError(f"{wanted} files would be open, and the limit is {hard}: {how}")
     if soft != resource.RLIM_INFINITY and wanted > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
@@ -117,7 +119,7 @@ def resolve(plan: Plan) -> bytes:
         path = os.fsencode(plan.socket)
         if len(path) > 107:
             raise LoadError(f"{plan.socket}: the path of a Unix socket has 107 bytes at most")
-        found = [(socket.AF_UNIX, plan.socket)]
+        found: list[tuple[int, Any]] = [(socket.AF_UNIX, plan.socket)]
     else:
         found = [(info[0], info[4]) for info in socket.getaddrinfo(plan.host, plan.port, type=socket.SOCK_STREAM)]
     for family, address in found:
@@ -133,13 +135,13 @@ def resolve(plan: Plan) -> bytes:
     raise LoadError(f"cannot connect to {where}: {failure.strerror or failure}")
 
 
-def _sockaddr(family: int, address: object) -> bytes:
+def _sockaddr(family: int, address: Any) -> bytes:
     if family == socket.AF_UNIX:
         return struct.pack("=H", family) + os.fsencode(str(address)) + b"\0"
-    host, port, *rest = address  # type: ignore[misc]
+    host, port = address[:2]
     if family == socket.AF_INET:
         return struct.pack("=H", family) + struct.pack(">H", port) + socket.inet_aton(host) + bytes(8)
-    flow, scope = rest
+    flow, scope = address[2:]
     packed = socket.inet_pton(family, host.partition("%")[0])
     return struct.pack("=H", family) + struct.pack(">HI", port, flow) + packed + struct.pack("=I", scope)
 
