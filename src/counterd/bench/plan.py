@@ -16,6 +16,10 @@ NAMES_MAX = 1 << 30
 NAME_SIZE_MAX = {"counter": 65535, "redis": 65535, "memcached": 250}
 U32_MAX = 0xFFFFFFFF
 DIGITS_MAX = 8  # of a name's number, in hexadecimal
+DEPTH_MAX = 1 << 20  # 32 MiB of what is known about each request, for each connection
+TIME_MAX = 1e7  # seconds: what is counted in nanoseconds stays far from overflowing, whatever is drawn around it
+RATE_MIN, RATE_MAX = 1e-6, 1e9  # a second; for the same reason, and one for each nanosecond
+VERIFIED_MAX = 1 << 24  # 128 MiB that all load processes share
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "": 1.0}
 _TIMES = {"": 1, "k": 1_000, "m": 1_000_000}
@@ -143,7 +147,20 @@ class Plan:
     def _mistakes(self) -> list[tuple[bool, str]]:
         digits = min(self.name_size, DIGITS_MAX)
         pairs = not self.work.weights
+        hold = self.hold.mean if self.hold else 0.0
         return [
+            (min(self.connections, self.processes) < 1, "there is at least one connection, and one thread"),
+            (not 1 <= self.depth <= DEPTH_MAX, f"a connection has 1 to {DEPTH_MAX} requests in flight, not {self.depth}"),
+            (self.requests is not None and self.requests < 0, "a number of requests is not negative"),
+            (
+                not all(0 <= time <= TIME_MAX for time in (self.duration or 0.0, self.warmup, hold)),
+                f"a time is {TIME_MAX:g} seconds at most",
+            ),
+            (
+                not all(rate is None or RATE_MIN <= rate <= RATE_MAX for rate in (self.rate, self.churn or None)),
+                f"a rate is {RATE_MIN:g} to {RATE_MAX:g} a second",
+            ),
+            (self.verify and self.names > VERIFIED_MAX, f"--verify keeps count of {VERIFIED_MAX} names at most"),
             (self.requests is None and self.duration is None, "give --requests, --duration or both"),
             (self.processes > self.connections, f"{self.processes} threads need as many connections"),
             (not 1 <= self.names <= NAMES_MAX, f"there can be 1 to {NAMES_MAX} names, not {self.names}"),

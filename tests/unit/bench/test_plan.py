@@ -1,0 +1,126 @@
+"""The options of counterbench: what is read, and what cannot be done together."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from counterd.bench.plan import OPS, Hold, Keys, Plan, Work, number, seconds, whole_number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1", 1.0), ("10ms", 0.01), ("1.5s", 1.5), ("2m", 120.0), ("7us", 7e-6), ("7µs", 7e-6), ("3ns", 3e-9), ("0", 0.0)],
+)
+def test_times(text: str, expected: float) -> None:
+    assert seconds(text) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("200", 200), ("1.5k", 1500), ("2m", 2_000_000), ("10K", 10_000), ("0.5", 0.5), ("1M", 1e6)]
+)
+def test_numbers(text: str, expected: float) -> None:
+    assert number(text) == expected
+
+
+def test_whole_numbers() -> None:
+    assert whole_number("1.5k") == 1500
+    assert isinstance(whole_number("10"), int)
+
+
+WRONG: list[tuple[Callable[[str], object], str]] = [
+    *((seconds, text) for text in ("", "ms", "-1s", "1.", ".5s", "1h", "1 s", "1e3", "nan", "inf", "1s ", "1s\n")),
+    *((number, text) for text in ("", "k", "-1", "1.", "1g", "1e5", "1 k", "0x10", "1_000", "1k\n")),
+    *((whole_number, text) for text in ("1.5", "0.0001k", "", "x")),
+    *((Keys.read, text) for text in ("", "zipf", "zipf:", "zipf:0", "zipf:11", "zipf:-1", "normal", "uniform:1")),
+    *((Hold.read, text) for text in ("", "fixed", "fixed:", "exp:", "10ms", "normal:1s", "fixed:-1s", "exp:x")),
+    *((Work.read, text) for text in ("", "mix", "mix:", "mix:get", "mix:get=", "mix:get=-1", "mix:get=0", "put",
+                                     "mix:get=1,get=2", "mix:put=1", "mix:get=1,", "get=1", "mix:get=1234567")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("read", "text"), WRONG)
+def test_what_cannot_be_read(read: Callable[[str], object], text: str) -> None:
+    with pytest.raises(ValueError, match="^(expected|each of) "):
+        read(text)
+
+
+def test_kinds() -> None:
+    assert (Keys.read("uniform"), Keys.read("seq")) == (Keys(), Keys("seq"))
+    assert Keys.read("zipf:1.03") == Keys("zipf", 1.03)
+    assert Hold.read("fixed:10ms") == Hold("fixed", 0.01)
+    assert Hold.read("exp:0") == Hold("exp", 0.0)
+    assert Work.read("acquire-release") == Work()
+    assert [Work.read(op).weights for op in OPS] == [{op: 1} for op in OPS]
+    assert Work.read("mix:get=3,acquire=0").weights == {"get": 3, "acquire": 0}
+
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"requests": None, "duration": None}, "give --requests"),
+    ({"requests": -1}, "not negative"),
+    ({"connections": 2, "processes": 3}, "3 threads need as many"),
+    ({"connections": 0, "processes": 0}, "at least one connection"),
+    ({"processes": 0}, "at least one connection"),
+    ({"depth": 0}, "1 to 1048576 requests in flight, not 0"),
+    ({"depth": 1 << 21}, "1 to 1048576 requests in flight"),
+    ({"duration": -1.0}, "a time is"),
+    ({"duration": float("nan")}, "a time is"),
+    ({"warmup": 1e9}, "a time is"),
+    ({"hold": Hold("exp", 1e9)}, "a time is"),
+    ({"rate": 0.0}, "a rate is"),
+    ({"rate": float("inf")}, "a rate is"),
+    ({"rate": -1.0}, "a rate is"),
+    ({"churn": -1.0}, "a rate is"),
+    ({"churn": 1e10}, "a rate is"),
+    ({"names": 0}, "1 to 1073741824 names, not 0"),
+    ({"names": (1 << 30) + 1}, "1 to 1073741824 names"),
+    ({"names": 17, "name_size": 1}, "names of 1 bytes can be 16 at most"),
+    ({"name_size": 0}, "a name has 1 to 65535"),
+    ({"name_size": 65536}, "a name has 1 to 65535"),
+    ({"name_size": 251, "protocol": "memcached"}, "a name has 1 to 250 bytes in the memcached"),
+    ({"resources": 0}, "resources are 1 to"),
+    ({"resources": 5, "maximum": 4}, "the maximum is 5 to"),
+    ({"maximum": 1 << 32}, "the maximum is 1 to"),
+    ({"hold": Hold("fixed", 1.0), "work": Work.read("get")}, "--hold is for acquire-release"),
+    ({"keep_alive": False, "depth": 2}, "one in flight"),
+    ({"keep_alive": False, "rate": 5.0}, "closed loop"),
+    ({"keep_alive": False, "churn": 1.0}, "connections that stay"),
+    ({"keep_alive": False, "hold": Hold("fixed", 1.0)}, "connections that stay"),
+    ({"protocol": "redis", "verify": True}, "which redis does not know"),
+    ({"protocol": "memcached", "churn": 1.0}, "which memcached does not know"),
+    ({"verify": True, "names": 1 << 25}, "--verify keeps count of 16777216"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), MISTAKES, ids=str)
+def test_what_cannot_be_done(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Plan(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"requests": 0, "duration": None}, {"duration": 0.0}, {"connections": 3, "processes": 3}, {"rate": 0.1},
+     {"names": 16, "name_size": 1}, {"names": 1 << 30, "name_size": 8}, {"resources": 4, "maximum": 4}],
+    ids=str,
+)  # fmt: skip
+def test_what_can_be_done(options: dict[str, Any]) -> None:
+    Plan(**options)
+
+
+def test_ports_and_what_memcached_needs() -> None:
+    assert [Plan(protocol=name).port for name in ("counter", "redis", "memcached")] == [11215, 6379, 11211]
+    assert Plan(port=5).port == 5
+    assert [Plan(protocol=name).prefill for name in ("counter", "redis", "memcached")] == [False, False, True]
+
+
+def test_options_go_into_a_file() -> None:
+    options = Plan(work=Work.read("mix:get=1"), hold=None, keys=Keys("zipf", 1.5)).as_options()
+    assert json.loads(json.dumps(options)) == options
+    assert options["work"] == "mix:get=1"
+    assert options["keys"] == {"kind": "zipf", "exponent": 1.5}
