@@ -150,7 +150,7 @@ class Plan:
         hold = self.hold.mean if self.hold else 0.0
         return [
             (min(self.connections, self.processes) < 1, "there is at least one connection, and one thread"),
-            (not 1 <= self.depth <= DEPTH_MAX, f"a connection has 1 to {DEPTH_MAX} requests in flight, not {self.depth}"),
+            (not 1 <= self.depth <= DEPTH_MAX, f"there are 1 to {DEPTH_MAX} requests in flight, not {self.depth}"),
             (self.requests is not None and self.requests < 0, "a number of requests is not negative"),
             (
                 not all(0 <= time <= TIME_MAX for time in (self.duration or 0.0, self.warmup, hold)),

@@ -80,8 +80,7 @@ def run(plan: Plan, label: str = "", watch: Callable[[Progress], None] | None = 
 
 
 def _looked(look: Callable[[], list[str]]) -> list[str]:
-    """What it finds. Whatever keeps it from looking is found, too: there are figures, and they are not known to be right.
-    """
+    """What it finds; whatever keeps it from looking is found, too. The figures of the run are there in any case."""
     try:
         return look()
     except KeyboardInterrupt:

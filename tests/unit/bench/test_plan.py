@@ -46,7 +46,7 @@ WRONG: list[tuple[Callable[[str], object], str]] = [
 
 @pytest.mark.parametrize(("read", "text"), WRONG)
 def test_what_cannot_be_read(read: Callable[[str], object], text: str) -> None:
-    with pytest.raises(ValueError, match="^(expected|each of) "):
+    with pytest.raises(ValueError, match=r"^(expected|each of) "):
         read(text)
 
 
