@@ -23,6 +23,7 @@ PRECISION = 0.02  # of the rate that is found
 TRIALS_MAX = 12
 REACHED = 0.99  # of the rate wanted: less means that the server, or the load, does not keep up
 RATES_MAX = 1000
+SECONDS_MIN = 1.0  # of a trial, where a number of requests says how long the first run is
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,10 @@ def find_max(plan: Plan, objective: Objective, runner: Runner) -> tuple[list[Run
     peak = runner(dataclasses.replace(plan, rate=None), "as fast as it goes")
     runs, low, high = [peak], 0.0, peak.rate
     best = None
+    duration = plan.duration if plan.duration is not None else max(peak.seconds, SECONDS_MIN)
     while high > 0 and len(runs) <= TRIALS_MAX and high - low > PRECISION * high:
         rate = (low + high) / 2 if low or len(runs) > 1 else 0.8 * high
-        trial = runner(dataclasses.replace(plan, rate=rate, requests=None), f"{rate:,.0f}/s")
+        trial = runner(dataclasses.replace(plan, rate=rate, requests=None, duration=duration), f"{rate:,.0f}/s")
         runs.append(trial)
         if objective.is_met(trial):
             low = best = rate

@@ -1,0 +1,115 @@
+"""Searches: against a server that is a formula."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from counterd.bench.plan import Plan
+from counterd.bench.result import Run, histogram
+from counterd.bench.search import PRECISION, TRIALS_MAX, Objective, find_max, read_scan, scan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PEAK = 100_000.0
+P99 = Objective.read("p99<1ms")
+
+
+def run_of(plan: Plan, latency_ns: float, **options: Any) -> Run:
+    latency = histogram()
+    rate = min(plan.rate or PEAK, PEAK)
+    requests = int(rate * 10)
+    latency.record_value(latency_ns, requests)
+    fields = {"unsent": 0, "errors": {}, "requests": requests, **options}
+    return Run(label="", options={}, started="", seconds=10.0, outcomes={}, latency=latency, rate_wanted=plan.rate,
+               **fields)  # fmt: skip
+
+
+class Server:
+    """Takes `slow` ns above a rate, 1 us below. Keeps the plans."""
+
+    def __init__(self, limit: float, slow: float = 5e6, noise: Callable[[float], float] = lambda rate: rate) -> None:
+        self.limit, self.slow, self.noise = limit, slow, noise
+        self.plans: list[Plan] = []
+
+    def __call__(self, plan: Plan, _: str) -> Run:
+        self.plans.append(plan)
+        return run_of(plan, self.slow if self.noise(plan.rate or PEAK) > self.limit else 1e3)
+
+
+@pytest.mark.parametrize("limit", [1_000, 20_000, 50_000, 79_999, 80_000, 80_001, 97_000])
+def test_the_highest_rate_is_found(limit: float) -> None:
+    server = Server(limit)
+    runs, best = find_max(Plan(), P99, server)
+    assert best is not None
+    assert limit * (1 - 2 * PRECISION) <= best <= limit
+    assert len(runs) == len(server.plans) <= TRIALS_MAX + 1
+    assert server.plans[0].rate is None
+    assert all(plan.rate is not None for plan in server.plans[1:])
+    assert [run.rate_wanted for run in runs] == [plan.rate for plan in server.plans]
+
+
+def test_all_rates_will_do() -> None:
+    _, best = find_max(Plan(), P99, Server(1e9))
+    assert best is not None
+    assert PEAK * (1 - 2 * PRECISION) <= best <= PEAK
+
+
+def test_no_rate_will_do() -> None:
+    runs, best = find_max(Plan(), P99, Server(0))
+    assert best is None
+    assert len(runs) == TRIALS_MAX + 1
+
+
+def test_a_server_that_answers_nothing() -> None:
+    runs, best = find_max(Plan(), P99, lambda plan, _: run_of(plan, 1e3, requests=0))
+    assert (len(runs), best) == (1, None)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_gives_a_rate_that_was_seen_to_do(seed: int) -> None:
+    draw = random.Random(seed)
+    server = Server(50_000, noise=lambda rate: rate * draw.uniform(0.9, 1.1))
+    runs, best = find_max(Plan(), P99, server)
+    assert best is not None
+    assert best < 56_000
+    assert any(run.rate_wanted == best and P99.is_met(run) for run in runs)
+    assert len(runs) <= TRIALS_MAX + 1
+
+
+def test_a_number_of_requests_is_for_the_first_run_only() -> None:
+    server = Server(50_000)
+    find_max(Plan(requests=1000, duration=None), P99, server)
+    assert [plan.requests for plan in server.plans[:3]] == [1000, None, None]
+    assert [plan.duration for plan in server.plans[:3]] == [None, 10.0, 10.0]
+
+
+def test_what_an_objective_is() -> None:
+    assert (P99.percentile, P99.bound_ns) == (99.0, 1e6)
+    assert (Objective.read("max < 20ms").percentile, Objective.read("p99.9<7us").bound_ns) == (100.0, 7e3)
+    for text in ("", "p99", "p99<", "p0<1ms", "p101<1ms", "p99>1ms", "p99<1", "p99<1m", "avg<1ms", "p99<1..5ms"):
+        with pytest.raises(ValueError, match="expected"):
+            Objective.read(text)
+
+
+def test_when_an_objective_is_met() -> None:
+    plan = Plan(rate=1000.0)
+    assert P99.is_met(run_of(plan, 0.9e6))
+    assert not P99.is_met(run_of(plan, 1.1e6))
+    for fault in ({"errors": {"unanswered": 1}}, {"unsent": 1}, {"violations": ["x"]}, {"requests": 9_800}, {"requests": 0}):
+        assert not P99.is_met(run_of(plan, 0.9e6, **fault)), fault
+    assert P99.is_met(run_of(plan, 0.9e6, requests=9_950)), "close enough to the rate wanted"
+
+
+def test_scans() -> None:
+    assert read_scan("10k:50k:20k") == [10_000, 30_000, 50_000]
+    assert read_scan("1:2:5") == [1]
+    assert len(read_scan("0.1:1:0.1")) == 10
+    for text in ("", "1:2", "2:1:1", "0:5:1", "1:5:0", "1:1m:1", "a:b:c"):
+        with pytest.raises(ValueError, match="expected|goes up"):
+            read_scan(text)
+    server = Server(0)
+    assert [run.rate_wanted for run in scan(Plan(), [1.0, 5.0], server)] == [1.0, 5.0]
