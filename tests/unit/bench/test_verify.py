@@ -1,0 +1,119 @@
+"""What is said about a Dump, beside what is surely held."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from counterd.bench import verify
+from counterd.bench.plan import Plan
+from counterd.client import DumpEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PLAN = Plan(names=100, maximum=10, verify=True)
+
+
+class Board:
+    """What load processes say that they hold."""
+
+    def __init__(self, held: dict[int, int]) -> None:
+        self.all_held = lambda: held
+
+
+class Dumps:
+    """A client of a server that has these Dumps to give, the last again and again."""
+
+    def __init__(self, *dumps: dict[int | bytes, tuple[int, int]]) -> None:
+        self.dumps = [[DumpEntry(name if isinstance(name, bytes) else name_of(name), *figures)
+                       for name, figures in dump.items()] for dump in dumps]  # fmt: skip
+        self.asked = 0
+
+    def __call__(self, _: Plan) -> Dumps:
+        return self
+
+    def __enter__(self) -> Dumps:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.asked += 1
+
+    def dump(self) -> list[DumpEntry]:
+        return self.dumps[min(self.asked, len(self.dumps) - 1)]
+
+
+def name_of(number: int) -> bytes:
+    return f"nnnnnnnn{number:08x}".encode()
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(verify, "GIVE_BACK_S", 0.05)
+    monkeypatch.setattr(verify, "PAUSE_S", 0.001)
+    return
+
+
+def judged(monkeypatch: pytest.MonkeyPatch, held: dict[int, int], *dumps: Any, before: Any = None) -> list[str]:
+    board: Any = Board(held)
+    monkeypatch.setattr(verify, "_client", Dumps(before or {}))
+    state = verify.look(PLAN)
+    monkeypatch.setattr(verify, "_client", Dumps(*dumps))
+    return verify.while_held(PLAN, board, state)
+
+
+def test_what_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judged(monkeypatch, {}, {}) == []
+    assert judged(monkeypatch, {1: 3, 0x2A: 10}, {1: (3, 9), 0x2A: (10, 10), 7: (0, 10)}) == []
+
+
+def test_what_others_hold_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = {b"jobs": (99, 99), b"nnnnnnnn00000064": (99, 99), b"nnnnnnnn0000002A": (99, 99), b"n": (99, 99),
+              b"nnnnnnnn0000_001": (99, 99), b"nnnnnnnn  000001": (99, 99), b"nnnnnnnn000000-1": (9, 9),
+              b"xnnnnnnn00000001": (99, 99), b"nnnnnnnnnnnnnnnn": (9, 9), b"\xff" * 16: (9, 9)}  # fmt: skip
+    assert judged(monkeypatch, {}, others) == []
+
+
+def test_what_was_held_before_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {1: (2, 12), 2: (1, 1)}
+    assert judged(monkeypatch, {1: 3}, {1: (5, 12), 2: (1, 1)}, before=before) == []
+    assert judged(monkeypatch, {}, {1: (2, 12)}, before=before) == [f"{name_of(2).decode()}: 0 in use, and 1 are held"]
+
+
+def test_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judged(monkeypatch, {1: 3}, {1: (4, 4)}) == ["nnnnnnnn00000001: 4 in use, and 3 are held"]
+    assert judged(monkeypatch, {1: 3}, {1: (2, 4)}) == ["nnnnnnnn00000001: 2 in use, and 3 are held"]
+    assert judged(monkeypatch, {1: 3}, {}) == ["nnnnnnnn00000001: 0 in use, and 3 are held"]
+    assert judged(monkeypatch, {}, {1: (0, 11)}) == ["nnnnnnnn00000001: 11 were in use, with a maximum of 10"]
+
+
+def test_what_is_not_back_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judged(monkeypatch, {1: 3}, {1: (5, 5)}, {1: (4, 5)}, {1: (3, 5)}) == []
+
+
+def test_what_is_lost_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judged(monkeypatch, {1: 3}, {1: (2, 5)}, {1: (3, 5)}) == ["nnnnnnnn00000001: 2 in use, and 3 are held"]
+
+
+def test_a_great_many_violations_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = judged(monkeypatch, dict.fromkeys(range(50), 1), {})
+    assert len(found) == 11
+    assert found[-1] == "and 40 more"
+
+
+def test_when_all_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "_client", Dumps({1: (2, 9)}, {1: (1, 9)}, {1: (0, 9)}, {1: (5, 9)}))
+    assert verify.when_gone(PLAN, {}) == []
+    monkeypatch.setattr(verify, "_client", Dumps({1: (2, 9), b"jobs": (5, 5)}))
+    text = "nnnnnnnn00000001: 2 still in use, 0.05 s after the last connection was closed"
+    assert verify.when_gone(PLAN, {}) == [text]
+    assert verify.when_gone(PLAN, {name_of(1): DumpEntry(name_of(1), 2, 2)}) == []
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 9, 300])
+def test_names_are_found_again(size: int) -> None:
+    plan = Plan(names=16, name_size=size)
+    for number in range(16):
+        assert verify._is_ours(plan, verify._name(plan, number))
+    assert not verify._is_ours(plan, b"n" * size)
