@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import signal
 import socket
+import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,12 +17,11 @@ import pytest
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import Opcode
 from daemon import wait_until
-from loading import load, load_fails, plan_of, running
+from loading import load, load_fails, plan_of, running, wait_for_loads
 from scripted import Hangup, Peer, Request, Server, refusal, response
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     import daemon
 
@@ -460,3 +464,170 @@ def test_the_real_server_does_nothing_wrong(options: dict[str, object], start: C
     assert (run.violations, run.errors, run.unsent) == ([], {}, 0)
     assert run.requests > 100
     assert (run.give_back is not None and run.give_back.get_total_count() > 10) == ("churn" in options)
+
+
+# ---- connections that break, and machines that have too little ----
+
+
+def hang_up(_: Peer, __: Request) -> bytes:
+    raise Hangup
+
+
+def reset(peer: Peer, _: Request) -> bytes:
+    peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    raise Hangup
+
+
+def half_an_answer(peer: Peer, request: Request) -> bytes:
+    peer.socket.sendall(response(request)[:7])
+    raise Hangup
+
+
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [(hang_up, "closed by the server"), (reset, "connection reset"), (half_an_answer, "closed by the server")],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_broken_connection_is_an_error_and_opened_again(how: Callable[[Peer, Request], bytes], kind: str) -> None:
+    with Scripted(how) as server:
+        run = load(server, requests=500, connections=2, work="noop")
+        assert run.errors == {kind: 1, "unanswered": 1}
+        assert run.requests == 499
+        assert run.latency.get_total_count() == 499
+
+
+@pytest.mark.parametrize("options", [{}, {"rate": 500.0}, {"hold": "exp:5ms"}, {"keep_alive": False}], ids=str)
+def test_a_server_that_closes_at_once(options: dict[str, object]) -> None:
+    class Closing(Server):
+        def serve(self, peer: Peer) -> None:
+            if peer.number:
+                raise Hangup
+
+    with Closing() as server, running(plan_of(server, duration=0.3, **options), SHORT) as bench:
+        bench.process.join(10)
+        if bench.process.exitcode:  # it was closed before the load began, or then
+            assert "no connection is left, and the load has not begun: " in bench.said()
+        else:
+            run = bench.result()
+            assert run.requests == 0
+            assert run.errors["closed by the server"] + run.errors.get("connection reset", 0) >= 2
+        assert len(server.peers) < 50, "it does not try all the time"
+
+
+def test_a_server_that_goes_and_comes_back(start: Callable[..., daemon.Daemon]) -> None:
+    counterd = start()
+    with running(plan_of(counterd, duration=2.0, rate=1000.0, connections=4)) as bench:
+        wait_until(lambda: counterd.stats()["total_connections"] > 5, "the load's connections")
+        time.sleep(0.2)
+        assert counterd.stop(signal.SIGINT) == 0
+        start({"counter.port": str(counterd.address.port)})
+        run = bench.result()
+    assert run.errors["closed by the server"] + run.errors.get("connection reset", 0) >= 4
+    assert run.requests + run.unsent + run.errors.get("unanswered", 0) == pytest.approx(2000, abs=8)
+    assert run.requests > 1000
+
+
+def test_answers_in_pieces_and_many_in_one() -> None:
+    class Pieces(Server):
+        def send(self, peer: Peer, replies: Iterator[bytes]) -> None:
+            for byte in b"".join(replies):
+                peer.socket.sendall(bytes([byte]))
+
+    with Pieces() as server:
+        run = load(server, requests=60, connections=2, depth=10, work="mix:get=1,acquire=1,noop=1")
+        assert (run.requests, run.errors) == (60, {})
+
+
+def test_nothing_listens() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+
+        class Place:
+            address = unused.getsockname()
+
+        text = f"LoadError: cannot connect to 127.0.0.1:{Place.address[1]}: Connection refused\n"
+        assert load_fails(Place) == text
+
+
+@pytest.mark.parametrize(("path", "why"), [("/nowhere/s", "No such file or directory"), ("/" + "s" * 200, "107 bytes")])
+def test_no_unix_socket(path: str, why: str) -> None:
+    class Place:
+        pass
+
+    Place.path = path  # type: ignore[attr-defined]
+    assert why in load_fails(Place)
+
+
+def test_too_few_descriptors() -> None:
+    with Server() as server:
+        text = "LoadError: 365 files would be open, and the limit is 256: raise it (ulimit -Hn 365), or use --threads\n"
+        assert load_fails(server, connections=300, limit=256) == text
+        assert load(server, requests=300, connections=100, limit=256).errors == {}
+
+
+def test_a_load_process_that_dies() -> None:
+    with Server() as server, running(plan_of(server, connections=4, processes=2, duration=60.0)) as bench:
+        first, _ = wait_for_loads(bench, 2)
+        os.kill(first, signal.SIGKILL)
+        assert bench.said() == f"LoadError: a load process ({first}) died\n"
+        server.wait_for_ends(4)
+
+
+def test_load_processes_die_with_who_watches() -> None:
+    with Server() as server, running(plan_of(server, connections=4, processes=2, duration=60.0)) as bench:
+        wait_for_loads(bench, 2)
+        wait_until(lambda: len(server.asked()) > 100, "requests")
+        os.kill(bench.pid, signal.SIGKILL)
+        server.wait_for_ends(4)
+
+
+# ---- the other protocols, against those who made them ----
+
+
+@contextlib.contextmanager
+def other_server(protocol: str, directory: Path) -> Iterator[object]:
+    """The real one, on a Unix socket. Skips the test where it is not installed; fails it if the environment has CI."""
+    path = str(directory / "s")
+    program = {"redis": "redis-server", "memcached": "memcached"}[protocol]
+    if shutil.which(program) is None:
+        if os.environ.get("CI"):
+            pytest.fail(f"no {program}")
+        pytest.skip(f"no {program}; the Debian and Ubuntu package is {protocol.replace('redis', 'redis-server')}")
+    options = {"redis": ["--port", "0", "--unixsocket", path, "--save", ""],
+               "memcached": ["-s", path, "-u", "root"]}[protocol]  # fmt: skip
+    with subprocess.Popen([program, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(Path(path).is_socket, f"{program} listens")
+
+            class Place:
+                pass
+
+            Place.path = path  # type: ignore[attr-defined]
+            yield Place
+        finally:
+            process.terminate()
+
+
+@pytest.mark.parametrize("protocol", ["redis", "memcached"])
+def test_another_protocol(protocol: str, short_path: Path) -> None:
+    with other_server(protocol, short_path) as server:
+        run = load(
+            server, protocol=protocol, requests=3000, depth=10, names=10, connections=4, processes=2, prefill=True
+        )
+        assert (run.requests, run.errors, set(run.outcomes)) == (3000, {}, {"granted", "released"})
+        run = load(server, protocol=protocol, requests=1000, names=10, work="mix:noop=1,get=1,acquire=2,release=1")
+        assert (run.requests, run.errors) == (1000, {})
+        assert set(run.outcomes) == {"answered", "read", "granted", "released"}
+        run = load(
+            server, protocol=protocol, requests=64, names=16, name_size=1, resources=100, keys="seq", prefill=True
+        )
+        assert (run.requests, run.errors) == (64, {})
+        run = load(server, protocol=protocol, requests=200, rate=2000.0, hold="exp:1ms", names=3)
+        assert (run.requests, run.errors) == (200, {})
+        run = load(server, protocol=protocol, requests=50, work="get", keep_alive=False)
+        assert (run.requests, run.errors) == (50, {})
+
+
+def test_a_name_that_redis_does_not_have(short_path: Path) -> None:
+    with other_server("redis", short_path) as server:
+        assert load(server, protocol="redis", requests=50, work="get").outcomes == {"no such name": 50}

@@ -99,7 +99,13 @@ def test_when_an_objective_is_met() -> None:
     plan = Plan(rate=1000.0)
     assert P99.is_met(run_of(plan, 0.9e6))
     assert not P99.is_met(run_of(plan, 1.1e6))
-    for fault in ({"errors": {"unanswered": 1}}, {"unsent": 1}, {"violations": ["x"]}, {"requests": 9_800}, {"requests": 0}):
+    for fault in (
+        {"errors": {"unanswered": 1}},
+        {"unsent": 1},
+        {"violations": ["x"]},
+        {"requests": 9_800},
+        {"requests": 0},
+    ):
         assert not P99.is_met(run_of(plan, 0.9e6, **fault)), fault
     assert P99.is_met(run_of(plan, 0.9e6, requests=9_950)), "close enough to the rate wanted"
 
@@ -109,7 +115,7 @@ def test_scans() -> None:
     assert read_scan("1:2:5") == [1]
     assert len(read_scan("0.1:1:0.1")) == 10
     for text in ("", "1:2", "2:1:1", "0:5:1", "1:5:0", "1:1m:1", "a:b:c"):
-        with pytest.raises(ValueError, match="expected|goes up"):
+        with pytest.raises(ValueError, match=r"expected|goes up"):
             read_scan(text)
     server = Server(0)
     assert [run.rate_wanted for run in scan(Plan(), [1.0, 5.0], server)] == [1.0, 5.0]
