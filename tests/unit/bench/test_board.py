@@ -8,6 +8,7 @@ import time
 import pytest
 
 from counterd.bench._board import Board
+from counterd.bench.result import HIGHEST_NS, histogram
 
 
 def test_a_new_board_says_nothing() -> None:
@@ -44,3 +45,42 @@ def test_it_is_shared_with_children() -> None:
         os._exit(0)
     assert os.waitpid(pid, 0) == (pid, 0)
     assert board.stopped_ns() > 0
+
+
+AROUND = {2**power + more for power in range(42) for more in (-1, 0, 1)}
+VALUES = sorted(
+    {*range(5000), 123_456_789, HIGHEST_NS - 1, HIGHEST_NS, *(each for each in AROUND if each < HIGHEST_NS)}
+)
+
+
+def test_the_layout_is_that_of_the_library() -> None:
+    """Each value goes into the cell that the library would put it in, and comes out as one that goes there too."""
+    board, theirs = Board(1, 0), histogram()
+    for value in VALUES:
+        board.record("latency", value)
+        ((taken, times),) = board.take("latency")
+        assert times == 1
+        assert taken <= value
+        assert theirs._counts_index_for(taken) == theirs._counts_index_for(value)
+        assert taken == theirs.get_lowest_equivalent_value(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(-1, 0), (-(1 << 63), 0), (HIGHEST_NS + 1, HIGHEST_NS), ((1 << 63) - 1, HIGHEST_NS)]
+)
+def test_what_is_beyond_is_counted_at_the_end(value: int, expected: int) -> None:
+    board, theirs = Board(1, 0), histogram()
+    board.record("service", value)
+    ((taken, times),) = board.take("service")
+    assert times == 1
+    assert taken == theirs.get_lowest_equivalent_value(expected)
+    assert theirs.record_value(taken)
+
+
+def test_what_was_taken_is_not_taken_again() -> None:
+    board = Board(2, 0)
+    for value in (5, 5, 7):
+        board.record("give_back", value)
+    assert board.take("give_back") == [(5, 2), (7, 1)]
+    board.record("give_back", 7)
+    assert (board.take("give_back"), board.take("give_back"), board.take("latency")) == ([(7, 1)], [], [])
