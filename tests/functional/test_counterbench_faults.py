@@ -286,6 +286,22 @@ def test_what_is_given_back_late_is_measured() -> None:
         assert run.give_back.get_min_value() >= 99e6
 
 
+def test_many_that_die_are_looked_after_together() -> None:
+    """What is measured is when permits are back, not when somebody got round to asking."""
+
+    class Far(Server):
+        def send(self, peer: Peer, replies: Iterator[bytes]) -> None:
+            time.sleep(0.02)
+            super().send(peer, replies)
+
+    with Far() as server:
+        run = load(server, duration=0.6, connections=100, churn=300.0)
+        assert run.errors == {}
+        assert run.give_back is not None
+        assert run.give_back.get_total_count() > 100
+        assert run.give_back.get_value_at_percentile(50) < 200e6
+
+
 def test_what_is_never_given_back_is_an_error() -> None:
     class Forgetful(Server):
         def give_back(self, peer: Peer) -> None:

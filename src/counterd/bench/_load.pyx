@@ -50,6 +50,7 @@ cdef enum:
     INBOX = 262144
     OUTBOX = 1048576            # many times the longest request
     FILL_DEPTH = 64             # requests at once, to make the names exist
+    WATCHED_MAX = 1024          # and to see whether permits are back
     SPIN_NS = 50000             # what a sleep may overshoot: this much before something is due the process stays awake
     POLL_NS = 100000000         # how often it looks for orders at least
     RETRY_NS = 100000000        # before a connection that broke is opened again
@@ -615,7 +616,6 @@ cdef class Load:
 
     cdef int kill(self, Link* link, int64_t now) except -1:
         """As a process that dies would: no word to the server, and its answers unread."""
-        cdef Killed* killed
         cdef Request lost
         cdef uint32_t i
         for i in range(link.count):  # somebody else has to ask that again
@@ -625,15 +625,16 @@ cdef class Load:
         self.close(link)
         if self.killed_count == 0 or self.killed_count > self.killed_mask:
             ring_grow(<void**>&self.killed, &self.killed_mask, &self.killed_head, self.killed_count, sizeof(Killed))
-        killed = self.killed + ((self.killed_head + self.killed_count) & self.killed_mask)
-        killed[0] = Killed(monotonic_ns(), link.marker)
+        self.killed[(self.killed_head + self.killed_count) & self.killed_mask] = Killed(monotonic_ns(), link.marker)
         self.killed_count += 1
         return self.open(link, now)
 
     cdef int watch(self, Link* link, int64_t now) except -1:
-        """Looks after the longest killed connection that is not known to be back."""
-        if self.kill_interval_ns and self.killed_count and link.phase == OPEN and link.count == 0:
-            self.request(link, GET, self.killed[self.killed_head].marker, now, WATCH)
+        """Looks after the killed connections whose permits are not known to be back, all at once."""
+        cdef uint32_t i
+        if self.kill_interval_ns and link.phase == OPEN and link.count == 0:
+            for i in range(min(self.killed_count, WATCHED_MAX)):
+                self.request(link, GET, self.killed[(self.killed_head + i) & self.killed_mask].marker, now, WATCH)
         return 0
 
     cdef int watched(self, int outcome, int64_t value, int64_t now) except -1:

@@ -151,9 +151,7 @@ def _sockaddr(family: int, address: Any) -> bytes:
 @contextlib.contextmanager
 def _interruptible(board: Board) -> Iterator[None]:
     """SIGINT and SIGTERM end the load, not the program: there is something to report."""
-    previous = {
-        number: signal.signal(number, lambda *_: board.stop()) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    previous = {number: signal.signal(number, lambda *_: board.stop()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
@@ -199,9 +197,7 @@ def _start(load: Load) -> int:
 class _Watching:
     """The parent's part: when to begin, what a second was like, whether all goes well."""
 
-    def __init__(
-        self, plan: Plan, board: Board, pids: list[int], watch: Callable[[Progress], None] | None
-    ) -> None:
+    def __init__(self, plan: Plan, board: Board, pids: list[int], watch: Callable[[Progress], None] | None) -> None:
         self._plan = plan
         self._board = board
         self._pids = pids
