@@ -282,8 +282,8 @@ def test_a_great_many_permits_are_held_and_left(server: Server) -> None:
 
 @pytest.mark.parametrize(("arrivals", "processes"), [("constant", 1), ("constant", 2), ("poisson", 1)])
 def test_a_rate_is_kept(arrivals: str, processes: int, server: Server) -> None:
-    run = load(server, rate=400, duration=1.0, work="noop", connections=4, arrivals=arrivals, processes=processes)
-    assert (run.errors, run.unsent, run.rate_wanted) == ({}, 0, 400)
+    run = load(server, rate=800, duration=0.5, work="noop", connections=4, arrivals=arrivals, processes=processes)
+    assert (run.errors, run.unsent, run.rate_wanted) == ({}, 0, 800)
     assert run.requests == pytest.approx(400, abs=1 if arrivals == "constant" else 80)
     assert run.service is not None
     assert run.service.get_total_count() == run.requests

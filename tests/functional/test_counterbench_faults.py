@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import daemon
 
-SHORT = {"counterd.bench._load.GRACE_S": 0.3, "counterd.bench._load.SETTLE_S": 0.3}  # waits for what never comes
+SHORT = {"counterd.bench._load.GRACE_S": 0.2, "counterd.bench._load.SETTLE_S": 0.2}  # waits for what never comes
 RIGHT = 10  # requests that a scripted server answers before it does wrong
 
 
@@ -324,19 +324,19 @@ def test_a_time_without_answers_counts() -> None:
             return self.right(peer, request) if len(self.requests) <= 100 else b""
 
     with Tiring() as server:
-        for options in ({"duration": 0.5}, {"duration": 0.5, "requests": 1000}):
+        for options in ({"duration": 0.3}, {"duration": 0.3, "requests": 1000}):
             server.requests.clear()
             run = load(server, work="noop", connections=1, patches=SHORT, **options)
             assert (run.requests, run.errors) == (100, {"unanswered": 1})
-            assert run.seconds >= 0.5
+            assert run.seconds >= 0.3
         server.requests.clear()
         with running(plan_of(server, work="noop", connections=1, duration=60.0), SHORT) as bench:
             wait_until(lambda: len(server.requests) > 100, "all answers")
-            time.sleep(0.3)
+            time.sleep(0.2)
             bench.interrupt()
             run = bench.result()
         assert (run.requests, run.errors) == (100, {"unanswered": 1})
-        assert 0.3 <= run.seconds < 10
+        assert 0.2 <= run.seconds < 10
 
 
 @pytest.mark.parametrize("warmup", [0.0, 60.0])
@@ -476,10 +476,10 @@ def test_a_server_that_stops_answering_dumps_leaves_the_figures() -> None:
 )
 def test_the_real_server_does_nothing_wrong(options: dict[str, object], start: Callable[..., daemon.Daemon]) -> None:
     counterd = start()
-    run = load(counterd, duration=0.5, connections=6, processes=2, names=5, verify=True, prefill=True, **options)
+    run = load(counterd, duration=0.3, connections=6, processes=2, names=5, verify=True, prefill=True, **options)
     assert (run.violations, run.errors, run.unsent) == ([], {}, 0)
     assert run.requests > 100
-    assert (run.give_back is not None and run.give_back.get_total_count() > 10) == ("churn" in options)
+    assert (run.give_back is not None and run.give_back.get_total_count() >= 5) == ("churn" in options)
 
 
 # ---- connections that break, and machines that have too little ----
@@ -532,15 +532,15 @@ def test_a_server_that_closes_at_once(options: dict[str, object]) -> None:
 
 def test_a_server_that_goes_and_comes_back(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start()
-    with running(plan_of(counterd, duration=2.0, rate=1000.0, connections=4)) as bench:
+    with running(plan_of(counterd, duration=1.2, rate=1000.0, connections=4)) as bench:
         wait_until(lambda: counterd.stats()["total_connections"] > 5, "the load's connections")
         time.sleep(0.2)
         assert counterd.stop(signal.SIGINT) == 0
         start({"counter.port": str(counterd.address.port)})
         run = bench.result()
     assert run.errors["closed by the server"] + run.errors.get("connection reset", 0) >= 4
-    assert run.requests + run.unsent + run.errors.get("unanswered", 0) == pytest.approx(2000, abs=8)
-    assert run.requests > 1000
+    assert run.requests + run.unsent + run.errors.get("unanswered", 0) == pytest.approx(1200, abs=8)
+    assert run.requests > 600
 
 
 def test_answers_in_pieces_and_many_in_one() -> None:
