@@ -370,6 +370,19 @@ def test_a_server_that_grants_too_much() -> None:
         assert (run.errors, run.failed()) == ({}, True)
 
 
+def test_each_grant_above_the_maximum_counts_once() -> None:
+    class Generous(Server):
+        def limit(self, request: Request) -> int:
+            return request.maximum + 2
+
+    with Generous() as server:  # four acquires, and the first of their releases
+        run = load(server, requests=5, connections=4, maximum=2, hold="fixed:50ms", verify=True)
+        assert run.outcomes == {"granted": 4, "released": 1}
+        text = "nnnnnnnn00000000: 3 were held at once, with a maximum of 2"
+        assert run.violations is not None
+        assert run.violations[0] == f"a counter was above its maximum 2 times; the first: {text}"
+
+
 def test_a_server_that_forgets_to_give_back() -> None:
     class Forgetful(Server):
         def give_back(self, peer: Peer) -> None:
