@@ -394,6 +394,19 @@ def test_a_server_that_forgets_to_give_back() -> None:
         assert run.failed()
 
 
+def test_an_interrupt_while_permits_are_waited_for_leaves_the_figures() -> None:
+    class Forgetful(Server):
+        def give_back(self, peer: Peer) -> None:
+            pass
+
+    with Forgetful() as server, running(plan_of(server, requests=1, connections=1, verify=True)) as bench:
+        wait_until(lambda: len([each for each in server.requests if each.opcode == Opcode.DUMP]) > 4, "a few looks")
+        bench.interrupt()
+        run = bench.result()
+    assert run.requests == 1
+    assert run.violations == ["it is not known whether all came back: interrupted"]
+
+
 def test_a_server_that_shows_more_than_the_maximum() -> None:
     class Boastful(Server):
         def reply(self, peer: Peer, request: Request) -> bytes:
