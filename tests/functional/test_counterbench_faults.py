@@ -610,6 +610,7 @@ def test_too_few_descriptors() -> None:
 def test_a_load_process_that_dies() -> None:
     with Server() as server, running(plan_of(server, connections=4, processes=2, duration=60.0)) as bench:
         first, _ = wait_for_loads(bench, 2)
+        wait_until(lambda: len([peer for peer in server.peers if peer.requests]) == 4, "all connections")
         os.kill(first, signal.SIGKILL)
         assert bench.said() == f"LoadError: a load process ({first}) died\n"
         server.wait_for_ends(4)
@@ -618,7 +619,7 @@ def test_a_load_process_that_dies() -> None:
 def test_load_processes_die_with_who_watches() -> None:
     with Server() as server, running(plan_of(server, connections=4, processes=2, duration=60.0)) as bench:
         wait_for_loads(bench, 2)
-        wait_until(lambda: len(server.asked()) > 100, "requests")
+        wait_until(lambda: len([peer for peer in server.peers if peer.requests]) == 4, "all connections")
         os.kill(bench.pid, signal.SIGKILL)
         server.wait_for_ends(4)
 
