@@ -71,7 +71,7 @@ class Daemon:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._on_stop)
             for service in self._services:
-                await service.listen(loop, self._log_bounded)
+                service.listen(loop, self._log_bounded)
             loop.add_signal_handler(signal.SIGHUP, self.reload)
             loop.add_signal_handler(signal.SIGUSR1, self.log_stats)
             gc.collect()

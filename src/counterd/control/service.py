@@ -66,16 +66,16 @@ class Service:
         """Raises ValueError or MemoryError."""
         self.store = self.room.make_store(self._config.values, figures)
 
-    async def listen(self, loop: asyncio.AbstractEventLoop, report: Report) -> None:
+    def listen(self, loop: asyncio.AbstractEventLoop, report: Report) -> None:
         """Begins to accept connections."""
         self.server = Server(loop, self.store, self._limits(), report)
         self.apply(self._config)
         if self.windows:
             self.windows.turn()
         for listening in self.tcp:
-            await self.server.listen(listening)
+            self.server.listen(listening)
         if self.unix:
-            await self.server.listen(self.unix.socket)
+            self.server.listen(self.unix.socket)
 
     def apply(self, config: Config) -> None:
         """Takes over the settings that may change while running."""

@@ -1,6 +1,7 @@
-"""One connection: bytes from uvloop into the session, one write per read out of it.
+"""One connection: bytes from a transport into the session, one write per read out of it.
 
-Floor 3, the protocol object that uvloop calls. It knows sockets and the contract of a session, and no protocol.
+Floor 3, an asyncio protocol: its transport is the poller's, or any other whose socket may be written to while nothing is
+queued. It knows sockets and the contract of a session, and no protocol.
 
 States of a connection:
 - open       what arrives goes to the session; reading is paused only while output is queued or the session has more
@@ -38,13 +39,6 @@ cdef class Roster:
     The rest of it, which few ever call, are the methods that Server adds.
     """
 
-    cdef readonly object loop
-    cdef readonly Store store
-    cdef readonly Driver driver
-    cdef readonly set connections
-    cdef public object limits
-    cdef public bint parting
-
     def __cinit__(self, loop, Store store not None, limits, *_):
         self.loop = loop
         self.store = store
@@ -76,29 +70,14 @@ cdef class Roster:
 cdef class Connection:
     """A connection of a Server, which admits it and keeps the books."""
 
-    cdef readonly Roster server
-    cdef readonly object patience   # name of the server's limit on how long output may be stuck
-    cdef readonly int fd
-    cdef object transport
-    cdef object linger_timer
-    cdef Session session
-    cdef Store store
-    cdef Py_ssize_t discarded       # bytes thrown away while lingering
-    cdef Py_ssize_t unread          # bytes that the kernel had received when parting began and that we have yet to
-    cdef bint queued
-    cdef bint pulling               # it waits for the driver to call pull()
-    cdef bint ended                 # the peer has sent its last byte
-    cdef bint parting
-    cdef bint lingering
-
     def __cinit__(self, Roster server not None, patience):
         self.server = server
         self.patience = patience
         self.fd = -1
 
-    # ---- called by uvloop ----
+    # ---- called by the transport ----
 
-    def connection_made(self, transport):
+    cpdef connection_made(self, transport):
         cdef Session session = self.server.admit(self)
         if session is None:
             transport.abort()
@@ -111,7 +90,7 @@ cdef class Connection:
         if self.server.parting:
             self.part()
 
-    def data_received(self, bytes data not None):
+    cpdef data_received(self, bytes data):
         cdef Session session = self.session
         cdef bytes output
         if self.lingering:
@@ -126,7 +105,7 @@ cdef class Connection:
         if session.more or session.closing or self.store.stirred or self.parting:
             self.settle()
 
-    def eof_received(self):
+    cpdef eof_received(self):
         self.ended = True
         if self.lingering:
             self.transport.close()
@@ -135,19 +114,19 @@ cdef class Connection:
             self.settle()
         return True  # this side closes when it has said everything
 
-    def pause_writing(self):
+    cpdef pause_writing(self):
         """The transport could not send everything."""
         self.queued = True
         self.transport.pause_reading()
         self.server.output_stuck(self)
 
-    def resume_writing(self):
+    cpdef resume_writing(self):
         """Everything that was queued has gone out."""
         self.queued = False
         self.server.output_moved(self)
         self.settle()
 
-    def connection_lost(self, exc):
+    cpdef connection_lost(self, exc):
         if self.transport is None:
             return  # it was refused
         if self.linger_timer is not None:
@@ -169,7 +148,7 @@ cdef class Connection:
         try:
             self.send(self.session.take_output(monotonic_ns()))
             self.settle()
-        except Exception as error:  # where uvloop is not the caller, closing the connection is up to us
+        except Exception as error:  # where no transport is the caller, closing the connection is up to us
             self.server.loop.call_exception_handler({"message": "fetching output failed", "exception": error})
             self.abort()
 

@@ -14,13 +14,13 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from counterd.net._connection import Connection, Roster
-from counterd.net.sockets import BACKLOG
+from counterd.net._poller import Poller
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from counterd._core import Store
 
@@ -48,29 +48,28 @@ class Server(Roster):
         self.slow_readers = 0
         self.vanished = 0
         self._report = report
-        self._listening: list[asyncio.Server] = []
+        self._poller: Poller | None = None
+        self._listening: list[socket.socket] = []
         self._stuck: dict[Connection, tuple[int, int]] = {}  # since when (ns), and bytes owed when last looked
         self._unchecked: deque[Connection] = deque()
         self._stuck_timer: asyncio.Handle | None = None
         self._departure = asyncio.Event()
 
-    async def listen(self, listening: socket.socket) -> None:
-        """Begins to accept connections on a socket that is bound and listens."""
-        unix = listening.family == socket.AF_UNIX
-        create = cast(
-            "Callable[..., Awaitable[asyncio.Server]]",
-            self.loop.create_unix_server if unix else self.loop.create_server,
-        )
-        patience = "write_timeout" if unix else "user_timeout"
-        options = {"cleanup_socket": False} if unix else {}  # its file is removed by whoever made it
-        server = await create(partial(Connection, self, patience), sock=listening, backlog=BACKLOG, **options)
-        self._listening.append(server)
+    def listen(self, listening: socket.socket) -> None:
+        """Begins to accept connections on a socket that is bound and listens; part() closes it."""
+        if self._poller is None:
+            self._poller = Poller(self.loop, self.reject)
+        patience = "write_timeout" if listening.family == socket.AF_UNIX else "user_timeout"
+        self._poller.listen(listening.fileno(), partial(Connection, self, patience))
+        self._listening.append(listening)
 
     def part(self) -> None:
         """Accepts no more, and ends each connection once what it has asked so far is answered."""
-        self.parting = True  # also for those that the loop has accepted and not handed over yet
-        for server in self._listening:
-            server.close()
+        self.parting = True
+        if self._poller is not None:
+            self._poller.unlisten()
+        for listening in self._listening:
+            listening.close()
         for connection in list(self.connections):
             connection.part()
 
@@ -86,6 +85,7 @@ class Server(Roster):
             "connections_max": self.limits.max_connections,
             "rejected:max_connections": self.rejected["max_connections"],
             "rejected:memory": self.rejected["memory"],
+            "rejected:descriptors": self.rejected["descriptors"],
             "slow_readers": self.slow_readers,
             "vanished_peers": self.vanished,
             "stuck_outputs": len(self._stuck),

@@ -184,7 +184,7 @@ def test_it_serves_and_is_empty_when_the_last_has_gone(kind: str, tmp_path_facto
         path = tmp_path_factory.mktemp("s") / "s"
         listening, patience = open_listening(kind, path)
         address = listening.getsockname()
-        await server.listen(listening)
+        server.listen(listening)
         await server.emptied()
         reader, writer = await connect(kind, address)
         writer.write(wire.acquire(1, b"a", 1, 1) + NOOP)
@@ -220,7 +220,7 @@ def test_an_exception_out_of_a_session_closes_its_connection_and_no_other() -> N
         server = Server(loop, store, Limits(10, 25, 25), lambda *_: None)
         listening, _ = open_listening("tcp", None)
         address = listening.getsockname()
-        await server.listen(listening)
+        server.listen(listening)
         mistaken, other = await connect("tcp", address), await connect("tcp", address)
         for reader, writer in (mistaken, other):
             writer.write(wire.acquire(1, b"a", 1, 2))

@@ -1,0 +1,50 @@
+# The sockets of a server, and what is known of each.
+
+from libc.stdint cimport uint8_t, uint32_t
+
+from counterd.net._connection cimport Connection
+
+
+cdef class Poller:
+    cdef object loop
+    cdef object reject          # called with a cause and a sentence for a connection that had to be turned away
+    cdef list listeners
+    cdef list dying             # transports that have closed, and whose connections have yet to hear of it
+    cdef int epoll
+    cdef int spare              # a descriptor to give up when there is none left
+    cdef uint8_t* buffer        # what a read brings
+    cdef bint running
+    cdef bint burying           # bury() is scheduled
+
+    cdef int accepted(self, int fd, make) except -1
+    cdef int watch(self, Socket entry, int fd, uint32_t events) except -1
+    cdef int fail(self, entry, error) except -1
+
+
+cdef class Socket:              # in the epoll set
+    cdef Poller poller
+    cdef readonly int fd
+    cdef uint32_t events        # what the epoll set tells of it; 0 = it is not in there, or only errors are told
+    cdef bint watched
+
+    cdef int ready(self, uint32_t events) except -1
+
+
+cdef class Listener(Socket):
+    cdef object make            # a connection
+
+
+cdef class Transport(Socket):
+    cdef Connection protocol
+    cdef list queue             # of bytes that the kernel did not take
+    cdef Py_ssize_t queued      # how many they are
+    cdef Py_ssize_t sent        # of the first of them
+    cdef bint reading
+    cdef bint closing           # as soon as the queue is empty
+    cdef bint closed
+    cdef object error           # that closed it, or None
+
+    cdef int read(self) except -1
+    cdef int drain(self) except -1
+    cdef int update(self) except -1
+    cdef int end(self, error) except -1

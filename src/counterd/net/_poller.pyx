@@ -1,0 +1,330 @@
+"""Plain sockets, read and written by an epoll set of our own within the loop: the cheap transport.
+
+Floor 3. To the loop all sockets of a server are one descriptor, that of the epoll set. When that is readable run() takes one
+batch of what is ready, so timers, signals and turns of the driver come between two batches; to a Connection a
+Transport is what asyncio calls one. What it saves against the loop's own transports is their bookkeeping for each read and
+each connection: docs/PERFORMANCE.md.
+
+States of a transport:
+- reading   what arrives goes to the connection; paused by it, a dead peer is still noticed
+- queued    the kernel took less than everything: the rest is here, and goes out as it can
+- closing   nothing is read any more, and what is queued goes out first
+- closed    the connection hears of it at the end of the batch, and only then the descriptor is free for another
+"""
+
+import os
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from libc.errno cimport EAGAIN, ECONNABORTED, EINTR, EMFILE, ENFILE, EPERM, EPROTO, errno
+from libc.string cimport memset
+from posix.fcntl cimport O_RDONLY, open as c_open
+from posix.unistd cimport close as c_close
+
+cdef extern from "<sys/epoll.h>" nogil:
+    ctypedef union epoll_data_t:
+        void* ptr
+    cdef struct epoll_event:
+        uint32_t events
+        epoll_data_t data
+    int epoll_create1(int flags)
+    int epoll_ctl(int epfd, int op, int fd, epoll_event* event)
+    int epoll_wait(int epfd, epoll_event* events, int maxevents, int timeout)
+    int EPOLLIN, EPOLLOUT, EPOLLERR, EPOLLHUP, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLL_CTL_DEL, EPOLL_CLOEXEC
+
+cdef extern from "<sys/socket.h>" nogil:
+    int accept4(int fd, void* address, void* size, int flags)
+    ssize_t c_recv "recv"(int fd, void* data, size_t size, int flags)
+    ssize_t c_send "send"(int fd, const void* data, size_t size, int flags)
+    int c_shutdown "shutdown"(int fd, int how)
+    int getsockopt(int fd, int level, int name, void* value, unsigned int* size)
+    int MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, SOCK_CLOEXEC, SOCK_NONBLOCK, SOL_SOCKET, SO_ERROR
+
+cdef extern from "<fcntl.h>" nogil:
+    int O_CLOEXEC
+
+cdef enum:
+    BATCH = 64          # sockets served before the loop has its turn
+    ACCEPTS = 32        # connections accepted in one batch, of each listening socket: some 10 us each
+    READ_MAX = 262144   # bytes of one read
+
+
+cdef class Poller:
+    """The epoll set of a server. reject: called for a connection that was turned away, with the cause and a sentence."""
+
+    def __cinit__(self, loop, reject):
+        self.epoll = self.spare = -1
+        self.loop = loop
+        self.reject = reject
+        self.listeners = []
+        self.dying = []
+        self.buffer = <uint8_t*>PyMem_Malloc(READ_MAX)
+        self.epoll = epoll_create1(EPOLL_CLOEXEC)
+        if self.buffer == NULL or self.epoll < 0:
+            raise OSError(errno, os.strerror(errno))
+        self.reserve()
+        loop.add_reader(self.epoll, self.run)
+
+    def __dealloc__(self):
+        if self.epoll >= 0:
+            c_close(self.epoll)
+        if self.spare >= 0:
+            c_close(self.spare)
+        PyMem_Free(self.buffer)
+
+    def listen(self, int fd, make):
+        """Accepts connections on a listening socket from now on. make: gives a Connection for each."""
+        cdef Listener listener = Listener.__new__(Listener)
+        listener.poller = self
+        listener.make = make
+        self.watch(listener, fd, EPOLLIN)
+        self.listeners.append(listener)
+
+    def unlisten(self):
+        """Accepts no more. The listening sockets stay the caller's."""
+        cdef Listener listener
+        for listener in self.listeners:
+            epoll_ctl(self.epoll, EPOLL_CTL_DEL, listener.fd, NULL)
+            Py_DECREF(listener)
+        self.listeners.clear()
+
+    def run(self):
+        """One batch of what is ready."""
+        cdef epoll_event[BATCH] events
+        cdef int count = epoll_wait(self.epoll, events, BATCH, 0)
+        cdef int i = 0
+        cdef Socket entry = None
+        self.running = True
+        while i < count:
+            try:
+                while i < count:
+                    entry = <Socket>events[i].data.ptr
+                    i += 1
+                    entry.ready(events[i - 1].events)
+            except Exception as error:  # a bug of ours: it costs this connection, not the others
+                self.fail(entry, error)
+        self.running = False
+        if self.dying:
+            self.bury()
+
+    def bury(self):
+        """Tells the connections of transports that have closed, and frees their descriptors."""
+        cdef Transport transport
+        self.burying = False
+        while self.dying:
+            dying, self.dying = self.dying, []
+            for transport in dying:
+                c_close(transport.fd)
+                try:
+                    transport.protocol.connection_lost(transport.error)
+                except Exception as error:
+                    self.fail(None, error)
+                transport.protocol = None
+                Py_DECREF(transport)
+
+    def reserve(self):
+        self.spare = c_open(b"/dev/null", O_RDONLY | O_CLOEXEC)
+
+    def turn_away(self, int listening):
+        """No descriptor is left: the one in reserve serves to close the next connection, which would wait for ever."""
+        cdef int fd
+        c_close(self.spare)
+        fd = accept4(listening, NULL, NULL, SOCK_CLOEXEC)
+        if fd >= 0:
+            c_close(fd)
+        self.reserve()
+        self.reject("descriptors", "no descriptor is left, although fewer connections are open than may be")
+
+    cdef int accepted(self, int fd, make) except -1:
+        """Begins to serve a connection."""
+        cdef Transport transport = Transport.__new__(Transport)
+        transport.poller = self
+        transport.reading = True
+        try:
+            transport.protocol = make()
+            self.watch(transport, fd, EPOLLIN)
+        except Exception:
+            c_close(fd)
+            raise
+        try:
+            transport.protocol.connection_made(transport)
+        except Exception:
+            transport.abort()
+            raise
+        return 0
+
+    cdef int watch(self, Socket entry, int fd, uint32_t events) except -1:
+        """Has the epoll set tell of these events, and of errors always. The set holds a reference."""
+        cdef epoll_event event
+        memset(&event, 0, sizeof(event))
+        event.events = events
+        event.data.ptr = <void*>entry
+        if epoll_ctl(self.epoll, EPOLL_CTL_MOD if entry.watched else EPOLL_CTL_ADD, fd, &event) < 0:
+            raise OSError(errno, os.strerror(errno))
+        if not entry.watched:
+            Py_INCREF(entry)
+        entry.watched = True
+        entry.fd = fd
+        entry.events = events
+        return 0
+
+    cdef int fail(self, entry, error) except -1:
+        self.loop.call_exception_handler({"message": "serving a connection failed", "exception": error})
+        if isinstance(entry, Transport):
+            entry.abort()
+        return 0
+
+
+cdef class Socket:
+    cdef int ready(self, uint32_t events) except -1:
+        return 0
+
+
+cdef class Listener(Socket):
+    """A listening socket."""
+
+    cdef int ready(self, uint32_t events) except -1:
+        cdef int _turn, fd
+        for _turn in range(ACCEPTS):
+            fd = accept4(self.fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)
+            if fd >= 0:
+                self.poller.accepted(fd, self.make)
+            elif errno == EMFILE or errno == ENFILE:
+                self.poller.turn_away(self.fd)
+            elif errno != ECONNABORTED and errno != EPROTO and errno != EPERM and errno != EINTR:
+                return 0  # nobody waits; what else can be the matter passes, and is tried again in the next batch
+        return 0
+
+
+cdef class Transport(Socket):
+    """A connected socket. A part of asyncio.Transport: what Connection asks for."""
+
+    cdef int ready(self, uint32_t events) except -1:
+        if self.closed:
+            return 0
+        if events & EPOLLOUT:
+            self.drain()
+        if self.closed:
+            return 0
+        if self.reading and events & EPOLLIN:
+            return self.read()
+        if events & (EPOLLERR | EPOLLHUP):
+            return self.end(socket_error(self.fd))
+        return 0
+
+    cdef int read(self) except -1:
+        cdef ssize_t size = c_recv(self.fd, self.poller.buffer, READ_MAX, MSG_DONTWAIT)
+        if size > 0:
+            self.protocol.data_received(PyBytes_FromStringAndSize(<char*>self.poller.buffer, size))
+        elif size == 0:
+            self.pause_reading()
+            self.protocol.eof_received()
+        elif errno != EAGAIN and errno != EINTR:
+            self.end(OSError(errno, os.strerror(errno)))
+        return 0
+
+    cdef int drain(self) except -1:
+        """Sends what the kernel takes of the queue."""
+        cdef bytes first
+        cdef ssize_t sent
+        while self.queue:
+            first = self.queue[0]
+            sent = c_send(
+                self.fd, PyBytes_AS_STRING(first) + self.sent, PyBytes_GET_SIZE(first) - self.sent,
+                MSG_DONTWAIT | MSG_NOSIGNAL,
+            )
+            if sent < 0:
+                return 0 if errno == EAGAIN or errno == EINTR else self.end(OSError(errno, os.strerror(errno)))
+            self.sent += sent
+            self.queued -= sent
+            if self.sent == PyBytes_GET_SIZE(first):
+                self.sent = 0
+                del self.queue[0]
+        if self.closing:
+            return self.end(None)
+        self.update()
+        self.protocol.resume_writing()
+        return 0
+
+    cdef int update(self) except -1:
+        cdef uint32_t events = (EPOLLIN if self.reading else 0) | (EPOLLOUT if self.queued else 0)
+        return self.poller.watch(self, self.fd, events) if events != self.events else 0
+
+    cdef int end(self, error) except -1:
+        if self.closed:
+            return 0
+        self.closed = True
+        self.reading = False
+        self.queue = None
+        self.queued = 0
+        self.error = error
+        self.poller.dying.append(self)
+        if not self.poller.running and not self.poller.burying:
+            self.poller.burying = True
+            self.poller.loop.call_soon(self.poller.bury)
+        return 0
+
+    # ---- called by the connection ----
+
+    def get_extra_info(self, str name not None, default=None):
+        """Of "socket": something that has a fileno()."""
+        return self if name == "socket" else default
+
+    def fileno(self):
+        return self.fd
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        """They are 0: the connection is told as soon as anything is queued, and when nothing is any more."""
+
+    def get_write_buffer_size(self):
+        return self.queued
+
+    def write(self, bytes data not None):
+        """What the kernel did not take when the connection tried it; it goes out when there is room."""
+        if self.closed or self.closing or PyBytes_GET_SIZE(data) == 0:
+            return
+        if self.queue is None:
+            self.queue = []
+        self.queue.append(data)
+        self.queued += PyBytes_GET_SIZE(data)
+        self.update()
+        if self.queued == PyBytes_GET_SIZE(data):
+            self.protocol.pause_writing()
+
+    def write_eof(self):
+        """No more will be written; nothing may be queued."""
+        c_shutdown(self.fd, SHUT_WR)
+
+    def pause_reading(self):
+        self.reading = False
+        if not self.closed:
+            self.update()
+
+    def resume_reading(self):
+        if not self.closed and not self.closing:
+            self.reading = True
+            self.update()
+
+    def is_closing(self):
+        return self.closed or self.closing
+
+    def close(self):
+        """Once everything that is queued has gone out."""
+        if self.queued:
+            self.closing = True
+            self.pause_reading()
+        else:
+            self.end(None)
+
+    def abort(self):
+        """Now."""
+        self.end(None)
+
+
+cdef socket_error(int fd):
+    """What the kernel holds against a socket, as an OSError, or None."""
+    cdef int error = 0
+    cdef unsigned int size = sizeof(error)
+    getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size)
+    return OSError(error, os.strerror(error)) if error else None
