@@ -1,7 +1,7 @@
 """One connection: bytes from a transport into the session, one write per read out of it.
 
-Floor 3, an asyncio protocol: its transport is the poller's, or any other whose socket may be written to while nothing is
-queued. It knows sockets and the contract of a session, and no protocol.
+Floor 3, an asyncio protocol: its transport is the poller's, or any other whose socket may be written to while nothing
+is queued. It knows sockets and the contract of a session, and no protocol.
 
 States of a connection:
 - open       what arrives goes to the session; reading is paused only while output is queued or the session has more

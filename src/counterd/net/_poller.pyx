@@ -1,9 +1,9 @@
 """Plain sockets, read and written by an epoll set of our own within the loop: the cheap transport.
 
-Floor 3. To the loop all sockets of a server are one descriptor, that of the epoll set. When that is readable run() takes one
-batch of what is ready, so timers, signals and turns of the driver come between two batches; to a Connection a
-Transport is what asyncio calls one. What it saves against the loop's own transports is their bookkeeping for each read and
-each connection: docs/PERFORMANCE.md.
+Floor 3. To the loop all sockets of a server are one descriptor, that of the epoll set. When that is readable, run() takes
+one batch of what is ready, so timers, signals and turns of the driver come between two batches; to a Connection, a
+Transport is what asyncio calls one. What it saves against the loop's own transports is their bookkeeping for each read
+and each connection: docs/PERFORMANCE.md.
 
 States of a transport:
 - reading   what arrives goes to the connection; paused by it, a dead peer is still noticed
@@ -16,7 +16,7 @@ import os
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport EAGAIN, ECONNABORTED, EINTR, EMFILE, ENFILE, EPERM, EPROTO, errno
 from libc.string cimport memset
 from posix.fcntl cimport O_RDONLY, open as c_open
@@ -51,7 +51,7 @@ cdef enum:
 
 
 cdef class Poller:
-    """The epoll set of a server. reject: called for a connection that was turned away, with the cause and a sentence."""
+    """The epoll set of a server. reject: called for a connection that is turned away, with the cause and a sentence."""
 
     def __cinit__(self, loop, reject):
         self.epoll = self.spare = -1

@@ -44,13 +44,18 @@ class FakeHandle:
 
 
 class FakeLoop:
-    """Runs nothing by itself. ready: what call_soon was given; timers: what call_later was; errors: what came out."""
+    """Runs nothing by itself. ready: what call_soon was given; timers: what call_later was; errors: what came out;
+    readers: what is to be called when a descriptor can be read."""
 
     def __init__(self) -> None:
         self.errors: list[Exception] = []
         self.turns = 0
         self.ready: deque[FakeHandle] = deque()
         self.timers: list[FakeHandle] = []
+        self.readers: dict[int, Callable[[], None]] = {}
+
+    def add_reader(self, descriptor: int, callback: Callable[[], None]) -> None:
+        self.readers[descriptor] = callback
 
     def call_soon(self, callback: Callable[..., Any], *arguments: Any) -> FakeHandle:
         self.ready.append(FakeHandle(callback, arguments, None))
