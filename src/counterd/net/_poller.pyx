@@ -1,9 +1,9 @@
 """Plain sockets, read and written by an epoll set of our own within the loop: the cheap transport.
 
-Floor 3. To the loop all sockets of a server are one descriptor, that of the epoll set. When that is readable, run() takes
-one batch of what is ready, so timers, signals and turns of the driver come between two batches; to a Connection, a
-Transport is what asyncio calls one. What it saves against the loop's own transports is their bookkeeping for each read
-and each connection: docs/PERFORMANCE.md.
+Floor 3. To the loop all sockets of a server are one descriptor, that of the epoll set. When that is readable, run()
+takes one batch of what is ready, so timers, signals and turns of the driver come between two batches; to a Connection,
+a Transport is what asyncio calls one. What it saves against the loop's own transports is their bookkeeping for each
+read and each connection: docs/PERFORMANCE.md.
 
 States of a transport:
 - reading   what arrives goes to the connection; paused by it, a dead peer is still noticed

@@ -240,7 +240,6 @@ def test_closing_waits_for_what_is_queued(polled: Polled) -> None:
     assert probe.transport_of.is_closing()
     probe.transport_of.write(b"too late")
     probe.transport_of.resume_reading()
-    client.sendall(b"too late")
     assert read_all(client, len(written), polled) == written
     polled.batch()
     assert probe.told == ["made", "pause", ("lost", None)]
