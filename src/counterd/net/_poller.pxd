@@ -17,6 +17,7 @@ cdef class Poller:
     cdef bint burying           # bury() is scheduled
 
     cdef int accepted(self, int fd, make) except -1
+    cdef int forget(self, Transport transport) except -1
     cdef int watch(self, Socket entry, int fd, uint32_t events) except -1
     cdef int fail(self, entry, error) except -1
 

@@ -115,13 +115,7 @@ cdef class Poller:
         while self.dying:
             dying, self.dying = self.dying, []
             for transport in dying:
-                c_close(transport.fd)
-                try:
-                    transport.protocol.connection_lost(transport.error)
-                except Exception as error:
-                    self.fail(None, error)
-                transport.protocol = None
-                Py_DECREF(transport)
+                self.forget(transport)
 
     def reserve(self):
         self.spare = c_open(b"/dev/null", O_RDONLY | O_CLOEXEC)
@@ -152,6 +146,19 @@ cdef class Poller:
         except Exception:
             transport.abort()
             raise
+        if transport.closed:  # refused: this batch knows nothing of it yet, and the descriptor is needed for the next
+            self.dying.remove(transport)
+            self.forget(transport)
+        return 0
+
+    cdef int forget(self, Transport transport) except -1:
+        c_close(transport.fd)
+        try:
+            transport.protocol.connection_lost(transport.error)
+        except Exception as error:
+            self.fail(None, error)
+        transport.protocol = None
+        Py_DECREF(transport)
         return 0
 
     cdef int watch(self, Socket entry, int fd, uint32_t events) except -1:

@@ -11,6 +11,7 @@ import resource
 import socket
 import struct
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,15 +22,15 @@ from unit.net.fakes import FakeLoop, Net, nets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 RESET = struct.pack("ii", 1, 0)
 
 
 class Probe(Connection):
-    """Remembers what it is told. fails: the call in which it raises."""
+    """Remembers what it is told. fails: the call in which it raises; refuses: to be connected."""
 
     fails = ""
+    refuses = False
 
     def __init__(self, *_: Any) -> None:
         self.told: list[Any] = []
@@ -43,6 +44,8 @@ class Probe(Connection):
     def connection_made(self, transport: Any) -> None:
         self.transport_of = transport
         self._tell("made")
+        if self.refuses:
+            transport.abort()
 
     def data_received(self, data: bytes) -> None:
         self._tell(data)
@@ -72,7 +75,7 @@ class Polled:
         self.rejected: list[str] = []
         self.listening = listening
         self.probes: list[Probe] = []
-        self.fails = ""
+        self.fails, self.refuses = "", False
         self.poller = Poller(self.loop, lambda cause, _: self.rejected.append(cause))  # type: ignore[arg-type]
         self.poller.listen(listening.fileno(), self._make)
         (self.batch,) = self.loop.readers.values()
@@ -80,7 +83,7 @@ class Polled:
 
     def _make(self) -> Probe:
         self.probes.append(Probe(self.server, "user_timeout"))
-        self.probes[-1].fails = self.fails
+        self.probes[-1].fails, self.probes[-1].refuses = self.fails, self.refuses
         return self.probes[-1]
 
     def client(self) -> socket.socket:
@@ -128,6 +131,10 @@ def is_open(descriptor: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def clog(probe: Probe) -> bytes:
@@ -321,6 +328,17 @@ def test_a_bug_costs_one_connection(polled: Polled, call: str) -> None:
     assert [str(error) for error in polled.loop.errors] == [call]
     assert len(probe.lost()) == 1
     assert [other.told for _, other in others] == [["made", b"ok"]] * 2
+
+
+def test_a_refused_connection_keeps_no_descriptor(polled: Polled) -> None:
+    clients = [polled.client() for _ in range(30)]
+    before = open_descriptors()
+    polled.refuses = True
+    polled.batch()
+    assert len(polled.probes) == 30
+    assert all(probe.told == ["made", ("lost", None)] for probe in polled.probes)
+    assert open_descriptors() == before
+    assert [client.recv(1) for client in clients] == [b""] * 30
 
 
 def test_no_more_connections_after_unlisten(polled: Polled) -> None:
