@@ -6,6 +6,7 @@ The sockets are real; batches are run when a test says so, and the loop is a fak
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import socket
@@ -352,15 +353,20 @@ def test_no_more_connections_after_unlisten(polled: Polled) -> None:
 def test_without_a_descriptor_a_connection_is_turned_away(polled: Polled) -> None:
     clients = [socket.socket(polled.listening.family) for _ in range(3)]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
+    gc.collect()  # none may become free on the way
+    highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+    taken = [os.dup(0)]
+    while taken[-1] <= highest:
+        taken.append(os.dup(0))
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (taken[-1] + 1, hard))
         for client in clients:
             client.connect(polled.listening.getsockname())
         polled.batch()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in taken:
+            os.close(descriptor)
     assert polled.rejected[:3] == ["descriptors"] * 3
     assert polled.probes == []
     for client in clients:
