@@ -35,13 +35,17 @@ from counterd.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    ParamType = click.ParamType[Any]
+else:
+    ParamType = click.ParamType  # which older ones of click's versions do not let be subscripted
+
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 SEARCH_S = 3.0  # of each run of a search, unless --duration says otherwise
 DURATION_S = 10.0
 
 
-class Reads(click.ParamType[Any]):
+class Reads(ParamType):
     """An option whose text a function reads."""
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:
