@@ -336,6 +336,21 @@ def test_what_could_not_be_sent_is_reported() -> None:
         assert (run.requests, run.unsent) == (0, 1000), "of the measured time"
 
 
+def test_what_is_under_way_when_the_backlog_is_given_up_is_waited_for() -> None:
+    class Slow(Server):
+        def send(self, peer: Peer, replies: Iterator[bytes]) -> None:
+            answers = list(replies)
+            time.sleep(0.1 if answers and peer.number else 0)
+            super().send(peer, iter(answers))
+
+    with Slow() as server:
+        # What connecting left of its time must not be what saves them.
+        short = {"counterd.bench._load.SETTLE_S": 0.2, "counterd.bench._load.GRACE_S": 0.3}
+        run = load(server, rate=10_000, duration=0.5, work="noop", connections=4, depth=8, patches=short)
+    assert run.unsent > 0
+    assert run.errors == {}
+
+
 # ---- addresses ----
 
 

@@ -234,11 +234,11 @@ cdef class Load:
         if not self.ended:
             if self.orders.stop:
                 self.arrive(now)
-            if self.orders.stop or (now >= self.orders.end_ns and not self.has_backlog()) or self.is_spent():
-                self.grace_ns = now + self.grace_max_ns
-            elif now < self.orders.end_ns + self.grace_max_ns:
+            if not (self.orders.stop or self.is_spent() or now >= self.orders.end_ns + self.grace_max_ns) and (
+                now < self.orders.end_ns or self.has_backlog()
+            ):
                 return 0
-            self.ended = True
+            self.ended, self.grace_ns = True, now + self.grace_max_ns
             self.ended_ns = min(now, self.orders.end_ns)
         if (self.in_flight or self.killed_count) and now < self.grace_ns:
             return 0
