@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
+import signal
 import socket
 import time
 from typing import TYPE_CHECKING
@@ -29,18 +31,19 @@ FLOOD_DEPTH = 5000
 FLOOD_S = 3.0
 HOLD_BATCH = 1000
 GIVE_BACK_S = 120.0
+ANSWER_S = 60.0  # that an answer may take: a server that hangs must not stop the comparison
 
 
 def idle(server: Server, count: int) -> dict[str, float]:
     """Memory of a connection that does nothing."""
     noop = requests_of(Plan(protocol=server.protocol), b"x")["noop"]
     with contextlib.ExitStack() as stack:
-        first = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        first = stack.enter_context(_connected(server))
         first.sendall(noop)
         first.recv(100)
         before = server.resident()
         for _ in range(count):
-            last = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            last = stack.enter_context(_connected(server))
         last.sendall(noop)
         last.recv(100)  # all before it were accepted
         return {"bytes each": (server.resident() - before) / count}
@@ -66,18 +69,27 @@ def alone(server: Server, count: int) -> dict[str, float]:
 def flood(server: Server, count: int) -> dict[str, float]:
     """Others' latency while clients pipeline thousands of requests at a time, as fast as they are answered."""
     load = Plan(port=server.port, connections=FLOOD_CONNECTIONS, depth=FLOOD_DEPTH, names=count, duration=FLOOD_S)
-    process = multiprocessing.Process(target=run, args=(load,))
+    process = multiprocessing.Process(target=_pour, args=(load,))
     process.start()
     with Bystander(server) as bystander:
         process.join()
+    if process.exitcode:
+        raise RuntimeError(f"{server.name}: there was no flood (exit status {process.exitcode})")
     return bystander.figures()
+
+
+def _pour(load: Plan) -> None:
+    os.nice(19)  # the bystander has the same core, and is not to wait for that
+    result = run(load)
+    if result.errors or not result.requests:
+        raise RuntimeError(f"{result.errors or 'no answer'} {result.evidence}")
 
 
 def dump(server: Server, count: int) -> dict[str, float]:
     """A Dump of everything, and others' latency meanwhile."""
     with _holder(server, count), Bystander(server) as bystander:
         start = time.perf_counter()
-        entries = _dump(server.port)
+        entries = _dump(server)
         elapsed = time.perf_counter() - start
     if entries != count:
         raise RuntimeError(f"{server.name}: a Dump of {entries} counters, of {count}")
@@ -106,17 +118,19 @@ class Bystander:
     """Another client, a process of its own: sends a Get at a time and remembers how long each took."""
 
     def __init__(self, server: Server) -> None:
+        self._server = server
         self._stop = multiprocessing.Event()
         self._results, theirs = multiprocessing.Pipe(duplex=False)
-        self._process = multiprocessing.Process(target=self._run, args=(server.port, self._stop, theirs))
+        self._process = multiprocessing.Process(target=self._run, args=(server, self._stop, theirs))
         self._took: list[float] = []
 
     @staticmethod
-    def _run(port: int, stop, results) -> None:
+    def _run(server: Server, stop, results) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent says when to stop
         request = wire.get(1, b"nobody")
         reply = wire.HEADER_SIZE + len("Not found")
         took = []
-        with socket.create_connection(("127.0.0.1", port)) as connection:
+        with _connected(server) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while not stop.is_set():
                 start = time.perf_counter()
@@ -124,18 +138,29 @@ class Bystander:
                 _receive(connection, reply)
                 took.append(time.perf_counter() - start)
                 if len(took) == 1:
-                    results.send(None)
+                    results.send([])
         results.send(took)
 
     def __enter__(self) -> Bystander:
         self._process.start()
-        self._results.recv()  # it is under way
+        self._hear()  # it is under way
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stop.set()
-        self._took = sorted(self._results.recv())
-        self._process.join()
+        try:
+            self._took = sorted(self._hear())
+        except RuntimeError:
+            if kind is None:  # else that is what went wrong first
+                raise
+        finally:
+            self._process.join()
+
+    def _hear(self) -> list[float]:
+        try:
+            return self._results.recv()
+        except EOFError:
+            raise RuntimeError(f"{self._server.name} did not answer another client") from None
 
     def figures(self) -> dict[str, float]:
         p99 = self._took[len(self._took) * 99 // 100]
@@ -146,12 +171,16 @@ class Bystander:
 def _holder(server: Server, count: int) -> Iterator[tuple[socket.socket, list[bytes]]]:
     """A connection that holds a permit of each of so many names."""
     names = frames.make_names(count)
-    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+    with _connected(server) as connection:
         for start in range(0, count, HOLD_BATCH):
             batch = names[start : start + HOLD_BATCH]
             connection.sendall(b"".join(map(frames.acquire, batch)))
             _receive(connection, 16 * len(batch))
         yield connection, names
+
+
+def _connected(server: Server) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=ANSWER_S)
 
 
 def _receive(connection: socket.socket, size: int) -> None:
@@ -162,12 +191,12 @@ def _receive(connection: socket.socket, size: int) -> None:
         size -= taken
 
 
-def _dump(port: int, name_size: int = 16) -> int:
+def _dump(server: Server, name_size: int = 16) -> int:
     """Reads a whole Dump as fast as it comes, and returns how many entries that was; all names have that size."""
     end = wire.frame(wire.Opcode.DUMP, 7, magic=wire.RESPONSE_MAGIC)
     buffer = bytearray(1 << 20)
     size, tail = 0, b""
-    with socket.create_connection(("127.0.0.1", port)) as connection:
+    with _connected(server) as connection:
         connection.sendall(wire.dump(7))
         while tail != end:
             taken = connection.recv_into(buffer)

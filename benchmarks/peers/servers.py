@@ -27,10 +27,12 @@ from native import load_native
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import ModuleType
 
 PACKAGES = {"yrmcdsd": "yrmcds", "redis-server": "redis-server", "memcached": "memcached"}  # of Debian
 CONNECTIONS_MAX = 20_000
 START_S = 20.0
+POLL_S = 0.001  # what the time of a start is off by at most
 BUCKETS = 1_000_000
 
 YRMCDSD = """\
@@ -71,10 +73,10 @@ def missing() -> list[str]:
 
 
 def versions() -> dict[str, str]:
-    """Of the peers' packages."""
+    """Of the peers' packages, where there are packages of Debian."""
     command = ["dpkg-query", "--show", "--showformat", "${Version}"]
-    found = {}
-    for package in PACKAGES.values():
+    found = dict.fromkeys(PACKAGES.values(), "unknown")
+    for package in found if shutil.which(command[0]) else ():
         said = subprocess.run([*command, package], capture_output=True, text=True, check=False).stdout
         found[package] = said or "unknown"
     return found
@@ -104,6 +106,8 @@ def counterd(core: int | None = None, *settings: str) -> Iterator[Server]:
                 port = int(line.rsplit(":", 1)[1])
             if "ready" in line:
                 break
+        else:
+            raise RuntimeError(f"counterd did not come up (exit status {process.wait()})")
         yield Server("counterd", "counter", process.pid, port)
 
 
@@ -114,21 +118,29 @@ def raw_loop(core: int | None = None) -> Iterator[Server]:
     native = load_native()
     pid = os.fork()
     if pid == 0:
-        from counterd.protocols.counter._room import CounterStore
-
-        if core is not None:
-            os.sched_setaffinity(0, {core})
-        store = CounterStore(
-            buckets=BUCKETS, holdings=2 * BUCKETS, name_memory=1 << 28, hash_key=os.urandom(16), figures=dict
-        )
-        store.begin_window(1)
-        native.serve_raw(listening.fileno(), store)
+        try:
+            _serve_raw(native, listening, core)
+        finally:
+            os._exit(1)  # or the exception would have it clean up what is its parent's, other servers among it
     try:
         yield Server("raw loop", "counter", pid, listening.getsockname()[1])
     finally:
         listening.close()
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+def _serve_raw(native: ModuleType, listening: socket.socket, core: int | None) -> None:
+    from counterd.protocols.counter._room import CounterStore
+
+    os.setsid()
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    store = CounterStore(
+        buckets=BUCKETS, holdings=2 * BUCKETS, name_memory=1 << 28, hash_key=os.urandom(16), figures=dict
+    )
+    store.begin_window(1)
+    native.serve_raw(listening.fileno(), store)
 
 
 @contextlib.contextmanager
@@ -175,7 +187,8 @@ def _find(program: str) -> str | None:
 @contextlib.contextmanager
 def _process(command: list[str], core: int | None, **streams) -> Iterator[subprocess.Popen]:
     pin = [] if core is None else ["taskset", "--cpu-list", str(core)]  # it becomes the command: the same process
-    process = subprocess.Popen(pin + command, stdin=subprocess.DEVNULL, **streams)
+    # In a session of its own: Ctrl-C is for the comparison, which then ends its servers itself.
+    process = subprocess.Popen(pin + command, stdin=subprocess.DEVNULL, start_new_session=True, **streams)
     try:
         yield process
     finally:
@@ -193,7 +206,7 @@ def _up(server: Server, process: subprocess.Popen) -> Server:
     while time.monotonic() < end and process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", server.port), timeout=1):
             return server
-        time.sleep(0.02)
+        time.sleep(POLL_S)
     raise RuntimeError(f"{server.name} did not come up (exit status {process.poll()})")
 
 

@@ -1,0 +1,43 @@
+"""What is measured at a server's edges ends when the server fails. Nothing is timed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from counterd.protocols.counter import wire
+from peers import edges, servers
+from scripted import Hangup, Peer, Request, Server
+
+
+def described(server: Server) -> servers.Server:
+    return servers.Server("it", "counter", os.getpid(), server.address.port)
+
+
+class Leaving(Server):
+    """Answers two requests of a connection."""
+
+    def reply(self, peer: Peer, request: Request) -> bytes:
+        if peer.requests > 2:
+            raise Hangup
+        return wire.frame(request.opcode, request.opaque, b"Not found", magic=wire.RESPONSE_MAGIC, flags=1)
+
+
+def test_a_bystander_that_is_not_answered_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    with Leaving() as server, pytest.raises(RuntimeError, match="it did not answer another client"):
+        edges.alone(described(server), 100)
+    assert "the server closed a connection" in capfd.readouterr().err
+
+
+def test_what_fails_first_is_what_is_said() -> None:
+    with Leaving() as server, pytest.raises(ZeroDivisionError), edges.Bystander(described(server)):
+        raise ZeroDivisionError
+
+
+def test_a_flood_that_does_not_come_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edges, "_pour", lambda _: os._exit(3))
+    monkeypatch.setattr(edges.Bystander, "__enter__", lambda self: self)
+    monkeypatch.setattr(edges.Bystander, "__exit__", lambda *_: None)
+    with Server() as server, pytest.raises(RuntimeError, match="there was no flood"):
+        edges.flood(described(server), 10)
