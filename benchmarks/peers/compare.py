@@ -5,6 +5,12 @@
 The servers are pinned to one core and the load to another. Each round loads all servers once, in an order that turns
 with the rounds; a figure is the median of the rounds, a ratio the median of the rounds' ratios: what both have in
 common, the machine's mood among it, falls out. Scenarios are in scenarios.json, promises in promises.json.
+
+A server that fails is left out of the scenario that it fails in, and the page says so. What was measured is written
+down after each scenario; Ctrl-C keeps the whole rounds until then. The page is RESULTS.md beside the directory of the
+results, or, if only a part was measured, one in it.
+
+Exit status: 0 what was measured keeps its promises, 1 it does not or a server failed, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -25,15 +32,18 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from counterd.bench.plan import Plan, Work
 from counterd.bench.result import percentiles
-from counterd.bench.run import run
+from counterd.bench.run import LoadError, run
 from counterd.cli.bench import machine, versions
+from counterd.errors import CounterdError
 from peers import edges, render, servers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from counterd.bench.run import Progress
     from peers.servers import Server
@@ -43,9 +53,34 @@ RESULTS = HERE.parent / "results"
 WARMUP_S = 0.2
 PEAK_S = 1.0  # to find the peak whose half an open loop asks for
 SMOKE_COUNT = 1000
+EXIT_INTERRUPTED = 130
+INTERRUPTS: list[int] = []  # a descriptor that tells of signals, once anybody listens
+FAILURES = (RuntimeError, LoadError, CounterdError, OSError)  # of a server; anything else is a mistake of ours
+
+console = Console()
 
 Figures = dict[str, float]
 Rounds = dict[str, list[Figures]]  # by server
+
+
+class Entry:
+    """What comes of a scenario. show: says how far it is."""
+
+    def __init__(self, scenario: dict[str, Any], show: Callable[[str], object] = lambda _: None) -> None:
+        self.scenario = scenario
+        self.show = show
+        self.rounds: Rounds = {name: [] for name in scenario.get("servers", servers.STARTS)}
+        self.failures: dict[str, str] = {}  # by server
+
+    def whole(self) -> Rounds:
+        """Without the servers that failed, and as many rounds as all the others have: ratios need pairs."""
+        kept = {name: rounds for name, rounds in self.rounds.items() if name not in self.failures}
+        count = min(map(len, kept.values()), default=0)
+        return {name: rounds[:count] for name, rounds in kept.items()} if count else {}
+
+    def document(self) -> dict[str, Any]:
+        rounds = self.whole()
+        return {**self.scenario, "rounds": rounds, "medians": medians(rounds), "failures": self.failures}
 
 
 class Meter:
@@ -61,14 +96,35 @@ class Meter:
 
     def cpu_us(self) -> float:
         """Microseconds a request."""
+        if not self._looks:
+            raise RuntimeError(f"{self._server.name}: the measured time was too short to see the CPU that it took")
         (first, before), (last, after) = self._looks[0], self._looks[-1]
         return (after - before) / max(1, last - first) / 1000
+
+
+def hear_interrupts() -> None:
+    """Ctrl-C, and SIGTERM like it, are remembered: run() takes them for itself, and gives what it has until then."""
+    reader, writer = os.pipe()
+    for end in (reader, writer):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    INTERRUPTS.append(reader)
+
+
+def raise_interrupt() -> None:
+    """KeyboardInterrupt, if there was one."""
+    for reader in INTERRUPTS:
+        with contextlib.suppress(BlockingIOError):
+            os.read(reader, 1)
+            raise KeyboardInterrupt
 
 
 def load(server: Server, plan: Plan) -> Figures:
     """One run: the rate, the latency, and what both sides paid a request."""
     meter = Meter(server)
     result = run(dataclasses.replace(plan, protocol=server.protocol, port=server.port), watch=meter)
+    raise_interrupt()
     refused = {name: count for name, count in result.outcomes.items() if name not in ("granted", "released")}
     if result.errors or refused or not result.requests:
         raise RuntimeError(f"{server.name}: {result.errors or refused or 'no answer'} {result.evidence}")
@@ -90,18 +146,26 @@ def make_plan(scenario: dict[str, Any], seconds: float) -> Plan:
     return Plan(**options, duration=None if "requests" in options else seconds, warmup=WARMUP_S)
 
 
-def play(
-    scenario: dict[str, Any], running: dict[str, Server], rounds: int, seconds: float, show: Callable[[str], None]
-) -> Rounds:
+@contextlib.contextmanager
+def sparing(name: str, failures: dict[str, str]) -> Iterator[None]:
+    """What fails costs that server the scenario, and the others nothing."""
+    try:
+        yield
+    except FAILURES as error:
+        raise_interrupt()  # which may be why
+        failures[name] = str(error) or type(error).__name__
+
+
+def play(scenario: dict[str, Any], running: dict[str, Server], rounds: int, seconds: float, entry: Entry) -> None:
     """All rounds of a scenario; before them, every name is made to exist."""
     measure: Callable[[Server, int], Figures]
     if scenario["kind"] in ("load", "open"):
         plan = make_plan(scenario, seconds)
-        for server in running.values():
-            load(server, dataclasses.replace(plan, prefill=True, rate=None, duration=WARMUP_S))
+        for name, server in running.items():
+            with sparing(name, entry.failures):
+                load(server, dataclasses.replace(plan, prefill=True, rate=None, duration=WARMUP_S))
         if scenario["kind"] == "open":
-            fast = dataclasses.replace(plan, duration=PEAK_S)
-            plan = dataclasses.replace(plan, rate=min(load(each, fast)["requests/s"] for each in running.values()) / 2)
+            plan = dataclasses.replace(plan, rate=lowest_peak(running, plan, entry.failures) / 2)
 
         def measure(server: Server, number: int) -> Figures:
             return load(server, dataclasses.replace(plan, seed=number + 1))
@@ -110,25 +174,39 @@ def play(
         def measure(server: Server, number: int) -> Figures:
             return getattr(edges, scenario["kind"])(server, scenario["count"])
 
-    results: Rounds = {name: [] for name in running}
     names = list(running)
     for number in range(rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            show(f"{scenario['name']}: round {number + 1} of {rounds}, {name}")
-            results[name].append(measure(running[name], number))
-    return results
+            if name not in entry.failures:
+                entry.show(f"round {number + 1} of {rounds}, {name}")
+                with sparing(name, entry.failures):
+                    figures = measure(running[name], number)
+                    raise_interrupt()
+                    entry.rounds[name].append(figures)
 
 
-def start(names: list[str], core: int, rounds: int) -> Rounds:
+def lowest_peak(running: dict[str, Server], plan: Plan, failures: dict[str, str]) -> float:
+    """Requests a second that the slowest of them can do."""
+    peaks = []
+    for name, server in running.items():
+        if name not in failures:
+            with sparing(name, failures):
+                peaks.append(load(server, dataclasses.replace(plan, duration=PEAK_S))["requests/s"])
+    return min(peaks, default=1.0)
+
+
+def start(names: list[str], core: int, rounds: int, entry: Entry) -> None:
     """From the start of the process until it takes connections, and its memory then."""
-    results: Rounds = {name: [] for name in names}
-    for _ in range(rounds):
+    for number in range(rounds):
         for name in names:
-            before = time.perf_counter()
-            with servers.STARTS[name](core) as server:
-                elapsed = time.perf_counter() - before
-                results[name].append({"seconds": elapsed, "resident MB": server.resident() / 1e6})
-    return results
+            if name not in entry.failures:
+                entry.show(f"round {number + 1} of {rounds}, {name}")
+                with sparing(name, entry.failures):
+                    before = time.perf_counter()
+                    with servers.STARTS[name](core) as server:
+                        elapsed = time.perf_counter() - before
+                        figures = {"seconds": elapsed, "resident MB": server.resident() / 1e6}
+                    entry.rounds[name].append(figures)
 
 
 def medians(results: Rounds) -> dict[str, Figures]:
@@ -155,32 +233,78 @@ def main() -> None:
     if missing := servers.missing():
         sys.exit(f"bench-peers needs {', '.join(missing)}: on Debian, apt-get install {' '.join(missing)}")
     servers.allow_connections()
+    document, scenarios = make_document(options)
+    os.sched_setaffinity(0, {document["cores"]["load"]})
+    hear_interrupts()
+    status = play_all(scenarios, document, options)
+    page = write(document, options.out, is_part=bool(status or options.only))
+    console.print(f"{json_of(document, options.out)}, {page}")
+    if status == 0 and (has_failures(document) or not (options.smoke or render.promises_hold(document))):
+        status = 1
+    sys.exit(status)
+
+
+def make_document(options: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """(what is known before anything is measured, the scenarios). Before this process is bound to a core."""
     core, load_core = servers.two_cores()
-    os.sched_setaffinity(0, {load_core})
     scenarios = [each for each in json.loads((HERE / "scenarios.json").read_text()) if options.only in each["name"]]
-    console = Console()
-    document: dict[str, Any] = {
+    if not scenarios:
+        sys.exit(f"bench-peers: no scenario has {options.only!r} in its name")
+    return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": commit(),
         "machine": machine(),
         "versions": {**versions(), **servers.versions()},
         "cores": {"server": core, "load": load_core},
         "scenarios": [],
-    }
-    with console.status("starting") as status:
+    }, scenarios
+
+
+def play_all(scenarios: list[dict[str, Any]], document: dict[str, Any], options: argparse.Namespace) -> int:
+    """Puts what comes of each into the document; returns the exit status."""
+    # No thread that redraws: it would take the load's core, and processes are forked here.
+    with Live(console=console, auto_refresh=False, transient=True) as live:
         for scenario in scenarios:
-            results = measure(scenario, core, options, status.update)
-            document["scenarios"].append({**scenario, "rounds": results, "medians": medians(results)})
+            entry = Entry(
+                scenario,
+                lambda text, name=scenario["name"]: live.update(Text(f"{name}: {text}"), refresh=console.is_terminal),
+            )
+            try:
+                measure(scenario, document["cores"]["server"], options, entry)
+            except KeyboardInterrupt:
+                document["scenarios"] += [entry.document()] if entry.whole() else []
+                console.print("interrupted")
+                return EXIT_INTERRUPTED
+            document["scenarios"].append(entry.document())
+            save(document, options.out)
             console.print(f"{scenario['name']}: done")
-    options.out.mkdir(parents=True, exist_ok=True)
-    name = f"{document['started'][:10]}-{document['commit']}"
-    (options.out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
-    render.write(document, options.out.parent / "RESULTS.md")
-    console.print(f"{options.out / name}.json, {options.out.parent / 'RESULTS.md'}")
-    sys.exit(0 if options.smoke or render.promises_hold(document) else 1)
+            for name, text in entry.failures.items():
+                console.print(Text(f"  {name} failed: {text}", style="red"))
+    return 0
 
 
-def measure(scenario: dict[str, Any], core: int, options: argparse.Namespace, show: Callable[[str], None]) -> Rounds:
+def has_failures(document: dict[str, Any]) -> bool:
+    return any(scenario["failures"] for scenario in document["scenarios"])
+
+
+def json_of(document: dict[str, Any], out: Path) -> Path:
+    return out / f"{document['started'][:10]}-{document['commit']}.json"
+
+
+def save(document: dict[str, Any], out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    json_of(document, out).write_text(json.dumps(document, indent=1) + "\n")
+
+
+def write(document: dict[str, Any], out: Path, *, is_part: bool) -> Path:
+    """Everything, and the page; a part of a comparison does not take the place of a whole one."""
+    save(document, out)
+    page = json_of(document, out).with_suffix(".md") if is_part else out.parent / "RESULTS.md"
+    render.write(document, page)
+    return page
+
+
+def measure(scenario: dict[str, Any], core: int, options: argparse.Namespace, entry: Entry) -> None:
     """Starts the servers of a scenario and plays it."""
     rounds = scenario.get("rounds", options.rounds)
     seconds = scenario.get("seconds", options.seconds)
@@ -189,12 +313,16 @@ def measure(scenario: dict[str, Any], core: int, options: argparse.Namespace, sh
         scenario = {**scenario, "count": SMOKE_COUNT}
         if "plan" in scenario:
             scenario["plan"] = {**scenario["plan"], "names": SMOKE_COUNT, "requests": SMOKE_COUNT}
-    names = scenario.get("servers", list(servers.STARTS))
+    names = list(entry.rounds)
     if scenario["kind"] == "start":
-        return start(names, core, rounds)
+        start(names, core, rounds, entry)
+        return
     with contextlib.ExitStack() as stack:
-        running = {name: stack.enter_context(servers.STARTS[name](core)) for name in names}
-        return play(scenario, running, rounds, seconds, show)
+        running = {}
+        for name in names:
+            with sparing(name, entry.failures):
+                running[name] = stack.enter_context(servers.STARTS[name](core))
+        play(scenario, running, rounds, seconds, entry)
 
 
 if __name__ == "__main__":

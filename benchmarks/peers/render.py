@@ -16,16 +16,17 @@ from counterd.bench.chart import Axis, Point, Series, bar_chart
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-OURS = "counterd"
+OURS, BASE = "counterd", "raw loop"
 PROMISES = Path(__file__).parent / "promises.json"
 CHARTED = ("1 in flight", "16 in flight", "64 in flight")
 
 INTRODUCTION = """\
 # counterd beside its peers
 
-`make bench-peers` makes this page. All servers ran in one run on one machine, each alone on core {cores[server]} while
-it was loaded from core {cores[load]}; every round loads all of them, and a ratio is the median of the rounds' ratios.
-Times by themselves say more about the machine than about a server: compare within a table.
+`make bench-peers` makes this page. All servers ran in one run on one machine, on core {cores[server]}, and one at a
+time was loaded from core {cores[load]}; every round loads all of them, and a ratio is the median of the rounds'
+ratios, or between scenarios, which were played one after the other, that of their medians. Times by themselves say
+more about the machine than about a server: compare within a table.
 
 {machine}. {versions}. {started}, commit {commit}.
 
@@ -33,9 +34,8 @@ Times by themselves say more about the machine than about a server: compare with
 remain. redis does INCR and DECR, memcached incr and decr, which know neither limits nor holders; yrmcdsd has two
 workers. Unless it says otherwise: 50 connections, 100 thousand names of 16 bytes, acquire and release in turn.
 
-![requests a second by requests in flight](RESULTS.svg)
-
 """
+CHART = "![requests a second by requests in flight]({})\n\n"
 
 
 class Verdict(NamedTuple):
@@ -74,8 +74,11 @@ def _ratio(promise: dict[str, Any], rounds: dict[str, dict[str, list[dict[str, f
     ours = rounds.get(promise["scenario"], {}).get(OURS, [])
     theirs, their_figure = rounds.get(promise["scenario"], {}).get(against), figure
     if against in rounds:
-        theirs = rounds[against][OURS]
-    elif ours and against in ours[0]:
+        if not ours or not (theirs := rounds[against].get(OURS)):
+            return None
+        # Another scenario's rounds were at other times: nothing makes pairs of them.
+        return statistics.median(each[figure] for each in ours) / statistics.median(each[figure] for each in theirs)
+    if ours and against in ours[0]:
         theirs, their_figure = ours, against
     if not ours or not theirs:
         return None
@@ -84,7 +87,7 @@ def _ratio(promise: dict[str, Any], rounds: dict[str, dict[str, list[dict[str, f
 
 
 def write(document: dict[str, Any], page: Path) -> None:
-    """The page, and its chart beside it."""
+    """The page, and its chart beside it if there is something to draw."""
     text = INTRODUCTION.format(
         cores=document["cores"],
         machine=", ".join(f"{name} {value}" for name, value in document["machine"].items()),
@@ -92,8 +95,10 @@ def write(document: dict[str, Any], page: Path) -> None:
         started=document["started"][:10],
         commit=document["commit"],
     )
+    if chart := _chart(document):
+        page.with_suffix(".svg").write_text(chart, "utf-8")
+        text += CHART.format(page.with_suffix(".svg").name)
     page.write_text(text + "\n".join(_tables(document)).rstrip() + "\n", "utf-8")
-    page.with_suffix(".svg").write_text(_chart(document), "utf-8")
 
 
 def _tables(document: dict[str, Any]) -> Iterator[str]:
@@ -111,19 +116,20 @@ def _tables(document: dict[str, Any]) -> Iterator[str]:
 def _table(scenario: dict[str, Any]) -> Iterator[str]:
     """One scenario: a row a server; a ratio is counterd's against that server's."""
     rounds = scenario["rounds"]
-    figures = list(next(iter(rounds.values()))[0])
+    yield from ("", f"## {scenario['name'][0].upper()}{scenario['name'][1:]}", "")
+    for name, text in scenario["failures"].items():
+        yield from (f"**{name} failed**: {' '.join(text.split())}", "")
+    if not rounds:
+        return
+    first = next(iter(rounds.values()))
+    figures = list(first[0])
     main = figures[0]
-    yield from (
-        "",
-        f"## {scenario['name'].capitalize()}",
-        "",
-        f"{len(next(iter(rounds.values())))} rounds, medians.",
-        "",
-    )
+    yield from ("1 round." if len(first) == 1 else f"{len(first)} rounds, medians.", "")
     yield f"| server | {' | '.join(_heading(figure) for figure in figures)} | counterd against it: {_heading(main)} |"
     yield "|---" * (len(figures) + 2) + "|"
     for name, values in scenario["medians"].items():
-        ratio = _ratio({"scenario": "it", "figure": main, "against": name}, {"it": rounds}) if name != OURS else None
+        against = {"scenario": "it", "figure": main, "against": name}
+        ratio = _ratio(against, {"it": rounds}) if name != OURS else None
         cells = [_shown(values[figure]) for figure in figures]
         yield f"| {' | '.join([name, *cells, '' if ratio is None else f'{ratio:.2f}'])} |"
 
@@ -137,14 +143,16 @@ def _shown(value: float) -> str:
 
 
 def _chart(document: dict[str, Any]) -> str:
-    """Requests a second, as times those of the raw loop: servers by requests in flight."""
-    charted = [scenario for scenario in document["scenarios"] if scenario["name"] in CHARTED]
-    names = list(charted[0]["medians"]) if charted else []
+    """Requests a second, as times those of the raw loop: servers by requests in flight. Empty without any."""
+    charted = [each for each in document["scenarios"] if each["name"] in CHARTED and BASE in each["medians"]]
+    if not charted:
+        return ""
+    names = dict.fromkeys(name for each in charted for name in each["medians"])
     series = [
         Series(
             name,
-            [Point(group, each["medians"][name]["requests/s"] / each["medians"]["raw loop"]["requests/s"])
-             for group, each in enumerate(charted)],
+            [Point(group, each["medians"][name]["requests/s"] / each["medians"][BASE]["requests/s"])
+             for group, each in enumerate(charted) if name in each["medians"]],
         )
         for name in names
     ]  # fmt: skip

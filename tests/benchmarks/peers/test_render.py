@@ -30,7 +30,9 @@ def document(**rates: list[float]) -> dict[str, Any]:
         "machine": {"cpu": "a | b"},
         "versions": {"redis": "7"},
         "cores": {"server": 0, "load": 1},
-        "scenarios": [{"name": name, "rounds": rounds, "medians": compare.medians(rounds)} for name in names],
+        "scenarios": [
+            {"name": name, "rounds": rounds, "medians": compare.medians(rounds), "failures": {}} for name in names
+        ],
     }
 
 
@@ -47,6 +49,14 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
     (first, *_) = render.verdicts(found)
     assert first.promise["against"] == "raw loop"
     assert first.ratio == pytest.approx(0.75)
+
+
+def test_between_scenarios_it_is_that_of_the_medians(good: dict[str, Any]) -> None:
+    """They have not even as many rounds where one was interrupted."""
+    number = next(i for i, each in enumerate(PROMISES) if each["against"] in {one["name"] for one in SCENARIOS})
+    few = next(each for each in good["scenarios"] if each["name"] == PROMISES[number]["scenario"])
+    few["rounds"] = {"counterd": [figures(rate) for rate in (100.0, 900.0)]}
+    assert render.verdicts(good)[number].ratio == pytest.approx(0.5)
 
 
 def test_what_holds_holds(good: dict[str, Any]) -> None:
@@ -104,5 +114,28 @@ def test_the_page_has_a_table_a_scenario_and_the_chart(good: dict[str, Any], tmp
     assert "2026-01-02, commit abc1234" in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert all(line.endswith("|") for line in rows)
+    assert "](RESULTS.svg)" in text
     chart = ET.fromstring((tmp_path / "RESULTS.svg").read_text("utf-8"))
     assert chart.tag.endswith("svg")
+
+
+@pytest.mark.parametrize("failed", ["counterd", "raw loop", "redis"])
+def test_a_server_that_failed_is_named_and_the_others_are_shown(
+    failed: str, good: dict[str, Any], tmp_path: Path
+) -> None:
+    for scenario in good["scenarios"]:
+        for part in ("rounds", "medians"):
+            scenario[part] = {name: found for name, found in scenario[part].items() if name != failed}
+        scenario["failures"] = {failed: "it\nfell over"}
+    render.write(good, tmp_path / "RESULTS.md")
+    text = (tmp_path / "RESULTS.md").read_text("utf-8")
+    assert text.count(f"**{failed} failed**: it fell over\n") == len(good["scenarios"])
+    assert "| memcached | 10 |" in text
+    assert ("](RESULTS.svg)" in text) == (failed != "raw loop"), "all bars are relative to that"
+
+
+def test_a_scenario_without_figures_has_no_table(good: dict[str, Any], tmp_path: Path) -> None:
+    good["scenarios"] = [{**good["scenarios"][-1], "rounds": {}, "medians": {}, "failures": {"counterd": "gone"}}]
+    render.write(good, tmp_path / "part.md")
+    assert (tmp_path / "part.md").read_text("utf-8").rstrip().endswith("**counterd failed**: gone")
+    assert not (tmp_path / "part.svg").exists()

@@ -1,0 +1,146 @@
+"""A comparison whose servers fail, and one that is interrupted: what was measured stays. Nothing is timed."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from counterd.bench.run import LoadError
+from peers import compare, servers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+NAMES = ("counterd", "raw loop", "redis")
+SCENARIO = {"name": "1 in flight", "kind": "load", "plan": {"depth": 1, "names": 10}}
+FIGURES = {"requests/s": 100.0, "server CPU us": 1.0, "load CPU us": 1.0, "p99 ms": 1.0}
+
+Load = "Callable[[servers.Server, Any], compare.Figures]"
+
+
+@pytest.fixture
+def comparison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., int]]:
+    """Runs the command, with servers that are none and this for a load, and returns its exit status."""
+
+    @contextlib.contextmanager
+    def started(name: str) -> Iterator[servers.Server]:
+        yield servers.Server(name, "counter", os.getpid(), 1)
+
+    def run(load: Load, *words: str, **starts: Any) -> int:
+        monkeypatch.setattr(compare, "load", load)
+        monkeypatch.setattr(servers, "STARTS", {name: lambda _, name=name: started(name) for name in NAMES} | starts)
+        monkeypatch.setattr("sys.argv", ["compare.py", "--rounds", "4", "--out", str(tmp_path / "results"), *words])
+        with pytest.raises(SystemExit) as ended:
+            compare.main()
+        return ended.value.code  # type: ignore[return-value]
+
+    (tmp_path / "scenarios.json").write_text(json.dumps([SCENARIO, {**SCENARIO, "name": "64 in flight"}]))
+    monkeypatch.setattr(compare, "HERE", tmp_path)
+    monkeypatch.setattr(servers, "missing", list)
+    monkeypatch.setattr(servers, "allow_connections", lambda: None)
+    monkeypatch.setattr("os.sched_setaffinity", lambda *_: None)
+    monkeypatch.setattr(compare, "INTERRUPTS", [])
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield run
+    signal.set_wakeup_fd(-1)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def found(tmp_path: Path) -> list[dict[str, Any]]:
+    """The scenarios that were written down."""
+    (path,) = (tmp_path / "results").glob("*.json")
+    return json.loads(path.read_text())["scenarios"]
+
+
+def test_all_is_measured_and_written_down(comparison: Callable[..., int], tmp_path: Path) -> None:
+    comparison(lambda *_: FIGURES)
+    for scenario in found(tmp_path):
+        assert scenario["rounds"] == {name: [FIGURES] * 4 for name in NAMES}
+        assert scenario["failures"] == {}
+    assert "## 64 in flight" in (tmp_path / "RESULTS.md").read_text()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("fell over"), LoadError("fell over"), ConnectionError("fell over")])
+@pytest.mark.parametrize("when", [0, 1, 3])  # making the names, the first round, a later one
+def test_a_server_that_fails_costs_its_scenario_only(
+    when: int, error: Exception, comparison: Callable[..., int], tmp_path: Path
+) -> None:
+    calls = itertools.count()
+
+    def load(server: servers.Server, _: Any) -> compare.Figures:
+        if server.name == "redis" and next(calls) == when:  # of the first scenario
+            raise error
+        return FIGURES
+
+    assert comparison(load) == 1
+    first, second = found(tmp_path)
+    assert (list(first["rounds"]), first["failures"]) == (["counterd", "raw loop"], {"redis": "fell over"})
+    assert [len(rounds) for rounds in first["rounds"].values()] == [4, 4]
+    assert (list(second["rounds"]), second["failures"]) == (list(NAMES), {})
+
+
+def test_a_server_that_does_not_start_is_left_out(comparison: Callable[..., int], tmp_path: Path) -> None:
+    def broken(_: int) -> Any:
+        raise RuntimeError("did not come up")
+
+    assert comparison(lambda *_: FIGURES, "--smoke", redis=broken) == 1
+    for scenario in found(tmp_path):
+        assert (len(scenario["rounds"]), scenario["failures"]) == (2, {"redis": "did not come up"})
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_keeps_whole_rounds_and_leaves_the_page(
+    number: signal.Signals, comparison: Callable[..., int], tmp_path: Path
+) -> None:
+    (tmp_path / "RESULTS.md").write_text("of a whole comparison")
+    calls = itertools.count()
+
+    def load(*_: Any) -> compare.Figures:
+        if next(calls) == 3 + 2 * 3 + 1:  # in the third round, after the names were made
+            os.kill(os.getpid(), number)
+        return FIGURES
+
+    assert comparison(load) == compare.EXIT_INTERRUPTED
+    (scenario,) = found(tmp_path)
+    assert scenario["rounds"] == {name: [FIGURES] * 2 for name in NAMES}
+    assert (tmp_path / "RESULTS.md").read_text() == "of a whole comparison"
+    (page,) = (tmp_path / "results").glob("*.md")
+    assert "2 rounds, medians" in page.read_text()
+
+
+def test_an_interrupt_that_somebody_else_took_counts(comparison: Callable[..., int], tmp_path: Path) -> None:
+    """As run() does, which ends its load and gives what it has."""
+
+    def load(*_: Any) -> compare.Figures:
+        previous = signal.signal(signal.SIGINT, lambda *_: None)
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.signal(signal.SIGINT, previous)
+        raise RuntimeError("a load that was cut short")
+
+    assert comparison(load) == compare.EXIT_INTERRUPTED
+    assert found(tmp_path) == []
+
+
+def test_a_part_does_not_take_the_place_of_the_page(comparison: Callable[..., int], tmp_path: Path) -> None:
+    comparison(lambda *_: FIGURES, "--only", "64")
+    assert [scenario["name"] for scenario in found(tmp_path)] == ["64 in flight"]
+    assert not (tmp_path / "RESULTS.md").exists()
+
+
+def test_no_such_scenario_is_said(comparison: Callable[..., int]) -> None:
+    assert "no scenario has 'nothing'" in str(comparison(lambda *_: FIGURES, "--only", "nothing"))
+
+
+def test_the_machine_has_all_its_cores_in_the_document(comparison: Callable[..., int], tmp_path: Path) -> None:
+    cores = len(os.sched_getaffinity(0))
+    comparison(lambda *_: FIGURES, "--smoke")
+    (path,) = (tmp_path / "results").glob("*.json")
+    assert json.loads(path.read_text())["machine"]["cores"] == str(cores)
