@@ -19,11 +19,11 @@ help:
 	@echo 'make lint    ruff, mypy, cython-lint'
 	@echo 'make clean   remove what the above made'
 	@echo ''
-	@echo 'make bench            the engine, ns a frame'
+	@echo 'make bench            the engine, ns a frame, and a round trip'
 	@echo 'make bench-peers      counterd beside its peers: writes benchmarks/RESULTS.md, in some 12 minutes'
 	@echo 'make bench-regress    fail if the engine got more than 10 % worse than benchmarks/baseline.json'
 	@echo 'make bench-baseline   measure, and make that the baseline'
-	@echo 'make bench-smoke      all benchmarks with tiny counts: do they still run?'
+	@echo 'make bench-smoke      bench and bench-peers with tiny counts: do they still run?'
 
 setup: $(VENV)/.built $(VENV)/.tools
 

@@ -15,7 +15,7 @@ BUILD = HERE.parents[1] / "build" / "benchmarks" / sys.implementation.cache_tag
 
 
 def build(name: str) -> Path:
-    """The extension made of that .pyx. Needs Cython, setuptools and a C compiler: the extra `bench`."""
+    """The extension made of that .pyx. Needs Cython, setuptools and a C compiler: the extra `dev`."""
     from Cython.Build import cythonize
     from setuptools import Extension
     from setuptools.dist import Distribution

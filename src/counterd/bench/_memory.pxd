@@ -33,7 +33,7 @@ cdef inline void* allocate(size_t count, size_t size) except NULL:
 
 
 cdef inline int ring_grow(void** ring, uint32_t* mask, uint32_t* head, uint32_t count, size_t size) except -1:
-    """Makes room for one more at least: the number of cells is a power of two, mask less 1."""
+    """Makes room for one more at least: the number of cells is a power of two, and the mask one less."""
     cdef uint32_t capacity = mask[0] + 1 if ring[0] != NULL else 0
     cdef uint32_t start = head[0] & mask[0]
     cdef uint32_t wanted = max(RING_MIN, 2 * capacity)
