@@ -248,6 +248,7 @@ def test_connections_that_are_not_accepted_are_errors(short_path: Path) -> None:
     assert run.requests == 0
     assert 7 <= run.errors["network error"] + run.errors["unanswered"] <= 30
     assert run.errors["network error"] >= 7, "the queue has room for two, and for the one that was a probe"
+    assert run.evidence == ["network error: Connection timed out"]
 
 
 # ---- connections that are killed ----

@@ -58,11 +58,10 @@ cdef struct Sheet:
     int64_t unsent
     int64_t last_ns         # of the last answer
     int64_t cpu_ns          # used in the measured time
-    int64_t failure         # errno of the last socket that failed
     int64_t violations
     int64_t outcomes[OUTCOMES]
     int64_t errors[ERROR_KINDS]
-    char evidence[EVIDENCE]  # of the first wrong answer or error reply
+    char evidence[EVIDENCE]  # of the first wrong answer, error reply or network error
     char violation[EVIDENCE]  # the first counter that was seen above its maximum
     uint64_t counts[KINDS][COUNTS]
 
@@ -87,7 +86,9 @@ cdef inline ErrorKind error_kind(int error) noexcept nogil:
 
 
 cdef inline int text_write(char* target, str text) except -1:
-    """Into a sheet: as much as there is room for."""
+    """Into a sheet, which keeps the first: as much as there is room for."""
+    if target[0]:
+        return 0
     data = text.encode()[: EVIDENCE - 1]
     memcpy(target, PyBytes_AS_STRING(data), len(data))
     return 0

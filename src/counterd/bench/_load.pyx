@@ -23,7 +23,7 @@ from libc.string cimport memcpy, memset
 from posix.unistd cimport close as c_close
 
 from counterd.bench._board cimport (
-    CONNECTING, ERROR_REPLY, FILLING, GIVE_BACK, GONE, LATENCY, NOT_GIVEN_BACK, OVER, READY, RUNNING, SERVICE,
+    CONNECTING, ERROR_REPLY, FILLING, GIVE_BACK, GONE, LATENCY, NETWORK, NOT_GIVEN_BACK, OVER, READY, RUNNING, SERVICE,
     UNANSWERED, WRONG_ANSWER, error_kind, histogram_record, text_write,
 )
 from counterd.bench._random cimport random_below, random_exponential, zipf_begin, zipf_next
@@ -347,7 +347,8 @@ cdef class Load:
 
     cdef int broken(self, Link* link, int error, int64_t now) except -1:
         """A socket failed, or the server closed it (error 0)."""
-        self.sheet.failure = error
+        if error_kind(error) == NETWORK:  # which has many causes
+            text_write(self.sheet.evidence, f"network error: {os.strerror(error)}")
         return self.fail(link, error_kind(error))
 
     cdef int fail(self, Link* link, ErrorKind kind) except -1:
@@ -795,6 +796,5 @@ cdef class Load:
 
     cdef int show(self, str what, const uint8_t* data, size_t size, const Request* request) except -1:
         asked = OP_NAMES[request.op] if request != NULL else "nothing that was asked"
-        if self.sheet.evidence[0] == 0:
-            text_write(self.sheet.evidence, f"{what} to {asked}: {bytes(data[: min(size, 60)])!r}")
+        text_write(self.sheet.evidence, f"{what} to {asked}: {bytes(data[: min(size, 60)])!r}")
         return 0

@@ -94,7 +94,7 @@ class Report:
 
     runs: list[Run]
     machine: dict[str, str]  # cpu, cores, memory, kernel
-    versions: dict[str, str]  # counterd, python, server
+    versions: dict[str, str]  # counterd, python
     search: dict[str, Any] | None = None  # {"objective": "p99<1ms", "rate": 120000.0 or None} or {"scan": "..."}
 
 
