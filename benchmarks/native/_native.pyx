@@ -15,31 +15,18 @@ from counterd._core cimport (
     GRANTED, Frame, Region, Session, counter_acquire, counter_at, counter_consume, counter_create, counter_release,
     counter_restore, index_peek, name_tag, table_find,
 )
+from counterd.bench._system cimport (
+    EPOLL_CTL_ADD, EPOLLIN, MSG_DONTWAIT, MSG_NOSIGNAL, SOCK_NONBLOCK, c_recv, c_send, epoll_create1, epoll_ctl,
+    epoll_event, epoll_wait,
+)
 from counterd.byteorder cimport load_be32, prefetch, store_be32
 from counterd.net.clock cimport monotonic_ns
 from counterd.protocols.counter._room cimport (
     ACQUIRE, NOT_ACQUIRED, NOT_AVAILABLE, RELEASE, CounterSession, CounterStore,
 )
 
-cdef extern from "<sys/epoll.h>" nogil:
-    ctypedef union epoll_data_t:
-        uint64_t u64
-    cdef struct epoll_event:
-        uint32_t events
-        epoll_data_t data
-    int epoll_create1(int flags)
-    int epoll_ctl(int epfd, int op, int fd, epoll_event* event)
-    int epoll_wait(int epfd, epoll_event* events, int maxevents, int timeout)
-    int EPOLLIN
-    int EPOLL_CTL_ADD
-
 cdef extern from "<sys/socket.h>" nogil:
-    ssize_t send(int fd, const void* data, size_t size, int flags)
-    ssize_t recv(int fd, void* data, size_t size, int flags)
     int accept4(int fd, void* address, void* size, int flags)
-    int MSG_DONTWAIT
-    int MSG_NOSIGNAL
-    int SOCK_NONBLOCK
 
 
 cdef class NoPrefetchStore(CounterStore):
@@ -180,14 +167,14 @@ def serve_raw(int listening, store):
                 epoll_ctl(poll, EPOLL_CTL_ADD, fd, &event)
                 continue
             session = <Session>table[fd]
-            size = recv(fd, buffer, sizeof(buffer), MSG_DONTWAIT)
+            size = c_recv(fd, buffer, sizeof(buffer), MSG_DONTWAIT)
             if size <= 0:
                 session.closed(monotonic_ns())
                 table[fd] = None
                 c_close(fd)
                 continue
             output = session.receive(PyBytes_FromStringAndSize(<char*>buffer, size), monotonic_ns())
-            send(fd, PyBytes_AS_STRING(output), PyBytes_GET_SIZE(output), MSG_DONTWAIT | MSG_NOSIGNAL)
+            c_send(fd, PyBytes_AS_STRING(output), PyBytes_GET_SIZE(output), MSG_DONTWAIT | MSG_NOSIGNAL)
             while session.more:
                 output = session.take_output(monotonic_ns())
-                send(fd, PyBytes_AS_STRING(output), PyBytes_GET_SIZE(output), MSG_DONTWAIT | MSG_NOSIGNAL)
+                c_send(fd, PyBytes_AS_STRING(output), PyBytes_GET_SIZE(output), MSG_DONTWAIT | MSG_NOSIGNAL)
