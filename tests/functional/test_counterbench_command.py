@@ -148,3 +148,10 @@ def test_a_dependency_that_is_missing_is_named() -> None:
     found = counterbench(code="import sys; sys.modules['rich'] = None; import counterd.cli.bench")
     assert found.returncode == 1
     assert found.stderr.strip() == "counterbench needs rich: pip install 'counterd[bench]'"
+
+
+def test_older_versions_of_click_will_do() -> None:
+    """Theirs has no parameters: 8.1 and 8.2, which the extra allows."""
+    code = "import click; click.ParamType.__class_getitem__ = None; from counterd.cli.bench import main; main()"
+    found = counterbench("--version", code=code)
+    assert (found.returncode, found.stderr) == (0, "")
