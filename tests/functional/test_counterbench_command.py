@@ -74,10 +74,15 @@ def test_two_runs_side_by_side(port: int, tmp_path: Path) -> None:
     assert "<svg" in page.read_text()
 
 
-def test_a_search_and_a_scan(port: int) -> None:
-    found = counterbench("-p", port, "--find-max", "p99<5s", "--duration", "100ms", "-c", 2)
+def test_a_search_and_a_scan(port: int, tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    found = counterbench("-p", port, "--find-max", "p99<5s", "--duration", "100ms", "-c", 2, "--json", path)
     assert found.returncode == 0
     assert "p99<5s holds up to" in found.stdout
+    labels = {run["label"] for run in json.loads(path.read_text())["runs"]}
+    assert len(labels) == 1, "what is loaded, and not the rates"
+    assert found.stdout.startswith(f"{labels.pop()}\n")
+    assert "no limit" in found.stdout
     found = counterbench("-p", port, "--scan", "1k:2k:500", "--duration", "100ms", "-q")
     assert found.returncode == 0
     assert found.stdout.count("requests per second") == 3

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 BAD, GOOD, SOFT = "bold red", "green", "dim"
 NAMES = (*(f"{percent:g}" for percent in PERCENTILES), "max")
 ROW_NAMES = ("50", "99", "99.9", "max")
+AS_FAST_AS_IT_GOES = "as fast as it goes"
 VERIFIED = "nothing was granted twice, and everything came back"
 # Two runs of the same thing differ by this much on a quiet machine.
 SAME = 0.05
@@ -74,8 +75,15 @@ def run_name(report: Report, run: Run) -> str:
     name = printable(run.label)
     if run.rate_wanted is not None:
         at = f"{digits(run.rate_wanted)}/s"
-        name = at if len({other.label for other in report.runs}) == 1 else f"{name} at {at}"
+        name = at if _is_one_load(report) else f"{name} at {at}"
+    elif _is_one_load(report) and any(other.rate_wanted is not None for other in report.runs):
+        name = AS_FAST_AS_IT_GOES
     return name if len(twins) == 1 else f"{name} #{number}"
+
+
+def _is_one_load(report: Report) -> bool:
+    """Whether all runs put the same load on the server, at different rates: a search's."""
+    return len({run.label for run in report.runs}) == 1
 
 
 def full_name(name: str, report: Report, run: Run) -> str:
@@ -124,9 +132,8 @@ def summary(report: Report) -> RenderableType:
         run = report.runs[0]
         parts = [Text(printable(run.label), "bold"), _facts(run), _times_table(run), *_meanings(run)]
     else:
-        labels = {printable(run.label) for run in report.runs}
         parts = [
-            *(Text(label, "bold") for label in labels if len(labels) == 1),
+            *(Text(printable(run.label), "bold") for run in report.runs[:1] if _is_one_load(report)),
             _runs_table(report),
             *_faults_of(report),
         ]
@@ -199,15 +206,16 @@ def _meanings(run: Run) -> list[Text]:
 
 def _runs_table(report: Report) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    labels = {run.label for run in report.runs}
-    if len(labels) > 1:
+    named = len({run.label for run in report.runs}) > 1
+    unlimited = "-" if report.search is None else "no limit"
+    if named:
         table.add_column("run", overflow="fold")
     for name in ("wanted/s", "reached/s", *map(percentile_name, ROW_NAMES), "late", "errors"):
         table.add_column(name, justify="right", no_wrap=True)
     for run in report.runs:
         table.add_row(
-            *([Text(printable(run.label))] if len(labels) > 1 else []),
-            "-" if run.rate_wanted is None else digits(run.rate_wanted),
+            *([Text(printable(run.label))] if named else []),
+            unlimited if run.rate_wanted is None else digits(run.rate_wanted),
             digits(run.rate),
             *_cells(percentiles(run.latency), ROW_NAMES),
             count(run.late),
@@ -252,10 +260,14 @@ def compared(value: float, base: float, *, more_is_better: bool, failed: bool) -
 
 
 def base_of(first: Report, run: Run) -> Run | None:
-    """The run of the first report that another's is held against: its only one, or the one that did the same."""
+    """The run of the first report that another's is held against: its only one, or the one that did the same.
+
+    Of searches that is the one at the same rate, also when their loads differ: that is what is compared.
+    """
     if len(first.runs) == 1:
         return first.runs[0]
-    same = (other for other in first.runs if (other.label, other.rate_wanted) == (run.label, run.rate_wanted))
+    one = _is_one_load(first)
+    same = (other for other in first.runs if (one or other.label == run.label) and other.rate_wanted == run.rate_wanted)
     return next(same, None)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from counterd.bench.plan import Plan
     from counterd.bench.result import Run
 
-Runner = Callable[["Plan", str], "Run"]
+Runner = Callable[["Plan"], "Run"]
 
 PRECISION = 0.02  # of the rate that is found
 TRIALS_MAX = 12
@@ -54,13 +54,13 @@ def find_max(plan: Plan, objective: Objective, runner: Runner) -> tuple[list[Run
 
     A closed loop first finds what the server can do at most; then the interval is halved until it is narrow enough.
     """
-    peak = runner(dataclasses.replace(plan, rate=None), "as fast as it goes")
+    peak = runner(dataclasses.replace(plan, rate=None))
     runs, low, high = [peak], 0.0, peak.rate
     best = None
     duration = plan.duration if plan.duration is not None else max(peak.seconds, SECONDS_MIN)
     while high > 0 and len(runs) <= TRIALS_MAX and high - low > PRECISION * high:
         rate = (low + high) / 2 if low or len(runs) > 1 else 0.8 * high
-        trial = runner(dataclasses.replace(plan, rate=rate, requests=None, duration=duration), f"{rate:,.0f}/s")
+        trial = runner(dataclasses.replace(plan, rate=rate, requests=None, duration=duration))
         runs.append(trial)
         if objective.is_met(trial):
             low = best = rate
@@ -82,4 +82,4 @@ def read_scan(text: str) -> list[float]:
 
 def scan(plan: Plan, rates: list[float], runner: Runner) -> list[Run]:
     """A run at each of these rates."""
-    return [runner(dataclasses.replace(plan, rate=rate), f"{rate:,.0f}/s") for rate in rates]
+    return [runner(dataclasses.replace(plan, rate=rate)) for rate in rates]

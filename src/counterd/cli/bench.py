@@ -21,8 +21,10 @@ try:
     from counterd.bench import plan as planning
     from counterd.bench.panel import panel
     from counterd.bench.plan import Hold, Keys, Plan, Work
+    from counterd.bench.report import AS_FAST_AS_IT_GOES
     from counterd.bench.result import Report, ResultError, Run, load, save
     from counterd.bench.run import LoadError, describe, run
+    from counterd.bench.units import rate
 except ModuleNotFoundError as error:
     package = (error.name or "").partition(".")[0]
     if package == "counterd":
@@ -242,17 +244,20 @@ def measure(
 ) -> Report:
     """Does the run, or those of the search."""
     with panel(console if console.is_terminal and not quiet else None) as begin:
+        searching = objective is not None or rates is not None
+        label = describe(plan)
 
-        def runner(each: Plan, label: str) -> Run:
-            return run(each, label, begin(label))
+        def runner(each: Plan) -> Run:
+            at = AS_FAST_AS_IT_GOES if each.rate is None else rate(each.rate)
+            return run(each, label, begin(at if searching else label))
 
         if objective is not None:
             runs, best = search.find_max(plan, objective, runner)
             found: dict[str, Any] | None = {"objective": objective.text, "rate": best}
         elif rates is not None:
-            runs, found = search.scan(plan, rates, runner), {"scan": f"{rates[0]:g} to {rates[-1]:g}"}
+            runs, found = search.scan(plan, rates, runner), {"scan": f"{rate(rates[0])} to {rate(rates[-1])}"}
         else:
-            runs, found = [runner(plan, describe(plan))], None
+            runs, found = [runner(plan)], None
     return Report(runs, machine(), versions(), found)
 
 

@@ -129,6 +129,15 @@ def test_a_scan() -> None:
     assert re.search(rf"{re.escape(RED)} *3,000\x1b", shown(summary(scan()), colours=True))
 
 
+def test_the_first_run_of_a_search_has_no_rate_to_be_named_by() -> None:
+    found = report(run(rate=9000.0), *scan().runs, search=scan().search)
+    text = shown(summary(found))
+    assert text.splitlines()[0] == "acquire-release"
+    assert row(text, "no limit ").startswith("9,000 143 µs ")
+    assert run_name(found, found.runs[0]) == "as fast as it goes"
+    assert "f, as fast as it goes " in shown(compare_table([("f", found)]))
+
+
 def test_a_wide_scan_fits_a_terminal() -> None:
     runs = [run(rate=123456.0, rate_wanted=1234567.0, middle=14_300_000, late=1_234_567, errors={"timeout": 123_456})]
     text = shown(summary(report(*runs, *runs)))
@@ -261,6 +270,10 @@ def test_a_run_is_compared_with_the_one_that_did_the_same() -> None:
     assert base_of(first, run(rate_wanted=2000.0)) is first.runs[1]
     assert base_of(first, run(rate_wanted=2500.0)) is None
     assert base_of(report(first.runs[0]), run("get")) is first.runs[0]
+    assert base_of(first, run("get", rate_wanted=2000.0)) is first.runs[1], "searches are compared rate by rate"
+    both = report(run("get"), run("noop"))
+    assert base_of(both, run("noop")) is both.runs[1]
+    assert base_of(both, run("acquire")) is None
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------

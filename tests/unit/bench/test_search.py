@@ -35,7 +35,7 @@ class Server:
         self.limit, self.slow, self.noise = limit, slow, noise
         self.plans: list[Plan] = []
 
-    def __call__(self, plan: Plan, _: str) -> Run:
+    def __call__(self, plan: Plan) -> Run:
         self.plans.append(plan)
         return run_of(plan, self.slow if self.noise(plan.rate or PEAK) > self.limit else 1e3)
 
@@ -65,7 +65,7 @@ def test_no_rate_will_do() -> None:
 
 
 def test_a_server_that_answers_nothing() -> None:
-    runs, best = find_max(Plan(), P99, lambda plan, _: run_of(plan, 1e3, requests=0))
+    runs, best = find_max(Plan(), P99, lambda plan: run_of(plan, 1e3, requests=0))
     assert (len(runs), best) == (1, None)
 
 
