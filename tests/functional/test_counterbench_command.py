@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from daemon import running
+from daemon import running, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 def counterbench(*words: object, code: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -86,6 +88,69 @@ def test_a_search_and_a_scan(port: int, tmp_path: Path) -> None:
     found = counterbench("-p", port, "--scan", "1k:2k:500", "--duration", "100ms", "-q")
     assert found.returncode == 0
     assert found.stdout.count("requests per second") == 3
+
+
+@contextlib.contextmanager
+def begun(*words: object) -> Iterator[subprocess.Popen[str]]:
+    """While the block runs: a command that may be interrupted."""
+    command = [sys.executable, "-m", "counterd.cli.bench", *map(str, words)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def children(process: subprocess.Popen[str]) -> str:
+    return Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+
+
+def test_an_interrupt_ends_a_run_with_figures(port: int) -> None:
+    with begun("-p", port, "--duration", "60s", "-c", 2) as process:
+        wait_until(lambda: children(process), "a load")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "throughput" in out
+    assert err == "counterbench: interrupted: these are the figures until then\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--scan", "1k:9k:1k", "--duration", "20s"], "scan: 1,000/s to 9,000/s; not finished: interrupted"),
+        (["--find-max", "p99<5s", "--duration", "20s"], "p99<5s: no such rate was found; not finished: interrupted"),
+    ],
+)
+def test_an_interrupt_ends_a_whole_search_with_figures(port: int, words: list[str], said: str, tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    with begun("-p", port, "-c", 2, "--json", path, *words) as process:
+        wait_until(lambda: children(process), "a load")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert out.splitlines()[-1] == said
+    assert err == ""
+    document = json.loads(path.read_text())
+    assert len(document["runs"]) == 1
+    assert document["search"]["ended"] == "interrupted"
+
+
+def test_a_server_that_goes_in_the_middle_of_a_search_costs_no_figures(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    with running(tmp_path) as daemon:
+        port = daemon.address.port
+        with begun("-p", port, "--scan", "1k:9k:1k", "--duration", "300ms", "--json", path) as process:
+            first = wait_until(lambda: children(process), "a first load")
+            wait_until(lambda: children(process) not in ("", first), "a second load")
+            daemon.stop()
+            out, _ = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "not finished: " in out
+    runs = json.loads(path.read_text())["runs"]
+    assert 1 <= len(runs) < 9
+    assert runs[0]["rate_wanted"] == 1000
+    assert runs[0]["requests"] > 0
 
 
 def test_holding_churn_and_verification(port: int) -> None:

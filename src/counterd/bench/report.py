@@ -114,11 +114,15 @@ def details(run: Run) -> list[str]:
 
 def answer(search: dict[str, Any]) -> tuple[str, bool]:
     """The sentence that a search ends with, and whether it found what it looked for."""
+    ended = search.get("ended")
+    early = f"; not finished: {printable(ended)}" if ended else ""
     if "objective" not in search:
-        return f"scan: {printable(search.get('scan', ''))}", True
+        return f"scan: {printable(search.get('scan', ''))}{early}", not ended
     objective, found = printable(search["objective"]), search.get("rate")
     if isinstance(found, (int, float)):
-        return f"{objective} holds up to {rate(found)}", True
+        return f"{objective} holds up to {rate(found)}{early}", not ended
+    if ended:
+        return f"{objective}: no such rate was found{early}", False
     return f"{objective} holds at none of these rates", False
 
 

@@ -51,11 +51,24 @@ class Progress:
     moment: Moment | None  # the last whole second
 
 
-def run(plan: Plan, label: str = "", watch: Callable[[Progress], None] | None = None) -> Run:
+@dataclass
+class Interruption:
+    """Whether a signal has ended a run before its time."""
+
+    happened: bool = False
+
+
+def run(
+    plan: Plan,
+    label: str = "",
+    watch: Callable[[Progress], None] | None = None,
+    interruption: Interruption | None = None,
+) -> Run:
     """Puts the load of a plan on the server. SIGINT ends it early, and what was measured until then is returned.
 
     Raises LoadError when no connection can be opened, and OSError when the address is not known.
     """
+    interruption = interruption or Interruption()
     allow_descriptors(plan.connections // plan.processes + 1 + RESERVE)
     address = resolve(plan)
     try:
@@ -65,25 +78,26 @@ def run(plan: Plan, label: str = "", watch: Callable[[Progress], None] | None = 
     board = Board(plan.processes, plan.names if plan.verify else 0)
     loads = [Load(plan, board, index, address) for index in range(plan.processes)]
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    with _interruptible(board), _processes(loads) as pids:
+    with _interruptible(board, interruption), _processes(loads) as pids:
         watching = _Watching(plan, board, pids, watch)
         try:
             watching.until_ready()
             watching.until_over()
-            violations = _looked(lambda: verify.while_held(plan, board, before)) if plan.verify else None
+            violations = _looked(lambda: verify.while_held(plan, board, before), interruption) if plan.verify else None
         finally:
             board.stop()
             board.leave()
     if violations is not None:
-        violations += _looked(lambda: verify.when_gone(plan, before))
+        violations += _looked(lambda: verify.when_gone(plan, before), interruption)
     return watching.result(label or describe(plan), started, violations)
 
 
-def _looked(look: Callable[[], list[str]]) -> list[str]:
+def _looked(look: Callable[[], list[str]], interruption: Interruption) -> list[str]:
     """What it finds; whatever keeps it from looking is found, too. The figures of the run are there in any case."""
     try:
         return look()
     except KeyboardInterrupt:
+        interruption.happened = True
         return ["it is not known whether all came back: interrupted"]
     except CounterdError as error:
         return [f"it is not known what is in use: {error}"]
@@ -149,9 +163,14 @@ def _sockaddr(family: int, address: Any) -> bytes:
 
 
 @contextlib.contextmanager
-def _interruptible(board: Board) -> Iterator[None]:
+def _interruptible(board: Board, interruption: Interruption) -> Iterator[None]:
     """SIGINT and SIGTERM end the load, not the program: there is something to report."""
-    previous = {number: signal.signal(number, lambda *_: board.stop()) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def end(*_: object) -> None:
+        interruption.happened = True
+        board.stop()
+
+    previous = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

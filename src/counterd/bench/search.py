@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from counterd.bench.plan import number, seconds
@@ -49,24 +49,55 @@ class Objective:
         return not run.failed() and reached and run.requests > 0 and latency < self.bound_ns
 
 
-def find_max(plan: Plan, objective: Objective, runner: Runner) -> tuple[list[Run], float | None]:
-    """(all runs, the highest rate that met the objective; None if none did).
+class Ended(Exception):
+    """What a runner raises when there can be no more runs. The text says why; `run` is what was cut short, if any."""
+
+    def __init__(self, why: str, run: Run | None = None) -> None:
+        super().__init__(why)
+        self.run = run
+
+
+@dataclass
+class Found:
+    """What a search came to."""
+
+    runs: list[Run] = field(default_factory=list)
+    best: float | None = None  # the highest rate that met the objective, if any did
+    ended: str | None = None  # why, where it ended before its time: the last run may be one that was cut short
+
+    def end(self, early: Ended) -> Found:
+        self.ended = str(early)
+        if early.run is not None:
+            self.runs.append(early.run)
+        return self
+
+
+def find_max(plan: Plan, objective: Objective, runner: Runner) -> Found:
+    """The highest rate that meets the objective.
 
     A closed loop first finds what the server can do at most; then the interval is halved until it is narrow enough.
     """
+    found = Found()
+    try:
+        _narrow(plan, objective, runner, found)
+    except Ended as early:
+        return found.end(early)
+    return found
+
+
+def _narrow(plan: Plan, objective: Objective, runner: Runner, found: Found) -> None:
     peak = runner(dataclasses.replace(plan, rate=None))
-    runs, low, high = [peak], 0.0, peak.rate
-    best = None
+    found.runs.append(peak)
+    low, high = 0.0, peak.rate
     duration = plan.duration if plan.duration is not None else max(peak.seconds, SECONDS_MIN)
-    while high > 0 and len(runs) <= TRIALS_MAX and high - low > PRECISION * high:
-        rate = (low + high) / 2 if low or len(runs) > 1 else 0.8 * high
+    while high > 0 and len(found.runs) <= TRIALS_MAX and high - low > PRECISION * high:
+        rate = (low + high) / 2 if low or len(found.runs) > 1 else 0.8 * high
         trial = runner(dataclasses.replace(plan, rate=rate, requests=None, duration=duration))
-        runs.append(trial)
+        found.runs.append(trial)
         if objective.is_met(trial):
-            low = best = rate
+            low = found.best = rate
         else:
             high = rate
-    return runs, best
 
 
 def read_scan(text: str) -> list[float]:
@@ -80,6 +111,12 @@ def read_scan(text: str) -> list[float]:
     return [start + step * i for i in range(int((stop - start) / step + 1e-9) + 1)]
 
 
-def scan(plan: Plan, rates: list[float], runner: Runner) -> list[Run]:
+def scan(plan: Plan, rates: list[float], runner: Runner) -> Found:
     """A run at each of these rates."""
-    return [runner(dataclasses.replace(plan, rate=rate)) for rate in rates]
+    found = Found()
+    try:
+        for rate in rates:
+            found.runs.append(runner(dataclasses.replace(plan, rate=rate)))
+    except Ended as early:
+        return found.end(early)
+    return found

@@ -23,7 +23,7 @@ try:
     from counterd.bench.plan import Hold, Keys, Plan, Work
     from counterd.bench.report import AS_FAST_AS_IT_GOES
     from counterd.bench.result import Report, ResultError, Run, load, save
-    from counterd.bench.run import LoadError, describe, run
+    from counterd.bench.run import Interruption, LoadError, describe, run
     from counterd.bench.units import rate
 except ModuleNotFoundError as error:
     package = (error.name or "").partition(".")[0]
@@ -194,8 +194,7 @@ def main(context: click.Context, /, **options: Any) -> None:
         write(found, options)
     except OSError as error:
         give_up(error)
-    searching = found.search is not None
-    if any(each.errors or each.violations or (each.unsent and not searching) for each in found.runs):
+    if failed(found):
         sys.exit(EXIT_FAILED)
 
 
@@ -211,6 +210,14 @@ def compare(files: tuple[Path, ...], html: Path) -> None:
         give_up(error)
     Console().print(report.compare_table(reports))
     click.echo(f"charts: {html}")
+
+
+def failed(found: Report) -> bool:
+    """Whether anything went wrong. In a search requests that were not sent do not count: it goes to where that is."""
+    if found.search is not None and found.search.get("ended"):
+        return True
+    searching = found.search is not None
+    return any(each.errors or each.violations or (each.unsent and not searching) for each in found.runs)
 
 
 def give_up(error: Exception) -> NoReturn:
@@ -242,23 +249,42 @@ def read_plan(options: dict[str, Any]) -> Plan:
 def measure(
     plan: Plan, objective: search.Objective | None, rates: list[float] | None, console: Console, *, quiet: bool
 ) -> Report:
-    """Does the run, or those of the search."""
+    """Does the run, or those of the search: what ends that too early costs only what was still to come."""
+    interruption = Interruption()
     with panel(console if console.is_terminal and not quiet else None) as begin:
         searching = objective is not None or rates is not None
         label = describe(plan)
 
         def runner(each: Plan) -> Run:
             at = AS_FAST_AS_IT_GOES if each.rate is None else rate(each.rate)
-            return run(each, label, begin(at if searching else label))
+            return run(each, label, begin(at if searching else label), interruption)
+
+        def trial(each: Plan) -> Run:
+            try:
+                done = runner(each)
+            except (LoadError, CounterdError, OSError) as error:
+                raise search.Ended(str(error)) from error
+            except KeyboardInterrupt:
+                raise search.Ended("interrupted") from None
+            if interruption.happened:
+                raise search.Ended("interrupted", done)
+            return done
 
         if objective is not None:
-            runs, best = search.find_max(plan, objective, runner)
-            found: dict[str, Any] | None = {"objective": objective.text, "rate": best}
+            found = search.find_max(plan, objective, trial)
+            answer: dict[str, Any] | None = {"objective": objective.text, "rate": found.best}
         elif rates is not None:
-            runs, found = search.scan(plan, rates, runner), {"scan": f"{rate(rates[0])} to {rate(rates[-1])}"}
+            found = search.scan(plan, rates, trial)
+            answer = {"scan": f"{rate(rates[0])} to {rate(rates[-1])}"}
         else:
-            runs, found = [runner(plan)], None
-    return Report(runs, machine(), versions(), found)
+            found, answer = search.Found([runner(plan)]), None
+    if found.ended is not None and answer is not None:
+        answer["ended"] = found.ended
+    if not found.runs:
+        raise LoadError(found.ended)
+    if interruption.happened and answer is None:
+        click.echo("counterbench: interrupted: these are the figures until then", err=True)
+    return Report(found.runs, machine(), versions(), answer)
 
 
 def machine() -> dict[str, str]:

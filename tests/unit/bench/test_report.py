@@ -170,6 +170,17 @@ def test_no_runs() -> None:
         ({"objective": "p99<1ms", "rate": None}, "p99<1ms holds at none of these rates", False),
         ({"scan": "10k..100k"}, "scan: 10k..100k", True),
         ({}, "scan: ", True),
+        ({"scan": "10k..100k", "ended": "interrupted"}, "scan: 10k..100k; not finished: interrupted", False),
+        (
+            {"objective": "p99<1ms", "rate": 5000.0, "ended": "interrupted"},
+            "p99<1ms holds up to 5,000/s; not finished: interrupted",
+            False,
+        ),
+        (
+            {"objective": "p99<1ms", "rate": None, "ended": "a\nb"},
+            "p99<1ms: no such rate was found; not finished: a\ufffdb",
+            False,
+        ),
     ],
 )
 def test_answer(search: dict[str, Any], text: str, found: bool) -> None:

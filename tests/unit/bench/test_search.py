@@ -9,7 +9,7 @@ import pytest
 
 from counterd.bench.plan import Plan
 from counterd.bench.result import Run, histogram
-from counterd.bench.search import PRECISION, TRIALS_MAX, Objective, find_max, read_scan, scan
+from counterd.bench.search import PRECISION, TRIALS_MAX, Ended, Objective, find_max, read_scan, scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,8 @@ class Server:
 @pytest.mark.parametrize("limit", [1_000, 20_000, 50_000, 79_999, 80_000, 80_001, 97_000])
 def test_the_highest_rate_is_found(limit: float) -> None:
     server = Server(limit)
-    runs, best = find_max(Plan(), P99, server)
+    found = find_max(Plan(), P99, server)
+    runs, best = found.runs, found.best
     assert best is not None
     assert limit * (1 - 2 * PRECISION) <= best <= limit
     assert len(runs) == len(server.plans) <= TRIALS_MAX + 1
@@ -53,31 +54,64 @@ def test_the_highest_rate_is_found(limit: float) -> None:
 
 
 def test_all_rates_will_do() -> None:
-    _, best = find_max(Plan(), P99, Server(1e9))
+    best = find_max(Plan(), P99, Server(1e9)).best
     assert best is not None
     assert PEAK * (1 - 2 * PRECISION) <= best <= PEAK
 
 
 def test_no_rate_will_do() -> None:
-    runs, best = find_max(Plan(), P99, Server(0))
-    assert best is None
-    assert len(runs) == TRIALS_MAX + 1
+    found = find_max(Plan(), P99, Server(0))
+    assert found.best is None
+    assert found.ended is None
+    assert len(found.runs) == TRIALS_MAX + 1
 
 
 def test_a_server_that_answers_nothing() -> None:
-    runs, best = find_max(Plan(), P99, lambda plan: run_of(plan, 1e3, requests=0))
-    assert (len(runs), best) == (1, None)
+    found = find_max(Plan(), P99, lambda plan: run_of(plan, 1e3, requests=0))
+    assert (len(found.runs), found.best) == (1, None)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_noise_gives_a_rate_that_was_seen_to_do(seed: int) -> None:
     draw = random.Random(seed)
     server = Server(50_000, noise=lambda rate: rate * draw.uniform(0.9, 1.1))
-    runs, best = find_max(Plan(), P99, server)
+    found = find_max(Plan(), P99, server)
+    runs, best = found.runs, found.best
     assert best is not None
     assert best < 56_000
     assert any(run.rate_wanted == best and P99.is_met(run) for run in runs)
     assert len(runs) <= TRIALS_MAX + 1
+
+
+class Ending(Server):
+    """There is no run after the first few; the next is cut short where `cut` says so."""
+
+    def __init__(self, runs: int, *, cut: bool) -> None:
+        super().__init__(50_000)
+        self.left, self.cut = runs, cut
+
+    def __call__(self, plan: Plan) -> Run:
+        done = super().__call__(plan)
+        if not self.left:
+            raise Ended("no more", done if self.cut else None)
+        self.left -= 1
+        return done
+
+
+@pytest.mark.parametrize("cut", [True, False])
+@pytest.mark.parametrize("runs", [0, 1, 3])
+def test_what_was_found_is_kept_when_there_can_be_no_more_runs(runs: int, cut: bool) -> None:
+    found = find_max(Plan(), P99, Ending(runs, cut=cut))
+    assert found.ended == "no more"
+    assert len(found.runs) == runs + cut
+    assert found.best == (40_000 if runs == 3 else None), "100,000 at most, 80,000 too much, 40,000 met it"
+    found = scan(Plan(), [1.0, 2.0, 3.0, 4.0], Ending(runs, cut=cut))
+    assert [run.rate_wanted for run in found.runs] == [1.0, 2.0, 3.0, 4.0][: runs + cut]
+    assert found.ended == "no more"
+
+
+def test_a_run_that_was_cut_short_meets_nothing() -> None:
+    assert find_max(Plan(), P99, Ending(2, cut=True)).best is None, "it would have, at 40,000"
 
 
 def test_a_number_of_requests_is_for_the_first_run_only() -> None:
@@ -118,4 +152,4 @@ def test_scans() -> None:
         with pytest.raises(ValueError, match=r"expected|goes up"):
             read_scan(text)
     server = Server(0)
-    assert [run.rate_wanted for run in scan(Plan(), [1.0, 5.0], server)] == [1.0, 5.0]
+    assert [run.rate_wanted for run in scan(Plan(), [1.0, 5.0], server).runs] == [1.0, 5.0]
