@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -49,9 +50,13 @@ def panel(console: Console | None) -> Iterator[Callable[[str], Callable[[Progres
 
 def draw(label: str, progress: Progress) -> RenderableType:
     """One moment of it."""
+    bar = Table.grid()  # which ends the bar's line, as a Group does not
+    bar.add_row(
+        ProgressBar(completed=100 * (progress.fraction or 0.0), width=BAR_WIDTH, pulse=progress.fraction is None)
+    )
     lines: list[RenderableType] = [
         Text(f"{label}: {progress.stage}", style="bold"),
-        ProgressBar(completed=100 * (progress.fraction or 0.0), width=BAR_WIDTH, pulse=progress.fraction is None),
+        bar,
         Text(f"{progress.connected:,} connections, {progress.requests:,} requests answered"),
     ]
     if progress.moment is not None:

@@ -6,6 +6,7 @@ what --verify looks at, 2 for a command line that makes no sense or a server tha
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import re
@@ -252,16 +253,14 @@ def measure(
     """Does the run, or those of the search: what ends that too early costs only what was still to come."""
     interruption = Interruption()
     with panel(console if console.is_terminal and not quiet else None) as begin:
-        searching = objective is not None or rates is not None
         label = describe(plan)
-
-        def runner(each: Plan) -> Run:
-            at = AS_FAST_AS_IT_GOES if each.rate is None else rate(each.rate)
-            return run(each, label, begin(at if searching else label), interruption)
+        numbers = itertools.count(1)
 
         def trial(each: Plan) -> Run:
+            at = AS_FAST_AS_IT_GOES if each.rate is None else rate(each.rate)
+            most = f"{len(rates)}" if rates is not None else f"{search.TRIALS_MAX + 1} at most"
             try:
-                done = runner(each)
+                done = run(each, label, begin(f"run {next(numbers)} of {most}, {at}"), interruption)
             except (LoadError, CounterdError, OSError) as error:
                 raise search.Ended(str(error)) from error
             except KeyboardInterrupt:
@@ -277,7 +276,7 @@ def measure(
             found = search.scan(plan, rates, trial)
             answer = {"scan": f"{rate(rates[0])} to {rate(rates[-1])}"}
         else:
-            found, answer = search.Found([runner(plan)]), None
+            found, answer = search.Found([run(plan, label, begin(label), interruption)]), None
     if found.ended is not None and answer is not None:
         answer["ended"] = found.ended
     if not found.runs:

@@ -14,8 +14,8 @@ from counterd.bench.run import Progress
 MOMENT = Moment(end=2.0, seconds=0.5, requests=1000, errors=0, percentiles={"50": 1_500_000, "max": 2_000_000})
 
 
-def drawn(progress: Progress) -> str:
-    console = Console(file=io.StringIO(), width=100)
+def drawn(progress: Progress, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width)
     console.print(draw("a run", progress))
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
@@ -26,6 +26,15 @@ def test_it_says_what_goes_on() -> None:
     assert "50 connections, 12,345 requests answered" in text
     assert "last second: 2,000/s   p50 1.500 ms   max 2.000 ms" in text
     assert "errors" not in text
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_bar_has_a_line_of_its_own(width: int) -> None:
+    lines = drawn(Progress("measuring", 0.5, 50, 12345, {}, None), width).splitlines()
+    assert lines[0] == "a run: measuring"
+    assert set(lines[1].rstrip()) <= set("━╸ ")
+    assert " ".join(lines[2:]) == "50 connections, 12,345 requests answered"
+    assert all(len(line) <= width for line in lines)
 
 
 def test_errors_are_named() -> None:
