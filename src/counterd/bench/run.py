@@ -20,6 +20,7 @@ from counterd.bench import verify
 from counterd.bench._board import Board
 from counterd.bench._load import Load
 from counterd.bench.result import Moment, Run, histogram, percentiles
+from counterd.bench.units import duration, rate, several
 from counterd.errors import CounterdError
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def run(
 ) -> Run:
     """Puts the load of a plan on the server. SIGINT ends it early, and what was measured until then is returned.
 
-    Raises LoadError when no connection can be opened, and OSError when the address is not known.
+    Raises LoadError when no connection can be opened.
     """
     interruption = interruption or Interruption()
     allow_descriptors(plan.connections // plan.processes + 1 + RESERVE)
@@ -105,8 +106,19 @@ def _looked(look: Callable[[], list[str]], interruption: Interruption) -> list[s
 
 def describe(plan: Plan) -> str:
     """A short name of what a plan does."""
-    loop = f"{plan.rate:g}/s" if plan.rate else f"{plan.depth} in flight"
-    return f"{plan.protocol} {plan.work.text}, {plan.connections} connections, {loop}, {plan.names} names"
+    words = [
+        f"{plan.protocol} {plan.work.text}",
+        several(plan.connections, "connection"),
+        rate(plan.rate) if plan.rate else f"{plan.depth:,} in flight",
+        several(plan.names, "name"),
+    ]
+    if plan.hold:
+        words.append(f"held {plan.hold.kind}:{duration(plan.hold.mean * 1e9)}")
+    if plan.churn:
+        words.append(f"{rate(plan.churn)} killed")
+    if not plan.keep_alive:
+        words.append("a connection for each request")
+    return ", ".join(words)
 
 
 # ---- before ----
@@ -134,7 +146,11 @@ def resolve(plan: Plan) -> bytes:
             raise LoadError(f"{plan.socket}: the path of a Unix socket has 107 bytes at most")
         found: list[tuple[int, Any]] = [(socket.AF_UNIX, plan.socket)]
     else:
-        found = [(info[0], info[4]) for info in socket.getaddrinfo(plan.host, plan.port, type=socket.SOCK_STREAM)]
+        try:
+            infos = socket.getaddrinfo(plan.host, plan.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise LoadError(f"cannot connect to {plan.host}: {error.strerror or error}") from None
+        found = [(info[0], info[4]) for info in infos]
     for family, address in found:
         try:
             with socket.socket(family, socket.SOCK_STREAM) as connection:
@@ -235,8 +251,8 @@ class _Watching:
             raise LoadError(f"no connection is left, and the load has not begun: {why}")
         self._start = time.monotonic_ns() + 10_000_000
         self._measure = self._start + int(self._plan.warmup * 1e9)
-        duration = self._plan.duration
-        self._end = FOREVER_NS if duration is None else self._measure + int(duration * 1e9)
+        lasting = self._plan.duration
+        self._end = FOREVER_NS if lasting is None else self._measure + int(lasting * 1e9)
         self._board.begin(self._start, self._measure, self._end)
 
     def until_over(self) -> None:

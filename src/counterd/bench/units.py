@@ -43,6 +43,11 @@ def count(value: int) -> str:
     return f"{value:,}"
 
 
+def several(number: int, what: str) -> str:
+    """1 name, 1,000 names."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
 def plain_tick(value: float) -> str:
     """As on an axis of seconds, of which nobody says 3k."""
     return f"{float(f'{value:.6g}'):,.10g}"

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterd.bench.units import count, count_tick, digits, duration, duration_tick, plain_tick, printable, rate
+from counterd.bench.units import (
+    count,
+    count_tick,
+    digits,
+    duration,
+    duration_tick,
+    plain_tick,
+    printable,
+    rate,
+    several,
+)
 
 SECOND = 1_000_000_000
 SIZES = {"ns": 1, "µs": 1_000, "ms": 1_000_000, "s": SECOND}
@@ -52,6 +62,10 @@ def test_a_duration_is_right_to_three_digits(ns: float) -> None:
 def test_digits_count_and_rate(value: float, text: str) -> None:
     assert digits(value) == text
     assert rate(value) == f"{text}/s"
+
+
+def test_several() -> None:
+    assert [several(number, "name") for number in (0, 1, 1000)] == ["0 names", "1 name", "1,000 names"]
 
 
 def test_count() -> None:
