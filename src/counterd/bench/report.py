@@ -148,8 +148,11 @@ def summary(report: Report) -> RenderableType:
 
 
 def brief(report: Report) -> str:
-    """A line a run."""
-    return "\n".join(_brief(run, several=len(report.runs) > 1) for run in report.runs)
+    """A line a run, and the answer of a search for one."""
+    lines = [_brief(run, several=len(report.runs) > 1) for run in report.runs]
+    if report.search is not None and "objective" in report.search:
+        lines.append(answer(report.search)[0])
+    return "\n".join(lines)
 
 
 def _brief(run: Run, *, several: bool) -> str:

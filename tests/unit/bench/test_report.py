@@ -208,6 +208,10 @@ def test_run_name() -> None:
         (report(empty_run()), "acquire-release: 0.00 requests per second, no answers, errors: refused 50"),
         (report(run(unsent=1200)), "acquire-release: 1000.00 requests per second, p50=0.143 ms, 1,200 never sent"),
         (
+            report(run(rate=10.0, rate_wanted=10.0), search={"objective": "p99<1ms", "rate": 10.0}),
+            "acquire-release: 10.00 requests per second, p50=0.143 ms\np99<1ms holds up to 10.0/s",
+        ),
+        (
             report(run(rate_wanted=10.0), run("get")),
             "acquire-release at 10.0/s: 1000.00 requests per second, p50=0.143 ms\n"
             "get: 1000.00 requests per second, p50=0.143 ms",
