@@ -190,7 +190,7 @@ def main(context: click.Context, /, **options: Any) -> None:
     if options["quiet"]:
         click.echo(report.brief(found))
     else:
-        console.print(report.summary(found))
+        console.print(report.summary(found), crop=False)  # a long label goes on: the terminal breaks it
     try:
         write(found, options)
     except OSError as error:
