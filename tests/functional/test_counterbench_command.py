@@ -88,6 +88,8 @@ def test_a_search_and_a_scan(port: int, tmp_path: Path) -> None:
     found = counterbench("-p", port, "--scan", "1k:2k:500", "--duration", "100ms", "-q")
     assert found.returncode == 0
     assert found.stdout.count("requests per second") == 3
+    found = counterbench("-p", port, "--find-max", "p99<5s", "--duration", "100ms", "-q")
+    assert found.stdout.splitlines()[-1].startswith("p99<5s holds up to ")
 
 
 @contextlib.contextmanager
@@ -159,6 +161,8 @@ def test_holding_churn_and_verification(port: int) -> None:
     assert found.returncode == 0, found.stdout
     assert "verified" in found.stdout
     assert "give-back" in found.stdout
+    label = "counter acquire-release, 50 connections, 1 in flight, 20 names, held exp:2.00 ms, 50.0/s killed"
+    assert found.stdout.splitlines()[0] == label
     assert "refused" in found.stdout
 
 
@@ -172,13 +176,17 @@ def test_holding_churn_and_verification(port: int) -> None:
         (["-n", "0"], "1 or more"),
         (["-n", "1.0001k"], "whole number"),
         (["--duration", "1h"], "a time such as"),
+        (["--duration", "0s"], "0.001 or more"),
+        (["--json", "/proc/missing/run.json"], "there is no directory '/proc/missing'"),
+        (["--json", "-"], "name a file"),
+        (["--html", "/proc"], "is a directory"),
         (["--rate", "fast"], "a number such as"),
         (["--find-max", "p99>1ms"], "a bound on a percentile"),
         (["--scan", "10k:1k:1k"], "a scan goes up"),
         (["--scan", "1k:2k:1k", "--find-max", "p99<1ms"], "two searches"),
         (["--scan", "1k:2k:1k", "--rate", "1k"], "chooses the rates itself"),
         (["-r", "300", "--name-size", "2"], "names of 2 bytes"),
-        (["--resources", "5", "--maximum", "4"], "the maximum is 5 to"),
+        (["--resources", "5", "--maximum", "4"], "none would be granted"),
         (["--protocol", "redis", "--verify"], "which redis does not know"),
         (["-k", "0", "-P", "2"], "one in flight"),
         (["--threads", "4", "-c", "3"], "need as many connections"),
@@ -199,11 +207,17 @@ def test_nobody_listens() -> None:
     assert found.stderr == "counterbench: cannot connect to 127.0.0.1:1: Connection refused\n"
 
 
-def test_a_file_that_cannot_be_written_costs_no_figures(port: int, tmp_path: Path) -> None:
-    found = counterbench("-p", port, "-n", 100, "--json", tmp_path / "missing" / "run.json")
+def test_a_host_that_nobody_knows_is_named() -> None:
+    found = counterbench("-h", "no such host", "-n", 10)
+    assert found.returncode == 2
+    assert found.stderr.startswith("counterbench: cannot connect to no such host: ")
+
+
+def test_a_file_that_cannot_be_written_costs_no_figures(port: int) -> None:
+    found = counterbench("-p", port, "-n", 100, "--json", "/dev/full")
     assert found.returncode == 2
     assert "throughput" in found.stdout
-    assert "No such file" in found.stderr
+    assert "No space left" in found.stderr
 
 
 def test_a_file_that_is_no_result(tmp_path: Path) -> None:

@@ -162,7 +162,10 @@ class Plan:
             ),
             (self.verify and self.names > VERIFIED_MAX, f"--verify keeps count of {VERIFIED_MAX} names at most"),
             (self.requests is None and self.duration is None, "give --requests, --duration or both"),
-            (self.processes > self.connections, f"{self.processes} threads need as many connections"),
+            (
+                self.processes > self.connections,
+                f"{self.processes} threads need as many connections, not {self.connections}",
+            ),
             (not 1 <= self.names <= NAMES_MAX, f"there can be 1 to {NAMES_MAX} names, not {self.names}"),
             (
                 self.names > 16**digits,
@@ -173,12 +176,19 @@ class Plan:
                 f"a name has 1 to {NAME_SIZE_MAX[self.protocol]} bytes in the {self.protocol} protocol",
             ),
             (not 1 <= self.resources <= U32_MAX, f"resources are 1 to {U32_MAX}"),
-            (not self.resources <= self.maximum <= U32_MAX, f"the maximum is {self.resources} to {U32_MAX}"),
+            (self.maximum > U32_MAX, f"the maximum is {U32_MAX} at most"),
+            (
+                self.maximum < self.resources,
+                f"each acquire asks for {self.resources}, and the maximum is {self.maximum}: none would be granted",
+            ),
             (self.hold is not None and not pairs, f"--hold is for {PAIRS}"),
-            (not self.keep_alive and self.depth > 1, "a connection for each request has one in flight"),
+            (
+                not self.keep_alive and self.depth > 1,
+                "--keep-alive 0 opens a connection for each request, with one in flight: no --pipeline",
+            ),
             (
                 not self.keep_alive and self.rate is not None,
-                "a connection for each request is a closed loop: no --rate",
+                "--keep-alive 0 opens a connection for each request, in a closed loop: no --rate",
             ),
             (not self.keep_alive and bool(self.hold or self.churn), "--hold and --churn need connections that stay"),
             (

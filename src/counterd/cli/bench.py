@@ -1,7 +1,8 @@
 """`counterbench`: the load tester's command.
 
-Floor 5. Exit status: 0 when all went well, 1 when there were errors, requests that could not be sent, or violations of
-what --verify looks at, 2 for a command line that makes no sense or a server that is not there.
+Floor 5. Exit status: 0 when all went well, 1 when there were errors, requests that could not be sent, violations of
+what --verify looks at, or a search that was not finished, 2 for a command line that makes no sense or a server that is
+not there.
 """
 
 from __future__ import annotations
@@ -75,29 +76,71 @@ def at_least(minimum: float, read: Callable[[str], float]) -> Callable[[str], fl
 NUMBER = Reads("number", at_least(1, planning.whole_number))
 RATE = Reads("rate", at_least(0.001, planning.number))
 TIME = Reads("time", planning.seconds)
-FILE = click.Path(dir_okay=False, path_type=Path)
+MEASURED = Reads("time", at_least(0.001, planning.seconds))
+
+
+class Written(click.Path):
+    """A file to write once a run is over: where that cannot work, it is known before the run."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if path.name == "-":
+            self.fail("the figures go to standard output anyway: name a file", param, ctx)
+        if not path.parent.is_dir():
+            self.fail(f"there is no directory {str(path.parent)!r}", param, ctx)
+        if not path.exists() and not os.access(path.parent, os.W_OK):
+            self.fail(f"directory {str(path.parent)!r} is not writable", param, ctx)
+        return path
+
+
+FILE = Written()
 
 
 @click.group(invoke_without_command=True, context_settings={"max_content_width": 110})
 @click.option("-h", "--host", default="127.0.0.1", show_default=True, help="The server's host.")
-@click.option("-p", "--port", type=click.IntRange(1, 65535), help="Its port.  [default: the protocol's]")
+@click.option(
+    "-p",
+    "--port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help=f"Its port.  [default: {', '.join(f'{port} for {name}' for name, port in planning.PROTOCOLS.items())}]",
+)
 @click.option("-s", "--socket", metavar="PATH", help="Its Unix socket, instead of host and port.")
 @click.option(
     "--protocol",
     type=click.Choice(list(planning.PROTOCOLS)),
     default=Plan.protocol,
     show_default=True,
-    help="For side by side figures, redis (INCR, DECR, GET) and memcached (incr, decr, get) too.",
+    help="What the server speaks: for side by side figures redis (INCR, DECR, GET), memcached (incr, decr, get).",
 )
-@click.option("-c", "--connections", type=NUMBER, default=50, show_default=True, help="Connections.")
-@click.option("-n", "--requests", type=NUMBER, help="Requests, all together.")
-@click.option("--duration", type=TIME, help="Measure for so long.  [default: 10s; 3s for each run of a search]")
+@click.option("-c", "--connections", type=NUMBER, default=50, show_default=True, help="Connections, all together.")
+@click.option(
+    "-n",
+    "--requests",
+    type=NUMBER,
+    help="Stop after so many requests, all together; with --duration too, at whichever comes first.",
+)
+@click.option("--duration", type=MEASURED, help="Measure for so long.  [default: 10s; 3s for each run of a search]")
 @click.option("--warmup", type=TIME, default=0.0, help="Load for so long before measuring.  [default: 0s]")
 @click.option("-P", "--pipeline", type=NUMBER, default=1, show_default=True, help="Requests in flight on a connection.")
 @click.option(
-    "-k", "--keep-alive", type=click.BOOL, default=True, show_default=True, help="0: a new connection for each request."
+    "-k",
+    "--keep-alive",
+    type=click.BOOL,
+    metavar="0|1",
+    default=True,
+    help="0: a new connection for each request.  [default: 1]",
 )
-@click.option("--threads", type=NUMBER, default=1, show_default=True, help="Load processes.")
+@click.option(
+    "--threads",
+    type=NUMBER,
+    default=1,
+    show_default=True,
+    help="Load processes, which share the connections: more where one is busy all the time (see load CPU).",
+)
 @click.option(
     "-t",
     "--ops",
@@ -117,14 +160,24 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--name-size", type=NUMBER, default=16, show_default=True, help="Bytes of a name.")
 @click.option("--prefill", is_flag=True, help="Make all names exist before the load begins.")
 @click.option("--resources", type=NUMBER, default=1, show_default=True, help="Permits that each acquire asks for.")
-@click.option("--maximum", type=NUMBER, default=1_000_000, show_default=True, help="Permits that a name has.")
-@click.option("--hold", type=Reads("hold", Hold.read), help="How long a permit is held: fixed:10ms or exp:50ms (mean).")
+@click.option(
+    "--maximum",
+    type=NUMBER,
+    default=1_000_000,
+    show_default=True,
+    help="Permits that a name has; over it an acquire is refused.",
+)
+@click.option(
+    "--hold",
+    type=Reads("hold", Hold.read),
+    help="How long a permit is held before its release: fixed:10ms or exp:50ms (mean).",
+)
 @click.option(
     "--churn",
     type=RATE,
     default=0.0,
-    help="Kill so many connections a second while they hold permits, and "
-    "measure how long until the server has those back.",
+    help="Kill so many connections a second while they hold permits, and measure how long until the server "
+    "has those back (give-back); others take their place.",
 )
 @click.option(
     "--rate",
@@ -137,19 +190,19 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     type=click.Choice(["constant", "poisson"]),
     default="constant",
     show_default=True,
-    help="How they are spread.",
+    help="How the requests of --rate are spread over time.",
 )
 @click.option(
     "--find-max",
     type=Reads("objective", search.Objective.read),
     metavar="OBJECTIVE",
-    help="Find the highest rate that meets it: 'p99<1ms', 'max<20ms'.",
+    help="Find the highest rate that meets it: 'p99<1ms', 'max<20ms'; in 13 runs at most, the first a closed loop.",
 )
 @click.option(
     "--scan",
     type=Reads("scan", search.read_scan),
     metavar="FROM:TO:STEP",
-    help="A run at each of these rates: 10k:200k:10k.",
+    help="An open loop at each of these rates: 10k:200k:10k.",
 )
 @click.option(
     "--verify",
@@ -159,7 +212,12 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the random choices.")
 @click.option("--json", type=FILE, help="Write everything there, for `counterbench compare` and other tools.")
 @click.option("--csv", type=FILE, help="Write a row for each run there.")
-@click.option("--hdr", type=FILE, help="Write the latency distribution there (.hgrm, microseconds).")
+@click.option(
+    "--hdr",
+    type=FILE,
+    help="Write the latency distribution there, in microseconds, as HdrHistogram's plotters read it (.hgrm). "
+    "Of a search each run has its file, with -1, -2, ... before the suffix.",
+)
 @click.option("--html", type=FILE, help="Write a page with charts there.")
 @click.option("-q", "--quiet", is_flag=True, help="One line for each run, and no panel while it goes on.")
 @click.version_option(__version__, prog_name="counterbench")
@@ -167,13 +225,16 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 def main(context: click.Context, /, **options: Any) -> None:
     """Loads a server, and says how fast it is and whether it keeps its promises.
 
-    Numbers may be written 10k or 1.5m, times 500us, 10ms, 5s or 2m. Without -n or --duration a run takes 10 s.
+    Numbers may be written 10k or 1.5m, times 500us, 10ms, 5s or 2m. Without -n or --duration a run takes 10 s;
+    Ctrl-C ends it with what was measured until then. Exit status: 0 if all went well, 1 if there were errors, requests
+    that could not be sent, violations or a search that was not finished, 2 if it could not begin.
 
     \b
       counterbench -r 100k                             50 connections, acquire and release in turn
       counterbench -r 100k -P 64 --threads 2           64 requests in flight on each
       counterbench --rate 20k --arrivals poisson       what users see at that rate
       counterbench --find-max 'p99<1ms'                how much it can take
+      counterbench --protocol redis -p 6379 -r 100k    the same load on a redis-server
       counterbench --hold exp:50ms --churn 10 --verify permits that are held, clients that die
       counterbench compare before.json after.json      two runs side by side
     """
@@ -199,8 +260,8 @@ def main(context: click.Context, /, **options: Any) -> None:
         sys.exit(EXIT_FAILED)
 
 
-@main.command()
-@click.argument("files", nargs=-1, required=True, type=FILE)
+@main.command(short_help="Two or more runs side by side, from what --json has kept.")
+@click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--html", type=FILE, default="compare.html", show_default=True, help="Where to write the page.")
 def compare(files: tuple[Path, ...], html: Path) -> None:
     """Shows runs that --json has kept side by side, with ratios against the first, and writes a page of them."""
