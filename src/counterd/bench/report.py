@@ -182,6 +182,9 @@ def _facts(run: Run) -> Table:
     table.add_row("errors", Text(by_kind(run.errors), BAD) if run.errors else "none")
     for text in run.evidence:
         table.add_row("", Text(printable(text), BAD))
+    if run.errors and not run.requests:
+        protocol = printable(run.options.get("protocol", "this"))
+        table.add_row("", Text(f"nothing was answered: does the server speak the {protocol} protocol?", BAD))
     table.add_row("load CPU", cpu(run))
     if run.violations == []:
         table.add_row("verified", Text(VERIFIED, GOOD))
@@ -289,7 +292,7 @@ def compare_table(reports: list[tuple[str, Report]]) -> RenderableType:
     table.add_column("run", overflow="fold")
     for column in ("throughput", *map(percentile_name, ROW_NAMES)):
         table.add_column(column, justify="right", no_wrap=True)
-    notes = []
+    notes, is_compared = [], False
     for index, (name, report) in enumerate(reports):
         for run in report.runs:
             title = full_name(name, report, run)
@@ -299,12 +302,23 @@ def compare_table(reports: list[tuple[str, Report]]) -> RenderableType:
             heading = Text(f"{title} (failed)", BAD) if run.failed() else Text(title)
             figures = [rate(run.rate), *_cells(percentiles(run.latency), ROW_NAMES)]
             found = ratios(run, base) if base is not None else [None] * len(figures)
+            is_compared |= base is not None
             cells = (_compared_cell(value, ratio, run) for value, ratio in zip(figures, found, strict=True))
             table.add_row(heading, *cells)
-    if len(reports) > 1:
+    for name, report in reports:
+        notes += _about(name, report)
+    if is_compared:
         marks = f"{MARKS['better']} better, {MARKS['worse']} worse, {MARKS['same']} within {SAME:.0%}"
         notes.append(Text(f"x: against {printable(reports[0][0])}; {marks}", SOFT))
     return Group(table, *notes)
+
+
+def _about(name: str, report: Report) -> list[Text]:
+    """What was loaded, where the rows do not say it, and what a search found."""
+    words = [printable(report.runs[0].label)] if report.runs and _is_one_load(report) else []
+    if report.search is not None:
+        words.append(answer(report.search)[0])
+    return [Text(f"{printable(name)}: {': '.join(words)}", SOFT)] if words else []
 
 
 def ratios(run: Run, base: Run) -> list[Ratio | None]:

@@ -270,7 +270,7 @@ def compare(files: tuple[Path, ...], html: Path) -> None:
         page.write_page(reports, html)
     except (ResultError, OSError) as error:
         give_up(error)
-    Console().print(report.compare_table(reports))
+    Console().print(report.compare_table(reports), crop=False)
     click.echo(f"charts: {html}")
 
 

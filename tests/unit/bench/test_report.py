@@ -111,6 +111,11 @@ def test_nobody_answered() -> None:
     text = shown(summary(report(empty_run())))
     assert row(text, "throughput") == "0 requests/s"
     assert row(text, "errors") == "refused 50"
+    assert "does the server speak the redis protocol?" not in text
+    wrong = run(requests=0, errors={"unanswered": 50}, latency=times(), options={"protocol": "redis"})
+    assert "does the server speak the redis protocol?" in shown(summary(report(wrong)))
+    idle = run(requests=0, latency=times(), options={"protocol": "redis"})
+    assert "does the server speak" not in shown(summary(report(idle))), "it was interrupted"
     assert row(text, "latency ") == "- - - - - -"
 
 
@@ -282,8 +287,19 @@ def test_a_better_one_is_green_and_a_worse_one_red() -> None:
 def test_nothing_to_compare_with() -> None:
     assert ratios(empty_run(), empty_run()) == [None] * 5
     assert "x: against" not in shown(compare_table([("a", report(run()))]))
+    different = report(run(rate_wanted=7.0), run(rate_wanted=8.0))
+    assert "x: against" not in shown(compare_table([("a", scan()), ("b", different)])), "no rate is in both"
+    assert "x: against a" in shown(compare_table([("a", scan()), ("b", scan())]))
     shown(compare_table([]))
     shown(compare_table([("a", report()), ("b", report(run()))]))
+
+
+def test_a_comparison_says_what_was_loaded_and_what_a_search_found() -> None:
+    lines = shown(compare_table([("a", report(run())), ("b", scan())])).splitlines()
+    assert "a: acquire-release" in lines
+    assert "b: acquire-release: p99<1ms holds up to 2,000/s" in lines
+    mixed = report(run("get"), run("noop"))
+    assert not any(line.startswith("c: ") for line in shown(compare_table([("c", mixed)])).splitlines())
 
 
 def test_a_run_is_compared_with_the_one_that_did_the_same() -> None:
