@@ -139,7 +139,7 @@ FILE = Written()
     type=NUMBER,
     default=1,
     show_default=True,
-    help="Load processes, which share the connections: more where one is busy all the time (see load CPU).",
+    help="Load processes, which share the connections: more where one takes a core in a closed loop.",
 )
 @click.option(
     "-t",
