@@ -134,10 +134,10 @@ def summary(report: Report) -> RenderableType:
     parts: list[RenderableType]
     if len(report.runs) == 1:
         run = report.runs[0]
-        parts = [_heading(run), _facts(run), _times_table(run), *_meanings(run)]
+        parts = [Text(printable(run.label), "bold"), _facts(run), _times_table(run), *_meanings(run)]
     else:
         parts = [
-            *(_heading(run) for run in report.runs[:1] if _is_one_load(report)),
+            *(Text(printable(run.label), "bold") for run in report.runs[:1] if _is_one_load(report)),
             _runs_table(report),
             *_faults_of(report),
         ]
@@ -145,11 +145,6 @@ def summary(report: Report) -> RenderableType:
         text, found = answer(report.search)
         parts.append(Text(text, "bold" if found else BAD))
     return Group(*parts)
-
-
-def _heading(run: Run) -> Text:
-    """On one line, however long: a terminal breaks it by itself, and in a file it can be searched for."""
-    return Text(printable(run.label), "bold", no_wrap=True, overflow="ignore")
 
 
 def brief(report: Report) -> str:

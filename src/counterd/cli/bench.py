@@ -39,6 +39,8 @@ from counterd.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rich.console import RenderableType
+
     ParamType = click.ParamType[Any]
 else:
     ParamType = click.ParamType  # which older ones of click's versions do not let be subscripted
@@ -251,7 +253,7 @@ def main(context: click.Context, /, **options: Any) -> None:
     if options["quiet"]:
         click.echo(report.brief(found))
     else:
-        console.print(report.summary(found), crop=False)  # a long label goes on: the terminal breaks it
+        show(console, report.summary(found))
     try:
         write(found, options)
     except OSError as error:
@@ -270,8 +272,13 @@ def compare(files: tuple[Path, ...], html: Path) -> None:
         page.write_page(reports, html)
     except (ResultError, OSError) as error:
         give_up(error)
-    Console().print(report.compare_table(reports), crop=False)
+    show(Console(), report.compare_table(reports))
     click.echo(f"charts: {html}")
+
+
+def show(console: Console, what: RenderableType) -> None:
+    """Lines break between words on a terminal, and nowhere in a file, where they are searched."""
+    console.print(what, soft_wrap=not console.is_terminal)
 
 
 def failed(found: Report) -> bool:
