@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 Runner = Callable[["Plan"], "Run"]
 
 PRECISION = 0.02  # of the rate that is found
-TRIALS_MAX = 12
+TRIALS_MAX = 24
+TRIES = 2  # at a rate: a miss that only one run saw was a busy neighbour's doing
 REACHED = 0.99  # of the rate wanted: less means that the server, or the load, does not keep up
 RATES_MAX = 1000
 SECONDS_MIN = 1.0  # of a trial, where a number of requests says how long the first run is
@@ -90,12 +91,14 @@ def _narrow(plan: Plan, objective: Objective, runner: Runner, found: Found) -> N
     found.runs.append(peak)
     low, high = 0.0, peak.rate
     duration = plan.duration if plan.duration is not None else max(peak.seconds, SECONDS_MIN)
-    while high > 0 and len(found.runs) <= TRIALS_MAX and high - low > PRECISION * high:
+    while high > 0 and len(found.runs) < TRIALS_MAX and high - low > PRECISION * high:
         rate = (low + high) / 2 if low or len(found.runs) > 1 else 0.8 * high
-        trial = runner(dataclasses.replace(plan, rate=rate, requests=None, duration=duration))
-        found.runs.append(trial)
-        if objective.is_met(trial):
-            low = found.best = rate
+        for _ in range(TRIES):
+            trial = runner(dataclasses.replace(plan, rate=rate, requests=None, duration=duration))
+            found.runs.append(trial)
+            if objective.is_met(trial):
+                low = found.best = rate
+                break
         else:
             high = rate
 
