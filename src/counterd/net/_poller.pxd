@@ -34,6 +34,8 @@ cdef class Socket:              # in the epoll set
 cdef class Listener(Socket):
     cdef object make            # a connection
 
+    cdef int accept(self, int most) except -1
+
 
 cdef class Transport(Socket):
     cdef Connection protocol

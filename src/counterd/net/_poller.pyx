@@ -17,7 +17,7 @@ import os
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.errno cimport EAGAIN, ECONNABORTED, EINTR, EMFILE, ENFILE, EPERM, EPROTO, errno
+from libc.errno cimport EAGAIN, EINTR, EMFILE, ENFILE, ENOBUFS, ENOMEM, errno
 from libc.string cimport memset
 from posix.fcntl cimport O_RDONLY, open as c_open
 from posix.unistd cimport close as c_close
@@ -47,7 +47,10 @@ cdef extern from "<fcntl.h>" nogil:
 cdef enum:
     BATCH = 64          # sockets served before the loop has its turn
     ACCEPTS = 32        # connections accepted in one batch, of each listening socket: some 10 us each
+    QUEUE_MAX = 4096    # connections that wait to be accepted: BACKLOG in sockets.py
     READ_MAX = 262144   # bytes of one read
+
+REST_S = 0.1            # before accepting is tried again where it could not be done
 
 
 cdef class Poller:
@@ -82,9 +85,11 @@ cdef class Poller:
         self.listeners.append(listener)
 
     def unlisten(self):
-        """Accepts no more. The listening sockets stay the caller's."""
+        """Accepts those that wait, and then no more; not to be called from within a batch. The listening sockets stay
+        the caller's."""
         cdef Listener listener
         for listener in self.listeners:
+            listener.accept(QUEUE_MAX)
             epoll_ctl(self.epoll, EPOLL_CTL_DEL, listener.fd, NULL)
             Py_DECREF(listener)
         self.listeners.clear()
@@ -96,39 +101,56 @@ cdef class Poller:
         cdef int i = 0
         cdef Socket entry = None
         self.running = True
-        while i < count:
-            try:
-                while i < count:
-                    entry = <Socket>events[i].data.ptr
-                    i += 1
-                    entry.ready(events[i - 1].events)
-            except Exception as error:  # a bug of ours: it costs this connection, not the others
-                self.fail(entry, error)
-        self.running = False
+        try:
+            while i < count:
+                try:
+                    while i < count:
+                        entry = <Socket>events[i].data.ptr
+                        i += 1
+                        entry.ready(events[i - 1].events)
+                except Exception as error:  # a bug of ours: it costs this connection, not the others
+                    self.fail(entry, error)
+        finally:
+            self.running = False
         if self.dying:
             self.bury()
 
     def bury(self):
         """Tells the connections of transports that have closed, and frees their descriptors."""
-        cdef Transport transport
         self.burying = False
         while self.dying:
-            dying, self.dying = self.dying, []
-            for transport in dying:
-                self.forget(transport)
+            self.forget(self.dying.pop())
 
     def reserve(self):
         self.spare = c_open(b"/dev/null", O_RDONLY | O_CLOEXEC)
 
     def turn_away(self, int listening):
-        """No descriptor is left: the one in reserve serves to close the next connection, which would wait for ever."""
+        """No descriptor is left: the one in reserve serves to close the next connection, which would wait for ever.
+
+        Returns whether there was one.
+        """
         cdef int fd
-        c_close(self.spare)
+        if self.spare >= 0:
+            c_close(self.spare)
         fd = accept4(listening, NULL, NULL, SOCK_CLOEXEC)
         if fd >= 0:
             c_close(fd)
         self.reserve()
-        self.reject("descriptors", "no descriptor is left, although fewer connections are open than may be")
+        if fd >= 0:
+            self.reject("descriptors", "no descriptor is left, although fewer connections are open than may be")
+        return fd >= 0
+
+    def rest(self):
+        """Nothing can be accepted for now, and asking again at once would take all of the CPU."""
+        cdef Listener listener
+        for listener in self.listeners:
+            self.watch(listener, listener.fd, 0)
+        self.loop.call_later(REST_S, self.resume)
+
+    def resume(self):
+        cdef Listener listener
+        for listener in self.listeners:
+            self.watch(listener, listener.fd, EPOLLIN)
 
     cdef int accepted(self, int fd, make) except -1:
         """Begins to serve a connection."""
@@ -152,7 +174,7 @@ cdef class Poller:
         return 0
 
     cdef int forget(self, Transport transport) except -1:
-        c_close(transport.fd)
+        c_close(transport.fd)  # which takes it out of the epoll set: no other process has a copy, since none is forked
         try:
             transport.protocol.connection_lost(transport.error)
         except Exception as error:
@@ -192,15 +214,24 @@ cdef class Listener(Socket):
     """A listening socket."""
 
     cdef int ready(self, uint32_t events) except -1:
+        return self.accept(ACCEPTS)
+
+    cdef int accept(self, int most) except -1:
         cdef int _turn, fd
-        for _turn in range(ACCEPTS):
+        for _turn in range(most):
             fd = accept4(self.fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)
             if fd >= 0:
                 self.poller.accepted(fd, self.make)
-            elif errno == EMFILE or errno == ENFILE:
-                self.poller.turn_away(self.fd)
-            elif errno != ECONNABORTED and errno != EPROTO and errno != EPERM and errno != EINTR:
-                return 0  # nobody waits; what else can be the matter passes, and is tried again in the next batch
+            elif errno == EAGAIN:
+                return 0
+            elif errno == EMFILE or errno == ENFILE:  # which the kernel says before it looks whether somebody waits
+                if not self.poller.turn_away(self.fd):
+                    if self.poller.spare < 0:
+                        self.poller.rest()
+                    return 0
+            elif errno == ENOBUFS or errno == ENOMEM:
+                self.poller.rest()
+                return 0
         return 0
 
 

@@ -65,9 +65,9 @@ class Server(Roster):
 
     def part(self) -> None:
         """Accepts no more, and ends each connection once what it has asked so far is answered."""
-        self.parting = True
         if self._poller is not None:
             self._poller.unlisten()
+        self.parting = True
         for listening in self._listening:
             listening.close()
         for connection in list(self.connections):

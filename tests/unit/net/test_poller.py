@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.net._connection import Connection
-from counterd.net._poller import Poller
+from counterd.net._poller import REST_S, Poller
 from unit.net.fakes import FakeLoop, Net, nets
 
 if TYPE_CHECKING:
@@ -347,6 +347,7 @@ def test_no_more_connections_after_unlisten(polled: Polled) -> None:
     polled.poller.unlisten()
     polled.client()
     polled.batch()
+    polled.poller.unlisten()
     assert len(polled.probes) == 1
 
 
@@ -367,13 +368,40 @@ def test_without_a_descriptor_a_connection_is_turned_away(polled: Polled) -> Non
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for descriptor in taken:
             os.close(descriptor)
-    assert polled.rejected[:3] == ["descriptors"] * 3
+    assert polled.rejected == ["descriptors"] * 3
     assert polled.probes == []
+    assert polled.loop.timers == []
     for client in clients:
         with client:
             client.settimeout(5)
             assert client.recv(1) == b""
     polled.connect()
+
+
+def test_without_any_descriptor_it_rests_and_tries_again(polled: Polled) -> None:
+    client = socket.socket(polled.listening.family)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # below the descriptor in reserve
+        client.connect(polled.listening.getsockname())
+        for _ in range(3):
+            polled.batch()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert polled.rejected == []
+    assert polled.loop.live_timers() == [REST_S]
+    polled.batch()
+    assert polled.probes == []
+    polled.loop.fire()
+    polled.batch()
+    assert [probe.told for probe in polled.probes] == [["made"]]
+    client.close()
+
+
+def test_those_that_wait_are_accepted_before_the_end(polled: Polled) -> None:
+    clients = [polled.client() for _ in range(100)]
+    polled.poller.unlisten()
+    assert len(polled.probes) == len(clients)
 
 
 def test_what_a_transport_knows(polled: Polled) -> None:
