@@ -15,18 +15,15 @@ from counterd._core cimport (
     GRANTED, Frame, Region, Session, counter_acquire, counter_at, counter_consume, counter_create, counter_release,
     counter_restore, index_peek, name_tag, table_find,
 )
-from counterd.bench._system cimport (
-    EPOLL_CTL_ADD, EPOLLIN, MSG_DONTWAIT, MSG_NOSIGNAL, SOCK_NONBLOCK, c_recv, c_send, epoll_create1, epoll_ctl,
-    epoll_event, epoll_wait,
-)
 from counterd.byteorder cimport load_be32, prefetch, store_be32
 from counterd.net.clock cimport monotonic_ns
+from counterd.net.kernel cimport (
+    EPOLL_CTL_ADD, EPOLLIN, MSG_DONTWAIT, MSG_NOSIGNAL, SOCK_NONBLOCK, accept4, c_recv, c_send, epoll_create1,
+    epoll_ctl, epoll_event, epoll_wait,
+)
 from counterd.protocols.counter._room cimport (
     ACQUIRE, NOT_ACQUIRED, NOT_AVAILABLE, RELEASE, CounterSession, CounterStore,
 )
-
-cdef extern from "<sys/socket.h>" nogil:
-    int accept4(int fd, void* address, void* size, int flags)
 
 
 cdef class NoPrefetchStore(CounterStore):

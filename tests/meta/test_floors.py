@@ -46,7 +46,7 @@ BELOW_NET_EXCEPT = {"protocols/counter/__init__.py": {"os"}}
 WIRE = r"counterd\.protocols\.\w+(\.wire)?$"
 SIDES = {
     "client": re.compile(rf"counterd\.errors$|counterd\.client$|{WIRE}"),
-    "bench": re.compile(rf"counterd\.(errors|version|byteorder|client|net\.clock)$|counterd\.bench\b|{WIRE}"),
+    "bench": re.compile(rf"counterd\.(errors|version|byteorder|client|net\.(clock|kernel))$|counterd\.bench\b|{WIRE}"),
 }
 
 CYTHON_IMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+c?import\s+(.*)|c?import\s+(.*))$", re.MULTILINE)

@@ -24,6 +24,7 @@ ELSEWHERE = {
     "bench/_random.pxd": "the names of tests/functional/test_counterbench.py are compared with the laws",
     "bench/_system.pxd": "declarations, used by tests/functional/test_counterbench.py",
     "bench/run.py": "starts processes: tests/functional/test_counterbench.py",
+    "net/kernel.pxd": "declarations: tests/unit/net/test_poller.py and tests/unit/net/test_connection.py use them all",
     "net/clock.pxd": "one system call: whatever is timed in tests/functional/test_slow_readers.py",
     "version.py": "one constant",
     "cli/bench.py": "is a process: tests/functional/test_counterbench_command.py",

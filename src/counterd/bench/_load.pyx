@@ -31,19 +31,18 @@ from counterd.bench._words cimport (
     ABSENT, ACQUIRE, COUNTER, FAILED, FILL, GET, GRANTED, MEMCACHED, NOOP, OPS, REDIS, RELEASE, REPLY_MAX, reply_read,
     request_write, template_make,
 )
-from counterd.bench._memory cimport Hold, allocate, heap_pop, heap_push, ring_grow
+from counterd.bench._memory cimport Hold, allocate, atomic_add, heap_pop, heap_push, ring_grow
 from counterd.bench._system cimport (
-    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL, PR_SET_TIMERSLACK,
-    c_connect, c_recv, c_send, epoll_create1, epoll_ctl, epoll_event, epoll_wait, prctl, process_cpu_ns, reset_at_close,
-    sleep_ns, sockaddr, socket_error, stream_socket,
+    PR_SET_TIMERSLACK, c_connect, prctl, process_cpu_ns, reset_at_close, sleep_ns, sockaddr, stream_socket,
 )
 from counterd.net.clock cimport monotonic_ns
+from counterd.net.kernel cimport (
+    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL, c_recv, c_send,
+    epoll_create1, epoll_ctl, epoll_event, epoll_wait, socket_error,
+)
 
 from counterd.bench.words import requests_of
 from counterd.protocols.counter import wire
-
-cdef extern from *:
-    int64_t atomic_add "__sync_add_and_fetch"(int64_t* target, int64_t value) nogil
 
 cdef enum:
     EVENTS = 256

@@ -1,10 +1,13 @@
-# Room that grows: rings and a heap.
+# Room that grows, rings and a heap; and memory that processes share.
 #
 # A side, header only. Sizes only grow; whoever owns one frees its cells with PyMem_Free.
 
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy
+
+cdef extern from *:
+    int64_t atomic_add "__sync_add_and_fetch"(int64_t* target, int64_t value) nogil
 
 cdef enum:
     RING_MIN = 8

@@ -1,20 +1,11 @@
-# What the load process asks of the kernel.
+# What only the load process asks of the kernel.
 #
 # A side, header only: declarations, and the calls that take more than a line.
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t
 from posix.time cimport CLOCK_PROCESS_CPUTIME_ID, clock_gettime, timespec
 
-cdef extern from "<sys/epoll.h>" nogil:
-    ctypedef union epoll_data_t:
-        uint64_t u64
-    cdef struct epoll_event:
-        uint32_t events
-        epoll_data_t data
-    int epoll_create1(int flags)
-    int epoll_ctl(int epfd, int op, int fd, epoll_event* event)
-    int epoll_wait(int epfd, epoll_event* events, int maxevents, int timeout)
-    int EPOLLIN, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLL_CLOEXEC
+from counterd.net.kernel cimport SOCK_CLOEXEC, SOCK_NONBLOCK, SOL_SOCKET, setsockopt
 
 cdef extern from "<poll.h>" nogil:
     cdef struct pollfd:
@@ -32,11 +23,7 @@ cdef extern from "<sys/socket.h>" nogil:
         int l_linger
     int c_socket "socket"(int family, int kind, int protocol)
     int c_connect "connect"(int fd, const sockaddr* address, unsigned int size)
-    ssize_t c_send "send"(int fd, const void* data, size_t size, int flags)
-    ssize_t c_recv "recv"(int fd, void* data, size_t size, int flags)
-    int getsockopt(int fd, int level, int name, void* value, unsigned int* size)
-    int setsockopt(int fd, int level, int name, const void* value, unsigned int size)
-    int AF_UNIX, SOCK_STREAM, SOCK_NONBLOCK, SOCK_CLOEXEC, SOL_SOCKET, SO_ERROR, SO_LINGER, MSG_DONTWAIT, MSG_NOSIGNAL
+    int AF_UNIX, SOCK_STREAM, SO_LINGER
 
 cdef extern from "<netinet/tcp.h>" nogil:
     int TCP_NODELAY
@@ -56,14 +43,6 @@ cdef inline int stream_socket(int family) noexcept:
     if fd >= 0 and family != AF_UNIX:
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one))
     return fd
-
-
-cdef inline int socket_error(int fd) noexcept:
-    """What became of a connect; 0 = it is connected."""
-    cdef int error = 0
-    cdef unsigned int size = sizeof(error)
-    getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size)
-    return error
 
 
 cdef inline void reset_at_close(int fd) noexcept:

@@ -18,11 +18,7 @@ from libc.errno cimport EAGAIN, EINTR, errno
 from counterd._core cimport Session, Store
 from counterd.net.clock cimport monotonic_ns
 from counterd.net.driver cimport Driver
-
-cdef extern from "<sys/socket.h>" nogil:
-    ssize_t c_send "send"(int fd, const void* data, size_t size, int flags)
-    int MSG_DONTWAIT
-    int MSG_NOSIGNAL
+from counterd.net.kernel cimport MSG_DONTWAIT, MSG_NOSIGNAL, c_send
 
 cdef extern from "<sys/ioctl.h>" nogil:
     int ioctl(int fd, unsigned long request, void* argument)

@@ -22,24 +22,11 @@ from libc.string cimport memset
 from posix.fcntl cimport O_RDONLY, open as c_open
 from posix.unistd cimport close as c_close
 
-cdef extern from "<sys/epoll.h>" nogil:
-    ctypedef union epoll_data_t:
-        void* ptr
-    cdef struct epoll_event:
-        uint32_t events
-        epoll_data_t data
-    int epoll_create1(int flags)
-    int epoll_ctl(int epfd, int op, int fd, epoll_event* event)
-    int epoll_wait(int epfd, epoll_event* events, int maxevents, int timeout)
-    int EPOLLIN, EPOLLOUT, EPOLLERR, EPOLLHUP, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLL_CTL_DEL, EPOLL_CLOEXEC
-
-cdef extern from "<sys/socket.h>" nogil:
-    int accept4(int fd, void* address, void* size, int flags)
-    ssize_t c_recv "recv"(int fd, void* data, size_t size, int flags)
-    ssize_t c_send "send"(int fd, const void* data, size_t size, int flags)
-    int c_shutdown "shutdown"(int fd, int how)
-    int getsockopt(int fd, int level, int name, void* value, unsigned int* size)
-    int MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, SOCK_CLOEXEC, SOCK_NONBLOCK, SOL_SOCKET, SO_ERROR
+from counterd.net.kernel cimport (
+    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, MSG_DONTWAIT,
+    MSG_NOSIGNAL, SHUT_WR, SOCK_CLOEXEC, SOCK_NONBLOCK, accept4, c_recv, c_send, c_shutdown, epoll_create1, epoll_ctl,
+    epoll_event, epoll_wait, socket_error,
+)
 
 cdef extern from "<fcntl.h>" nogil:
     int O_CLOEXEC
@@ -65,7 +52,7 @@ cdef class Poller:
         self.buffer = <uint8_t*>PyMem_Malloc(READ_MAX)
         self.epoll = epoll_create1(EPOLL_CLOEXEC)
         if self.buffer == NULL or self.epoll < 0:
-            raise OSError(errno, os.strerror(errno))
+            raise os_error(errno)
         self.reserve()
         loop.add_reader(self.epoll, self.run)
 
@@ -190,7 +177,7 @@ cdef class Poller:
         event.events = events
         event.data.ptr = <void*>entry
         if epoll_ctl(self.epoll, EPOLL_CTL_MOD if entry.watched else EPOLL_CTL_ADD, fd, &event) < 0:
-            raise OSError(errno, os.strerror(errno))
+            raise os_error(errno)
         if not entry.watched:
             Py_INCREF(entry)
         entry.watched = True
@@ -248,7 +235,7 @@ cdef class Transport(Socket):
         if self.reading and events & EPOLLIN:
             return self.read()
         if events & (EPOLLERR | EPOLLHUP):
-            return self.end(socket_error(self.fd))
+            return self.end(os_error(socket_error(self.fd)))
         return 0
 
     cdef int read(self) except -1:
@@ -259,7 +246,7 @@ cdef class Transport(Socket):
             self.pause_reading()
             self.protocol.eof_received()
         elif errno != EAGAIN and errno != EINTR:
-            self.end(OSError(errno, os.strerror(errno)))
+            self.end(os_error(errno))
         return 0
 
     cdef int drain(self) except -1:
@@ -273,7 +260,7 @@ cdef class Transport(Socket):
                 MSG_DONTWAIT | MSG_NOSIGNAL,
             )
             if sent < 0:
-                return 0 if errno == EAGAIN or errno == EINTR else self.end(OSError(errno, os.strerror(errno)))
+                return 0 if errno == EAGAIN or errno == EINTR else self.end(os_error(errno))
             self.sent += sent
             self.queued -= sent
             if self.sent == PyBytes_GET_SIZE(first):
@@ -360,9 +347,6 @@ cdef class Transport(Socket):
         self.end(None)
 
 
-cdef socket_error(int fd):
-    """What the kernel holds against a socket, as an OSError, or None."""
-    cdef int error = 0
-    cdef unsigned int size = sizeof(error)
-    getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size)
-    return OSError(error, os.strerror(error)) if error else None
+cdef os_error(int number):
+    """Of an errno; None of 0."""
+    return OSError(number, os.strerror(number)) if number else None

@@ -1,0 +1,34 @@
+# Sockets and epoll, as the kernel has them.
+#
+# Floor 3, header only: declarations, and what takes more than a line.
+
+from libc.stdint cimport uint32_t, uint64_t
+
+cdef extern from "<sys/epoll.h>" nogil:
+    ctypedef union epoll_data_t:
+        void* ptr
+        uint64_t u64
+    cdef struct epoll_event:
+        uint32_t events
+        epoll_data_t data
+    int epoll_create1(int flags)
+    int epoll_ctl(int epfd, int op, int fd, epoll_event* event)
+    int epoll_wait(int epfd, epoll_event* events, int maxevents, int timeout)
+    int EPOLLIN, EPOLLOUT, EPOLLERR, EPOLLHUP, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLL_CTL_DEL, EPOLL_CLOEXEC
+
+cdef extern from "<sys/socket.h>" nogil:
+    int accept4(int fd, void* address, void* size, int flags)
+    ssize_t c_send "send"(int fd, const void* data, size_t size, int flags)
+    ssize_t c_recv "recv"(int fd, void* data, size_t size, int flags)
+    int c_shutdown "shutdown"(int fd, int how)
+    int getsockopt(int fd, int level, int name, void* value, unsigned int* size)
+    int setsockopt(int fd, int level, int name, const void* value, unsigned int size)
+    int MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, SOCK_CLOEXEC, SOCK_NONBLOCK, SOL_SOCKET, SO_ERROR
+
+
+cdef inline int socket_error(int fd) noexcept:
+    """What the kernel holds against a socket, as an errno; 0 = nothing."""
+    cdef int error = 0
+    cdef unsigned int size = sizeof(error)
+    getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size)
+    return error
