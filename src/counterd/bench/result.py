@@ -95,7 +95,8 @@ class Report:
     runs: list[Run]
     machine: dict[str, str]  # cpu, cores, memory, kernel
     versions: dict[str, str]  # counterd, python
-    search: dict[str, Any] | None = None  # {"objective": "p99<1ms", "rate": 120000.0 or None} or {"scan": "..."}
+    # {"objective": "p99<1ms", "rate": 120000.0 or None} or {"scan": "..."}; and "ended": why, where it ended early
+    search: dict[str, Any] | None = None
 
 
 def save(report: Report, path: Path) -> None:

@@ -28,13 +28,14 @@ from counterd.net.kernel cimport (
     epoll_event, epoll_wait, socket_error,
 )
 
+from counterd.net.sockets import BACKLOG
+
 cdef extern from "<fcntl.h>" nogil:
     int O_CLOEXEC
 
 cdef enum:
     BATCH = 64          # sockets served before the loop has its turn
     ACCEPTS = 32        # connections accepted in one batch, of each listening socket: some 10 us each
-    QUEUE_MAX = 4096    # connections that wait to be accepted: BACKLOG in sockets.py
     READ_MAX = 262144   # bytes of one read
 
 REST_S = 0.1            # before accepting is tried again where it could not be done
@@ -76,7 +77,7 @@ cdef class Poller:
         the caller's."""
         cdef Listener listener
         for listener in self.listeners:
-            listener.accept(QUEUE_MAX)
+            listener.accept(BACKLOG)
             epoll_ctl(self.epoll, EPOLL_CTL_DEL, listener.fd, NULL)
             Py_DECREF(listener)
         self.listeners.clear()
