@@ -13,8 +13,9 @@ from posix.unistd cimport close as c_close
 
 from counterd._core cimport (
     GRANTED, Frame, Region, Session, counter_acquire, counter_at, counter_consume, counter_create, counter_release,
-    counter_restore, index_peek, name_tag, table_find,
+    counter_restore,
 )
+from counterd._table cimport index_peek, name_tag, table_find
 from counterd.byteorder cimport load_be32, prefetch, store_be32
 from counterd.net.clock cimport monotonic_ns
 from counterd.net.kernel cimport (
@@ -48,7 +49,7 @@ cdef class NoLedgerSession(CounterSession):
         cdef int i
         for i in range(count):
             if frames[i].key_size:
-                number = index_peek(&region.names, frames[i].tag)
+                number = index_peek(&region.names.index, frames[i].tag)
                 if number:
                     prefetch(counter_at(region, number))
 
@@ -57,7 +58,7 @@ cdef class NoLedgerSession(CounterSession):
         cdef Region* region = &store.region
         cdef uint8_t opcode = frame.data[1]
         cdef uint32_t resources = load_be32(frame.data + 12)
-        cdef uint32_t number = table_find(region, frame.tag, frame.key, frame.key_size)
+        cdef uint32_t number = table_find(&region.names, frame.tag, frame.key, frame.key_size)
         cdef uint8_t* target = store.out + store.out_size
         cdef uint32_t body = 4 if opcode == ACQUIRE else 0
         store.requests[opcode] += 1
@@ -101,7 +102,7 @@ cdef class Direct:
         self.name_size = len(names[0])
         self.count = len(names)
         for i in range(self.count):
-            self.tags[i] = name_tag(&session.store.region, self.name(i), self.name_size)
+            self.tags[i] = name_tag(&session.store.region.names, self.name(i), self.name_size)
 
     cdef inline const uint8_t* name(self, uint32_t i) noexcept:
         return <const uint8_t*>PyBytes_AS_STRING(self.names) + <size_t>i * self.name_size

@@ -5,8 +5,10 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from counterd._core cimport (
-    FLAG_IN_RING, NAME_INLINE, Counter, Header, Holding, Index, Pool, Region, blocks_needed, counter_at, counter_exists,
-    index_home, ledger_find, record_long_name,
+    FLAG_IN_RING, Counter, Header, Holding, Region, counter_at, counter_exists, ledger_find,
+)
+from counterd._table cimport (
+    RECORD_USED, Chain, Index, Pool, Record, Table, index_home, name_blocks, name_chain,
 )
 
 
@@ -36,8 +38,24 @@ cdef inline int audit_index(const Index* index, Pool* pool, str what) except -1:
     return 0
 
 
+cdef inline int audit_chain(const Table* table, const Chain* chain, uint32_t blocks, str what) except -1:
+    cdef uint32_t block = chain.first, _step
+    for _step in range(blocks - 1):
+        block = table.blocks[block].next
+    claim(block == chain.last and table.blocks[block].next == 0, f"{what} ends in the wrong block")
+    return 0
+
+
+cdef inline uint32_t audit_name(const Table* table, Record* record, uint32_t number) except? 0xffffffff:
+    """Returns how many blocks the name has."""
+    cdef uint32_t blocks = name_blocks(table, record.name_size)
+    if blocks:
+        audit_chain(table, name_chain(table, record), blocks, f"the name of record {number}")
+    return blocks
+
+
 cdef inline int audit_counter(Region* region, uint32_t number, Counter* counter) except -1:
-    cdef uint32_t entry = counter.holders, previous = 0, block
+    cdef uint32_t entry = counter.holders, previous = 0
     cdef uint64_t held = 0
     cdef Holding* holding
     while entry:
@@ -52,30 +70,25 @@ cdef inline int audit_counter(Region* region, uint32_t number, Counter* counter)
         entry = holding.next_of_record
     claim(held == counter.consumption, f"record {number}: consumption {counter.consumption}, held {held}")
     claim(counter.consumption != 0 or counter.record.flags & FLAG_IN_RING, f"record {number} is idle, not in the ring")
-    if counter.record.name_size > NAME_INLINE:
-        block = record_long_name(&counter.record).first
-        for _ in range(blocks_needed(counter.record.name_size) - 1):
-            block = region.blocks[block].next
-        claim(block == record_long_name(&counter.record).last and region.blocks[block].next == 0,
-              f"record {number}: the blocks of its name end in the wrong place")
     return 0
 
 
-cdef inline int audit_region(Region* region) except -1:
+cdef inline int audit_region(Region* region, uint32_t blocks) except -1:
+    """blocks: how many the room has in chains of its own."""
     cdef Header* header = region.header
-    cdef uint32_t number, entry, previous, count, used = 0, busy = 0, idle = 0, flagged = 0, listed = 0, blocks = 0
+    cdef uint32_t number, entry, previous, count, used = 0, busy = 0, idle = 0, flagged = 0, listed = 0
     cdef Counter* counter
-    audit_index(&region.names, &header.records, "name index")
+    audit_index(&region.names.index, &header.records, "name index")
     audit_index(&region.ledger, &header.holdings, "ledger index")
     for number in range(1, header.records.fresh + 1):
         counter = counter_at(region, number)
-        if counter.record.name_size == 0:
+        if not counter.record.flags & RECORD_USED:
             continue
         used += 1
         busy += counter.consumption != 0
         idle += counter.consumption == 0 and counter_exists(region, counter)
         flagged += counter.record.flags & FLAG_IN_RING
-        blocks += blocks_needed(counter.record.name_size)
+        blocks += audit_name(&region.names, &counter.record, number)
         audit_counter(region, number, counter)
     claim(used == header.records.used, f"{used} records, {header.records.used} counted")
     claim(busy == header.busy and idle == header.idle,

@@ -1,32 +1,29 @@
-# The engine: one region of memory with a table of named records, counters over it, and the ledger of who holds what.
+# The engine: one region of memory with a table of named counters, and the ledger of who holds what; Session and Store.
 #
 # Floor 1. No asyncio, no clock, no file, no logger. What other Cython modules must inline has its body here; the rest
-# is in _core.pyx.
+# is in _core.pyx. Names, index and pools are in _table.pxd.
 #
 # The region (docs/ARCHITECTURE.md, "Memory") is one mapping, and nothing inside it is a pointer: records, holdings,
 # name blocks and connections are numbered from 1, and 0 means none, so that zeroed pages are an empty store.
 #
-#   header | name index | ledger index | records | holdings | name blocks | ring | connections
+#   header | name index | ledger index | counters | holdings | name blocks | ring | connections | what the room adds
 #
 # Invariants (`Store.audit` checks each):
-# - an index has at least two slots for each entry, so a probe always ends; loops are bounded by the slot count anyway;
-# - a record is in use or on the free list; it never moves while it is in use;
 # - a counter's consumption is the sum of the amounts of its holdings;
-# - every counter with consumption 0 is in the ring of idle counters, at most once (FLAG_IN_RING);
+# - every counter with consumption 0 is in the ring of idle counters, at most once (FLAG_IN_RING), or gone where the region
+#   keeps none (drops_idle);
 # - limits subtract, they never add: `consumption > maximum - resources`, because sums wrap.
 
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcmp
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from counterd.byteorder cimport prefetch
+from counterd._table cimport (
+    Block, Index, IndexState, Pool, Record, Table, index_home, index_insert, index_remove, pool_put, pool_take, table_find,
+    table_remove,
+)
 from counterd.debug cimport debug_check
-from counterd.siphash cimport siphash13
 
 cdef enum:
-    NAME_INLINE = 40        # bytes of a name in its record: 64 - 8 (head) - 16 (counter)
-    NAME_PREFIX = 32        # of a longer name; the other 8 bytes number its first and last block
-    BLOCK_SIZE = 64         # a cache line
-    BLOCK_PAYLOAD = 60      # less the number of the next block
+    NAME_INLINE = 40        # bytes of a name in its counter: 64 - 8 (head) - 16 (counter)
     FRAMES_AHEAD = 64       # frames parsed ahead: their cache lines arrive while the rest is parsed
     OUTPUT_MAX = 262144     # replies gathered in one piece before the rest of the input has to wait, plus one reply
     REPLY_MAX = 65569       # the longest: a Dump entry of a name of 65,535 bytes, 12 + 10 + 65,535, and its end, 12
@@ -50,44 +47,9 @@ cdef enum Outcome:
     FULL = 4                # no record, name memory or holding left
 
 
-cdef struct IndexEntry:
-    uint32_t tag            # its top bits are the home slot
-    uint32_t number         # what it stands for; 0 = empty slot
-
-
-cdef struct IndexState:     # in the header
-    uint32_t used
-    uint32_t displaced      # entries that are not in their home slot
-    uint32_t longest        # longest probe that an insertion ever needed
-
-
-cdef struct Index:          # this process's view
-    IndexEntry* entries
-    IndexState* state
-    uint32_t mask
-    int shift
-
-
-cdef struct Record:         # 48 bytes: what the table needs. Rooms append their own fields.
-    uint32_t tag
-    uint16_t name_size      # 0 = free
-    uint8_t flags
-    uint8_t spare
-    uint8_t name[NAME_INLINE]  # or NAME_PREFIX bytes and LongName; or, when free, the next free record
-
-
-cdef struct LongName:       # the last 8 bytes of Record.name when name_size > NAME_INLINE
-    uint32_t first
-    uint32_t last
-
-
-cdef struct NameBlock:
-    uint32_t next           # block; also links the free list
-    uint8_t payload[BLOCK_PAYLOAD]
-
-
 cdef struct Counter:        # 64 bytes, one cache line
     Record record
+    uint8_t name[NAME_INLINE]
     uint32_t consumption
     uint32_t peak           # the largest consumption in `window`
     uint32_t window         # number of the stats window of the last acquire or release
@@ -110,13 +72,6 @@ cdef struct Connection:     # 16 bytes
     uint32_t holdings
     uint32_t next           # in the queue of those to give back, or on the free list
     uint32_t spare
-
-
-cdef struct Pool:           # numbered cells, handed out in order and reused from a free list
-    uint32_t capacity
-    uint32_t fresh          # cells ever handed out; those above were never touched
-    uint32_t free           # first free cell
-    uint32_t used
 
 
 cdef struct Header:
@@ -149,156 +104,24 @@ cdef struct Header:
 
 cdef struct Region:         # this process's view of the mapping
     Header* header
-    Index names
+    Table names             # of the counters
     Index ledger
-    uint8_t* records
-    size_t record_size
     Holding* holdings
-    NameBlock* blocks
     uint32_t* ring
     Connection* connections
+    uint8_t* extra          # what the room asked for besides
     size_t size
     int64_t budget          # steps left until the next turn; may fall below 0
-
-
-# ---- index ---------------------------------------------------------------------------------------------------------
-
-cdef inline uint32_t index_home(const Index* index, uint32_t tag) noexcept nogil:
-    return tag >> index.shift
-
-
-cdef inline void index_prefetch(const Index* index, uint32_t tag) noexcept nogil:
-    """The line of the home slot, and the next if the slot behind is there: removals always look at that one."""
-    cdef uint32_t home = index_home(index, tag)
-    prefetch(index.entries + home)
-    prefetch(index.entries + ((home + 1) & index.mask))
-
-
-cdef inline uint32_t index_peek(const Index* index, uint32_t tag) noexcept nogil:
-    """The first number under that tag, or 0. A guess for prefetching: tags of different names can be equal."""
-    cdef uint32_t slot = index_home(index, tag)
-    cdef uint32_t _step
-    for _step in range(index.mask + 1):
-        if index.entries[slot].number == 0:
-            return 0
-        if index.entries[slot].tag == tag:
-            return index.entries[slot].number
-        slot = (slot + 1) & index.mask
-    return 0
-
-
-cdef inline void index_insert(Index* index, uint32_t tag, uint32_t number) noexcept nogil:
-    cdef uint32_t slot = index_home(index, tag)
-    cdef uint32_t probe = 0
-    debug_check(index.state.used <= index.mask // 2)
-    while probe <= index.mask and index.entries[slot].number != 0:
-        slot = (slot + 1) & index.mask
-        probe += 1
-    index.entries[slot].tag = tag
-    index.entries[slot].number = number
-    index.state.used += 1
-    if probe:
-        index.state.displaced += 1
-        if probe > index.state.longest:
-            index.state.longest = probe
-
-
-cdef inline void index_remove(Index* index, uint32_t tag, uint32_t number) noexcept nogil:
-    """Takes an entry out and moves those behind it one hole back, so that no tombstone is ever needed."""
-    cdef uint32_t hole = index_home(index, tag)
-    cdef uint32_t slot, home, _step
-    for _step in range(index.mask + 1):
-        if index.entries[hole].number == number:
-            break
-        hole = (hole + 1) & index.mask
-    debug_check(index.entries[hole].number == number)
-    if hole != index_home(index, tag):
-        index.state.displaced -= 1
-    slot = hole
-    for _step in range(index.mask + 1):
-        slot = (slot + 1) & index.mask
-        if index.entries[slot].number == 0:
-            break
-        home = index_home(index, index.entries[slot].tag)
-        if ((slot - home) & index.mask) < ((slot - hole) & index.mask):
-            continue  # its home lies behind the hole: there it would not be found
-        if hole == home:
-            index.state.displaced -= 1
-        index.entries[hole] = index.entries[slot]
-        hole = slot
-    index.entries[hole].tag = 0
-    index.entries[hole].number = 0
-    index.state.used -= 1
-
-
-# ---- pools ---------------------------------------------------------------------------------------------------------
-
-cdef inline uint32_t pool_take(Pool* pool, const void* links, size_t cell_size) noexcept nogil:
-    """A free cell, or 0. links: the field of cell 0 that links free cells; each other cell has it at the same place."""
-    cdef uint32_t number = pool.free
-    if number:
-        pool.free = (<const uint32_t*>(<const uint8_t*>links + number * cell_size))[0]
-    elif pool.fresh < pool.capacity:
-        pool.fresh += 1
-        number = pool.fresh
-    else:
-        return 0
-    pool.used += 1
-    return number
-
-
-cdef inline void pool_put(Pool* pool, void* links, size_t cell_size, uint32_t number) noexcept nogil:
-    (<uint32_t*>(<uint8_t*>links + number * cell_size))[0] = pool.free
-    pool.free = number
-    pool.used -= 1
-
-
-# ---- records and their names ---------------------------------------------------------------------------------------
-
-cdef inline Counter* counter_at(const Region* region, uint32_t number) noexcept nogil:
-    debug_check(0 < number <= region.header.records.fresh)
-    return <Counter*>(region.records + number * region.record_size)
-
-
-cdef inline LongName* record_long_name(Record* record) noexcept nogil:
-    return <LongName*>(record.name + NAME_PREFIX)
-
-
-cdef inline uint32_t name_tag(const Region* region, const uint8_t* name, uint32_t size) noexcept nogil:
-    return <uint32_t>(siphash13(region.header.key, name, size) >> 32)
-
-
-cdef inline uint32_t blocks_needed(uint32_t size) noexcept nogil:
-    return 0 if size <= NAME_INLINE else (size - NAME_PREFIX + BLOCK_PAYLOAD - 1) // BLOCK_PAYLOAD
-
-
-cdef bint long_name_equals(const Region* region, Record* record, const uint8_t* name) noexcept nogil
-
-
-cdef inline bint name_equals(const Region* region, Record* record, const uint8_t* name, uint32_t size) noexcept nogil:
-    if record.name_size != size:
-        return False
-    if size <= NAME_INLINE:
-        return memcmp(record.name, name, size) == 0
-    return long_name_equals(region, record, name)
-
-
-cdef inline uint32_t table_find(const Region* region, uint32_t tag, const uint8_t* name, uint32_t size) noexcept nogil:
-    """The record of that name, or 0."""
-    cdef const Index* index = &region.names
-    cdef uint32_t slot = index_home(index, tag)
-    cdef uint32_t _step
-    for _step in range(index.mask + 1):
-        if index.entries[slot].number == 0:
-            return 0
-        if index.entries[slot].tag == tag:
-            if name_equals(region, &counter_at(region, index.entries[slot].number).record, name, size):
-                return index.entries[slot].number
-        slot = (slot + 1) & index.mask
-    return 0
+    uint32_t cursor         # the next holding of a walk along a counter's holders that others' turns interrupt, or 0
+    bint drops_idle         # a counter is gone as soon as nobody holds any of it
 
 
 # ---- ledger --------------------------------------------------------------------------------------------------------
+
+cdef inline Counter* counter_at(const Region* region, uint32_t number) noexcept nogil:
+    debug_check(0 < number <= region.header.records.fresh)
+    return <Counter*>region.names.records + number
+
 
 cdef inline uint32_t ledger_tag(uint32_t connection, uint32_t tag) noexcept nogil:
     """Of a holding, from the name's tag: known before the record is, so that both lines are fetched at once.
@@ -381,6 +204,8 @@ cdef inline void ledger_remove(Region* region, uint32_t entry) noexcept nogil:
         counter.holders = holding.next_of_record
     if holding.next_of_record:
         region.holdings[holding.next_of_record].prev_of_record = holding.prev_of_record
+    if region.cursor == entry:
+        region.cursor = holding.next_of_record
     holding.connection = 0
     pool_put(&region.header.holdings, &region.holdings.next_of_connection, sizeof(Holding), entry)
 
@@ -418,6 +243,9 @@ cdef inline void counter_restore(Region* region, uint32_t number, uint32_t resou
     counter.consumption -= resources
     if counter.consumption == 0:
         header.busy -= 1
+        if region.drops_idle:
+            table_remove(&region.names, number)
+            return
         header.idle += 1
         if not counter.record.flags & FLAG_IN_RING:
             counter.record.flags |= FLAG_IN_RING
@@ -435,7 +263,7 @@ cdef inline void ring_push(Region* region, uint32_t number) noexcept nogil:
 
 
 cdef uint32_t counter_create(Region* region, uint32_t tag, const uint8_t* name, uint32_t size) noexcept nogil
-cdef void name_read(const Region* region, Record* record, uint8_t* target) noexcept nogil
+cdef int give_back(Region* region, int steps) noexcept nogil
 
 
 cdef inline Outcome counter_acquire(
@@ -443,7 +271,7 @@ cdef inline Outcome counter_acquire(
     uint32_t resources, uint32_t maximum, uint32_t since
 ) noexcept nogil:
     """Grants `resources` of `maximum` to the connection, all or nothing. 0 < resources <= maximum."""
-    cdef uint32_t number = table_find(region, tag, name, size)
+    cdef uint32_t number = table_find(&region.names, tag, name, size)
     cdef uint32_t entry
     cdef Counter* counter
     if number == 0:
@@ -475,7 +303,7 @@ cdef inline Outcome counter_release(
     Region* region, uint32_t connection, uint32_t tag, const uint8_t* name, uint32_t size, uint32_t resources
 ) noexcept nogil:
     """Gives back `resources` of what this connection holds; 0 asks only whether the counter exists."""
-    cdef uint32_t number = table_find(region, tag, name, size)
+    cdef uint32_t number = table_find(&region.names, tag, name, size)
     cdef uint32_t entry
     cdef Holding* holding
     if number == 0 or not counter_exists(region, counter_at(region, number)):
@@ -498,7 +326,7 @@ cdef inline Outcome counter_release(
 cdef inline Outcome counter_get(
     const Region* region, uint32_t tag, const uint8_t* name, uint32_t size, uint32_t* consumption
 ) noexcept nogil:
-    cdef uint32_t number = table_find(region, tag, name, size)
+    cdef uint32_t number = table_find(&region.names, tag, name, size)
     if number == 0 or not counter_exists(region, counter_at(region, number)):
         return ABSENT
     consumption[0] = counter_at(region, number).consumption
@@ -522,10 +350,12 @@ cdef class Store:
     cdef size_t out_size
     cdef bint calling_out   # somebody else's Python code runs: sessions must not be entered
     cdef bint stirred       # tick() or take_dirty() may have become due: look at next_deadline()
-    cdef list dirty
+    cdef list dirty             # sessions, each once
+    cdef size_t posted_max
     cdef int64_t budgeted_ns    # when the region's budget was last filled
     cdef readonly uint64_t sessions_open
     cdef readonly uint64_t sessions_total
+    cdef readonly uint64_t sessions_dropped
     cdef readonly uint64_t bytes_in
     cdef readonly uint64_t bytes_out
 
@@ -549,8 +379,12 @@ cdef class Session:
     cdef uint32_t position      # of the long reply under way: the next record; 0 = none is
     cdef int64_t budget_floor   # at which this call stops
     cdef uint32_t since         # now, as the ledger counts it
+    cdef list posted            # messages that wait for take_output(), posted_size bytes; or None
+    cdef size_t posted_size
     cdef readonly bint more
     cdef readonly bint closing
+    cdef readonly bint dropped
+    cdef bint is_dirty          # in the store's list
     cdef bint ended             # the peer has sent its last byte
     cdef bint open              # closed() has not been called
 
@@ -564,6 +398,8 @@ cdef class Session:
     cdef int execute_frame(self, const Frame* frame) except -1
     cdef int produce(self) except -1
 
+    cdef int post(self, bytes message) except -1
+    cdef bytes take_posted(self)
     cdef int begin_call(self, int64_t now_ns) except -1
     cdef bytes end_call(self)
     cdef bint is_stopped(self) noexcept

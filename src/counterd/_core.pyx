@@ -8,10 +8,14 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memcpy, memmove
+from libc.string cimport memcpy, memmove
 from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap
 
 from counterd._audit cimport audit_region
+from counterd._table cimport (
+    BLOCK_SIZE, Block, Index, IndexEntry, IndexState, Pool, name_blocks, name_tag, pool_left, pool_put, pool_take,
+    table_find, table_insert, table_remove,
+)
 from counterd.byteorder cimport load_le64
 from counterd.debug cimport COUNTERD_DEBUG_BUILD, debug_check
 from counterd.siphash cimport siphash13
@@ -22,6 +26,7 @@ LIMIT_CONNECTIONS = CONNECTIONS_MAX
 
 cdef enum:
     PAGE = 4096
+    PARTS = 9                   # of a region
     INDEX_BITS_MAX = 31         # a slot number is the top bits of a 32-bit tag; one bit is left to tell names apart
     KEPT_MIN = 64               # the first piece of input that is kept, and the smallest tried again
     NS_PER_TENTH = 100000000
@@ -49,126 +54,60 @@ cdef void index_map(Index* index, IndexState* state, uint8_t* memory, int bits) 
 
 
 cdef int region_create(
-    Region* region, bytes key, uint32_t records, size_t record_size, uint32_t holdings, uint32_t blocks
+    Region* region, bytes key, uint32_t records, uint32_t holdings, uint32_t blocks, size_t extra
 ) except -1:
     """Maps the one region of a store. Its pages cost memory from their first use on."""
     cdef int name_bits = index_bits(records)
     cdef int ledger_bits = index_bits(holdings)
     if name_bits > INDEX_BITS_MAX or ledger_bits > INDEX_BITS_MAX:
         raise ValueError(f"at most {1 << (INDEX_BITS_MAX - 1)} records and holdings, not {records} and {holdings}")
-    cdef size_t[8] sizes = [
+    cdef size_t[PARTS] sizes = [
         sizeof(Header),
         sizeof(IndexEntry) << name_bits,
         sizeof(IndexEntry) << ledger_bits,
-        (<size_t>records + 1) * record_size,
+        (<size_t>records + 1) * sizeof(Counter),
         (<size_t>holdings + 1) * sizeof(Holding),
-        (<size_t>blocks + 1) * sizeof(NameBlock),
+        (<size_t>blocks + 1) * sizeof(Block),
         <size_t>records * sizeof(uint32_t),
         <size_t>(CONNECTIONS_MAX + 1) * sizeof(Connection),
+        extra,
     ]
-    cdef size_t[8] starts
+    cdef size_t[PARTS] starts
     cdef size_t total = 0
     cdef int part
-    for part in range(8):
+    for part in range(PARTS):
         starts[part] = total
         total += page_round(sizes[part])
     cdef void* memory = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
     if memory == MAP_FAILED:
         raise MemoryError(f"cannot map {total} bytes for {records} records and {holdings} holdings")
     cdef uint8_t* base = <uint8_t*>memory
+    cdef Header* header = <Header*>base
     region.size = total
-    region.header = <Header*>base
-    index_map(&region.names, &region.header.names, base + starts[1], name_bits)
-    index_map(&region.ledger, &region.header.ledger, base + starts[2], ledger_bits)
-    region.records = base + starts[3]
-    region.record_size = record_size
+    region.header = header
+    header.key[0] = load_le64(<const uint8_t*>PyBytes_AS_STRING(key))
+    header.key[1] = load_le64(<const uint8_t*>PyBytes_AS_STRING(key) + 8)
+    header.records.capacity = records
+    header.holdings.capacity = holdings
+    header.blocks.capacity = blocks
+    header.connections.capacity = CONNECTIONS_MAX
+    index_map(&region.names.index, &header.names, base + starts[1], name_bits)
+    index_map(&region.ledger, &header.ledger, base + starts[2], ledger_bits)
+    region.names.key = header.key
+    region.names.records = base + starts[3]
+    region.names.pool = &header.records
+    region.names.blocks = <Block*>(base + starts[5])
+    region.names.block_pool = &header.blocks
+    region.names.record_size = sizeof(Counter)
+    region.names.name_inline = NAME_INLINE
     region.holdings = <Holding*>(base + starts[4])
-    region.blocks = <NameBlock*>(base + starts[5])
     region.ring = <uint32_t*>(base + starts[6])
     region.connections = <Connection*>(base + starts[7])
-    region.header.key[0] = load_le64(<const uint8_t*>PyBytes_AS_STRING(key))
-    region.header.key[1] = load_le64(<const uint8_t*>PyBytes_AS_STRING(key) + 8)
-    region.header.records.capacity = records
-    region.header.holdings.capacity = holdings
-    region.header.blocks.capacity = blocks
-    region.header.connections.capacity = CONNECTIONS_MAX
+    region.extra = base + starts[8]
     return 0
 
 
-# ---- names ---------------------------------------------------------------------------------------------------------
-
-cdef bint long_name_equals(const Region* region, Record* record, const uint8_t* name) noexcept nogil:
-    cdef uint32_t block = record_long_name(record).first
-    cdef uint32_t position = NAME_PREFIX
-    cdef uint32_t piece
-    if memcmp(record.name, name, NAME_PREFIX) != 0:
-        return False
-    while position < record.name_size:
-        piece = min(<uint32_t>BLOCK_PAYLOAD, record.name_size - position)
-        if memcmp(region.blocks[block].payload, name + position, piece) != 0:
-            return False
-        block = region.blocks[block].next
-        position += piece
-    return True
-
-
-cdef void name_write(Region* region, Record* record, const uint8_t* name, uint32_t size) noexcept nogil:
-    """Stores a name; the caller has seen that enough blocks are left."""
-    cdef LongName* long_name = record_long_name(record)
-    cdef uint32_t position = NAME_PREFIX
-    cdef uint32_t piece, block
-    record.name_size = <uint16_t>size
-    if size <= NAME_INLINE:
-        memcpy(record.name, name, size)
-        return
-    memcpy(record.name, name, NAME_PREFIX)
-    long_name.first = 0
-    while position < size:
-        block = pool_take(&region.header.blocks, &region.blocks.next, sizeof(NameBlock))
-        debug_check(block != 0)
-        piece = min(<uint32_t>BLOCK_PAYLOAD, size - position)
-        memcpy(region.blocks[block].payload, name + position, piece)
-        region.blocks[block].next = 0
-        if long_name.first:
-            region.blocks[long_name.last].next = block
-        else:
-            long_name.first = block
-        long_name.last = block
-        position += piece
-
-
-cdef void name_read(const Region* region, Record* record, uint8_t* target) noexcept nogil:
-    cdef uint32_t position = NAME_PREFIX
-    cdef uint32_t piece, block
-    if record.name_size <= NAME_INLINE:
-        memcpy(target, record.name, record.name_size)
-        return
-    memcpy(target, record.name, NAME_PREFIX)
-    block = record_long_name(record).first
-    while position < record.name_size:
-        piece = min(<uint32_t>BLOCK_PAYLOAD, record.name_size - position)
-        memcpy(target + position, region.blocks[block].payload, piece)
-        block = region.blocks[block].next
-        position += piece
-
-
-cdef void name_free(Region* region, Record* record) noexcept nogil:
-    """Returns the whole chain in one step: its last block is known."""
-    cdef Pool* pool = &region.header.blocks
-    cdef LongName* long_name = record_long_name(record)
-    if record.name_size > NAME_INLINE:
-        region.blocks[long_name.last].next = pool.free
-        pool.free = long_name.first
-        pool.used -= blocks_needed(record.name_size)
-    record.name_size = 0
-
-
 # ---- records -------------------------------------------------------------------------------------------------------
-
-cdef void* record_link(Region* region) noexcept nogil:
-    """Free records are linked through what is the end of a name while they are in use."""
-    return &record_long_name(<Record*>region.records).first
-
 
 cdef bint make_room(Region* region, uint32_t blocks) noexcept nogil:
     """Sees to a free record and so many free blocks, if need be in the place of idle counters, the oldest first.
@@ -177,7 +116,6 @@ cdef bint make_room(Region* region, uint32_t blocks) noexcept nogil:
     is left to clear the ring of its stale entries.
     """
     cdef Header* header = region.header
-    cdef Pool* pool = &header.records
     cdef bint records_short, blocks_short
     cdef uint32_t number
     cdef Counter* counter
@@ -185,8 +123,8 @@ cdef bint make_room(Region* region, uint32_t blocks) noexcept nogil:
     if blocks > header.blocks.capacity:
         return False
     while True:
-        records_short = pool.used >= pool.capacity
-        blocks_short = header.blocks.capacity - header.blocks.used < blocks
+        records_short = pool_left(&header.records) == 0
+        blocks_short = pool_left(&header.blocks) < blocks
         if not records_short and not blocks_short:
             return True
         if step == RECLAIM_STEPS or header.ring_size == 0:
@@ -217,29 +155,23 @@ cdef uint32_t counter_create(Region* region, uint32_t tag, const uint8_t* name, 
     cdef Header* header = region.header
     cdef uint32_t number
     cdef Counter* counter
-    if not make_room(region, blocks_needed(size)):
+    if not make_room(region, name_blocks(&region.names, size)):
         return 0
-    number = pool_take(&header.records, record_link(region), region.record_size)
+    number = table_insert(&region.names, tag, name, size)
     counter = counter_at(region, number)
-    counter.record.tag = tag
-    counter.record.flags = 0
-    name_write(region, &counter.record, name, size)
     counter.consumption = 0
     counter.peak = 0
     counter.window = header.window - 1  # it exists once something is consumed
     counter.holders = 0
     header.created += 1
-    index_insert(&region.names, tag, number)
     return number
 
 
 cdef void counter_free(Region* region, uint32_t number) noexcept nogil:
     """Gives the record of an idle counter, already out of the ring, to the next name."""
-    cdef Counter* counter = counter_at(region, number)
-    debug_check(counter.consumption == 0 and counter.holders == 0 and not counter.record.flags & FLAG_IN_RING)
-    index_remove(&region.names, counter.record.tag, number)
-    name_free(region, &counter.record)
-    pool_put(&region.header.records, record_link(region), region.record_size, number)
+    debug_check(counter_at(region, number).consumption == 0 and counter_at(region, number).holders == 0)
+    debug_check(not counter_at(region, number).record.flags & FLAG_IN_RING)
+    table_remove(&region.names, number)
 
 
 cdef uint32_t ring_pop(Region* region) noexcept nogil:
@@ -339,12 +271,14 @@ cdef class Store:
     """Everything the sessions of one room share. Subclasses make their own sessions.
 
     buckets: records, and so counters; holdings: entries of the ledger; name_memory: bytes for names longer than fit
-    their record; hash_key: 16 random bytes. Raises ValueError or OverflowError for impossible sizes, MemoryError if
-    they cannot be mapped.
+    their record; hash_key: 16 random bytes; extra: bytes of the region for the room's own structures; reply_max: the
+    longest reply; posted_max: bytes that others may leave for a session that does not take them. Raises ValueError or
+    OverflowError for impossible sizes, MemoryError if they cannot be mapped.
     """
 
     def __cinit__(self, *, uint32_t buckets, uint32_t holdings, uint32_t holdings_per_connection=0,
-                  uint64_t name_memory, bytes hash_key, **_):
+                  uint64_t name_memory, bytes hash_key, size_t extra=0, size_t reply_max=REPLY_MAX,
+                  size_t posted_max=0, **_):
         cdef uint64_t blocks = name_memory // BLOCK_SIZE
         if buckets == 0:
             raise ValueError("buckets must be at least 1")
@@ -352,9 +286,10 @@ cdef class Store:
             raise ValueError(f"hash_key must have 16 bytes, not {len(hash_key)}")
         if blocks > <uint64_t>0xfffffffe:
             raise ValueError(f"name_memory must be below {0xffffffff * BLOCK_SIZE} bytes, not {name_memory}")
-        region_create(&self.region, hash_key, buckets, sizeof(Counter), holdings, <uint32_t>blocks)
+        region_create(&self.region, hash_key, buckets, holdings, <uint32_t>blocks, extra)
         self.limit_holdings(holdings_per_connection)
-        self.out = <uint8_t*>PyMem_RawMalloc(OUTPUT_MAX + REPLY_MAX)
+        self.posted_max = posted_max
+        self.out = <uint8_t*>PyMem_RawMalloc(OUTPUT_MAX + reply_max)
         if self.out == NULL:
             raise MemoryError("no room for the replies of one call")
         self.dirty = []
@@ -412,10 +347,13 @@ cdef class Store:
         self.budgeted_ns = now_ns
 
     cpdef list take_dirty(self):
-        """The sessions that another's request, or tick(), gave output to since the last call."""
+        """The sessions that another's request, or tick(), gave output to, or dropped, since the last call."""
         cdef list dirty = self.dirty
+        cdef Session session
         if dirty:
             self.dirty = []
+            for session in dirty:
+                session.is_dirty = False
         return dirty
 
     cpdef dict snapshot(self):
@@ -425,9 +363,9 @@ cdef class Store:
             "objects": header.busy + header.idle,
             "total_objects": header.created,
             "used_memory": (
-                header.records.used * self.region.record_size
+                header.records.used * sizeof(Counter)
                 + header.holdings.used * sizeof(Holding)
-                + <uint64_t>header.blocks.used * sizeof(NameBlock)
+                + <uint64_t>header.blocks.used * BLOCK_SIZE
             ),
             "conflicts": header.names.displaced,
             "gc_count": header.sweeps,
@@ -459,7 +397,7 @@ cdef class Store:
         second on the caller's clock."""
         cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(name)
         cdef uint32_t size = <uint32_t>len(name)
-        cdef uint32_t number = table_find(&self.region, name_tag(&self.region, data, size), data, size) if size else 0
+        cdef uint32_t number = table_find(&self.region.names, name_tag(&self.region.names, data, size), data, size)
         cdef uint32_t entry = counter_at(&self.region, number).holders if number else 0
         cdef Holding* holding
         found = []
@@ -471,7 +409,7 @@ cdef class Store:
 
     def audit(self):
         """Walks the whole region and raises AssertionError at the first broken invariant. For tests: O(everything)."""
-        audit_region(&self.region)
+        audit_region(&self.region, 0)
 
 
 def siphash(bytes key not None, bytes data not None):
@@ -494,10 +432,11 @@ cdef class Session:
     (`produce`). States, in the order a connection passes them:
 
     reading    receive() runs whatever is complete; the start of an unfinished frame is kept
-    more       a long reply is under way, or requests wait behind a full output or for a turn: the caller calls
-               take_output() whenever what it was given has gone out, and reads no further
+    more       a long reply is under way, others have posted something, or requests wait behind a full output or for a
+               turn: the caller calls take_output() whenever what it was given has gone out, and reads no further
     ended      the peer has sent its last byte: what it asked is still answered, then everything it held is given back
     closing    write what you were given, then close; nothing is read any more
+    dropped    closing, and at once: the peer took too little of what others posted, and that is thrown away
     """
 
     def __cinit__(self, Store store not None):
@@ -536,7 +475,7 @@ cdef class Session:
         return self.end_call()
 
     cpdef bytes take_output(self, int64_t now_ns):
-        """The next piece: the rest of a long reply, then the replies to requests that were kept behind it.
+        """The next piece: the rest of a long reply, what others posted, then the replies to requests that were kept.
 
         It may be empty while `more` stays set: the work of one call is bounded too. The caller lets others have their
         turn between two calls; each gives all sessions TURN_STEPS again.
@@ -544,10 +483,12 @@ cdef class Session:
         if self.closing or not self.more:
             return b""
         self.store.fill_budget(now_ns)
+        if self.posted_size and not self.position:
+            return self.take_posted()
         self.begin_call(now_ns)
         if self.position:
             self.produce()
-        self.more = self.position != 0
+        self.more = self.position != 0 or self.posted_size != 0
         if not self.more and self.kept_size:
             self.run_kept()
         return self.end_call()
@@ -560,6 +501,41 @@ cdef class Session:
         self.ended = True
         return self.end_call()
 
+    cdef int post(self, bytes message) except -1:
+        """Leaves a message that goes out after what this session is sending; at posted_max the session is dropped."""
+        cdef size_t size = self.posted_size + PyBytes_GET_SIZE(message)
+        if self.closing:
+            return 0
+        if size > self.store.posted_max:
+            self.dropped = True
+            self.detach()
+            self.store.sessions_dropped += 1
+        else:
+            if self.posted is None:
+                self.posted = []
+            self.posted.append(message)
+            self.posted_size = size
+            self.more = True
+        if not self.is_dirty:
+            self.is_dirty = True
+            self.store.dirty.append(self)
+            self.store.stirred = True
+        return 0
+
+    cdef bytes take_posted(self):
+        """What was posted, OUTPUT_MAX and one message at most; a single message as it is, not copied."""
+        cdef list posted = self.posted
+        cdef Py_ssize_t count = 0, size = 0
+        while count < len(posted) and size < OUTPUT_MAX:
+            size += PyBytes_GET_SIZE(<bytes>posted[count])
+            count += 1
+        cdef bytes output = posted[0] if count == 1 else b"".join(posted[:count])
+        del posted[:count]
+        self.posted_size -= size
+        self.store.bytes_out += size
+        self.more = self.posted_size != 0 or self.kept_size != 0 or self.ended
+        return output
+
     cpdef closed(self, int64_t now_ns):
         """The connection is gone. Idempotent; what it held is queued for tick() to give back."""
         if self.store.calling_out:
@@ -571,6 +547,8 @@ cdef class Session:
         self.more = False
         self.leave()
         self.drop_kept()
+        self.posted = None
+        self.posted_size = 0
         if self.open:
             self.open = False
             self.store.sessions_open -= 1
@@ -652,7 +630,7 @@ cdef class Session:
                     self.closing = True
                 if self.is_stopped():
                     break
-        if position == size and not self.position:
+        if position == size and not self.position and not self.posted_size:
             self.more = False
         return position
 

@@ -24,6 +24,7 @@ ROOMS = sorted(path.name for path in (PACKAGE / "protocols").iterdir() if (path 
 FLOORS = {
     "_core": 1,
     "_audit": 1,
+    "_table": 1,
     "protocols": 2,
     "net": 3,
     "control": 4,

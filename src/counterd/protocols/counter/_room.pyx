@@ -13,9 +13,9 @@ from libc.string cimport memcpy, strlen
 
 from counterd._core cimport (
     DONE, GRANTED, LATER, OUTPUT_MAX, REPLY_MAX, Counter, Frame, Header, Outcome, Region, Session, Store,
-    counter_acquire, counter_at, counter_exists, counter_get, counter_release, index_peek, index_prefetch, ledger_tag,
-    name_read, name_tag,
+    counter_acquire, counter_at, counter_exists, counter_get, counter_release, ledger_tag,
 )
+from counterd._table cimport RECORD_USED, index_peek, index_prefetch, name_read, name_tag
 from counterd.byteorder cimport load_be16, load_be32, prefetch, store_be16, store_be32
 from counterd.debug cimport debug_check
 
@@ -167,8 +167,8 @@ cdef class CounterSession(Session):
         frame.verdict = OK
         frame.key = body + fixed
         frame.key_size = name_size
-        frame.tag = name_tag(region, frame.key, name_size)
-        index_prefetch(&region.names, frame.tag)
+        frame.tag = name_tag(&region.names, frame.key, name_size)
+        index_prefetch(&region.names.index, frame.tag)
         if opcode != GET:
             index_prefetch(&region.ledger, ledger_tag(self.connection, frame.tag))
 
@@ -179,7 +179,7 @@ cdef class CounterSession(Session):
         for i in range(count):
             if frames[i].key_size == 0:
                 continue
-            number = index_peek(&region.names, frames[i].tag)
+            number = index_peek(&region.names.index, frames[i].tag)
             if number:
                 prefetch(counter_at(region, number))
             if frames[i].data[1] != GET:
@@ -264,13 +264,13 @@ cdef class CounterSession(Session):
             region.budget -= 1
             counter = counter_at(region, self.position)
             self.position += 1
-            if counter.record.name_size == 0 or not counter_exists(region, counter):
+            if not counter.record.flags & RECORD_USED or not counter_exists(region, counter):
                 continue
             body = reply(store, DUMP, OK, self.dump_opaque, 10 + counter.record.name_size)
             store_be32(body, counter.consumption)
             store_be32(body + 4, counter.peak if counter.window == header.window else counter.consumption)
             store_be16(body + 8, counter.record.name_size)
-            name_read(region, &counter.record, body + 10)
+            name_read(&region.names, &counter.record, body + 10)
         reply(store, DUMP, OK, self.dump_opaque, 0)
         self.position = 0
         return 0

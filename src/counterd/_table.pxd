@@ -1,0 +1,329 @@
+# Named records in a mapping: the open-addressed index, pools of numbered cells, names, and chains of blocks.
+#
+# Floor 1, header only. Nothing here is a pointer once it is in the mapping: records and blocks are numbered from 1, and 0
+# means none, so that zeroed pages are an empty table. Whoever makes the mapping fills in a Table, which is this process's
+# view of it.
+#
+# Invariants:
+# - an index has at least two slots for each entry, so a probe always ends; loops are bounded by the slot count anyway;
+# - a record is in use (RECORD_USED) or on the free list; it never moves while it is in use.
+
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy
+
+from counterd.byteorder cimport prefetch
+from counterd.debug cimport debug_check
+from counterd.siphash cimport siphash13
+
+cdef enum:
+    BLOCK_SIZE = 64         # a cache line
+    BLOCK_PAYLOAD = 60      # less the number of the next block
+    RECORD_USED = 0x80      # of Record.flags; the others are their owner's
+    RECORD_HEAD = 8         # bytes of a Record before its name
+    CHAIN_SIZE = 8          # bytes of a Chain, at the end of the place for the name
+
+
+cdef struct IndexEntry:
+    uint32_t tag            # its top bits are the home slot
+    uint32_t number         # what it stands for; 0 = empty slot
+
+
+cdef struct IndexState:     # in the mapping
+    uint32_t used
+    uint32_t displaced      # entries that are not in their home slot
+    uint32_t longest        # longest probe that an insertion ever needed
+
+
+cdef struct Index:          # this process's view
+    IndexEntry* entries
+    IndexState* state
+    uint32_t mask
+    int shift
+
+
+cdef struct Pool:           # numbered cells, handed out in order and reused from a free list
+    uint32_t capacity
+    uint32_t fresh          # cells ever handed out; those above were never touched
+    uint32_t free           # first free cell
+    uint32_t used
+
+
+cdef struct Block:
+    uint32_t next           # block; also links the free list
+    uint8_t payload[BLOCK_PAYLOAD]
+
+
+cdef struct Chain:          # of blocks; its last is known, so that it is freed in one step
+    uint32_t first
+    uint32_t last
+
+
+cdef struct Record:         # what the table needs; name_inline bytes of the name follow, then its owner's fields
+    uint32_t tag
+    uint16_t name_size
+    uint8_t flags
+    uint8_t kind            # its owner's
+
+
+cdef struct Table:          # this process's view
+    Index index
+    const uint64_t* key     # of SipHash
+    uint8_t* records
+    Pool* pool              # of the records
+    Block* blocks           # of names that are longer than name_inline, and of whatever else needs chains
+    Pool* block_pool
+    uint32_t record_size
+    uint32_t name_inline    # a longer name has so many bytes less CHAIN_SIZE in its record, and the chain of the rest
+
+
+# ---- index ---------------------------------------------------------------------------------------------------------
+
+cdef inline uint32_t index_home(const Index* index, uint32_t tag) noexcept nogil:
+    return tag >> index.shift
+
+
+cdef inline void index_prefetch(const Index* index, uint32_t tag) noexcept nogil:
+    """The line of the home slot, and the next if the slot behind is there: removals always look at that one."""
+    cdef uint32_t home = index_home(index, tag)
+    prefetch(index.entries + home)
+    prefetch(index.entries + ((home + 1) & index.mask))
+
+
+cdef inline uint32_t index_peek(const Index* index, uint32_t tag) noexcept nogil:
+    """The first number under that tag, or 0. A guess for prefetching: tags of different names can be equal."""
+    cdef uint32_t slot = index_home(index, tag)
+    cdef uint32_t _step
+    for _step in range(index.mask + 1):
+        if index.entries[slot].number == 0:
+            return 0
+        if index.entries[slot].tag == tag:
+            return index.entries[slot].number
+        slot = (slot + 1) & index.mask
+    return 0
+
+
+cdef inline void index_insert(Index* index, uint32_t tag, uint32_t number) noexcept nogil:
+    cdef uint32_t slot = index_home(index, tag)
+    cdef uint32_t probe = 0
+    debug_check(index.state.used <= index.mask // 2)
+    while probe <= index.mask and index.entries[slot].number != 0:
+        slot = (slot + 1) & index.mask
+        probe += 1
+    index.entries[slot].tag = tag
+    index.entries[slot].number = number
+    index.state.used += 1
+    if probe:
+        index.state.displaced += 1
+        if probe > index.state.longest:
+            index.state.longest = probe
+
+
+cdef inline void index_remove(Index* index, uint32_t tag, uint32_t number) noexcept nogil:
+    """Takes an entry out and moves those behind it one hole back, so that no tombstone is ever needed."""
+    cdef uint32_t hole = index_home(index, tag)
+    cdef uint32_t slot, home, _step
+    for _step in range(index.mask + 1):
+        if index.entries[hole].number == number:
+            break
+        hole = (hole + 1) & index.mask
+    debug_check(index.entries[hole].number == number)
+    if hole != index_home(index, tag):
+        index.state.displaced -= 1
+    slot = hole
+    for _step in range(index.mask + 1):
+        slot = (slot + 1) & index.mask
+        if index.entries[slot].number == 0:
+            break
+        home = index_home(index, index.entries[slot].tag)
+        if ((slot - home) & index.mask) < ((slot - hole) & index.mask):
+            continue  # its home lies behind the hole: there it would not be found
+        if hole == home:
+            index.state.displaced -= 1
+        index.entries[hole] = index.entries[slot]
+        hole = slot
+    index.entries[hole].tag = 0
+    index.entries[hole].number = 0
+    index.state.used -= 1
+
+
+# ---- pools ---------------------------------------------------------------------------------------------------------
+
+cdef inline uint32_t pool_left(const Pool* pool) noexcept nogil:
+    return pool.capacity - pool.used
+
+
+cdef inline uint32_t pool_take(Pool* pool, const void* links, size_t cell_size) noexcept nogil:
+    """A free cell, or 0. links: the field of cell 0 that links free cells; each other cell has it at the same place."""
+    cdef uint32_t number = pool.free
+    if number:
+        pool.free = (<const uint32_t*>(<const uint8_t*>links + number * cell_size))[0]
+    elif pool.fresh < pool.capacity:
+        pool.fresh += 1
+        number = pool.fresh
+    else:
+        return 0
+    pool.used += 1
+    return number
+
+
+cdef inline void pool_put(Pool* pool, void* links, size_t cell_size, uint32_t number) noexcept nogil:
+    (<uint32_t*>(<uint8_t*>links + number * cell_size))[0] = pool.free
+    pool.free = number
+    pool.used -= 1
+
+
+# ---- chains --------------------------------------------------------------------------------------------------------
+
+cdef inline uint32_t chain_blocks(uint32_t size) noexcept nogil:
+    """How many blocks so many bytes need."""
+    return (size + BLOCK_PAYLOAD - 1) // BLOCK_PAYLOAD
+
+
+cdef inline void chain_write(
+    const Table* table, Chain* chain, uint32_t lead, const uint8_t* data, uint32_t size
+) noexcept nogil:
+    """Stores lead + size bytes, of which the lead, at most BLOCK_PAYLOAD, are left to the caller.
+
+    The caller has seen that enough blocks are left.
+    """
+    cdef uint32_t position = 0, start = lead
+    cdef uint32_t piece, block
+    chain.first = 0
+    while position < size or (lead and chain.first == 0):
+        block = pool_take(table.block_pool, &table.blocks.next, sizeof(Block))
+        debug_check(block != 0)
+        piece = min(BLOCK_PAYLOAD - start, size - position)
+        memcpy(table.blocks[block].payload + start, data + position, piece)
+        table.blocks[block].next = 0
+        if chain.first:
+            table.blocks[chain.last].next = block
+        else:
+            chain.first = block
+        chain.last = block
+        position += piece
+        start = 0
+
+
+cdef inline void chain_read(
+    const Table* table, const Chain* chain, uint32_t lead, uint8_t* target, uint32_t size
+) noexcept nogil:
+    cdef uint32_t position = 0, start = lead, block = chain.first
+    cdef uint32_t piece
+    while position < size:
+        piece = min(BLOCK_PAYLOAD - start, size - position)
+        memcpy(target + position, table.blocks[block].payload + start, piece)
+        block = table.blocks[block].next
+        position += piece
+        start = 0
+
+
+cdef inline bint chain_equals(const Table* table, const Chain* chain, const uint8_t* data, uint32_t size) noexcept nogil:
+    cdef uint32_t position = 0, block = chain.first
+    cdef uint32_t piece
+    while position < size:
+        piece = min(<uint32_t>BLOCK_PAYLOAD, size - position)
+        if memcmp(table.blocks[block].payload, data + position, piece) != 0:
+            return False
+        block = table.blocks[block].next
+        position += piece
+    return True
+
+
+cdef inline void chain_free(const Table* table, const Chain* chain, uint32_t count) noexcept nogil:
+    """Returns a chain of so many blocks, at least one, in one step."""
+    table.blocks[chain.last].next = table.block_pool.free
+    table.block_pool.free = chain.first
+    table.block_pool.used -= count
+
+
+# ---- names ---------------------------------------------------------------------------------------------------------
+
+cdef inline uint32_t name_tag(const Table* table, const uint8_t* name, uint32_t size) noexcept nogil:
+    return <uint32_t>(siphash13(table.key, name, size) >> 32)
+
+
+cdef inline uint8_t* record_name(Record* record) noexcept nogil:
+    return <uint8_t*>record + RECORD_HEAD
+
+
+cdef inline Chain* name_chain(const Table* table, Record* record) noexcept nogil:
+    """The rest of a name that is longer than name_inline. Free records are linked through its first block's number."""
+    return <Chain*>(record_name(record) + table.name_inline - CHAIN_SIZE)
+
+
+cdef inline uint32_t name_prefix(const Table* table, uint32_t size) noexcept nogil:
+    """How many bytes of a name are in its record."""
+    return size if size <= table.name_inline else table.name_inline - CHAIN_SIZE
+
+
+cdef inline uint32_t name_blocks(const Table* table, uint32_t size) noexcept nogil:
+    return chain_blocks(size - name_prefix(table, size))
+
+
+cdef inline bint name_equals(const Table* table, Record* record, const uint8_t* name, uint32_t size) noexcept nogil:
+    cdef uint32_t prefix
+    if record.name_size != size:
+        return False
+    if size <= table.name_inline:
+        return memcmp(record_name(record), name, size) == 0
+    prefix = name_prefix(table, size)
+    return memcmp(record_name(record), name, prefix) == 0 and chain_equals(
+        table, name_chain(table, record), name + prefix, size - prefix
+    )
+
+
+cdef inline void name_read(const Table* table, Record* record, uint8_t* target) noexcept nogil:
+    cdef uint32_t prefix = name_prefix(table, record.name_size)
+    memcpy(target, record_name(record), prefix)
+    if prefix < record.name_size:
+        chain_read(table, name_chain(table, record), 0, target + prefix, record.name_size - prefix)
+
+
+# ---- records -------------------------------------------------------------------------------------------------------
+
+cdef inline Record* record_at(const Table* table, uint32_t number) noexcept nogil:
+    debug_check(0 < number <= table.pool.fresh)
+    return <Record*>(table.records + number * <size_t>table.record_size)
+
+
+cdef inline uint32_t table_find(const Table* table, uint32_t tag, const uint8_t* name, uint32_t size) noexcept nogil:
+    """The record of that name, or 0."""
+    cdef const Index* index = &table.index
+    cdef uint32_t slot = index_home(index, tag)
+    cdef uint32_t _step
+    for _step in range(index.mask + 1):
+        if index.entries[slot].number == 0:
+            return 0
+        if index.entries[slot].tag == tag:
+            if name_equals(table, record_at(table, index.entries[slot].number), name, size):
+                return index.entries[slot].number
+        slot = (slot + 1) & index.mask
+    return 0
+
+
+cdef inline uint32_t table_insert(Table* table, uint32_t tag, const uint8_t* name, uint32_t size) noexcept nogil:
+    """A record for a new name, its owner's fields as they are; the caller has seen that record and blocks are left."""
+    cdef uint32_t number = pool_take(
+        table.pool, &name_chain(table, <Record*>table.records).first, table.record_size
+    )
+    cdef Record* record = record_at(table, number)
+    cdef uint32_t prefix = name_prefix(table, size)
+    debug_check(number != 0)
+    record.tag = tag
+    record.name_size = <uint16_t>size
+    record.flags = RECORD_USED
+    memcpy(record_name(record), name, prefix)
+    if prefix < size:
+        chain_write(table, name_chain(table, record), 0, name + prefix, size - prefix)
+    index_insert(&table.index, tag, number)
+    return number
+
+
+cdef inline void table_remove(Table* table, uint32_t number) noexcept nogil:
+    """Gives a record and its name's blocks to the next name."""
+    cdef Record* record = record_at(table, number)
+    index_remove(&table.index, record.tag, number)
+    if record.name_size > table.name_inline:
+        chain_free(table, name_chain(table, record), name_blocks(table, record.name_size))
+    record.flags = 0
+    pool_put(table.pool, &name_chain(table, <Record*>table.records).first, table.record_size, number)
