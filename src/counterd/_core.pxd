@@ -363,6 +363,7 @@ cdef class Store:
     cpdef int64_t next_deadline(self)
     cpdef tick(self, int64_t now_ns)
     cpdef begin_window(self, uint32_t number)
+    cpdef set_wall(self, int64_t offset_ns)
     cdef void fill_budget(self, int64_t now_ns) noexcept
     cpdef list take_dirty(self)
     cpdef dict snapshot(self)

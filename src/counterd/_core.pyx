@@ -342,6 +342,9 @@ cdef class Store:
         sweep_begin(header)
         self.stirred = True
 
+    cpdef set_wall(self, int64_t offset_ns):
+        """Tells what to add to the caller's monotonic clock to have Unix time, in ns. For rooms that show it."""
+
     cdef void fill_budget(self, int64_t now_ns) noexcept:
         self.region.budget = TURN_STEPS
         self.budgeted_ns = now_ns

@@ -62,7 +62,7 @@ cdef struct Record:         # what the table needs; name_inline bytes of the nam
     uint32_t tag
     uint16_t name_size
     uint8_t flags
-    uint8_t kind            # its owner's
+    uint8_t note            # its owner's
 
 
 cdef struct Table:          # this process's view

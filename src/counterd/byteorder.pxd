@@ -35,6 +35,18 @@ cdef inline uint64_t load_le64(const uint8_t* source) noexcept nogil:
     return value
 
 
+cdef inline uint16_t load_le16(const uint8_t* source) noexcept nogil:
+    cdef uint16_t value
+    memcpy(&value, source, 2)
+    return value
+
+
+cdef inline uint32_t load_le32(const uint8_t* source) noexcept nogil:
+    cdef uint32_t value
+    memcpy(&value, source, 4)
+    return value
+
+
 cdef inline void store_be16(uint8_t* target, uint16_t value) noexcept nogil:
     value = bswap16(value)
     memcpy(target, &value, 2)
@@ -43,3 +55,15 @@ cdef inline void store_be16(uint8_t* target, uint16_t value) noexcept nogil:
 cdef inline void store_be32(uint8_t* target, uint32_t value) noexcept nogil:
     value = bswap32(value)
     memcpy(target, &value, 4)
+
+
+cdef inline void store_le16(uint8_t* target, uint16_t value) noexcept nogil:
+    memcpy(target, &value, 2)
+
+
+cdef inline void store_le32(uint8_t* target, uint32_t value) noexcept nogil:
+    memcpy(target, &value, 4)
+
+
+cdef inline void store_le64(uint8_t* target, uint64_t value) noexcept nogil:
+    memcpy(target, &value, 8)

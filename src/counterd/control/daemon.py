@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from counterd.control import config as configuration
 from counterd.control.config import Config, ConfigError
-from counterd.control.limits import become, raise_descriptors
+from counterd.control.limits import become, raise_descriptors, share_descriptors
 from counterd.control.log import Bounded
 from counterd.control.service import Service
 from counterd.control.systemd import notify
@@ -54,8 +54,8 @@ class Daemon:
         self._repeated = Bounded(REPEATED_LINES, REPEATED_PERIOD_S)
         self._internal_errors = 0
         self._stopping = asyncio.Event()
-        descriptors = raise_descriptors()
-        enabled = (room for room in rooms if config.values[f"{room.name}.enable"])
+        enabled = [room for room in rooms if config.values[f"{room.name}.enable"]]
+        descriptors = share_descriptors(raise_descriptors(), len(enabled))
         self._services = [Service(room, config, descriptors) for room in enabled]
         try:
             self._open()

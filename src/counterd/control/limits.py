@@ -33,9 +33,14 @@ def raise_descriptors() -> int:
     return hard
 
 
+def share_descriptors(descriptors: int, rooms: int) -> int:
+    """How many of the process's descriptors the connections of each of its rooms may use."""
+    return max(1, (descriptors - DESCRIPTORS_RESERVED) // max(1, rooms))
+
+
 def effective_connections(configured: int, descriptors: int) -> int:
     """How many connections can be let in: the configured number (0 = any), within the descriptors and the engine's."""
-    possible = max(1, min(descriptors - DESCRIPTORS_RESERVED, LIMIT_CONNECTIONS))
+    possible = min(descriptors, LIMIT_CONNECTIONS)
     return min(configured, possible) if configured else possible
 
 

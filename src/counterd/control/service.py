@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 class Service:
-    """A room on its way through the life of the process: open(), make_store(), listen(), apply() and close()."""
+    """A room on its way through the life of the process: open(), make_store(), listen(), apply() and close().
+
+    descriptors: how many its connections may use.
+    """
 
     def __init__(self, room: Room, config: Config, descriptors: int) -> None:
         self.room = room
@@ -32,7 +35,7 @@ class Service:
         self.unix: UnixSocket | None = None
         self.store: Store
         self.server: Server
-        self.windows: Windows | None = None
+        self.windows: Windows
         self._config = config
         self._descriptors = descriptors
 
@@ -69,9 +72,9 @@ class Service:
     def listen(self, loop: asyncio.AbstractEventLoop, report: Report) -> None:
         """Begins to accept connections."""
         self.server = Server(loop, self.store, self._limits(), report)
+        self.windows = Windows(self.server, self._window())
         self.apply(self._config)
-        if self.windows:
-            self.windows.turn()
+        self.windows.turn()
         for listening in self.tcp:
             self.server.listen(listening)
         if self.unix:
@@ -84,12 +87,7 @@ class Service:
         for listening in self.tcp:
             set_keepalive(listening, self._keepalive())
         self.room.reload(self.store, config.values)
-        if self.room.window:
-            interval = config.values[self.room.window]
-            if self.windows is None:
-                self.windows = Windows(self.server, interval)
-            else:
-                self.windows.set_interval(interval)
+        self.windows.set_interval(self._window())
 
     def addresses(self) -> str:
         """Where it listens, for people."""
@@ -101,8 +99,7 @@ class Service:
     def part(self) -> None:
         """Begins the end: see Server.part."""
         self.server.part()
-        if self.windows:
-            self.windows.stop()
+        self.windows.stop()
 
     def close(self) -> None:
         for listening in self.tcp:
@@ -113,6 +110,9 @@ class Service:
 
     def _setting(self, name: str) -> Any:
         return self._config.values[f"{self.room.name}.{name}"]
+
+    def _window(self) -> int:
+        return self._config.values[self.room.window] if self.room.window else 0
 
     def _where(self, name: str) -> str:
         key = f"{self.room.name}.{name}"

@@ -1,4 +1,4 @@
-"""Turns a store's stats windows at wall-clock multiples of an interval.
+"""Tells a store the wall-clock time, and turns its stats windows at multiples of an interval.
 
 Floor 4. The number given to the store counts turns, so it only rises, whatever happens to the clock or the interval.
 """
@@ -18,7 +18,7 @@ CHECK_S = 1.0
 
 
 class Windows:
-    """The windows of one server's store; interval is in seconds and may change."""
+    """The wall clock of one server's store; interval is in seconds and may change, 0 is for a store without windows."""
 
     def __init__(self, server: Server, interval: int) -> None:
         self._server = server
@@ -32,22 +32,26 @@ class Windows:
         if interval == self._interval:
             return
         self._interval = interval
-        self._period = int(time.time() // interval)
+        self._period = self._period_at(time.time())
         if self._timer is not None:
             self._timer.cancel()
             self.turn()
 
     def turn(self) -> None:
-        """Begins a window if a multiple of the interval has passed, and comes back in time for the next."""
+        """Tells the time, begins a window if a multiple of the interval has passed, and comes back for the next."""
         now = time.time()
-        period = int(now // self._interval)
+        self._server.store.set_wall(time.time_ns() - time.monotonic_ns())
+        period = self._period_at(now)
         if period > self._period or self._number == 0:
             self._number += 1
             self._server.store.begin_window(self._number)
             self._server.driver.wake()
         self._period = period  # smaller if the clock was set back: the next multiple turns as any other
-        wait = min(CHECK_S, max(0.001, (period + 1) * self._interval - now))
+        wait = min(CHECK_S, max(0.001, (period + 1) * self._interval - now)) if self._interval else CHECK_S
         self._timer = self._server.loop.call_later(wait, self.turn)
+
+    def _period_at(self, now: float) -> int:
+        return int(now // self._interval) if self._interval else 0
 
     def stop(self) -> None:
         if self._timer is not None:

@@ -20,6 +20,8 @@ from counterd.net.clock cimport monotonic_ns
 from counterd.net.driver cimport Driver
 from counterd.net.kernel cimport MSG_DONTWAIT, MSG_NOSIGNAL, c_send
 
+from counterd.net.sockets import peer_address
+
 cdef extern from "<sys/ioctl.h>" nogil:
     int ioctl(int fd, unsigned long request, void* argument)
     unsigned long FIONREAD
@@ -139,7 +141,12 @@ cdef class Connection:
     def pull(self):
         """Fetches the session's next output, if the last has gone out."""
         self.pulling = False
-        if self.transport is None or self.queued or self.lingering:
+        if self.transport is None:
+            return
+        if self.session.dropped:
+            self.server.drop(self)
+            return
+        if self.queued or self.lingering:
             return
         try:
             self.send(self.session.take_output(monotonic_ns()))
@@ -161,6 +168,10 @@ cdef class Connection:
         """Ends the connection now."""
         if self.transport is not None:
             self.transport.abort()
+
+    def peer(self):
+        """Where it comes from: an IP address as text and a port, or ("", 0) on a Unix socket."""
+        return peer_address(self.fd)
 
     def queue_size(self):
         """Bytes that the transport still holds."""

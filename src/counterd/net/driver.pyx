@@ -55,7 +55,7 @@ cdef class Driver:
         if self.store.next_deadline() >= 0:
             self.store.tick(now_ns)
         for session in self.store.take_dirty():
-            if session.owner is not None:
+            if session.owner is not None:  # else its connection has gone
                 self.waiting.append(session.owner)
         while self.waiting:
             self.waiting.popleft().pull()

@@ -109,6 +109,11 @@ class Server(Roster):
                 self.vanished += 1
                 self._report("vanished", "a peer vanished; what it held is given back")
 
+    def drop(self, connection: Connection) -> None:
+        """Its session gave it up: the peer takes less than others send it."""
+        self._count_slow_reader("dropped a peer that has not taken what others sent it")
+        connection.abort()
+
     def output_stuck(self, connection: Connection) -> None:
         """Its peer reads slower than it asks: the clock of its patience starts."""
         self._stuck[connection] = (time.monotonic_ns(), self._owed(connection))

@@ -1,0 +1,215 @@
+# The keys of the throttr room: counters and buffers in one table, which expire, and what is counted of each.
+#
+# Floor 2, header only. Everything is in the store's region and addressed by number.
+#
+# Invariants (ThrottrStore.audit checks each):
+# - a key that is in use is armed in the wheel, to go off when it has expired and its grace is over;
+# - a key is alive until `timer.due_ns - grace_ns`, and from that moment on nothing tells of it, swept or not;
+# - the value of a buffer is a chain of blocks whose first VALUE_LEAD bytes are its size.
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from counterd._table cimport (
+    Chain, IndexState, Pool, Record, Table, chain_blocks, chain_free, chain_read, chain_write, record_at, table_insert,
+    table_remove,
+)
+from counterd._wheel cimport Timer, Timers, Wheel, timers_arm, timers_disarm
+from counterd.byteorder cimport load_le32, store_le32
+
+cdef enum:
+    KEY_INLINE = 24         # bytes of a key in its record: 96 - 8 (head) - 64 (the rest)
+    KEY_BUFFER = 1          # of Record.flags: a buffer, not a counter
+    VALUE_LEAD = 4
+
+cdef extern from *:
+    """
+    #define COUNTERD_FOREVER (INT64_MAX - INT64_C(3600000000000))
+    """
+    # The year 2262: no TTL ends later, and an hour of grace fits behind it.
+    const int64_t FOREVER "COUNTERD_FOREVER"
+
+
+cdef union Content:
+    uint64_t quota          # of a counter
+    Chain value             # of a buffer
+
+
+cdef struct Key:            # 96 bytes. Record.note is the TTL type as it came
+    Record record
+    uint8_t name[KEY_INLINE]
+    Timer timer
+    Content content
+    uint64_t reads
+    uint64_t writes
+    uint32_t minute         # of the last read or write; *_now are of that minute, *_last of the one before
+    uint32_t reads_now
+    uint32_t writes_now
+    uint32_t reads_last
+    uint32_t writes_last
+    uint32_t epoch          # of the listings that do not show it: those that began before it was made
+
+
+cdef struct KeysState:      # in the region
+    Pool pool
+    IndexState index
+    Wheel wheel
+    uint64_t counters
+    uint64_t buffers
+    uint64_t buffer_bytes
+    uint64_t expired        # ever
+
+
+cdef struct Keys:           # this process's view
+    KeysState* state
+    Table table
+    Timers timers
+    int64_t grace_ns
+
+
+cdef inline Key* key_at(const Keys* keys, uint32_t number) noexcept nogil:
+    return <Key*>record_at(&keys.table, number)
+
+
+# ---- time ----------------------------------------------------------------------------------------------------------
+
+cdef inline uint64_t unit_ns(uint8_t ttl_type) noexcept nogil:
+    """Section "TTL Types"; an unknown one is taken for seconds, as the reference does."""
+    if ttl_type == 1:
+        return 1
+    if ttl_type == 2:
+        return 1000
+    if ttl_type == 3:
+        return 1000000
+    if ttl_type == 5:
+        return 60000000000
+    if ttl_type == 6:
+        return 3600000000000
+    return 1000000000
+
+
+cdef inline int64_t moment_after(int64_t moment_ns, uint8_t ttl_type, uint64_t ttl) noexcept nogil:
+    cdef uint64_t unit = unit_ns(ttl_type)
+    if moment_ns >= FOREVER or ttl > <uint64_t>(FOREVER - moment_ns) // unit:
+        return FOREVER
+    return moment_ns + <int64_t>(ttl * unit)
+
+
+cdef inline int64_t moment_before(int64_t moment_ns, uint8_t ttl_type, uint64_t ttl) noexcept nogil:
+    cdef uint64_t unit = unit_ns(ttl_type)
+    return 0 if ttl > <uint64_t>moment_ns // unit else moment_ns - <int64_t>(ttl * unit)
+
+
+cdef inline int64_t key_expires(const Keys* keys, const Key* key) noexcept nogil:
+    return key.timer.due_ns - keys.grace_ns
+
+
+cdef inline bint key_lives(const Keys* keys, const Key* key, int64_t now_ns) noexcept nogil:
+    return key_expires(keys, key) > now_ns
+
+
+cdef inline uint64_t key_ttl(const Keys* keys, const Key* key, int64_t now_ns) noexcept nogil:
+    """What is left of a key that lives, in whole units of its type."""
+    return <uint64_t>(key_expires(keys, key) - now_ns) // unit_ns(key.record.note)
+
+
+cdef inline void key_expire_at(Keys* keys, uint32_t number, int64_t expires_ns) noexcept nogil:
+    timers_arm(&keys.timers, number, expires_ns + keys.grace_ns)
+
+
+# ---- values --------------------------------------------------------------------------------------------------------
+
+cdef inline uint32_t value_blocks(uint32_t size) noexcept nogil:
+    return chain_blocks(VALUE_LEAD + size)
+
+
+cdef inline uint32_t value_size(const Keys* keys, const Key* key) noexcept nogil:
+    return load_le32(keys.table.blocks[key.content.value.first].payload)
+
+
+cdef inline void value_write(Keys* keys, Key* key, const uint8_t* data, uint32_t size) noexcept nogil:
+    """Gives a buffer its value; the caller has seen that enough blocks are left."""
+    chain_write(&keys.table, &key.content.value, VALUE_LEAD, data, size)
+    store_le32(keys.table.blocks[key.content.value.first].payload, size)
+    keys.state.buffer_bytes += size
+
+
+cdef inline void value_read(const Keys* keys, const Key* key, uint8_t* target) noexcept nogil:
+    chain_read(&keys.table, &key.content.value, VALUE_LEAD, target, value_size(keys, key))
+
+
+cdef inline void value_free(Keys* keys, Key* key) noexcept nogil:
+    cdef uint32_t size = value_size(keys, key)
+    chain_free(&keys.table, &key.content.value, value_blocks(size))
+    keys.state.buffer_bytes -= size
+
+
+# ---- keys ----------------------------------------------------------------------------------------------------------
+
+cdef inline uint32_t key_create(
+    Keys* keys, uint32_t tag, const uint8_t* name, uint32_t size, uint8_t ttl_type, int64_t expires_ns, uint32_t epoch
+) noexcept nogil:
+    """A new counter with quota 0; the caller has seen that a record and enough blocks are left."""
+    cdef uint32_t number = table_insert(&keys.table, tag, name, size)
+    cdef Key* key = key_at(keys, number)
+    key.record.note = ttl_type
+    key.content.quota = 0
+    key.reads = 0
+    key.writes = 0
+    key.minute = 0
+    key.reads_now = 0
+    key.writes_now = 0
+    key.epoch = epoch
+    keys.state.counters += 1
+    key.timer.prev = 0
+    key_expire_at(keys, number, expires_ns)
+    return number
+
+
+cdef inline void key_make_buffer(Keys* keys, uint32_t number, const uint8_t* data, uint32_t size) noexcept nogil:
+    """Turns a new counter into a buffer."""
+    cdef Key* key = key_at(keys, number)
+    key.record.flags |= KEY_BUFFER
+    keys.state.counters -= 1
+    keys.state.buffers += 1
+    value_write(keys, key, data, size)
+
+
+cdef inline void key_forget(Keys* keys, uint32_t number) noexcept nogil:
+    """Frees a key that is not armed any more."""
+    cdef Key* key = key_at(keys, number)
+    if key.record.flags & KEY_BUFFER:
+        value_free(keys, key)
+        keys.state.buffers -= 1
+    else:
+        keys.state.counters -= 1
+    table_remove(&keys.table, number)
+
+
+cdef inline void key_remove(Keys* keys, uint32_t number) noexcept nogil:
+    timers_disarm(&keys.timers, number)
+    key_forget(keys, number)
+
+
+# ---- metrics -------------------------------------------------------------------------------------------------------
+
+cdef inline void key_enter_minute(Key* key, uint32_t minute) noexcept nogil:
+    cdef bint adjacent = key.minute + 1 == minute
+    key.reads_last = key.reads_now if adjacent else 0
+    key.writes_last = key.writes_now if adjacent else 0
+    key.reads_now = 0
+    key.writes_now = 0
+    key.minute = minute
+
+
+cdef inline void key_count_read(Key* key, uint32_t minute) noexcept nogil:
+    if key.minute != minute:
+        key_enter_minute(key, minute)
+    key.reads += 1
+    key.reads_now += 1
+
+
+cdef inline void key_count_write(Key* key, uint32_t minute) noexcept nogil:
+    if key.minute != minute:
+        key_enter_minute(key, minute)
+    key.writes += 1
+    key.writes_now += 1
