@@ -7,11 +7,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from counterd import _core
+
 if TYPE_CHECKING:
     from types import ModuleType
 
 HERE = Path(__file__).parent
-BUILD = HERE.parents[1] / "build" / "benchmarks" / sys.implementation.cache_tag
+# With the assertions of the counterd that it is built against, and not among what was built against another.
+BUILD = HERE.parents[1] / "build" / "benchmarks" / f"{sys.implementation.cache_tag}{'-debug' * _core.DEBUG}"
+COMPILE_ARGS = ["-O1", "-g", "-DCOUNTERD_DEBUG=1"] if _core.DEBUG else ["-O3"]
 
 
 def build(name: str) -> Path:
@@ -21,7 +25,7 @@ def build(name: str) -> Path:
     from setuptools.dist import Distribution
 
     extensions = cythonize(
-        [Extension(name, [str(HERE / f"{name}.pyx")], extra_compile_args=["-O3"])],
+        [Extension(name, [str(HERE / f"{name}.pyx")], extra_compile_args=COMPILE_ARGS)],
         build_dir=str(BUILD / "c"),
         compiler_directives={
             "language_level": 3,

@@ -1,6 +1,8 @@
-# Store.audit: a walk through a whole region that raises AssertionError at the first broken invariant.
+# Store.audit: a walk through a whole region that raises AssertionError at the first broken invariant; and one through
+# a wheel of timers.
 #
-# Floor 1, inlined into _core.pyx. For tests and for whoever suspects memory: it takes as long as the region is large.
+# Floor 1, inlined into _core.pyx and into whoever has a wheel. For tests and for whoever suspects memory: it takes as
+# long as the region is large.
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -9,6 +11,10 @@ from counterd._core cimport (
 )
 from counterd._table cimport (
     RECORD_USED, Chain, Index, Pool, Record, Table, index_home, name_blocks, name_chain,
+)
+from counterd._wheel cimport (
+    LEVEL_SHIFT, SLOT_FIRST, SLOT_MASK, SLOTS, Timer, Timers, Wheel, tick_from_ns, timer_at, timer_is_armed, wheel_slot,
+    wheel_start,
 )
 
 
@@ -38,7 +44,7 @@ cdef inline int audit_index(const Index* index, Pool* pool, str what) except -1:
     return 0
 
 
-cdef inline int audit_chain(const Table* table, const Chain* chain, uint32_t blocks, str what) except -1:
+cdef inline int audit_blocks(const Table* table, const Chain* chain, uint32_t blocks, str what) except -1:
     cdef uint32_t block = chain.first, _step
     for _step in range(blocks - 1):
         block = table.blocks[block].next
@@ -50,7 +56,7 @@ cdef inline uint32_t audit_name(const Table* table, Record* record, uint32_t num
     """Returns how many blocks the name has."""
     cdef uint32_t blocks = name_blocks(table, record.name_size)
     if blocks:
-        audit_chain(table, name_chain(table, record), blocks, f"the name of record {number}")
+        audit_blocks(table, name_chain(table, record), blocks, f"the name of record {number}")
     return blocks
 
 
@@ -108,4 +114,45 @@ cdef inline int audit_region(Region* region, uint32_t blocks) except -1:
         claim(count == region.connections[number].holdings, f"connection {number} has {count} holdings")
         listed += count
     claim(listed == header.holdings.used, f"{listed} holdings listed, {header.holdings.used} counted")
+    return 0
+
+
+cdef inline int audit_slot(const Timers* timers, uint32_t slot, uint32_t last) except -1:
+    """How many records are in it, each of which belongs there."""
+    cdef const Wheel* wheel = timers.wheel
+    cdef uint32_t number = wheel.heads[slot], previous = SLOT_FIRST | slot, place
+    cdef uint32_t shift = (slot >> LEVEL_SHIFT) * LEVEL_SHIFT
+    cdef uint64_t tick
+    cdef const Timer* timer
+    cdef int count = 0
+    claim((wheel.occupied[slot >> LEVEL_SHIFT] >> (slot & SLOT_MASK) & 1) == (number != 0),
+          f"slot {slot}: its bit says otherwise than its head, {number}")
+    while number:
+        claim(number <= last, f"slot {slot} has record {number}, of {last}")
+        timer = timer_at(timers, number)
+        claim(timer.prev == previous, f"timer {number} in slot {slot} has a wrong predecessor, {timer.prev:#x}")
+        tick = tick_from_ns(timer.due_ns)
+        place = wheel_slot(wheel, tick)
+        claim(place == slot or slot == wheel.cascading and tick >> shift == wheel.elapsed >> shift,
+              f"timer {number} of tick {tick} is in slot {slot}, belongs in {place} at {wheel.elapsed}")
+        count += 1
+        claim(<uint32_t>count <= wheel.armed, f"slot {slot} has more than the {wheel.armed} that are armed")
+        previous = number
+        number = timer.next
+    return count
+
+
+cdef inline int audit_timers(const Timers* timers, uint32_t last) except -1:
+    """The records are 1 to `last`. What is armed is in a slot, and once: a timer has but one predecessor."""
+    cdef const Wheel* wheel = timers.wheel
+    cdef uint32_t number, armed = 0, listed = 0
+    cdef int slot
+    claim(wheel.cascading == 0 or SLOT_MASK < wheel.cascading < SLOTS, f"slot {wheel.cascading} cannot cascade")
+    claim(wheel.cascading == 0 or wheel_start(wheel, wheel.cascading) == wheel.elapsed,
+          f"slot {wheel.cascading} cascades, and does not begin at {wheel.elapsed}")
+    for slot in range(SLOTS):
+        listed += audit_slot(timers, <uint32_t>slot, last)
+    for number in range(1, last + 1):
+        armed += timer_is_armed(timer_at(timers, number))
+    claim(armed == listed == wheel.armed, f"{armed} timers are armed, {listed} listed, {wheel.armed} counted")
     return 0
