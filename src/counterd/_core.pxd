@@ -17,7 +17,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd._table cimport (
-    Block, Index, IndexState, Pool, Record, Table, index_home, index_insert, index_remove, pool_put, pool_take, table_find,
+    Index, IndexState, Pool, Record, Table, index_home, index_insert, index_remove, pool_put, pool_take, table_find,
     table_remove,
 )
 from counterd.debug cimport debug_check
@@ -359,11 +359,11 @@ cdef class Store:
     cdef readonly uint64_t bytes_in
     cdef readonly uint64_t bytes_out
 
-    cpdef Session session(self)
+    cpdef Session session(self, int64_t now_ns=*)
     cpdef int64_t next_deadline(self)
     cpdef tick(self, int64_t now_ns)
     cpdef begin_window(self, uint32_t number)
-    cpdef set_wall(self, int64_t offset_ns)
+    cpdef set_wall(self, int64_t unix_ns, int64_t now_ns)
     cdef void fill_budget(self, int64_t now_ns) noexcept
     cpdef list take_dirty(self)
     cpdef dict snapshot(self)

@@ -13,7 +13,7 @@ from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, P
 
 from counterd._audit cimport audit_region
 from counterd._table cimport (
-    BLOCK_SIZE, Block, Index, IndexEntry, IndexState, Pool, name_blocks, name_tag, pool_left, pool_put, pool_take,
+    BLOCK_SIZE, Block, IndexEntry, Pool, index_map, name_blocks, name_tag, pool_left, pool_put, pool_take,
     table_find, table_insert, table_remove,
 )
 from counterd.byteorder cimport load_le64
@@ -44,13 +44,6 @@ cdef int index_bits(uint64_t entries) noexcept:
 
 cdef size_t page_round(size_t size) noexcept:
     return (size + PAGE - 1) // PAGE * PAGE
-
-
-cdef void index_map(Index* index, IndexState* state, uint8_t* memory, int bits) noexcept:
-    index.entries = <IndexEntry*>memory
-    index.state = state
-    index.mask = <uint32_t>((<uint64_t>1 << bits) - 1)
-    index.shift = 32 - bits
 
 
 cdef int region_create(
@@ -305,8 +298,12 @@ cdef class Store:
         cdef Header* header = self.region.header
         header.holdings_per_connection = holdings_per_connection or header.holdings.capacity
 
-    cpdef Session session(self):
-        """A session for a new connection. Raises MemoryError when there are CONNECTIONS_MAX."""
+    def limit_posted(self, size_t posted_max):
+        """Bounds what others may leave for a session from now on, in bytes."""
+        self.posted_max = posted_max
+
+    cpdef Session session(self, int64_t now_ns=0):
+        """A session for a new connection, at now_ns. Raises MemoryError if there is no room for another."""
         raise NotImplementedError
 
     cpdef int64_t next_deadline(self):
@@ -342,8 +339,8 @@ cdef class Store:
         sweep_begin(header)
         self.stirred = True
 
-    cpdef set_wall(self, int64_t offset_ns):
-        """Tells what to add to the caller's monotonic clock to have Unix time, in ns. For rooms that show it."""
+    cpdef set_wall(self, int64_t unix_ns, int64_t now_ns):
+        """Tells the Unix time that it is at now_ns, the caller's monotonic clock. For rooms that show it."""
 
     cdef void fill_budget(self, int64_t now_ns) noexcept:
         self.region.budget = TURN_STEPS

@@ -78,6 +78,14 @@ cdef struct Table:          # this process's view
 
 # ---- index ---------------------------------------------------------------------------------------------------------
 
+cdef inline void index_map(Index* index, IndexState* state, uint8_t* memory, int bits) noexcept nogil:
+    """The view of an index of 2^bits slots, at most 2^31."""
+    index.entries = <IndexEntry*>memory
+    index.state = state
+    index.mask = <uint32_t>((<uint64_t>1 << bits) - 1)
+    index.shift = 32 - bits
+
+
 cdef inline uint32_t index_home(const Index* index, uint32_t tag) noexcept nogil:
     return tag >> index.shift
 

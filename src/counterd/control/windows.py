@@ -40,7 +40,7 @@ class Windows:
     def turn(self) -> None:
         """Tells the time, begins a window if a multiple of the interval has passed, and comes back for the next."""
         now = time.time()
-        self._server.store.set_wall(time.time_ns() - time.monotonic_ns())
+        self._server.store.set_wall(time.time_ns(), time.monotonic_ns())
         period = self._period_at(now)
         if period > self._period or self._number == 0:
             self._number += 1

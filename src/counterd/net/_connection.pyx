@@ -51,7 +51,7 @@ cdef class Roster:
             self.reject("max_connections", f"{len(self.connections)} connections are open, the limit")
             return None
         try:
-            session = self.store.session()
+            session = self.store.session(monotonic_ns())
         except MemoryError as error:
             self.reject("memory", str(error))
             return None

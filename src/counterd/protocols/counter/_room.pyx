@@ -8,7 +8,7 @@ framing is lost: a wrong magic, or a body longer than any request can have (BODY
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
-from libc.stdint cimport uint8_t, uint16_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
 from libc.string cimport memcpy, strlen
 
 from counterd._core cimport (
@@ -92,7 +92,7 @@ cdef class CounterStore(Store):
     def __init__(self, *, figures, **_):
         self.figures = figures
 
-    cpdef Session session(self):
+    cpdef Session session(self, int64_t now_ns=0):
         return CounterSession(self)
 
     cpdef dict snapshot(self):

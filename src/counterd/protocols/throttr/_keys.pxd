@@ -213,3 +213,12 @@ cdef inline void key_count_write(Key* key, uint32_t minute) noexcept nogil:
         key_enter_minute(key, minute)
     key.writes += 1
     key.writes_now += 1
+
+
+cdef inline uint32_t key_reads_per_minute(const Key* key, uint32_t minute) noexcept nogil:
+    """In the last whole minute."""
+    return key.reads_last if key.minute == minute else key.reads_now if key.minute + 1 == minute else 0
+
+
+cdef inline uint32_t key_writes_per_minute(const Key* key, uint32_t minute) noexcept nogil:
+    return key.writes_last if key.minute == minute else key.writes_now if key.minute + 1 == minute else 0
