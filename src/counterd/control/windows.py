@@ -23,7 +23,7 @@ class Windows:
     def __init__(self, server: Server, interval: int) -> None:
         self._server = server
         self._number = 0
-        self._interval = 0
+        self._interval = -1
         self._timer: asyncio.TimerHandle | None = None
         self.set_interval(interval)
 

@@ -108,8 +108,11 @@ cdef inline bint key_lives(const Keys* keys, const Key* key, int64_t now_ns) noe
 
 
 cdef inline uint64_t key_ttl(const Keys* keys, const Key* key, int64_t now_ns) noexcept nogil:
-    """What is left of a key that lives, in whole units of its type."""
-    return <uint64_t>(key_expires(keys, key) - now_ns) // unit_ns(key.record.note)
+    """What is left of a key that lives, in whole units of its type.
+
+    All requests of one read have the same moment; but clients count on a clock that has moved on since their last one.
+    """
+    return <uint64_t>(key_expires(keys, key) - now_ns - 1) // unit_ns(key.record.note)
 
 
 cdef inline void key_expire_at(Keys* keys, uint32_t number, int64_t expires_ns) noexcept nogil:
