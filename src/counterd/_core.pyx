@@ -502,11 +502,14 @@ cdef class Session:
         return self.end_call()
 
     cdef int post(self, bytes message) except -1:
-        """Leaves a message that goes out after what this session is sending; at posted_max the session is dropped."""
+        """Leaves a message that goes out after what this session is sending.
+
+        The session is dropped if more than posted_max bytes would wait then; a message that waits alone may be longer.
+        """
         cdef size_t size = self.posted_size + PyBytes_GET_SIZE(message)
         if self.closing:
             return 0
-        if size > self.store.posted_max:
+        if self.posted_size and size > self.store.posted_max:
             self.dropped = True
             self.detach()
             self.store.sessions_dropped += 1

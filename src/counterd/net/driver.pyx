@@ -16,6 +16,8 @@ from counterd._core cimport Session, Store
 # A turn ends with the connection that exceeds it. Short, because each turn of the loop accepts only a few connections.
 SLICE_NS = 250_000
 
+cdef int64_t MS = 1000000
+
 
 cdef class Driver:
     """The turns of one store on one loop."""
@@ -45,7 +47,8 @@ cdef class Driver:
         if wait_ns <= 0:
             self.handle = self.loop.call_soon(self.turn)
         else:
-            self.handle = self.loop.call_later(wait_ns / 1e9, self.turn)
+            # Rounded up to the loop's milliseconds: a timer that comes early finds nothing due, again and again.
+            self.handle = self.loop.call_later((wait_ns + MS - 1) // MS / 1e3, self.turn)
 
     def turn(self):
         cdef int64_t now_ns

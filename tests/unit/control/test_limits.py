@@ -5,21 +5,28 @@ from __future__ import annotations
 import pytest
 
 from counterd._core import LIMIT_CONNECTIONS
-from counterd.control.limits import effective_connections
+from counterd.control.limits import effective_connections, share_descriptors
 
 
 @pytest.mark.parametrize(
     ("configured", "descriptors", "effective"),
     [
-        (0, 1000, 936),
-        (100, 1000, 100),
-        (936, 1000, 936),
-        (937, 1000, 936),
-        (0, 65, 1),
-        (0, 10, 1),
+        (0, 936, 936),
+        (100, 936, 100),
+        (936, 936, 936),
+        (937, 936, 936),
+        (0, 1, 1),
         (0, 1 << 30, LIMIT_CONNECTIONS),
         (1 << 29, 1 << 30, LIMIT_CONNECTIONS),
     ],
 )
 def test_the_smallest_of_three_bounds_counts(configured, descriptors, effective):
     assert effective_connections(configured, descriptors) == effective
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "rooms", "share"),
+    [(1000, 1, 936), (1000, 2, 468), (1001, 2, 468), (65, 1, 1), (65, 2, 1), (10, 1, 1)],
+)
+def test_rooms_share_the_descriptors_that_are_left(descriptors, rooms, share):
+    assert share_descriptors(descriptors, rooms) == share

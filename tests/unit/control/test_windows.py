@@ -26,12 +26,22 @@ class Scene:
     def __init__(self) -> None:
         self.now = float(NOON)
         self.begun: list[int] = []
+        self.told: list[tuple[int, int]] = []
         self.woken = 0
         self.timers: list[Timer] = []
         self.loop = self.store = self.driver = self
 
     def time(self) -> float:
         return self.now
+
+    def time_ns(self) -> int:
+        return int(self.now * 1e9)
+
+    def monotonic_ns(self) -> int:
+        return 42
+
+    def set_wall(self, unix_ns: int, now_ns: int) -> None:
+        self.told.append((unix_ns, now_ns))
 
     def call_later(self, wait: float, callback) -> Timer:
         self.callback = callback
@@ -133,3 +143,10 @@ def test_it_stops(scene):
     turning.turn()
     turning.stop()
     assert scene.timers[-1].cancelled
+
+
+def test_the_store_is_told_the_time_at_every_look_and_has_no_windows_without_an_interval(scene):
+    Windows(scene, 0).turn()
+    scene.pass_time(3 * CHECK_S)
+    assert scene.told == [(int((NOON + step * CHECK_S) * 1e9), 42) for step in range(4)]
+    assert scene.begun == [1]

@@ -10,6 +10,7 @@ import pytest
 
 from counterd.protocols.counter import wire
 from counterd.protocols.counter._room import CounterSession, CounterStore
+from counterd.protocols.throttr._room import open_store
 from property.model import KEY, NO_MEMORY, frames_of, make_store
 from unit.net.fakes import FakeClock, Net, nets
 
@@ -107,6 +108,87 @@ def test_a_peer_that_is_gone_is_given_up(net: Net) -> None:
     peer.lose(BrokenPipeError())
     net.loop.run()
     assert net.store.snapshot()["given_back"] == 1
+
+
+# ---- what others post -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def channels(make_net: Callable[..., Net]) -> Net:
+    """A server of a room in which connections send things to each other; nobody may leave more than 64 KiB waiting."""
+    return make_net(
+        open_store(
+            value_size=4,
+            memory_limit=1 << 20,
+            max_message=1 << 20,
+            max_queued=1 << 16,
+            expiry_grace_ns=0,
+            hash_key=bytes(16),
+        )
+    )
+
+
+def publish(payload: bytes) -> bytes:
+    return b"\x13\x01" + len(payload).to_bytes(4, "little") + b"c" + payload
+
+
+def event(payload: bytes) -> bytes:
+    return b"\x19" + publish(payload)[1:]
+
+
+def subscribed(peer: Peer) -> Peer:
+    peer.send(b"\x11\x01c")
+    assert peer.recv() == b"\x01"
+    return peer
+
+
+def test_what_is_posted_is_written_once_and_ahead_of_later_replies(channels: Net) -> None:
+    publisher, reader = channels.connect(), subscribed(channels.connect())
+    publisher.send(publish(b"1") + publish(b"2"))
+    assert publisher.recv() == b"\x01\x01"
+    reader.send(b"\x12\x01c")
+    assert reader.recv() == b""
+    channels.loop.run()
+    assert [reader.recv() for _ in range(3)] == [event(b"1") + event(b"2"), b"\x01", b""]
+
+
+def test_what_is_posted_waits_until_the_last_output_has_gone_out(channels: Net) -> None:
+    publisher = channels.connect()
+    reader = subscribed(channels.connect(kind=socket.SOCK_STREAM))
+    reader.transport.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    publisher.send(publish(bytes(50_000)))
+    channels.loop.run()
+    queued = len(reader.transport.queue)
+    assert queued > 0
+    publisher.send(publish(b"next"))
+    channels.loop.run()
+    assert len(reader.transport.queue) == queued
+    assert reader.finish() == event(bytes(50_000)) + event(b"next")
+
+
+def test_who_does_not_take_what_is_posted_is_dropped_at_the_bound(channels: Net) -> None:
+    publisher, other = channels.connect(), subscribed(channels.connect(kind=socket.SOCK_STREAM))
+    reader = subscribed(channels.connect(kind=socket.SOCK_STREAM))
+    reader.transport.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    received = b""
+    for number in range(4):
+        assert not reader.transport.aborted
+        publisher.send(publish(bytes([number]) * 30_000))
+        channels.loop.run()
+        received += other.finish()
+    assert reader.transport.aborted
+    assert channels.server.slow_readers == 1
+    assert channels.reports == ["slow_reader"]
+    assert channels.store.sessions_dropped == 1
+    assert received == b"".join(event(bytes([number]) * 30_000) for number in range(4))
+    reader.lose()
+    publisher.send(publish(b"after"))
+    channels.loop.run()
+    assert other.recv_all() == event(b"after")
+
+
+def test_a_connection_tells_where_it_comes_from(net: Net) -> None:
+    assert net.connect().connection.peer() == ("", 0)
 
 
 # ---- long output ----------------------------------------------------------------------------------------------------
@@ -308,7 +390,7 @@ def test_a_connection_that_is_lost_gives_back_and_forgets_its_session(make_net: 
     sessions: list[Session] = []
 
     class Recording(CounterStore):
-        def session(self) -> Session:
+        def session(self, now_ns: int = 0) -> Session:
             sessions.append(CounterSession(self))
             return sessions[-1]
 
@@ -379,7 +461,7 @@ class MistakenStore(CounterStore):
         super().__init__(**sizes)
         self.sessions: list[MistakenSession] = []
 
-    def session(self) -> Session:
+    def session(self, now_ns: int = 0) -> Session:
         self.sessions.append(MistakenSession(self))
         return self.sessions[-1]
 

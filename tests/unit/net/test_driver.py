@@ -26,7 +26,7 @@ class ToyStore(Store):
         self.ticks: list[int] = []
         self.on_tick: Callable[[], None] = lambda: None
 
-    def session(self) -> Session:
+    def session(self, now_ns: int = 0) -> Session:
         return Session(self)
 
     def next_deadline(self) -> int:
@@ -105,6 +105,14 @@ def test_much_work_is_one_slice_a_turn(scene: Scene) -> None:
         assert scene.loop.turn() == 1
         assert len(scene.store.ticks) == ticks
     assert scene.loop.turn() == 0
+
+
+@pytest.mark.parametrize(("ahead_ns", "wait_s"), [(1, 0.001), (MS - 1, 0.001), (MS, 0.001), (MS + 1, 0.002)])
+def test_a_timer_never_comes_early(scene: Scene, ahead_ns: int, wait_s: float) -> None:
+    """It would find nothing due, and be set for the same moment again."""
+    scene.store.due_ns = scene.clock.now_ns + ahead_ns
+    scene.driver.wake()
+    assert scene.loop.live_timers() == [wait_s]
 
 
 def test_a_deadline_ahead_is_waited_for(scene: Scene) -> None:

@@ -62,7 +62,7 @@ def test_no_more_connections_than_the_limit(make_net: Callable[..., Net]) -> Non
 
 def test_a_store_without_room_for_a_session_refuses(make_net: Callable[..., Net]) -> None:
     class Full(CounterStore):
-        def session(self) -> Session:
+        def session(self, now_ns: int = 0) -> Session:
             raise MemoryError("1048576 connections are open or leaving")
 
     net = make_net(Full(buckets=1, holdings=1, name_memory=0, hash_key=KEY, figures=dict))
@@ -210,7 +210,7 @@ def test_an_exception_out_of_a_session_closes_its_connection_and_no_other() -> N
             return super().receive(data, now_ns)
 
     class Store(CounterStore):
-        def session(self) -> Session:
+        def session(self, now_ns: int = 0) -> Session:
             return Mistaken(self)
 
     async def test(loop: asyncio.AbstractEventLoop) -> None:

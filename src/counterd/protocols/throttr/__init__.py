@@ -21,7 +21,7 @@ MEMORY_MIN = 1 << 16
 # The longest request of all but SET, PUBLISH and EVENT: an INSERT of 64-bit numbers and a key of 255 bytes has 274.
 MESSAGE_MIN = 512
 MESSAGE_MAX = 1 << 26
-QUEUED_MAX = 1 << 30
+QUEUED_MIN, QUEUED_MAX = 1 << 12, 1 << 30
 GRACE_MAX_S = 3600  # as the end of time leaves room for, in _keys.pxd
 
 
@@ -51,7 +51,7 @@ ROOM = Room(
         Setting("throttr.value_size", choice(*VALUE_SIZES), "uint16"),
         Setting("throttr.memory_limit", size(MEMORY_MIN, MEMORY_MAX), 256 << 20, "bytes"),
         Setting("throttr.max_message", size(MESSAGE_MIN, MESSAGE_MAX), 1 << 20, "bytes"),
-        Setting("throttr.max_queued", size(0, QUEUED_MAX), 1 << 20, "bytes", reload=True),
+        Setting("throttr.max_queued", size(QUEUED_MIN, QUEUED_MAX), 1 << 20, "bytes", reload=True),
         Setting("throttr.expiry_grace", integer(0, GRACE_MAX_S), 0, "seconds"),
     ),
     make_store=make_store,
