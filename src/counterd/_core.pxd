@@ -10,8 +10,8 @@
 #
 # Invariants (`Store.audit` checks each):
 # - a counter's consumption is the sum of the amounts of its holdings;
-# - every counter with consumption 0 is in the ring of idle counters, at most once (FLAG_IN_RING), or gone where the region
-#   keeps none (drops_idle);
+# - every counter with consumption 0 is in the ring of idle counters, at most once (FLAG_IN_RING), or gone where the
+#   region keeps none (drops_idle);
 # - limits subtract, they never add: `consumption > maximum - resources`, because sums wrap.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t

@@ -13,7 +13,7 @@ from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, P
 
 from counterd._audit cimport audit_region
 from counterd._table cimport (
-    BLOCK_SIZE, Block, IndexEntry, Pool, index_map, name_blocks, name_tag, pool_left, pool_put, pool_take,
+    BLOCK_SIZE, Block, IndexEntry, index_map, name_blocks, name_tag, pool_left, pool_put, pool_take,
     table_find, table_insert, table_remove,
 )
 from counterd.byteorder cimport load_le64

@@ -1,8 +1,8 @@
 # Named records in a mapping: the open-addressed index, pools of numbered cells, names, and chains of blocks.
 #
-# Floor 1, header only. Nothing here is a pointer once it is in the mapping: records and blocks are numbered from 1, and 0
-# means none, so that zeroed pages are an empty table. Whoever makes the mapping fills in a Table, which is this process's
-# view of it.
+# Floor 1, header only. Nothing here is a pointer once it is in the mapping: records and blocks are numbered from 1, and
+# 0 means none, so that zeroed pages are an empty table. Whoever makes the mapping fills in a Table, which is this
+# process's view of it.
 #
 # Invariants:
 # - an index has at least two slots for each entry, so a probe always ends; loops are bounded by the slot count anyway;
@@ -225,7 +225,9 @@ cdef inline void chain_read(
         start = 0
 
 
-cdef inline bint chain_equals(const Table* table, const Chain* chain, const uint8_t* data, uint32_t size) noexcept nogil:
+cdef inline bint chain_equals(
+    const Table* table, const Chain* chain, const uint8_t* data, uint32_t size
+) noexcept nogil:
     cdef uint32_t position = 0, block = chain.first
     cdef uint32_t piece
     while position < size:

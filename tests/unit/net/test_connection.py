@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from counterd._core import Session
+    from unit.net.fakes import Peer
 
 NOOP = wire.noop(1)
 REPLY = wire.frame(0, 1, magic=0x91)

@@ -125,7 +125,7 @@ cdef inline uint32_t value_blocks(uint32_t size) noexcept nogil:
     return chain_blocks(VALUE_LEAD + size)
 
 
-cdef inline uint32_t value_size(const Keys* keys, const Key* key) noexcept nogil:
+cdef inline uint32_t value_length(const Keys* keys, const Key* key) noexcept nogil:
     return load_le32(keys.table.blocks[key.content.value.first].payload)
 
 
@@ -137,11 +137,11 @@ cdef inline void value_write(Keys* keys, Key* key, const uint8_t* data, uint32_t
 
 
 cdef inline void value_read(const Keys* keys, const Key* key, uint8_t* target) noexcept nogil:
-    chain_read(&keys.table, &key.content.value, VALUE_LEAD, target, value_size(keys, key))
+    chain_read(&keys.table, &key.content.value, VALUE_LEAD, target, value_length(keys, key))
 
 
 cdef inline void value_free(Keys* keys, Key* key) noexcept nogil:
-    cdef uint32_t size = value_size(keys, key)
+    cdef uint32_t size = value_length(keys, key)
     chain_free(&keys.table, &key.content.value, value_blocks(size))
     keys.state.buffer_bytes -= size
 

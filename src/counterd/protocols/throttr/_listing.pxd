@@ -11,7 +11,7 @@ cdef enum:
     FRAGMENT_ITEMS = 170    # the most that a fragment has: 2,048 bytes of entries of at least 12
 
 
-cdef struct Listing:        # a reply under way that tells of everything there is of a kind, in two walks along its numbers
+cdef struct Listing:        # a reply under way that tells of all there is of a kind, in two walks along its numbers
     uint8_t opcode
     bint counted            # the first walk is over: `left` is known, and was told
     uint32_t end            # the last number that there was when it began

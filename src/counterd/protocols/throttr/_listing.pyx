@@ -1,23 +1,23 @@
 """What the throttr room tells of itself: INFO, CONNECTION, and the listings, which are streamed.
 
-Floor 2. A listing walks the numbers of what it tells of twice: to count the fragments, which the reply begins with, and to
-tell them. Numbers never change, and what was made after it began is left out, by its epoch: so what exists throughout
-appears exactly once, and what goes in between leaves fragments less full, the last of them empty.
+Floor 2. A listing walks the numbers of what it tells of twice: to count the fragments, which the reply begins with, and
+to tell them. Numbers never change, and what was made after it began is left out, by its epoch: so what exists
+throughout appears exactly once, and what goes in between leaves fragments less full, the last of them empty.
 """
 
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
-from counterd._core cimport DONE, LATER, OUTPUT_MAX, Counter, Frame, Holding, Region, Session, counter_at
+from counterd._core cimport DONE, LATER, OUTPUT_MAX, Frame, Holding, Region, counter_at
 from counterd._table cimport RECORD_USED, Record, name_read, record_at, table_find
 from counterd.byteorder cimport load_le32, store_le16, store_le64
 from counterd.protocols.throttr._keys cimport (
-    KEY_BUFFER, Key, key_at, key_expires, key_lives, key_reads_per_minute, key_writes_per_minute, value_size,
+    KEY_BUFFER, Key, key_at, key_expires, key_lives, key_reads_per_minute, key_writes_per_minute, value_length,
 )
 from counterd.protocols.throttr._store cimport (
-    CHANNEL, CHANNELS, CONNECTION, CONNECTIONS, GET, ID_SIZE, INFO, INSERT, LIST, OPCODES, PUBLISH, PURGE, QUERY, SET, STAT,
-    STATS, SUBSCRIBE, UNSUBSCRIBE, UPDATE, WHOAMI, Member, Rate, ThrottrStore,
+    CHANNEL, CHANNELS, CONNECTION, CONNECTIONS, GET, ID_SIZE, INFO, INSERT, LIST, OPCODES, PUBLISH, PURGE, QUERY, SET,
+    STAT, STATS, SUBSCRIBE, UNSUBSCRIBE, UPDATE, WHOAMI, Member, Rate, ThrottrStore,
 )
 
 from counterd.version import __version__
@@ -254,7 +254,6 @@ cdef class Lister(Member):
         cdef ThrottrStore store = <ThrottrStore>self.store
         cdef Listing* listing = self.listing
         cdef Region* region = &store.region
-        cdef Member member
         cdef Holding* holding
         cdef Key* key
         if listing.opcode == CONNECTIONS:
@@ -347,7 +346,7 @@ cdef class Lister(Member):
         target[1] = key.record.flags & KEY_BUFFER
         target[2] = key.record.note
         target = put(target + 3, <uint64_t>(key_expires(&store.keys, key) + store.wall_ns))
-        put(target, value_size(&store.keys, key) if key.record.flags & KEY_BUFFER else <uint32_t>store.width)
+        put(target, value_length(&store.keys, key) if key.record.flags & KEY_BUFFER else <uint32_t>store.width)
         return target + store.width
 
     cdef uint8_t* write_stat(self, const Key* key, uint8_t* target) noexcept:

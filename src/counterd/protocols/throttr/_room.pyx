@@ -1,23 +1,22 @@
 """The throttr protocol, sans-I/O: what a request is, what it does, and the replies.
 
-Floor 2. Section names here are those of the protocol's document; docs/protocols/throttr.md has the wire as it really is,
-and says where and why this differs from the reference implementation.
+Floor 2. Section names here are those of the protocol's document; docs/protocols/throttr.md has the wire as it really
+is, and says where and why this differs from the reference implementation.
 
-A request is its opcode and what its layout says: fixed bytes, with the sizes of a name and a value among them, then both.
-Its parser answers with the bytes it takes, 0 for "more are needed", or -1 when framing is lost: an unknown opcode, or more
-than max_message bytes.
+A request is its opcode and what its layout says: fixed bytes, with the sizes of a name and a value among them, then
+both. Its parser answers with the bytes it takes, 0 for "more are needed", or -1 when framing is lost: an unknown
+opcode, or more than max_message bytes.
 """
 
-from cpython.bytes cimport PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from counterd._core cimport CONNECTIONS_MAX, DONE, LATER, Frame, Region, Session, Store, ledger_find
+from counterd._core cimport CONNECTIONS_MAX, DONE, LATER, Frame, Region, Store, ledger_find
 from counterd._table cimport BLOCK_SIZE, index_peek, index_prefetch, name_blocks, name_tag, table_find
 from counterd.byteorder cimport load_le16, load_le32, load_le64, prefetch, store_le64
 from counterd.protocols.throttr._keys cimport (
     KEY_BUFFER, Key, Keys, key_at, key_count_read, key_count_write, key_create, key_expire_at, key_expires, key_lives,
-    key_make_buffer, key_remove, key_ttl, moment_after, moment_before, value_blocks, value_free, value_read, value_size,
+    key_make_buffer, key_remove, key_ttl, moment_after, moment_before, value_blocks, value_free, value_read, value_length,
     value_write,
 )
 from counterd.protocols.throttr._store cimport (
@@ -333,7 +332,7 @@ cdef class ThrottrSession(Lister):
             return self.reply_status(False)
         if not key_lives(&store.keys, key, store.now_ns):
             return self.reply_status(True)
-        room = store.find_room(0, value_blocks(size), value_blocks(value_size(&store.keys, key)))
+        room = store.find_room(0, value_blocks(size), value_blocks(value_length(&store.keys, key)))
         if room != DONE:
             return LATER if room == LATER else self.reply_status(False)
         value_free(&store.keys, key)
@@ -358,7 +357,7 @@ cdef class ThrottrSession(Lister):
         key = key_at(&store.keys, number)
         key_count_read(key, store.minute)
         if key.record.flags & KEY_BUFFER:
-            size = value_size(&store.keys, key)
+            size = value_length(&store.keys, key)
         self.consumed_bytes += size
         target = self.reply(2 + 2 * n + size)
         target[0] = key.record.note

@@ -1,7 +1,7 @@
 """The throttr room's store: keys, channels, who is subscribed, and the event that is under way.
 
-Floor 2. Channels are the counters of the region, and a subscription is a holding of one: the ledger says who is subscribed
-to what, and a connection that has gone gives its subscriptions back.
+Floor 2. Channels are the counters of the region, and a subscription is a holding of one: the ledger says who is
+subscribed to what, and a connection that has gone gives its subscriptions back.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -21,7 +21,7 @@ from counterd._wheel cimport timer_is_armed, timers_next_ns, timers_take
 from counterd.byteorder cimport store_le32
 from counterd.debug cimport debug_check
 from counterd.protocols.throttr._keys cimport (
-    KEY_BUFFER, KEY_INLINE, Key, Keys, KeysState, key_at, key_forget, value_blocks, value_size,
+    KEY_BUFFER, KEY_INLINE, Key, Keys, KeysState, key_at, key_forget, value_blocks, value_length,
 )
 from counterd.siphash cimport siphash13
 
@@ -66,7 +66,7 @@ def region_extra(int bits, size_t channels, size_t subscriptions):
 cdef class ThrottrStore(Store):
     """The keys, the channels, and what INFO says of them. Made by open_store() in _room.pyx.
 
-    session: makes a Member's session for a store; the others are what open_store() derives the sizes of the region from.
+    make_session: called with the store for each connection. bits: of the keys' index.
     """
 
     def __cinit__(self, *, int value_size, uint64_t memory_limit, uint64_t max_message, int64_t expiry_grace_ns,
@@ -319,8 +319,8 @@ cdef class ThrottrStore(Store):
             counters += not key.record.flags & KEY_BUFFER
             if key.record.flags & KEY_BUFFER:
                 buffers += 1
-                size += value_size(keys, key)
-                value = value_blocks(value_size(keys, key))
+                size += value_length(keys, key)
+                value = value_blocks(value_length(keys, key))
                 audit_blocks(&keys.table, &key.content.value, value, f"the value of key {number}")
                 blocks += value
         claim((counters, buffers, size) == (state.counters, state.buffers, state.buffer_bytes),
