@@ -13,8 +13,8 @@ from counterd._table cimport (
     RECORD_USED, Chain, Index, Pool, Record, Table, index_home, name_blocks, name_chain,
 )
 from counterd._wheel cimport (
-    LEVEL_SHIFT, SLOT_FIRST, SLOT_MASK, SLOTS, Timer, Timers, Wheel, tick_from_ns, timer_at, timer_is_armed, wheel_slot,
-    wheel_start,
+    CHAIN_FIRST, CHAINS, LEVEL_SHIFT, SLOT_MASK, SLOTS, Timer, Timers, Wheel, slot_is_used, tick_from_ns, timer_at,
+    timer_is_armed, wheel_slot, wheel_start,
 )
 
 
@@ -117,26 +117,25 @@ cdef inline int audit_region(Region* region, uint32_t blocks) except -1:
     return 0
 
 
-cdef inline int audit_slot(const Timers* timers, uint32_t slot, uint32_t last) except -1:
+cdef inline int audit_chain(const Timers* timers, uint32_t chain, uint32_t last) except -1:
     """How many records are in it, each of which belongs there."""
     cdef const Wheel* wheel = timers.wheel
-    cdef uint32_t number = wheel.heads[slot], previous = SLOT_FIRST | slot, place
+    cdef uint32_t number = wheel.heads[chain], previous = CHAIN_FIRST | chain, slot = chain // CHAINS, place
     cdef uint32_t shift = (slot >> LEVEL_SHIFT) * LEVEL_SHIFT
     cdef uint64_t tick
     cdef const Timer* timer
     cdef int count = 0
-    claim((wheel.occupied[slot >> LEVEL_SHIFT] >> (slot & SLOT_MASK) & 1) == (number != 0),
-          f"slot {slot}: its bit says otherwise than its head, {number}")
     while number:
-        claim(number <= last, f"slot {slot} has record {number}, of {last}")
+        claim(number <= last, f"chain {chain} has record {number}, of {last}")
         timer = timer_at(timers, number)
         claim(timer.prev == previous, f"timer {number} in slot {slot} has a wrong predecessor, {timer.prev:#x}")
         tick = tick_from_ns(timer.due_ns)
         place = wheel_slot(wheel, tick)
-        claim(place == slot or slot == wheel.cascading and tick >> shift == wheel.elapsed >> shift,
+        claim(place == slot or slot == wheel.cascading and tick >> shift <= wheel.elapsed >> shift,
               f"timer {number} of tick {tick} is in slot {slot}, belongs in {place} at {wheel.elapsed}")
+        claim(number % CHAINS == chain % CHAINS, f"timer {number} is in chain {chain}, which is another's")
         count += 1
-        claim(<uint32_t>count <= wheel.armed, f"slot {slot} has more than the {wheel.armed} that are armed")
+        claim(<uint32_t>count <= wheel.armed, f"chain {chain} has more than the {wheel.armed} that are armed")
         previous = number
         number = timer.next
     return count
@@ -145,13 +144,17 @@ cdef inline int audit_slot(const Timers* timers, uint32_t slot, uint32_t last) e
 cdef inline int audit_timers(const Timers* timers, uint32_t last) except -1:
     """The records are 1 to `last`. What is armed is in a slot, and once: a timer has but one predecessor."""
     cdef const Wheel* wheel = timers.wheel
-    cdef uint32_t number, armed = 0, listed = 0
-    cdef int slot
+    cdef uint32_t number, armed = 0, listed = 0, count
+    cdef int slot, chain
     claim(wheel.cascading == 0 or SLOT_MASK < wheel.cascading < SLOTS, f"slot {wheel.cascading} cannot cascade")
     claim(wheel.cascading == 0 or wheel_start(wheel, wheel.cascading) == wheel.elapsed,
           f"slot {wheel.cascading} cascades, and does not begin at {wheel.elapsed}")
     for slot in range(SLOTS):
-        listed += audit_slot(timers, <uint32_t>slot, last)
+        count = 0
+        for chain in range(CHAINS):
+            count += audit_chain(timers, <uint32_t>(slot * CHAINS + chain), last)
+        claim(slot_is_used(wheel, <uint32_t>slot) == (count != 0), f"slot {slot}: its bit is wrong, it has {count}")
+        listed += count
     for number in range(1, last + 1):
         armed += timer_is_armed(timer_at(timers, number))
     claim(armed == listed == wheel.armed, f"{armed} timers are armed, {listed} listed, {wheel.armed} counted")

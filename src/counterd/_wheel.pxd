@@ -10,13 +10,16 @@
 # `elapsed` comes to the beginning of a slot, it shares that digit with all that is in it, and they cascade: each goes
 # to a level below.
 #
+# A slot is not one list but eight, and what is taken from it comes from each in turn: a list can only be followed as
+# fast as memory answers, and eight are followed at a time.
+#
 # Invariants (`audit_timers` checks each):
 # - elapsed never passes the beginning of a slot in use, and only comes to it when nothing is due and nothing cascades;
 # - what has a tick up to `elapsed` is due: it is in the slot of level 0 where `elapsed` is;
 # - everything else is where its tick and `elapsed` say, but for one slot: the one that is `cascading`, of whose nodes
 #   some have gone down already. `elapsed` is at its beginning and stays there until it is empty;
 # - a bit is set for each slot in use, and for no other;
-# - a timer that is not armed has prev 0; of one that is, prev is a number, or says which slot it is the first of.
+# - a timer that is not armed has prev 0; of one that is, prev is a number, or says which chain it is the first of.
 
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 
@@ -28,20 +31,21 @@ cdef enum:
     SLOT_MASK = 63
     LEVELS = 8              # of 6 bits, for ticks up to 2^(63 - 20)
     SLOTS = 512
+    CHAINS = 8              # lists a slot has, by the records' numbers, to be walked in turn
 
 cdef extern from *:
     """
-    #define COUNTERD_SLOT_FIRST 0x80000000u
+    #define COUNTERD_CHAIN_FIRST 0x80000000u
     """
-    const uint32_t SLOT_FIRST "COUNTERD_SLOT_FIRST"     # in Timer.prev, before a slot; records' numbers are below
+    const uint32_t CHAIN_FIRST "COUNTERD_CHAIN_FIRST"   # in Timer.prev, before a chain; records' numbers are below
     int trailing_zeros "__builtin_ctzll"(uint64_t value) noexcept nogil     # of 0 undefined
     int leading_zeros "__builtin_clzll"(uint64_t value) noexcept nogil      # of 0 undefined
 
 
 cdef struct Timer:          # 16 bytes, in each record at the same place. Zeroed memory is one that is not armed
     int64_t due_ns
-    uint32_t next           # record in the same slot; 0 = the last
-    uint32_t prev           # or, of the first, SLOT_FIRST | slot: taking one out needs no search
+    uint32_t next           # record in the same chain; 0 = the last
+    uint32_t prev           # or, of the first, CHAIN_FIRST | chain: taking one out needs no search
 
 
 cdef struct Wheel:          # in shared memory, plain numbers only. Zeroed memory is an empty wheel at tick 0
@@ -49,7 +53,8 @@ cdef struct Wheel:          # in shared memory, plain numbers only. Zeroed memor
     uint32_t armed
     uint32_t cascading      # slot whose nodes are going down; 0 = none, for there is nothing below level 0
     uint64_t occupied[LEVELS]
-    uint32_t heads[SLOTS]   # first record of each slot
+    uint64_t turn           # chains that were looked at so far
+    uint32_t heads[SLOTS * CHAINS]  # first record of each chain
 
 
 cdef struct Timers:         # this process's view
@@ -59,7 +64,7 @@ cdef struct Timers:         # this process's view
 
 
 cdef inline Timer* timer_at(const Timers* timers, uint32_t number) noexcept nogil:
-    debug_check(0 < number < SLOT_FIRST)
+    debug_check(0 < number < CHAIN_FIRST)
     return <Timer*>(timers.base + <size_t>number * timers.stride)
 
 
@@ -123,34 +128,64 @@ cdef inline bint wheel_advance(Wheel* wheel, uint64_t now) noexcept nogil:
     return False
 
 
+cdef inline bint slot_is_used(const Wheel* wheel, uint32_t slot) noexcept nogil:
+    return wheel.occupied[slot >> LEVEL_SHIFT] >> (slot & SLOT_MASK) & 1
+
+
+cdef inline uint32_t slot_first(Wheel* wheel, uint32_t slot) noexcept nogil:
+    """A record of a slot in use, from the chain whose turn it is. The line of the one behind it is on its way since."""
+    cdef const uint32_t* heads = wheel.heads + slot * CHAINS
+    cdef uint32_t number
+    cdef int _chain
+    debug_check(slot_is_used(wheel, slot))
+    for _chain in range(CHAINS):
+        number = heads[wheel.turn % CHAINS]
+        wheel.turn += 1
+        if number:
+            return number
+    debug_check(False)
+    return 0
+
+
 cdef inline void slot_push(Timers* timers, uint32_t slot, uint32_t number) noexcept nogil:
     cdef Wheel* wheel = timers.wheel
     cdef Timer* timer = timer_at(timers, number)
-    cdef uint32_t head = wheel.heads[slot]
+    cdef uint32_t chain = slot * CHAINS + number % CHAINS
+    cdef uint32_t head = wheel.heads[chain]
     timer.next = head
-    timer.prev = SLOT_FIRST | slot
+    timer.prev = CHAIN_FIRST | chain
     if head:
         timer_at(timers, head).prev = number
-    else:
-        wheel.occupied[slot >> LEVEL_SHIFT] |= <uint64_t>1 << (slot & SLOT_MASK)
-    wheel.heads[slot] = number
+    wheel.heads[chain] = number
+    wheel.occupied[slot >> LEVEL_SHIFT] |= <uint64_t>1 << (slot & SLOT_MASK)
 
 
 cdef inline void slot_remove(Timers* timers, Timer* timer) noexcept nogil:
     """Takes it out of whatever slot it is in."""
     cdef Wheel* wheel = timers.wheel
-    cdef uint32_t slot
+    cdef uint32_t chain
     debug_check(timer_is_armed(timer))
     if timer.next:
         timer_at(timers, timer.next).prev = timer.prev
-    if not timer.prev & SLOT_FIRST:
-        timer_at(timers, timer.prev).next = timer.next
-    else:
-        slot = timer.prev & ~SLOT_FIRST
-        wheel.heads[slot] = timer.next
+    if timer.prev & CHAIN_FIRST:
+        chain = timer.prev & ~CHAIN_FIRST
+        wheel.heads[chain] = timer.next
         if timer.next == 0:
-            wheel.occupied[slot >> LEVEL_SHIFT] &= ~(<uint64_t>1 << (slot & SLOT_MASK))
+            slot_vacate(wheel, chain // CHAINS)
+    else:
+        timer_at(timers, timer.prev).next = timer.next
     timer.prev = 0
+
+
+cdef inline void slot_vacate(Wheel* wheel, uint32_t slot) noexcept nogil:
+    """One of its chains has become empty: if all are, it is not in use."""
+    cdef const uint32_t* heads = wheel.heads + slot * CHAINS
+    cdef uint32_t some = 0
+    cdef int chain
+    for chain in range(CHAINS):
+        some |= heads[chain]
+    if some == 0:
+        wheel.occupied[slot >> LEVEL_SHIFT] &= ~(<uint64_t>1 << (slot & SLOT_MASK))
 
 
 cdef inline void timers_arm(Timers* timers, uint32_t number, int64_t due_ns) noexcept nogil:
@@ -164,7 +199,7 @@ cdef inline void timers_arm(Timers* timers, uint32_t number, int64_t due_ns) noe
         slot_push(timers, slot, number)
         return
     # Slots far ahead are wide: much is extended within one, and its neighbours need not come into the cache. One that
-    # has yet to cascade may stay for that, because both moments belong below the same slot.
+    # has yet to cascade may stay for that: both moments belong below its slot, or are past.
     if slot != wheel_slot(wheel, tick_from_ns(timer.due_ns)):
         slot_remove(timers, timer)
         slot_push(timers, slot, number)
@@ -187,7 +222,7 @@ cdef inline int64_t timers_next_ns(const Timers* timers) noexcept nogil:
     cdef const Wheel* wheel = timers.wheel
     if wheel.armed == 0:
         return -1
-    if wheel.heads[wheel.elapsed & SLOT_MASK] or wheel.cascading and wheel.heads[wheel.cascading]:
+    if slot_is_used(wheel, wheel.elapsed & SLOT_MASK) or wheel.cascading and slot_is_used(wheel, wheel.cascading):
         return tick_to_ns(wheel.elapsed)
     return tick_to_ns(wheel_start(wheel, wheel_next(wheel)))
 
@@ -201,20 +236,18 @@ cdef inline uint32_t timers_take(Timers* timers, int64_t now_ns, int* steps) noe
     cdef Wheel* wheel = timers.wheel
     cdef uint64_t now = <uint64_t>now_ns >> TICK_SHIFT if now_ns > 0 else 0
     cdef uint64_t tick
-    cdef uint32_t number
+    cdef uint32_t slot, number
     cdef Timer* timer
     while steps[0] > 0:     # each time round costs one
-        number = wheel.heads[wheel.elapsed & SLOT_MASK]
-        if number == 0 and wheel.cascading:
-            number = wheel.heads[wheel.cascading]
-            if number == 0:
+        slot = wheel.elapsed & SLOT_MASK
+        if not slot_is_used(wheel, slot):
+            if wheel.cascading and not slot_is_used(wheel, wheel.cascading):
                 wheel.cascading = 0
-        if number == 0:
-            if not wheel_advance(wheel, now):
+            if wheel.cascading == 0 and not wheel_advance(wheel, now):
                 return 0
-            number = wheel.heads[wheel.cascading if wheel.cascading else wheel.elapsed & SLOT_MASK]
-        debug_check(number != 0)
+            slot = wheel.cascading if wheel.cascading else wheel.elapsed & SLOT_MASK
         steps[0] -= 1
+        number = slot_first(wheel, slot)
         timer = timer_at(timers, number)
         slot_remove(timers, timer)
         tick = tick_from_ns(timer.due_ns)

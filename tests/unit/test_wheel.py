@@ -37,7 +37,7 @@ def test_zeroed_memory_is_an_empty_wheel():
 
 
 def test_the_wheel_is_as_large_as_the_decision_says():
-    assert Wheelwork(1).wheel_size == 16 + 8 * LEVELS + 4 * 64 * LEVELS
+    assert Wheelwork(1).wheel_size == 16 + 8 * LEVELS + 8 + 4 * 8 * 64 * LEVELS
 
 
 def test_an_empty_wheel_moves_on_so_that_what_comes_next_is_near():
@@ -127,14 +127,15 @@ def test_disarmed_it_is_not_taken_and_twice_is_once():
 
 
 @pytest.mark.parametrize("order", ["first", "middle", "last"])
-def test_any_place_of_a_slot_can_be_left(order: str):
-    wheel = Wheelwork(5)
-    for number in range(1, 6):
+def test_any_place_of_a_chain_can_be_left(order: str):
+    wheel = Wheelwork(40)
+    chain = {8, 16, 24, 32, 40}
+    for number in sorted(chain):
         wheel.arm(number, SECOND)
-    gone = {"first": 5, "middle": 3, "last": 1}[order]
+    gone = {"first": 40, "middle": 24, "last": 8}[order]
     wheel.disarm(gone)
     wheel.audit()
-    assert sorted(wheel.take(HOUR, PLENTY)[0]) == sorted({1, 2, 3, 4, 5} - {gone})
+    assert set(wheel.take(HOUR, PLENTY)[0]) == chain - {gone}
 
 
 def test_a_step_is_one_record_moved_or_taken():
@@ -247,27 +248,28 @@ def test_records_of_any_size(stride: int, offset: int):
 
 
 DAMAGE = [
-    (2, "next", 2, "wrong predecessor"),
-    (2, "next", 99, "record 99"),
-    (1, "next", 0, "4 timers are armed, 3 listed, 4 counted"),
-    (2, "prev", 0, "wrong predecessor"),
+    (16, "next", 16, "wrong predecessor"),
+    (16, "next", 99, "record 99"),
+    (8, "next", 0, "4 timers are armed, 3 listed, 4 counted"),
+    (16, "prev", 0, "wrong predecessor"),
+    (16, "prev", 0x80000008, "wrong predecessor"),
     (5, "prev", 1, "5 timers are armed, 4 listed, 4 counted"),
-    (4, "due_ns", 5 * SECOND // 2, "timer 4 of tick"),
-    (1, "armed", 5, "5 counted"),
-    (1, "armed", 0, "more than the 0"),
-    (1, "elapsed", 1000, "belongs in"),
-    (1, "cascading", 3, "slot 3 cannot cascade"),
-    (1, "cascading", 512, "slot 512 cannot cascade"),
-    (1, "cascading", 65, "slot 65 cascades, and does not begin"),
-    (1, "occupied", 0, "slot 0: its bit"),
-    (1, "occupied", 7, "slot 448: its bit"),
+    (4, "due_ns", SECOND // 2, "timer 4 of tick"),
+    (8, "armed", 5, "5 counted"),
+    (8, "armed", 0, "more than the 0"),
+    (8, "elapsed", 1000, "belongs in"),
+    (8, "cascading", 3, "slot 3 cannot cascade"),
+    (8, "cascading", 512, "slot 512 cannot cascade"),
+    (8, "cascading", 65, "slot 65 cascades, and does not begin"),
+    (8, "occupied", 0, "slot 0: its bit"),
+    (8, "occupied", 7, "slot 448: its bit"),
 ]
 
 
 @pytest.mark.parametrize(("number", "what", "value", "said"), DAMAGE)
 def test_the_audit_finds_damage(number: int, what: str, value: int, said: str):
-    wheel = Wheelwork(5)
-    for armed in (3, 1, 2):
+    wheel = Wheelwork(24)  # three of one chain
+    for armed in (24, 8, 16):
         wheel.arm(armed, SECOND)
     wheel.arm(4, HOUR)
     wheel.audit()
@@ -278,7 +280,7 @@ def test_the_audit_finds_damage(number: int, what: str, value: int, said: str):
 
 # ---- against a dict -------------------------------------------------------------------------------------------------
 
-RECORDS = 12
+RECORDS = 20  # so that some share a chain
 numbers = st.integers(1, RECORDS)
 # Around what a digit of each level is wide, and anything.
 spans = st.one_of(
