@@ -14,7 +14,7 @@ from counterd._table cimport (
 )
 from counterd._wheel cimport (
     CHAIN_FIRST, CHAINS, LEVEL_SHIFT, SLOT_MASK, SLOTS, Timer, Timers, Wheel, slot_is_used, tick_from_ns, timer_at,
-    timer_is_armed, wheel_slot, wheel_start,
+    timer_is_armed, wheel_start,
 )
 
 
@@ -118,21 +118,20 @@ cdef inline int audit_region(Region* region, uint32_t blocks) except -1:
 
 
 cdef inline int audit_chain(const Timers* timers, uint32_t chain, uint32_t last) except -1:
-    """How many records are in it, each of which belongs there."""
+    """How many records are in it, none of which will be come across too late."""
     cdef const Wheel* wheel = timers.wheel
-    cdef uint32_t number = wheel.heads[chain], previous = CHAIN_FIRST | chain, slot = chain // CHAINS, place
-    cdef uint32_t shift = (slot >> LEVEL_SHIFT) * LEVEL_SHIFT
-    cdef uint64_t tick
+    cdef uint32_t number = wheel.heads[chain], previous = CHAIN_FIRST | chain, slot = chain // CHAINS
+    cdef bint is_next = slot == <uint32_t>(wheel.elapsed & SLOT_MASK) or wheel.cascading and slot == wheel.cascading
+    cdef uint64_t start = wheel_start(wheel, slot), tick
     cdef const Timer* timer
     cdef int count = 0
+    claim(number == 0 or is_next or start > wheel.elapsed, f"slot {slot} is in use, and has been passed")
     while number:
         claim(number <= last, f"chain {chain} has record {number}, of {last}")
         timer = timer_at(timers, number)
         claim(timer.prev == previous, f"timer {number} in slot {slot} has a wrong predecessor, {timer.prev:#x}")
         tick = tick_from_ns(timer.due_ns)
-        place = wheel_slot(wheel, tick)
-        claim(place == slot or slot == wheel.cascading and tick >> shift <= wheel.elapsed >> shift,
-              f"timer {number} of tick {tick} is in slot {slot}, belongs in {place} at {wheel.elapsed}")
+        claim(is_next or start <= tick, f"timer {number} of tick {tick} is in slot {slot}, which begins at {start}")
         claim(number % CHAINS == chain % CHAINS, f"timer {number} is in chain {chain}, which is another's")
         count += 1
         claim(<uint32_t>count <= wheel.armed, f"chain {chain} has more than the {wheel.armed} that are armed")

@@ -13,11 +13,14 @@
 # A slot is not one list but eight, and what is taken from it comes from each in turn: a list can only be followed as
 # fast as memory answers, and eight are followed at a time.
 #
+# What is armed for later than before stays where it is, and is put in its place when the slot's time comes: a lease is
+# extended many times for each time that it would have ended.
+#
 # Invariants (`audit_timers` checks each):
 # - elapsed never passes the beginning of a slot in use, and only comes to it when nothing is due and nothing cascades;
-# - what has a tick up to `elapsed` is due: it is in the slot of level 0 where `elapsed` is;
-# - everything else is where its tick and `elapsed` say, but for one slot: the one that is `cascading`, of whose nodes
-#   some have gone down already. `elapsed` is at its beginning and stays there until it is empty;
+# - the slot of level 0 where `elapsed` is has everything that is due by then, but for what has yet to cascade;
+# - one slot of another level may be `cascading`: `elapsed` is at its beginning, and stays there until it is empty;
+# - every other slot in use begins after `elapsed`, and not after the tick of anything in it;
 # - a bit is set for each slot in use, and for no other;
 # - a timer that is not armed has prev 0; of one that is, prev is a number, or says which chain it is the first of.
 
@@ -192,18 +195,15 @@ cdef inline void timers_arm(Timers* timers, uint32_t number, int64_t due_ns) noe
     """The record will be due then, instead of when it was before. What is due already can be taken at once."""
     cdef Wheel* wheel = timers.wheel
     cdef Timer* timer = timer_at(timers, number)
-    cdef uint32_t slot = wheel_slot(wheel, tick_from_ns(due_ns))
-    if not timer_is_armed(timer):
-        wheel.armed += 1
-        timer.due_ns = due_ns
-        slot_push(timers, slot, number)
-        return
-    # Slots far ahead are wide: much is extended within one, and its neighbours need not come into the cache. One that
-    # has yet to cascade may stay for that: both moments belong below its slot, or are past.
-    if slot != wheel_slot(wheel, tick_from_ns(timer.due_ns)):
+    if timer_is_armed(timer):
+        if due_ns >= timer.due_ns:  # it moves on when it is come across; no neighbour is touched until then
+            timer.due_ns = due_ns
+            return
         slot_remove(timers, timer)
-        slot_push(timers, slot, number)
+    else:
+        wheel.armed += 1
     timer.due_ns = due_ns
+    slot_push(timers, wheel_slot(wheel, tick_from_ns(due_ns)), number)
 
 
 cdef inline void timers_disarm(Timers* timers, uint32_t number) noexcept nogil:
@@ -217,7 +217,7 @@ cdef inline void timers_disarm(Timers* timers, uint32_t number) noexcept nogil:
 cdef inline int64_t timers_next_ns(const Timers* timers) noexcept nogil:
     """The first moment at which take() has something to do, in the past perhaps; -1 if nothing is armed.
 
-    It may find nothing due then, only slots that have to cascade.
+    It may find nothing due then, only slots that have to cascade, or what was extended.
     """
     cdef const Wheel* wheel = timers.wheel
     if wheel.armed == 0:
@@ -230,8 +230,8 @@ cdef inline int64_t timers_next_ns(const Timers* timers) noexcept nogil:
 cdef inline uint32_t timers_take(Timers* timers, int64_t now_ns, int* steps) noexcept nogil:
     """A record that is due, no longer armed; or 0: if steps are left then nothing is due, otherwise ask again.
 
-    A step is one record taken, or moved to a level below; at most seven times for each arm. In which order records
-    that are due come is left open. A moment before one that was given earlier counts as that one.
+    A step is one record taken, or moved: down a level, or on if it was extended, so at most eight times for each arm.
+    In which order records that are due come is left open. A moment before one that was given earlier counts as that.
     """
     cdef Wheel* wheel = timers.wheel
     cdef uint64_t now = <uint64_t>now_ns >> TICK_SHIFT if now_ns > 0 else 0
@@ -251,7 +251,7 @@ cdef inline uint32_t timers_take(Timers* timers, int64_t now_ns, int* steps) noe
         timer = timer_at(timers, number)
         slot_remove(timers, timer)
         tick = tick_from_ns(timer.due_ns)
-        if tick <= wheel.elapsed or tick <= now:  # late as we are, it need not go all the way down
+        if tick <= wheel.elapsed or tick <= now:  # if this comes late, it need not go all the way down
             wheel.armed -= 1
             return number
         slot_push(timers, wheel_slot(wheel, tick), number)

@@ -98,6 +98,7 @@ def test_a_clock_that_runs_back_does_no_harm():
     wheel.arm(2, HOUR + SECOND)
     assert wheel.take(-SECOND, PLENTY)[0] == [1]
     assert wheel.take(0, PLENTY)[0] == []
+    assert wheel.elapsed == HOUR // TICK
     wheel.audit()
     assert wheel.take(HOUR + 2 * SECOND, PLENTY)[0] == [2]
 
@@ -111,6 +112,39 @@ def test_armed_again_only_the_last_moment_counts():
     assert wheel.take(first_tick(4 * SECOND) - 1, PLENTY)[0] == []
     assert wheel.take(first_tick(4 * SECOND), PLENTY)[0] == [2]
     assert wheel.take(YEAR, PLENTY)[0] == []
+
+
+def test_what_is_extended_again_and_again_moves_once_for_each_time_it_is_come_across():
+    wheel = Wheelwork(1)
+    wheel.arm(1, SECOND)
+    before = wheel.next_ns()
+    for due in range(SECOND, HOUR, 10 * SECOND):
+        wheel.arm(1, due)
+        wheel.audit()
+        assert wheel.next_ns() == before
+    steps = 0
+    while (now := wheel.next_ns()) < first_tick(due):
+        taken, left = wheel.take(now, LEVELS)
+        steps += LEVELS - left
+        assert taken == []
+        wheel.audit()
+    assert 0 < steps <= 2 * LEVELS
+    assert wheel.take(now, 1) == ([1], 0)
+
+
+def test_what_is_due_and_not_yet_taken_can_be_extended():
+    wheel = Wheelwork(3)
+    for number in (1, 2, 3):
+        wheel.arm(number, SECOND)
+    now = first_tick(SECOND)
+    first, _ = wheel.take(now, 2)
+    waiting = {1, 2, 3} - set(first)
+    for number in waiting:
+        wheel.arm(number, HOUR)
+        wheel.audit()
+    assert set(first) | set(wheel.take(first_tick(HOUR) - 1, PLENTY)[0]) == {1, 2, 3} - waiting
+    wheel.audit()
+    assert set(wheel.take(first_tick(HOUR), PLENTY)[0]) == waiting
 
 
 def test_disarmed_it_is_not_taken_and_twice_is_once():
@@ -257,7 +291,7 @@ DAMAGE = [
     (4, "due_ns", SECOND // 2, "timer 4 of tick"),
     (8, "armed", 5, "5 counted"),
     (8, "armed", 0, "more than the 0"),
-    (8, "elapsed", 1000, "belongs in"),
+    (8, "elapsed", 1000, "is in use, and has been passed"),
     (8, "cascading", 3, "slot 3 cannot cascade"),
     (8, "cascading", 512, "slot 512 cannot cascade"),
     (8, "cascading", 65, "slot 65 cascades, and does not begin"),
@@ -373,7 +407,7 @@ class WheelMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Everything goes off, in as many steps as there are levels, of a driver that wakes only when it is told."""
-        for _ in range(RECORDS * LEVELS + RECORDS + 1):
+        for _ in range(2 * RECORDS * LEVELS):
             if all(first_tick(due) > INT64_MAX for due in getattr(self, "due", {}).values()):
                 return
             self.advance_to_next(1)
