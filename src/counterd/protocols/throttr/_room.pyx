@@ -16,8 +16,8 @@ from counterd._table cimport BLOCK_SIZE, index_peek, index_prefetch, name_blocks
 from counterd.byteorder cimport load_le16, load_le32, load_le64, prefetch, store_le64
 from counterd.protocols.throttr._keys cimport (
     KEY_BUFFER, Key, Keys, key_at, key_count_read, key_count_write, key_create, key_expire_at, key_expires, key_lives,
-    key_make_buffer, key_remove, key_ttl, moment_after, moment_before, value_blocks, value_free, value_read, value_length,
-    value_write,
+    key_make_buffer, key_remove, key_ttl, moment_after, moment_before, value_blocks, value_free, value_read,
+    value_length, value_write,
 )
 from counterd.protocols.throttr._store cimport (
     CHANNEL, CONNECTION, EVENT, GET, ID_SIZE, INFO, INSERT, OPCODES, PUBLISH, PURGE, QUERY, REPLY_MIN, SET, STAT,
