@@ -38,8 +38,8 @@ HEADERS = {"byteorder", "siphash", "debug", "settings", "errors", "version", "__
 
 # All that the engine and the rooms may use besides counterd: nothing here knows a clock, a socket, a file or a loop.
 BELOW_NET = {
-    "__future__", "collections.abc", "cpython.bytes", "cpython.mem", "cython", "dataclasses", "enum", "importlib",
-    "ipaddress", "libc.stdint", "libc.string", "pkgutil", "posix.mman", "re", "struct", "typing",
+    "__future__", "collections", "collections.abc", "cpython.bytes", "cpython.mem", "cython", "dataclasses", "enum",
+    "importlib", "ipaddress", "libc.stdint", "libc.string", "pkgutil", "posix.mman", "re", "struct", "typing",
 }  # fmt: skip
 # The key of the hash, drawn when a room makes its store.
 BELOW_NET_EXCEPT = {"protocols/counter/__init__.py": {"os"}, "protocols/throttr/__init__.py": {"os"}}

@@ -1,0 +1,738 @@
+"""The throttr protocol from the client's side: requests to bytes, bytes to replies and events.
+
+Floor 2, pure Python: needs the standard library and counterd.errors only, never touches a socket, and works where
+nothing is compiled. Request names are those of the protocol document; docs/protocols/throttr.md has every layout. All
+integers on the wire are unsigned and little-endian. N is the width of quotas, TTLs and sizes, which nothing on the wire
+tells: both sides must be given the same. Encoders raise ValueError before anything is encoded; the parser raises
+ProtocolError.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from counterd.errors import ProtocolError
+
+KEY_MAX = 255  # bytes of a key or of a channel's name
+ID_SIZE = 16  # bytes of a connection's id
+# Bytes of a value or a payload, unless a parser is given another bound: what a server gone mad can make a client keep.
+VALUE_MAX = 64 << 20
+# Entries of one fragment, and what a count may say at all. Servers send some hundred entries in a fragment, and none
+# has 2^32 keys: a larger number is something else that was read as one.
+FRAGMENT_ENTRIES_MAX = 1 << 16
+COUNT_MAX = 1 << 32
+_SHOWN = 12  # bytes that an error shows
+_BLOCK_ENTRIES = 1 << 10  # entries without names that are taken at once
+
+_U64 = struct.Struct("<Q")
+_FRAGMENT = struct.Struct("<QQ")
+_STAT = struct.Struct("<4Q")
+_STATS_ENTRY = struct.Struct("<B4Q")
+_CHANNELS_ENTRY = struct.Struct("<B3Q")
+_SUBSCRIBER = struct.Struct("<16s3Q")
+_CONNECTION = struct.Struct("<16sBBB16sH25Q")
+_INFO = struct.Struct("<52Q16s")
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class ValueSize(IntEnum):
+    """N: the bytes of every quota, TTL and size ("Dynamic Value Size"); named as in the server's setting."""
+
+    UINT8 = 1
+    UINT16 = 2
+    UINT32 = 4
+    UINT64 = 8
+
+    @classmethod
+    def named(cls, name: str | ValueSize) -> ValueSize:
+        """The one called "uint8", "uint16", "uint32" or "uint64"; one that is a ValueSize already stays. ValueError."""
+        for size in cls:
+            if name == size or name == size.name.lower():
+                return size
+        raise ValueError(f"value_size must be uint8, uint16, uint32 or uint64, not {name!r}")
+
+    @property
+    def maximum(self) -> int:
+        """The largest number of that width."""
+        return (1 << 8 * self) - 1
+
+
+class Opcode(IntEnum):
+    """Section "Request types"; EVENT is the first byte of what a server sends unasked, too."""
+
+    INSERT = 0x01
+    QUERY = 0x02
+    UPDATE = 0x03
+    PURGE = 0x04
+    SET = 0x05
+    GET = 0x06
+    LIST = 0x07
+    INFO = 0x08
+    STAT = 0x09
+    STATS = 0x10
+    SUBSCRIBE = 0x11
+    UNSUBSCRIBE = 0x12
+    PUBLISH = 0x13
+    CONNECTIONS = 0x14
+    CONNECTION = 0x15
+    CHANNELS = 0x16
+    CHANNEL = 0x17
+    WHOAMI = 0x18
+    EVENT = 0x19
+
+
+class TTLType(IntEnum):
+    """Section "TTL Types": the unit of a TTL."""
+
+    NANOSECONDS = 1
+    MICROSECONDS = 2
+    MILLISECONDS = 3
+    SECONDS = 4
+    MINUTES = 5
+    HOURS = 6
+
+
+class Attribute(IntEnum):
+    """UPDATE: what is changed."""
+
+    QUOTA = 0
+    TTL = 1
+
+
+class Change(IntEnum):
+    """UPDATE: how it is changed. PATCH replaces."""
+
+    PATCH = 0
+    INCREASE = 1
+    DECREASE = 2
+
+
+class KeyType(IntEnum):
+    """LIST: what a key is."""
+
+    COUNTER = 0
+    BUFFER = 1
+
+
+class ConnectionType(IntEnum):
+    """CONNECTION: what it is. The reference also has agents, which counterd does not."""
+
+    CLIENT = 0
+    AGENT = 1
+
+
+class ConnectionKind(IntEnum):
+    """CONNECTION: what carries it."""
+
+    TCP = 0
+    UNIX = 1
+
+
+# ---- what replies tell ----
+# Types that a server may make up (ttl_type, key_type, type, kind) are members of their enum where they are known, else
+# plain numbers.
+
+
+class Query(NamedTuple):
+    """QUERY: quota, and what is left of the TTL in whole units of ttl_type. A buffer has quota 0."""
+
+    quota: int
+    ttl_type: int
+    ttl: int
+
+
+class Get(NamedTuple):
+    """GET: what is left of the TTL in whole units of ttl_type, and the value. A counter has an empty value."""
+
+    ttl_type: int
+    ttl: int
+    value: bytes
+
+
+class Stat(NamedTuple):
+    """STAT: requests that read and wrote a key, in a minute and ever since it was made."""
+
+    reads_per_minute: int
+    writes_per_minute: int
+    reads: int
+    writes: int
+
+
+class ListEntry(NamedTuple):
+    """LIST: one key. expires_at: Unix nanoseconds. bytes_used: N for a counter, the size of a buffer."""
+
+    key: bytes
+    key_type: int
+    ttl_type: int
+    expires_at: int
+    bytes_used: int
+
+
+class StatsEntry(NamedTuple):
+    """STATS: one key, and what STAT tells of it."""
+
+    key: bytes
+    reads_per_minute: int
+    writes_per_minute: int
+    reads: int
+    writes: int
+
+
+class ChannelEntry(NamedTuple):
+    """CHANNELS: one channel; bytes that its subscribers published to it (read) and got from it (write)."""
+
+    channel: bytes
+    read_bytes: int
+    write_bytes: int
+    subscriptions: int
+
+
+class Subscriber(NamedTuple):
+    """CHANNEL: one subscription. id: 16 bytes, as WHOAMI tells it. subscribed_at: Unix nanoseconds.
+
+    Bytes that it published to the channel (read) and got from it (write).
+    """
+
+    id: bytes
+    subscribed_at: int
+    read_bytes: int
+    write_bytes: int
+
+
+class ConnectionInfo(NamedTuple):
+    """CONNECTION, CONNECTIONS: one connection. id: 16 bytes. ip: empty for a Unix socket, cut at 16 characters.
+
+    connected_at: Unix nanoseconds. What ends in requests counts them, by request name; the rest are bytes.
+    """
+
+    id: bytes
+    type: int
+    kind: int
+    ip_version: int
+    ip: str
+    port: int
+    connected_at: int
+    read_bytes: int
+    write_bytes: int
+    published_bytes: int
+    received_bytes: int
+    allocated_bytes: int
+    consumed_bytes: int
+    insert_requests: int
+    set_requests: int
+    query_requests: int
+    get_requests: int
+    update_requests: int
+    purge_requests: int
+    list_requests: int
+    info_requests: int
+    stat_requests: int
+    stats_requests: int
+    publish_requests: int
+    subscribe_requests: int
+    unsubscribe_requests: int
+    connections_requests: int
+    connection_requests: int
+    channels_requests: int
+    channel_requests: int
+    whoami_requests: int
+
+
+class Info(NamedTuple):
+    """INFO: 52 numbers and the server's version, in the document's order.
+
+    timestamp: Unix seconds. running_since: Unix nanoseconds. What ends in requests is a total, by request name. Where
+    the document has a name twice ("TOTAL CHANNELS", "TOTAL CONNECTIONS"), the one without requests is what exists now.
+    """
+
+    timestamp: int
+    requests: int
+    requests_per_minute: int
+    insert_requests: int
+    insert_per_minute: int
+    query_requests: int
+    query_per_minute: int
+    update_requests: int
+    update_per_minute: int
+    purge_requests: int
+    purge_per_minute: int
+    get_requests: int
+    get_per_minute: int
+    set_requests: int
+    set_per_minute: int
+    list_requests: int
+    list_per_minute: int
+    info_requests: int
+    info_per_minute: int
+    stats_requests: int
+    stats_per_minute: int
+    stat_requests: int
+    stat_per_minute: int
+    subscribe_requests: int
+    subscribe_per_minute: int
+    unsubscribe_requests: int
+    unsubscribe_per_minute: int
+    publish_requests: int
+    publish_per_minute: int
+    channel_requests: int
+    channel_per_minute: int
+    channels_requests: int
+    channels_per_minute: int
+    whoami_requests: int
+    whoami_per_minute: int
+    connection_requests: int
+    connection_per_minute: int
+    connections_requests: int
+    connections_per_minute: int
+    read_bytes: int
+    read_bytes_per_minute: int
+    write_bytes: int
+    write_bytes_per_minute: int
+    keys: int
+    counters: int
+    buffers: int
+    counter_bytes: int
+    buffer_bytes: int
+    subscriptions: int
+    channels: int
+    running_since: int
+    connections: int
+    version: str
+
+
+@dataclass(frozen=True)
+class Executed(Generic[T_co]):
+    """EVENT, as a request: it was executed, and result is what the request inside was answered."""
+
+    result: T_co
+
+
+class Event(NamedTuple):
+    """EVENT, from the server: what somebody published to a channel that this connection is subscribed to."""
+
+    channel: bytes
+    payload: bytes
+
+
+class Reply(NamedTuple):
+    """What the request that is next in order was answered. result: what the type of its Request says."""
+
+    opcode: Opcode
+    result: Any
+
+
+# What the listings tell. They have names because a method called list hides the type.
+Keys = list[ListEntry]
+KeyStats = list[StatsEntry]
+Connections = list[ConnectionInfo]
+Channels = list[ChannelEntry]
+Subscribers = list[Subscriber]
+
+
+# ---- requests ----
+
+
+class Request(bytes, Generic[T_co]):
+    """The bytes of a request; T is what its reply tells: bool, or a type from above, None for a reply of 00."""
+
+    __slots__ = ()
+
+
+class Encoder:
+    """Requests for a server with this value size. All raise ValueError for what does not fit, and encode nothing then.
+
+    Keys and channels have 0 to 255 bytes; quotas, TTLs and sizes of values are 0 to the largest number of N bytes;
+    ttl_type is 0 to 255, and servers take unknown ones as seconds.
+    """
+
+    def __init__(self, size: ValueSize) -> None:
+        self.size = size
+        letter = _LETTERS[size]
+        self._insert = struct.Struct(f"<B{letter}B{letter}B")
+        self._update = struct.Struct(f"<BBB{letter}B")
+        self._set = struct.Struct(f"<BB{letter}B{letter}")
+        self._message = struct.Struct(f"<BB{letter}")
+
+    def insert(self, key: bytes, quota: int, ttl: int, ttl_type: int = TTLType.SECONDS) -> Request[bool]:
+        """Makes a counter (INSERT)."""
+        self._check("quota", quota)
+        self._check("ttl", ttl)
+        _check_byte("ttl_type", ttl_type)
+        return Request(self._insert.pack(Opcode.INSERT, quota, ttl_type, ttl, _key_length(key)) + key)
+
+    def query(self, key: bytes) -> Request[Query | None]:
+        """Asks for a counter's quota and TTL (QUERY)."""
+        return Request(_named(Opcode.QUERY, key))
+
+    def update(self, key: bytes, attribute: int, change: int, value: int) -> Request[bool]:
+        """Changes the quota of a counter or the TTL of any key (UPDATE). value: 0 to the largest of N bytes."""
+        _check_byte("attribute", attribute)
+        _check_byte("change", change)
+        self._check("value", value)
+        return Request(self._update.pack(Opcode.UPDATE, attribute, change, value, _key_length(key)) + key)
+
+    def purge(self, key: bytes) -> Request[bool]:
+        """Removes a key (PURGE)."""
+        return Request(_named(Opcode.PURGE, key))
+
+    def set(self, key: bytes, value: bytes, ttl: int, ttl_type: int = TTLType.SECONDS) -> Request[bool]:
+        """Makes or replaces a buffer (SET)."""
+        self._check("ttl", ttl)
+        _check_byte("ttl_type", ttl_type)
+        self._check("the size of the value", len(value))
+        return Request(self._set.pack(Opcode.SET, ttl_type, ttl, _key_length(key), len(value)) + key + value)
+
+    def get(self, key: bytes) -> Request[Get | None]:
+        """Asks for a buffer's value and TTL (GET)."""
+        return Request(_named(Opcode.GET, key))
+
+    def list(self) -> Request[Keys]:
+        """Asks for all keys (LIST)."""
+        return Request((Opcode.LIST,))
+
+    def info(self) -> Request[Info]:
+        """Asks for the server's figures (INFO)."""
+        return Request((Opcode.INFO,))
+
+    def stat(self, key: bytes) -> Request[Stat | None]:
+        """Asks how often a key was read and written (STAT)."""
+        return Request(_named(Opcode.STAT, key))
+
+    def stats(self) -> Request[KeyStats]:
+        """Asks how often each key was read and written (STATS)."""
+        return Request((Opcode.STATS,))
+
+    def subscribe(self, channel: bytes) -> Request[bool]:
+        """Asks for what is published to a channel (SUBSCRIBE)."""
+        return Request(_named(Opcode.SUBSCRIBE, channel, "channel"))
+
+    def unsubscribe(self, channel: bytes) -> Request[bool]:
+        """Ends all of this connection's subscriptions to a channel (UNSUBSCRIBE)."""
+        return Request(_named(Opcode.UNSUBSCRIBE, channel, "channel"))
+
+    def publish(self, channel: bytes, payload: bytes) -> Request[bool]:
+        """Sends a payload to all subscribers of a channel (PUBLISH)."""
+        return Request(self.message(Opcode.PUBLISH, channel, payload))
+
+    def connections(self) -> Request[Connections]:
+        """Asks for all connections (CONNECTIONS)."""
+        return Request((Opcode.CONNECTIONS,))
+
+    def connection(self, id: bytes) -> Request[ConnectionInfo | None]:
+        """Asks for one connection (CONNECTION). id: 16 bytes, as WHOAMI tells it."""
+        if len(id) != ID_SIZE:
+            raise ValueError(f"id must have {ID_SIZE} bytes, not {len(id)}")
+        return Request(bytes((Opcode.CONNECTION,)) + id)
+
+    def channels(self) -> Request[Channels]:
+        """Asks for all channels (CHANNELS)."""
+        return Request((Opcode.CHANNELS,))
+
+    def channel(self, channel: bytes) -> Request[Subscribers | None]:
+        """Asks who is subscribed to a channel (CHANNEL)."""
+        return Request(_named(Opcode.CHANNEL, channel, "channel"))
+
+    def whoami(self) -> Request[bytes]:
+        """Asks for this connection's id, 16 bytes (WHOAMI)."""
+        return Request((Opcode.WHOAMI,))
+
+    def event(self, channel: bytes, request: Request[T_co]) -> Request[Executed[T_co] | None]:
+        """Has a request executed that is the payload of an event (EVENT). ValueError also if it begins like none."""
+        innermost(request, self.size)
+        return Request(self.message(Opcode.EVENT, channel, request))
+
+    def message(self, opcode: int, channel: bytes, payload: bytes) -> bytes:
+        """PUBLISH and EVENT, from either side, and whatever payload they carry."""
+        self._check("the size of the payload", len(payload))
+        return self._message.pack(opcode, _key_length(channel, "channel"), len(payload)) + channel + payload
+
+    def _check(self, what: str, value: int) -> None:
+        if not 0 <= value <= self.size.maximum:
+            raise ValueError(f"{what} must be 0 to {self.size.maximum}, not {value}")
+
+
+def innermost(request: bytes, size: ValueSize) -> tuple[Opcode, int]:
+    """What a reply must answer: the opcode that is not EVENT, and how many EVENTs are around it.
+
+    Raises ValueError if there is no request to answer.
+    """
+    at = events = 0
+    while request[at : at + 1] == b"\x19" and len(request) > at + 1:
+        at += 2 + size + request[at + 1]
+        events += 1
+    opcode = request[at] if at < len(request) else None
+    if opcode == Opcode.EVENT or opcode not in _OPCODES:
+        raise ValueError(f"not a request: {_shown(request[at:])}")
+    return Opcode(opcode), events
+
+
+def _named(opcode: Opcode, name: bytes, what: str = "key") -> bytes:
+    return bytes((opcode, _key_length(name, what))) + name
+
+
+def _key_length(key: bytes, what: str = "key") -> int:
+    if len(key) > KEY_MAX:
+        raise ValueError(f"{what} must have 0 to {KEY_MAX} bytes, not {len(key)}")
+    return len(key)
+
+
+def _check_byte(what: str, value: int) -> None:
+    if not 0 <= value <= 255:
+        raise ValueError(f"{what} must be 0 to 255, not {value}")
+
+
+# ---- replies ----
+
+# A part of the parser: yields how many bytes it wants next, is sent exactly these, and returns what they mean.
+_Part = Generator[int, bytes, Any]
+
+_Entry = TypeVar("_Entry")
+
+_LETTERS = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_OPCODES = frozenset(map(int, Opcode))
+
+
+def _members(kind: type[IntEnum]) -> tuple[int, ...]:
+    """For each byte the member of that value, or the byte itself: a table, as a listing asks it a million times."""
+    known = {int(member): member for member in kind}
+    return tuple(known.get(value, value) for value in range(256))
+
+
+_TTL_TYPES = _members(TTLType)
+_KEY_TYPES = _members(KeyType)
+_CONNECTION_TYPES = _members(ConnectionType)
+_CONNECTION_KINDS = _members(ConnectionKind)
+
+
+class Parser:
+    """Cuts a stream of bytes into replies and events, however the stream arrives; linear time even byte by byte.
+
+    A reply does not tell what it answers, so the parser is told with expect() of each request before it is sent. Events
+    may come at any time but inside a reply. A listing becomes entries as it comes in; nothing is looked at twice.
+    value_max: bytes that a value or a payload may have, whatever N allows.
+    """
+
+    def __init__(self, size: ValueSize, value_max: int = VALUE_MAX) -> None:
+        letter = _LETTERS[size]
+        self._size = size
+        self._value_max = value_max
+        self._query = struct.Struct(f"<{letter}B{letter}")
+        self._get = struct.Struct(f"<B{letter}{letter}")
+        self._message = struct.Struct(f"<B{letter}")
+        self._list_entry = struct.Struct(f"<BBBQ{letter}")
+        self._buffer = bytearray()
+        self._expected: deque[tuple[Opcode, int]] = deque()
+        self._parsed: list[Reply | Event] = []
+        self._failed = ""
+        self._bodies: dict[Opcode, Callable[[], _Part]] = {
+            Opcode.QUERY: self._parse_query,
+            Opcode.GET: self._parse_get,
+            Opcode.LIST: self._parse_list,
+            Opcode.INFO: self._parse_info,
+            Opcode.STAT: self._parse_stat,
+            Opcode.STATS: self._parse_stats,
+            Opcode.CONNECTIONS: self._parse_connections,
+            Opcode.CONNECTION: self._parse_connection,
+            Opcode.CHANNELS: self._parse_channels,
+            Opcode.CHANNEL: self._parse_channel,
+            Opcode.WHOAMI: self._parse_whoami,
+        }
+        self._parts = self._parse()
+        self._wanted = next(self._parts)
+
+    def expect(self, request: bytes) -> None:
+        """The reply after those expected already answers this request. ValueError if it is none."""
+        self._expected.append(innermost(request, self._size))
+
+    def feed(self, data: bytes) -> list[Reply | Event]:
+        """Takes the next bytes from the server; returns the replies and events that are complete with them, in order.
+
+        Raises ProtocolError for what no server may send, as soon as it is seen. There is no way back into step from
+        there: the connection must be closed and this parser with it.
+        """
+        if self._failed:
+            raise ProtocolError(self._failed)
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        try:
+            while (end := start + self._wanted) <= len(buffer):
+                self._wanted = self._parts.send(bytes(buffer[start:end]))
+                start = end
+        except ProtocolError as error:
+            self._failed = f"{error}: {_shown(buffer[start:])}"
+            raise ProtocolError(self._failed) from None
+        del buffer[:start]
+        parsed, self._parsed = self._parsed, []
+        return parsed
+
+    def _parse(self) -> Generator[int, bytes, None]:
+        while True:
+            first = yield 1
+            if first == b"\x19":
+                yield from self._parse_event()
+            elif first not in _STATUSES:
+                raise ProtocolError("not the start of a reply or an event")
+            elif not self._expected:
+                raise ProtocolError("a reply that nothing asked for")
+            else:
+                opcode, events = self._expected.popleft()
+                if events:
+                    result = yield from self._parse_executed(first, opcode, events)
+                    opcode = Opcode.EVENT
+                else:
+                    result = yield from self._parse_result(first, opcode)
+                self._parsed.append(Reply(opcode, result))
+
+    def _parse_executed(self, first: bytes, opcode: Opcode, events: int) -> _Part:
+        """A status for each EVENT around a request, then its reply. A status of 00 is the last byte.
+
+        By the document nothing comes between them. But where one ends it is plain what the next byte is, so a server
+        that tells a publisher of its own event there does not bring the parser out of step.
+        """
+        executed = 0
+        while executed < events and first == b"\x01":
+            executed += 1
+            while (first := (yield 1)) == b"\x19":
+                yield from self._parse_event()
+            if first not in _STATUSES:
+                raise ProtocolError("not the start of a reply in a reply")
+        result = (yield from self._parse_result(first, opcode)) if executed == events else None
+        for _ in range(executed):
+            result = Executed(result)
+        return result
+
+    def _parse_result(self, status: bytes, opcode: Opcode) -> _Part:
+        body = self._bodies.get(opcode)
+        if body is None:
+            return status == b"\x01"
+        if status == b"\x01":
+            return (yield from body())
+        if opcode in _ALWAYS:
+            raise ProtocolError(f"a refused {opcode.name}")
+        return None
+
+    def _parse_event(self) -> Generator[int, bytes, None]:
+        length, size = self._message.unpack((yield self._message.size))
+        self._check_value(size)
+        channel = yield length
+        payload = yield size
+        self._parsed.append(Event(channel, payload))
+
+    def _parse_query(self) -> _Part:
+        quota, ttl_type, ttl = self._query.unpack((yield self._query.size))
+        return Query(quota, _TTL_TYPES[ttl_type], ttl)
+
+    def _parse_get(self) -> _Part:
+        ttl_type, ttl, size = self._get.unpack((yield self._get.size))
+        self._check_value(size)
+        value = yield size
+        return Get(_TTL_TYPES[ttl_type], ttl, value)
+
+    def _parse_info(self) -> _Part:
+        fields = _INFO.unpack((yield _INFO.size))
+        return Info._make((*fields[:-1], _text(fields[-1])))
+
+    def _parse_stat(self) -> _Part:
+        return Stat(*_STAT.unpack((yield _STAT.size)))
+
+    def _parse_list(self) -> _Part:
+        def entry(key: bytes, key_type: int, ttl_type: int, expires_at: int, bytes_used: int) -> ListEntry:
+            return ListEntry(key, _KEY_TYPES[key_type], _TTL_TYPES[ttl_type], expires_at, bytes_used)
+
+        return (yield from _parse_named(self._list_entry, entry))
+
+    def _parse_stats(self) -> _Part:
+        return (yield from _parse_named(_STATS_ENTRY, StatsEntry))
+
+    def _parse_channels(self) -> _Part:
+        return (yield from _parse_named(_CHANNELS_ENTRY, ChannelEntry))
+
+    def _parse_connections(self) -> _Part:
+        found: list[ConnectionInfo] = []
+        fragments = yield from _parse_count(COUNT_MAX, "fragments")
+        for number in range(1, fragments + 1):
+            count = yield from _parse_fragment(number)
+            yield from _parse_entries(count, _CONNECTION, _connection, found)
+        return found
+
+    def _parse_connection(self) -> _Part:
+        return _connection(*_CONNECTION.unpack((yield _CONNECTION.size)))
+
+    def _parse_channel(self) -> _Part:
+        found: list[Subscriber] = []
+        count = yield from _parse_count(COUNT_MAX, "subscribers")
+        yield from _parse_entries(count, _SUBSCRIBER, Subscriber, found)
+        return found
+
+    def _parse_whoami(self) -> _Part:
+        return (yield ID_SIZE)
+
+    def _check_value(self, size: int) -> None:
+        if size > self._value_max:
+            raise ProtocolError(f"a value of {size} bytes, more than {self._value_max}")
+
+
+_STATUSES = (b"\x00", b"\x01")
+_ALWAYS = {Opcode.LIST, Opcode.INFO, Opcode.STATS, Opcode.CONNECTIONS, Opcode.CHANNELS, Opcode.WHOAMI}  # answer 01
+
+
+def _parse_count(most: int, what: str) -> Generator[int, bytes, int]:
+    count: int = _U64.unpack((yield _U64.size))[0]
+    if count > most:
+        raise ProtocolError(f"{count} {what}, more than {most}")
+    return count
+
+
+def _parse_fragment(number: int) -> Generator[int, bytes, int]:
+    """The head of a fragment of that number: how many entries it has."""
+    told, count = _FRAGMENT.unpack((yield _FRAGMENT.size))
+    if told != number:
+        raise ProtocolError(f"fragment {told} where fragment {number} should be")
+    if count > FRAGMENT_ENTRIES_MAX:
+        raise ProtocolError(f"{count} entries in a fragment, more than {FRAGMENT_ENTRIES_MAX}")
+    return int(count)
+
+
+def _parse_named(layout: struct.Struct, make: Callable[..., _Entry]) -> Generator[int, bytes, list[_Entry]]:
+    """The fragments of a listing whose entries begin with the size of a name; the names follow at a fragment's end."""
+    found: list[_Entry] = []
+    fragments = yield from _parse_count(COUNT_MAX, "fragments")
+    for number in range(1, fragments + 1):
+        count = yield from _parse_fragment(number)
+        entries = yield count * layout.size
+        names = yield sum(entries[:: layout.size])
+        start = 0
+        for length, *numbers in layout.iter_unpack(entries):
+            found.append(make(names[start : start + length], *numbers))
+            start += length
+    return found
+
+
+def _parse_entries(
+    count: int, layout: struct.Struct, make: Callable[..., _Entry], found: list[_Entry]
+) -> Generator[int, bytes, None]:
+    """Entries without names, in blocks, so that as much as is there becomes entries."""
+    while count:
+        block = min(count, _BLOCK_ENTRIES)
+        found.extend(make(*numbers) for numbers in layout.iter_unpack((yield block * layout.size)))
+        count -= block
+
+
+def _connection(id: bytes, type: int, kind: int, ip_version: int, ip: bytes, *numbers: int) -> ConnectionInfo:
+    return ConnectionInfo(id, _CONNECTION_TYPES[type], _CONNECTION_KINDS[kind], ip_version, _text(ip), *numbers)
+
+
+def _text(padded: bytes) -> str:
+    return padded.partition(b"\0")[0].decode("ascii", "backslashreplace")
+
+
+def _shown(data: bytes | bytearray) -> str:
+    shown = data[:_SHOWN].hex(" ") or "nothing"
+    return shown if len(data) <= _SHOWN else f"{shown} ... ({len(data)} bytes)"
