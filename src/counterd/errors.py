@@ -23,6 +23,20 @@ class ProtocolError(CounterdError):
     """The server sent something the protocol does not allow; the message shows the bytes."""
 
 
+class EventsLost(CounterdError):
+    """Events came faster than they were taken, and there was no room for more; the connection stays.
+
+    count: how many are missing at this place, at least 1.
+    """
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.count = count
+
+    def __str__(self) -> str:
+        return f"{self.count} events were lost, because those before them were not taken in time"
+
+
 class ServerError(CounterdError):
     """The server answered with a status other than "No error" (sections "Response status" and "Error responses").
 

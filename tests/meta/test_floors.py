@@ -47,7 +47,7 @@ BELOW_NET_EXCEPT = {"protocols/counter/__init__.py": {"os"}, "protocols/throttr/
 # The sides need the server's insides as little as a stranger's program does.
 WIRE = r"counterd\.protocols\.\w+(\.wire)?$"
 SIDES = {
-    "client": re.compile(rf"counterd\.errors$|counterd\.client$|{WIRE}"),
+    "client": re.compile(rf"counterd\.errors$|counterd\.client\b|{WIRE}"),
     "bench": re.compile(rf"counterd\.(errors|version|byteorder|client|net\.(clock|kernel))$|counterd\.bench\b|{WIRE}"),
 }
 

@@ -37,7 +37,7 @@ def test_server_error_picks_the_class(status: int, expected: type[errors.ServerE
 
 def test_everything_is_a_counterd_error() -> None:
     assert all(issubclass(kind, errors.ServerError) for kind in errors.BY_STATUS.values())
-    for kind in (errors.ServerError, errors.ConnectionLost, errors.Timeout, errors.ProtocolError):
+    for kind in (errors.ServerError, errors.ConnectionLost, errors.Timeout, errors.ProtocolError, errors.EventsLost):
         assert issubclass(kind, errors.CounterdError)
 
 
@@ -45,3 +45,9 @@ def test_a_server_error_survives_pickling() -> None:
     error = pickle.loads(pickle.dumps(errors.server_error(0x21, "Resource not available")))
     assert type(error) is errors.NotAvailable
     assert (error.status, error.text) == (0x21, "Resource not available")
+
+
+def test_lost_events_survive_pickling() -> None:
+    error = pickle.loads(pickle.dumps(errors.EventsLost(3)))
+    assert (type(error), error.count) == (errors.EventsLost, 3)
+    assert str(error) == "3 events were lost, because those before them were not taken in time"

@@ -1,0 +1,179 @@
+"""What the clients share: one connection, the deadline of a call, and the rule that a broken connection stays broken.
+
+Stands beside the floors: needs counterd.errors only. The socket never blocks; whoever waits, waits in poll() with a
+deadline. While a request does not go out what comes in is read, so a server that reads no more before its own output
+has gone cannot hold a client up.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import socket
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from counterd.errors import ConnectionLost, ServerError, Timeout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+RECEIVE_SIZE = 65536  # bytes
+POLL_MAX = 2**31 - 1  # ms
+CLOSED = "close() was called"
+
+Self = TypeVar("Self", bound="Connection")
+
+
+class DeadlinePassed(Exception):
+    """Ours, where a TimeoutError would be the kernel's: that a vanished peer has been given up."""
+
+
+class Connection:
+    """One blocking connection to host and port or to the Unix socket at path, made at once. Not thread-safe.
+
+    timeout: seconds that connecting to an address may take, and then each call as a whole. A client overrides
+    _received(), and does all that needs the connection within _exchange().
+    """
+
+    def __init__(self, host: str, port: int, path: str | os.PathLike[str] | None, timeout: float) -> None:
+        self._where = address_text(host, port, path)
+        self._timeout = timeout
+        self._closed = ""  # why the connection is closed
+        try:
+            self._socket = _connected_socket((host, port) if path is None else os.fspath(path), timeout)
+        except TimeoutError:
+            raise not_accepted(self._where, timeout) from None
+        except OSError as error:
+            raise cannot_connect(self._where, error) from error
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection, and with it what the server keeps for it. Doing it again does nothing."""
+        self._close(CLOSED)
+
+    def _received(self, data: bytes) -> None:
+        """Takes the next bytes from the server. Raises ProtocolError for what it may not send."""
+        raise NotImplementedError
+
+    @contextmanager
+    def _exchange(self) -> Iterator[float]:
+        """Yields the deadline for what is done meanwhile; closes the connection if that goes wrong."""
+        if self._closed:
+            raise no_connection(self._where, self._closed)
+        try:
+            yield time.monotonic() + self._timeout
+        except ServerError:
+            raise
+        except DeadlinePassed:
+            self._close(too_late(self._timeout))
+            raise not_answered(self._where, self._timeout) from None
+        except OSError as error:
+            self._close(str(error))
+            raise lost(self._where, str(error)) from error
+        except BaseException as error:
+            self._close(str(error) or f"{type(error).__name__} interrupted a call")
+            raise
+
+    def _send(self, request: bytes, deadline: float) -> None:
+        """Within an exchange: sends all of it, and takes what comes in while that does not go out."""
+        left = memoryview(request)
+        while left:
+            try:
+                left = left[self._socket.send(left) :]
+            except BlockingIOError:
+                if self._wait(select.POLLIN | select.POLLOUT, deadline) & ~select.POLLOUT:
+                    self._read()
+
+    def _receive(self, deadline: float) -> None:
+        """Within an exchange: waits for bytes until the deadline, of the monotonic clock, and takes them."""
+        self._wait(select.POLLIN, deadline)
+        self._read()
+
+    def _read(self) -> None:
+        data = self._socket.recv(RECEIVE_SIZE)
+        if not data:
+            raise closed_by_server(self._where)
+        self._received(data)
+
+    def _wait(self, events: int, deadline: float) -> int:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise DeadlinePassed
+        poller = select.poll()
+        poller.register(self._socket, events)
+        ready = poller.poll(None if left == math.inf else min(math.ceil(left * 1000), POLL_MAX))
+        if not ready:
+            raise DeadlinePassed
+        return ready[0][1]
+
+    def _close(self, why: str) -> None:
+        if not self._closed:
+            self._closed = why
+            self._socket.close()
+
+
+def _connected_socket(address: tuple[str, int] | str, timeout: float) -> socket.socket:
+    if isinstance(address, tuple):
+        connected = socket.create_connection(address, timeout)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    else:
+        connected = socket.socket(socket.AF_UNIX)
+        try:
+            connected.settimeout(timeout)
+            connected.connect(address)
+        except BaseException:
+            connected.close()
+            raise
+    connected.setblocking(False)
+    return connected
+
+
+def as_bytes(text: str | bytes) -> bytes:
+    """What is sent for a name: text as UTF-8, bytes as they are."""
+    return text.encode() if isinstance(text, str) else text
+
+
+# ---- one wording for all clients ----
+
+
+def address_text(host: str, port: int, path: str | os.PathLike[str] | None) -> str:
+    return f"{host}:{port}" if path is None else os.fspath(path)
+
+
+def cannot_connect(where: str, error: OSError) -> ConnectionLost:
+    return ConnectionLost(f"cannot connect to {where}: {error}")
+
+
+def not_accepted(where: str, timeout: float) -> Timeout:
+    return Timeout(f"{where} did not accept a connection within {timeout:g} s")
+
+
+def not_answered(where: str, timeout: float) -> Timeout:
+    return Timeout(f"{where} did not answer within {timeout:g} s")
+
+
+def too_late(timeout: float) -> str:
+    return f"a call took more than {timeout:g} s"
+
+
+def closed_by_server(where: str) -> ConnectionLost:
+    return ConnectionLost(f"{where} closed the connection")
+
+
+def lost(where: str, why: str) -> ConnectionLost:
+    return ConnectionLost(f"lost the connection to {where}: {why}")
+
+
+def no_connection(where: str, why: str) -> ConnectionLost:
+    return ConnectionLost(f"there is no connection to {where} any more: {why}")

@@ -1,0 +1,54 @@
+"""Events that came and were not taken yet: a queue with a bound, and a gap where it was reached.
+
+Stands beside the floors. Events must not hold up the replies behind them, so what does not fit is left out, and whoever
+takes them is told where and how many; they never come out of order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from counterd.errors import EventsLost
+
+if TYPE_CHECKING:
+    from counterd.protocols.throttr.wire import Event
+
+EVENTS_MAX = 16 << 20  # bytes of events that a client keeps unless told
+EVENT_OVERHEAD = 150  # bytes that Python's objects for an event take besides its channel and payload
+
+
+class Events:
+    """Events that came and were not taken, in order: up to limit bytes of them, or one of any size.
+
+    Where more came, those after are left out until all that are here were taken; then take() says how many are missing.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._kept: deque[Event] = deque()
+        self._bytes = 0
+        self._lost = 0
+
+    def put(self, event: Event) -> None:
+        size = _event_bytes(event)
+        if self._lost or (self._kept and self._bytes + size > self._limit):
+            self._lost += 1
+        else:
+            self._kept.append(event)
+            self._bytes += size
+
+    def take(self) -> Event | None:
+        """The next one, or None. Raises EventsLost where some are missing, once."""
+        if self._kept:
+            event = self._kept.popleft()
+            self._bytes -= _event_bytes(event)
+            return event
+        if self._lost:
+            count, self._lost = self._lost, 0
+            raise EventsLost(count)
+        return None
+
+
+def _event_bytes(event: Event) -> int:
+    return len(event.channel) + len(event.payload) + EVENT_OVERHEAD

@@ -1,0 +1,607 @@
+"""Clients for the throttr protocol, blocking and for asyncio: counterd's own, and good for the reference as well.
+
+Stands beside the floors: needs the wire module and counterd.errors only, and works where nothing is compiled. Replies
+tell nothing of what they answer, so a connection that got out of step is closed and never used again. Events, which
+the server sends unasked, are kept until they are taken, up to a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from counterd.client._connection import (
+    CLOSED,
+    Connection,
+    DeadlinePassed,
+    address_text,
+    as_bytes,
+    cannot_connect,
+    closed_by_server,
+    lost,
+    no_connection,
+    not_accepted,
+    not_answered,
+    too_late,
+)
+from counterd.client._events import EVENTS_MAX, Events
+from counterd.errors import ConnectionLost, CounterdError, ProtocolError
+from counterd.protocols.throttr import wire
+from counterd.protocols.throttr.wire import (
+    Attribute,
+    Change,
+    ChannelEntry,
+    ConnectionInfo,
+    Encoder,
+    Event,
+    Executed,
+    Get,
+    Info,
+    KeyType,
+    ListEntry,
+    Query,
+    Request,
+    Stat,
+    StatsEntry,
+    Subscriber,
+    TTLType,
+    ValueSize,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from types import TracebackType
+
+__all__ = [
+    "AsyncClient",
+    "Attribute",
+    "Change",
+    "ChannelEntry",
+    "Client",
+    "ConnectionInfo",
+    "Event",
+    "Executed",
+    "Get",
+    "Info",
+    "KeyType",
+    "ListEntry",
+    "Query",
+    "Stat",
+    "StatsEntry",
+    "Subscriber",
+    "TTLType",
+    "ValueSize",
+]
+
+PORT = 9000
+# Seconds that taking what is there already may take: poll() counts milliseconds, and a deadline of now is over at once.
+_AT_ONCE = 0.001
+
+T = TypeVar("T")
+
+
+def _id(id: bytes | str) -> bytes:
+    return bytes.fromhex(id) if isinstance(id, str) else id
+
+
+class Client(Connection):
+    """One connection to a server, and its subscriptions. Not thread-safe: one Client for each thread.
+
+    Connects at once, to host and port or to the Unix socket at path; use it in a `with`, or close() it.
+    timeout: seconds that connecting to an address may take, and then each call as a whole.
+    value_size: "uint8", "uint16", "uint32" or "uint64", as the server is set. Nothing on the wire tells, so with
+    another than the server's everything goes wrong in ways that need not look like it.
+    value_max: bytes of the largest value or payload that the server may send; more is a ProtocolError.
+    events_max: bytes of events (channel, payload, and 150 for each) that are kept until they are taken, or one event of
+    any size. Beyond that further ones are left out, until those kept were taken and next_event() has raised EventsLost;
+    calls are not affected. Every connection is subscribed to `*` and to its own id, in hex.
+
+    Keys, channels, values and payloads are bytes, or text that is sent as UTF-8. Keys and channels have up to 255
+    bytes; quotas, TTLs and the sizes of values and payloads are 0 to the largest number of value_size. TTLs are whole
+    units of a TTLType, seconds unless told. Anything else is a ValueError, before anything is sent.
+
+    Every call may raise Timeout, ProtocolError or ConnectionLost. After each of these, or if it is interrupted, the
+    connection is closed, and later calls raise ConnectionLost. A refusal (00) is a result, False or None.
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = PORT,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        timeout: float = 5.0,
+        value_size: str | ValueSize = ValueSize.UINT16,
+        value_max: int = wire.VALUE_MAX,
+        events_max: int = EVENTS_MAX,
+    ) -> None:
+        self.encoder = Encoder(ValueSize.named(value_size))  # for event()
+        self._parser = wire.Parser(self.encoder.size, value_max)
+        self._events = Events(events_max)
+        self._results: list[Any] = []  # of replies that were received; at most one, as one call is under way
+        super().__init__(host, port, path, timeout)
+
+    def insert(self, key: str | bytes, quota: int, ttl: int, ttl_type: int = TTLType.SECONDS) -> bool:
+        """Makes a counter (INSERT). False if there is such a key already, or no room."""
+        return self._call(self.encoder.insert(as_bytes(key), quota, ttl, ttl_type))
+
+    def query(self, key: str | bytes) -> Query | None:
+        """A key's quota and what is left of its TTL (QUERY), or None if there is no such key. A buffer's quota is 0."""
+        return self._call(self.encoder.query(as_bytes(key)))
+
+    def update(self, key: str | bytes, attribute: int, change: int, value: int) -> bool:
+        """Changes the quota or the TTL of a key (UPDATE): what the six methods below do, with their results."""
+        return self._call(self.encoder.update(as_bytes(key), attribute, change, value))
+
+    def set_quota(self, key: str | bytes, quota: int) -> bool:
+        """Replaces a counter's quota (UPDATE). False if there is no such key or it is a buffer."""
+        return self._call(self.encoder.update(as_bytes(key), Attribute.QUOTA, Change.PATCH, quota))
+
+    def increase_quota(self, key: str | bytes, by: int) -> bool:
+        """Adds to a counter's quota (UPDATE). False if there is none, or it would not fit; the reference wraps then."""
+        return self._call(self.encoder.update(as_bytes(key), Attribute.QUOTA, Change.INCREASE, by))
+
+    def decrease_quota(self, key: str | bytes, by: int) -> bool:
+        """Takes from a counter's quota (UPDATE). False if there is none or not as much: nothing is taken then."""
+        return self._call(self.encoder.update(as_bytes(key), Attribute.QUOTA, Change.DECREASE, by))
+
+    def set_ttl(self, key: str | bytes, ttl: int) -> bool:
+        """Lets a key expire ttl from now (UPDATE), in the unit it was made with. False if there is no such key."""
+        return self._call(self.encoder.update(as_bytes(key), Attribute.TTL, Change.PATCH, ttl))
+
+    def extend_ttl(self, key: str | bytes, by: int) -> bool:
+        """Lets a key expire later (UPDATE), in the unit it was made with. False if there is no such key."""
+        return self._call(self.encoder.update(as_bytes(key), Attribute.TTL, Change.INCREASE, by))
+
+    def shorten_ttl(self, key: str | bytes, by: int) -> bool:
+        """Lets a key expire earlier (UPDATE), in the unit it was made with. False if there is no such key."""
+        return self._call(self.encoder.update(as_bytes(key), Attribute.TTL, Change.DECREASE, by))
+
+    def purge(self, key: str | bytes) -> bool:
+        """Removes a key (PURGE). False if there is no such key."""
+        return self._call(self.encoder.purge(as_bytes(key)))
+
+    def set(self, key: str | bytes, value: str | bytes, ttl: int, ttl_type: int = TTLType.SECONDS) -> bool:
+        """Makes or replaces a buffer and its TTL (SET). False if the key is a counter, or there is no room."""
+        return self._call(self.encoder.set(as_bytes(key), as_bytes(value), ttl, ttl_type))
+
+    def get(self, key: str | bytes) -> Get | None:
+        """A key's value and what is left of its TTL (GET), or None if there is no such key. A counter's is empty."""
+        return self._call(self.encoder.get(as_bytes(key)))
+
+    def list(self) -> wire.Keys:
+        """All keys (LIST), in no particular order. All of them are in memory at once."""
+        return self._call(self.encoder.list())
+
+    def info(self) -> Info:
+        """The server's figures (INFO)."""
+        return self._call(self.encoder.info())
+
+    def stat(self, key: str | bytes) -> Stat | None:
+        """How often a key was read and written (STAT), or None if there is no such key."""
+        return self._call(self.encoder.stat(as_bytes(key)))
+
+    def stats(self) -> wire.KeyStats:
+        """How often each key was read and written (STATS), in no particular order."""
+        return self._call(self.encoder.stats())
+
+    def subscribe(self, channel: str | bytes) -> bool:
+        """Asks for the events of a channel (SUBSCRIBE); twice brings each twice. False if there is no room."""
+        return self._call(self.encoder.subscribe(as_bytes(channel)))
+
+    def unsubscribe(self, channel: str | bytes) -> bool:
+        """Ends all subscriptions of this connection to a channel (UNSUBSCRIBE). False if there was none."""
+        return self._call(self.encoder.unsubscribe(as_bytes(channel)))
+
+    def publish(self, channel: str | bytes, payload: str | bytes) -> bool:
+        """Sends an event to all subscribers of a channel (PUBLISH), oneself included. False if there are none."""
+        return self._call(self.encoder.publish(as_bytes(channel), as_bytes(payload)))
+
+    def connections(self) -> wire.Connections:
+        """All connections of the server (CONNECTIONS)."""
+        return self._call(self.encoder.connections())
+
+    def connection(self, id: str | bytes) -> ConnectionInfo | None:
+        """One connection (CONNECTION), or None if there is none. id: 16 bytes as of whoami(), or these in hex."""
+        return self._call(self.encoder.connection(_id(id)))
+
+    def channels(self) -> wire.Channels:
+        """All channels that somebody is subscribed to (CHANNELS)."""
+        return self._call(self.encoder.channels())
+
+    def channel(self, channel: str | bytes) -> wire.Subscribers | None:
+        """Who is subscribed to a channel (CHANNEL), or None if nobody is."""
+        return self._call(self.encoder.channel(as_bytes(channel)))
+
+    def whoami(self) -> bytes:
+        """This connection's id, 16 bytes (WHOAMI). In hex it is the name of its own channel."""
+        return self._call(self.encoder.whoami())
+
+    def event(self, channel: str | bytes, request: Request[T]) -> Executed[T] | None:
+        """Has a request of self.encoder executed, as the payload of an event (EVENT). None if that was refused."""
+        return self._call(self.encoder.event(as_bytes(channel), request))
+
+    def next_event(self, timeout: float | None = None) -> Event | None:
+        """The next event (EVENT), or None if none comes within timeout seconds. 0: only if it is here; None: waits.
+
+        Events that came during calls are next; EventsLost is raised where some are missing, and calling again goes on
+        after them. When the connection is lost those that came before are still told, then it is ConnectionLost.
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + max(timeout, _AT_ONCE)
+        while (event := self._events.take()) is None:
+            with self._exchange():
+                try:
+                    self._receive(deadline)
+                except DeadlinePassed:
+                    return None
+        return event
+
+    def events(self, timeout: float | None = None) -> Iterator[Event]:
+        """Events as they come, until none comes within timeout seconds, or close(). Raises what next_event() does."""
+        while True:
+            try:
+                event = self.next_event(timeout)
+            except ConnectionLost:
+                if self._closed == CLOSED:
+                    return
+                raise
+            if event is None:
+                return
+            yield event
+
+    def _call(self, request: Request[T]) -> T:
+        with self._exchange() as deadline:
+            self._parser.expect(request)
+            self._send(request, deadline)
+            while not self._results:
+                self._receive(deadline)
+            result: T = self._results.pop()
+            return result
+
+    def _received(self, data: bytes) -> None:
+        for item in self._parser.feed(data):
+            if isinstance(item, Event):
+                self._events.put(item)
+            else:
+                self._results.append(item.result)
+
+
+# ---- asyncio ----
+
+
+class _Link(asyncio.Protocol):
+    """The connection of an AsyncClient: calls that wait for their turn or for their reply, in order."""
+
+    def __init__(self, where: str, parser: wire.Parser, timeout: float, events_max: int) -> None:
+        self.where = where
+        self.closed = ""  # why there is no connection any more
+        self.events = Events(events_max)
+        self._parser = parser
+        self._timeout = timeout
+        self._transport: asyncio.Transport | None = None
+        self._gone: asyncio.Future[None] | None = None
+        self._paused = False
+        self._unsent: deque[tuple[bytes, asyncio.Future[Any]]] = deque()
+        self._unanswered: deque[asyncio.Future[Any]] = deque()  # those of cancelled calls too: their replies come
+        self._waiting: set[asyncio.Future[None]] = set()  # for events, or for the end
+
+    def check(self) -> None:
+        if self.closed:
+            raise no_connection(self.where, self.closed)
+        if self._transport is None:
+            raise ConnectionLost(f"there is no connection to {self.where} yet: connect() makes it")
+
+    async def call(self, request: Request[T]) -> T:
+        """Sends the request when those before have gone out, and waits for the result."""
+        self.check()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        timer = loop.call_later(self._timeout, self._expire, future)
+        self._unsent.append((request, future))
+        self._flush()
+        try:
+            return await future
+        finally:
+            timer.cancel()
+
+    async def next_event(self, timeout: float | None) -> Event | None:
+        loop = asyncio.get_running_loop()
+        deadline = math.inf if timeout is None else loop.time() + timeout
+        while (event := self.events.take()) is None:
+            self.check()
+            waiter: asyncio.Future[None] = loop.create_future()
+            self._waiting.add(waiter)
+            left = deadline - loop.time()
+            try:
+                await asyncio.wait((waiter,), timeout=None if left == math.inf else max(left, 0))
+            finally:
+                self._waiting.discard(waiter)
+            if not waiter.done():
+                return None
+        return event
+
+    def drop(self, why: str, error: Callable[[], CounterdError] | None = None) -> None:
+        """Ends the connection. Calls that have no reply yet raise error, or ConnectionLost."""
+        if self.closed:
+            return
+        self.closed = why
+        futures = [future for _, future in self._unsent] + list(self._unanswered)
+        for future in futures:
+            if not future.done():
+                future.set_exception(error() if error else lost(self.where, why))
+        self._unsent.clear()
+        self._unanswered.clear()
+        self._wake()
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def gone(self) -> None:
+        """Returns when the socket is closed."""
+        if self._gone is not None:
+            await asyncio.shield(self._gone)
+
+    # ---- what the loop calls ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not of its class
+        self._gone = asyncio.get_running_loop().create_future()
+        if self.closed:  # while it was connecting
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            items = self._parser.feed(data)
+        except ProtocolError as error:
+            why = str(error)
+            self.drop(why, lambda: ProtocolError(why))
+            return
+        for item in items:
+            if isinstance(item, Event):
+                self.events.put(item)
+                self._wake()
+            else:
+                future = self._unanswered.popleft()
+                if not future.done():
+                    future.set_result(item.result)
+
+    def eof_received(self) -> None:
+        self.drop("the server closed it", lambda: closed_by_server(self.where))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.drop(str(error or "it was closed"))
+        assert self._gone is not None
+        self._gone.set_result(None)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._flush()
+
+    # ---- inside ----
+
+    def _flush(self) -> None:
+        assert self._transport is not None
+        while self._unsent and not self._paused:
+            request, future = self._unsent.popleft()
+            if not future.done():  # what was cancelled before its turn is not sent
+                self._parser.expect(request)
+                self._unanswered.append(future)
+                self._transport.write(request)
+
+    def _expire(self, future: asyncio.Future[Any]) -> None:
+        if not future.done():
+            future.set_exception(not_answered(self.where, self._timeout))
+            self.drop(too_late(self._timeout))
+
+    def _wake(self) -> None:
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class _EventIterator:
+    """What AsyncClient.events() returns: it holds nothing, so it may be left at any time."""
+
+    def __init__(self, link: _Link) -> None:
+        self._link = link
+
+    def __aiter__(self) -> _EventIterator:
+        return self
+
+    async def __anext__(self) -> Event:
+        try:
+            event = await self._link.next_event(None)
+        except ConnectionLost:
+            if self._link.closed == CLOSED:
+                raise StopAsyncIteration from None
+            raise
+        assert event is not None
+        return event
+
+
+class AsyncClient:
+    """What Client is, for asyncio: `async with AsyncClient(...) as client`, or connect() and close().
+
+    The arguments and results are those of Client, and so are the errors. Calls may run side by side on one connection:
+    each is sent at once, and replies come in order, so a call's timeout covers those before it too. A call that is
+    cancelled before it was sent is not sent; after that its reply is still awaited in its turn, and the connection
+    goes on. A call that is not answered in time closes the connection: all others under way raise ConnectionLost.
+    Not thread-safe: it belongs to the loop it was connected in.
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = PORT,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        timeout: float = 5.0,
+        value_size: str | ValueSize = ValueSize.UINT16,
+        value_max: int = wire.VALUE_MAX,
+        events_max: int = EVENTS_MAX,
+    ) -> None:
+        self.encoder = Encoder(ValueSize.named(value_size))  # for event()
+        self._address = (host, port, path)
+        self._timeout = timeout
+        parser = wire.Parser(self.encoder.size, value_max)
+        self._link = _Link(address_text(host, port, path), parser, timeout, events_max)
+        self._connecting = False
+
+    async def __aenter__(self) -> AsyncClient:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def connect(self) -> None:
+        """Makes the connection, once: a client that was closed is not opened again. Timeout or ConnectionLost."""
+        if self._connecting:
+            self._link.check()
+            return
+        self._connecting = True
+        link = self._link
+        loop = asyncio.get_running_loop()
+        host, port, path = self._address
+        try:
+            if path is None:
+                await asyncio.wait_for(loop.create_connection(lambda: link, host, port), self._timeout)
+            else:
+                await asyncio.wait_for(loop.create_unix_connection(lambda: link, os.fspath(path)), self._timeout)
+        except (TimeoutError, asyncio.TimeoutError):
+            link.drop("it was not accepted")
+            raise not_accepted(link.where, self._timeout) from None
+        except OSError as error:
+            link.drop(str(error))
+            raise cannot_connect(link.where, error) from error
+        except BaseException:
+            link.drop("connecting was interrupted")
+            raise
+        link.check()
+
+    async def close(self) -> None:
+        """Ends the connection and its subscriptions; calls under way raise ConnectionLost. May be done again."""
+        self._link.drop(CLOSED)
+        await self._link.gone()
+
+    async def insert(self, key: str | bytes, quota: int, ttl: int, ttl_type: int = TTLType.SECONDS) -> bool:
+        """Makes a counter (INSERT). False if there is such a key already, or no room."""
+        return await self._link.call(self.encoder.insert(as_bytes(key), quota, ttl, ttl_type))
+
+    async def query(self, key: str | bytes) -> Query | None:
+        """A key's quota and what is left of its TTL (QUERY), or None if there is no such key. A buffer's quota is 0."""
+        return await self._link.call(self.encoder.query(as_bytes(key)))
+
+    async def update(self, key: str | bytes, attribute: int, change: int, value: int) -> bool:
+        """Changes the quota or the TTL of a key (UPDATE): what the six methods below do, with their results."""
+        return await self._link.call(self.encoder.update(as_bytes(key), attribute, change, value))
+
+    async def set_quota(self, key: str | bytes, quota: int) -> bool:
+        """Replaces a counter's quota (UPDATE). False if there is no such key or it is a buffer."""
+        return await self._link.call(self.encoder.update(as_bytes(key), Attribute.QUOTA, Change.PATCH, quota))
+
+    async def increase_quota(self, key: str | bytes, by: int) -> bool:
+        """Adds to a counter's quota (UPDATE). False if there is none, or it would not fit; the reference wraps then."""
+        return await self._link.call(self.encoder.update(as_bytes(key), Attribute.QUOTA, Change.INCREASE, by))
+
+    async def decrease_quota(self, key: str | bytes, by: int) -> bool:
+        """Takes from a counter's quota (UPDATE). False if there is none or not as much: nothing is taken then."""
+        return await self._link.call(self.encoder.update(as_bytes(key), Attribute.QUOTA, Change.DECREASE, by))
+
+    async def set_ttl(self, key: str | bytes, ttl: int) -> bool:
+        """Lets a key expire ttl from now (UPDATE), in the unit it was made with. False if there is no such key."""
+        return await self._link.call(self.encoder.update(as_bytes(key), Attribute.TTL, Change.PATCH, ttl))
+
+    async def extend_ttl(self, key: str | bytes, by: int) -> bool:
+        """Lets a key expire later (UPDATE), in the unit it was made with. False if there is no such key."""
+        return await self._link.call(self.encoder.update(as_bytes(key), Attribute.TTL, Change.INCREASE, by))
+
+    async def shorten_ttl(self, key: str | bytes, by: int) -> bool:
+        """Lets a key expire earlier (UPDATE), in the unit it was made with. False if there is no such key."""
+        return await self._link.call(self.encoder.update(as_bytes(key), Attribute.TTL, Change.DECREASE, by))
+
+    async def purge(self, key: str | bytes) -> bool:
+        """Removes a key (PURGE). False if there is no such key."""
+        return await self._link.call(self.encoder.purge(as_bytes(key)))
+
+    async def set(self, key: str | bytes, value: str | bytes, ttl: int, ttl_type: int = TTLType.SECONDS) -> bool:
+        """Makes or replaces a buffer and its TTL (SET). False if the key is a counter, or there is no room."""
+        return await self._link.call(self.encoder.set(as_bytes(key), as_bytes(value), ttl, ttl_type))
+
+    async def get(self, key: str | bytes) -> Get | None:
+        """A key's value and what is left of its TTL (GET), or None if there is no such key. A counter's is empty."""
+        return await self._link.call(self.encoder.get(as_bytes(key)))
+
+    async def list(self) -> wire.Keys:
+        """All keys (LIST), in no particular order. All of them are in memory at once."""
+        return await self._link.call(self.encoder.list())
+
+    async def info(self) -> Info:
+        """The server's figures (INFO)."""
+        return await self._link.call(self.encoder.info())
+
+    async def stat(self, key: str | bytes) -> Stat | None:
+        """How often a key was read and written (STAT), or None if there is no such key."""
+        return await self._link.call(self.encoder.stat(as_bytes(key)))
+
+    async def stats(self) -> wire.KeyStats:
+        """How often each key was read and written (STATS), in no particular order."""
+        return await self._link.call(self.encoder.stats())
+
+    async def subscribe(self, channel: str | bytes) -> bool:
+        """Asks for the events of a channel (SUBSCRIBE); twice brings each twice. False if there is no room."""
+        return await self._link.call(self.encoder.subscribe(as_bytes(channel)))
+
+    async def unsubscribe(self, channel: str | bytes) -> bool:
+        """Ends all subscriptions of this connection to a channel (UNSUBSCRIBE). False if there was none."""
+        return await self._link.call(self.encoder.unsubscribe(as_bytes(channel)))
+
+    async def publish(self, channel: str | bytes, payload: str | bytes) -> bool:
+        """Sends an event to all subscribers of a channel (PUBLISH), oneself included. False if there are none."""
+        return await self._link.call(self.encoder.publish(as_bytes(channel), as_bytes(payload)))
+
+    async def connections(self) -> wire.Connections:
+        """All connections of the server (CONNECTIONS)."""
+        return await self._link.call(self.encoder.connections())
+
+    async def connection(self, id: str | bytes) -> ConnectionInfo | None:
+        """One connection (CONNECTION), or None if there is none. id: 16 bytes as of whoami(), or these in hex."""
+        return await self._link.call(self.encoder.connection(_id(id)))
+
+    async def channels(self) -> wire.Channels:
+        """All channels that somebody is subscribed to (CHANNELS)."""
+        return await self._link.call(self.encoder.channels())
+
+    async def channel(self, channel: str | bytes) -> wire.Subscribers | None:
+        """Who is subscribed to a channel (CHANNEL), or None if nobody is."""
+        return await self._link.call(self.encoder.channel(as_bytes(channel)))
+
+    async def whoami(self) -> bytes:
+        """This connection's id, 16 bytes (WHOAMI). In hex it is the name of its own channel."""
+        return await self._link.call(self.encoder.whoami())
+
+    async def event(self, channel: str | bytes, request: Request[T]) -> Executed[T] | None:
+        """Has a request of self.encoder executed, as the payload of an event (EVENT). None if that was refused."""
+        return await self._link.call(self.encoder.event(as_bytes(channel), request))
+
+    async def next_event(self, timeout: float | None = None) -> Event | None:
+        """The next event (EVENT), as Client.next_event() tells it. Several may wait; each event goes to one of them.
+
+        Cancelling it loses none.
+        """
+        return await self._link.next_event(timeout)
+
+    def events(self) -> AsyncIterator[Event]:
+        """Events as they come, until close(): `async for event in client.events()`. Raises what next_event() does.
+
+        After EventsLost it goes on, or another does.
+        """
+        return _EventIterator(self._link)

@@ -1,0 +1,99 @@
+"""What the clients share: deadlines, and what becomes of a connection that fails. The rest is in the clients' tests."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from counterd.client._connection import Connection, as_bytes
+from counterd.errors import ConnectionLost, Timeout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Keeper(Connection):
+    """Keeps what it receives."""
+
+    received = b""
+
+    def _received(self, data: bytes) -> None:
+        self.received += data
+
+    def exchange(self, request: bytes, size: int) -> bytes:
+        """Sends the request and takes that many bytes."""
+        with self._exchange() as deadline:
+            self._send(request, deadline)
+            while len(self.received) < size:
+                self._receive(deadline)
+        return self.received
+
+    def wait(self, deadline: float) -> None:
+        with self._exchange():
+            self._receive(deadline)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Keeper, socket.socket]]:
+    """A connection, and the server's end of it."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        keeper = Keeper("127.0.0.1", listening.getsockname()[1], None, 0.2)
+        accepted, _ = listening.accept()
+    with accepted, keeper:
+        yield keeper, accepted
+
+
+class Vanished:
+    """The socket of a peer that the kernel has given up."""
+
+    def __init__(self, real: socket.socket) -> None:
+        self._real = real
+        self.fileno = real.fileno
+        self.close = real.close
+
+    def send(self, data: bytes) -> int:
+        raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+    recv = send  # type: ignore[assignment]
+
+
+def test_a_peer_that_the_kernel_gave_up_is_lost_and_not_late(pair) -> None:
+    keeper, _ = pair
+    keeper._socket = Vanished(keeper._socket)
+    with pytest.raises(ConnectionLost, match=r"^lost the connection to 127\.0\.0\.1:[0-9]+: .*timed out"):
+        keeper.exchange(b"request", 1)
+    with pytest.raises(ConnectionLost, match=r"^there is no connection to .* any more: .*timed out"):
+        keeper.exchange(b"request", 1)
+
+
+def test_what_comes_in_while_it_sends_is_kept_in_order(pair) -> None:
+    keeper, accepted = pair
+    accepted.sendall(b"early")
+    assert keeper.exchange(b"request", 5) == b"early"
+    assert accepted.recv(100) == b"request"
+
+
+def test_a_deadline_that_has_passed_reads_nothing(pair) -> None:
+    keeper, accepted = pair
+    accepted.sendall(b"there")
+    with pytest.raises(Timeout, match=r"did not answer within 0\.2 s$"):
+        keeper.wait(time.monotonic())
+    assert keeper.received == b""
+
+
+@pytest.mark.parametrize("deadline", [math.inf, 1e12])
+def test_deadlines_that_poll_cannot_count(pair, deadline: float) -> None:
+    keeper, accepted = pair
+    accepted.sendall(b"there")
+    keeper.wait(deadline)
+    assert keeper.received == b"there"
+
+
+def test_text_is_sent_as_utf_8() -> None:
+    assert (as_bytes("é"), as_bytes(b"\xff")) == (b"\xc3\xa9", b"\xff")
