@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Address(NamedTuple):
-    """Where the counter protocol is served over TCP."""
+    """Where a protocol is served over TCP."""
 
     host: str
     port: int
@@ -84,8 +84,8 @@ def run(*arguments: str | Path, program: Sequence[str | Path] = MODULE) -> subpr
 class Daemon:
     """A counterd that runs.
 
-    process, pid: it. config: its configuration file. log: the lines of its stderr so far. addresses: where it listens.
-    path: its Unix socket, if it has one.
+    process, pid: it. config: its configuration file. log: the lines of its stderr so far. addresses: where it listens,
+    with the first of its rooms. path: that room's Unix socket, if it has one.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], config: Path) -> None:
@@ -216,9 +216,13 @@ class Daemon:
     def wait_until_ready(self) -> None:
         """Waits for the line that says so, and learns from the one before where it listens."""
         self.wait_for_log(r"\bready\b")
-        for place in re.findall(r"(?<=[ ,])(?:\[[0-9a-f:]+\]|[0-9.]+):[0-9]+", self.lines("listens on")[0]):
-            host, port = place.rsplit(":", 1)
-            self.addresses.append(Address(host.strip("[]"), int(port)))
+        self.addresses = self.served("listens on")
+
+    def served(self, pattern: str) -> list[Address]:
+        """The addresses in the first line of the log that the pattern is found in."""
+        places = re.findall(r"(?<=[ ,])(?:\[[0-9a-f:]+\]|[0-9.]+):[0-9]+", self.lines(pattern)[0])
+        split = (place.rsplit(":", 1) for place in places)
+        return [Address(host.strip("[]"), int(port)) for host, port in split]
 
 
 @contextlib.contextmanager

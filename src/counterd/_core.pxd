@@ -386,6 +386,7 @@ cdef class Session:
     cdef readonly bint closing
     cdef readonly bint dropped
     cdef bint is_dirty          # in the store's list
+    cdef bint blocked           # the caller waits for the peer to read
     cdef bint ended             # the peer has sent its last byte
     cdef bint open              # closed() has not been called
 
@@ -393,13 +394,17 @@ cdef class Session:
     cpdef bytes take_output(self, int64_t now_ns)
     cpdef bytes eof(self, int64_t now_ns)
     cpdef closed(self, int64_t now_ns)
+    cpdef wait(self)
 
     cdef Py_ssize_t parse_frame(self, const uint8_t* data, size_t size, Frame* frame) noexcept
     cdef void prefetch_frames(self, const Frame* frames, int count) noexcept
     cdef int execute_frame(self, const Frame* frame) except -1
     cdef int produce(self) except -1
 
+    cdef bint can_post(self, size_t size) noexcept
     cdef int post(self, bytes message) except -1
+    cdef int drop_overdue(self) except -1
+    cdef int tell_dirty(self) except -1
     cdef bytes take_posted(self)
     cdef int begin_call(self, int64_t now_ns) except -1
     cdef bytes end_call(self)

@@ -482,6 +482,7 @@ cdef class Session:
         """
         if self.closing or not self.more:
             return b""
+        self.blocked = False
         self.store.fill_budget(now_ns)
         if self.posted_size and not self.position:
             return self.take_posted()
@@ -501,24 +502,42 @@ cdef class Session:
         self.ended = True
         return self.end_call()
 
-    cdef int post(self, bytes message) except -1:
-        """Leaves a message that goes out after what this session is sending.
+    cdef bint can_post(self, size_t size) noexcept:
+        """Whether post() of so many bytes is due: not while the caller has yet to fetch about posted_max of them.
 
-        The session is dropped if more than posted_max bytes would wait then; a message that waits alone may be longer.
+        One message is always taken, however long it is; and whoever does not read is to be dropped, not waited for.
         """
-        cdef size_t size = self.posted_size + PyBytes_GET_SIZE(message)
+        return self.blocked or self.posted_size == 0 or self.posted_size + size <= self.store.posted_max
+
+    cdef int post(self, bytes message) except -1:
+        """Leaves a message that goes out after what this session is sending."""
         if self.closing:
             return 0
-        if self.posted_size and size > self.store.posted_max:
+        if self.posted is None:
+            self.posted = []
+        self.posted.append(message)
+        self.posted_size += PyBytes_GET_SIZE(message)
+        self.more = True
+        if self.blocked:
+            self.drop_overdue()
+        else:
+            self.tell_dirty()
+        return 0
+
+    cpdef wait(self):
+        """The caller cannot take output, as the last has not gone out. From here on posted_max is what may wait."""
+        self.blocked = True
+        self.drop_overdue()
+
+    cdef int drop_overdue(self) except -1:
+        if self.posted_size > self.store.posted_max and len(self.posted) > 1:
             self.dropped = True
             self.detach()
             self.store.sessions_dropped += 1
-        else:
-            if self.posted is None:
-                self.posted = []
-            self.posted.append(message)
-            self.posted_size = size
-            self.more = True
+            self.tell_dirty()
+        return 0
+
+    cdef int tell_dirty(self) except -1:
         if not self.is_dirty:
             self.is_dirty = True
             self.store.dirty.append(self)

@@ -143,6 +143,8 @@ cdef class Connection:
         self.pulling = False
         if self.transport is None:
             return
+        if self.queued:
+            self.session.wait()
         if self.session.dropped:
             self.server.drop(self)
             return

@@ -255,10 +255,17 @@ cdef class ThrottrStore(Store):
             if entry == 0:
                 self.event = None
                 break
+            if not self.can_give(entry):
+                break  # the caller has yet to fetch what this one was given before
             region.cursor = region.holdings[entry].next_of_record
             if region.holdings[entry].connection != self.publisher:
                 self.give(entry)
         return steps
+
+    cdef bint can_give(self, uint32_t entry) noexcept:
+        cdef Holding* holding = self.region.holdings + entry
+        cdef void* member = self.members[holding.connection]
+        return member == NULL or (<Member>member).can_post(holding.amount * PyBytes_GET_SIZE(self.event))
 
     cdef int give(self, uint32_t entry) except -1:
         """Leaves the event with a subscriber, as often as it has subscribed."""

@@ -1,0 +1,212 @@
+"""The throttr protocol as a process serves it: beside the counters, with real time, sockets and slow readers."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from counterd.client.throttr import Client, TTLType
+from daemon import MODULE, Daemon, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+SETTINGS = {"throttr.enable": "true", "throttr.port": "0", "throttr.bind": "127.0.0.1"}
+
+
+@pytest.fixture
+def serve(start: Callable[..., Daemon]) -> Callable[..., Daemon]:
+    """Starts a counterd that serves throttr, and no counters unless told to."""
+
+    def served(**settings: Any) -> Daemon:
+        keys = {f"throttr.{name}": value for name, value in settings.items()}
+        return start({"counter.enable": "false", **SETTINGS, **keys})
+
+    return served
+
+
+def client_of(daemon: Daemon, **options: Any) -> Client:
+    return Client(*daemon.served("throttr listens on")[0], timeout=15, **options)
+
+
+def log_stats(daemon: Daemon) -> str:
+    """The figures of the throttr room, as SIGUSR1 logs them."""
+    count = len(daemon.lines("stats of throttr"))
+    daemon.send_signal(signal.SIGUSR1)
+    return daemon.wait_for_log("stats of throttr", count + 1)
+
+
+def test_both_protocols_are_served_by_one_process(start: Callable[..., Daemon]) -> None:
+    daemon = start(SETTINGS)
+    with daemon.client() as counters, client_of(daemon) as keys:
+        counters.acquire("both", 1, maximum=1)
+        assert keys.insert("both", 7, 60)
+        assert keys.decrease_quota("both", 3)
+        query = keys.query("both")
+        assert query is not None
+        assert (query.quota, query.ttl) == (4, 59)
+        assert counters.get("both") == 1
+    assert daemon.wait_for_stats(holdings=0)["curr_connections"] == 1
+    assert "keys=1" in log_stats(daemon)
+
+
+@pytest.mark.parametrize("size", ["uint8", "uint16", "uint32", "uint64"])
+def test_every_value_size(serve: Callable[..., Daemon], size: str) -> None:
+    daemon = serve(value_size=size)
+    largest = 256 ** {"uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8}[size] - 1
+    with client_of(daemon, value_size=size) as client:
+        assert client.insert("k", largest, 100)
+        assert not client.increase_quota("k", 1)
+        query = client.query("k")
+        assert query is not None
+        assert query.quota == largest
+        assert client.set("v", b"x" * min(largest, 70_000), 100)
+        value = client.get("v")
+        assert value is not None
+        assert len(value.value) == min(largest, 70_000)
+
+
+def test_keys_go_when_their_time_comes_although_nobody_asks(serve: Callable[..., Daemon]) -> None:
+    daemon = serve()
+    with client_of(daemon) as client:
+        for number in range(100):
+            assert client.insert(f"k{number}", 1, 20, TTLType.MILLISECONDS)
+        assert client.insert("stays", 1, 60)
+        wait_until(lambda: "expired=100" in log_stats(daemon), "all have expired")
+        assert "keys=1" in log_stats(daemon)
+        assert [entry.key for entry in client.list()] == [b"stays"]
+
+
+def test_what_a_connection_is_told_of_itself_and_others(serve: Callable[..., Daemon], short_path: Path) -> None:
+    before = time.time_ns()
+    daemon = serve(socket=short_path / "s")
+    with client_of(daemon) as tcp, Client(path=short_path / "s") as unix:
+        ids = {tcp.whoami(), unix.whoami()}
+        connections = {connection.id: connection for connection in tcp.connections()}
+        assert connections.keys() == ids
+        own, other = connections[tcp.whoami()], connections[unix.whoami()]
+        assert (own.ip, own.kind, other.ip, other.kind, other.port) == ("127.0.0.1", 0, "", 1, 0)
+        assert own.port > 0
+        assert before < own.connected_at < other.connected_at < time.time_ns()
+        info = tcp.info()
+        assert before < info.running_since < own.connected_at
+        assert abs(info.timestamp - time.time()) < 5
+        assert info.connections == 2
+
+
+def test_a_killed_subscriber_is_gone_from_its_channels(serve: Callable[..., Daemon]) -> None:
+    daemon = serve()
+    host, port = daemon.served("throttr listens on")[0]
+    script = (
+        "import sys, time\nfrom counterd.client.throttr import Client\n"
+        f"client = Client({host!r}, {port})\nclient.subscribe('jobs')\nprint('subscribed', flush=True)\ntime.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process, client_of(daemon) as client:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"subscribed\n"
+        assert client.publish("jobs", "one")
+        process.kill()
+        process.wait()
+        wait_until(lambda: not client.publish("jobs", "two"), "nobody is subscribed")
+        assert client.channel("jobs") is None
+        assert len(client.channels()) == 2  # its own
+
+
+@pytest.fixture
+def audience(serve: Callable[..., Daemon]) -> Iterator[tuple[Daemon, list[Client], contextlib.ExitStack]]:
+    daemon = serve(max_queued="64K")
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(client_of(daemon)) for _ in range(200)]
+        for client in clients:
+            assert client.subscribe("news")
+        yield daemon, clients, stack
+
+
+def test_everybody_hears_everything_in_one_order(
+    audience: tuple[Daemon, list[Client], contextlib.ExitStack],
+) -> None:
+    daemon, clients, _ = audience
+    with client_of(daemon) as one, client_of(daemon) as another:
+        for number in range(20):
+            assert one.publish("news", f"one {number}")
+            assert another.publish("news", f"another {number}")
+        heard = []
+        for client in clients:
+            heard.append([client.next_event(timeout=15) for _ in range(40)])
+    assert all(events == heard[0] for events in heard)
+    assert sorted(event.payload for event in heard[0] if event) == sorted(
+        f"{who} {number}".encode() for who in ("one", "another") for number in range(20)
+    )
+
+
+def test_a_subscriber_that_does_not_read_is_dropped_and_holds_nobody_up(
+    audience: tuple[Daemon, list[Client], contextlib.ExitStack],
+) -> None:
+    daemon, clients, stack = audience
+    deaf = stack.enter_context(daemon.connect(receive_buffer=4096))
+    deaf.sendall(b"\x11\x04news")
+    with client_of(daemon) as publisher:
+        wait_until(lambda: len(publisher.channel("news") or ()) == 201, "it is subscribed too")
+        sent = 0
+        while "dropped_subscribers=1" not in log_stats(daemon):
+            for _ in range(10):
+                assert publisher.publish("news", bytes(60_000))
+                sent += 1
+            for client in clients:
+                events = [client.next_event(timeout=15) for _ in range(10)]
+                assert all(event and len(event.payload) == 60_000 for event in events)
+            assert sent < 500
+        assert len(publisher.channel("news") or ()) == 200
+    deaf.settimeout(15)
+    with contextlib.suppress(ConnectionResetError):
+        while deaf.recv(1 << 20):
+            pass
+    assert daemon.lines("dropped a peer that has not taken what others sent it")
+
+
+def test_a_drain_answers_and_ends_subscribers_too(serve: Callable[..., Daemon]) -> None:
+    daemon = serve()
+    with client_of(daemon) as subscriber, client_of(daemon) as publisher:
+        assert subscriber.subscribe("c")
+        assert publisher.publish("c", "last")
+        assert daemon.stop() == 0
+        event = subscriber.next_event(timeout=15)
+        assert event is not None
+        assert event.payload == b"last"
+
+
+def test_max_queued_can_change_and_the_value_size_not(serve: Callable[..., Daemon]) -> None:
+    daemon = serve()
+    daemon.reload({"counter.enable": "false", **SETTINGS, "throttr.max_queued": "8K", "throttr.value_size": "uint64"})
+    assert daemon.lines(r"throttr\.value_size needs a restart to change$")
+    assert daemon.lines(r"reloaded .*: throttr\.max_queued$")
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        ("throttr.value_size=uint24", "expected one of uint8, uint16, uint32, uint64, not 'uint24'"),
+        ("throttr.memory_limit=1K", "1K is out of range, expected 65536 to 68719476736"),
+        ("throttr.max_message=100", "100 is out of range, expected 512 to 67108864"),
+        ("throttr.expiry_grace=-1", "-1 is out of range, expected 0 to 3600"),
+    ],
+)
+def test_a_wrong_setting_says_what_is_expected(setting: str, text: str) -> None:
+    done = subprocess.run([*MODULE, "--check", "--set", setting], capture_output=True, text=True, timeout=15, check=False)
+    assert (done.returncode, done.stderr) == (2, f"--set {setting}: {setting.partition('=')[0]}: {text}\n")
+
+
+def test_a_connection_beyond_the_limit_is_refused_in_its_own_room_only(start: Callable[..., Daemon]) -> None:
+    daemon = start({**SETTINGS, "throttr.max_connections": 1})
+    with client_of(daemon), daemon.client() as counters:
+        with socket.create_connection(daemon.served("throttr listens on")[0], timeout=15) as refused:
+            assert refused.recv(1) == b""
+        counters.noop()
