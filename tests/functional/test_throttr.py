@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.client.throttr import Client, TTLType
-from daemon import MODULE, Daemon, wait_until
+from daemon import Daemon, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -109,12 +109,15 @@ def test_a_killed_subscriber_is_gone_from_its_channels(serve: Callable[..., Daem
         "import sys, time\nfrom counterd.client.throttr import Client\n"
         f"client = Client({host!r}, {port})\nclient.subscribe('jobs')\nprint('subscribed', flush=True)\ntime.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process, client_of(daemon) as client:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"subscribed\n"
+    with (
+        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as child,
+        client_of(daemon) as client,
+    ):
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"subscribed\n"
         assert client.publish("jobs", "one")
-        process.kill()
-        process.wait()
+        child.kill()
+        child.wait()
         wait_until(lambda: not client.publish("jobs", "two"), "nobody is subscribed")
         assert client.channel("jobs") is None
         assert len(client.channels()) == 2  # its own
@@ -200,7 +203,7 @@ def test_max_queued_can_change_and_the_value_size_not(serve: Callable[..., Daemo
     ],
 )
 def test_a_wrong_setting_says_what_is_expected(setting: str, text: str) -> None:
-    done = subprocess.run([*MODULE, "--check", "--set", setting], capture_output=True, text=True, timeout=15, check=False)
+    done = run("--check", "--set", setting)
     assert (done.returncode, done.stderr) == (2, f"--set {setting}: {setting.partition('=')[0]}: {text}\n")
 
 

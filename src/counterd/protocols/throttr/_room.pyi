@@ -1,4 +1,4 @@
-from counterd.protocols.throttr._store import ThrottrStore as ThrottrStore
+from counterd.protocols.throttr._store import ThrottrStore
 
 def open_store(
     *,

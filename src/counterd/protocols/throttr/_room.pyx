@@ -382,8 +382,9 @@ cdef class ThrottrSession(Lister):
     cdef int subscribe(self, const Frame* frame) except -1:
         """Section "SUBSCRIBE"."""
         cdef ThrottrStore store = <ThrottrStore>self.store
-        if store.memory_used() >= store.memory_max:
-            return self.reply_status(False)
+        cdef int room = store.find_room(0, name_blocks(&store.region.names, frame.key_size), 0)
+        if room != DONE:
+            return LATER if room == LATER else self.reply_status(False)
         return self.reply_status(self.enter_channel(frame.tag, frame.key, frame.key_size))
 
     cdef int publish(self, const Frame* frame) except -1:

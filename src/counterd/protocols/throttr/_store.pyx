@@ -11,7 +11,7 @@ from libc.string cimport memcpy, memset
 
 from counterd._audit cimport audit_blocks, audit_index, audit_name, audit_region, audit_timers, claim
 from counterd._core cimport (
-    DONE, GRACE_STEPS, GRANTED, LATER, RECLAIM_STEPS, SLICE_STEPS, Frame, Holding, Region, Session, Store,
+    DONE, GRANTED, LATER, SLICE_STEPS, Frame, Holding, Region, Session, Store,
     counter_acquire, counter_at, counter_restore, give_back, ledger_find, ledger_remove,
 )
 from counterd._table cimport (
@@ -29,6 +29,7 @@ KEY_BYTES = KEY_COST
 
 cdef enum:
     FULL = 2                # what find_room() says besides DONE and LATER
+    CATCH_UP_STEPS = 64     # of the ticks' work that a request does
     KEY_COST = 112          # bytes: a record, and two slots of the index
     SUBSCRIPTION_COST = 160  # bytes: a holding and a counter, what is beside them, and their slots
     SUBSCRIBED_MAX = 16     # times that a connection can be subscribed to one channel
@@ -177,8 +178,8 @@ cdef class ThrottrStore(Store):
 
     cdef bint catch_up(self) noexcept:
         """Does what ticks have not done yet, for requests that tell how much there is; False if it was too much."""
-        cdef int steps = self.expire(self.now_ns, give_back(&self.region, GRACE_STEPS))
-        self.region.budget -= GRACE_STEPS - steps
+        cdef int steps = self.expire(self.now_ns, give_back(&self.region, CATCH_UP_STEPS))
+        self.region.budget -= CATCH_UP_STEPS - steps
         return steps > 0
 
     # ---- listings ----
@@ -215,18 +216,17 @@ cdef class ThrottrStore(Store):
         )
 
     cdef int find_room(self, uint32_t records, uint32_t blocks, uint32_t blocks_freed) noexcept:
-        """Whether so much fits: DONE, FULL, or LATER if keys that have expired are yet to make room.
+        """Whether so much fits: DONE, FULL, or LATER if what has expired, or was left, is yet to make room.
 
         blocks_freed: how many the request itself gives back before it needs others.
         """
-        cdef int steps
+        cdef bint is_all
         if self.has_room(records, blocks, blocks_freed):
             return DONE
-        steps = self.expire(self.now_ns, RECLAIM_STEPS)
-        self.region.budget -= RECLAIM_STEPS - steps
+        is_all = self.catch_up()
         if self.has_room(records, blocks, blocks_freed):
             return DONE
-        return LATER if steps == 0 else FULL
+        return FULL if is_all else LATER
 
     # ---- events ----
 
