@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.client.throttr import Client, TTLType
-from daemon import Daemon, wait_until
+from daemon import Daemon, run, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
