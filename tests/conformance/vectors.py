@@ -1,15 +1,17 @@
 """Conformance vectors: what goes over the wire, as data, and a runner that plays it to any implementation.
 
-The vectors of a protocol are in `<protocol>/vectors.json`. They say what counterd does; where the reference server
-differs, they say what that does, and why. Hex is written with blanks wherever they help.
+The vectors of a protocol are in `<protocol>/vectors.json`; `<protocol>/dialect.py` has what only that protocol needs:
+more kinds of parts, expectations and keys. The vectors say what counterd does; where the reference server differs, they
+say what that does, and why, if it can be played to. Hex is written with blanks wherever they help.
 
-    {"end": {"send": HEX, "expect": HEX},    what every connection that is still open must answer after each case:
-                                             it is in step, and nothing came that was not expected
+    {"end": {"send": BYTES, "expect": BYTES},    what every connection that is still open must answer after each case:
+                                                 it is in step, and nothing came that was not expected
      "cases": [CASE, ...]}
 
 CASE: {"name": unique, "section": of the protocol document, "steps": [STEP, ...],
        "why": why the reference differs, if it does,
-       "reference": "skip" when the case cannot be played to the reference at all}
+       "reference": "skip" when the case cannot be played to the reference at all,
+       "clock": "driven" when it can be played only where time is told to go on}
 
 STEP: {"on": connection, opened where it is first named, "note": for people, then one of
        "close": true         close it
@@ -17,30 +19,32 @@ STEP: {"on": connection, opened where it is first named, "note": for people, the
        "send": BYTES and/or "expect": EXPECTATION, with
            "reference": EXPECTATION    takes the place of expect when the reference is played to
            "eventually": true          send again until the expectation is met, for at most 2 seconds}
+   or {"advance_ns": n, "note": for people}    so much time goes by; where it cannot be told to, it is left alone
 
-BYTES: hex, or a list of hex and {"repeat": [hex, times]}
+BYTES: hex, or a list of hex and PARTs, of which each protocol may have more
+PART: {"repeat": [BYTES, times]}
+      {"var": name}                      what was captured under that name in this case
+      {"hex": name}                      the same as lowercase hexadecimal digits
+      {"capture": name, "bytes": n}      only expected: whatever comes, to be used later
+      {"any": n}                         only expected: whatever comes
 
 EXPECTATION: BYTES               exactly these come
              ""                  nothing comes
              "closed"            the server closes the connection
              "open"              it does not: only for reference
-             {"stats": [HEX, ...]}
-                                 a Stats response whose first items have these names, and decimal values
-             {"dump": [{"name": BYTES, "consumption": n, "maximum": n}, ...]}
-                                 a whole answer to Dump that contains these, each once
-             both with the opaque that was sent
+             {...}               a check of the protocol's own
 
-Cases do not share counters, so they are independent on a shared server, but each can be played to it only once: their
-counters stay. A connection must not end a case within a request.
+Cases do not share counters, keys or channels, so they are independent on a shared server, but each can be played to it
+only once: what they made stays. A connection must not end a case within a request.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import socket
-import struct
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -48,29 +52,107 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 EVENTUALLY = 2.0  # seconds
-HEADER_SIZE = 12
 
-CASE_KEYS = {"name", "section", "steps", "why", "reference"}
-STEP_KEYS = {"on", "note", "close", "half_close", "send", "expect", "reference", "eventually"}
+CASE_KEYS = {"name", "section", "steps", "why", "reference", "clock"}
+STEP_KEYS = {"on", "note", "close", "half_close", "send", "expect", "reference", "eventually", "advance_ns"}
+
+
+@dataclass
+class Run:
+    """A case that is being played. driven: no time goes by unless the case says so."""
+
+    driven: bool
+    captured: dict[str, bytes] = field(default_factory=dict)
+
+
+class Hole(Protocol):
+    """A part of BYTES that is not the same each time."""
+
+    size: int
+
+    def usual(self) -> bytes | None:
+        """What it is where no time goes by; None if that is not known beforehand."""
+
+    def fill(self, run: Run) -> bytes:
+        """What is sent."""
+
+    def accepts(self, run: Run, data: bytes) -> bool:
+        """Whether this, of the right size, is as expected."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """BYTES that are not all known beforehand."""
+
+    parts: tuple[bytes | Hole, ...]
+
+    def usual(self) -> bytes | None:
+        parts = [part if isinstance(part, bytes) else part.usual() for part in self.parts]
+        known = [part for part in parts if part is not None]
+        return b"".join(known) if len(known) == len(parts) else None
+
+    def fill(self, run: Run) -> bytes:
+        return b"".join(part if isinstance(part, bytes) else part.fill(run) for part in self.parts)
+
+    def check(self, run: Run, peer: Peer) -> None:
+        """Receives as many bytes, and compares."""
+        sizes = [len(part) if isinstance(part, bytes) else part.size for part in self.parts]
+        received = peer.recv_exactly(sum(sizes))
+        start = 0
+        for part, size in zip(self.parts, sizes, strict=True):
+            data = received[start : start + size]
+            right = data == part if isinstance(part, bytes) else part.accepts(run, data)
+            assert right, f"received {shown(received)}: byte {start} on is not {part!r}"
+            start += size
+
+
+# What is sent or expected: bytes if they are all known.
+Bytes = bytes | Pattern
+
+
+class Dialect(Protocol):
+    """What a protocol adds to vectors. Its module has `dialect(**settings)`, which makes it."""
+
+    case_keys: set[str]
+
+    def takes(self, case: dict[str, Any]) -> bool:
+        """Whether the case is for these settings."""
+
+    def part(self, raw: dict[str, Any], content: Callable[[Any], Bytes]) -> bytes | Hole:
+        """A part of BYTES. content reads the BYTES in it."""
+
+    def number(self, raw: Any) -> int:
+        """How many times something is repeated."""
+
+    def check(self, raw: dict[str, Any], content: Callable[[Any], Bytes]) -> Callable[[Run, Peer, bytes], None]:
+        """An expectation."""
+
+    def recv_reply(self, peer: Peer, expected: bytes) -> bytes:
+        """One reply, when there is reason to hope for that one."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One line of a case; bytes are decoded. An expectation is None, bytes, "closed", "open" or a dict."""
+    """One line of a case. An expectation is None, bytes, a Pattern, "closed", "open" or a check."""
 
     on: str
     note: str
     close: bool
     half_close: bool
-    send: bytes
+    send: Bytes
     expect: Any
     reference: Any  # the same as expect where the reference does not differ
     eventually: bool
+    advance_ns: int
 
 
 @dataclass(frozen=True)
 class Case:
-    """One named case. differs: the reference does something else here. skip: it cannot be played to the reference."""
+    """One named case.
+
+    differs: the reference does something else here. skip: it cannot be played to the reference. driven: nor where time
+    goes by itself.
+    """
 
     name: str
     section: str
@@ -79,6 +161,8 @@ class Case:
     differs: bool
     skip: bool
     why: str
+    driven: bool
+    dialect: Dialect
 
     def __str__(self) -> str:
         return self.name
@@ -115,15 +199,11 @@ class Peer(Protocol):
 # ---- loading ----
 
 
-def load(protocol: str) -> list[Case]:
-    """All cases of a protocol. ValueError if the file is not as described above."""
+def load(protocol: str, **settings: Any) -> list[Case]:
+    """All cases of a protocol, read in its dialect with these settings. ValueError if the file is not as above."""
+    dialect = importlib.import_module(f"conformance.{protocol}.dialect").dialect(**settings)
     document = json.loads((Path(__file__).parent / protocol / "vectors.json").read_text("ascii"))
-    end = _step({"on": "", "note": "the end", **document["end"]})
-    cases = [_case(raw, end) for raw in document["cases"]]
-    names = [case.name for case in cases]
-    if len(set(names)) != len(names):
-        raise ValueError(f"names are there twice: {sorted(name for name in set(names) if names.count(name) > 1)}")
-    return cases
+    return Loader(dialect).cases(document)
 
 
 def stream(case: Case) -> Stream | None:
@@ -131,87 +211,183 @@ def stream(case: Case) -> Stream | None:
     sent, expected = bytearray(), bytearray()
     closes = False
     for step in case.steps:
-        plain = step.expect is None or step.expect == "closed" or isinstance(step.expect, bytes)
-        if step.on != case.steps[0].on or step.close or step.half_close or step.eventually or not plain:
+        wanted = step.expect.usual() if isinstance(step.expect, Pattern) else step.expect
+        plain = step.expect is None or wanted == "closed" or isinstance(wanted, bytes)
+        special = step.close or step.half_close or step.eventually or step.advance_ns
+        if step.on != case.steps[0].on or special or not plain or not isinstance(step.send, bytes):
             return None
         sent += step.send
-        if isinstance(step.expect, bytes):
-            expected += step.expect
-        closes = closes or step.expect == "closed"
+        if isinstance(wanted, bytes):
+            expected += wanted
+        closes = closes or wanted == "closed"
     return Stream(bytes(sent), bytes(expected), closes)
 
 
-def _case(raw: dict[str, Any], end: Step) -> Case:
-    if not raw.keys() <= CASE_KEYS:
-        raise ValueError(f"unknown keys {raw.keys() - CASE_KEYS} in {raw['name']}")
-    differs = "reference" in raw or any("reference" in step for step in raw["steps"])
-    if differs != ("why" in raw):
-        raise ValueError(f'{raw["name"]}: a case has "why" if, and only if, the reference differs')
-    if raw.get("reference", "skip") != "skip":
-        raise ValueError(f'{raw["name"]}: "reference" of a case can only be "skip"')
-    steps = tuple(_step(step) for step in raw["steps"])
-    return Case(raw["name"], raw["section"], steps, end, differs, "reference" in raw, raw.get("why", ""))
+class Loader:
+    """Reads vectors in one dialect."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.dialect = dialect
+
+    def cases(self, document: dict[str, Any]) -> list[Case]:
+        end = self._step({"on": "", "note": "the end", **document["end"]})
+        names = [raw["name"] for raw in document["cases"]]
+        if len(set(names)) != len(names):
+            raise ValueError(f"names are there twice: {sorted(name for name in set(names) if names.count(name) > 1)}")
+        return [self._case(raw, end) for raw in document["cases"] if self.dialect.takes(raw)]
+
+    def _case(self, raw: dict[str, Any], end: Step) -> Case:
+        if not raw.keys() <= CASE_KEYS | self.dialect.case_keys:
+            raise ValueError(f"unknown keys {raw.keys() - CASE_KEYS} in {raw['name']}")
+        differs = "reference" in raw or any("reference" in step for step in raw["steps"])
+        if differs != ("why" in raw):
+            raise ValueError(f'{raw["name"]}: a case has "why" if, and only if, the reference differs')
+        if raw.get("reference", "skip") != "skip":
+            raise ValueError(f'{raw["name"]}: "reference" of a case can only be "skip"')
+        if raw.get("clock", "driven") != "driven":
+            raise ValueError(f'{raw["name"]}: "clock" can only be "driven"')
+        steps = tuple(self._step(step) for step in raw["steps"])
+        return Case(
+            name=raw["name"],
+            section=raw["section"],
+            steps=steps,
+            end=end,
+            differs=differs,
+            skip="reference" in raw,
+            why=raw.get("why", ""),
+            driven="clock" in raw,
+            dialect=self.dialect,
+        )
+
+    def _step(self, raw: dict[str, Any]) -> Step:
+        if not raw.keys() <= STEP_KEYS:
+            raise ValueError(f"unknown keys {raw.keys() - STEP_KEYS} in {raw}")
+        if ("advance_ns" in raw) == ("on" in raw):
+            raise ValueError(f"a step is on a connection, or time goes by: {raw}")
+        expect = self._expectation(raw["expect"]) if "expect" in raw else None
+        return Step(
+            on=raw.get("on", ""),
+            note=raw.get("note", ""),
+            close=raw.get("close", False),
+            half_close=raw.get("half_close", False),
+            send=self._bytes(raw.get("send", "")),
+            expect=expect,
+            reference=self._expectation(raw["reference"]) if "reference" in raw else expect,
+            eventually=raw.get("eventually", False),
+            advance_ns=raw.get("advance_ns", 0),
+        )
+
+    def _expectation(self, raw: Any) -> Any:
+        if raw in ("closed", "open"):
+            return raw
+        return self.dialect.check(raw, self._bytes) if isinstance(raw, dict) else self._bytes(raw)
+
+    def _bytes(self, raw: str | list[Any]) -> Bytes:
+        if isinstance(raw, str):
+            return bytes.fromhex(raw)
+        parts: list[bytes | Hole] = []
+        for item in raw:
+            part = self._part(item)
+            if isinstance(part, Pattern):
+                parts += part.parts
+            else:
+                parts.append(part)
+        known = [part for part in parts if isinstance(part, bytes)]
+        return b"".join(known) if len(known) == len(parts) else Pattern(tuple(parts))
+
+    def _part(self, raw: Any) -> Bytes | Hole:
+        if isinstance(raw, str):
+            return bytes.fromhex(raw)
+        kind = next(iter(raw))
+        if kind == "repeat":
+            content, times = self._bytes(raw[kind][0]), self.dialect.number(raw[kind][1])
+            return content * times if isinstance(content, bytes) else Pattern(content.parts * times)
+        if kind in ("var", "hex"):
+            return Variable(raw[kind], kind == "hex")
+        if kind == "capture":
+            return Capture(raw["bytes"], raw[kind])
+        if kind == "any":
+            return Capture(raw[kind])
+        return self.dialect.part(raw, self._bytes)
 
 
-def _step(raw: dict[str, Any]) -> Step:
-    if not raw.keys() <= STEP_KEYS:
-        raise ValueError(f"unknown keys {raw.keys() - STEP_KEYS} in {raw}")
-    expect = _expectation(raw["expect"]) if "expect" in raw else None
-    return Step(
-        on=raw["on"],
-        note=raw.get("note", ""),
-        close=raw.get("close", False),
-        half_close=raw.get("half_close", False),
-        send=_bytes(raw.get("send", "")),
-        expect=expect,
-        reference=_expectation(raw["reference"]) if "reference" in raw else expect,
-        eventually=raw.get("eventually", False),
-    )
+@dataclass(frozen=True)
+class Variable:
+    """{"var": name} and {"hex": name}. Of 16 bytes, as only ids are captured so far."""
+
+    name: str
+    as_hex: bool
+
+    @property
+    def size(self) -> int:
+        return 32 if self.as_hex else 16
+
+    def usual(self) -> None:
+        return None
+
+    def fill(self, run: Run) -> bytes:
+        captured = run.captured[self.name]
+        return captured.hex().encode() if self.as_hex else captured
+
+    def accepts(self, run: Run, data: bytes) -> bool:
+        return data == self.fill(run)
 
 
-def _expectation(raw: Any) -> Any:
-    if raw in ("closed", "open"):
-        return raw
-    if not isinstance(raw, dict):
-        return _bytes(raw)
-    if "stats" in raw:
-        return {"stats": [_bytes(name).decode("ascii") for name in raw["stats"]]}
-    return {"dump": [(_bytes(entry["name"]), entry["consumption"], entry["maximum"]) for entry in raw["dump"]]}
+@dataclass(frozen=True)
+class Capture:
+    """{"capture": name, "bytes": n} and {"any": n}."""
 
+    size: int
+    name: str = ""
 
-def _bytes(raw: str | list[Any]) -> bytes:
-    if isinstance(raw, str):
-        return bytes.fromhex(raw)
-    return b"".join(
-        bytes.fromhex(part) if isinstance(part, str) else bytes.fromhex(part["repeat"][0]) * part["repeat"][1]
-        for part in raw
-    )
+    def usual(self) -> None:
+        return None
+
+    def fill(self, run: Run) -> bytes:
+        raise ValueError(f"{self} can only be expected")
+
+    def accepts(self, run: Run, data: bytes) -> bool:
+        if self.name:
+            run.captured[self.name] = data
+        return True
 
 
 # ---- running ----
 
 
-def run_case(case: Case, connect: Callable[[], Peer], *, reference: bool = False) -> None:
+def run_case(
+    case: Case,
+    connect: Callable[[], Peer],
+    *,
+    reference: bool = False,
+    advance: Callable[[int], None] | None = None,
+) -> None:
     """Plays a case; AssertionError, naming the step, if anything is not as expected.
 
-    connect: opens a connection to the implementation. reference: it is the reference server.
+    connect: opens a connection to the implementation. reference: it is the reference server. advance: lets so many
+    nanoseconds go by; without it time is what it is.
     """
     peers: dict[str, Peer] = {}
     ended = set()
+    run = Run(driven=advance is not None)
     try:
         for number, step in enumerate(case.steps, 1):
+            if step.advance_ns:
+                if advance is not None:
+                    advance(step.advance_ns)
+                continue
             try:
                 if step.on not in peers:
                     peers[step.on] = connect()
                 expectation = step.reference if reference else step.expect
-                _play(step, peers[step.on], expectation)
+                _play(run, case.dialect, step, peers[step.on], expectation)
             except AssertionError as error:
                 raise AssertionError(f"{case.name}, step {number} on {step.on} ({step.note}): {error}") from None
             if step.close or step.half_close or expectation == "closed":
                 ended.add(step.on)
         for name in peers.keys() - ended:
             try:
-                _play(case.end, peers[name], case.end.expect)
+                _play(run, case.dialect, case.end, peers[name], case.end.expect)
             except AssertionError as error:
                 raise AssertionError(f"{case.name}, at the end on {name}: {error}") from None
     finally:
@@ -219,92 +395,47 @@ def run_case(case: Case, connect: Callable[[], Peer], *, reference: bool = False
             peer.close()
 
 
-def _play(step: Step, peer: Peer, expectation: Any) -> None:
+def _play(run: Run, dialect: Dialect, step: Step, peer: Peer, expectation: Any) -> None:
+    sent = step.send if isinstance(step.send, bytes) else step.send.fill(run)
     if step.close:
         peer.close()
     elif step.half_close:
         peer.half_close()
     elif step.eventually:
-        _play_until(step, peer, expectation)
+        _play_until(dialect, peer, sent, expectation)
     else:
-        if step.send:
-            peer.send(step.send)
-        _check(peer, step.send, expectation)
+        if sent:
+            peer.send(sent)
+        _check(run, peer, sent, expectation)
 
 
-def _play_until(step: Step, peer: Peer, expected: bytes) -> None:
+def _play_until(dialect: Dialect, peer: Peer, sent: bytes, expected: bytes) -> None:
     deadline = time.monotonic() + EVENTUALLY
     while True:
-        peer.send(step.send)
-        received = _recv_frame(peer)
+        peer.send(sent)
+        received = dialect.recv_reply(peer, expected)
         if received == expected:
             return
         assert time.monotonic() < deadline, f"still {received.hex(' ')} instead of {expected.hex(' ')}"
         time.sleep(0.01)
 
 
-def _check(peer: Peer, sent: bytes, expectation: Any) -> None:
+def _check(run: Run, peer: Peer, sent: bytes, expectation: Any) -> None:
     if expectation == "closed":
         peer.expect_eof()
     elif expectation == b"":
         peer.expect_nothing_more()
     elif isinstance(expectation, bytes):
         received = peer.recv_exactly(len(expectation))
-        assert received == expectation, f"received {_shown(received)} instead of {_shown(expectation)}"
-    elif isinstance(expectation, dict) and "stats" in expectation:
-        _check_stats(peer, sent, expectation["stats"])
-    elif isinstance(expectation, dict):
-        _check_dump(peer, sent, expectation["dump"])
+        assert received == expectation, f"received {shown(received)} instead of {shown(expectation)}"
+    elif isinstance(expectation, Pattern):
+        expectation.check(run, peer)
+    elif callable(expectation):
+        expectation(run, peer, sent)
 
 
-def _check_stats(peer: Peer, sent: bytes, names: list[str]) -> None:
-    body = _recv_success(peer, sent)
-    items = []
-    while body:
-        name_length, value_length = struct.unpack_from(">HH", body)
-        name, value, body = _cut(body[4:], name_length, value_length)
-        items.append((name.decode("ascii"), value.decode("ascii")))
-    assert [name for name, _ in items[: len(names)]] == names, f"statistics {items}"
-    wrong = [item for item in items[: len(names)] if not item[1].isdecimal()]
-    assert not wrong, f"statistics that are not numbers: {wrong}"
-
-
-def _check_dump(peer: Peer, sent: bytes, wanted: list[tuple[bytes, int, int]]) -> None:
-    entries = []
-    while body := _recv_success(peer, sent):
-        consumption, maximum, name_length = struct.unpack_from(">IIH", body)
-        name, rest = _cut(body[10:], name_length)
-        assert not rest, f"a dump entry with {len(rest)} bytes too many"
-        entries.append((name, consumption, maximum))
-    for entry in wanted:
-        found = [other for other in entries if other[0] == entry[0]]
-        assert found == [entry], f"the dump has {found} instead of {entry}"
-
-
-def _cut(data: bytes, *sizes: int) -> list[bytes]:
-    parts = []
-    for size in sizes:
-        assert len(data) >= size, f"{len(data)} bytes where {size} are announced"
-        parts.append(data[:size])
-        data = data[size:]
-    return [*parts, data]
-
-
-def _recv_frame(peer: Peer) -> bytes:
-    header = peer.recv_exactly(HEADER_SIZE)
-    length = int.from_bytes(header[4:8], "big")
-    return header + (peer.recv_exactly(length) if length else b"")
-
-
-def _recv_success(peer: Peer, sent: bytes) -> bytes:
-    """The body of a successful response to the one request that was sent."""
-    received = _recv_frame(peer)
-    header = b"\x91" + sent[1:2] + b"\0\0" + received[4:8] + sent[8:12]
-    assert received[:HEADER_SIZE] == header, f"received {_shown(received)} instead of {header.hex(' ')}"
-    return received[HEADER_SIZE:]
-
-
-def _shown(data: bytes) -> str:
+def shown(data: bytes) -> str:
+    """For people."""
     return data.hex(" ") if len(data) <= 256 else f"{data[:256].hex(' ')} ... ({len(data)} bytes)"
 
 
@@ -332,7 +463,7 @@ class SocketPeer:
                 data, end = b"", repr(error)
             else:
                 end = "the end"
-            assert data, f"expected {size} bytes, received {_shown(bytes(received)) or 'nothing'}, then {end}"
+            assert data, f"expected {size} bytes, received {shown(bytes(received)) or 'nothing'}, then {end}"
             received += data
         return bytes(received)
 
@@ -344,7 +475,7 @@ class SocketPeer:
             return
         finally:
             self._socket.settimeout(self._timeout)
-        raise AssertionError(f"expected nothing, received {_shown(data) or 'the end'}")
+        raise AssertionError(f"expected nothing, received {shown(data) or 'the end'}")
 
     def expect_eof(self) -> None:
         try:
@@ -353,7 +484,7 @@ class SocketPeer:
             return
         except TimeoutError:
             raise AssertionError(f"not closed after {self._timeout} s") from None
-        assert not data, f"expected the end, received {_shown(data)}"
+        assert not data, f"expected the end, received {shown(data)}"
 
     def half_close(self) -> None:
         self._socket.shutdown(socket.SHUT_WR)
