@@ -27,6 +27,8 @@ PART: {"repeat": [BYTES, times]}
       {"hex": name}                      the same as lowercase hexadecimal digits
       {"capture": name, "bytes": n}      only expected: whatever comes, to be used later
       {"any": n}                         only expected: whatever comes
+In any list, {"each": [from, to], "of": [...]} stands for the items of that list once for each number, to excluded, with
+{"digits": n} in them as that number in n decimal digits of ASCII.
 
 EXPECTATION: BYTES               exactly these come
              ""                  nothing comes
@@ -230,6 +232,7 @@ class Loader:
         self.dialect = dialect
 
     def cases(self, document: dict[str, Any]) -> list[Case]:
+        document = expanded(document)
         end = self._step({"on": "", "note": "the end", **document["end"]})
         names = [raw["name"] for raw in document["cases"]]
         if len(set(names)) != len(names):
@@ -309,6 +312,31 @@ class Loader:
         if kind == "any":
             return Capture(raw[kind])
         return self.dialect.part(raw, self._bytes)
+
+
+def expanded(raw: Any) -> Any:
+    """With each {"each": [from, to], "of": [...]} in a list replaced by what it stands for."""
+    if isinstance(raw, dict):
+        return {name: expanded(value) for name, value in raw.items()}
+    if not isinstance(raw, list):
+        return raw
+    items: list[Any] = []
+    for item in raw:
+        if isinstance(item, dict) and "each" in item:
+            items += (part for number in range(*item["each"]) for part in _numbered(item["of"], number))
+        else:
+            items.append(expanded(item))
+    return items
+
+
+def _numbered(raw: Any, number: int) -> Any:
+    if isinstance(raw, list):
+        return [_numbered(item, number) for item in raw]
+    if not isinstance(raw, dict):
+        return raw
+    if "digits" in raw:
+        return f"{number:0{raw['digits']}}".encode().hex()
+    return {name: _numbered(value, number) for name, value in raw.items()}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,134 @@
+"""Drives a throttr store in memory as net would, with a clock that stands still until it is told to go on.
+
+A request of one connection gives output to others: those come out of `take_dirty`, and are asked for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from conformance.throttr.dialect import MAX_MESSAGE
+from counterd.protocols.throttr._room import ThrottrStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from counterd._core import Session
+
+MINUTE_NS = 60_000_000_000
+# The beginning of a minute, whatever minutes are counted from: the store's first call or the clock's zero.
+START_NS = 10_000 * MINUTE_NS
+KEY = bytes(range(16))
+# More calls than anything here needs.
+TURNS_MAX = 10_000
+
+
+def make_store(
+    value_size: int = 2,
+    memory_limit: int = 1 << 22,
+    max_message: int = MAX_MESSAGE,
+    max_queued: int = 1 << 20,
+    expiry_grace_ns: int = 0,
+) -> Any:
+    """A store with a known key."""
+    return ThrottrStore(
+        value_size=value_size,
+        memory_limit=memory_limit,
+        max_message=max_message,
+        max_queued=max_queued,
+        expiry_grace_ns=expiry_grace_ns,
+        hash_key=KEY,
+    )
+
+
+class Bench:
+    """A store, its clock and its connections.
+
+    ticking: the store gets its turns when they are due; without it requests alone must find that time has gone by.
+    """
+
+    def __init__(self, store: Any, *, ticking: bool = True) -> None:
+        self.store = store
+        self.now_ns = START_NS
+        self.ticking = ticking
+
+    def connect(self) -> EnginePeer:
+        return EnginePeer(self, self.store.session())
+
+    def advance(self, duration_ns: int) -> None:
+        self.now_ns += duration_ns
+        self.settle()
+
+    def settle(self) -> None:
+        """The store's turns, and whatever sessions have been given by others, until nothing is due."""
+        for _ in range(TURNS_MAX):
+            dirty = self.store.take_dirty()
+            for session in dirty:
+                if session.owner is not None:
+                    session.owner.pull()
+            due = self.ticking and 0 <= self.store.next_deadline() <= self.now_ns
+            if due:
+                self.store.tick(self.now_ns)
+            self.store.audit()
+            if not due and not dirty:
+                return
+        raise AssertionError("it is always due")
+
+
+class EnginePeer:
+    """A vectors.Peer on a session, which it treats as net would."""
+
+    def __init__(self, bench: Bench, session: Session) -> None:
+        self.bench = bench
+        self.session = session
+        session.owner = self
+        self.output = bytearray()
+        self._ended = False
+
+    def send(self, data: bytes) -> None:
+        self.take(lambda: self.session.receive(data, self.bench.now_ns))
+        self.bench.settle()
+
+    def recv_exactly(self, size: int) -> bytes:
+        assert len(self.output) >= size, f"expected {size} bytes, received {self.output.hex(' ')}"
+        received = bytes(self.output[:size])
+        del self.output[:size]
+        return received
+
+    def expect_nothing_more(self) -> None:
+        assert not self.output, f"expected nothing, received {self.output.hex(' ')}"
+        assert not self.session.closing
+
+    def expect_eof(self) -> None:
+        assert not self.output, f"expected the end, received {self.output.hex(' ')}"
+        assert self.session.closing
+        self.close()
+
+    def half_close(self) -> None:
+        self.take(lambda: self.session.eof(self.bench.now_ns))
+        self.bench.settle()
+
+    def close(self) -> None:
+        self._end()
+        self.bench.settle()
+
+    def pull(self) -> None:
+        """What others have given it."""
+        self.take(lambda: self.session.take_output(self.bench.now_ns))
+
+    def take(self, call: Callable[[], bytes]) -> None:
+        self.output += call()
+        for _ in range(TURNS_MAX):
+            if not self.session.more:
+                break
+            self.output += self.session.take_output(self.bench.now_ns)
+        else:
+            raise AssertionError("it never comes to its end")
+        if self.session.closing:  # all has been written: net closes
+            self._end()
+
+    def _end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self.session.owner = None
+        self.session.closed(self.bench.now_ns)

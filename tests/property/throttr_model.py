@@ -1,0 +1,666 @@
+"""What the throttr room does, said a second time: with dicts and lists, nothing clever, and no bound on memory.
+
+`Model` predicts every answer and every event, in order, for each connection. What it cannot know, as the order of a
+listing or how many bytes had been read by then, it leaves open: an `Answer` takes what it recognises as itself from the
+bytes that came. It is a store by the contract too, so that the vectors can be played to it: then both say the same.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter as Tally
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from conformance.throttr import replies
+from conformance.throttr.dialect import UNIT_NS
+from conformance.throttr.replies import CHANNEL, CHANNELS, CONNECTION, CONNECTIONS, INFO, LIST, STATS, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+INSERT, QUERY, UPDATE, PURGE, SET, GET, STAT = 0x01, 0x02, 0x03, 0x04, 0x05, 0x06, 0x09
+SUBSCRIBE, UNSUBSCRIBE, PUBLISH, WHOAMI, EVENT = 0x11, 0x12, 0x13, 0x18, 0x19
+QUOTA, TTL = 0, 1
+PATCH, INCREASE, DECREASE = 0, 1, 2
+COUNTER, BUFFER = 0, 1
+MINUTE_NS = 60_000_000_000
+# Where 64 bits of Unix nanoseconds end: in the year 2262.
+END_NS = (1 << 63) - 1
+
+# After the opcode: n is a number of N bytes, b one of 1, i an id; k and v are the sizes, in 1 and N bytes, of the name
+# and of the value that follow at the end.
+LAYOUT = {
+    **dict.fromkeys((QUERY, PURGE, GET, STAT, SUBSCRIBE, UNSUBSCRIBE, CHANNEL), "k"),
+    **dict.fromkeys((LIST, INFO, STATS, CONNECTIONS, CHANNELS, WHOAMI), ""),
+    **dict.fromkeys((PUBLISH, EVENT), "kv"),
+    INSERT: "nbnk",
+    UPDATE: "bbnk",
+    SET: "bnkv",
+    CONNECTION: "i",
+}
+NAMES = {
+    INSERT: "insert",
+    QUERY: "query",
+    UPDATE: "update",
+    PURGE: "purge",
+    SET: "set",
+    GET: "get",
+    LIST: "list",
+    INFO: "info",
+    STAT: "stat",
+    STATS: "stats",
+    SUBSCRIBE: "subscribe",
+    UNSUBSCRIBE: "unsubscribe",
+    PUBLISH: "publish",
+    CONNECTIONS: "connections",
+    CONNECTION: "connection",
+    CHANNELS: "channels",
+    CHANNEL: "channel",
+    WHOAMI: "whoami",
+    EVENT: "event",
+}
+FAILED, DONE = b"\0", b"\1"
+
+
+# ---- requests -------------------------------------------------------------------------------------------------------
+
+
+def encode(width: int, opcode: int, *fields: int | bytes) -> bytes:
+    """A request. width: bytes of N. fields: numbers, ids, names and values in the order of LAYOUT."""
+    widths = {"n": width, "b": 1, "k": 1, "v": width}
+    head, tail = bytes([opcode]), b""
+    for kind, value in zip(LAYOUT[opcode], fields, strict=True):
+        if kind == "i":
+            head += bytes(value)
+        elif isinstance(value, bytes):
+            head += len(value).to_bytes(widths[kind], "little")
+            tail += value
+        else:
+            head += value.to_bytes(widths[kind], "little")
+    return head + tail
+
+
+class Request(NamedTuple):
+    """The first request of a stream. breaks: it is none, or too long, and what comes after it cannot be found."""
+
+    size: int
+    opcode: int
+    fields: tuple[Any, ...] = ()
+    breaks: bool = False
+
+
+def parse(data: bytes, width: int, max_message: int) -> Request | None:
+    """The first request of data, or None if more bytes are needed."""
+    if not data:
+        return None
+    if data[0] not in LAYOUT:
+        return Request(1, data[0], breaks=True)
+    widths = {"n": width, "b": 1, "k": 1, "v": width, "i": 16}
+    position = 1
+    fields: list[Any] = []
+    for kind in LAYOUT[data[0]]:
+        raw = data[position : position + widths[kind]]
+        position += widths[kind]
+        fields.append(raw if kind == "i" else int.from_bytes(raw, "little"))
+    if len(data) < position:
+        return None
+    sizes = [(index, fields[index]) for index, kind in enumerate(LAYOUT[data[0]]) if kind in "kv"]
+    size = position + sum(length for _, length in sizes)
+    if size > max_message:
+        return Request(position, data[0], breaks=True)
+    if len(data) < size:
+        return None
+    for index, length in sizes:
+        fields[index] = data[position : position + length]
+        position += length
+    return Request(size, data[0], tuple(fields))
+
+
+# ---- answers --------------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """Takes bytes from the front."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.position = 0
+
+    def take(self, size: int) -> bytes:
+        taken = self.data[self.position : self.position + size]
+        assert len(taken) == size, f"{size} bytes are wanted, {len(taken)} are left: {self.data!r}"
+        self.position += size
+        return taken
+
+
+class Exact:
+    """A reply, or an event, of which every byte is known."""
+
+    def __init__(self, data: bytes, channel: bytes | None = None) -> None:
+        self.data = data
+        self.channel = channel  # of an event
+
+    def encode(self) -> bytes:
+        return self.data
+
+    def check(self, reader: Reader) -> None:
+        taken = reader.take(len(self.data))
+        assert taken == self.data, f"{taken!r} instead of {self.data!r}"
+
+
+class Listing:
+    """LIST, STATS, CHANNELS or CONNECTIONS, in any order. A field that is None is not known."""
+
+    channel = None
+
+    def __init__(self, opcode: int, width: int, rows: dict[bytes, tuple[int | bytes | None, ...]]) -> None:
+        self.opcode, self.width, self.rows = opcode, width, rows
+
+    def encode(self) -> bytes:
+        rows = [Row(name, known(fields, self.opcode)) for name, fields in self.rows.items()]
+        return replies.write_listing(rows, self.opcode, self.width)
+
+    def check(self, reader: Reader) -> None:
+        fragments = replies.read_listing(reader.take, self.opcode, self.width)
+        rows = [row for fragment in fragments for row in fragment]
+        assert sorted(row.name for row in rows) == sorted(self.rows)
+        for row in rows:
+            compare(row.fields, self.rows[row.name], row.name)
+        # Nothing has gone while it was listed, so each fragment is as full as its next entry allows.
+        assert [len(rows) for rows in fragments] == list(map(len, replies.in_fragments(rows, self.opcode, self.width)))
+
+
+class Subscribers:
+    """The reply to CHANNEL, in any order."""
+
+    channel = None
+
+    def __init__(self, rows: Sequence[tuple[bytes, tuple[int | None, ...]]]) -> None:
+        self.rows = rows
+
+    def encode(self) -> bytes:
+        entries = b"".join(replies.SUBSCRIBER.pack(name, *known(fields, CHANNEL)) for name, fields in self.rows)
+        return DONE + struct.pack("<Q", len(self.rows)) + entries
+
+    def check(self, reader: Reader) -> None:
+        rows = replies.read_subscribers(reader.take)
+        assert rows is not None, "there is no such channel"
+        assert sorted(row.name for row in rows) == sorted(name for name, _ in self.rows)
+        by_time = sorted(rows, key=lambda row: (row.name, row.fields))
+        for row, (name, fields) in zip(by_time, sorted(self.rows, key=lambda row: (row[0], row[1][:2])), strict=True):
+            compare(row.fields, fields, name)
+
+
+class Fields:
+    """A record of numbers of which some are known: CONNECTION and INFO."""
+
+    channel = None
+
+    def __init__(self, layout: struct.Struct, fields: tuple[int | bytes | None, ...]) -> None:
+        self.layout, self.fields = layout, fields
+
+    def encode(self) -> bytes:
+        filler = b"0" if self.layout is replies.INFO_REPLY else b""
+        return DONE + self.layout.pack(*known(self.fields, CONNECTION, filler))
+
+    def check(self, reader: Reader) -> None:
+        assert reader.take(1) == DONE
+        compare(self.layout.unpack(reader.take(self.layout.size)), self.fields, b"the record")
+
+
+Answer = Exact | Listing | Subscribers | Fields
+
+
+def known(fields: Sequence[Any], opcode: int, filler: bytes = b"") -> tuple[Any, ...]:
+    """With something in place of what is not known. The only text in a connection's row is its address."""
+    text = {CONNECTIONS: 3, CONNECTION: 4}.get(opcode)
+    last = len(fields) - 1
+    return tuple(
+        value if value is not None else filler if index == text or (filler and index == last) else 0
+        for index, value in enumerate(fields)
+    )
+
+
+def compare(told: Sequence[Any], expected: Sequence[Any], name: bytes) -> None:
+    wrong = [
+        (index, value, wanted)
+        for index, (value, wanted) in enumerate(zip(told, expected, strict=True))
+        if wanted is not None and value != wanted
+    ]
+    assert not wrong, f"of {name!r}, field by field, what it says and should say: {wrong}"
+
+
+# ---- what there is --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Meter:
+    """Counts for ever, and by whole minutes."""
+
+    total: int = 0
+    minute: int = 0
+    current: int = 0
+    last: int = 0
+
+    def add(self, minute: int, amount: int = 1) -> None:
+        self.per_minute(minute)
+        self.total += amount
+        self.current += amount
+
+    def per_minute(self, minute: int) -> int:
+        """In the minute before this one."""
+        if minute != self.minute:
+            self.last = self.current if minute == self.minute + 1 else 0
+            self.current = 0
+            self.minute = minute
+        return self.last
+
+
+@dataclass
+class Key:
+    """A counter or a buffer."""
+
+    kind: int
+    quota: int
+    value: bytes
+    ttl_type: int
+    ends_ns: int
+    reads: Meter = field(default_factory=Meter)
+    writes: Meter = field(default_factory=Meter)
+
+
+@dataclass(eq=False)
+class Subscription:
+    """Once of a connection to a channel; again is another one."""
+
+    session: ModelSession
+    since_ns: int
+    read: int = 0
+    written: int = 0
+
+
+class Model:
+    """A store and its sessions. end_ns: the last moment, wall_ns: what is added to its clock for Unix nanoseconds."""
+
+    def __init__(
+        self,
+        value_size: int = 2,
+        max_message: int = 1 << 20,
+        expiry_grace_ns: int = 0,
+        end_ns: int = END_NS,
+        wall_ns: int = 0,
+        **others: Any,
+    ) -> None:
+        self.width = value_size
+        self.mask = 256**value_size - 1
+        self.max_message = max_message
+        self.grace_ns = expiry_grace_ns
+        self.end_ns = end_ns
+        self.wall_ns = wall_ns
+        self.now_ns = 0
+        self.keys: dict[bytes, Key] = {}
+        self.channels: dict[bytes, list[Subscription]] = {}
+        self.sessions: dict[bytes, ModelSession] = {}
+        self.sessions_total = 0
+        self.requests: dict[str, Meter] = {name: Meter() for name in NAMES.values()}
+
+    @property
+    def minute(self) -> int:
+        return self.now_ns // MINUTE_NS
+
+    @property
+    def sessions_open(self) -> int:
+        return len(self.sessions)
+
+    # -- sessions --
+
+    def session(self, identity: bytes | None = None) -> ModelSession:
+        self.sessions_total += 1
+        session = ModelSession(self, identity or struct.pack("<QQ", self.sessions_total, ~self.sessions_total & END_NS))
+        self.sessions[session.identity] = session
+        for channel in (b"*", session.identity.hex().encode()):
+            self.channels.setdefault(channel, []).append(Subscription(session, self.now_ns))
+        return session
+
+    def leave(self, session: ModelSession) -> None:
+        if self.sessions.pop(session.identity, None) is not None:
+            for channel in list(self.channels):
+                self.unsubscribe(session, channel)
+
+    def unsubscribe(self, session: ModelSession, channel: bytes) -> bool:
+        before = self.channels.get(channel, [])
+        after = [subscription for subscription in before if subscription.session is not session]
+        if len(after) == len(before):
+            return False
+        self.channels[channel] = after
+        if not after:
+            del self.channels[channel]
+        return True
+
+    # -- the contract of a store; nothing waits here --
+
+    def next_deadline(self) -> int:
+        return -1
+
+    def tick(self, now_ns: int) -> None: ...
+
+    def audit(self) -> None: ...
+
+    def take_dirty(self) -> list[ModelSession]:
+        return [session for session in self.sessions.values() if session.answers]
+
+    # -- keys --
+
+    def find(self, name: bytes) -> Key | None:
+        """The key, if it has not expired."""
+        key = self.keys.get(name)
+        return key if key is not None and self.now_ns < key.ends_ns else None
+
+    def is_taken(self, name: bytes) -> bool:
+        """Whether no key can be made of that name: it exists, or its grace goes on."""
+        key = self.keys.get(name)
+        return key is not None and self.now_ns < key.ends_ns + self.grace_ns
+
+    def living(self) -> dict[bytes, Key]:
+        return {name: key for name, key in self.keys.items() if self.now_ns < key.ends_ns}
+
+    def moment(self, ttl_type: int, ttl: int) -> int:
+        return min(self.now_ns + ttl * UNIT_NS.get(ttl_type, UNIT_NS[4]), self.end_ns)
+
+    def left(self, key: Key) -> bytes:
+        """TTL type and TTL, as replies have them."""
+        left = (key.ends_ns - self.now_ns) // UNIT_NS.get(key.ttl_type, UNIT_NS[4])
+        return bytes([key.ttl_type]) + self.number(left & self.mask)
+
+    def number(self, value: int) -> bytes:
+        return value.to_bytes(self.width, "little")
+
+    # -- requests --
+
+    def execute(self, session: ModelSession, request: Request) -> list[Answer]:
+        """The reply to a whole request. Events go to their connections, that one's own too: before the reply."""
+        name = NAMES[request.opcode]
+        self.requests[name].add(self.minute)
+        session.tally[name] += 1
+        said = getattr(self, f"_{name}")(session, *request.fields)
+        if isinstance(said, list):
+            return said
+        return [Exact(said) if isinstance(said, bytes) else said]
+
+    def _insert(self, session: ModelSession, quota: int, ttl_type: int, ttl: int, name: bytes) -> bytes:
+        if self.is_taken(name):
+            return FAILED
+        self.keys[name] = Key(COUNTER, quota, b"", ttl_type, self.moment(ttl_type, ttl))
+        session.tally["allocated_bytes"] += self.width
+        return DONE
+
+    def _query(self, session: ModelSession, name: bytes) -> bytes:
+        key = self.find(name)
+        if key is None:
+            return FAILED
+        key.reads.add(self.minute)
+        session.tally["consumed_bytes"] += self.width
+        return DONE + self.number(key.quota) + self.left(key)
+
+    def _get(self, session: ModelSession, name: bytes) -> bytes:
+        key = self.find(name)
+        if key is None:
+            return FAILED
+        key.reads.add(self.minute)
+        session.tally["consumed_bytes"] += len(key.value)
+        return DONE + self.left(key) + self.number(len(key.value)) + key.value
+
+    def _update(self, session: ModelSession, attribute: int, change: int, value: int, name: bytes) -> bytes:
+        key = self.find(name)
+        if key is None:
+            return FAILED
+        key.reads.add(self.minute)
+        done = False
+        if attribute == QUOTA and key.kind == COUNTER:
+            done = self._update_quota(key, change, value)
+        if attribute == TTL:
+            done = True
+            self._update_ttl(key, change, value)
+        if done:
+            key.writes.add(self.minute)
+        return DONE if done else FAILED
+
+    def _update_quota(self, key: Key, change: int, value: int) -> bool:
+        changed = {PATCH: value, INCREASE: key.quota + value, DECREASE: key.quota - value}.get(change, key.quota)
+        if not 0 <= changed <= self.mask:
+            return False
+        key.quota = changed
+        return True
+
+    def _update_ttl(self, key: Key, change: int, value: int) -> None:
+        duration = value * UNIT_NS.get(key.ttl_type, UNIT_NS[4])
+        moments = {PATCH: self.now_ns + duration, INCREASE: key.ends_ns + duration, DECREASE: key.ends_ns - duration}
+        key.ends_ns = min(moments.get(change, key.ends_ns), self.end_ns)
+
+    def _purge(self, session: ModelSession, name: bytes) -> bytes:
+        if self.find(name) is None:
+            return FAILED
+        del self.keys[name]
+        return DONE
+
+    def _set(self, session: ModelSession, ttl_type: int, ttl: int, name: bytes, value: bytes) -> bytes:
+        key = self.keys.get(name) if self.is_taken(name) else None
+        if key is None:
+            key = self.keys[name] = Key(BUFFER, 0, value, ttl_type, self.moment(ttl_type, ttl))
+        elif self.find(name) is None:
+            return DONE  # and lost
+        elif key.kind == COUNTER:
+            return FAILED
+        else:
+            key.value, key.ttl_type, key.ends_ns = value, ttl_type, self.moment(ttl_type, ttl)
+            key.writes.add(self.minute)
+        session.tally["allocated_bytes"] += len(value)
+        return DONE
+
+    def _stat(self, session: ModelSession, name: bytes) -> bytes:
+        key = self.find(name)
+        if key is None:
+            return FAILED
+        key.reads.add(self.minute)
+        return DONE + struct.pack("<QQQQ", *self._figures(key))
+
+    def _figures(self, key: Key) -> tuple[int, ...]:
+        minute = self.minute
+        return (key.reads.per_minute(minute), key.writes.per_minute(minute), key.reads.total, key.writes.total)
+
+    def _list(self, session: ModelSession) -> Listing:
+        rows: dict[bytes, tuple[int | bytes | None, ...]] = {
+            name: (key.kind, key.ttl_type, key.ends_ns + self.wall_ns, self._used(key))
+            for name, key in self.living().items()
+        }
+        return Listing(LIST, self.width, rows)
+
+    def _used(self, key: Key) -> int:
+        return self.width if key.kind == COUNTER else len(key.value)
+
+    def _stats(self, session: ModelSession) -> Listing:
+        return Listing(STATS, self.width, {name: self._figures(key) for name, key in self.living().items()})
+
+    def _info(self, session: ModelSession) -> Fields:
+        keys = self.living().values()
+        fields: dict[str, int | None] = dict.fromkeys(replies.INFO_FIELDS)
+        for name in replies.REQUESTS:
+            meter = self.requests[name]
+            fields[name], fields[f"{name}_per_minute"] = meter.total, meter.per_minute(self.minute)
+        meters = self.requests.values()
+        return Fields(
+            replies.INFO_REPLY,
+            (
+                *{
+                    **fields,
+                    "timestamp": (self.now_ns + self.wall_ns) // 1_000_000_000,
+                    "requests": sum(meter.total for meter in meters),
+                    "requests_per_minute": sum(meter.per_minute(self.minute) for meter in meters),
+                    "keys": len(keys),
+                    "counters": sum(key.kind == COUNTER for key in keys),
+                    "buffers": sum(key.kind == BUFFER for key in keys),
+                    "counter_bytes": sum(self._used(key) for key in keys if key.kind == COUNTER),
+                    "buffer_bytes": sum(self._used(key) for key in keys if key.kind == BUFFER),
+                    "subscriptions": sum(map(len, self.channels.values())),
+                    "open_channels": len(self.channels),
+                    "open_connections": len(self.sessions),
+                }.values(),
+                None,
+            ),
+        )
+
+    # -- channels and connections --
+
+    def _subscribe(self, session: ModelSession, channel: bytes) -> bytes:
+        self.channels.setdefault(channel, []).append(Subscription(session, self.now_ns))
+        return DONE
+
+    def _unsubscribe(self, session: ModelSession, channel: bytes) -> bytes:
+        return DONE if self.unsubscribe(session, channel) else FAILED
+
+    def _publish(self, session: ModelSession, channel: bytes, payload: bytes) -> bytes:
+        subscriptions = self.channels.get(channel, [])
+        event = encode(self.width, EVENT, channel, payload)
+        for subscription in subscriptions:
+            subscription.read += len(payload)
+            subscription.session.answers.append(Exact(event, channel))
+            if subscription.session is session:
+                subscription.written += len(payload)
+            else:
+                subscription.session.tally["received_bytes"] += len(payload)
+        if subscriptions:
+            session.tally["published_bytes"] += len(payload)
+        return DONE if subscriptions else FAILED
+
+    def _event(self, session: ModelSession, channel: bytes, payload: bytes) -> list[Answer]:
+        request = parse(payload, self.width, self.max_message)
+        if request is None or request.breaks:
+            return [Exact(FAILED)]
+        return [Exact(DONE), *self.execute(session, request)]
+
+    def _whoami(self, session: ModelSession) -> bytes:
+        return DONE + session.identity
+
+    def _connection(self, session: ModelSession, identity: bytes) -> bytes | Fields:
+        if identity not in self.sessions:
+            return FAILED
+        return Fields(replies.RECORD, (identity, *self.sessions[identity].fields()))
+
+    def _connections(self, session: ModelSession) -> Listing:
+        rows = {identity: connection.fields() for identity, connection in self.sessions.items()}
+        return Listing(CONNECTIONS, self.width, rows)
+
+    def _channels(self, session: ModelSession) -> Listing:
+        rows: dict[bytes, tuple[int | bytes | None, ...]] = {}
+        for name, subscriptions in self.channels.items():
+            written = [self._written(subscription, name) for subscription in subscriptions]
+            known_written = None if None in written else sum(filter(None, written))
+            rows[name] = (sum(each.read for each in subscriptions), known_written, len(subscriptions))
+        return Listing(CHANNELS, self.width, rows)
+
+    def _written(self, subscription: Subscription, channel: bytes) -> int | None:
+        """Of who is subscribed twice it is not said which of both has it."""
+        same = [other for other in self.channels[channel] if other.session is subscription.session]
+        return subscription.written if len(same) == 1 or not subscription.written else None
+
+    def _channel(self, session: ModelSession, channel: bytes) -> bytes | Subscribers:
+        if channel not in self.channels:
+            return FAILED
+        return Subscribers(
+            [
+                (
+                    each.session.identity,
+                    (each.since_ns + self.wall_ns, each.read, self._written(each, channel)),
+                )
+                for each in self.channels[channel]
+            ]
+        )
+
+
+class ModelSession:
+    """A connection. answers: what it has been given and nobody has taken yet."""
+
+    def __init__(self, store: Model, identity: bytes) -> None:
+        self.store = store
+        self.identity = identity
+        self.owner: Any = None
+        self.more = False
+        self.closing = False
+        self.kept = b""
+        self.answers: list[Answer] = []
+        self.tally: Tally[str] = Tally()
+        self.since_ns = store.now_ns
+
+    def fields(self) -> tuple[int | bytes | None, ...]:
+        """Its record without the id, and without what depends on its socket and on how the stream was cut."""
+        bytes_of = [self.tally[f"{name}_bytes"] for name in ("published", "received", "allocated", "consumed")]
+        return (
+            *(0, None, None, None, None, self.since_ns + self.store.wall_ns),
+            *(None, None, *bytes_of),
+            *(self.tally[name] for name in replies.COUNTED),
+        )
+
+    def hear(self, data: bytes, now_ns: int) -> None:
+        """Executes what is whole; the answers are kept."""
+        self.store.now_ns = now_ns
+        self.kept += data
+        while not self.closing and (request := parse(self.kept, self.store.width, self.store.max_message)):
+            self.kept = self.kept[request.size :]
+            if request.breaks:
+                self.answers.append(Exact(FAILED))
+                self.closing = True
+                self.store.leave(self)
+            else:
+                said = self.store.execute(self, request)
+                self.answers += said
+
+    def take_answers(self) -> list[Answer]:
+        taken, self.answers = self.answers, []
+        return taken
+
+    # -- the contract of a session --
+
+    def receive(self, data: bytes, now_ns: int) -> bytes:
+        self.hear(data, now_ns)
+        return self.take_output(now_ns)
+
+    def take_output(self, now_ns: int) -> bytes:
+        return b"".join(answer.encode() for answer in self.take_answers())
+
+    def eof(self, now_ns: int) -> bytes:
+        self.store.now_ns = now_ns
+        self.closing = True
+        self.store.leave(self)
+        return b""
+
+    def closed(self, now_ns: int) -> None:
+        self.eof(now_ns)
+
+
+def check_answers(said: bytes, answers: Sequence[Answer]) -> None:
+    """These bytes are these answers, in order, and nothing else."""
+    reader = Reader(said)
+    for answer in answers:
+        answer.check(reader)
+    assert reader.position == len(said), f"nobody expects {said[reader.position :]!r}"
+
+
+def check_reordered(
+    said: bytes, replies_left: list[Answer], events_left: dict[bytes, list[Answer]], width: int
+) -> None:
+    """As check_answers, where events may have waited: replies are in order, and so are events of one channel.
+
+    What has come is taken from what is left.
+    """
+    reader = Reader(said)
+    while reader.position < len(said):
+        if said[reader.position] == EVENT:
+            event = parse(said[reader.position :], width, len(said))
+            assert event is not None, f"part of an event: {said[reader.position :]!r}"
+            waiting = events_left.get(event.fields[0], [])
+            assert waiting, f"nobody expects {event}"
+            waiting.pop(0).check(reader)
+        else:
+            assert replies_left, f"nobody expects {said[reader.position :]!r}"
+            replies_left.pop(0).check(reader)
