@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from conformance.throttr.dialect import MAX_MESSAGE
 from counterd.protocols.throttr._room import ThrottrStore
+
+from conformance.throttr.dialect import MAX_MESSAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

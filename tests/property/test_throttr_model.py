@@ -1,0 +1,369 @@
+"""The throttr room against the plain-dict model: whatever is asked, by whom and when, both say the same.
+
+Several connections on one store, at every value size, streams cut anywhere, and time that goes on when it is told to:
+often to the very moment at which something expires, or a nanosecond before. COUNTERD_EXAMPLES=50 looks fifty times as
+long.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, assume, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from conformance import vectors
+from conformance.throttr import replies
+from conformance.throttr.dialect import MAX_MESSAGE
+from conformance.throttr.engine import MINUTE_NS, START_NS, TURNS_MAX, Bench, make_store
+from property.throttr_model import (
+    CHANNEL,
+    CHANNELS,
+    CONNECTION,
+    CONNECTIONS,
+    EVENT,
+    GET,
+    INFO,
+    INSERT,
+    LIST,
+    PUBLISH,
+    PURGE,
+    QUERY,
+    SET,
+    STAT,
+    STATS,
+    SUBSCRIBE,
+    UNSUBSCRIBE,
+    UPDATE,
+    WHOAMI,
+    Answer,
+    Model,
+    ModelSession,
+    Reader,
+    check_answers,
+    check_reordered,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from counterd._core import Session
+
+SESSIONS_MAX = 4
+SIZES = (1, 2, 4, 8)
+CASES = [
+    pytest.param(size, case, id=f"uint{8 * size}-{case}")
+    for size in SIZES
+    for case in vectors.load("throttr", value_size=size)
+]
+
+KEYS = [b"a", b"b", b"c", b"", b"k" * 24, b"k" * 25, b"k" * 84, b"k" * 85, b"k" * 255]
+CHANNEL_NAMES = [b"a", b"b", b"*", b"", b"n" * 255]
+VALUES = [b"", b"x", b"y" * 35, b"y" * 36, b"y" * 60, b"y" * 61, b"z" * 255]
+BIG = [b"v" * 256, b"v" * 1021, b"v" * 15_000]
+
+# A number is drawn as an offset: from 0, or downwards from the largest of N bytes.
+numbers = st.one_of(st.integers(0, 5), st.integers(0, 5), st.integers(0, 255), st.integers(-3, -1))
+ttl_types = st.one_of(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6), st.sampled_from([0, 7, 255]))
+ttls = st.one_of(st.integers(0, 5), st.integers(50, 255), st.integers(50, 255), st.just(-1))
+keys = st.one_of(st.integers(0, 3), st.integers(0, len(KEYS) - 1)).map(KEYS.__getitem__)
+channels = st.one_of(st.integers(0, 1), st.integers(0, len(CHANNEL_NAMES) - 1)).map(CHANNEL_NAMES.__getitem__)
+values = st.sampled_from([*VALUES, *VALUES, *BIG])
+rarely = st.integers(0, 9)
+
+plain = st.one_of(
+    st.tuples(st.just(INSERT), numbers, ttl_types, ttls, keys),
+    st.tuples(st.just(INSERT), numbers, ttl_types, ttls, keys),
+    st.tuples(st.just(SET), ttl_types, ttls, keys, values),
+    st.tuples(st.just(SET), ttl_types, ttls, keys, values),
+    st.tuples(st.just(UPDATE), st.just(0), st.integers(0, 3), numbers, keys),
+    st.tuples(st.just(UPDATE), st.just(1), st.integers(0, 3), ttls, keys),
+    st.tuples(st.just(UPDATE), st.integers(0, 3), st.sampled_from([0, 1, 2, 3, 255]), numbers, keys),
+    st.tuples(st.sampled_from([QUERY, QUERY, GET, GET, STAT, PURGE]), keys),
+    st.tuples(st.sampled_from([LIST, STATS, INFO, WHOAMI])),
+)
+social = st.one_of(
+    st.tuples(st.just(PUBLISH), channels, values),
+    st.tuples(st.just(PUBLISH), channels, values),
+    st.tuples(st.sampled_from([SUBSCRIBE, SUBSCRIBE, UNSUBSCRIBE, CHANNEL]), channels),
+    st.tuples(st.sampled_from([CHANNELS, CONNECTIONS, WHOAMI])),
+    # In place of an id, or of a channel, whose it is.
+    st.tuples(st.just(CONNECTION), st.integers(0, SESSIONS_MAX)),
+    st.tuples(st.just(PUBLISH), st.integers(0, SESSIONS_MAX), values),
+    st.tuples(st.sampled_from([SUBSCRIBE, UNSUBSCRIBE, CHANNEL]), st.integers(0, SESSIONS_MAX)),
+)
+nested = st.tuples(st.just(EVENT), channels, st.one_of(plain, social, st.binary(max_size=12)))
+requests = st.one_of(plain, plain, plain, social, social, nested, st.tuples(st.just(EVENT), channels, nested))
+mistakes = st.one_of(st.sampled_from([b"\0", b"\x0a", b"\x1a", b"\x20", b"\xff"]), st.just("too long"))
+batches = st.lists(requests, min_size=1, max_size=8)
+cuts = st.lists(st.integers(1, 1 << 16), max_size=6)
+
+
+@pytest.mark.parametrize(("size", "case"), CASES)
+def test_the_model_does_what_the_vector_says(size: int, case: vectors.Case) -> None:
+    """So that what is compared with the engine is what the document says, wherever a vector says it."""
+    bench = Bench(Model(size, MAX_MESSAGE))
+    vectors.run_case(case, bench.connect, advance=bench.advance)
+
+
+class Pair:
+    """A connection of the store, its model, what its peer has not sent yet, and what it has been told since."""
+
+    def __init__(self, session: Session, model: ModelSession) -> None:
+        self.session = session
+        self.model = model
+        self.unsent = bytearray()
+        self.said = bytearray()
+        self.replies: list[Answer] = []
+        self.events: dict[bytes, list[Answer]] = defaultdict(list)
+        session.owner = self
+
+
+class ThrottrMachine(RuleBasedStateMachine):
+    """One store and its model, side by side."""
+
+    @initialize(
+        size=st.sampled_from(SIZES),
+        grace_ns=st.sampled_from([0, 0, 0, 10_000_000_000]),
+        eager=st.sampled_from([True, True, False]),
+    )
+    def make(self, size: int, grace_ns: int, eager: bool) -> None:
+        self.size = size
+        self.eager = (
+            eager  # events are fetched at once; else when the rule says so, and then only channels are in order
+        )
+        self.now_ns = START_NS
+        self.store = make_store(size, memory_limit=1 << 24, expiry_grace_ns=grace_ns)
+        self.model = Model(size, MAX_MESSAGE, grace_ns)
+        self.pairs: list[Pair] = []
+        self.learn_clock()
+
+    def learn_clock(self) -> None:
+        """How its clock differs from Unix nanoseconds, and where that ends: from what it lists."""
+        session = self.store.session()
+        longest = [encode(self.size, INSERT, 0, 6, 256**self.size - 1, b"far")] if self.size > 2 else []
+        near = encode(self.size, INSERT, 0, 4, 9, b"near")
+        said = session.receive(b"".join([*longest, near, encode(self.size, LIST)]), self.now_ns)
+        rows = replies.read_listing(Reader(said[1 + len(longest) :]).take, LIST, self.size)[0]
+        expires = {row.name: int(row.fields[2]) for row in rows}
+        self.model.wall_ns = expires[b"near"] - self.now_ns - 9_000_000_000
+        self.model.end_ns = expires.get(b"far", (1 << 63) - 1) - self.model.wall_ns
+        purges = b"".join(encode(self.size, PURGE, name) for name in expires)
+        assert session.receive(purges, self.now_ns) == b"\1" * len(expires)
+        session.closed(self.now_ns)
+        for _ in expires:
+            self.model.requests["insert"].add(self.model.minute)
+            self.model.requests["purge"].add(self.model.minute)
+        self.model.now_ns = self.now_ns
+        self.model.requests["list"].add(self.model.minute)
+
+    def connected(self) -> Pair:
+        """Its id is learned from the store."""
+        session = self.store.session()
+        identity = session.receive(encode(self.size, WHOAMI), self.now_ns)[1:]
+        assert len(identity) == 16
+        assert identity not in self.model.sessions
+        self.model.now_ns = self.now_ns
+        pair = Pair(session, self.model.session(identity))
+        pair.model.hear(encode(self.size, WHOAMI), self.now_ns)
+        pair.model.take_answers()
+        self.pairs.append(pair)
+        return pair
+
+    def pair(self, number: int) -> Pair:
+        return self.pairs[number % len(self.pairs)] if self.pairs else self.connected()
+
+    def encoded(self, request: Any) -> bytes:
+        """Numbers below 0 count down from the largest; where a name or an id belongs they say whose."""
+        if isinstance(request, bytes):
+            return request
+        opcode, *fields = request
+        if opcode == EVENT:
+            payload = self.encoded(fields[1])
+            return encode(self.size, EVENT, fields[0], payload if len(payload) < 256**self.size else b"")
+        for index, value in enumerate(fields):
+            if isinstance(value, bytes):
+                fields[index] = value[: 256**self.size - 1]
+            elif opcode in (CONNECTION, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, CHANNEL):
+                fields[index] = self.identity(value) if opcode == CONNECTION else self.identity(value).hex().encode()
+            elif value < 0:
+                fields[index] = 256**self.size + value
+        return encode(self.size, opcode, *fields)
+
+    def identity(self, number: int) -> bytes:
+        return self.pairs[number].model.identity if number < len(self.pairs) else bytes(16)
+
+    # -- comparing --
+
+    def tell(self, pair: Pair, data: bytes, positions: list[int]) -> None:
+        """Both hear it, the store's in pieces; then both must have said the same."""
+        borders = sorted({0, len(data), *(position % len(data) for position in positions if data)})
+        for start, end in zip(borders, borders[1:], strict=False):
+            pair.said += pair.session.receive(data[start:end], self.now_ns)
+            self.drain(pair)
+        pair.model.hear(data, self.now_ns)
+        self.compare()
+
+    def drain(self, pair: Pair) -> None:
+        for _ in range(TURNS_MAX):
+            if not pair.session.more:
+                return
+            pair.said += pair.session.take_output(self.now_ns)
+        raise AssertionError("it never comes to its end")
+
+    def fetch(self) -> None:
+        """The store's turns, and the output that others have caused."""
+        for _ in range(TURNS_MAX):
+            due = 0 <= self.store.next_deadline() <= self.now_ns
+            if due:
+                self.store.tick(self.now_ns)
+            dirty = self.store.take_dirty()
+            for session in dirty:
+                if session.owner is not None:
+                    session.owner.said += session.take_output(self.now_ns)
+                    self.drain(session.owner)
+            if not due and not dirty:
+                return
+        raise AssertionError("it is always due")
+
+    def compare(self, *, fetched: bool = False) -> None:
+        self.store.audit()
+        if self.eager or fetched:
+            self.fetch()
+        for pair in self.pairs:
+            answers = pair.model.take_answers()
+            if self.eager:
+                check_answers(bytes(pair.said), answers)
+            else:
+                for answer in answers:
+                    (pair.replies if answer.channel is None else pair.events[answer.channel]).append(answer)
+                check_reordered(bytes(pair.said), pair.replies, pair.events, self.size)
+                assert not pair.replies
+                assert not fetched or not any(pair.events.values())
+            pair.said.clear()
+            assert pair.session.closing == pair.model.closing
+        for pair in [pair for pair in self.pairs if pair.session.closing]:
+            self.forget(pair)
+
+    def forget(self, pair: Pair) -> None:
+        """It is gone: closed twice, it says nothing any more."""
+        self.pairs.remove(pair)
+        pair.session.owner = None
+        for _ in range(2):
+            pair.session.closed(self.now_ns)
+        pair.model.closed(self.now_ns)
+        assert pair.session.receive(encode(self.size, WHOAMI), self.now_ns) == b""
+        assert pair.session.take_output(self.now_ns) == b""
+        assert not pair.session.more
+
+    # -- what peers do --
+
+    @precondition(lambda self: len(self.pairs) < SESSIONS_MAX)
+    @rule()
+    def connect(self) -> None:
+        self.connected()
+
+    @rule(number=st.integers(0, 3), batch=batches, held_back=st.integers(-20, 20), positions=cuts)
+    def send(self, number: int, batch: list[Any], held_back: int, positions: list[int]) -> None:
+        """Several requests at once; the last bytes may come only with the next."""
+        pair = self.pair(number)
+        pair.unsent += b"".join(map(self.encoded, batch))
+        size = len(pair.unsent) - max(0, min(held_back, len(pair.unsent)))
+        data = bytes(pair.unsent[:size])
+        del pair.unsent[:size]
+        self.tell(pair, data, positions)
+
+    @rule(number=st.integers(0, 3), channel=channels, count=st.integers(1, 60), positions=cuts)
+    def publish_much(self, number: int, channel: bytes, count: int, positions: list[int]) -> None:
+        pair = self.pair(number)
+        assume(not pair.unsent)
+        payloads = [b"%d" % each for each in range(count)]
+        self.tell(pair, b"".join(encode(self.size, PUBLISH, channel, each) for each in payloads), positions)
+
+    @precondition(lambda self: len(self.pairs) > 1)
+    @rule(number=st.integers(0, 3), chance=rarely, mistake=mistakes, behind=batches, positions=cuts)
+    def blunder(self, number: int, chance: int, mistake: Any, behind: list[Any], positions: list[int]) -> None:
+        """Framing is lost: one 00, and what is behind is not looked at."""
+        pair = self.pair(number)
+        assume(chance == 0 and not pair.unsent)
+        if mistake == "too long":
+            assume(self.size > 1)
+            mistake = encode(self.size, PUBLISH, b"", b"")[:2] + (60_000).to_bytes(self.size, "little")
+        self.tell(pair, mistake + b"".join(map(self.encoded, behind)), positions)
+
+    @precondition(lambda self: len(self.pairs) > 1)
+    @rule(number=st.integers(0, 3), chance=rarely, batch=st.lists(requests, max_size=3))
+    def end(self, number: int, chance: int, batch: list[Any]) -> None:
+        """The peer sends its last."""
+        pair = self.pair(number)
+        assume(chance < 3)
+        if not pair.unsent and batch:
+            self.tell(pair, b"".join(map(self.encoded, batch)), [])
+        self.compare(fetched=True)
+        if pair in self.pairs:
+            pair.said += pair.session.eof(self.now_ns)
+            self.drain(pair)
+            pair.model.eof(self.now_ns)
+            self.compare()
+
+    @precondition(lambda self: len(self.pairs) > 1)
+    @rule(number=st.integers(0, 3), chance=rarely)
+    def close(self, number: int, chance: int) -> None:
+        assume(chance < 3)
+        self.forget(self.pair(number))
+        self.compare()
+
+    # -- what happens to the store --
+
+    @rule()
+    def fetch_events(self) -> None:
+        self.compare(fetched=True)
+
+    @rule(duration_ns=st.sampled_from([1, 1_000, 1_000_000, 1_000_000_000, MINUTE_NS // 2, MINUTE_NS, 3600 * 10**9]))
+    def advance(self, duration_ns: int) -> None:
+        self.now_ns += duration_ns
+
+    @rule(number=st.integers(0, 9), before=st.integers(0, 1))
+    def advance_to_an_expiry(self, number: int, before: int) -> None:
+        """Of a key that is there, or to the end of its grace."""
+        moments = [key.ends_ns + grace for key in self.model.keys.values() for grace in {0, self.model.grace_ns}]
+        coming = sorted(moment for moment in moments if self.now_ns < moment < self.now_ns + 10**15)
+        assume(coming)
+        self.now_ns = max(self.now_ns, coming[number % len(coming)] - before)
+
+    @rule()
+    def tick(self) -> None:
+        self.store.tick(self.now_ns)
+
+    # -- what is always so --
+
+    @invariant()
+    def is_sound(self) -> None:
+        self.store.audit()
+        assert self.store.sessions_open == len(self.pairs) == len(self.model.sessions)
+
+    def teardown(self) -> None:
+        """Everything there is, told once more, and then everybody goes."""
+        if not hasattr(self, "pairs"):
+            return
+        self.compare(fetched=True)
+        last = self.connected()
+        overview = [LIST, STATS, CHANNELS, CONNECTIONS]
+        self.tell(last, b"".join(encode(self.size, opcode) for opcode in overview), [])
+        self.compare(fetched=True)
+        for pair in list(self.pairs):
+            self.forget(pair)
+        self.fetch()
+        self.is_sound()
+
+
+ThrottrMachine.TestCase.settings = settings(
+    max_examples=100 * int(os.environ.get("COUNTERD_EXAMPLES", "1")),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
+TestThrottrRoom = ThrottrMachine.TestCase
