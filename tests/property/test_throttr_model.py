@@ -7,9 +7,10 @@ long.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, assume, settings
@@ -60,10 +61,21 @@ CASES = [
     for case in vectors.load("throttr", value_size=size)
 ]
 
-KEYS = [b"a", b"b", b"c", b"", b"k" * 24, b"k" * 25, b"k" * 84, b"k" * 85, b"k" * 255]
-CHANNEL_NAMES = [b"a", b"b", b"*", b"", b"n" * 255]
-VALUES = [b"", b"x", b"y" * 35, b"y" * 36, b"y" * 60, b"y" * 61, b"z" * 255]
-BIG = [b"v" * 256, b"v" * 1021, b"v" * 15_000]
+
+class Filled(NamedTuple):
+    """Bytes that are drawn as this, so that a failing example can be read."""
+
+    letter: bytes
+    size: int
+
+    def bytes(self, size_max: int = 255) -> bytes:
+        return self.letter * min(self.size, size_max)
+
+
+KEYS = [Filled(b"a", 1), Filled(b"b", 1), Filled(b"c", 1), *(Filled(b"k", size) for size in (0, 24, 25, 84, 85, 255))]
+CHANNEL_NAMES = [Filled(b"a", 1), Filled(b"b", 1), Filled(b"*", 1), Filled(b"n", 0), Filled(b"n", 255)]
+VALUE_SIZES = [0, 1, 35, 36, 60, 61, 120, 121, 255]
+VALUE_SIZES_BIG = [256, 1021, 15_000]
 
 # A number is drawn as an offset: from 0, or downwards from the largest of N bytes.
 numbers = st.one_of(st.integers(0, 5), st.integers(0, 5), st.integers(0, 255), st.integers(-3, -1))
@@ -71,7 +83,7 @@ ttl_types = st.one_of(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6), s
 ttls = st.one_of(st.integers(0, 5), st.integers(50, 255), st.integers(50, 255), st.just(-1))
 keys = st.one_of(st.integers(0, 3), st.integers(0, len(KEYS) - 1)).map(KEYS.__getitem__)
 channels = st.one_of(st.integers(0, 1), st.integers(0, len(CHANNEL_NAMES) - 1)).map(CHANNEL_NAMES.__getitem__)
-values = st.sampled_from([*VALUES, *VALUES, *BIG])
+values = st.builds(Filled, st.sampled_from([b"x", b"y"]), st.sampled_from([*VALUE_SIZES * 3, *VALUE_SIZES_BIG]))
 rarely = st.integers(0, 9)
 
 plain = st.one_of(
@@ -95,8 +107,20 @@ social = st.one_of(
     st.tuples(st.just(PUBLISH), st.integers(0, SESSIONS_MAX), values),
     st.tuples(st.sampled_from([SUBSCRIBE, UNSUBSCRIBE, CHANNEL]), st.integers(0, SESSIONS_MAX)),
 )
-nested = st.tuples(st.just(EVENT), channels, st.one_of(plain, social, st.binary(max_size=12)))
-requests = st.one_of(plain, plain, plain, social, social, nested, st.tuples(st.just(EVENT), channels, nested))
+
+
+@st.composite
+def drawn(draw: st.DrawFn, depth: int = 0) -> tuple[Any, ...] | bytes:
+    """A request, or what is no request within an EVENT. A function, so that hypothesis need not spell it all out."""
+    kind = draw(st.integers(0, 9))
+    if kind == 0 and depth < 3:
+        return (EVENT, draw(channels), draw(drawn(depth + 1)))
+    if kind == 1 and depth > 0:
+        return draw(st.binary(max_size=12))
+    return draw(social if kind > 5 else plain)
+
+
+requests = drawn()
 mistakes = st.one_of(st.sampled_from([b"\0", b"\x0a", b"\x1a", b"\x20", b"\xff"]), st.just("too long"))
 batches = st.lists(requests, min_size=1, max_size=8)
 cuts = st.lists(st.integers(1, 1 << 16), max_size=6)
@@ -183,10 +207,10 @@ class ThrottrMachine(RuleBasedStateMachine):
         opcode, *fields = request
         if opcode == EVENT:
             payload = self.encoded(fields[1])
-            return encode(self.size, EVENT, fields[0], payload if len(payload) < 256**self.size else b"")
+            return encode(self.size, EVENT, fields[0].bytes(), payload if len(payload) < 256**self.size else b"")
         for index, value in enumerate(fields):
-            if isinstance(value, bytes):
-                fields[index] = value[: 256**self.size - 1]
+            if isinstance(value, Filled):
+                fields[index] = value.bytes(256**self.size - 1)
             elif opcode in (CONNECTION, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, CHANNEL):
                 fields[index] = self.identity(value) if opcode == CONNECTION else self.identity(value).hex().encode()
             elif value < 0:
@@ -201,7 +225,7 @@ class ThrottrMachine(RuleBasedStateMachine):
     def tell(self, pair: Pair, data: bytes, positions: list[int]) -> None:
         """Both hear it, the store's in pieces; then both must have said the same."""
         borders = sorted({0, len(data), *(position % len(data) for position in positions if data)})
-        for start, end in zip(borders, borders[1:], strict=False):
+        for start, end in itertools.pairwise(borders):
             pair.said += pair.session.receive(data[start:end], self.now_ns)
             self.drain(pair)
         pair.model.hear(data, self.now_ns)
@@ -277,11 +301,11 @@ class ThrottrMachine(RuleBasedStateMachine):
         self.tell(pair, data, positions)
 
     @rule(number=st.integers(0, 3), channel=channels, count=st.integers(1, 60), positions=cuts)
-    def publish_much(self, number: int, channel: bytes, count: int, positions: list[int]) -> None:
+    def publish_much(self, number: int, channel: Filled, count: int, positions: list[int]) -> None:
         pair = self.pair(number)
         assume(not pair.unsent)
         payloads = [b"%d" % each for each in range(count)]
-        self.tell(pair, b"".join(encode(self.size, PUBLISH, channel, each) for each in payloads), positions)
+        self.tell(pair, b"".join(encode(self.size, PUBLISH, channel.bytes(), each) for each in payloads), positions)
 
     @precondition(lambda self: len(self.pairs) > 1)
     @rule(number=st.integers(0, 3), chance=rarely, mistake=mistakes, behind=batches, positions=cuts)

@@ -187,9 +187,11 @@ class Subscribers:
         rows = replies.read_subscribers(reader.take)
         assert rows is not None, "there is no such channel"
         assert sorted(row.name for row in rows) == sorted(name for name, _ in self.rows)
-        by_time = sorted(rows, key=lambda row: (row.name, row.fields))
-        for row, (name, fields) in zip(by_time, sorted(self.rows, key=lambda row: (row[0], row[1][:2])), strict=True):
-            compare(row.fields, fields, name)
+        for name in {name for name, _ in self.rows}:
+            told = sorted(row.fields for row in rows if row.name == name)
+            expected = sorted((fields for other, fields in self.rows if other == name), key=lambda row: row[0] or 0)
+            for fields, wanted in zip(told, expected, strict=True):
+                compare(fields, wanted, name)
 
 
 class Fields:
@@ -272,10 +274,10 @@ class Key:
 
 @dataclass(eq=False)
 class Subscription:
-    """Once of a connection to a channel; again is another one."""
+    """Once of a connection to a channel; again is another one. since_ns: None where no call tells the time."""
 
     session: ModelSession
-    since_ns: int
+    since_ns: int | None
     read: int = 0
     written: int = 0
 
@@ -320,7 +322,7 @@ class Model:
         session = ModelSession(self, identity or struct.pack("<QQ", self.sessions_total, ~self.sessions_total & END_NS))
         self.sessions[session.identity] = session
         for channel in (b"*", session.identity.hex().encode()):
-            self.channels.setdefault(channel, []).append(Subscription(session, self.now_ns))
+            self.channels.setdefault(channel, []).append(Subscription(session, None))
         return session
 
     def leave(self, session: ModelSession) -> None:
@@ -571,7 +573,11 @@ class Model:
             [
                 (
                     each.session.identity,
-                    (each.since_ns + self.wall_ns, each.read, self._written(each, channel)),
+                    (
+                        None if each.since_ns is None else each.since_ns + self.wall_ns,
+                        each.read,
+                        self._written(each, channel),
+                    ),
                 )
                 for each in self.channels[channel]
             ]
@@ -590,13 +596,12 @@ class ModelSession:
         self.kept = b""
         self.answers: list[Answer] = []
         self.tally: Tally[str] = Tally()
-        self.since_ns = store.now_ns
 
     def fields(self) -> tuple[int | bytes | None, ...]:
         """Its record without the id, and without what depends on its socket and on how the stream was cut."""
         bytes_of = [self.tally[f"{name}_bytes"] for name in ("published", "received", "allocated", "consumed")]
         return (
-            *(0, None, None, None, None, self.since_ns + self.store.wall_ns),
+            *(0, None, None, None, None, None),
             *(None, None, *bytes_of),
             *(self.tally[name] for name in replies.COUNTED),
         )

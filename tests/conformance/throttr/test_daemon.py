@@ -26,6 +26,7 @@ SIZES = (1, 2, 4, 8)
 CASES = {size: [case for case in vectors.load("throttr", value_size=size) if not case.driven] for size in SIZES}
 NAMES = sorted({case.name for cases in CASES.values() for case in cases})
 PARAMS = [(size, unix) for size in SIZES for unix in (False, True)]
+KINDS = [f"uint{8 * size}-{'unix' if unix else 'tcp'}" for size, unix in PARAMS]
 QUIET = 0.01  # seconds without a byte that count as nothing; a byte that comes later is found by the next step
 # Throttr alone, so that the addresses in the log are its own.
 ALONE = {"counter.enable": "false", "counter.port": "", "counter.bind": "", "throttr.enable": "true"}
@@ -59,9 +60,7 @@ def running(size: int, unix: bool, directory: Path) -> contextlib.AbstractContex
     return daemon.running(directory / "daemon", settings)
 
 
-@pytest.fixture(
-    scope="module", params=PARAMS, ids=[f"uint{8 * size}-{'unix' if unix else 'tcp'}" for size, unix in PARAMS]
-)
+@pytest.fixture(scope="module", params=PARAMS, ids=KINDS)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     size, unix = request.param
     directory = tmp_path_factory.mktemp("throttr")
