@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from counterd.protocols.throttr._room import ThrottrStore
-
 from conformance.throttr.dialect import MAX_MESSAGE
+from counterd.protocols.throttr._room import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +31,7 @@ def make_store(
     expiry_grace_ns: int = 0,
 ) -> Any:
     """A store with a known key."""
-    return ThrottrStore(
+    return open_store(
         value_size=value_size,
         memory_limit=memory_limit,
         max_message=max_message,
@@ -54,7 +53,7 @@ class Bench:
         self.ticking = ticking
 
     def connect(self) -> EnginePeer:
-        return EnginePeer(self, self.store.session())
+        return EnginePeer(self, self.store.session(self.now_ns))
 
     def advance(self, duration_ns: int) -> None:
         self.now_ns += duration_ns
@@ -104,6 +103,10 @@ class EnginePeer:
         assert not self.output, f"expected the end, received {self.output.hex(' ')}"
         assert self.session.closing
         self.close()
+
+    def peer(self) -> tuple[str, int]:
+        """What a room asks the owner of a session for: here that of a Unix socket."""
+        return "", 0
 
     def half_close(self) -> None:
         self.take(lambda: self.session.eof(self.bench.now_ns))
