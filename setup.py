@@ -29,8 +29,10 @@ SOURCES = sorted(Path("src").rglob("*.pyx"))
 if not SOURCES:
     raise SystemExit("no .pyx file below src: this is not the whole source tree")
 
+JOBS = os.cpu_count() or 1
+
 setup(
-    options={"build": {"build_base": BUILD}},
+    options={"build": {"build_base": BUILD}, "build_ext": {"parallel": JOBS}},
     ext_modules=cythonize(
         [
             Extension(
@@ -40,6 +42,7 @@ setup(
             )
             for source in SOURCES
         ],
+        nthreads=JOBS,
         build_dir=None if MODE == "trace" else f"{BUILD}/cython",  # the coverage plugin wants C beside its source
         include_path=["src"],
         compiler_directives={
