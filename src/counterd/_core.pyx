@@ -505,9 +505,11 @@ cdef class Session:
     cdef bint can_post(self, size_t size) noexcept:
         """Whether post() of so many bytes is due: not while the caller has yet to fetch about posted_max of them.
 
-        One message is always taken, however long it is; and whoever does not read is to be dropped, not waited for.
+        One message is always taken, however long it is. Whoever does not read, or reads a long reply meanwhile, is to be
+        dropped, not waited for.
         """
-        return self.blocked or self.posted_size == 0 or self.posted_size + size <= self.store.posted_max
+        cdef bint fits = self.posted_size == 0 or self.posted_size + size <= self.store.posted_max
+        return fits or self.blocked or self.position
 
     cdef int post(self, bytes message) except -1:
         """Leaves a message that goes out after what this session is sending."""
@@ -518,7 +520,7 @@ cdef class Session:
         self.posted.append(message)
         self.posted_size += PyBytes_GET_SIZE(message)
         self.more = True
-        if self.blocked:
+        if self.blocked or self.position:
             self.drop_overdue()
         else:
             self.tell_dirty()

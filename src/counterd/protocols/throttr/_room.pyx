@@ -21,7 +21,7 @@ from counterd.protocols.throttr._keys cimport (
 )
 from counterd.protocols.throttr._store cimport (
     CHANNEL, CONNECTION, EVENT, GET, ID_SIZE, INFO, INSERT, OPCODES, PUBLISH, PURGE, QUERY, REPLY_MIN, SET, STAT,
-    SUBSCRIBE, UNSUBSCRIBE, UPDATE, WHOAMI, Layout, ThrottrStore,
+    SUBSCRIBE, SUBSCRIPTION_BLOCKS, UNSUBSCRIBE, UPDATE, WHOAMI, Layout, ThrottrStore,
 )
 
 from counterd.protocols.throttr._store import KEY_BYTES, region_extra
@@ -29,6 +29,7 @@ from counterd.protocols.throttr._store import KEY_BYTES, region_extra
 cdef enum:
     BROKEN = 1              # a frame's verdict: framing is lost
     PUBLISH_STEPS = 64      # subscribers that a PUBLISH serves at once; the rest have their turn
+    EVENTS_DEEP = 16        # each is answered 01 before the reply to what is in it
 
 # Section "UPDATE".
 cdef enum:
@@ -75,7 +76,7 @@ def open_store(*, int value_size, uint64_t memory_limit, uint64_t max_message, u
         name_memory=memory_limit + channels * BLOCK_SIZE,
         hash_key=hash_key,
         extra=region_extra(bits, channels, 4 * channels),
-        reply_max=max(REPLY_MIN, max_message + 64),
+        reply_max=max(REPLY_MIN, max_message + 64),  # a GET of the longest value, or an EVENT with it
         posted_max=max_queued,
         bits=bits,
         value_size=value_size,
@@ -382,7 +383,8 @@ cdef class ThrottrSession(Lister):
     cdef int subscribe(self, const Frame* frame) except -1:
         """Section "SUBSCRIBE"."""
         cdef ThrottrStore store = <ThrottrStore>self.store
-        cdef int room = store.find_room(0, name_blocks(&store.region.names, frame.key_size), 0)
+        cdef uint32_t blocks = SUBSCRIPTION_BLOCKS + name_blocks(&store.region.names, frame.key_size)
+        cdef int room = store.find_room(0, blocks, 0)
         if room != DONE:
             return LATER if room == LATER else self.reply_status(False)
         return self.reply_status(self.enter_channel(frame.tag, frame.key, frame.key_size))
@@ -414,13 +416,15 @@ cdef class ThrottrSession(Lister):
         return DONE
 
     cdef int event(self, const Frame* frame) except -1:
-        """EVENT as a request: its payload is a request, and may be another EVENT."""
+        """EVENT as a request: its payload is a request, and may be another EVENT, EVENTS_DEEP of them at most."""
         cdef Store store = self.store
+        cdef int depth = 0
         cdef size_t start = store.out_size
         cdef Frame inner
         cdef const uint8_t* payload = frame.key + frame.key_size
         cdef size_t size = frame.data + frame.size - payload
-        while size and self.parse_frame(payload, size, &inner) > 0:
+        while size and depth < EVENTS_DEEP and self.parse_frame(payload, size, &inner) > 0:
+            depth += 1
             self.reply(1)
             if inner.data[0] != EVENT:
                 if self.execute_frame(&inner) == LATER:

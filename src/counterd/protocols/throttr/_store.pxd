@@ -30,6 +30,7 @@ cdef enum Opcode:
 cdef enum:
     ID_SIZE = 16
     REPLY_MIN = 65536       # room for every reply whose size does not depend on max_message
+    SUBSCRIPTION_BLOCKS = 3  # what one takes, in blocks: a holding and a counter, what is beside them, and their slots
 
 
 cdef struct Layout:         # of a request: its bytes up to the name, and where sizes are; head 0 = there is none

@@ -31,7 +31,6 @@ cdef enum:
     FULL = 2                # what find_room() says besides DONE and LATER
     CATCH_UP_STEPS = 64     # of the ticks' work that a request does
     KEY_COST = 112          # bytes: a record, and two slots of the index
-    SUBSCRIPTION_COST = 160  # bytes: a holding and a counter, what is beside them, and their slots
     SUBSCRIBED_MAX = 16     # times that a connection can be subscribed to one channel
 
 cdef int64_t MINUTE_NS = 60000000000
@@ -200,11 +199,10 @@ cdef class ThrottrStore(Store):
     cdef uint64_t memory_used(self) noexcept:
         """Bytes that count against the limit. The two channels that every connection is subscribed to are free."""
         cdef uint64_t subscriptions = self.region.header.holdings.used
-        cdef uint64_t connections = self.region.header.connections.used
+        cdef uint64_t own = 2 * self.region.header.connections.used
         return (
-            <uint64_t>self.keys.state.pool.used * KEY_COST
-            + <uint64_t>self.region.header.blocks.used * BLOCK_SIZE
-            + (subscriptions - 2 * connections if subscriptions > 2 * connections else 0) * SUBSCRIPTION_COST
+            <uint64_t>self.keys.state.pool.used * KEY_COST + <uint64_t>self.region.header.blocks.used * BLOCK_SIZE
+            + (subscriptions - own if subscriptions > own else 0) * SUBSCRIPTION_BLOCKS * BLOCK_SIZE
         )
 
     cdef bint has_room(self, uint32_t records, uint32_t blocks, uint32_t blocks_freed) noexcept:

@@ -368,6 +368,32 @@ def test_a_request_within_an_event_that_has_to_wait_is_answered_once(room: Room)
     assert one.ask(room.encoder.info()).publish_requests == 2
 
 
+def test_events_within_events_are_no_way_to_long_replies(make_room: Callable[..., Room]) -> None:
+    room = make_room(value_size=4, max_message=1 << 16)
+    client = room.connect()
+    request: Request[Any] = room.encoder.insert(b"k", 1, 60)
+    for _ in range(16):
+        request = room.encoder.event(b"", request)
+    assert client.session.receive(bytes(request), room.now) == b"\1" * 17
+    request = room.encoder.event(b"", request)
+    assert client.session.receive(bytes(request), room.now) == b"\1" * 16 + b"\0"
+    deepest = b"\x19\0\0\0\0\0" * 10_000
+    deepest = b"".join(b"\x19\0" + (len(deepest) - at - 6).to_bytes(4, "little") for at in range(0, len(deepest), 6))
+    assert client.session.receive(deepest, room.now) == b"\1" * 16 + b"\0"
+
+
+def test_who_reads_a_long_listing_is_not_waited_for(make_room: Callable[..., Room]) -> None:
+    room = make_room(max_queued=4096)
+    lister, publisher = room.connect(), room.connect()
+    fill(lister, 20_000)
+    channel = own_channel(lister)
+    lister.send(room.encoder.list())
+    assert lister.session.more
+    publisher.send(*[room.encoder.publish(channel, bytes(1000))] * 5)
+    assert len(publisher.received) == 5
+    assert lister.session.dropped
+
+
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
@@ -405,7 +431,7 @@ def test_subscriptions_count_and_those_that_all_have_do_not(make_room: Callable[
     count = 0
     while clients[0].ask(room.encoder.subscribe(b"%d" % count)):
         count += 1
-    assert count == -(-(1 << 16) // 160)
+    assert count == (1 << 16) // (3 * BLOCK)
     assert not clients[1].ask(room.encoder.insert(b"k", 1, 60))
     clients[0].close()
     assert clients[1].ask(room.encoder.insert(b"k", 1, 60))
