@@ -430,6 +430,9 @@ cdef class ThrottrSession(Lister):
                 if self.execute_frame(&inner) == LATER:
                     store.out_size = start
                     return LATER
+                if self.posted_size:  # its own event, which goes ahead of the reply: of all of it
+                    store.out_size = start
+                    self.post(b"\x01" * depth)
                 return DONE
             payload = inner.key + inner.key_size
             size = inner.data + inner.size - payload

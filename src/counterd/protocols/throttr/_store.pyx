@@ -274,7 +274,8 @@ cdef class ThrottrStore(Store):
             return 0  # it has gone
         member = <Member>self.members[holding.connection]
         for _time in range(holding.amount):
-            member.received_bytes += self.event_payload
+            if holding.connection != self.publisher:
+                member.received_bytes += self.event_payload
             self.subscriptions[entry].read_bytes += self.event_payload
             self.channels[self.event_channel].read_bytes += self.event_payload
             member.post(self.event)

@@ -382,6 +382,18 @@ def test_events_within_events_are_no_way_to_long_replies(make_room: Callable[...
     assert client.session.receive(deepest, room.now) == b"\1" * 16 + b"\0"
 
 
+def test_an_event_to_oneself_is_not_within_the_reply_to_the_event_that_published_it(
+    room: Room, client: Connection
+) -> None:
+    request = room.encoder.event(b"", room.encoder.event(b"", room.encoder.publish(b"*", b"x")))
+    client.send(request)
+    room.settle()
+    assert [type(got) for got in client.received] == [Event, Reply]
+    assert client.received[1].result.result.result is True
+    (connection,) = client.ask(room.encoder.connections())
+    assert (connection.published_bytes, connection.received_bytes) == (1, 0)
+
+
 def test_who_reads_a_long_listing_is_not_waited_for(make_room: Callable[..., Room]) -> None:
     room = make_room(max_queued=4096)
     lister, publisher = room.connect(), room.connect()
