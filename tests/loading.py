@@ -8,11 +8,15 @@ import multiprocessing
 import multiprocessing.process
 import os
 import resource
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from counterd.bench import result
 from counterd.bench.plan import Hold, Keys, Plan, Work
@@ -129,3 +133,30 @@ def load_fails(server: Any, limit: int = 0, **options: Any) -> str:
 def wait_for_loads(bench: Bench, count: int) -> list[int]:
     wait_until(lambda: len(bench.load_pids()) == count, f"{count} load processes")
     return bench.load_pids()
+
+
+class Place:
+    """A server on a Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+
+@contextlib.contextmanager
+def other_server(protocol: str, directory: Path) -> Iterator[Place]:
+    """The real one, on a Unix socket. Skips the test where it is not installed; fails it if the environment has CI."""
+    path = str(directory / "s")
+    program = {"redis": "redis-server", "memcached": "memcached"}[protocol]
+    if shutil.which(program) is None:
+        if os.environ.get("CI"):
+            pytest.fail(f"no {program}")
+        pytest.skip(f"no {program}; the Debian and Ubuntu package is {protocol.replace('redis', 'redis-server')}")
+    options = {"redis": ["--port", "0", "--unixsocket", path, "--save", ""],
+               "memcached": ["-s", path, "-u", "root"]}[protocol]  # fmt: skip
+    with subprocess.Popen([program, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(Path(path).is_socket, f"{program} listens")
+
+            yield Place(path)
+        finally:
+            process.terminate()

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import signal
 import socket
-import subprocess
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,11 +13,12 @@ import pytest
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import Opcode
 from daemon import wait_until
-from loading import load, load_fails, plan_of, running, wait_for_loads
+from loading import load, load_fails, other_server, plan_of, running, wait_for_loads
 from scripted import Hangup, Peer, Request, Server, refusal, response
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     import daemon
 
@@ -125,10 +122,21 @@ def test_a_refusal_is_an_answer(work: str, status: int, outcome: str) -> None:
         ("redis", "noop", b"+PONG\r\n", "answered"),
         ("redis", "get", b"$2\r\n12\r\n", "read"),
         ("redis", "get", b"$-1\r\n", "no such name"),
+        ("redis", "query", b"$2\r\n12\r\n", "read"),
+        ("redis", "update", b":12\r\n", "updated"),
+        ("redis", "insert", b"+OK\r\n", "written"),
+        ("redis", "set", b"+OK\r\n", "written"),
+        ("redis", "mix:get=1,set=0", b"$100\r\n" + b"12" * 50 + b"\r\n", "read"),
+        ("throttr", "noop", b"\1" + bytes(16), "answered"),
+        ("throttr", "query", b"\1\1\0\6\1\0", "read"),
+        ("throttr", "update", b"\1", "updated"),
+        ("throttr", "insert", b"\1", "written"),
+        ("throttr", "set", b"\1", "written"),
+        ("throttr", "get", b"\1\6\1\0\x64\0" + bytes(100), "read"),
     ],
 )
 @pytest.mark.parametrize("slowly", [False, True], ids=["whole", "byte by byte"])
-def test_answers_of_redis(protocol: str, work: str, reply: bytes, outcome: str, slowly: bool) -> None:
+def test_answers_of_redis_and_throttr(protocol: str, work: str, reply: bytes, outcome: str, slowly: bool) -> None:
     with Raw(reply, slowly=slowly) as server:
         run = load(server, requests=20, connections=1, protocol=protocol, work=work)
         assert (run.requests, run.outcomes, run.errors) == (20, {outcome: 20}, {})
@@ -157,6 +165,52 @@ def test_what_redis_would_never_say(work: str, reply: bytes) -> None:
         run = load(server, duration=0.05, connections=1, protocol="redis", work=work)
         assert (run.requests, run.outcomes) == (0, {})
         assert run.errors["wrong answer"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("protocol", "work", "reply"),
+    [
+        ("throttr", "query", b"\2"),
+        ("throttr", "query", b"\1\1\0\0\1\0"),
+        ("throttr", "query", b"\1\1\0\7\1\0"),
+        ("throttr", "get", b"\1\6\1\0\x63\0" + bytes(100)),
+        ("throttr", "get", b"\1\6\1\0\xff\xff" + bytes(65535)),
+        ("throttr", "get", b"\1\0\1\0\x64\0" + bytes(100)),
+        ("throttr", "set", b"+OK\r\n"),
+        ("redis", "mix:get=1,set=0", b"$99\r\n" + b"1" * 99 + b"\r\n"),
+        ("redis", "mix:get=1,set=0", b"$100\r\n" + b"1" * 102),
+        ("redis", "insert", b"$-1\r\n"),
+        ("redis", "update", b"+OK\r\n"),
+    ],
+    ids=range(11),
+)
+def test_what_a_store_of_keys_would_never_say(protocol: str, work: str, reply: bytes) -> None:
+    with Raw(reply) as server:
+        run = load(server, duration=0.05, connections=1, protocol=protocol, work=work)
+        assert (run.requests, run.outcomes) == (0, {})
+        assert run.errors["wrong answer"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("protocol", "work", "reply"),
+    [
+        *(("throttr", op, b"\0") for op in ("noop", "query", "update", "insert", "set", "get")),
+        *(("redis", op, b"$-1\r\n") for op in ("query", "mix:get=1,set=0")),
+        *(("redis", op, b"-OOM\r\n") for op in ("query", "update", "insert", "set")),
+    ],
+    ids=str,
+)
+def test_a_refusal_of_what_has_to_be_there_is_an_error_and_no_figure(protocol: str, work: str, reply: bytes) -> None:
+    with Raw(reply) as server:
+        run = load(server, requests=20, connections=1, protocol=protocol, work=work)
+        assert (run.requests, run.outcomes, run.errors) == (0, {}, {"error reply": 20})
+        assert run.evidence[0].startswith("an error to ")
+
+
+def test_what_was_purged_may_have_expired() -> None:
+    with Raw(b"\0") as server:
+        run = load(server, requests=20, connections=1, protocol="throttr", work="purge")
+        assert (run.outcomes, run.errors) == ({"no such name": 10}, {"error reply": 10})
 
 
 @pytest.mark.parametrize(
@@ -626,30 +680,6 @@ def test_load_processes_die_with_who_watches() -> None:
 
 
 # ---- the other protocols, against those who made them ----
-
-
-@contextlib.contextmanager
-def other_server(protocol: str, directory: Path) -> Iterator[object]:
-    """The real one, on a Unix socket. Skips the test where it is not installed; fails it if the environment has CI."""
-    path = str(directory / "s")
-    program = {"redis": "redis-server", "memcached": "memcached"}[protocol]
-    if shutil.which(program) is None:
-        if os.environ.get("CI"):
-            pytest.fail(f"no {program}")
-        pytest.skip(f"no {program}; the Debian and Ubuntu package is {protocol.replace('redis', 'redis-server')}")
-    options = {"redis": ["--port", "0", "--unixsocket", path, "--save", ""],
-               "memcached": ["-s", path, "-u", "root"]}[protocol]  # fmt: skip
-    with subprocess.Popen([program, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            wait_until(Path(path).is_socket, f"{program} listens")
-
-            class Place:
-                pass
-
-            Place.path = path  # type: ignore[attr-defined]
-            yield Place
-        finally:
-            process.terminate()
 
 
 @pytest.mark.parametrize("protocol", ["redis", "memcached"])

@@ -9,7 +9,10 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free
 
 from counterd.net.clock cimport monotonic_ns
 
-OUTCOME_NAMES = ("answered", "read", "no such name", "granted", "released", "refused", "not held", "failed")
+OUTCOME_NAMES = (
+    "answered", "read", "no such name", "granted", "released", "refused", "not held", "updated", "written", "purged",
+    "failed",
+)
 ERROR_NAMES = (
     "connection refused", "connection reset", "closed by the server", "too many open files", "network error",
     "wrong answer", "error reply", "unanswered", "not given back",

@@ -6,13 +6,8 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd.bench._board cimport Board, ErrorKind, Orders, Sheet, Stage
 from counterd.bench._memory cimport Heap
-from counterd.bench._random cimport Zipf
-from counterd.bench._words cimport OPS, Op, Protocol, Reply, Template
-
-cdef enum Keys:
-    UNIFORM
-    ZIPF
-    SEQUENCE
+from counterd.bench._task cimport Task
+from counterd.bench._words cimport Op, Reply, Template
 
 cdef enum Phase:
     SHUT                    # no socket
@@ -58,12 +53,13 @@ cdef struct Link:           # a connection
     size_t pending_start
     uint8_t* tail           # of an unfinished reply
     size_t tail_size
-    uint32_t* held          # names, each permit: a queue
+    uint32_t* held          # names, each permit: a queue; or of what was inserted and is to be purged
     uint32_t held_mask
     uint32_t held_head
     uint32_t held_count
     uint32_t turn_name
     uint8_t turn
+    bint raised             # its last update was one up: the next is one down
     bint marked             # its marker is granted
     bint dirty              # it has something unwritten, and is in the list of those
     bint turned_away        # the server's queue was full, and it is to be opened again
@@ -78,37 +74,11 @@ cdef struct Killed:         # a connection that was killed, and the name by whic
     uint32_t marker
 
 
-cdef class Load:
+cdef class Load(Task):
     cdef Board board
     cdef Sheet* sheet
     cdef Orders* orders
     cdef int poll
-    cdef Protocol protocol
-    cdef Template[OPS] templates
-    cdef Template marker_acquire
-    cdef Template marker_get
-    cdef uint64_t random
-
-    # names
-    cdef Keys keys
-    cdef Zipf zipf
-    cdef uint32_t names
-    cdef size_t name_size
-    cdef uint64_t sequence          # of this process's share, which is each `stride`th name
-    cdef uint64_t stride
-    cdef uint64_t fill_next
-
-    # work
-    cdef bint pairs
-    cdef bint holds
-    cdef bint hold_is_random
-    cdef double hold_ns
-    cdef uint32_t[4] weights        # running sums, by op
-    cdef bint track_held
-    cdef uint32_t resources
-    cdef int64_t maximum
-    cdef uint32_t depth
-    cdef bint keep_alive
 
     # links
     cdef Link* links
@@ -156,9 +126,7 @@ cdef class Load:
     cdef uint32_t killed_count
     cdef uint32_t markers
 
-    cdef int set_work(self, plan) except -1
     cdef int set_times(self, plan, int index) except -1
-    cdef int set_templates(self, plan, int index) except -1
     cdef int advance(self, int64_t now) except -1
     cdef int run_out(self, int64_t now) except -1
     cdef bint has_backlog(self) noexcept
@@ -176,13 +144,13 @@ cdef class Load:
     cdef int feed_all(self, int64_t now) except -1
     cdef int feed(self, Link* link, int64_t now) except -1
     cdef int fill(self, Link* link, int64_t now) except -1
+    cdef int fill_name(self, Link* link, uint32_t name, int64_t now) except -1
     cdef int arrive(self, int64_t now) except -1
     cdef bint ask(self, Link* link, int64_t intended_ns) except -1
-    cdef uint32_t next_name(self) noexcept
+    cdef uint32_t name_for(self, Link* link, Op* op) except? 0xffffffff
     cdef int request(self, Link* link, Op op, uint32_t name, int64_t intended_ns, Purpose purpose) except -1
     cdef int hold(self, uint32_t name, int64_t permits) except -1
     cdef int exceeded(self, uint32_t name, int64_t sum, str how) except -1
-    cdef str name_of(self, uint32_t name)
     cdef uint32_t held_pop(self, Link* link) noexcept
     cdef int held_push(self, Link* link, uint32_t name) except -1
     cdef int granted(self, Link* link, uint32_t name, int64_t now) except -1

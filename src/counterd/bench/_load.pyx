@@ -26,10 +26,11 @@ from counterd.bench._board cimport (
     CONNECTING, ERROR_REPLY, FILLING, GIVE_BACK, GONE, LATENCY, NETWORK, NOT_GIVEN_BACK, OVER, READY, RUNNING, SERVICE,
     UNANSWERED, WRONG_ANSWER, error_kind, histogram_record, text_write,
 )
-from counterd.bench._random cimport random_below, random_exponential, zipf_begin, zipf_next
+from counterd.bench._random cimport random_exponential
+from counterd.bench._task cimport Task
 from counterd.bench._words cimport (
-    ABSENT, ACQUIRE, COUNTER, FAILED, FILL, GET, GRANTED, MEMCACHED, NOOP, OPS, REDIS, RELEASE, REPLY_MAX, reply_read,
-    request_write, template_make,
+    ABSENT, ACQUIRE, CLEAR, COUNTER, FAILED, FILL, GET, GRANTED, INSERT, LOWER, PURGE, RELEASE, REPLY_MAX, SET, UPDATE,
+    reply_read, request_write,
 )
 from counterd.bench._memory cimport Hold, allocate, atomic_add, heap_pop, heap_push, ring_grow
 from counterd.bench._system cimport (
@@ -41,8 +42,7 @@ from counterd.net.kernel cimport (
     epoll_create1, epoll_ctl, epoll_event, epoll_wait, socket_error,
 )
 
-from counterd.bench.words import requests_of
-from counterd.protocols.counter import wire
+from counterd.bench._task import OP_NAMES
 
 cdef enum:
     EVENTS = 256
@@ -59,42 +59,29 @@ SETTLE_S = 10.0     # that connecting may take, and each answer before the load 
 GRACE_S = 5.0       # that the last answers may take, and that a permit may take to be given back at the end
 GIVE_BACK_S = 30.0  # that it may take before: longer is an error
 
-OP_NAMES = ("noop", "get", "acquire", "release", "fill")
 
-
-cdef class Load:
+cdef class Load(Task):
     """plan: a Plan; index: which of its processes this is; address: where to connect to, as the kernel wants it."""
 
     def __cinit__(self, plan, Board board not None, int index, bytes address not None):
         cdef uint32_t i
+        cdef size_t reply_max = REPLY_MAX + self.dialect.value_size
         self.board = board
         self.sheet = board.sheets + index
         self.orders = board.orders
         self.address = address
         self.family = struct.unpack_from("=H", address)[0]
         self.poll = -1
-        self.protocol = {"counter": COUNTER, "redis": REDIS, "memcached": MEMCACHED}[plan.protocol]
-        self.random = (plan.seed * 1000003 + index) & 0xffffffffffffffff
-        self.names = plan.names
-        self.stride = plan.processes
-        self.sequence = index
-        self.fill_next = index if plan.prefill else self.names
-        self.keys = {"uniform": UNIFORM, "zipf": ZIPF, "seq": SEQUENCE}[plan.keys.kind]
-        if self.keys == ZIPF:
-            zipf_begin(&self.zipf, plan.keys.exponent, self.names)
-        self.name_size = plan.name_size
-        self.set_work(plan)
         self.set_times(plan, index)
-        self.set_templates(plan, index)
         self.connections = plan.connections // plan.processes + (index < plan.connections % plan.processes)
         self.wanted = self.connections + (1 if self.kill_interval_ns else 0)
         self.links = <Link*>allocate(self.connections + 1, sizeof(Link))
         for i in range(self.connections + 1):
             self.links[i].fd, self.links[i].index = -1, i
-            self.links[i].tail = <uint8_t*>allocate(REPLY_MAX, 1)
+            self.links[i].tail = <uint8_t*>allocate(reply_max, 1)
         self.dirty = <uint32_t*>allocate(self.connections + 1, sizeof(uint32_t))
         self.queue = <uint32_t*>allocate(self.connections + 1, sizeof(uint32_t))
-        self.inbox = <uint8_t*>allocate(REPLY_MAX + INBOX, 1)
+        self.inbox = <uint8_t*>allocate(reply_max + INBOX, 1)
         self.outbox = <uint8_t*>allocate(OUTBOX, 1)
 
     def __dealloc__(self):
@@ -107,10 +94,6 @@ cdef class Load:
                 PyMem_Free(self.links[i].pending)
                 PyMem_Free(self.links[i].tail)
                 PyMem_Free(self.links[i].held)
-        for i in range(OPS):
-            PyMem_Free(self.templates[i].data)
-        PyMem_Free(self.marker_acquire.data)
-        PyMem_Free(self.marker_get.data)
         PyMem_Free(self.links)
         PyMem_Free(self.dirty)
         PyMem_Free(self.queue)
@@ -120,25 +103,6 @@ cdef class Load:
         PyMem_Free(self.killed)
         if self.poll >= 0:
             c_close(self.poll)
-
-    cdef int set_work(self, plan) except -1:
-        cdef uint32_t sum = 0
-        cdef int op
-        self.pairs = not plan.work.weights
-        for op in range(4):
-            sum += plan.work.weights.get(OP_NAMES[op], 0)
-            self.weights[op] = sum
-        self.holds = plan.hold is not None
-        if self.holds:
-            self.hold_ns = plan.hold.mean * 1e9
-            self.hold_is_random = plan.hold.kind == "exp"
-        # Whose permits they are matters to what releases them, and to what a dying connection gives back.
-        self.track_held = "acquire" in plan.work.weights and ("release" in plan.work.weights or plan.verify)
-        self.resources = plan.resources
-        self.maximum = plan.maximum
-        self.depth = plan.depth
-        self.keep_alive = plan.keep_alive
-        return 0
 
     cdef int set_times(self, plan, int index) except -1:
         self.settle_max_ns, self.grace_max_ns = <int64_t>(SETTLE_S * 1e9), <int64_t>(GRACE_S * 1e9)
@@ -155,17 +119,6 @@ cdef class Load:
         if plan.churn:
             self.kill_interval_ns = 1e9 * plan.processes / plan.churn
             self.kill_ns = self.kill_interval_ns * (index + 1) / plan.processes
-        return 0
-
-    cdef int set_templates(self, plan, int index) except -1:
-        cdef int digits = min(plan.name_size, 8)
-        # Printable and without a space once the digits are written: before, they are like nothing else in a request.
-        name = (b"n" * plan.name_size)[digits:] + b"\xff" * digits
-        for op, data in requests_of(plan, name).items():
-            template_make(&self.templates[OP_NAMES.index(op)], data, name, digits)
-        marker = b"k%07x" % (os.getpid() * 1000 + index & 0xfffffff) + b"0" * 8
-        template_make(&self.marker_acquire, wire.acquire(0, marker, 1, 1), marker, 8)
-        template_make(&self.marker_get, wire.get(0, marker), marker, 8)
         return 0
 
     # ---- the run ----
@@ -382,7 +335,7 @@ cdef class Load:
         link.opaque = link.expected = 0
         link.pending_size = link.tail_size = 0
         link.turn = TO_ACQUIRE
-        link.marked = False
+        link.marked = link.raised = False
         return 0
 
     cdef int reopen(self, int64_t now) except -1:
@@ -437,13 +390,21 @@ cdef class Load:
         for _i in range(FILL_DEPTH):
             if self.fill_next >= self.names:
                 break
-            if self.protocol == COUNTER:
-                self.request(link, ACQUIRE, <uint32_t>self.fill_next, now, FILLER)
-                self.request(link, RELEASE, <uint32_t>self.fill_next, now, FILLER)
-            else:
-                self.request(link, FILL, <uint32_t>self.fill_next, now, FILLER)
+            self.fill_name(link, <uint32_t>self.fill_next, now)
             self.fill_next += self.stride
             self.sheet.filled += 1
+        return 0
+
+    cdef int fill_name(self, Link* link, uint32_t name, int64_t now) except -1:
+        if self.dialect.protocol == COUNTER:
+            self.request(link, ACQUIRE, name, now, FILLER)
+            self.request(link, RELEASE, name, now, FILLER)
+        elif self.fills_numbers:
+            if self.templates[<int>CLEAR].size:
+                self.request(link, CLEAR, name, now, FILLER)
+            self.request(link, FILL, name, now, FILLER)
+        if self.fills_buffers:
+            self.request(link, SET, name, now, FILLER)
         return 0
 
     cdef int arrive(self, int64_t now) except -1:
@@ -467,7 +428,7 @@ cdef class Load:
     cdef bint ask(self, Link* link, int64_t intended_ns) except -1:
         """The next request of the load on that connection. False: there is none left."""
         cdef Op op = ACQUIRE
-        cdef uint32_t draw, name
+        cdef uint32_t name
         if intended_ns >= self.orders.end_ns or self.is_spent():
             return False
         if self.limited and intended_ns >= self.orders.measure_ns:
@@ -486,29 +447,37 @@ cdef class Load:
                 name = link.turn_name = self.next_name()
                 link.turn = ASKED
         else:
-            draw = random_below(&self.random, self.weights[3])
-            op = NOOP if draw < self.weights[0] else GET if draw < self.weights[1] else (
-                ACQUIRE if draw < self.weights[2] else RELEASE
-            )
-            if op == RELEASE and self.track_held and link.held_count == 0:
-                op = ACQUIRE  # there is nothing to release
-            if op == RELEASE and self.track_held:
-                name = self.held_pop(link)
-                self.hold(name, -1)
-            else:
-                name = self.next_name()
+            op = self.next_op()
+            name = self.name_for(link, &op)
         self.request(link, op, name, intended_ns, LOAD)
         return True
 
-    cdef uint32_t next_name(self) noexcept:
-        cdef uint64_t name
-        if self.keys == UNIFORM:
-            return random_below(&self.random, self.names)
-        if self.keys == ZIPF:
-            return zipf_next(&self.zipf, &self.random)
-        name = self.sequence % self.names
-        self.sequence += self.stride
-        return <uint32_t>name
+    cdef uint32_t name_for(self, Link* link, Op* op) except? 0xffffffff:
+        """For the next request of a mix, which is another one where there is nothing to release, or to purge."""
+        cdef uint32_t name
+        if op[0] == RELEASE and self.track_held:
+            if link.held_count:
+                name = self.held_pop(link)
+                self.hold(name, -1)
+                return name
+            op[0] = ACQUIRE
+        elif op[0] == UPDATE:  # up and down again, so that no quota comes to its end
+            link.raised = not link.raised
+            if link.raised:
+                link.turn_name = self.next_name()
+            else:
+                op[0] = LOWER
+            return link.turn_name
+        elif op[0] == PURGE:
+            if link.held_count:
+                return self.held_pop(link)
+            op[0] = INSERT
+        if op[0] != INSERT:
+            return self.next_name()
+        name = self.next_fresh()
+        if self.track_inserted:
+            self.held_push(link, name)
+        return name
 
     cdef int request(self, Link* link, Op op, uint32_t name, int64_t intended_ns, Purpose purpose) except -1:
         cdef Request* request
@@ -543,12 +512,6 @@ cdef class Load:
         if self.sheet.violations == 1:
             text_write(self.sheet.violation, f"{self.name_of(name)}: {sum} {how}, with a maximum of {self.maximum}")
         return 0
-
-    cdef str name_of(self, uint32_t name):
-        cdef Template* template = self.templates + <int>ACQUIRE
-        cdef size_t end = template.name_at + template.digits
-        request_write(template, self.outbox, self.protocol, name, 0)
-        return (<char*>self.outbox)[end - self.name_size : end].decode()
 
     cdef uint32_t held_pop(self, Link* link) noexcept:
         cdef uint32_t name = link.held[link.held_head]
@@ -679,7 +642,7 @@ cdef class Load:
                 if size + template.size > OUTBOX:
                     break
                 request.sent_ns = now
-                size += request_write(template, self.outbox + size, self.protocol, request.name, link.opaque)
+                size += request_write(template, self.outbox + size, self.dialect.protocol, request.name, link.opaque)
                 link.opaque += 1
                 link.unwritten -= 1
             if not self.send(link, self.outbox, size):
@@ -735,7 +698,7 @@ cdef class Load:
                 return self.wrong(link, data, left, NULL)
             request = link.ring[link.head & link.mask]
             taken = reply_read(
-                self.protocol, data, left, <Op>request.op, link.expected,
+                &self.dialect, data, left, <Op>request.op, link.expected,
                 1 if request.purpose == MARKER else self.resources, &reply,
             )
             if taken < 0:

@@ -1,11 +1,12 @@
-# The three protocols that a load process speaks: what a request looks like, and what a reply says.
+# The four protocols that a load process speaks: what a request looks like, and what a reply says.
 #
 # A side, header only. Requests of one kind differ in their name alone (and, in the counter protocol, the opaque), so
 # each kind is a template that is copied and patched. A reply has three answers: bytes taken; 0, more are needed (there
 # are less than REPLY_MAX of them yet); -1, it cannot be the reply to that request.
 #
 # counter     docs/protocols/counter.md and its source, "Counter support"
-# redis       RESP2: INCR(BY), DECR(BY), GET, SET, PING
+# throttr     docs/protocols/throttr.md
+# redis       RESP2: INCR(BY), DECR(BY), GET, SET, DEL, PING
 # memcached   the text protocol: incr, decr, get, set, mn
 
 from cpython.bytes cimport PyBytes_AS_STRING
@@ -13,22 +14,31 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, strlen
 
 from counterd.bench._memory cimport allocate
-from counterd.byteorder cimport load_be32
+from counterd.byteorder cimport load_be32, load_le16, load_le32, load_le64
 
 cdef extern from *:
     uint64_t swap64 "__builtin_bswap64"(uint64_t value) noexcept nogil
 
 cdef enum Protocol:
     COUNTER
+    THROTTR
     REDIS
     MEMCACHED
 
 cdef enum Op:               # the first four are the opcodes of the counter protocol
     NOOP
-    GET
+    GET                     # of a number
     ACQUIRE
     RELEASE
+    QUERY                   # what a quota is; of redis, a number that has to be there
+    UPDATE                  # a quota rises by one
+    LOWER                   # and falls again, which is the next update of that connection
+    INSERT                  # of a name that is new, for a short time
+    PURGE                   # of such a name
+    SET                     # a buffer
+    FETCH                   # and what is in it
     FILL                    # makes the name exist: SET; of the counter protocol an acquire and a release do that
+    CLEAR                   # before that, where an INSERT does it, whatever a load has left there
     OPS
 
 cdef enum Outcome:
@@ -39,14 +49,24 @@ cdef enum Outcome:
     RELEASED
     REFUSED                 # the limit is reached
     NOT_HELD
+    UPDATED                 # update, and its counterpart
+    WRITTEN                 # insert, set
+    PURGED
     FAILED                  # the server says that something is wrong
     OUTCOMES
 
 cdef enum:
     HEADER = 12             # of the counter protocol
     OPAQUE_AT = 8
-    REPLY_MAX = 512         # no reply to what is asked here comes near it
+    REPLY_MAX = 512         # no reply to what is asked here comes near it, but for the buffer that may be in it
+    WHOAMI_SIZE = 17        # of its reply, throttr's noop
     NUMBER_MAX = 32         # characters of a number with its line's end: 20 digits and some
+
+
+cdef struct Dialect:
+    Protocol protocol
+    int width               # bytes of throttr's numbers
+    uint32_t value_size     # of a buffer
 
 
 cdef struct Template:
@@ -100,12 +120,14 @@ cdef inline size_t request_write(
 
 
 cdef inline Py_ssize_t reply_read(
-    Protocol protocol, const uint8_t* data, size_t size, Op op, uint32_t opaque, uint32_t resources, Reply* reply
+    const Dialect* dialect, const uint8_t* data, size_t size, Op op, uint32_t opaque, uint32_t resources, Reply* reply
 ) noexcept nogil:
-    if protocol == COUNTER:
+    if dialect.protocol == COUNTER:
         return counter_reply(data, size, op, opaque, resources, reply)
-    if protocol == REDIS:
-        return redis_reply(data, size, op, reply)
+    if dialect.protocol == THROTTR:
+        return throttr_reply(data, size, op, dialect, reply)
+    if dialect.protocol == REDIS:
+        return redis_reply(data, size, op, dialect.value_size, reply)
     return memcached_reply(data, size, op, reply)
 
 
@@ -142,6 +164,57 @@ cdef inline Py_ssize_t counter_reply(
     else:
         reply.outcome = FAILED
     return HEADER + body
+
+
+# ---- throttr -------------------------------------------------------------------------------------------------------
+
+cdef inline uint64_t throttr_number(const uint8_t* data, int width) noexcept nogil:
+    if width == 2:
+        return load_le16(data)
+    if width == 1:
+        return data[0]
+    return load_le32(data) if width == 4 else load_le64(data)
+
+
+cdef inline Py_ssize_t throttr_reply(
+    const uint8_t* data, size_t size, Op op, const Dialect* dialect, Reply* reply
+) noexcept nogil:
+    """A refusal is a failure: what is asked for was made to exist, or is new. Only what is purged may have expired."""
+    cdef size_t whole = 1
+    cdef size_t ttl_type = 0
+    reply.value = -1
+    reply.outcome = WRITTEN
+    if data[0] > 1:
+        return -1
+    if data[0] == 0:
+        reply.outcome = ABSENT if op == PURGE or op == CLEAR else FAILED
+        return 1
+    if op == NOOP:
+        reply.outcome = ANSWERED
+        whole = WHOAMI_SIZE
+    elif op == QUERY:
+        reply.outcome = READ
+        whole = 2 + 2 * dialect.width
+        ttl_type = 1 + dialect.width
+    elif op == FETCH:
+        reply.outcome = READ
+        whole = 2 + 2 * dialect.width
+        ttl_type = 1
+    elif op == UPDATE or op == LOWER:
+        reply.outcome = UPDATED
+    elif op == PURGE or op == CLEAR:
+        reply.outcome = PURGED
+    if size < whole:
+        return 0
+    if ttl_type and not 1 <= data[ttl_type] <= 6:
+        return -1
+    if op == QUERY:
+        reply.value = <int64_t>throttr_number(data + 1, dialect.width)
+    elif op == FETCH:
+        if throttr_number(data + 2 + dialect.width, dialect.width) != dialect.value_size:
+            return -1
+        whole += dialect.value_size
+    return whole if size >= whole else 0
 
 
 # ---- lines of text: redis and memcached ----------------------------------------------------------------------------
@@ -181,31 +254,48 @@ cdef inline bint number_read(const uint8_t* data, size_t size, int64_t* value) n
     return at + 2 == size and data[at] == 13
 
 
-cdef inline Py_ssize_t redis_reply(const uint8_t* data, size_t size, Op op, Reply* reply) noexcept nogil:
+cdef inline Py_ssize_t redis_reply(
+    const uint8_t* data, size_t size, Op op, uint32_t value_size, Reply* reply
+) noexcept nogil:
     cdef size_t line = line_size(data, size)
-    cdef size_t rest
-    cdef int64_t length = 0
     if line == 0:
         return 0 if size < REPLY_MAX else -1
     reply.value = -1
     if data[0] == 45:  # -ERR ...
         reply.outcome = FAILED
         return line
-    if op == NOOP or op == FILL:
-        reply.outcome = ANSWERED
+    if op == NOOP or op == FILL or op == SET or op == INSERT:
+        reply.outcome = WRITTEN if op == SET or op == INSERT else ANSWERED
         return line if data[0] == 43 else -1  # +PONG, +OK
-    if op != GET:
-        reply.outcome = GRANTED if op == ACQUIRE else RELEASED
-        return line if data[0] == 58 and number_read(data + 1, line - 1, &reply.value) else -1  # :12
-    if data[0] != 36 or not number_read(data + 1, line - 1, &length) or length > 20:  # $2
+    if op == GET or op == QUERY or op == FETCH:
+        return redis_bulk(data, size, line, op, value_size, reply)
+    reply.outcome = GRANTED if op == ACQUIRE else RELEASED if op == RELEASE else UPDATED
+    if data[0] != 58 or not number_read(data + 1, line - 1, &reply.value):  # :12
+        return -1
+    if op == PURGE:
+        reply.outcome = PURGED if reply.value else ABSENT
+    return line
+
+
+cdef inline Py_ssize_t redis_bulk(
+    const uint8_t* data, size_t size, size_t line, Op op, uint32_t value_size, Reply* reply
+) noexcept nogil:
+    """A number, or a buffer of that size; what a load does not have to have made may be absent."""
+    cdef int64_t length = 0
+    cdef size_t rest
+    if data[0] != 36 or not number_read(data + 1, line - 1, &length):  # $2
         return -1
     if length < 0:
-        reply.outcome = ABSENT
+        reply.outcome = ABSENT if op == GET else FAILED
         return line
+    if length != value_size if op == FETCH else length > 20:
+        return -1
     rest = <size_t>length + 2
     if size < line + rest:
-        return 0 if size < REPLY_MAX else -1
+        return 0 if size < REPLY_MAX + value_size else -1
     reply.outcome = READ
+    if op == FETCH:
+        return line + rest if memcmp(data + line + length, b"\r\n", 2) == 0 else -1
     return line + rest if number_read(data + line, rest, &reply.value) else -1
 
 

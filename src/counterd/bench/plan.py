@@ -9,11 +9,26 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-PROTOCOLS = {"counter": 11215, "redis": 6379, "memcached": 11211}  # and their ports
-OPS = ("noop", "get", "acquire", "release")
+PROTOCOLS = {"counter": 11215, "throttr": 9000, "redis": 6379, "memcached": 11211}  # and their ports
+OPS = ("noop", "get", "acquire", "release", "query", "update", "insert", "purge", "set")
+COUNTING = OPS[:4]
+OPS_OF = {
+    "counter": COUNTING,
+    "throttr": ("noop", "get", "query", "update", "insert", "purge", "set"),
+    "redis": OPS,
+    "memcached": COUNTING,
+}
 PAIRS = "acquire-release"
+OPS_HELP = """acquire-release (in turn), acquire, release, get, noop, or mix:acquire=5,release=5,get=1. With throttr:
+query, update (one up, one down), insert (a new name, with --ttl), purge (of those), set, get, noop, or a mix.
+[default: acquire-release; update with throttr]"""
 NAMES_MAX = 1 << 30
-NAME_SIZE_MAX = {"counter": 65535, "redis": 65535, "memcached": 250}
+NAME_SIZE_MAX = {"counter": 65535, "throttr": 255, "redis": 65535, "memcached": 250}
+BUFFER_SIZE = 100
+BUFFER_SIZE_MAX = 1 << 19  # so that one fits into what is sent at once
+NUMBER_SIZES = {"uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8}  # bytes, of the throttr protocol
+TTL_UNITS_NS = {6: 3_600_000_000_000, 5: 60_000_000_000, 4: 1_000_000_000, 3: 1_000_000, 2: 1_000, 1: 1}
+HOURS = 6
 U32_MAX = 0xFFFFFFFF
 DIGITS_MAX = 8  # of a name's number, in hexadecimal
 DEPTH_MAX = 1 << 20  # 32 MiB of what is known about each request, for each connection
@@ -105,6 +120,20 @@ class Work:
         return cls(text, weights)
 
 
+def work_of(protocol: str) -> str:
+    """What is asked if nobody says."""
+    return "update" if protocol == "throttr" else PAIRS
+
+
+def ttl_of(plan: Plan) -> tuple[int, int]:
+    """The TTL type of the throttr protocol, and so many of it, for --ttl. ValueError: no number is so long."""
+    ttl_ns = round(plan.ttl * 1e9)
+    for ttl_type, unit_ns in TTL_UNITS_NS.items():
+        if ttl_ns % unit_ns == 0 and 0 < ttl_ns // unit_ns <= plan.number_max:
+            return ttl_type, ttl_ns // unit_ns
+    raise ValueError(f"a TTL of {plan.ttl:g} s is not a number of any unit that {plan.number_type} has room for")
+
+
 @dataclass(frozen=True)
 class Plan:
     """One run. Times are in seconds, rates per second, everything for all processes together."""
@@ -128,6 +157,9 @@ class Plan:
     name_size: int = 16
     resources: int = 1
     maximum: int = 1_000_000
+    value_size: int | None = None  # of a buffer; with redis, get reads numbers unless this or a set says otherwise
+    number_type: str = "uint16"
+    ttl: float = 0.1
     hold: Hold | None = None
     churn: float = 0.0
     prefill: bool = False
@@ -143,6 +175,25 @@ class Plan:
         for wrong, text in self._mistakes():
             if wrong:
                 raise ValueError(text)
+
+    @property
+    def buffer_size(self) -> int:
+        return BUFFER_SIZE if self.value_size is None else self.value_size
+
+    @property
+    def number_max(self) -> int:
+        """The largest number of the throttr protocol."""
+        return (1 << 8 * NUMBER_SIZES[self.number_type]) - 1
+
+    def fetches(self) -> bool:
+        """Whether a get is of a buffer, not of a number."""
+        sized = self.value_size is not None or "set" in self.work.weights
+        return self.protocol == "throttr" or (self.protocol == "redis" and sized)
+
+    def needs_names(self) -> bool:
+        """Whether there are requests for what has to exist."""
+        wanted = {"query", "update", *(["get"] if self.fetches() else [])}
+        return any(self.work.weights.get(op) for op in wanted)
 
     def _mistakes(self) -> list[tuple[bool, str]]:
         digits = min(self.name_size, DIGITS_MAX)
@@ -194,6 +245,30 @@ class Plan:
             (
                 self.protocol != "counter" and bool(self.verify or self.churn),
                 f"--verify and --churn are about what connections hold, which {self.protocol} does not know",
+            ),
+            *self._mistakes_of_work(),
+        ]
+
+    def _mistakes_of_work(self) -> list[tuple[bool, str]]:
+        asked = self.work.weights.keys() or {"acquire", "release"}
+        unknown = ", ".join(sorted(asked - set(OPS_OF[self.protocol])))
+        size_max = min(self.number_max, BUFFER_SIZE_MAX) if self.protocol == "throttr" else BUFFER_SIZE_MAX
+        ttl_wrong = ""
+        if self.protocol == "throttr":
+            try:
+                ttl_of(self)
+            except ValueError as error:
+                ttl_wrong = str(error)
+        return [
+            (
+                bool(unknown),
+                f"the {self.protocol} protocol has {', '.join(OPS_OF[self.protocol])}, not {unknown}",
+            ),
+            (not 0 <= self.buffer_size <= size_max, f"a buffer has 0 to {size_max} bytes, not {self.buffer_size}"),
+            (bool(ttl_wrong), ttl_wrong),
+            (
+                self.protocol == "redis" and "insert" in asked and round(self.ttl * 1e9) % 1_000_000 != 0,
+                "redis counts a TTL in milliseconds",
             ),
         ]
 

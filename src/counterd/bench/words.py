@@ -5,16 +5,23 @@ A side, pure Python. What the answers mean is in _words.pxd.
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING
 
+from counterd.bench.plan import HOURS, NUMBER_SIZES, ttl_of
 from counterd.protocols.counter import wire
 
 if TYPE_CHECKING:
     from counterd.bench.plan import Plan
 
+LASTING = 100  # hours that what a load needs is there for
+VALUE = b"v"  # what buffers are full of: no digit of a name is in it
+
 
 def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
     """Each kind of request for that name; "fill" makes it exist, where acquire and release do not."""
+    if plan.protocol == "throttr":
+        return _throttr(plan, name)
     amount = str(plan.resources).encode()
     if plan.protocol == "counter":
         return {
@@ -30,6 +37,13 @@ def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
             "get": _resp(b"GET", name),
             "acquire": _resp(b"INCR", name) if one else _resp(b"INCRBY", name, amount),
             "release": _resp(b"DECR", name) if one else _resp(b"DECRBY", name, amount),
+            "query": _resp(b"GET", name),
+            "update": _resp(b"INCRBY", name, b"1"),
+            "lower": _resp(b"DECRBY", name, b"1"),
+            "insert": _resp(b"SET", name, b"0", b"PX", b"%d" % max(1, round(plan.ttl * 1e3))),
+            "purge": _resp(b"DEL", name),
+            "set": _resp(b"SET", name, VALUE * plan.buffer_size),
+            "fetch": _resp(b"GET", name),
             "fill": _resp(b"SET", name, b"0"),
         }
     return {
@@ -41,5 +55,38 @@ def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
     }
 
 
+def names_of(plan: Plan, run: int) -> dict[str, bytes]:
+    """The name in each kind of request but for its last digits: of numbers, of buffers, and of what is new each time.
+
+    run: its low 28 bits keep the names that one run inserts from those of others.
+    """
+    size = plan.name_size - min(plan.name_size, 8)
+    fresh = (b"i" + (b"%07x" % (run & 0xFFFFFFF))[::-1] + b"i" * size)[:size]
+    return {"insert": fresh, "purge": fresh, "set": b"b" * size, "fetch": b"b" * size, "": b"n" * size}
+
+
 def _resp(*words: bytes) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+
+
+def _throttr(plan: Plan, name: bytes) -> dict[str, bytes]:
+    """docs/protocols/throttr.md, "On the wire"."""
+    number = {1: "B", 2: "H", 4: "I", 8: "Q"}[NUMBER_SIZES[plan.number_type]]
+    key = bytes([len(name)]) + name
+    ttl_type, ttl = ttl_of(plan)
+    change = struct.Struct(f"<BBB{number}")
+    insert = struct.Struct(f"<B{number}B{number}")
+    return {
+        "noop": b"\x18",  # WHOAMI
+        "query": b"\x02" + key,
+        "update": change.pack(3, 0, 1, 1) + key,
+        "lower": change.pack(3, 0, 2, 1) + key,
+        "insert": insert.pack(1, 0, ttl_type, ttl) + key,
+        "purge": b"\x04" + key,
+        "set": struct.pack(f"<BB{number}B{number}", 5, HOURS, LASTING, len(name), plan.buffer_size)
+        + name
+        + VALUE * plan.buffer_size,
+        "fetch": b"\x06" + key,
+        "fill": insert.pack(1, 0, HOURS, LASTING) + key,
+        "clear": b"\x04" + key,
+    }

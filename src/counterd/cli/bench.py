@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -116,7 +117,8 @@ FILE = Written()
     type=click.Choice(list(planning.PROTOCOLS)),
     default=Plan.protocol,
     show_default=True,
-    help="What the server speaks: for side by side figures redis (INCR, DECR, GET), memcached (incr, decr, get).",
+    help="What the server speaks: counterd's two, and for side by side figures redis, which has a counterpart of all "
+    "requests, and memcached (incr, decr, get).",
 )
 @click.option("-c", "--connections", type=NUMBER, default=50, show_default=True, help="Connections, all together.")
 @click.option(
@@ -147,9 +149,7 @@ FILE = Written()
     "-t",
     "--ops",
     type=Reads("ops", Work.read),
-    default=planning.PAIRS,
-    show_default=True,
-    help="acquire-release (in turn), acquire, release, get, noop, or mix:acquire=5,release=5,get=1.",
+    help=planning.OPS_HELP,
 )
 @click.option("-r", "--names", type=NUMBER, default=1, show_default=True, help="Number of names.")
 @click.option(
@@ -160,7 +160,26 @@ FILE = Written()
     help="How names are chosen: uniform, zipf:1.03 or seq.",
 )
 @click.option("--name-size", type=NUMBER, default=16, show_default=True, help="Bytes of a name.")
-@click.option("--prefill", is_flag=True, help="Make all names exist before the load begins.")
+@click.option(
+    "--prefill",
+    is_flag=True,
+    help="Make all names exist before the load begins, as is done anyway for query, update, and get of a buffer.",
+)
+@click.option(
+    "--value-size",
+    type=click.IntRange(0, planning.BUFFER_SIZE_MAX),
+    metavar="BYTES",
+    help=f"Bytes of a buffer, for set and get; with redis a get without it reads a number.  "
+    f"[default: {planning.BUFFER_SIZE}]",
+)
+@click.option(
+    "--number-type",
+    type=click.Choice(list(planning.NUMBER_SIZES)),
+    default=Plan.number_type,
+    show_default=True,
+    help="Numbers of the protocol that has them in several sizes: what the server's value_size says.",
+)
+@click.option("--ttl", type=MEASURED, default=Plan.ttl, help="Of what insert makes.  [default: 100ms]")
 @click.option("--resources", type=NUMBER, default=1, show_default=True, help="Permits that each acquire asks for.")
 @click.option(
     "--maximum",
@@ -304,15 +323,18 @@ def read_plan(options: dict[str, Any]) -> Plan:
     duration = options["duration"]
     if duration is None and options["requests"] is None:
         duration = SEARCH_S if searching else DURATION_S
-    return Plan(
+    work = options["ops"] or Work.read(planning.work_of(options["protocol"]))
+    plan = Plan(
         protocol=options["protocol"], host=options["host"], port=options["port"] or 0, socket=options["socket"],
         connections=options["connections"], depth=options["pipeline"], keep_alive=options["keep_alive"],
         requests=options["requests"], duration=duration, warmup=options["warmup"], processes=options["threads"],
-        rate=options["rate"], arrivals=options["arrivals"], work=options["ops"], keys=options["keys"],
+        rate=options["rate"], arrivals=options["arrivals"], work=work, keys=options["keys"],
         names=options["names"], name_size=options["name_size"], resources=options["resources"],
         maximum=options["maximum"], hold=options["hold"], churn=options["churn"], prefill=options["prefill"],
-        verify=options["verify"], seed=options["seed"],
+        verify=options["verify"], seed=options["seed"], value_size=options["value_size"],
+        number_type=options["number_type"], ttl=options["ttl"],
     )  # fmt: skip
+    return replace(plan, prefill=True) if plan.needs_names() else plan
 
 
 def measure(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.bench.plan import OPS, Hold, Keys, Plan, Work, number, seconds, whole_number
+from counterd.bench.plan import OPS, OPS_OF, Hold, Keys, Plan, Work, number, seconds, ttl_of, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,6 +93,15 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"keep_alive": False, "hold": Hold("fixed", 1.0)}, "connections that stay"),
     ({"protocol": "redis", "verify": True}, "which redis does not know"),
     ({"protocol": "memcached", "churn": 1.0}, "which memcached does not know"),
+    ({"protocol": "throttr"}, "the throttr protocol has noop, get, .*, not acquire, release"),
+    ({"protocol": "counter", "work": Work.read("set")}, "has noop, get, acquire, release, not set"),
+    ({"protocol": "throttr", "work": Work.read("query"), "name_size": 256}, "a name has 1 to 255"),
+    ({"protocol": "throttr", "work": Work.read("set"), "value_size": 65536}, "a buffer has 0 to 65535 bytes"),
+    ({"protocol": "throttr", "work": Work.read("set"), "value_size": 256, "number_type": "uint8"}, "0 to 255 bytes"),
+    ({"protocol": "throttr", "work": Work.read("insert"), "ttl": 0.256, "number_type": "uint8"}, "a TTL of 0.256 s"),
+    ({"protocol": "throttr", "work": Work.read("insert"), "ttl": 0.0}, "a TTL of 0 s"),
+    ({"protocol": "redis", "work": Work.read("insert"), "ttl": 0.0015}, "redis counts a TTL in milliseconds"),
+    ({"protocol": "redis", "work": Work.read("set"), "value_size": 1 << 20}, "a buffer has 0 to 524288 bytes"),
     ({"verify": True, "names": 1 << 25}, "--verify keeps count of 16777216"),
 ]
 
@@ -117,6 +126,34 @@ def test_ports_and_what_memcached_needs() -> None:
     assert [Plan(protocol=name).port for name in ("counter", "redis", "memcached")] == [11215, 6379, 11211]
     assert Plan(port=5).port == 5
     assert [Plan(protocol=name).prefill for name in ("counter", "redis", "memcached")] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "number_type", "expected"),
+    [(0.1, "uint16", (3, 100)), (60.0, "uint8", (5, 1)), (7200.0, "uint16", (6, 2)), (90.0, "uint16", (4, 90)),
+     (1.5, "uint16", (3, 1500)), (2e-6, "uint8", (2, 2)), (3e-9, "uint64", (1, 3))],
+)  # fmt: skip
+def test_a_ttl_is_told_in_the_largest_unit_that_it_is_whole_in(
+    seconds: float, number_type: str, expected: tuple[int, int]
+) -> None:
+    plan = Plan(protocol="throttr", work=Work.read("insert"), ttl=seconds, number_type=number_type)
+    assert ttl_of(plan) == expected
+
+
+def test_whether_a_get_is_of_a_buffer() -> None:
+    get, both = Work.read("get"), Work.read("mix:get=1,set=1")
+    assert not Plan(work=get).fetches()
+    assert not Plan(protocol="redis", work=get).fetches()
+    assert Plan(protocol="redis", work=get, value_size=5).fetches()
+    assert Plan(protocol="redis", work=both).fetches()
+    assert Plan(protocol="throttr", work=get).fetches()
+
+
+def test_which_loads_need_names_that_exist() -> None:
+    needing = {op for op in OPS_OF["throttr"] if Plan(protocol="throttr", work=Work.read(op)).needs_names()}
+    assert needing == {"get", "query", "update"}
+    assert not Plan(protocol="redis", work=Work.read("get")).needs_names()
+    assert not Plan(protocol="throttr", work=Work.read("mix:query=0,set=1")).needs_names()
 
 
 def test_options_go_into_a_file() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from counterd.bench.plan import Plan
-from counterd.bench.words import requests_of
+from counterd.bench.plan import Plan, Work
+from counterd.bench.words import names_of, requests_of
 
 
 def test_counter() -> None:
@@ -24,11 +26,49 @@ def test_redis() -> None:
         "get": b"*2\r\n$3\r\nGET\r\n$4\r\njobs\r\n",
         "acquire": b"*2\r\n$4\r\nINCR\r\n$4\r\njobs\r\n",
         "release": b"*2\r\n$4\r\nDECR\r\n$4\r\njobs\r\n",
+        "query": b"*2\r\n$3\r\nGET\r\n$4\r\njobs\r\n",
+        "update": b"*3\r\n$6\r\nINCRBY\r\n$4\r\njobs\r\n$1\r\n1\r\n",
+        "lower": b"*3\r\n$6\r\nDECRBY\r\n$4\r\njobs\r\n$1\r\n1\r\n",
+        "insert": b"*5\r\n$3\r\nSET\r\n$4\r\njobs\r\n$1\r\n0\r\n$2\r\nPX\r\n$3\r\n100\r\n",
+        "purge": b"*2\r\n$3\r\nDEL\r\n$4\r\njobs\r\n",
+        "set": b"*3\r\n$3\r\nSET\r\n$4\r\njobs\r\n$100\r\n" + b"v" * 100 + b"\r\n",
+        "fetch": b"*2\r\n$3\r\nGET\r\n$4\r\njobs\r\n",
         "fill": b"*3\r\n$3\r\nSET\r\n$4\r\njobs\r\n$1\r\n0\r\n",
     }
     many = requests_of(Plan(protocol="redis", resources=12), b"jobs")
     assert many["acquire"] == b"*3\r\n$6\r\nINCRBY\r\n$4\r\njobs\r\n$2\r\n12\r\n"
     assert many["release"] == b"*3\r\n$6\r\nDECRBY\r\n$4\r\njobs\r\n$2\r\n12\r\n"
+
+
+def test_throttr() -> None:
+    plan = Plan(protocol="throttr", work=Work.read("query"), number_type="uint32", ttl=1.5, value_size=3)
+    assert requests_of(plan, b"jobs") == {
+        "noop": b"\x18",
+        "query": b"\x02\x04jobs",
+        "update": bytes.fromhex("03 00 01 01000000 04") + b"jobs",
+        "lower": bytes.fromhex("03 00 02 01000000 04") + b"jobs",
+        "insert": bytes.fromhex("01 00000000 03 dc050000 04") + b"jobs",
+        "purge": b"\x04\x04jobs",
+        "set": bytes.fromhex("05 06 64000000 04 03000000") + b"jobsvvv",
+        "fetch": b"\x06\x04jobs",
+        "fill": bytes.fromhex("01 00000000 06 64000000 04") + b"jobs",
+        "clear": b"\x04\x04jobs",
+    }
+
+
+@pytest.mark.parametrize(("number_type", "size"), [("uint8", 1), ("uint16", 2), ("uint32", 4), ("uint64", 8)])
+def test_numbers_of_throttr(number_type: str, size: int) -> None:
+    plan = Plan(protocol="throttr", work=Work.read("query"), number_type=number_type)
+    found = requests_of(plan, b"jobs")
+    assert [len(found[op]) for op in ("update", "insert", "set")] == [8 + size, 7 + 2 * size, 107 + 2 * size]
+
+
+def test_names_of_numbers_of_buffers_and_of_what_is_new() -> None:
+    plan = Plan(protocol="throttr", work=Work.read("query"))
+    expected = {"": b"nnnnnnnn", "set": b"bbbbbbbb", "fetch": b"bbbbbbbb", "insert": b"i4321000", "purge": b"i4321000"}
+    assert names_of(plan, 0xF0001234) == expected
+    assert names_of(replace(plan, name_size=11), 0x1234)["insert"] == b"i43"
+    assert set(names_of(replace(plan, name_size=8), 0x1234).values()) == {b""}
 
 
 def test_memcached() -> None:
@@ -41,10 +81,11 @@ def test_memcached() -> None:
     }
 
 
-@pytest.mark.parametrize("protocol", ["counter", "redis", "memcached"])
+@pytest.mark.parametrize("protocol", ["counter", "throttr", "redis", "memcached"])
 def test_requests_of_one_kind_differ_in_their_name_alone(protocol: str) -> None:
     """Which is what a load process builds on."""
-    plan = Plan(protocol=protocol, resources=7)
+    work = Work.read("noop")
+    plan = Plan(protocol=protocol, resources=7, work=work)
     for first, second in zip(requests_of(plan, b"aaaa").values(), requests_of(plan, b"bbbb").values(), strict=True):
         assert first.replace(b"aaaa", b"bbbb") == second
         assert first.count(b"aaaa") <= 1

@@ -1,0 +1,58 @@
+# What a load process is to ask: the work of a Plan as numbers, names and bytes.
+#
+# A side. All that does not depend on what has been answered, or when.
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from counterd.bench._random cimport Zipf
+from counterd.bench._words cimport OPS, Dialect, Op, Template
+
+cdef enum Keys:
+    UNIFORM
+    ZIPF
+    SEQUENCE
+
+cdef enum:
+    DRAWN = 9               # kinds of requests that a mix can have
+
+
+cdef class Task:
+    cdef Dialect dialect
+    cdef Template[OPS] templates
+    cdef Template marker_acquire
+    cdef Template marker_get
+    cdef uint64_t random
+
+    # names
+    cdef Keys keys
+    cdef Zipf zipf
+    cdef uint32_t names
+    cdef size_t name_size
+    cdef uint64_t sequence          # of this process's share, which is each `stride`th name
+    cdef uint64_t stride
+    cdef uint64_t fill_next
+    cdef uint32_t fresh             # the next name that no other request of this run has had
+    cdef bint fills_numbers
+    cdef bint fills_buffers
+
+    # work
+    cdef bint pairs
+    cdef bint holds
+    cdef bint hold_is_random
+    cdef double hold_ns
+    cdef Op[DRAWN] ops
+    cdef uint32_t[DRAWN] weights    # running sums
+    cdef bint track_held
+    cdef bint track_inserted        # what a purge takes back
+    cdef uint32_t resources
+    cdef int64_t maximum
+    cdef uint32_t depth
+    cdef bint keep_alive
+
+    cdef int set_work(self, plan) except -1
+    cdef int set_names(self, plan, int index) except -1
+    cdef int set_templates(self, plan, int index) except -1
+    cdef Op next_op(self) noexcept
+    cdef uint32_t next_name(self) noexcept
+    cdef uint32_t next_fresh(self) noexcept
+    cdef str name_of(self, uint32_t name)

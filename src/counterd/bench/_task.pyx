@@ -1,0 +1,128 @@
+"""What a load process is to ask: the work of a Plan as numbers, names and bytes. The base of Load.
+
+A side. All that does not depend on what has been answered, or when.
+"""
+
+import os
+
+from cpython.mem cimport PyMem_Free
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from counterd.bench._memory cimport allocate
+from counterd.bench._random cimport random_below, zipf_begin, zipf_next
+from counterd.bench._words cimport (
+    ACQUIRE, COUNTER, MEMCACHED, OPS, REDIS, THROTTR, Op, Template, request_write, template_make,
+)
+
+from counterd.bench.plan import NUMBER_SIZES, OPS as DRAWN_NAMES
+from counterd.bench.words import names_of, requests_of
+from counterd.protocols.counter import wire
+
+PROTOCOLS = {"counter": COUNTER, "throttr": THROTTR, "redis": REDIS, "memcached": MEMCACHED}
+OP_NAMES = (  # as in Op
+    "noop", "get", "acquire", "release", "query", "update", "lower", "insert", "purge", "set", "fetch", "fill", "clear",
+)
+
+
+cdef class Task:
+    """plan: a Plan; index: which of its processes this is."""
+
+    def __cinit__(self, plan, board, int index, address):
+        self.dialect.protocol = PROTOCOLS[plan.protocol]
+        self.dialect.width = NUMBER_SIZES[plan.number_type]
+        self.dialect.value_size = plan.buffer_size
+        self.random = (plan.seed * 1000003 + index) & 0xffffffffffffffff
+        self.set_names(plan, index)
+        self.set_work(plan)
+        self.set_templates(plan, index)
+
+    def __dealloc__(self):
+        cdef int i
+        for i in range(OPS):
+            PyMem_Free(self.templates[i].data)
+        PyMem_Free(self.marker_acquire.data)
+        PyMem_Free(self.marker_get.data)
+
+    cdef int set_names(self, plan, int index) except -1:
+        self.names = plan.names
+        self.stride = plan.processes
+        self.sequence = self.fresh = index
+        self.fill_next = index if plan.prefill else self.names
+        self.fills_buffers = plan.fetches() and ("get" in plan.work.weights or "set" in plan.work.weights)
+        self.fills_numbers = not plan.work.weights.keys() <= {"set", "get"} or not self.fills_buffers
+        self.keys = {"uniform": UNIFORM, "zipf": ZIPF, "seq": SEQUENCE}[plan.keys.kind]
+        if self.keys == ZIPF:
+            zipf_begin(&self.zipf, plan.keys.exponent, self.names)
+        self.name_size = plan.name_size
+        return 0
+
+    cdef int set_work(self, plan) except -1:
+        cdef uint32_t sum = 0
+        cdef int i, op
+        weights = plan.work.weights
+        self.pairs = not weights
+        for i in range(DRAWN):
+            sum += weights.get(DRAWN_NAMES[i], 0)
+            name = DRAWN_NAMES[i]
+            op = OP_NAMES.index("fetch" if name == "get" and plan.fetches() else name)
+            self.ops[i] = <Op>op
+            self.weights[i] = sum
+        self.holds = plan.hold is not None
+        if self.holds:
+            self.hold_ns = plan.hold.mean * 1e9
+            self.hold_is_random = plan.hold.kind == "exp"
+        # Whose permits they are matters to what releases them, and to what a dying connection gives back.
+        self.track_held = "acquire" in weights and ("release" in weights or plan.verify)
+        self.track_inserted = "purge" in weights
+        self.resources = plan.resources
+        self.maximum = plan.maximum
+        self.depth = plan.depth
+        self.keep_alive = plan.keep_alive
+        return 0
+
+    cdef int set_templates(self, plan, int index) except -1:
+        cdef int digits = min(plan.name_size, 8)
+        cdef int number
+        heads = names_of(plan, os.getpid())
+        for op in requests_of(plan, b"x"):
+            # Printable and without a space once the digits are written: before, they are like nothing else there.
+            name = heads.get(op, heads[""]) + b"\xff" * digits
+            number = OP_NAMES.index(op)
+            template_make(&self.templates[number], requests_of(plan, name)[op], name, digits)
+        marker = b"k%07x" % (os.getpid() * 1000 + index & 0xfffffff) + b"0" * 8
+        template_make(&self.marker_acquire, wire.acquire(0, marker, 1, 1), marker, 8)
+        template_make(&self.marker_get, wire.get(0, marker), marker, 8)
+        return 0
+
+    cdef Op next_op(self) noexcept:
+        cdef uint32_t draw = random_below(&self.random, self.weights[DRAWN - 1])
+        cdef int i = 0
+        while draw >= self.weights[i]:
+            i += 1
+        return self.ops[i]
+
+    cdef uint32_t next_name(self) noexcept:
+        cdef uint64_t name
+        if self.keys == UNIFORM:
+            return random_below(&self.random, self.names)
+        if self.keys == ZIPF:
+            return zipf_next(&self.zipf, &self.random)
+        name = self.sequence % self.names
+        self.sequence += self.stride
+        return <uint32_t>name
+
+    cdef uint32_t next_fresh(self) noexcept:
+        cdef uint32_t name = self.fresh
+        self.fresh += <uint32_t>self.stride
+        return name
+
+    cdef str name_of(self, uint32_t name):
+        """Of an acquire, for people."""
+        cdef Template* template = self.templates + <int>ACQUIRE
+        cdef size_t end = template.name_at + template.digits
+        cdef uint8_t* request = <uint8_t*>allocate(template.size, 1)
+        try:
+            request_write(template, request, self.dialect.protocol, name, 0)
+            return (<char*>request)[end - self.name_size : end].decode()
+        finally:
+            PyMem_Free(request)
