@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from native import engine, load, load_native, load_reference
+from native import engine, keys, load, load_native, load_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ GOES = 3
 KERNEL_BATCHES = engine.REQUESTS // 64
 LARGE_REQUESTS = 1 << 20  # of the large kernel, so that what it comes back to has long left the caches
 
-# What stays in the caches: all are counted and timed. The large tables (engine.LARGE) are only timed, because memory
+# What stays in the caches: all are counted and timed. The large tables (LARGE) are only timed, because memory
 # costs no instructions. Batches of the usual size are what "acquire, release" has anyway.
 SMALL = {
     **engine.OPERATIONS,
@@ -39,7 +39,9 @@ SMALL = {
         for depth in engine.DEPTHS
         if depth != engine.DEPTH
     },
+    **keys.OPERATIONS,
 }
+LARGE = (*engine.LARGE, *keys.LARGE)
 
 
 def best(prepare: Callable[[], object], call: Callable[[], object], frames: int) -> float:
@@ -72,7 +74,7 @@ def play_round(players: Mapping[str, engine.Player], kernel) -> dict[str, float]
 def measure_ratios() -> dict[str, float]:
     reference = load_reference()
     small = {name: make() for name, make in SMALL.items()}
-    large = engine.large_players()
+    large = {**engine.large_players(), **keys.large_players()}
     groups = [
         (small, reference.Kernel(engine.KNOWN, engine.REQUESTS)),
         (large, reference.Kernel(engine.NAME_COUNTS[-1], LARGE_REQUESTS)),

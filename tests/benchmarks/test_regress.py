@@ -8,7 +8,6 @@ import pytest
 
 import regress
 from micro import figures
-from native import engine
 
 ENVIRONMENT = {"architecture": "x86_64", "compiler": "gcc 12"}
 
@@ -220,5 +219,5 @@ def test_the_baseline_is_of_these_figures_and_this_kernel():
     baseline = json.loads(regress.BASELINE.read_text("utf-8"))
     assert baseline["reference"] == regress.reference_mark()
     assert list(baseline["instructions"]) == list(figures.SMALL)
-    assert list(baseline["ratios"]) == [*figures.SMALL, *engine.LARGE]
+    assert list(baseline["ratios"]) == [*figures.SMALL, *figures.LARGE]
     assert set(baseline["environment"]) == set(regress.environment())
