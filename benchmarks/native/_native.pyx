@@ -7,7 +7,7 @@ serve_raw:   an epoll loop around the same session: the least that the system ca
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 from posix.unistd cimport close as c_close
 
@@ -28,7 +28,7 @@ from counterd.protocols.counter._room cimport (
 
 
 cdef class NoPrefetchStore(CounterStore):
-    cpdef Session session(self):
+    cpdef Session session(self, int64_t now_ns=0):
         return NoPrefetchSession(self)
 
 
@@ -38,7 +38,7 @@ cdef class NoPrefetchSession(CounterSession):
 
 
 cdef class NoLedgerStore(CounterStore):
-    cpdef Session session(self):
+    cpdef Session session(self, int64_t now_ns=0):
         return NoLedgerSession(self)
 
 

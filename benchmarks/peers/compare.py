@@ -40,7 +40,7 @@ from counterd.bench.result import percentiles
 from counterd.bench.run import LoadError, run
 from counterd.cli.bench import machine, versions
 from counterd.errors import CounterdError
-from peers import edges, render, servers
+from peers import edges, keys, render, servers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,6 +54,7 @@ WARMUP_S = 0.2
 PEAK_S = 1.0  # to find the peak whose half an open loop asks for
 SMOKE_COUNT = 1000
 EXIT_INTERRUPTED = 130
+GRANTS = ("granted", "released", "read", "updated", "written")  # what a load is to be answered
 INTERRUPTS: list[int] = []  # a descriptor that tells of signals, once anybody listens
 FAILURES = (RuntimeError, LoadError, CounterdError, OSError)  # of a server; anything else is a mistake of ours
 
@@ -125,7 +126,7 @@ def load(server: Server, plan: Plan) -> Figures:
     meter = Meter(server)
     result = run(dataclasses.replace(plan, protocol=server.protocol, port=server.port), watch=meter)
     raise_interrupt()
-    refused = {name: count for name, count in result.outcomes.items() if name not in ("granted", "released")}
+    refused = {name: count for name, count in result.outcomes.items() if name not in GRANTS}
     if result.errors or refused or not result.requests:
         raise RuntimeError(f"{server.name}: {result.errors or refused or 'no answer'} {result.evidence}")
     shown = percentiles(result.latency)
@@ -172,7 +173,7 @@ def play(scenario: dict[str, Any], running: dict[str, Server], rounds: int, seco
     else:
 
         def measure(server: Server, number: int) -> Figures:
-            return getattr(edges, scenario["kind"])(server, scenario["count"])
+            return edge_of(scenario)(server, scenario["count"])
 
     names = list(running)
     for number in range(rounds):
@@ -183,6 +184,10 @@ def play(scenario: dict[str, Any], running: dict[str, Server], rounds: int, seco
                     figures = measure(running[name], number)
                     raise_interrupt()
                     entry.rounds[name].append(figures)
+
+
+def edge_of(scenario: dict[str, Any]) -> Callable[[Server, int], Figures]:
+    return getattr(keys if scenario.get("room") == "throttr" else edges, scenario["kind"])
 
 
 def lowest_peak(running: dict[str, Server], plan: Plan, failures: dict[str, str]) -> float:
@@ -248,6 +253,8 @@ def make_document(options: argparse.Namespace) -> tuple[dict[str, Any], list[dic
     """(what is known before anything is measured, the scenarios). Before this process is bound to a core."""
     core, load_core = servers.two_cores()
     scenarios = [each for each in json.loads((HERE / "scenarios.json").read_text()) if options.only in each["name"]]
+    if options.smoke:
+        scenarios = [each for each in scenarios if each.get("smoke", True)]
     if not scenarios:
         sys.exit(f"bench-peers: no scenario has {options.only!r} in its name")
     return {
@@ -310,7 +317,7 @@ def measure(scenario: dict[str, Any], core: int, options: argparse.Namespace, en
     seconds = scenario.get("seconds", options.seconds)
     if options.smoke:
         rounds = 1
-        scenario = {**scenario, "count": SMOKE_COUNT}
+        scenario = {**scenario, "count": scenario.get("smoke", SMOKE_COUNT)}
         if "plan" in scenario:
             scenario["plan"] = {**scenario["plan"], "names": SMOKE_COUNT, "requests": SMOKE_COUNT}
     names = list(entry.rounds)
@@ -321,7 +328,7 @@ def measure(scenario: dict[str, Any], core: int, options: argparse.Namespace, en
         running = {}
         for name in names:
             with sparing(name, entry.failures):
-                running[name] = stack.enter_context(servers.STARTS[name](core))
+                running[name] = stack.enter_context(servers.starts_of(scenario)[name](core))
         play(scenario, running, rounds, seconds, entry)
 
 

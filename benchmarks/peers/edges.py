@@ -22,7 +22,7 @@ from counterd.protocols.counter import wire
 from native import frames
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from peers.servers import Server
 
@@ -31,6 +31,12 @@ FLOOD_DEPTH = 5000
 FLOOD_S = 3.0
 HOLD_BATCH = 1000
 GIVE_BACK_S = 120.0
+# What asks for a name that is not there, and bytes of the answer.
+ABSENT = {
+    "counter": (wire.get(1, b"nobody"), wire.HEADER_SIZE + len("Not found")),
+    "throttr": (b"\x02\x06nobody", 1),
+    "redis": (b"*2\r\n$3\r\nGET\r\n$6\r\nnobody\r\n", len("$-1\r\n")),
+}
 ANSWER_S = 60.0  # that an answer may take: a server that hangs must not stop the comparison
 
 
@@ -38,12 +44,12 @@ def idle(server: Server, count: int) -> dict[str, float]:
     """Memory of a connection that does nothing."""
     noop = requests_of(Plan(protocol=server.protocol), b"x")["noop"]
     with contextlib.ExitStack() as stack:
-        first = stack.enter_context(_connected(server))
+        first = stack.enter_context(connected(server))
         first.sendall(noop)
         first.recv(100)
         before = server.resident()
         for _ in range(count):
-            last = stack.enter_context(_connected(server))
+            last = stack.enter_context(connected(server))
         last.sendall(noop)
         last.recv(100)  # all before it were accepted
         return {"bytes each": (server.resident() - before) / count}
@@ -115,7 +121,7 @@ def leave(server: Server, count: int) -> dict[str, float]:
 
 
 class Bystander:
-    """Another client, a process of its own: sends a Get at a time and remembers how long each took."""
+    """Another client, a process of its own: asks for one name at a time, and remembers how long each took."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -127,15 +133,14 @@ class Bystander:
     @staticmethod
     def _run(server: Server, stop, results) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent says when to stop
-        request = wire.get(1, b"nobody")
-        reply = wire.HEADER_SIZE + len("Not found")
+        request, reply = ABSENT[server.protocol]
         took = []
-        with _connected(server) as connection:
+        with connected(server) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while not stop.is_set():
                 start = time.perf_counter()
                 connection.sendall(request)
-                _receive(connection, reply)
+                receive(connection, reply)
                 took.append(time.perf_counter() - start)
                 if len(took) == 1:
                     results.send([])
@@ -162,28 +167,53 @@ class Bystander:
         except EOFError:
             raise RuntimeError(f"{self._server.name} did not answer another client") from None
 
-    def figures(self) -> dict[str, float]:
-        p99 = self._took[len(self._took) * 99 // 100]
-        return {"others p99 ms": p99 * 1e3, "others max ms": self._took[-1] * 1e3}
+    def figures(self, *wanted: str) -> dict[str, float]:
+        """Those, in that order, or both."""
+        found = {"p99 ms": self._took[len(self._took) * 99 // 100] * 1e3, "max ms": self._took[-1] * 1e3}
+        return {f"others {name}": found[name] for name in wanted or found}
+
+
+def report_of(work: Callable[[], list[float]]) -> list[float]:
+    """What it returns, in a process of its own. RuntimeError: what it raised there."""
+    results, theirs = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_report, args=(work, theirs))
+    process.start()
+    theirs.close()
+    try:
+        found = results.recv()
+    except EOFError:
+        found = "a process of the comparison died"
+    finally:
+        process.join()
+    if isinstance(found, str):
+        raise RuntimeError(found)
+    return found
+
+
+def _report(work: Callable[[], list[float]], results) -> None:
+    try:
+        results.send(work())
+    except (OSError, RuntimeError) as error:
+        results.send(str(error) or type(error).__name__)
 
 
 @contextlib.contextmanager
 def _holder(server: Server, count: int) -> Iterator[tuple[socket.socket, list[bytes]]]:
     """A connection that holds a permit of each of so many names."""
     names = frames.make_names(count)
-    with _connected(server) as connection:
+    with connected(server) as connection:
         for start in range(0, count, HOLD_BATCH):
             batch = names[start : start + HOLD_BATCH]
             connection.sendall(b"".join(map(frames.acquire, batch)))
-            _receive(connection, 16 * len(batch))
+            receive(connection, 16 * len(batch))
         yield connection, names
 
 
-def _connected(server: Server) -> socket.socket:
+def connected(server: Server) -> socket.socket:
     return socket.create_connection(("127.0.0.1", server.port), timeout=ANSWER_S)
 
 
-def _receive(connection: socket.socket, size: int) -> None:
+def receive(connection: socket.socket, size: int) -> None:
     while size:
         taken = len(connection.recv(min(size, 1 << 20)))
         if not taken:
@@ -196,7 +226,7 @@ def _dump(server: Server, name_size: int = 16) -> int:
     end = wire.frame(wire.Opcode.DUMP, 7, magic=wire.RESPONSE_MAGIC)
     buffer = bytearray(1 << 20)
     size, tail = 0, b""
-    with _connected(server) as connection:
+    with connected(server) as connection:
         connection.sendall(wire.dump(7))
         while tail != end:
             taken = connection.recv_into(buffer)

@@ -1,7 +1,7 @@
 """The results of a comparison as a page of tables with a chart, and whether the promises hold in them.
 
 promises.json says what counterd promises: a figure of a scenario against that of a peer in the same round, against its
-own in another scenario, or against another figure of its own.
+own in another scenario, against another figure of its own, or by itself.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ more about the machine than about a server: compare within a table.
 *raw loop* is an epoll loop in C around counterd's own session: what is left of a server when only the system calls
 remain. redis does INCR and DECR, memcached incr and decr, which know neither limits nor holders; yrmcdsd has two
 workers. Unless it says otherwise: 50 connections, 100 thousand names of 16 bytes, acquire and release in turn.
+
+What begins with *throttr* is of that room, beside redis with its counterparts of the same requests: quotas go one up
+and one down (INCRBY, DECRBY), buffers have 100 bytes, and what is inserted has a new name each time and expires after
+100 ms.
 
 """
 CHART = "![requests a second by requests in flight]({})\n\n"
@@ -70,8 +74,10 @@ def promises_hold(document: dict[str, Any]) -> bool:
 
 
 def _ratio(promise: dict[str, Any], rounds: dict[str, dict[str, list[dict[str, float]]]]) -> float | None:
-    figure, against = promise["figure"], promise["against"]
+    figure, against = promise["figure"], promise.get("against")
     ours = rounds.get(promise["scenario"], {}).get(OURS, [])
+    if against is None:
+        return statistics.median(each[figure] for each in ours) if ours else None
     theirs, their_figure = rounds.get(promise["scenario"], {}).get(against), figure
     if against in rounds:
         if not ours or not (theirs := rounds[against].get(OURS)):
@@ -107,7 +113,7 @@ def _tables(document: dict[str, Any]) -> Iterator[str]:
         promise = verdict.promise
         bound = f">= {promise['at least']:g}" if "at least" in promise else f"<= {promise['at most']:g}"
         measured = "" if verdict.ratio is None else f"{verdict.ratio:.2f}"
-        cells = [promise["scenario"], promise["figure"], promise["against"], bound, f"{promise.get('aim', '')}"]
+        cells = [promise["scenario"], promise["figure"], promise.get("against", ""), bound, f"{promise.get('aim', '')}"]
         yield f"| {' | '.join([*cells, measured, verdict.word()])} |"
     for scenario in document["scenarios"]:
         yield from _table(scenario)

@@ -3,13 +3,14 @@
 counterd    the installed one, with its defaults
 raw loop    an epoll loop in C around counterd's own session: what the system calls of a server cost at least
 yrmcdsd     the server that counterd replaces, two workers
-redis       redis-server, INCR and DECR, without persistence
+redis       redis-server, without persistence
 memcached   one thread, incr and decr
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import resource
 import shutil
@@ -21,7 +22,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from native import load_native
 
@@ -95,20 +96,21 @@ def allow_connections() -> None:
 
 
 @contextlib.contextmanager
-def counterd(core: int | None = None, *settings: str) -> Iterator[Server]:
+def counterd(core: int | None = None, *settings: str, room: str = "counter") -> Iterator[Server]:
     """The daemon with its defaults and these KEY=VALUE on top, on a free port of loopback."""
-    chosen = ["counter.port=0", "counter.bind=127.0.0.1", *settings]
+    free = [f"{each}.{key}" for each in {"counter", room} for key in ("port=0", "bind=127.0.0.1", "enable=true")]
+    chosen = [*free, *settings]
     command = [sys.executable, "-m", "counterd", *(word for each in chosen for word in ("--set", each))]
     with _process(command, core, stderr=subprocess.PIPE, text=True) as process:
         port = 0
         for line in process.stderr:
-            if "listens on 127" in line:
+            if f"{room} listens on 127" in line:
                 port = int(line.rsplit(":", 1)[1])
             if "ready" in line:
                 break
         else:
             raise RuntimeError(f"counterd did not come up (exit status {process.wait()})")
-        yield Server("counterd", "counter", process.pid, port)
+        yield Server("counterd", room, process.pid, port)
 
 
 @contextlib.contextmanager
@@ -178,6 +180,18 @@ STARTS: dict[str, Callable[[int | None], contextlib.AbstractContextManager[Serve
     "memcached": memcached,
     "yrmcdsd": yrmcdsd,
 }
+
+
+def starts_of(scenario: dict[str, Any]) -> dict[str, Callable[[int | None], contextlib.AbstractContextManager[Server]]]:
+    """By name, those that a scenario can have: counterd with its room and settings, if it says which."""
+    if "room" not in scenario:
+        return STARTS
+    ours = functools.partial(_with_settings, settings=scenario.get("settings", []), room=scenario["room"])
+    return {**STARTS, "counterd": ours}
+
+
+def _with_settings(core: int | None, settings: list[str], room: str) -> contextlib.AbstractContextManager[Server]:
+    return counterd(core, *settings, room=room)
 
 
 def _find(program: str) -> str | None:

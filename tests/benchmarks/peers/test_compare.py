@@ -135,6 +135,13 @@ def test_a_part_does_not_take_the_place_of_the_page(comparison: Callable[..., in
     assert not (tmp_path / "RESULTS.md").exists()
 
 
+def test_what_takes_long_is_left_out_of_a_smoke_run(comparison: Callable[..., int], tmp_path: Path) -> None:
+    scenarios = [{**SCENARIO, "smoke": False}, {**SCENARIO, "name": "64 in flight"}]
+    (tmp_path / "scenarios.json").write_text(json.dumps(scenarios))
+    comparison(lambda *_: FIGURES, "--smoke")
+    assert [scenario["name"] for scenario in found(tmp_path)] == ["64 in flight"]
+
+
 def test_no_such_scenario_is_said(comparison: Callable[..., int]) -> None:
     assert "no scenario has 'nothing'" in str(comparison(lambda *_: FIGURES, "--only", "nothing"))
 

@@ -1,0 +1,257 @@
+"""What the throttr room costs at its edges, and redis with the same: memory of a key, a million that expire at once, an
+event for ten thousand, and subscribers that do not read.
+
+Each function takes a server that runs and gives {figure: number}, its unit last in the name. Numbers of the throttr
+protocol have four bytes here: the scenarios say so to the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import socket
+import statistics
+import struct
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from native import frames
+from peers.edges import Bystander, connected, receive, report_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from peers.servers import Server
+
+BATCH = 1000
+LASTING_MS = 100 * 3_600_000
+MICROSECONDS, MILLISECONDS = 2, 3
+LEAD_S = 0.5  # before all of them expire, and
+LEAD_EACH_S = 10e-6  # so much more for each: longer than making it takes
+WATCHED_S = 0.2  # that others are watched after it, and
+WATCHED_EACH_S = 2e-6
+CHANNEL = b"channel"
+PAYLOAD = 4096
+EVENTS = 20
+LARGE_PAYLOAD = 32_768
+LARGE_EVENTS = 320  # 10 MiB for each: more than a socket and max_queued hold
+AHEAD = 4  # events that are published before those who read have them
+SILENT_SHARE = 10  # one in so many never reads
+QUEUED_MAX = 262_144  # as the scenario says to counterd
+OPENED_AT_ONCE = 100  # less than any queue of connections to accept
+DELIVERED_S = 60.0  # that an event may take
+DROPPED_S = 10.0  # that a subscriber that does not read may still be connected at the end
+
+
+class Speech(NamedTuple):
+    """What is said, and how many bytes the answer has."""
+
+    kept: bytes  # makes a key that lasts; the name follows, and `end`
+    end: bytes
+    done: int  # bytes of that answer
+    subscribe: bytes
+    subscribed: int
+
+
+def speech_of(server: Server) -> Speech:
+    if server.protocol == "redis":
+        subscribed = len(b"*3\r\n$9\r\nsubscribe\r\n$7\r\nchannel\r\n:1\r\n")
+        kept, end = b"*5\r\n$3\r\nSET\r\n$16\r\n", b"\r\n$1\r\n0\r\n$2\r\nPX\r\n$9\r\n%d\r\n" % LASTING_MS
+        return Speech(kept, end, 5, b"*2\r\n$9\r\nSUBSCRIBE\r\n$7\r\nchannel\r\n", subscribed)
+    kept = struct.pack("<BIBIB", 1, 0, MILLISECONDS, LASTING_MS, 16)
+    return Speech(kept, b"", 1, bytes((0x11, len(CHANNEL))) + CHANNEL, 1)
+
+
+def publication(server: Server, size: int) -> tuple[bytes, int]:
+    """(the request, bytes of what each subscriber gets)"""
+    payload = bytes(size)
+    if server.protocol == "redis":
+        request = b"*3\r\n$7\r\nPUBLISH\r\n$7\r\nchannel\r\n$%d\r\n%b\r\n" % (size, payload)
+        return request, len(b"*3\r\n$7\r\nmessage\r\n$7\r\nchannel\r\n$%d\r\n\r\n" % size) + size
+    request = struct.pack("<BBI", 0x13, len(CHANNEL), size) + CHANNEL + payload
+    return request, len(request)
+
+
+# ---- keys ----
+
+
+def memory(server: Server, count: int) -> dict[str, float]:
+    """Of a key with a TTL and a name of 16 bytes."""
+    before = server.resident()
+    said = speech_of(server)
+    with connected(server) as connection:
+        for batch in _batches(frames.make_names(count)):
+            connection.sendall(b"".join([said.kept + name + said.end for name in batch]))
+            receive(connection, said.done * len(batch))
+    return {"bytes each": (server.resident() - before) / count}
+
+
+def expire(server: Server, count: int) -> dict[str, float]:
+    """Others' latency from shortly before until some time after all keys expire, in the same millisecond."""
+    names = frames.make_names(count)
+    left_s = LEAD_S + LEAD_EACH_S * count
+    end, end_ms = time.monotonic() + left_s, round((time.time() + left_s) * 1e3)
+    done = speech_of(server).done
+    with connected(server) as connection:
+        for batch in _batches(names):
+            if server.protocol == "redis":
+                parts = b"*5\r\n$3\r\nSET\r\n$16\r\n", b"\r\n$1\r\n0\r\n$4\r\nPXAT\r\n$13\r\n%d\r\n" % end_ms
+            else:
+                ttl = max(1, round((end - time.monotonic()) * 1e6))
+                parts = struct.pack("<BIBIB", 1, 0, MICROSECONDS, ttl, 16), b""
+            connection.sendall(b"".join([parts[0] + name + parts[1] for name in batch]))
+            receive(connection, done * len(batch))
+        if time.monotonic() > end - 0.1:
+            raise RuntimeError(f"{server.name}: {count} keys took longer to make than {left_s:g} s")
+        time.sleep(end - 0.1 - time.monotonic())
+        with Bystander(server) as bystander:
+            time.sleep(end + WATCHED_S + WATCHED_EACH_S * count - time.monotonic())
+        for name in (names[0], names[count // 2], names[-1]):
+            if not _is_gone(server, connection, name):
+                raise RuntimeError(f"{server.name}: {name!r} has not expired")
+    return bystander.figures("max ms", "p99 ms")
+
+
+def _is_gone(server: Server, connection: socket.socket, name: bytes) -> bool:
+    if server.protocol == "redis":
+        connection.sendall(b"*2\r\n$3\r\nGET\r\n$16\r\n%b\r\n" % name)
+        return connection.recv(100) == b"$-1\r\n"
+    connection.sendall(b"\x02\x10" + name)
+    return connection.recv(100) == b"\0"
+
+
+def _batches(names: list[bytes]) -> Iterable[list[bytes]]:
+    return (names[start : start + BATCH] for start in range(0, len(names), BATCH))
+
+
+# ---- events ----
+
+
+def publish(server: Server, count: int) -> dict[str, float]:
+    """Until so many subscribers all have an event; the server's memory and others' latency meanwhile."""
+    with Bystander(server) as bystander:
+        took, cpu, grown = report_of(lambda: _publish(server, count))
+    figures = {"ms until all have it": took, "server CPU ms": cpu, "peak growth MB": grown / 1e6}
+    return figures | bystander.figures("max ms")
+
+
+def _publish(server: Server, count: int) -> list[float]:
+    """In a process of its own, which is to leave the core to the bystander."""
+    os.nice(19)
+    request, size = publication(server, PAYLOAD)
+    with contextlib.ExitStack() as stack:
+        readers = Readers(_subscribe(server, count, stack))
+        publisher = stack.enter_context(connected(server))
+        took, cpu = [], []
+        peak = _peak(server)
+        for _ in range(EVENTS):
+            start, used = time.perf_counter(), server.cpu_ns()
+            publisher.sendall(request)
+            readers.until(size)
+            took.append((time.perf_counter() - start) * 1e3)
+            cpu.append((server.cpu_ns() - used) / 1e6)
+        return [statistics.median(took), statistics.median(cpu), _peak(server) - peak]
+
+
+def drop(server: Server, count: int) -> dict[str, float]:
+    """Some of the subscribers never read: those are dropped, all others get every event."""
+    with Bystander(server) as bystander:
+        took = report_of(lambda: _drop(server, count))
+    return {"seconds": took[0], "dropped": took[1]} | bystander.figures("max ms")
+
+
+def _drop(server: Server, count: int) -> list[float]:
+    os.nice(19)
+    request, size = publication(server, LARGE_PAYLOAD)
+    with contextlib.ExitStack() as stack:
+        publisher = stack.enter_context(connected(server))
+        if server.protocol == "redis":
+            limit = f"pubsub {QUEUED_MAX} 0 0".encode()
+            words = (b"CONFIG", b"SET", b"client-output-buffer-limit", limit)
+            publisher.sendall(b"*4\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words))
+            receive(publisher, 5)
+        readers = Readers(_subscribe(server, count, stack))
+        silent = _subscribe(server, max(1, count // SILENT_SHARE), stack, buffer=4096)
+        start = time.perf_counter()
+        for _ in range(LARGE_EVENTS // AHEAD):
+            publisher.sendall(request * AHEAD)
+            readers.until(size * AHEAD)
+        elapsed = time.perf_counter() - start
+        dropped = sum(_is_dropped(each, size * LARGE_EVENTS) for each in silent)
+    if dropped < len(silent):
+        raise RuntimeError(f"{server.name} dropped {dropped} of {len(silent)} subscribers that never read")
+    return [elapsed, dropped]
+
+
+def _is_dropped(connection: socket.socket, size: int) -> bool:
+    """Whether it ends before it has all that was published."""
+    connection.settimeout(DROPPED_S)
+    with contextlib.suppress(ConnectionResetError, TimeoutError):
+        while size > 0:
+            taken = len(connection.recv(1 << 20))
+            if not taken:
+                return True
+            size -= taken
+        return False
+    return size > 0
+
+
+def _subscribe(
+    server: Server, count: int, stack: contextlib.ExitStack, buffer: int | None = None
+) -> list[socket.socket]:
+    said = speech_of(server)
+    found = []
+    for start in range(0, count, OPENED_AT_ONCE):
+        some = [stack.enter_context(_opened(server, buffer)) for _ in range(min(OPENED_AT_ONCE, count - start))]
+        for each in some:
+            each.sendall(said.subscribe)
+        for each in some:
+            receive(each, said.subscribed)
+        found += some
+    return found
+
+
+def _opened(server: Server, buffer: int | None) -> socket.socket:
+    if buffer is None:
+        return connected(server)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    connection.settimeout(DELIVERED_S)
+    connection.connect(("127.0.0.1", server.port))
+    return connection
+
+
+class Readers:
+    """Connections that take whatever comes, all in one process."""
+
+    def __init__(self, connections: list[socket.socket]) -> None:
+        self._connections = {each.fileno(): each for each in connections}
+        self._poll = select.epoll()
+        self._buffer = bytearray(1 << 18)
+        for number, each in self._connections.items():
+            each.setblocking(False)
+            self._poll.register(number, select.EPOLLIN)
+
+    def until(self, size: int) -> None:
+        """Reads until each has had so many bytes. RuntimeError: one ends, or gets more, or it takes too long."""
+        left = dict.fromkeys(self._connections, size)
+        waiting = len(left)
+        end = time.monotonic() + DELIVERED_S
+        while waiting:
+            if time.monotonic() > end:
+                raise RuntimeError(f"{waiting} of {len(left)} subscribers have not got what was published")
+            for number, _ in self._poll.poll(1.0, 4096):
+                taken = self._connections[number].recv_into(self._buffer)
+                left[number] -= taken
+                if not taken or left[number] < 0:
+                    raise RuntimeError("a subscriber that reads was dropped, or got what nobody published")
+                waiting -= left[number] == 0
+
+
+def _peak(server: Server) -> int:
+    """Bytes of physical memory at most, ever."""
+    text = Path(f"/proc/{server.pid}/status").read_text()
+    return int(re.findall(r"^VmHWM:\s+(\d+) kB", text, re.MULTILINE)[0]) * 1024
