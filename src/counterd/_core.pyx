@@ -527,8 +527,11 @@ cdef class Session:
         return 0
 
     cpdef wait(self):
-        """The caller cannot take output, as the last has not gone out. From here on posted_max is what may wait."""
-        self.blocked = True
+        """The caller cannot take output, as the last has not gone out. From here on posted_max is what may wait.
+
+        If there is none to take, nothing has to wait, and the next that is posted is told of.
+        """
+        self.blocked = self.more
         self.drop_overdue()
 
     cdef int drop_overdue(self) except -1:

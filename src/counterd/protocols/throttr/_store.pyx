@@ -254,7 +254,9 @@ cdef class ThrottrStore(Store):
                 self.event = None
                 break
             if not self.can_give(entry):
-                break  # the caller has yet to fetch what this one was given before
+                # The caller has yet to fetch what this one was given before, or to say that it cannot.
+                (<Member>self.members[region.holdings[entry].connection]).tell_dirty()
+                break
             region.cursor = region.holdings[entry].next_of_record
             if region.holdings[entry].connection != self.publisher:
                 self.give(entry)

@@ -346,6 +346,31 @@ def test_who_has_not_been_asked_yet_is_not_dropped_but_waited_for(make_room: Cal
     assert room.store.snapshot()["dropped_subscribers"] == 0
 
 
+def test_who_stops_reading_in_the_middle_of_his_events_keeps_nobody_waiting(room: Room) -> None:
+    """The caller is asked again whether it can take something, which is when it says that it cannot."""
+    publisher, deaf, listener = room.connect(), room.connect(), room.connect()
+    channel = own_channel(listener)
+    for _ in range(16):
+        assert deaf.ask(room.encoder.subscribe(b"c"))
+    publisher.send(room.encoder.publish(b"c", bytes(60_000)))
+    room.turn()  # fetches some of them, which the kernel does not take: nothing else tells of it
+    assert deaf.session.more
+    deaf.deaf = True
+    publisher.send(room.encoder.publish(b"c", bytes(60_000)))
+    room.settle()
+    assert deaf.session.dropped
+    assert publisher.ask(room.encoder.publish(channel, b"still served"))
+    assert listener.events() == [b"still served"]
+
+
+def test_who_could_not_take_output_when_there_was_none_is_told_of_the_next(room: Room) -> None:
+    publisher, other = room.connect(), room.connect()
+    channel = own_channel(other)
+    other.session.wait()
+    publisher.send(room.encoder.publish(channel, b"x"))
+    assert room.store.take_dirty() == [other.session]
+
+
 def test_a_half_closed_subscriber_gets_what_was_posted(room: Room) -> None:
     publisher, subscriber = room.connect(), room.connect()
     channel = own_channel(subscriber)
