@@ -6,7 +6,7 @@ throughout appears exactly once, and what goes in between leaves fragments less 
 """
 
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
 from counterd._core cimport DONE, LATER, OUTPUT_MAX, Frame, Holding, Region, counter_at
@@ -52,6 +52,11 @@ cdef inline uint8_t* put(uint8_t* target, uint64_t number) noexcept:
 
 cdef inline uint8_t* put_rate(uint8_t* target, const Rate* rate) noexcept:
     return put(put(target, rate.total), rate.last)
+
+
+cdef inline uint64_t unix_ns(int64_t moment_ns, int64_t wall_ns) noexcept:
+    """Of a moment on the caller's clock; the last one that an int64 can say for those beyond it."""
+    return INT64_MAX if wall_ns > 0 and moment_ns > INT64_MAX - wall_ns else <uint64_t>(moment_ns + wall_ns)
 
 
 cdef class Lister(Member):
@@ -345,7 +350,7 @@ cdef class Lister(Member):
             return self.write_stat(key, target + 1)
         target[1] = key.record.flags & KEY_BUFFER
         target[2] = key.record.note
-        target = put(target + 3, <uint64_t>(key_expires(&store.keys, key) + store.wall_ns))
+        target = put(target + 3, unix_ns(key_expires(&store.keys, key), store.wall_ns))
         put(target, value_length(&store.keys, key) if key.record.flags & KEY_BUFFER else <uint32_t>store.width)
         return target + store.width
 

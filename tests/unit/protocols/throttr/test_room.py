@@ -564,6 +564,13 @@ def test_unix_time_is_what_the_caller_says(room: Room, client: Connection) -> No
     assert entry.expires_at == UNIX + 10 * SECOND
 
 
+def test_a_ttl_without_end_ends_in_2262(make_room: Callable[..., Room]) -> None:
+    client = make_room(value_size=8).connect()
+    assert client.ask(client.room.encoder.insert(b"k", 1, (1 << 64) - 1, TTLType.HOURS))
+    (entry,) = client.ask(client.room.encoder.list())
+    assert entry.expires_at == (1 << 63) - 1
+
+
 @pytest.mark.parametrize("size", [0, 3, 5, 16, -2])
 def test_only_four_widths(size: int) -> None:
     with pytest.raises(ValueError, match=f"value_size must be 1, 2, 4 or 8 bytes, not {size}"):
