@@ -71,11 +71,11 @@ def open_store(*, int value_size, uint64_t memory_limit, uint64_t max_message, u
     channels = min(CONNECTIONS_MAX, max(CHANNELS_MIN, power_of_two(memory_limit // 2048 + 1)))
     bits = slots.bit_length() - 1
     return ThrottrStore(
-        buckets=channels,
+        buckets=2 * channels,  # SUBSCRIBE gets half of these and of the holdings: see has_places()
         holdings=4 * channels,
         name_memory=memory_limit + channels * BLOCK_SIZE,
         hash_key=hash_key,
-        extra=region_extra(bits, channels, 4 * channels),
+        extra=region_extra(bits, 2 * channels, 4 * channels),
         reply_max=max(REPLY_MIN, max_message + 64),  # a GET of the longest value, or an EVENT with it
         posted_max=max_queued,
         bits=bits,
@@ -387,6 +387,8 @@ cdef class ThrottrSession(Lister):
         cdef int room = store.find_room(0, blocks, 0)
         if room != DONE:
             return LATER if room == LATER else self.reply_status(False)
+        if not store.has_places(table_find(&store.region.names, frame.tag, frame.key, frame.key_size) == 0):
+            return self.reply_status(False)
         return self.reply_status(self.enter_channel(frame.tag, frame.key, frame.key_size))
 
     cdef int publish(self, const Frame* frame) except -1:

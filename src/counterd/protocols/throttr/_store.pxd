@@ -98,6 +98,7 @@ cdef class ThrottrStore(Store):
     cdef bint catch_up(self) noexcept
     cdef uint64_t memory_used(self) noexcept
     cdef int find_room(self, uint32_t records, uint32_t blocks, uint32_t blocks_freed) noexcept
+    cdef bint has_places(self, bint is_new) noexcept
     cdef int publish(self, uint32_t channel, uint32_t publisher, const Frame* frame) except -1
     cdef int deliver(self, int steps) except? -1
     cdef bint can_give(self, uint32_t entry) noexcept

@@ -11,7 +11,7 @@ from libc.string cimport memcpy, memset
 
 from counterd._audit cimport audit_blocks, audit_index, audit_name, audit_region, audit_timers, claim
 from counterd._core cimport (
-    DONE, GRANTED, LATER, SLICE_STEPS, Frame, Holding, Region, Session, Store,
+    DONE, GRANTED, LATER, SLICE_STEPS, Frame, Header, Holding, Region, Session, Store,
     counter_acquire, counter_at, counter_restore, give_back, ledger_find, ledger_remove,
 )
 from counterd._table cimport (
@@ -225,6 +225,19 @@ cdef class ThrottrStore(Store):
         if self.has_room(records, blocks, blocks_freed):
             return DONE
         return FULL if is_all else LATER
+
+    cdef bint has_places(self, bint is_new) noexcept:
+        """Whether there is a place for a subscription, to a new channel perhaps.
+
+        Half of all places are for those that every connection has: whatever the others do, new ones can come.
+        """
+        cdef Header* header = self.region.header
+        cdef int64_t connections = header.connections.used
+        cdef int64_t channels = header.records.used - connections
+        cdef int64_t subscriptions = header.holdings.used - 2 * connections
+        return subscriptions < header.holdings.capacity // 2 and (
+            not is_new or channels < header.records.capacity // 2
+        )
 
     # ---- events ----
 

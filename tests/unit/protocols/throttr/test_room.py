@@ -474,6 +474,21 @@ def test_subscriptions_count_and_those_that_all_have_do_not(make_room: Callable[
     assert clients[1].ask(room.encoder.insert(b"k", 1, 60))
 
 
+def test_subscriptions_leave_room_for_connections(room: Room, client: Connection) -> None:
+    """However many channels a connection is subscribed to, others can come and have theirs."""
+    encoder, count = room.encoder, 0
+    for _ in range(200):
+        client.send(*(encoder.subscribe(b"%d" % number) for number in range(count, count + 1000)))
+        room.settle()
+        count += 1000
+    answers = [got.result for got in client.received if isinstance(got, Reply)]
+    assert answers == sorted(answers, reverse=True)  # it is full at some time
+    assert not answers[-1]
+    assert answers.count(True) > 65_000
+    others = [room.connect() for _ in range(100)]
+    assert others[-1].ask(encoder.channel(own_channel(others[-1])))
+
+
 def test_keys_that_have_expired_make_room_before_the_tick(make_room: Callable[..., Room]) -> None:
     room = make_room(memory_limit=1 << 20)
     client = room.connect()
