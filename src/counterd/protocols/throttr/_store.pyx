@@ -206,6 +206,8 @@ cdef class ThrottrStore(Store):
         )
 
     cdef bint has_room(self, uint32_t records, uint32_t blocks, uint32_t blocks_freed) noexcept:
+        if records == 0 and 0 < blocks <= blocks_freed:
+            return True  # wherever the limit is
         return (
             pool_left(&self.keys.state.pool) >= records
             and pool_left(&self.region.header.blocks) + <uint64_t>blocks_freed >= blocks

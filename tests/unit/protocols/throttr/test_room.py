@@ -489,6 +489,26 @@ def test_subscriptions_leave_room_for_connections(room: Room, client: Connection
     assert others[-1].ask(encoder.channel(own_channel(others[-1])))
 
 
+def test_a_value_that_is_no_longer_than_before_always_fits(make_room: Callable[..., Room]) -> None:
+    """Even where connections that were subscribed to nothing have gone, and what is used is beyond the limit."""
+    room = make_room(memory_limit=1 << 16)
+    client, other, others = room.connect(), room.connect(), [room.connect() for _ in range(20)]
+    for connection in others:
+        assert connection.ask(room.encoder.unsubscribe(own_channel(connection)))
+        assert connection.ask(room.encoder.unsubscribe(b"*"))
+    for number in range(40):
+        assert other.ask(room.encoder.subscribe(b"%d" % number))
+    while client.ask(room.encoder.set(b"%d" % room.store.snapshot()["keys"], bytes(500), 60)):
+        pass
+    for connection in others:
+        connection.close()
+    room.settle()
+    assert room.store.snapshot()["used_memory"] > 1 << 16
+    assert client.ask(room.encoder.set(b"0", b"y" * 500, 60))
+    assert not client.ask(room.encoder.set(b"0", b"y" * 600, 60))
+    assert client.ask(room.encoder.get(b"0")).value == b"y" * 500
+
+
 def test_keys_that_have_expired_make_room_before_the_tick(make_room: Callable[..., Room]) -> None:
     room = make_room(memory_limit=1 << 20)
     client = room.connect()
