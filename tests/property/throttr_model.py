@@ -274,10 +274,10 @@ class Key:
 
 @dataclass(eq=False)
 class Subscription:
-    """Once of a connection to a channel; again is another one. since_ns: None where no call tells the time."""
+    """Once of a connection to a channel; again is another one."""
 
     session: ModelSession
-    since_ns: int | None
+    since_ns: int
     read: int = 0
     written: int = 0
 
@@ -317,12 +317,13 @@ class Model:
 
     # -- sessions --
 
-    def session(self, identity: bytes | None = None) -> ModelSession:
+    def session(self, now_ns: int = 0, identity: bytes | None = None) -> ModelSession:
+        self.now_ns = now_ns
         self.sessions_total += 1
         session = ModelSession(self, identity or struct.pack("<QQ", self.sessions_total, ~self.sessions_total & END_NS))
         self.sessions[session.identity] = session
         for channel in (b"*", session.identity.hex().encode()):
-            self.channels.setdefault(channel, []).append(Subscription(session, None))
+            self.channels.setdefault(channel, []).append(Subscription(session, now_ns))
         return session
 
     def leave(self, session: ModelSession) -> None:
@@ -341,6 +342,10 @@ class Model:
         return True
 
     # -- the contract of a store; nothing waits here --
+
+    def set_wall(self, unix_ns: int, now_ns: int) -> None:
+        self.wall_ns = unix_ns - now_ns
+        self.end_ns = END_NS - self.wall_ns
 
     def next_deadline(self) -> int:
         return -1
@@ -371,8 +376,8 @@ class Model:
         return min(self.now_ns + ttl * UNIT_NS.get(ttl_type, UNIT_NS[4]), self.end_ns)
 
     def left(self, key: Key) -> bytes:
-        """TTL type and TTL, as replies have them."""
-        left = (key.ends_ns - self.now_ns) // UNIT_NS.get(key.ttl_type, UNIT_NS[4])
+        """TTL type and TTL, as replies have them: a nanosecond has passed at least."""
+        left = (key.ends_ns - self.now_ns - 1) // UNIT_NS.get(key.ttl_type, UNIT_NS[4])
         return bytes([key.ttl_type]) + self.number(left & self.mask)
 
     def number(self, value: int) -> bytes:
@@ -464,8 +469,9 @@ class Model:
         key = self.find(name)
         if key is None:
             return FAILED
+        figures = struct.pack("<QQQQ", *self._figures(key))
         key.reads.add(self.minute)
-        return DONE + struct.pack("<QQQQ", *self._figures(key))
+        return DONE + figures
 
     def _figures(self, key: Key) -> tuple[int, ...]:
         minute = self.minute
@@ -574,7 +580,7 @@ class Model:
                 (
                     each.session.identity,
                     (
-                        None if each.since_ns is None else each.since_ns + self.wall_ns,
+                        each.since_ns + self.wall_ns,
                         each.read,
                         self._written(each, channel),
                     ),
@@ -594,6 +600,7 @@ class ModelSession:
         self.more = False
         self.closing = False
         self.kept = b""
+        self.since_ns = store.now_ns
         self.answers: list[Answer] = []
         self.tally: Tally[str] = Tally()
 
@@ -601,7 +608,7 @@ class ModelSession:
         """Its record without the id, and without what depends on its socket and on how the stream was cut."""
         bytes_of = [self.tally[f"{name}_bytes"] for name in ("published", "received", "allocated", "consumed")]
         return (
-            *(0, None, None, None, None, None),
+            *(0, None, None, None, None, self.since_ns + self.store.wall_ns),
             *(None, None, *bytes_of),
             *(self.tally[name] for name in replies.COUNTED),
         )

@@ -8,8 +8,8 @@ PART: {"n": NUM}                      in N bytes, little endian, as all numbers
       {"text": "abc"}                 ASCII
       {"named": "abc"}                ASCII, and its size in one byte before
       {"name": BYTES}                 likewise
-      {"left": NUM, "unit": type}     only expected: what is left of a TTL, in N bytes; where time goes by itself
-                                      a little less will do
+      {"left": NUM, "unit": type}     only expected: what is told to be left of a TTL, in N bytes: where nothing has
+                                      gone by one less than all of it; where time goes by itself a little less will do
       {"repeat": [BYTES, NUM]}
 
 CASE: "sizes": [N, ...]               only at these value sizes

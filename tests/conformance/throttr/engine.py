@@ -11,13 +11,12 @@ from conformance.throttr.dialect import MAX_MESSAGE
 from counterd.protocols.throttr._room import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from counterd._core import Session
 
 MINUTE_NS = 60_000_000_000
 # The beginning of a minute, whatever minutes are counted from: the store's first call or the clock's zero.
 START_NS = 10_000 * MINUTE_NS
+UNIX_NS = 1_700_000_000_000_000_000  # what START_NS is on the wall
 KEY = bytes(range(16))
 # More calls than anything here needs.
 TURNS_MAX = 10_000
@@ -51,6 +50,8 @@ class Bench:
         self.store = store
         self.now_ns = START_NS
         self.ticking = ticking
+        self.waiting: set[EnginePeer] = set()  # their sessions have more
+        store.set_wall(UNIX_NS, START_NS)
 
     def connect(self) -> EnginePeer:
         return EnginePeer(self, self.store.session(self.now_ns))
@@ -60,19 +61,21 @@ class Bench:
         self.settle()
 
     def settle(self) -> None:
-        """The store's turns, and whatever sessions have been given by others, until nothing is due."""
+        """Turns, as net gives them, until nothing is due."""
         for _ in range(TURNS_MAX):
-            dirty = self.store.take_dirty()
-            for session in dirty:
-                if session.owner is not None:
-                    session.owner.pull()
-            due = self.ticking and 0 <= self.store.next_deadline() <= self.now_ns
-            if due:
-                self.store.tick(self.now_ns)
-            self.store.audit()
-            if not due and not dirty:
+            if not self.turn():
                 return
         raise AssertionError("it is always due")
+
+    def turn(self) -> bool:
+        """What is due of the store, then the output that waits; whether there was anything."""
+        busy = self.ticking and 0 <= self.store.next_deadline() <= self.now_ns
+        if busy:
+            self.store.tick(self.now_ns)
+        pulled = self.waiting | {session.owner for session in self.store.take_dirty() if session.owner is not None}
+        for peer in pulled:
+            peer.pull()
+        return busy or bool(pulled)
 
 
 class EnginePeer:
@@ -86,7 +89,7 @@ class EnginePeer:
         self._ended = False
 
     def send(self, data: bytes) -> None:
-        self.take(lambda: self.session.receive(data, self.bench.now_ns))
+        self.take(self.session.receive(data, self.bench.now_ns))
         self.bench.settle()
 
     def recv_exactly(self, size: int) -> bytes:
@@ -109,7 +112,7 @@ class EnginePeer:
         return "", 0
 
     def half_close(self) -> None:
-        self.take(lambda: self.session.eof(self.bench.now_ns))
+        self.take(self.session.eof(self.bench.now_ns))
         self.bench.settle()
 
     def close(self) -> None:
@@ -117,21 +120,20 @@ class EnginePeer:
         self.bench.settle()
 
     def pull(self) -> None:
-        """What others have given it."""
-        self.take(lambda: self.session.take_output(self.bench.now_ns))
+        """What it has more, or was given by others."""
+        self.take(self.session.take_output(self.bench.now_ns))
 
-    def take(self, call: Callable[[], bytes]) -> None:
-        self.output += call()
-        for _ in range(TURNS_MAX):
-            if not self.session.more:
-                break
-            self.output += self.session.take_output(self.bench.now_ns)
-        else:
-            raise AssertionError("it never comes to its end")
+    def take(self, output: bytes) -> None:
+        self.output += output
         if self.session.closing:  # all has been written: net closes
             self._end()
+        elif self.session.more:
+            self.bench.waiting.add(self)
+        else:
+            self.bench.waiting.discard(self)
 
     def _end(self) -> None:
+        self.bench.waiting.discard(self)
         if not self._ended:
             self._ended = True
             self.session.owner = None
