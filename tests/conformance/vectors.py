@@ -51,7 +51,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 EVENTUALLY = 2.0  # seconds
 
@@ -421,6 +421,17 @@ def run_case(
     finally:
         for peer in peers.values():
             peer.close()
+
+
+def run_cases(cases: Iterable[Case], play: Callable[[Case], None]) -> None:
+    """Plays them all; AssertionError with what is wrong with each."""
+    wrong = []
+    for case in cases:
+        try:
+            play(case)
+        except AssertionError as error:
+            wrong.append(str(error))
+    assert not wrong, f"{len(wrong)} cases:\n" + "\n".join(wrong)
 
 
 def _play(run: Run, dialect: Dialect, step: Step, peer: Peer, expectation: Any) -> None:

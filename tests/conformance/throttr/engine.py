@@ -79,10 +79,11 @@ class Bench:
 
 
 class EnginePeer:
-    """A vectors.Peer on a session, which it treats as net would."""
+    """A vectors.Peer on a session, which it treats as net would. deaf: its socket takes nothing any more."""
 
     def __init__(self, bench: Bench, session: Session) -> None:
         self.bench = bench
+        self.deaf = False
         self.session = session
         session.owner = self
         self.output = bytearray()
@@ -121,13 +122,17 @@ class EnginePeer:
 
     def pull(self) -> None:
         """What it has more, or was given by others."""
-        self.take(self.session.take_output(self.bench.now_ns))
+        if self.deaf:
+            self.session.wait()
+            self.take(b"")
+        else:
+            self.take(self.session.take_output(self.bench.now_ns))
 
     def take(self, output: bytes) -> None:
         self.output += output
-        if self.session.closing:  # all has been written: net closes
+        if self.session.closing:  # all has been written, or is thrown away: net closes
             self._end()
-        elif self.session.more:
+        elif self.session.more and not self.deaf:
             self.bench.waiting.add(self)
         else:
             self.bench.waiting.discard(self)

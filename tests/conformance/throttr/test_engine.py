@@ -44,14 +44,19 @@ if TYPE_CHECKING:
 
 SIZES = (1, 2, 4, 8)
 CASES = {size: vectors.load("throttr", value_size=size) for size in SIZES}
-EVERY = [pytest.param(size, case, id=f"uint{8 * size}-{case}") for size in SIZES for case in CASES[size]]
-STREAMS = [(size, case, stream) for size in SIZES for case in CASES[size] if (stream := vectors.stream(case))]
-CUT = [pytest.param(size, stream, id=f"uint{8 * size}-{case}") for size, case, stream in STREAMS]
+STREAMS = {
+    size: [(case.name, stream) for case in CASES[size] if (stream := vectors.stream(case))] for size in SIZES
+}
 
-# Single cuts that are tried in a stream: all up to this length, else those near its requests' borders and some others.
+# Single cuts that are tried in a stream: at one value size all up to this length, else those near its requests' borders
+# and some others.
+EVERY_CUT_SIZE = 2
 EVERY_CUT_MAX = 400
 STRIDES = 100
 NEAR = 8
+FEW = 12  # of each, at the other value sizes
+PIECES = (1, 2, 3, 4, 5, 7, 8, 11, 13, 17, 31, 64, 65, 255, 257, 4096)
+PIECES_MAX = 20_000  # more of them prove nothing more
 
 HOURS = 6
 DONE, FAILED = b"\1", b"\0"
@@ -60,15 +65,20 @@ DONE, FAILED = b"\1", b"\0"
 # ---- the vectors ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("size", "case"), EVERY)
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("ticking", [True, False], ids=["ticking", "never-ticked"])
-def test_the_engine_does_what_the_vector_says(size: int, case: vectors.Case, ticking: bool) -> None:
+def test_the_engine_does_what_the_vectors_say(size: int, ticking: bool) -> None:
     """never-ticked: the store has had no turn, so that requests alone find out what has expired."""
-    bench = Bench(make_store(size), ticking=ticking)
-    vectors.run_case(case, bench.connect, advance=bench.advance)
-    bench.ticking = True
-    bench.settle()
-    assert bench.store.sessions_open == 0
+
+    def play(case: vectors.Case) -> None:
+        bench = Bench(make_store(size), ticking=ticking)
+        vectors.run_case(case, bench.connect, advance=bench.advance)
+        bench.ticking = True
+        bench.settle()
+        bench.store.audit()
+        assert bench.store.sessions_open == 0, case.name
+
+    vectors.run_cases(CASES[size], play)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -78,6 +88,7 @@ def test_all_cases_share_one_store(size: int) -> None:
     for case in CASES[size]:
         if not case.driven:
             vectors.run_case(case, bench.connect, advance=bench.advance)
+            bench.store.audit()
     assert bench.store.sessions_open == 0
 
 
@@ -109,7 +120,7 @@ def test_every_request_is_there(size: int) -> None:
     assert sections >= documented | {"EVENT", "TTL", "TTL Types", "Key", "Request types"}
     assert len(CASES[size]) > 100
     assert len([case for case in CASES[size] if case.driven]) < 30
-    assert len([stream for other, _, stream in STREAMS if other == size]) > 50
+    assert len(STREAMS[size]) > 50
 
 
 # ---- every way of cutting them --------------------------------------------------------------------------------------
@@ -118,7 +129,7 @@ def test_every_request_is_there(size: int) -> None:
 def play(size: int, pieces: Iterable[bytes], *, end: bool = False) -> tuple[bytes, bool]:
     """What a stream in these pieces is answered on a store of its own, and whether it is closed then."""
     store = make_store(size)
-    session = store.session()
+    session = store.session(START_NS)
     output = bytearray()
     for piece in pieces:
         output += session.receive(piece, START_NS)
@@ -129,7 +140,6 @@ def play(size: int, pieces: Iterable[bytes], *, end: bool = False) -> tuple[byte
         while session.more:
             output += session.take_output(START_NS)
     closing = session.closing
-    store.audit()
     session.closed(START_NS)
     return bytes(output), closing
 
@@ -144,44 +154,55 @@ def chunks(stream: bytes, size: int) -> list[bytes]:
 
 
 def single_cuts(stream: bytes, size: int) -> Iterable[int]:
-    if len(stream) <= EVERY_CUT_MAX:
+    if size == EVERY_CUT_SIZE and len(stream) <= EVERY_CUT_MAX:
         return range(1, len(stream))
-    positions = set(range(1, len(stream), len(stream) // STRIDES))
+    most, strides, near = (EVERY_CUT_MAX, STRIDES, NEAR) if size == EVERY_CUT_SIZE else (2 * FEW, FEW, 2)
+    positions = set(random.Random(stream).sample(range(len(stream)), min(strides, len(stream))))
+    most += len(positions)
     border = 0
-    while len(positions) < EVERY_CUT_MAX and (request := parse(stream[border:], size, len(stream))):
-        positions.update(range(border - NEAR, border + 2 * NEAR))
+    while len(positions) < most and (request := parse(stream[border : border + MAX_MESSAGE], size, MAX_MESSAGE)):
+        positions.update(range(border - near, border + 2 * near))
         border += request.size
-        positions.update(range(border - NEAR, border + 2 * NEAR))
+        positions.update(range(border - near, border + 2 * near))
         if request.breaks:
             break
     return sorted(position for position in positions if 0 < position < len(stream))
 
 
-@pytest.mark.parametrize(("size", "stream"), CUT)
-def test_a_vector_in_two_pieces(size: int, stream: vectors.Stream) -> None:
-    expected = stream.expected, stream.closes
-    assert play(size, [stream.sent]) == expected
-    for position in single_cuts(stream.sent, size):
-        assert play(size, cut(stream.sent, [position])) == expected, f"cut at {position}"
+def compare(size: int, name: str, stream: vectors.Stream, pieces: list[bytes], how: str, *, end: bool = False) -> None:
+    said = play(size, pieces, end=end)
+    assert said == (stream.expected, stream.closes or end), f"{name}, {how}: {said}"
 
 
-@pytest.mark.parametrize(("size", "stream"), CUT)
-def test_a_vector_in_many_pieces(size: int, stream: vectors.Stream) -> None:
-    expected = stream.expected, stream.closes
-    numbers = random.Random(stream.sent)
-    for length in (*range(1, 18), 31, 64, 65, 255, 256, 257, 4096):
-        assert play(size, chunks(stream.sent, length)) == expected, f"pieces of {length}"
-    for seed in range(5):
-        count = min(len(stream.sent) - 1, numbers.choice((2, 3, 5, 20)))
-        positions = numbers.sample(range(1, len(stream.sent)), count)
-        assert play(size, cut(stream.sent, positions)) == expected, f"random cut {seed}"
+@pytest.mark.parametrize("size", SIZES)
+def test_vectors_in_two_pieces(size: int) -> None:
+    for name, stream in STREAMS[size]:
+        compare(size, name, stream, [stream.sent], "whole")
+        for position in single_cuts(stream.sent, size):
+            compare(size, name, stream, cut(stream.sent, [position]), f"cut at {position}")
 
 
-@pytest.mark.parametrize(("size", "stream"), CUT)
-def test_a_vector_and_the_end(size: int, stream: vectors.Stream) -> None:
+@pytest.mark.parametrize("size", SIZES)
+def test_vectors_in_many_pieces(size: int) -> None:
+    for name, stream in STREAMS[size]:
+        numbers = random.Random(stream.sent)
+        for length in PIECES:
+            if len(stream.sent) // length < PIECES_MAX:
+                compare(size, name, stream, chunks(stream.sent, length), f"pieces of {length}")
+        for seed in range(5):
+            count = min(len(stream.sent) - 1, numbers.choice((2, 3, 5, 20)))
+            positions = numbers.sample(range(1, len(stream.sent)), count)
+            compare(size, name, stream, cut(stream.sent, positions), f"random cut {seed}")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_vectors_and_the_end(size: int) -> None:
     """The last byte is followed by the end of the stream: the same answer, and it closes."""
-    for length in (1, 12, 4096):
-        assert play(size, chunks(stream.sent, length), end=True) == (stream.expected, True)
+    for name, stream in STREAMS[size]:
+        for length in (1, 12, 4096):
+            if len(stream.sent) // length < PIECES_MAX:
+                how = f"pieces of {length}, then the end"
+                compare(size, name, stream, chunks(stream.sent, length), how, end=True)
 
 
 # ---- what depends on the store --------------------------------------------------------------------------------------
@@ -271,23 +292,44 @@ def test_memory_of_subscriptions_has_a_limit() -> None:
 def test_a_subscriber_that_does_not_read_is_dropped() -> None:
     """Beyond max_queued bytes; the others get every event."""
     bench = Bench(make_store(max_queued=10_000))
-    reader, publisher = Caller(bench), Caller(bench)
-    sleeper = bench.store.session()  # without an owner: nobody takes its output
-    sleeper.receive(encode(2, SUBSCRIBE, b"news") + encode(2, SUBSCRIBE, b"alone"), bench.now_ns)
+    reader, publisher, sleeper = Caller(bench), Caller(bench), Caller(bench)
+    assert sleeper.ask(SUBSCRIBE, b"news") == sleeper.ask(SUBSCRIBE, b"alone") == DONE
     assert reader.ask(SUBSCRIBE, b"news") == DONE
+    sleeper.peer.deaf = True
     event = encode(2, EVENT, b"news", b"n" * 100)
     for _ in range(10_000 // len(event) - 1):
         assert publisher.ask(PUBLISH, b"news", b"n" * 100) == DONE
         assert reader.said() == event
-    assert not sleeper.closing
+    assert not sleeper.peer.session.dropped
     assert publisher.ask(PUBLISH, b"alone", b"") == DONE
     for _ in range(5):
         assert publisher.ask(PUBLISH, b"news", b"n" * 100) == DONE
         assert reader.said() == event
-    assert sleeper.closing
+    assert sleeper.peer.session.dropped
+    assert sleeper.said() == b""
     assert publisher.ask(PUBLISH, b"alone", b"") == FAILED
     assert bench.store.snapshot()["dropped_subscribers"] == 1
     assert not reader.peer.session.closing
+
+
+def test_one_event_always_fits() -> None:
+    """However long it is, and however little max_queued is."""
+    bench = Bench(make_store(max_queued=4096))
+    publisher, sleeper = Caller(bench), Caller(bench)
+    assert sleeper.ask(SUBSCRIBE, b"news") == DONE
+    sleeper.peer.deaf = True
+    assert publisher.ask(PUBLISH, b"news", b"n" * 19_000) == DONE
+    assert not sleeper.peer.session.dropped
+    assert publisher.ask(PUBLISH, b"news", b"") == DONE
+    assert sleeper.peer.session.dropped
+
+
+def test_subscriptions_of_one_connection_to_one_channel_have_a_limit() -> None:
+    caller = Caller(Bench(make_store()))
+    assert [caller.ask(SUBSCRIBE, b"news") for _ in range(17)] == [DONE] * 16 + [FAILED]
+    assert caller.ask(PUBLISH, b"news", b"x") == encode(2, EVENT, b"news", b"x") * 16 + DONE
+    assert caller.ask(UNSUBSCRIBE, b"news") == DONE
+    assert caller.ask(PUBLISH, b"news", b"x") == FAILED
 
 
 GRACE_NS = 10_000_000_000
