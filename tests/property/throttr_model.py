@@ -25,6 +25,8 @@ QUOTA, TTL = 0, 1
 PATCH, INCREASE, DECREASE = 0, 1, 2
 COUNTER, BUFFER = 0, 1
 MINUTE_NS = 60_000_000_000
+WHEEL_NS = 1 << 20  # for so long after it has gone a key may be counted
+SUBSCRIBED_MAX = 16  # times of one connection to one channel
 # Where 64 bits of Unix nanoseconds end: in the year 2262.
 END_NS = (1 << 63) - 1
 
@@ -369,6 +371,13 @@ class Model:
         key = self.keys.get(name)
         return key is not None and self.now_ns < key.ends_ns + self.grace_ns
 
+    def counted(self) -> list[Key] | None:
+        """Those that INFO counts: in their grace too. None if the wheel may have yet to turn."""
+        ends = [key.ends_ns + self.grace_ns for key in self.keys.values()]
+        if any(end <= self.now_ns < end + WHEEL_NS for end in ends):
+            return None
+        return [key for key, end in zip(self.keys.values(), ends, strict=True) if self.now_ns < end]
+
     def living(self) -> dict[bytes, Key]:
         return {name: key for name, key in self.keys.items() if self.now_ns < key.ends_ns}
 
@@ -491,37 +500,43 @@ class Model:
         return Listing(STATS, self.width, {name: self._figures(key) for name, key in self.living().items()})
 
     def _info(self, session: ModelSession) -> Fields:
-        keys = self.living().values()
         fields: dict[str, int | None] = dict.fromkeys(replies.INFO_FIELDS)
         for name in replies.REQUESTS:
             meter = self.requests[name]
             fields[name], fields[f"{name}_per_minute"] = meter.total, meter.per_minute(self.minute)
         meters = self.requests.values()
-        return Fields(
-            replies.INFO_REPLY,
-            (
-                *{
-                    **fields,
-                    "timestamp": (self.now_ns + self.wall_ns) // 1_000_000_000,
-                    "requests": sum(meter.total for meter in meters),
-                    "requests_per_minute": sum(meter.per_minute(self.minute) for meter in meters),
-                    "keys": len(keys),
-                    "counters": sum(key.kind == COUNTER for key in keys),
-                    "buffers": sum(key.kind == BUFFER for key in keys),
-                    "counter_bytes": sum(self._used(key) for key in keys if key.kind == COUNTER),
-                    "buffer_bytes": sum(self._used(key) for key in keys if key.kind == BUFFER),
-                    "subscriptions": sum(map(len, self.channels.values())),
-                    "open_channels": len(self.channels),
-                    "open_connections": len(self.sessions),
-                }.values(),
-                None,
-            ),
-        )
+        fields |= {
+            "timestamp": (self.now_ns + self.wall_ns) // 1_000_000_000,
+            "requests": sum(meter.total for meter in meters),
+            "requests_per_minute": sum(meter.per_minute(self.minute) for meter in meters),
+            "subscriptions": sum(map(len, self.channels.values())),
+            "open_channels": len(self.channels),
+            "open_connections": len(self.sessions),
+        }
+        return Fields(replies.INFO_REPLY, (*(fields | self._counts()).values(), None))
+
+    def _counts(self) -> dict[str, int]:
+        """What INFO says of keys, as far as it is known."""
+        keys = self.counted()
+        if keys is None:
+            return {}
+        counters = [key for key in keys if key.kind == COUNTER]
+        buffers = [key for key in keys if key.kind == BUFFER]
+        return {
+            "keys": len(keys),
+            "counters": len(counters),
+            "buffers": len(buffers),
+            "counter_bytes": self.width * len(counters),
+            "buffer_bytes": sum(len(key.value) for key in buffers),
+        }
 
     # -- channels and connections --
 
     def _subscribe(self, session: ModelSession, channel: bytes) -> bytes:
-        self.channels.setdefault(channel, []).append(Subscription(session, self.now_ns))
+        subscriptions = self.channels.setdefault(channel, [])
+        if sum(each.session is session for each in subscriptions) == SUBSCRIBED_MAX:
+            return FAILED
+        subscriptions.append(Subscription(session, self.now_ns))
         return DONE
 
     def _unsubscribe(self, session: ModelSession, channel: bytes) -> bytes:
