@@ -283,7 +283,7 @@ cdef class ThrottrStore(Store):
         return member == NULL or (<Member>member).can_post(holding.amount * PyBytes_GET_SIZE(self.event))
 
     cdef int give(self, uint32_t entry) except -1:
-        """Leaves the event with a subscriber, as often as it has subscribed."""
+        """Leaves the event with a subscriber, as often as it has subscribed. Its own is not among what it received."""
         cdef Holding* holding = self.region.holdings + entry
         cdef Member member
         cdef uint32_t _time
