@@ -24,3 +24,4 @@ cdef class ThrottrSession(Lister):
     cdef int subscribe(self, const Frame* frame) except -1
     cdef int publish(self, const Frame* frame) except -1
     cdef int event(self, const Frame* frame) except -1
+    cdef int execute_nested(self, const Frame* frame, size_t start, uint32_t depth) except -1

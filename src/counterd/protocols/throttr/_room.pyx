@@ -11,7 +11,7 @@ opcode, or more than max_message bytes.
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from counterd._core cimport CONNECTIONS_MAX, DONE, LATER, Frame, Region, Store, ledger_find
+from counterd._core cimport CONNECTIONS_MAX, DONE, LATER, Frame, Region, ledger_find
 from counterd._table cimport BLOCK_SIZE, index_peek, index_prefetch, name_blocks, name_tag, table_find
 from counterd.byteorder cimport load_le16, load_le32, load_le64, prefetch, store_le64
 from counterd.protocols.throttr._keys cimport (
@@ -20,8 +20,8 @@ from counterd.protocols.throttr._keys cimport (
     value_length, value_write,
 )
 from counterd.protocols.throttr._store cimport (
-    CHANNEL, CONNECTION, EVENT, GET, ID_SIZE, INFO, INSERT, OPCODES, PUBLISH, PURGE, QUERY, REPLY_MIN, SET, STAT,
-    SUBSCRIBE, SUBSCRIPTION_BLOCKS, UNSUBSCRIBE, UPDATE, WHOAMI, Layout, ThrottrStore,
+    CHANNEL, CHANNELS, CONNECTION, EVENT, GET, ID_SIZE, INFO, INSERT, OPCODES, PUBLISH, PURGE, QUERY, REPLY_MIN, SET,
+    STAT, SUBSCRIBE, SUBSCRIPTION_BLOCKS, UNSUBSCRIBE, UPDATE, WHOAMI, Layout, ThrottrStore,
 )
 
 from counterd.protocols.throttr._store import KEY_BYTES, region_extra
@@ -187,6 +187,8 @@ cdef class ThrottrSession(Lister):
             return self.tell_connection(frame)
         if opcode == CHANNEL:
             return self.list_subscribers(frame)
+        if opcode == CHANNELS and not (<ThrottrStore>self.store).catch_up():
+            return LATER  # whoever has gone is no subscriber
         return self.list_all(opcode, 0)
 
     cdef uint32_t find_living(self, const Frame* frame) noexcept:
@@ -420,8 +422,8 @@ cdef class ThrottrSession(Lister):
 
     cdef int event(self, const Frame* frame) except -1:
         """EVENT as a request: its payload is a request, and may be another EVENT, EVENTS_DEEP of them at most."""
-        cdef Store store = self.store
-        cdef int depth = 0
+        cdef ThrottrStore store = <ThrottrStore>self.store
+        cdef uint32_t depth = 0
         cdef size_t start = store.out_size
         cdef Frame inner
         cdef const uint8_t* payload = frame.key + frame.key_size
@@ -430,13 +432,22 @@ cdef class ThrottrSession(Lister):
             depth += 1
             self.reply(1)
             if inner.data[0] != EVENT:
-                if self.execute_frame(&inner) == LATER:
-                    store.out_size = start
-                    return LATER
-                if self.posted_size:  # its own event, which goes ahead of the reply: of all of it
-                    store.out_size = start
-                    self.post(b"\x01" * depth)
-                return DONE
+                return self.execute_nested(&inner, start, depth)
+            store.requests[<int>EVENT].total += 1
+            self.requests[<int>EVENT] += 1
             payload = inner.key + inner.key_size
             size = inner.data + inner.size - payload
         return self.reply_status(False)
+
+    cdef int execute_nested(self, const Frame* frame, size_t start, uint32_t depth) except -1:
+        """What was `depth` EVENTs deep, whose statuses are at `start` of the output."""
+        cdef ThrottrStore store = <ThrottrStore>self.store
+        cdef int done = self.execute_frame(frame)
+        if done == LATER:
+            store.out_size = start
+            store.requests[<int>EVENT].total -= depth - 1
+            self.requests[<int>EVENT] -= depth - 1
+        elif self.posted_size:  # its own event, which goes ahead of the reply: of all of it
+            store.out_size = start
+            self.post(b"\x01" * depth)
+        return done

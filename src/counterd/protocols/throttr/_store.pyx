@@ -292,10 +292,10 @@ cdef class ThrottrStore(Store):
         if self.members[holding.connection] == NULL:
             return 0  # it has gone
         member = <Member>self.members[holding.connection]
+        self.subscriptions[entry].read_bytes += self.event_payload  # is told once for each time
         for _time in range(holding.amount):
             if holding.connection != self.publisher:
                 member.received_bytes += self.event_payload
-            self.subscriptions[entry].read_bytes += self.event_payload
             self.channels[self.event_channel].read_bytes += self.event_payload
             member.post(self.event)
         return 0

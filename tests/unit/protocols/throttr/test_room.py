@@ -431,6 +431,32 @@ def test_who_reads_a_long_listing_is_not_waited_for(make_room: Callable[..., Roo
     assert lister.session.dropped
 
 
+def test_every_event_within_an_event_is_a_request(room: Room, client: Connection) -> None:
+    client.ask(room.encoder.event(b"", room.encoder.event(b"", room.encoder.whoami())))
+    figures = room.store.snapshot()
+    assert (figures["command:event"], figures["command:whoami"]) == (2, 1)
+
+
+def test_who_is_subscribed_twice_is_told_twice_of_what_was_read(room: Room, client: Connection) -> None:
+    """Which both together are what the channel tells."""
+    for _ in range(2):
+        client.ask(room.encoder.subscribe(b"news"))
+    client.ask(room.encoder.publish(b"news", b"four"))
+    assert [entry.read_bytes for entry in client.ask(room.encoder.channel(b"news"))] == [4, 4]
+    assert [entry.read_bytes for entry in client.ask(room.encoder.channels()) if entry.channel == b"news"] == [8]
+
+
+def test_who_has_gone_is_not_listed_before_the_next_tick(room: Room, client: Connection) -> None:
+    other = room.connect()
+    own_channel(other)
+    own = own_channel(client)
+    other.close()
+    client.send(room.encoder.channels())
+    (reply,) = client.received
+    assert {(entry.channel, entry.subscriptions) for entry in reply.result} == {(b"*", 1), (own, 1)}
+
+
+
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
