@@ -170,6 +170,7 @@ class ThrottrMachine(RuleBasedStateMachine):
         for store in (self.store, self.model):
             store.set_wall(UNIX_NS, START_NS)
         self.pairs: list[Pair] = []
+        self.agreed = True
         self.audits = 0
 
     def connected(self) -> Pair:
@@ -211,6 +212,7 @@ class ThrottrMachine(RuleBasedStateMachine):
 
     def tell(self, pair: Pair, data: bytes, positions: list[int]) -> None:
         """Both hear it, the store's in pieces; then both must have said the same."""
+        self.agreed = False
         borders = sorted({0, len(data), *(position % len(data) for position in positions if data)})
         for start, end in itertools.pairwise(borders):
             pair.said += pair.session.receive(data[start:end], self.now_ns)
@@ -244,6 +246,7 @@ class ThrottrMachine(RuleBasedStateMachine):
         raise AssertionError("it is always due")
 
     def compare(self, *, fetched: bool = False) -> None:
+        self.agreed = False
         if self.eager or fetched:
             self.fetch()
         for pair in self.pairs:
@@ -260,6 +263,7 @@ class ThrottrMachine(RuleBasedStateMachine):
             assert pair.session.closing == pair.model.closing
         for pair in [pair for pair in self.pairs if pair.session.closing]:
             self.forget(pair)
+        self.agreed = True
 
     def forget(self, pair: Pair) -> None:
         """It is gone: closed twice, it says nothing any more."""
@@ -362,7 +366,7 @@ class ThrottrMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Everything there is, told once more, and then everybody goes."""
-        if not hasattr(self, "pairs"):
+        if not hasattr(self, "pairs") or not self.agreed:
             return
         self.compare(fetched=True)
         last = self.connected()

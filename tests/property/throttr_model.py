@@ -27,8 +27,8 @@ COUNTER, BUFFER = 0, 1
 MINUTE_NS = 60_000_000_000
 WHEEL_NS = 1 << 20  # for so long after it has gone a key may be counted
 SUBSCRIBED_MAX = 16  # times of one connection to one channel
-# Where 64 bits of Unix nanoseconds end: in the year 2262.
-END_NS = (1 << 63) - 1
+# Where 64 bits of Unix nanoseconds end, in the year 2262; an hour of grace has to fit behind it.
+END_NS = (1 << 63) - 1 - 3600 * 1_000_000_000
 
 # After the opcode: n is a number of N bytes, b one of 1, i an id; k and v are the sizes, in 1 and N bytes, of the name
 # and of the value that follow at the end.
@@ -276,10 +276,19 @@ class Key:
 
 @dataclass(eq=False)
 class Subscription:
-    """Once of a connection to a channel; again is another one."""
+    """Of a connection to a channel; times: how often, of which the first is told each time."""
 
-    session: ModelSession
     since_ns: int
+    times: int = 1
+    read: int = 0
+    written: int = 0
+
+
+@dataclass
+class Channel:
+    """Exists while somebody is subscribed. read, written: by all there were since it does."""
+
+    subscriptions: dict[ModelSession, Subscription] = field(default_factory=dict)
     read: int = 0
     written: int = 0
 
@@ -304,7 +313,7 @@ class Model:
         self.wall_ns = wall_ns
         self.now_ns = 0
         self.keys: dict[bytes, Key] = {}
-        self.channels: dict[bytes, list[Subscription]] = {}
+        self.channels: dict[bytes, Channel] = {}
         self.sessions: dict[bytes, ModelSession] = {}
         self.sessions_total = 0
         self.requests: dict[str, Meter] = {name: Meter() for name in NAMES.values()}
@@ -325,7 +334,7 @@ class Model:
         session = ModelSession(self, identity or struct.pack("<QQ", self.sessions_total, ~self.sessions_total & END_NS))
         self.sessions[session.identity] = session
         for channel in (b"*", session.identity.hex().encode()):
-            self.channels.setdefault(channel, []).append(Subscription(session, now_ns))
+            self.subscribe(session, channel)
         return session
 
     def leave(self, session: ModelSession) -> None:
@@ -333,14 +342,23 @@ class Model:
             for channel in list(self.channels):
                 self.unsubscribe(session, channel)
 
-    def unsubscribe(self, session: ModelSession, channel: bytes) -> bool:
-        before = self.channels.get(channel, [])
-        after = [subscription for subscription in before if subscription.session is not session]
-        if len(after) == len(before):
+    def subscribe(self, session: ModelSession, name: bytes) -> bool:
+        subscriptions = self.channels.setdefault(name, Channel()).subscriptions
+        if session not in subscriptions:
+            subscriptions[session] = Subscription(self.now_ns)
+        elif subscriptions[session].times < SUBSCRIBED_MAX:
+            subscriptions[session].times += 1
+        else:
             return False
-        self.channels[channel] = after
-        if not after:
-            del self.channels[channel]
+        return True
+
+    def unsubscribe(self, session: ModelSession, name: bytes) -> bool:
+        channel = self.channels.get(name, Channel())
+        if session not in channel.subscriptions:
+            return False
+        del channel.subscriptions[session]
+        if not channel.subscriptions:
+            del self.channels[name]
         return True
 
     # -- the contract of a store; nothing waits here --
@@ -464,10 +482,10 @@ class Model:
         key = self.keys.get(name) if self.is_taken(name) else None
         if key is None:
             key = self.keys[name] = Key(BUFFER, 0, value, ttl_type, self.moment(ttl_type, ttl))
-        elif self.find(name) is None:
-            return DONE  # and lost
         elif key.kind == COUNTER:
             return FAILED
+        elif self.find(name) is None:
+            return DONE  # and lost
         else:
             key.value, key.ttl_type, key.ends_ns = value, ttl_type, self.moment(ttl_type, ttl)
             key.writes.add(self.minute)
@@ -509,7 +527,7 @@ class Model:
             "timestamp": (self.now_ns + self.wall_ns) // 1_000_000_000,
             "requests": sum(meter.total for meter in meters),
             "requests_per_minute": sum(meter.per_minute(self.minute) for meter in meters),
-            "subscriptions": sum(map(len, self.channels.values())),
+            "subscriptions": sum(map(self._times, self.channels.values())),
             "open_channels": len(self.channels),
             "open_connections": len(self.sessions),
         }
@@ -532,29 +550,31 @@ class Model:
 
     # -- channels and connections --
 
+    def _times(self, channel: Channel) -> int:
+        return sum(each.times for each in channel.subscriptions.values())
+
     def _subscribe(self, session: ModelSession, channel: bytes) -> bytes:
-        subscriptions = self.channels.setdefault(channel, [])
-        if sum(each.session is session for each in subscriptions) == SUBSCRIBED_MAX:
-            return FAILED
-        subscriptions.append(Subscription(session, self.now_ns))
-        return DONE
+        return DONE if self.subscribe(session, channel) else FAILED
 
     def _unsubscribe(self, session: ModelSession, channel: bytes) -> bytes:
         return DONE if self.unsubscribe(session, channel) else FAILED
 
-    def _publish(self, session: ModelSession, channel: bytes, payload: bytes) -> bytes:
-        subscriptions = self.channels.get(channel, [])
-        event = encode(self.width, EVENT, channel, payload)
-        for subscription in subscriptions:
-            subscription.read += len(payload)
-            subscription.session.answers.append(Exact(event, channel))
-            if subscription.session is session:
-                subscription.written += len(payload)
+    def _publish(self, session: ModelSession, name: bytes, payload: bytes) -> bytes:
+        channel = self.channels.get(name)
+        if channel is None:
+            return FAILED
+        size = len(payload)
+        session.tally["published_bytes"] += size
+        channel.written += size
+        channel.read += self._times(channel) * size
+        for subscriber, subscription in channel.subscriptions.items():
+            subscription.read += size
+            if subscriber is session:
+                subscription.written += size
             else:
-                subscription.session.tally["received_bytes"] += len(payload)
-        if subscriptions:
-            session.tally["published_bytes"] += len(payload)
-        return DONE if subscriptions else FAILED
+                subscriber.tally["received_bytes"] += subscription.times * size
+            subscriber.answers += [Exact(encode(self.width, EVENT, name, payload), name)] * subscription.times
+        return DONE
 
     def _event(self, session: ModelSession, channel: bytes, payload: bytes) -> list[Answer]:
         request = parse(payload, self.width, self.max_message)
@@ -575,34 +595,18 @@ class Model:
         return Listing(CONNECTIONS, self.width, rows)
 
     def _channels(self, session: ModelSession) -> Listing:
-        rows: dict[bytes, tuple[int | bytes | None, ...]] = {}
-        for name, subscriptions in self.channels.items():
-            written = [self._written(subscription, name) for subscription in subscriptions]
-            known_written = None if None in written else sum(filter(None, written))
-            rows[name] = (sum(each.read for each in subscriptions), known_written, len(subscriptions))
+        rows: dict[bytes, tuple[int | bytes | None, ...]] = {
+            name: (channel.read, channel.written, self._times(channel)) for name, channel in self.channels.items()
+        }
         return Listing(CHANNELS, self.width, rows)
 
-    def _written(self, subscription: Subscription, channel: bytes) -> int | None:
-        """Of who is subscribed twice it is not said which of both has it."""
-        same = [other for other in self.channels[channel] if other.session is subscription.session]
-        return subscription.written if len(same) == 1 or not subscription.written else None
-
-    def _channel(self, session: ModelSession, channel: bytes) -> bytes | Subscribers:
-        if channel not in self.channels:
+    def _channel(self, session: ModelSession, name: bytes) -> bytes | Subscribers:
+        if name not in self.channels:
             return FAILED
-        return Subscribers(
-            [
-                (
-                    each.session.identity,
-                    (
-                        each.since_ns + self.wall_ns,
-                        each.read,
-                        self._written(each, channel),
-                    ),
-                )
-                for each in self.channels[channel]
-            ]
-        )
+        rows: list[tuple[bytes, tuple[int | None, ...]]] = []
+        for subscriber, each in self.channels[name].subscriptions.items():
+            rows += [(subscriber.identity, (each.since_ns + self.wall_ns, each.read, each.written))] * each.times
+        return Subscribers(rows)
 
 
 class ModelSession:

@@ -336,7 +336,7 @@ GRACE_NS = 10_000_000_000
 
 
 def test_grace_of_expired_keys() -> None:
-    """The old way: for so long nothing can be made of the name, and SET says that it did."""
+    """The old way: for so long nothing can be made of the name, and SET of a buffer says that it did."""
     bench = Bench(make_store(expiry_grace_ns=GRACE_NS))
     caller = Caller(bench)
     assert caller.ask(INSERT, 5, 4, 1, b"counter") == DONE
@@ -352,6 +352,7 @@ def test_grace_of_expired_keys() -> None:
             assert caller.ask(UPDATE, 1, 0, 9, name) == caller.ask(UPDATE, 0, 0, 9, name) == FAILED
             assert caller.ask(PURGE, name) == FAILED
         assert caller.ask(SET, HOURS, 2, b"buffer", b"lost") == DONE
+        assert caller.ask(SET, HOURS, 2, b"counter", b"never") == FAILED
         assert caller.ask(GET, b"buffer") == FAILED
         assert caller.rows(LIST) == caller.rows(STATS) == []
     bench.advance(1)
