@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from conformance import vectors
-from conformance.throttr import replies
 from conformance.throttr.dialect import MAX_MESSAGE
 from conformance.throttr.engine import MINUTE_NS, START_NS, TURNS_MAX, UNIX_NS, Bench, make_store
 from property.throttr_model import (
@@ -44,7 +43,6 @@ from property.throttr_model import (
     Answer,
     Model,
     ModelSession,
-    Reader,
     check_answers,
     check_reordered,
     encode,

@@ -44,9 +44,7 @@ if TYPE_CHECKING:
 
 SIZES = (1, 2, 4, 8)
 CASES = {size: vectors.load("throttr", value_size=size) for size in SIZES}
-STREAMS = {
-    size: [(case.name, stream) for case in CASES[size] if (stream := vectors.stream(case))] for size in SIZES
-}
+STREAMS = {size: [(case.name, stream) for case in CASES[size] if (stream := vectors.stream(case))] for size in SIZES}
 
 # Single cuts that are tried in a stream: at one value size all up to this length, else those near its requests' borders
 # and some others.

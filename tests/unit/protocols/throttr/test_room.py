@@ -456,7 +456,6 @@ def test_who_has_gone_is_not_listed_before_the_next_tick(room: Room, client: Con
     assert {(entry.channel, entry.subscriptions) for entry in reply.result} == {(b"*", 1), (own, 1)}
 
 
-
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
