@@ -25,7 +25,7 @@ cdef extern from *:
     """
     #define COUNTERD_FOREVER (INT64_MAX - INT64_C(3600000000000))
     """
-    # Where the clock ends, and an hour of grace fits behind it.
+    # The year 2262: no TTL ends later, and an hour of grace fits behind it.
     const int64_t FOREVER "COUNTERD_FOREVER"
 
 
@@ -64,7 +64,6 @@ cdef struct Keys:           # this process's view
     Table table
     Timers timers
     int64_t grace_ns
-    int64_t forever_ns      # no TTL ends later: the year 2262, where 64 bits of Unix time end
 
 
 cdef inline Key* key_at(const Keys* keys, uint32_t number) noexcept nogil:
@@ -88,10 +87,10 @@ cdef inline uint64_t unit_ns(uint8_t ttl_type) noexcept nogil:
     return 1000000000
 
 
-cdef inline int64_t moment_after(const Keys* keys, int64_t moment_ns, uint8_t ttl_type, uint64_t ttl) noexcept nogil:
+cdef inline int64_t moment_after(int64_t moment_ns, uint8_t ttl_type, uint64_t ttl) noexcept nogil:
     cdef uint64_t unit = unit_ns(ttl_type)
-    if moment_ns >= keys.forever_ns or ttl > <uint64_t>(keys.forever_ns - moment_ns) // unit:
-        return keys.forever_ns
+    if moment_ns >= FOREVER or ttl > <uint64_t>(FOREVER - moment_ns) // unit:
+        return FOREVER
     return moment_ns + <int64_t>(ttl * unit)
 
 

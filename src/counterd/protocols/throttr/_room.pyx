@@ -203,7 +203,7 @@ cdef class ThrottrSession(Lister):
         cdef uint8_t ttl_type = frame.data[1 + n]
         cdef uint64_t ttl = load_number(frame.data + 2 + n, n)
         cdef uint32_t number = table_find(&store.keys.table, frame.tag, frame.key, frame.key_size)
-        cdef int64_t expires_ns = moment_after(&store.keys, store.now_ns, ttl_type, ttl)
+        cdef int64_t expires_ns = moment_after(store.now_ns, ttl_type, ttl)
         cdef int room
         if number:
             if key_at(&store.keys, number).timer.due_ns > store.now_ns:
@@ -286,9 +286,9 @@ cdef class ThrottrSession(Lister):
         cdef uint8_t ttl_type = key.record.note
         cdef int64_t expires_ns = key_expires(&store.keys, key)
         if change == PATCH:
-            expires_ns = moment_after(&store.keys, store.now_ns, ttl_type, value)
+            expires_ns = moment_after(store.now_ns, ttl_type, value)
         elif change == INCREASE:
-            expires_ns = moment_after(&store.keys, expires_ns, ttl_type, value)
+            expires_ns = moment_after(expires_ns, ttl_type, value)
         elif change == DECREASE:
             expires_ns = moment_before(expires_ns, ttl_type, value)
         key_expire_at(&store.keys, number, expires_ns)
@@ -308,8 +308,7 @@ cdef class ThrottrSession(Lister):
         cdef uint32_t size = frame.size - store.layouts[<int>SET].head - frame.key_size
         cdef uint32_t number = table_find(&store.keys.table, frame.tag, frame.key, frame.key_size)
         cdef uint8_t ttl_type = frame.data[1]
-        cdef uint64_t ttl = load_number(frame.data + 2, n)
-        cdef int64_t expires_ns = moment_after(&store.keys, store.now_ns, ttl_type, ttl)
+        cdef int64_t expires_ns = moment_after(store.now_ns, ttl_type, load_number(frame.data + 2, n))
         cdef int room
         if number and key_at(&store.keys, number).timer.due_ns > store.now_ns:
             return self.overwrite(number, frame, expires_ns)

@@ -21,7 +21,7 @@ from counterd._wheel cimport timer_is_armed, timers_next_ns, timers_take
 from counterd.byteorder cimport store_le32
 from counterd.debug cimport debug_check
 from counterd.protocols.throttr._keys cimport (
-    FOREVER, KEY_BUFFER, KEY_INLINE, Key, Keys, KeysState, key_at, key_forget, value_blocks, value_length,
+    KEY_BUFFER, KEY_INLINE, Key, Keys, KeysState, key_at, key_forget, value_blocks, value_length,
 )
 from counterd.siphash cimport siphash13
 
@@ -80,7 +80,6 @@ cdef class ThrottrStore(Store):
         self.scheduled_ns = INT64_MAX
         self.started_ns = -1
         self.keys.grace_ns = expiry_grace_ns
-        self.keys.forever_ns = FOREVER
         self.map_keys(bits, buckets)
         self.set_layouts()
 
@@ -137,7 +136,6 @@ cdef class ThrottrStore(Store):
 
     cpdef set_wall(self, int64_t unix_ns, int64_t now_ns):
         self.wall_ns = unix_ns - now_ns
-        self.keys.forever_ns = FOREVER - max(0, self.wall_ns)
         if self.started_ns < 0:
             self.started_ns = now_ns
 

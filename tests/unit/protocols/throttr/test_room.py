@@ -642,18 +642,3 @@ def test_only_four_widths(size: int) -> None:
             expiry_grace_ns=0,
             hash_key=bytes(16),
         )
-
-
-@pytest.mark.parametrize("ttl_type", [TTLType.SECONDS, TTLType.HOURS])
-def test_what_ends_after_2262_ends_then(make_room: Callable[..., Room], ttl_type: TTLType) -> None:
-    """Whatever time it is, as the moment is told in 64 bits of Unix nanoseconds, and as TTLs grow too."""
-    room = make_room(value_size=8)
-    client = room.connect()
-    end = (1 << 63) - 1 - 3600 * SECOND
-    assert client.ask(room.encoder.insert(b"key", 1, (1 << 64) - 1, ttl_type))
-    for _ in range(2):
-        (entry,) = client.ask(room.encoder.list())
-        assert entry.expires_at == end
-        unit = 3600 * SECOND if ttl_type == TTLType.HOURS else SECOND
-        assert client.ask(room.encoder.query(b"key")).ttl == (end - UNIX - 1) // unit
-        assert client.ask(room.encoder.update(b"key", 1, Change.INCREASE, 1 << 62))
