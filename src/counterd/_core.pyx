@@ -691,6 +691,8 @@ cdef class Session:
     cdef int keep(self, const uint8_t* data, size_t size) except -1:
         cdef size_t needed = self.kept_size + size
         cdef uint8_t* kept
+        if size == 0:
+            return 0
         if self.kept_start:
             memmove(self.kept, self.kept + self.kept_start, self.kept_size)
             self.kept_start = 0

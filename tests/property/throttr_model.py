@@ -28,7 +28,8 @@ MINUTE_NS = 60_000_000_000
 WHEEL_NS = 1 << 20  # for so long after it has gone a key may be counted
 SUBSCRIBED_MAX = 16  # times of one connection to one channel
 # Where 64 bits of Unix nanoseconds end, in the year 2262; an hour of grace has to fit behind it.
-END_NS = (1 << 63) - 1 - 3600 * 1_000_000_000
+TOLD_MAX_NS = (1 << 63) - 1
+END_NS = TOLD_MAX_NS - 3600 * 1_000_000_000
 
 # After the opcode: n is a number of N bytes, b one of 1, i an id; k and v are the sizes, in 1 and N bytes, of the name
 # and of the value that follow at the end.
@@ -365,7 +366,6 @@ class Model:
 
     def set_wall(self, unix_ns: int, now_ns: int) -> None:
         self.wall_ns = unix_ns - now_ns
-        self.end_ns = END_NS - self.wall_ns
 
     def next_deadline(self) -> int:
         return -1
@@ -506,7 +506,7 @@ class Model:
 
     def _list(self, session: ModelSession) -> Listing:
         rows: dict[bytes, tuple[int | bytes | None, ...]] = {
-            name: (key.kind, key.ttl_type, key.ends_ns + self.wall_ns, self._used(key))
+            name: (key.kind, key.ttl_type, min(key.ends_ns + self.wall_ns, TOLD_MAX_NS), self._used(key))
             for name, key in self.living().items()
         }
         return Listing(LIST, self.width, rows)

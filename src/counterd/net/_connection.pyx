@@ -54,6 +54,7 @@ cdef class Roster:
             session = self.store.session(monotonic_ns())
         except MemoryError as error:
             self.reject("memory", str(error))
+            self.driver.wake()  # what it has already had may have to be given back
             return None
         self.connections.add(connection)
         return session

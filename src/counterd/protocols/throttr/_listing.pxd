@@ -17,6 +17,7 @@ cdef struct Listing:        # a reply under way that tells of all there is of a 
     uint32_t end            # the last number that there was when it began
     uint32_t epoch          # what was made since is not told
     uint32_t channel        # whose subscribers are told
+    bint repeating          # of them, those that have subscribed repeatedly
     uint64_t left           # fragments, or subscriptions, that are still owed
     uint64_t fragment       # number of the last one that was begun
     uint32_t bytes          # of the entries of the fragment that is being filled
@@ -27,6 +28,7 @@ cdef struct Listing:        # a reply under way that tells of all there is of a 
 cdef class Lister(Member):
     cdef Listing* listing       # the long reply under way, or NULL
 
+    cdef uint8_t* append(self, uint32_t size) noexcept
     cdef uint8_t* reply(self, uint32_t size) noexcept
     cdef int reply_status(self, bint success) noexcept
     cdef int info(self) except -1

@@ -65,16 +65,20 @@ cdef class Lister(Member):
     def __dealloc__(self):
         self.drop_listing()
 
-    cdef uint8_t* reply(self, uint32_t size) noexcept:
-        """Appends a reply that begins with 01, and returns where the rest goes. Eight bytes behind it are free too."""
+    cdef uint8_t* append(self, uint32_t size) noexcept:
+        """So many bytes more of output, which are to be written there. Eight bytes behind them are free too."""
         cdef uint8_t* target = self.store.out + self.store.out_size
         self.store.out_size += size
+        return target
+
+    cdef uint8_t* reply(self, uint32_t size) noexcept:
+        """Appends a reply that begins with 01, and returns where the rest goes."""
+        cdef uint8_t* target = self.append(size)
         target[0] = 1
         return target + 1
 
     cdef int reply_status(self, bint success) noexcept:
-        self.store.out[self.store.out_size] = success
-        self.store.out_size += 1
+        self.append(1)[0] = success
         return DONE
 
     # ---- at once ----
@@ -361,21 +365,27 @@ cdef class Lister(Member):
         return put(put(target, key.reads), key.writes)
 
     cdef bint write_subscribers(self) noexcept:
-        """The second walk of a CHANNEL. For whoever has gone since the first, there is one without an id at the end."""
+        """The second walk of a CHANNEL, in which each is told of once, and a third for who has subscribed repeatedly.
+
+        For whoever has gone since the first, there is one without an id at the end.
+        """
         cdef Listing* listing = self.listing
-        cdef uint32_t _time
+        cdef uint32_t times, _time
         while listing.left:
             if self.must_pause():
                 return False
             self.store.region.budget -= 1
-            if self.position > listing.end:
-                memset(self.store.out + self.store.out_size, 0, SUBSCRIBER_SIZE)
-                self.store.out_size += SUBSCRIBER_SIZE
+            if self.position <= listing.end:
+                times = self.item_size(self.position)
+                times = times - 1 if times and listing.repeating else min(<uint32_t>1, times)
+                for _time in range(min(<uint64_t>times, listing.left)):
+                    self.write_subscriber(self.position, self.append(SUBSCRIBER_SIZE))
+                    listing.left -= 1
+                self.position += 1
+            elif not listing.repeating:
+                listing.repeating = True
+                self.position = 1
+            else:
+                memset(self.append(SUBSCRIBER_SIZE), 0, SUBSCRIBER_SIZE)
                 listing.left -= 1
-                continue
-            for _time in range(min(<uint64_t>self.item_size(self.position), listing.left)):
-                self.write_subscriber(self.position, self.store.out + self.store.out_size)
-                self.store.out_size += SUBSCRIBER_SIZE
-                listing.left -= 1
-            self.position += 1
         return True

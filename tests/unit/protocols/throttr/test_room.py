@@ -247,6 +247,20 @@ def test_whoever_goes_while_a_channel_is_told_of_leaves_an_entry_without_id(room
     room.settle()
 
 
+def test_who_subscribes_again_while_a_channel_is_told_of_takes_nobodys_place(room: Room) -> None:
+    clients = [room.connect() for _ in range(3000)]
+    ids = {client.ask(room.encoder.whoami()) for client in clients}
+    other = clients.pop()
+    clients[0].send(room.encoder.channel(b"*"))
+    while clients[0].session.more:
+        for client in clients[1:300]:
+            client.send(room.encoder.subscribe(b"*"))
+        room.turn()
+    told = clients[0].received.pop().result
+    assert {subscriber.id for subscriber in told} >= ids
+    assert other.session in room.connections
+
+
 # ---- events ---------------------------------------------------------------------------------------------------------
 
 
