@@ -8,13 +8,14 @@
 # - the value of a buffer is a chain of blocks whose first VALUE_LEAD bytes are its size.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 from counterd._table cimport (
-    Chain, IndexState, Pool, Record, Table, chain_blocks, chain_free, chain_read, chain_write, record_at, table_insert,
-    table_remove,
+    BLOCK_PAYLOAD, Chain, IndexState, Pool, Record, Table, chain_blocks, chain_free, chain_read, chain_write, record_at,
+    table_insert, table_remove,
 )
 from counterd._wheel cimport Timer, Timers, Wheel, timers_arm, timers_disarm
-from counterd.byteorder cimport load_le32, store_le32
+from counterd.byteorder cimport load_le32, prefetch, store_le32
 
 cdef enum:
     KEY_INLINE = 24         # bytes of a key in its record: 96 - 8 (head) - 64 (the rest)
@@ -129,11 +130,33 @@ cdef inline uint32_t value_length(const Keys* keys, const Key* key) noexcept nog
     return load_le32(keys.table.blocks[key.content.value.first].payload)
 
 
+cdef inline void value_prefetch(const Keys* keys, const Key* key) noexcept nogil:
+    """Asks for the first and the last block of a buffer's value."""
+    if key.record.flags & KEY_BUFFER:
+        prefetch(keys.table.blocks + key.content.value.first)
+        prefetch(keys.table.blocks + key.content.value.last)
+
+
 cdef inline void value_write(Keys* keys, Key* key, const uint8_t* data, uint32_t size) noexcept nogil:
     """Gives a buffer its value; the caller has seen that enough blocks are left."""
     chain_write(&keys.table, &key.content.value, VALUE_LEAD, data, size)
     store_le32(keys.table.blocks[key.content.value.first].payload, size)
     keys.state.buffer_bytes += size
+
+
+cdef inline void value_replace(Keys* keys, Key* key, const uint8_t* data, uint32_t size) noexcept nogil:
+    """Gives a buffer another value that needs as many blocks: it has them."""
+    cdef uint32_t block = key.content.value.first
+    cdef uint32_t position = min(<uint32_t>(BLOCK_PAYLOAD - VALUE_LEAD), size)
+    cdef uint32_t piece
+    keys.state.buffer_bytes += size - <uint64_t>value_length(keys, key)
+    store_le32(keys.table.blocks[block].payload, size)
+    memcpy(keys.table.blocks[block].payload + VALUE_LEAD, data, position)
+    while position < size:
+        block = keys.table.blocks[block].next
+        piece = min(<uint32_t>BLOCK_PAYLOAD, size - position)
+        memcpy(keys.table.blocks[block].payload, data + position, piece)
+        position += piece
 
 
 cdef inline void value_read(const Keys* keys, const Key* key, uint8_t* target) noexcept nogil:

@@ -11,13 +11,13 @@ opcode, or more than max_message bytes.
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from counterd._core cimport CONNECTIONS_MAX, DONE, LATER, Frame, Region, ledger_find
+from counterd._core cimport CONNECTIONS_MAX, DONE, FRAMES_AHEAD, LATER, Frame, Region, ledger_find
 from counterd._table cimport BLOCK_SIZE, index_peek, index_prefetch, name_blocks, name_tag, table_find
 from counterd.byteorder cimport load_le16, load_le32, load_le64, prefetch, store_le64
 from counterd.protocols.throttr._keys cimport (
     KEY_BUFFER, Key, Keys, key_at, key_count_read, key_count_write, key_create, key_expire_at, key_expires, key_lives,
-    key_make_buffer, key_remove, key_ttl, moment_after, moment_before, value_blocks, value_free, value_read,
-    value_length, value_write,
+    key_make_buffer, key_remove, key_ttl, moment_after, moment_before, value_blocks, value_free, value_prefetch,
+    value_length, value_read, value_replace, value_write,
 )
 from counterd.protocols.throttr._store cimport (
     CHANNEL, CHANNELS, CONNECTION, EVENT, GET, ID_SIZE, INFO, INSERT, OPCODES, PUBLISH, PURGE, QUERY, REPLY_MIN, SET,
@@ -128,16 +128,24 @@ cdef class ThrottrSession(Lister):
 
     cdef void prefetch_frames(self, const Frame* frames, int count) noexcept:
         cdef Keys* keys = &(<ThrottrStore>self.store).keys
+        cdef uint32_t[FRAMES_AHEAD] buffers
         cdef uint32_t number
+        cdef uint8_t opcode
         cdef const uint8_t* record
-        cdef int i
+        cdef int i, buffer_count = 0
         for i in range(count):
-            if frames[i].verdict == 0 and frames[i].key_size and frames[i].data[0] <= STAT:
+            opcode = frames[i].data[0]
+            if frames[i].verdict == 0 and frames[i].key_size and opcode <= STAT:
                 number = index_peek(&keys.table.index, frames[i].tag)
                 if number:
                     record = <const uint8_t*>key_at(keys, number)
                     prefetch(record)
                     prefetch(record + 64)
+                    if opcode == GET or opcode == SET:
+                        buffers[buffer_count] = number
+                        buffer_count += 1
+        for i in range(buffer_count):  # by now the first records are there, and say where the values are
+            value_prefetch(keys, key_at(keys, buffers[i]))
 
     cdef int execute_frame(self, const Frame* frame) except -1:
         cdef ThrottrStore store = <ThrottrStore>self.store
@@ -335,11 +343,14 @@ cdef class ThrottrSession(Lister):
             return self.reply_status(False)
         if not key_lives(&store.keys, key, store.now_ns):
             return self.reply_status(True)
-        room = store.find_room(0, value_blocks(size), value_blocks(value_length(&store.keys, key)))
-        if room != DONE:
-            return LATER if room == LATER else self.reply_status(False)
-        value_free(&store.keys, key)
-        value_write(&store.keys, key, frame.key + frame.key_size, size)
+        if value_blocks(size) == value_blocks(value_length(&store.keys, key)):
+            value_replace(&store.keys, key, frame.key + frame.key_size, size)
+        else:
+            room = store.find_room(0, value_blocks(size), value_blocks(value_length(&store.keys, key)))
+            if room != DONE:
+                return LATER if room == LATER else self.reply_status(False)
+            value_free(&store.keys, key)
+            value_write(&store.keys, key, frame.key + frame.key_size, size)
         key.record.note = frame.data[1]
         key_expire_at(&store.keys, number, expires_ns)
         key_count_write(key, store.minute)
