@@ -97,9 +97,9 @@ def allow_connections() -> None:
 
 @contextlib.contextmanager
 def counterd(core: int | None = None, *settings: str, room: str = "counter") -> Iterator[Server]:
-    """The daemon with its defaults and these KEY=VALUE on top, on a free port of loopback."""
-    free = [f"{each}.{key}" for each in {"counter", room} for key in ("port=0", "bind=127.0.0.1", "enable=true")]
-    chosen = [*free, *settings]
+    """The daemon with its defaults, that room alone and these KEY=VALUE on top, on a free port of loopback."""
+    alone = [] if room == "counter" else ["counter.enable=false", f"{room}.enable=true"]  # rooms share descriptors
+    chosen = [*alone, f"{room}.port=0", f"{room}.bind=127.0.0.1", *settings]
     command = [sys.executable, "-m", "counterd", *(word for each in chosen for word in ("--set", each))]
     with _process(command, core, stderr=subprocess.PIPE, text=True) as process:
         port = 0
