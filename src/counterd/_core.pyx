@@ -505,8 +505,8 @@ cdef class Session:
     cdef bint can_post(self, size_t size) noexcept:
         """Whether post() of so many bytes is due: not while the caller has yet to fetch about posted_max of them.
 
-        One message is always taken, however long it is. Whoever does not read, or reads a long reply meanwhile, is to be
-        dropped, not waited for.
+        One message is always taken, however long it is. Whoever does not read, or reads a long reply meanwhile, is to
+        be dropped, not waited for.
         """
         cdef bint fits = self.posted_size == 0 or self.posted_size + size <= self.store.posted_max
         return fits or self.blocked or self.position

@@ -379,7 +379,7 @@ class ThrottrMachine(RuleBasedStateMachine):
 
 
 ThrottrMachine.TestCase.settings = settings(
-    max_examples=100 * EXAMPLES,
+    max_examples=60 * EXAMPLES,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
