@@ -11,7 +11,9 @@ opcode, or more than max_message bytes.
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from counterd._core cimport CONNECTIONS_MAX, DONE, FRAMES_AHEAD, LATER, Frame, Region, ledger_find
+from counterd._core cimport (
+    CONNECTIONS_MAX, DONE, FRAME_STEP_SHIFT, FRAMES_AHEAD, LATER, Frame, Region, ledger_find,
+)
 from counterd._table cimport BLOCK_SIZE, index_peek, index_prefetch, name_blocks, name_tag, table_find
 from counterd.byteorder cimport load_le16, load_le32, load_le64, prefetch, store_le64
 from counterd.protocols.throttr._keys cimport (
@@ -442,6 +444,8 @@ cdef class ThrottrSession(Lister):
             depth += 1
             self.reply(1)
             if inner.data[0] != EVENT:
+                # What is around it, and behind it, is no work: a long one would leave no turn enough for what is in it.
+                store.region.budget += (frame.size - inner.size) >> FRAME_STEP_SHIFT
                 return self.execute_nested(&inner, start, depth)
             store.requests[<int>EVENT].total += 1
             self.requests[<int>EVENT] += 1

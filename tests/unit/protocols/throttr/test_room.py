@@ -421,6 +421,14 @@ def test_events_within_events_are_no_way_to_long_replies(make_room: Callable[...
     assert client.session.receive(deepest, room.now) == b"\1" * 16 + b"\0"
 
 
+def test_a_request_within_a_long_event_does_not_wait_for_ever(make_room: Callable[..., Room]) -> None:
+    """What follows it is ignored. With 64 bytes a step there is more of it than a turn has steps."""
+    room = make_room(value_size=4)
+    client = room.connect()
+    for request in (room.encoder.info(), room.encoder.channel(b"*"), room.encoder.list()):
+        assert client.ask(room.encoder.event(b"c", Request(request + bytes(300_000)))) is not None
+
+
 def test_an_event_to_oneself_is_not_within_the_reply_to_the_event_that_published_it(
     room: Room, client: Connection
 ) -> None:
