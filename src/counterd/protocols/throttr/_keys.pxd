@@ -200,9 +200,9 @@ cdef inline void key_make_buffer(Keys* keys, uint32_t number, const uint8_t* dat
     value_write(keys, key, data, size)
 
 
-cdef inline void key_forget(Keys* keys, uint32_t number) noexcept nogil:
-    """Frees a key that is not armed any more."""
+cdef inline void key_remove(Keys* keys, uint32_t number) noexcept nogil:
     cdef Key* key = key_at(keys, number)
+    timers_disarm(&keys.timers, number)
     if key.record.flags & KEY_BUFFER:
         value_free(keys, key)
         keys.state.buffers -= 1
@@ -211,9 +211,10 @@ cdef inline void key_forget(Keys* keys, uint32_t number) noexcept nogil:
     table_remove(&keys.table, number)
 
 
-cdef inline void key_remove(Keys* keys, uint32_t number) noexcept nogil:
-    timers_disarm(&keys.timers, number)
-    key_forget(keys, number)
+cdef inline void key_expire(Keys* keys, uint32_t number) noexcept nogil:
+    """Of a key whose time and grace are over."""
+    key_remove(keys, number)
+    keys.state.expired += 1
 
 
 # ---- metrics -------------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from counterd._core cimport (
 from counterd._table cimport BLOCK_SIZE, index_peek, index_prefetch, name_blocks, name_tag, table_find
 from counterd.byteorder cimport load_le16, load_le32, load_le64, prefetch, store_le64
 from counterd.protocols.throttr._keys cimport (
-    KEY_BUFFER, Key, Keys, key_at, key_count_read, key_count_write, key_create, key_expire_at, key_expires, key_lives,
-    key_make_buffer, key_remove, key_ttl, moment_after, moment_before, value_blocks, value_free, value_prefetch,
-    value_length, value_read, value_replace, value_write,
+    KEY_BUFFER, Key, Keys, key_at, key_count_read, key_count_write, key_create, key_expire, key_expire_at, key_expires,
+    key_lives, key_make_buffer, key_remove, key_ttl, moment_after, moment_before, value_blocks, value_free,
+    value_prefetch, value_length, value_read, value_replace, value_write,
 )
 from counterd.protocols.throttr._store cimport (
     CHANNEL, CHANNELS, CONNECTION, EVENT, GET, ID_SIZE, INFO, INSERT, OPCODES, PUBLISH, PURGE, QUERY, REPLY_MIN, SET,
@@ -218,7 +218,7 @@ cdef class ThrottrSession(Lister):
         if number:
             if key_at(&store.keys, number).timer.due_ns > store.now_ns:
                 return self.reply_status(False)
-            key_remove(&store.keys, number)  # its time was over, and the next tick would have found it
+            key_expire(&store.keys, number)  # the next tick would have found it
         room = store.find_room(1, name_blocks(&store.keys.table, frame.key_size), 0)
         if room != DONE:
             return LATER if room == LATER else self.reply_status(False)
@@ -323,7 +323,7 @@ cdef class ThrottrSession(Lister):
         if number and key_at(&store.keys, number).timer.due_ns > store.now_ns:
             return self.overwrite(number, frame, expires_ns)
         if number:
-            key_remove(&store.keys, number)
+            key_expire(&store.keys, number)
         room = store.find_room(1, name_blocks(&store.keys.table, frame.key_size) + value_blocks(size), 0)
         if room != DONE:
             return LATER if room == LATER else self.reply_status(False)

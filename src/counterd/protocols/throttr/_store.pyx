@@ -21,7 +21,7 @@ from counterd._wheel cimport timer_is_armed, timers_next_ns, timers_take
 from counterd.byteorder cimport store_le32
 from counterd.debug cimport debug_check
 from counterd.protocols.throttr._keys cimport (
-    KEY_BUFFER, KEY_INLINE, Key, Keys, KeysState, key_at, key_forget, value_blocks, value_length,
+    KEY_BUFFER, KEY_INLINE, Key, Keys, KeysState, key_at, key_expire, value_blocks, value_length,
 )
 from counterd.siphash cimport siphash13
 
@@ -170,8 +170,7 @@ cdef class ThrottrStore(Store):
         """Frees keys whose time and grace are over; returns steps left, 0 if there may be more."""
         cdef uint32_t number = timers_take(&self.keys.timers, now_ns, &steps)
         while number:
-            key_forget(&self.keys, number)
-            self.keys.state.expired += 1
+            key_expire(&self.keys, number)
             number = timers_take(&self.keys.timers, now_ns, &steps)
         return steps
 

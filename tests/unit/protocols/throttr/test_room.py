@@ -566,6 +566,15 @@ def test_keys_that_have_expired_make_room_before_the_tick(make_room: Callable[..
     assert [got.result for got in client.received] == [True] * 500
 
 
+def test_an_expired_key_whose_name_is_taken_before_the_tick_has_expired(room: Room, client: Connection) -> None:
+    for request in (room.encoder.insert(b"k", 1, 1), room.encoder.set(b"k", b"v", 1)):
+        client.send(request)
+        room.now += SECOND
+    client.send(room.encoder.insert(b"k", 1, 1))
+    assert [got.result for got in client.received if isinstance(got, Reply)] == [True, True, True]
+    assert room.store.snapshot()["expired"] == 2
+
+
 def test_nobody_is_subscribed_to_one_channel_without_end(room: Room, client: Connection) -> None:
     answers = [client.ask(room.encoder.subscribe(b"c")) for _ in range(20)]
     assert answers == [True] * 16 + [False] * 4
