@@ -30,6 +30,7 @@ KEY_BYTES = KEY_COST
 cdef enum:
     FULL = 2                # what find_room() says besides DONE and LATER
     CATCH_UP_STEPS = 64     # of the ticks' work that a request does
+    EVENT_STEPS = 256       # subscribers that a tick serves at least, however much is given back or expires
     KEY_COST = 112          # bytes: a record, and two slots of the index
     SUBSCRIBED_MAX = 16     # times that a connection can be subscribed to one channel
 
@@ -164,7 +165,8 @@ cdef class ThrottrStore(Store):
         """Does due work: gives back what leavers were subscribed to, frees expired keys, goes on with an event."""
         cdef int steps = give_back(&self.region, SLICE_STEPS)
         self.now_ns = now_ns
-        self.deliver(self.expire(now_ns, steps))
+        steps = self.expire(now_ns, steps)
+        self.deliver(max(steps, <int>EVENT_STEPS))  # whoever publishes waits for it
 
     cdef int expire(self, int64_t now_ns, int steps) noexcept:
         """Frees keys whose time and grace are over; returns steps left, 0 if there may be more."""

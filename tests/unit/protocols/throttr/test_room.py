@@ -283,6 +283,18 @@ def test_an_event_for_many_is_given_in_slices_and_others_are_served_between(room
     assert 3 < ticks < 20
 
 
+def test_an_event_goes_on_however_much_expires(room: Room, client: Connection) -> None:
+    subscribers = [room.connect() for _ in range(300)]
+    for subscriber in subscribers:
+        assert subscriber.ask(room.encoder.subscribe(b"c"))
+    fill(client, 20_000, ttl=500, ttl_type=TTLType.MILLISECONDS)
+    room.now += SECOND
+    client.send(room.encoder.publish(b"c", b"payload"))
+    room.store.tick(room.now)
+    assert room.store.snapshot()["expired"] < 20_000
+    assert len(room.store.take_dirty()) == 300
+
+
 def test_events_of_a_channel_come_in_one_order_to_all(room: Room) -> None:
     clients = [room.connect() for _ in range(500)]
     for client in clients:
