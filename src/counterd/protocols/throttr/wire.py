@@ -185,7 +185,7 @@ class StatsEntry(NamedTuple):
 
 
 class ChannelEntry(NamedTuple):
-    """CHANNELS: one channel; bytes that its subscribers published to it (read) and got from it (write)."""
+    """CHANNELS: one channel; bytes that were delivered to its subscribers (read) and published to it (write)."""
 
     channel: bytes
     read_bytes: int
@@ -196,7 +196,7 @@ class ChannelEntry(NamedTuple):
 class Subscriber(NamedTuple):
     """CHANNEL: one subscription. id: 16 bytes, as WHOAMI tells it. subscribed_at: Unix nanoseconds.
 
-    Bytes that it published to the channel (read) and got from it (write).
+    Bytes that it got from the channel (read) and published to it (write).
     """
 
     id: bytes
