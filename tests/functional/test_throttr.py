@@ -52,7 +52,8 @@ def test_both_protocols_are_served_by_one_process(start: Callable[..., Daemon]) 
         assert keys.decrease_quota("both", 3)
         query = keys.query("both")
         assert query is not None
-        assert (query.quota, query.ttl) == (4, 59)
+        assert query.quota == 4
+        assert 30 < query.ttl < 60
         assert counters.get("both") == 1
     assert daemon.wait_for_stats(holdings=0)["curr_connections"] == 1
     assert "keys=1" in log_stats(daemon)
