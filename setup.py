@@ -29,7 +29,7 @@ SOURCES = sorted(Path("src").rglob("*.pyx"))
 if not SOURCES:
     raise SystemExit("no .pyx file below src: this is not the whole source tree")
 
-JOBS = os.cpu_count() or 1
+JOBS = len(os.sched_getaffinity(0))
 
 setup(
     options={"build": {"build_base": BUILD}, "build_ext": {"parallel": JOBS}},
