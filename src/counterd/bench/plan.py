@@ -267,10 +267,21 @@ class Plan:
             (not 0 <= self.buffer_size <= size_max, f"a buffer has 0 to {size_max} bytes, not {self.buffer_size}"),
             (bool(ttl_wrong), ttl_wrong),
             (
+                self.name_size <= DIGITS_MAX and len({self._kind_of(op) for op in asked - {"noop"}}) > 1,
+                f"names of {self.name_size} bytes are all number: what is counted, set and inserted would have the "
+                f"same, see --name-size",
+            ),
+            (
                 self.protocol == "redis" and "insert" in asked and round(self.ttl * 1e9) % 1_000_000 != 0,
                 "redis counts a TTL in milliseconds",
             ),
         ]
+
+    def _kind_of(self, op: str) -> str:
+        """Requests of different kinds have different names, but for the last digits: see words.names_of."""
+        if op in ("insert", "purge"):
+            return "inserted"
+        return "buffer" if op == "set" or (op == "get" and self.fetches()) else "number"
 
     def as_options(self) -> dict[str, Any]:
         """For people and files."""
