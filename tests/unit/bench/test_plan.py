@@ -102,7 +102,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"protocol": "throttr", "work": Work.read("insert"), "ttl": 0.0}, "a TTL of 0 s"),
     ({"protocol": "redis", "work": Work.read("insert"), "ttl": 0.0015}, "redis counts a TTL in milliseconds"),
     ({"protocol": "redis", "work": Work.read("set"), "value_size": 1 << 20}, "a buffer has 0 to 524288 bytes"),
-    ({"protocol": "throttr", "work": Work.read("mix:set=1,query=1"), "name_size": 8}, "names of 8 bytes are all number"),
+    (
+        {"protocol": "throttr", "work": Work.read("mix:set=1,query=1"), "name_size": 8},
+        "names of 8 bytes are all number",
+    ),
     ({"protocol": "redis", "work": Work.read("mix:insert=1,update=1"), "name_size": 2}, "names of 2 bytes are all"),
     ({"verify": True, "names": 1 << 25}, "--verify keeps count of 16777216"),
 ]
