@@ -141,6 +141,7 @@ cdef class Connection:
 
     def pull(self):
         """Fetches the session's next output, if the last has gone out."""
+        cdef bytes output
         self.pulling = False
         if self.transport is None:
             return
@@ -149,11 +150,13 @@ cdef class Connection:
         if self.session.dropped:
             self.server.drop(self)
             return
-        if self.queued or self.lingering:
+        if self.queued:
             return
         try:
-            self.send(self.session.take_output(monotonic_ns()))
-            self.settle()
+            output = self.session.take_output(monotonic_ns())
+            if not self.lingering:  # what others say after its end is thrown away: nobody is to wait for it
+                self.send(output)
+                self.settle()
         except Exception as error:  # where no transport is the caller, closing the connection is up to us
             self.server.loop.call_exception_handler({"message": "fetching output failed", "exception": error})
             self.abort()
