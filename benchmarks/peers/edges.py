@@ -7,6 +7,7 @@ Each function takes a server that runs and gives {figure: number}, its unit last
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import signal
@@ -128,7 +129,7 @@ class Bystander:
         self._stop = multiprocessing.Event()
         self._results, theirs = multiprocessing.Pipe(duplex=False)
         self._process = multiprocessing.Process(target=self._run, args=(server, self._stop, theirs))
-        self._took: list[float] = []
+        self._took: list[tuple[float, float]] = []  # when each began, and how long it took, in seconds
 
     @staticmethod
     def _run(server: Server, stop, results) -> None:
@@ -141,7 +142,7 @@ class Bystander:
                 start = time.perf_counter()
                 connection.sendall(request)
                 receive(connection, reply)
-                took.append(time.perf_counter() - start)
+                took.append((start, time.perf_counter() - start))
                 if len(took) == 1:
                     results.send([])
         results.send(took)
@@ -154,22 +155,23 @@ class Bystander:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stop.set()
         try:
-            self._took = sorted(self._hear())
+            self._took = self._hear()
         except RuntimeError:
             if kind is None:  # else that is what went wrong first
                 raise
         finally:
             self._process.join()
 
-    def _hear(self) -> list[float]:
+    def _hear(self) -> list[tuple[float, float]]:
         try:
             return self._results.recv()
         except EOFError:
             raise RuntimeError(f"{self._server.name} did not answer another client") from None
 
-    def figures(self, *wanted: str) -> dict[str, float]:
-        """Those, in that order, or both."""
-        found = {"p99 ms": self._took[len(self._took) * 99 // 100] * 1e3, "max ms": self._took[-1] * 1e3}
+    def figures(self, *wanted: str, since: float = 0, until: float = math.inf) -> dict[str, float]:
+        """Those, in that order, or both; of what began between two moments of time.perf_counter()."""
+        took = sorted(elapsed for start, elapsed in self._took if since <= start <= until)
+        found = {"p99 ms": took[len(took) * 99 // 100] * 1e3, "max ms": took[-1] * 1e3}
         return {f"others {name}": found[name] for name in wanted or found}
 
 

@@ -137,11 +137,14 @@ def _batches(names: list[bytes]) -> Iterable[list[bytes]]:
 
 
 def publish(server: Server, count: int) -> dict[str, float]:
-    """Until so many subscribers all have an event; the server's memory and others' latency meanwhile."""
+    """Until so many subscribers all have an event; the server's memory and others' latency meanwhile.
+
+    Not while they connect and close: then others wait for the client's core, whatever the server does.
+    """
     with Bystander(server) as bystander:
-        took, cpu, grown = report_of(lambda: _publish(server, count))
+        took, cpu, grown, since, until = report_of(lambda: _publish(server, count))
     figures = {"ms until all have it": took, "server CPU ms": cpu, "peak growth MB": grown / 1e6}
-    return figures | bystander.figures("max ms")
+    return figures | bystander.figures("max ms", since=since, until=until)
 
 
 def _publish(server: Server, count: int) -> list[float]:
@@ -152,14 +155,14 @@ def _publish(server: Server, count: int) -> list[float]:
         readers = Readers(_subscribe(server, count, stack))
         publisher = stack.enter_context(connected(server))
         took, cpu = [], []
-        peak = _peak(server)
+        peak, since = _peak(server), time.perf_counter()
         for _ in range(EVENTS):
             start, used = time.perf_counter(), server.cpu_ns()
             publisher.sendall(request)
             readers.until(size)
             took.append((time.perf_counter() - start) * 1e3)
             cpu.append((server.cpu_ns() - used) / 1e6)
-        return [statistics.median(took), statistics.median(cpu), _peak(server) - peak]
+        return [statistics.median(took), statistics.median(cpu), _peak(server) - peak, since, time.perf_counter()]
 
 
 def drop(server: Server, count: int) -> dict[str, float]:
