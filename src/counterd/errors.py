@@ -34,7 +34,8 @@ class EventsLost(CounterdError):
         self.count = count
 
     def __str__(self) -> str:
-        return f"{self.count} events were lost, because those before them were not taken in time"
+        lost = "1 event was" if self.count == 1 else f"{self.count} events were"
+        return f"{lost} lost, because those before them were not taken in time"
 
 
 class ServerError(CounterdError):

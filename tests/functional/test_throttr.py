@@ -56,7 +56,7 @@ def test_both_protocols_are_served_by_one_process(start: Callable[..., Daemon]) 
         assert 30 < query.ttl < 60
         assert counters.get("both") == 1
     assert daemon.wait_for_stats(holdings=0)["curr_connections"] == 1
-    assert "keys=1" in log_stats(daemon)
+    assert " keys=1 " in log_stats(daemon)
 
 
 @pytest.mark.parametrize("size", ["uint8", "uint16", "uint32", "uint64"])
@@ -82,7 +82,7 @@ def test_keys_go_when_their_time_comes_although_nobody_asks(serve: Callable[...,
             assert client.insert(f"k{number}", 1, 20, TTLType.MILLISECONDS)
         assert client.insert("stays", 1, 60)
         wait_until(lambda: "expired=100" in log_stats(daemon), "all have expired")
-        assert "keys=1" in log_stats(daemon)
+        assert " keys=1 " in log_stats(daemon)
         assert [entry.key for entry in client.list()] == [b"stays"]
 
 

@@ -188,6 +188,18 @@ def test_who_does_not_take_what_is_posted_is_dropped_at_the_bound(channels: Net)
     assert other.recv_all() == event(b"after")
 
 
+def test_nobody_waits_for_a_connection_that_lingers(channels: Net) -> None:
+    """It owes nothing more, and its peer has yet to see the end."""
+    publisher, parting = channels.connect(), subscribed(channels.connect())
+    parting.connection.part()
+    assert parting.transport.eof_written
+    for _ in range(5):
+        publisher.send(publish(bytes(30_000)))
+        channels.loop.run()
+        assert publisher.recv() == b"\x01"
+    assert parting.recv_all() == b""
+
+
 def test_a_connection_tells_where_it_comes_from(net: Net) -> None:
     assert net.connect().connection.peer() == ("", 0)
 

@@ -184,6 +184,8 @@ cdef inline uint32_t key_create(
     key.minute = 0
     key.reads_now = 0
     key.writes_now = 0
+    key.reads_last = 0
+    key.writes_last = 0
     key.epoch = epoch
     keys.state.counters += 1
     key.timer.prev = 0

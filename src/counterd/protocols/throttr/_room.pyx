@@ -14,7 +14,7 @@ from libc.string cimport memcpy
 from counterd._core cimport (
     CONNECTIONS_MAX, DONE, FRAME_STEP_SHIFT, FRAMES_AHEAD, LATER, Frame, Region, ledger_find,
 )
-from counterd._table cimport BLOCK_SIZE, index_peek, index_prefetch, name_blocks, name_tag, table_find
+from counterd._table cimport index_peek, index_prefetch, name_blocks, name_tag, table_find
 from counterd.byteorder cimport load_le16, load_le32, load_le64, prefetch, store_le64
 from counterd.protocols.throttr._keys cimport (
     KEY_BUFFER, Key, Keys, key_at, key_count_read, key_count_write, key_create, key_expire, key_expire_at, key_expires,
@@ -75,7 +75,7 @@ def open_store(*, int value_size, uint64_t memory_limit, uint64_t max_message, u
     return ThrottrStore(
         buckets=2 * channels,  # SUBSCRIBE gets half of these and of the holdings: see has_places()
         holdings=4 * channels,
-        name_memory=memory_limit + channels * BLOCK_SIZE,
+        name_memory=memory_limit,
         hash_key=hash_key,
         extra=region_extra(bits, 2 * channels, 4 * channels),
         reply_max=max(REPLY_MIN, max_message + 64),  # a GET of the longest value, or an EVENT with it
