@@ -244,8 +244,10 @@ cdef class Transport(Socket):
         if size > 0:
             self.protocol.data_received(PyBytes_FromStringAndSize(<char*>self.poller.buffer, size))
         elif size == 0:
-            self.pause_reading()
+            self.reading = False
             self.protocol.eof_received()
+            if not self.closed:  # mostly it is, and the epoll set need not be told
+                self.update()
         elif errno != EAGAIN and errno != EINTR:
             self.end(os_error(errno))
         return 0
