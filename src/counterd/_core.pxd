@@ -351,13 +351,13 @@ cdef class Store:
     cdef bint calling_out   # somebody else's Python code runs: sessions must not be entered
     cdef bint stirred       # tick() or take_dirty() may have become due: look at next_deadline()
     cdef list dirty             # sessions, each once
-    cdef size_t posted_max
     cdef int64_t budgeted_ns    # when the region's budget was last filled
     cdef readonly uint64_t sessions_open
     cdef readonly uint64_t sessions_total
-    cdef readonly uint64_t sessions_dropped
     cdef readonly uint64_t bytes_in
     cdef readonly uint64_t bytes_out
+    cdef size_t posted_max
+    cdef readonly uint64_t sessions_dropped
 
     cpdef Session session(self, int64_t now_ns=*)
     cpdef int64_t next_deadline(self)
@@ -380,15 +380,15 @@ cdef class Session:
     cdef uint32_t position      # of the long reply under way: the next record; 0 = none is
     cdef int64_t budget_floor   # at which this call stops
     cdef uint32_t since         # now, as the ledger counts it
-    cdef list posted            # messages that wait for take_output(), posted_size bytes; or None
-    cdef size_t posted_size
     cdef readonly bint more
     cdef readonly bint closing
+    cdef bint ended             # the peer has sent its last byte
+    cdef bint open              # closed() has not been called
+    cdef list posted            # messages that wait for take_output(), posted_size bytes; or None
+    cdef size_t posted_size
     cdef readonly bint dropped
     cdef bint is_dirty          # in the store's list
     cdef bint blocked           # the caller waits for the peer to read
-    cdef bint ended             # the peer has sent its last byte
-    cdef bint open              # closed() has not been called
 
     cpdef bytes receive(self, bytes data, int64_t now_ns)
     cpdef bytes take_output(self, int64_t now_ns)
