@@ -389,7 +389,8 @@ def test_an_interrupt_ends_it_with_figures(options: dict[str, object], server: S
     assert run.requests > 400
     assert run.latency.get_total_count() == run.requests
     assert 0 < run.seconds < 10
-    assert (run.errors, run.unsent) == ({}, 0)
+    assert run.errors == {}
+    assert run.unsent == 0 or "rate" in options  # on a busy machine an open loop may be behind when it is ended
 
 
 def test_the_real_server(start: Callable[..., daemon.Daemon]) -> None:
