@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-import struct
 from typing import TYPE_CHECKING
 
 from counterd.protocols.throttr._room import open_store
+from counterd.protocols.throttr.wire import Attribute, Encoder, TTLType, ValueSize
 from native import engine, frames
 
 if TYPE_CHECKING:
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from counterd.protocols.throttr._room import ThrottrSession
     from counterd.protocols.throttr._store import ThrottrStore
 
-NUMBER = "H"  # uint16, the room's default
-MILLISECONDS, HOURS = 3, 6
+ENCODER = Encoder(ValueSize.UINT16)  # the room's default
 LASTING = 60_000  # hours
 TTL_MS = 100
 VALUE = 100  # bytes of a buffer and of what is published
@@ -28,36 +27,24 @@ LARGE = tuple(f"throttr {name}, {engine.NAME_COUNTS[-1]:,} names" for name in ("
 
 # Bytes of a reply that says that all went well.
 STATUS = 1
-QUERIED = 2 + 2 * struct.calcsize(f"<{NUMBER}")
+QUERIED = 2 + 2 * ENCODER.size
 GOT = QUERIED + VALUE
 
 
-def insert(name: bytes, ttl: int = LASTING, ttl_type: int = HOURS) -> bytes:
-    return struct.pack(f"<B{NUMBER}B{NUMBER}B", 1, 1000, ttl_type, ttl, len(name)) + name
-
-
-def query(name: bytes) -> bytes:
-    return bytes((2, len(name))) + name
+def insert(name: bytes, ttl: int = LASTING, ttl_type: int = TTLType.HOURS) -> bytes:
+    return ENCODER.insert(name, 1000, ttl, ttl_type)
 
 
 def update(name: bytes, change: int) -> bytes:
-    return struct.pack(f"<BBB{NUMBER}B", 3, 0, change, 1, len(name)) + name
+    return ENCODER.update(name, Attribute.QUOTA, change, 1)
 
 
 def set_buffer(name: bytes) -> bytes:
-    return struct.pack(f"<BB{NUMBER}B{NUMBER}", 5, HOURS, LASTING, len(name), VALUE) + name + bytes(VALUE)
-
-
-def get(name: bytes) -> bytes:
-    return bytes((6, len(name))) + name
+    return ENCODER.set(name, bytes(VALUE), LASTING, TTLType.HOURS)
 
 
 def publish(channel: bytes) -> bytes:
-    return struct.pack(f"<BB{NUMBER}", 0x13, len(channel), VALUE) + channel + bytes(VALUE)
-
-
-def subscribe(channel: bytes) -> bytes:
-    return bytes((0x11, len(channel))) + channel
+    return ENCODER.publish(channel, bytes(VALUE))
 
 
 class Player(engine.Player):
@@ -85,7 +72,7 @@ class Player(engine.Player):
 
 def make_store() -> ThrottrStore:
     return open_store(
-        value_size=struct.calcsize(f"<{NUMBER}"),
+        value_size=ENCODER.size,
         memory_limit=MEMORY,
         max_message=1 << 20,
         max_queued=1 << 30,
@@ -132,7 +119,7 @@ def requests_player(
 
 
 raising, falling = functools.partial(update, change=1), functools.partial(update, change=2)
-query_player = functools.partial(requests_player, query, reply=QUERIED)
+query_player = functools.partial(requests_player, ENCODER.query, reply=QUERIED)
 update_player = functools.partial(requests_player, raising, falling, reply=STATUS)
 
 
@@ -141,7 +128,7 @@ def expiring_player() -> Player:
     store = make_store()
     session = store.session(0)
     names = frames.make_names(engine.KNOWN)
-    batches = frames.batches_of([insert(name, TTL_MS, MILLISECONDS) for name in names], engine.DEPTH)
+    batches = frames.batches_of([insert(name, TTL_MS, TTLType.MILLISECONDS) for name in names], engine.DEPTH)
     moments = itertools.count(1_000_000_000, 1_000_000_000)
 
     def call() -> list[bytes]:
@@ -162,7 +149,7 @@ def publishing_player(subscribers: int) -> Player:
     publisher = store.session(0)
     sessions = [store.session(0) for _ in range(subscribers)]
     for session in sessions:
-        play(session, [subscribe(b"channel")])
+        play(session, [ENCODER.subscribe(b"channel")])
     request = publish(b"channel")
     count = DELIVERIES // subscribers
 
@@ -188,7 +175,7 @@ def large_players() -> dict[str, Player]:
     play(session, map(insert, names))
     chosen = frames.choose_names(names, engine.PAIR_BATCHES * engine.DEPTH, seed=2)
     workloads = {
-        LARGE[0]: (QUERIED, list(map(query, chosen))),
+        LARGE[0]: (QUERIED, list(map(ENCODER.query, chosen))),
         LARGE[1]: (STATUS, [make(name) for name in chosen[::2] for make in (raising, falling)]),
     }
     return {
@@ -205,7 +192,7 @@ OPERATIONS: dict[str, Callable[[], Player]] = {
     "throttr update": update_player,
     "throttr insert, expire": expiring_player,
     "throttr set": lambda: requests_player(set_buffer, reply=STATUS, first=set_buffer),
-    "throttr get": lambda: requests_player(get, reply=GOT, first=set_buffer),
+    "throttr get": lambda: requests_player(ENCODER.get, reply=GOT, first=set_buffer),
     **{
         f"throttr publish, {several} subscriber{'s' * (several > 1)}": functools.partial(publishing_player, several)
         for several in SUBSCRIBERS

@@ -20,6 +20,7 @@ from counterd.bench.run import run
 from counterd.bench.words import requests_of
 from counterd.client import Client
 from counterd.protocols.counter import wire
+from counterd.protocols.throttr.wire import Encoder, ValueSize
 from native import frames
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ GIVE_BACK_S = 120.0
 # What asks for a name that is not there, and bytes of the answer.
 ABSENT = {
     "counter": (wire.get(1, b"nobody"), wire.HEADER_SIZE + len("Not found")),
-    "throttr": (b"\x02\x06nobody", 1),
+    "throttr": (Encoder(ValueSize.UINT16).query(b"nobody"), 1),
     "redis": (b"*2\r\n$3\r\nGET\r\n$6\r\nnobody\r\n", len("$-1\r\n")),
 }
 ANSWER_S = 60.0  # that an answer may take: a server that hangs must not stop the comparison

@@ -13,11 +13,11 @@ import re
 import select
 import socket
 import statistics
-import struct
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from counterd.protocols.throttr.wire import Encoder, TTLType, ValueSize
 from native import frames
 from peers.edges import Bystander, connected, receive, report_of
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 BATCH = 1000
 LASTING_MS = 100 * 3_600_000
-MICROSECONDS, MILLISECONDS = 2, 3
+ENCODER = Encoder(ValueSize.UINT32)  # the scenarios say so to the server
+NAME = bytes(16)  # stands for one of that length
 LEAD_S = 0.5  # before all of them expire, and
 LEAD_EACH_S = 10e-6  # so much more for each: longer than making it takes
 WATCHED_S = 0.2  # that others are watched after it, and
@@ -61,8 +62,8 @@ def speech_of(server: Server) -> Speech:
         subscribed = len(b"*3\r\n$9\r\nsubscribe\r\n$7\r\nchannel\r\n:1\r\n")
         kept, end = b"*5\r\n$3\r\nSET\r\n$16\r\n", b"\r\n$1\r\n0\r\n$2\r\nPX\r\n$9\r\n%d\r\n" % LASTING_MS
         return Speech(kept, end, 5, b"*2\r\n$9\r\nSUBSCRIBE\r\n$7\r\nchannel\r\n", subscribed)
-    kept = struct.pack("<BIBIB", 1, 0, MILLISECONDS, LASTING_MS, 16)
-    return Speech(kept, b"", 1, bytes((0x11, len(CHANNEL))) + CHANNEL, 1)
+    kept = ENCODER.insert(NAME, 0, LASTING_MS, TTLType.MILLISECONDS).removesuffix(NAME)
+    return Speech(kept, b"", 1, ENCODER.subscribe(CHANNEL), 1)
 
 
 def publication(server: Server, size: int) -> tuple[bytes, int]:
@@ -71,7 +72,7 @@ def publication(server: Server, size: int) -> tuple[bytes, int]:
     if server.protocol == "redis":
         request = b"*3\r\n$7\r\nPUBLISH\r\n$7\r\nchannel\r\n$%d\r\n%b\r\n" % (size, payload)
         return request, len(b"*3\r\n$7\r\nmessage\r\n$7\r\nchannel\r\n$%d\r\n\r\n" % size) + size
-    request = struct.pack("<BBI", 0x13, len(CHANNEL), size) + CHANNEL + payload
+    request = ENCODER.publish(CHANNEL, payload)
     return request, len(request)
 
 
@@ -107,7 +108,7 @@ def expire(server: Server, count: int) -> dict[str, float]:
                 parts = b"*5\r\n$3\r\nSET\r\n$16\r\n", b"\r\n$1\r\n0\r\n$4\r\nPXAT\r\n$13\r\n%d\r\n" % end_ms
             else:
                 ttl = max(1, round((end - time.monotonic()) * 1e6))
-                parts = struct.pack("<BIBIB", 1, 0, MICROSECONDS, ttl, 16), b""
+                parts = ENCODER.insert(NAME, 0, ttl, TTLType.MICROSECONDS).removesuffix(NAME), b""
             connection.sendall(b"".join([parts[0] + name + parts[1] for name in batch]))
             receive(connection, done * len(batch))
         if time.monotonic() > end - 0.1:

@@ -212,6 +212,20 @@ cdef inline void chain_write(
         start = 0
 
 
+cdef inline void chain_replace(
+    const Table* table, const Chain* chain, uint32_t lead, const uint8_t* data, uint32_t size
+) noexcept nogil:
+    """Writes other bytes, of which there are as many or which need as many blocks, over those of a chain."""
+    cdef uint32_t position = 0, start = lead, block = chain.first
+    cdef uint32_t piece
+    while position < size:
+        piece = min(BLOCK_PAYLOAD - start, size - position)
+        memcpy(table.blocks[block].payload + start, data + position, piece)
+        block = table.blocks[block].next
+        position += piece
+        start = 0
+
+
 cdef inline void chain_read(
     const Table* table, const Chain* chain, uint32_t lead, uint8_t* target, uint32_t size
 ) noexcept nogil:

@@ -5,11 +5,11 @@ A side, pure Python. What the answers mean is in _words.pxd.
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING
 
-from counterd.bench.plan import HOURS, NUMBER_SIZES, ttl_of
+from counterd.bench.plan import ttl_of
 from counterd.protocols.counter import wire
+from counterd.protocols.throttr.wire import Attribute, Change, Encoder, TTLType, ValueSize
 
 if TYPE_CHECKING:
     from counterd.bench.plan import Plan
@@ -70,23 +70,18 @@ def _resp(*words: bytes) -> bytes:
 
 
 def _throttr(plan: Plan, name: bytes) -> dict[str, bytes]:
-    """docs/protocols/throttr.md, "On the wire"."""
-    number = {1: "B", 2: "H", 4: "I", 8: "Q"}[NUMBER_SIZES[plan.number_type]]
-    key = bytes([len(name)]) + name
+    encoder = Encoder(ValueSize.named(plan.number_type))
     ttl_type, ttl = ttl_of(plan)
-    change = struct.Struct(f"<BBB{number}")
-    insert = struct.Struct(f"<B{number}B{number}")
-    return {
-        "noop": b"\x18",  # WHOAMI
-        "query": b"\x02" + key,
-        "update": change.pack(3, 0, 1, 1) + key,
-        "lower": change.pack(3, 0, 2, 1) + key,
-        "insert": insert.pack(1, 0, ttl_type, ttl) + key,
-        "purge": b"\x04" + key,
-        "set": struct.pack(f"<BB{number}B{number}", 5, HOURS, LASTING, len(name), plan.buffer_size)
-        + name
-        + VALUE * plan.buffer_size,
-        "fetch": b"\x06" + key,
-        "fill": insert.pack(1, 0, HOURS, LASTING) + key,
-        "clear": b"\x04" + key,
+    requests = {
+        "noop": encoder.whoami(),
+        "query": encoder.query(name),
+        "update": encoder.update(name, Attribute.QUOTA, Change.INCREASE, 1),
+        "lower": encoder.update(name, Attribute.QUOTA, Change.DECREASE, 1),
+        "insert": encoder.insert(name, 0, ttl, ttl_type),
+        "purge": encoder.purge(name),
+        "set": encoder.set(name, VALUE * plan.buffer_size, LASTING, TTLType.HOURS),
+        "fetch": encoder.get(name),
+        "fill": encoder.insert(name, 0, LASTING, TTLType.HOURS),
+        "clear": encoder.purge(name),
     }
+    return {kind: bytes(request) for kind, request in requests.items()}

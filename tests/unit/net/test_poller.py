@@ -9,6 +9,7 @@ import contextlib
 import gc
 import os
 import resource
+import select
 import socket
 import struct
 import time
@@ -329,6 +330,16 @@ def test_a_bug_costs_one_connection(polled: Polled, call: str) -> None:
     assert [str(error) for error in polled.loop.errors] == [call]
     assert len(probe.lost()) == 1
     assert [other.told for _, other in others] == [["made", b"ok"]] * 2
+
+
+def test_the_end_of_a_connection_that_stays_is_told_once(polled: Polled) -> None:
+    """Else the loop would find it ready again and again, for as long as its answers take."""
+    client, probe = polled.connect()
+    client.shutdown(socket.SHUT_WR)
+    polled.batch()
+    assert probe.told == ["made", "eof"]
+    (descriptor,) = polled.loop.readers
+    assert select.select([descriptor], [], [], 0)[0] == []
 
 
 def test_a_refused_connection_keeps_no_descriptor(polled: Polled) -> None:

@@ -72,6 +72,20 @@ def test_a_store_without_room_for_a_session_refuses(make_net: Callable[..., Net]
     assert net.server.connections == set()
 
 
+def test_what_a_refused_session_had_already_is_given_back(make_net: Callable[..., Net]) -> None:
+    class Late(CounterStore):
+        def session(self, now_ns: int = 0) -> Session:
+            session = CounterStore.session(self)
+            session.receive(wire.acquire(1, b"a", 1, 1), now_ns)
+            session.closed(now_ns)
+            raise MemoryError("no room for its second")
+
+    net = make_net(Late(buckets=1, holdings=1, name_memory=0, hash_key=KEY, figures=dict))
+    assert net.connect().transport.aborted
+    net.loop.run()
+    assert net.store.snapshot()["given_back"] == 1
+
+
 @pytest.mark.parametrize(("patience", "seconds"), [("user_timeout", 25), ("write_timeout", 5)])
 def test_a_peer_that_takes_nothing_for_too_long_is_cut_off(
     make_net: Callable[..., Net], clock: FakeClock, patience: str, seconds: int

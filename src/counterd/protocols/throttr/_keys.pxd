@@ -8,10 +8,9 @@
 # - the value of a buffer is a chain of blocks whose first VALUE_LEAD bytes are its size.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy
 
 from counterd._table cimport (
-    BLOCK_PAYLOAD, Chain, IndexState, Pool, Record, Table, chain_blocks, chain_free, chain_read, chain_write, record_at,
+    Chain, IndexState, Pool, Record, Table, chain_blocks, chain_free, chain_read, chain_replace, chain_write, record_at,
     table_insert, table_remove,
 )
 from counterd._wheel cimport Timer, Timers, Wheel, timers_arm, timers_disarm
@@ -26,7 +25,7 @@ cdef extern from *:
     """
     #define COUNTERD_FOREVER (INT64_MAX - INT64_C(3600000000000))
     """
-    # The year 2262: no TTL ends later, and an hour of grace fits behind it.
+    # 292 years on the caller's clock: no TTL ends later, and an hour of grace fits behind it.
     const int64_t FOREVER "COUNTERD_FOREVER"
 
 
@@ -146,17 +145,9 @@ cdef inline void value_write(Keys* keys, Key* key, const uint8_t* data, uint32_t
 
 cdef inline void value_replace(Keys* keys, Key* key, const uint8_t* data, uint32_t size) noexcept nogil:
     """Gives a buffer another value that needs as many blocks: it has them."""
-    cdef uint32_t block = key.content.value.first
-    cdef uint32_t position = min(<uint32_t>(BLOCK_PAYLOAD - VALUE_LEAD), size)
-    cdef uint32_t piece
     keys.state.buffer_bytes += size - <uint64_t>value_length(keys, key)
-    store_le32(keys.table.blocks[block].payload, size)
-    memcpy(keys.table.blocks[block].payload + VALUE_LEAD, data, position)
-    while position < size:
-        block = keys.table.blocks[block].next
-        piece = min(<uint32_t>BLOCK_PAYLOAD, size - position)
-        memcpy(keys.table.blocks[block].payload, data + position, piece)
-        position += piece
+    chain_replace(&keys.table, &key.content.value, VALUE_LEAD, data, size)
+    store_le32(keys.table.blocks[key.content.value.first].payload, size)
 
 
 cdef inline void value_read(const Keys* keys, const Key* key, uint8_t* target) noexcept nogil:

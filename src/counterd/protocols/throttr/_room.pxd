@@ -11,6 +11,7 @@ cdef class ThrottrSession(Lister):
     cdef int execute(self, uint8_t opcode, const Frame* frame) except -1
     cdef uint32_t find_living(self, const Frame* frame) noexcept
     cdef void expect(self, uint32_t number) noexcept
+    cdef int without_room(self, int room) noexcept
     cdef int insert(self, const Frame* frame) except -1
     cdef int query(self, const Frame* frame) except -1
     cdef int update(self, const Frame* frame) except -1

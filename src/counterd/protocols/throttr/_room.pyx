@@ -206,6 +206,10 @@ cdef class ThrottrSession(Lister):
         cdef uint32_t number = table_find(&store.keys.table, frame.tag, frame.key, frame.key_size)
         return number if number and key_lives(&store.keys, key_at(&store.keys, number), store.now_ns) else 0
 
+    cdef int without_room(self, int room) noexcept:
+        """What a request comes to that find_room() had no room for."""
+        return LATER if room == LATER else self.reply_status(False)
+
     cdef int insert(self, const Frame* frame) except -1:
         """Section "INSERT"."""
         cdef ThrottrStore store = <ThrottrStore>self.store
@@ -221,7 +225,7 @@ cdef class ThrottrSession(Lister):
             key_expire(&store.keys, number)  # the next tick would have found it
         room = store.find_room(1, name_blocks(&store.keys.table, frame.key_size), 0)
         if room != DONE:
-            return LATER if room == LATER else self.reply_status(False)
+            return self.without_room(room)
         number = key_create(
             &store.keys, frame.tag, frame.key, frame.key_size, ttl_type, expires_ns, store.enter_epoch()
         )
@@ -326,7 +330,7 @@ cdef class ThrottrSession(Lister):
             key_expire(&store.keys, number)
         room = store.find_room(1, name_blocks(&store.keys.table, frame.key_size) + value_blocks(size), 0)
         if room != DONE:
-            return LATER if room == LATER else self.reply_status(False)
+            return self.without_room(room)
         number = key_create(
             &store.keys, frame.tag, frame.key, frame.key_size, ttl_type, expires_ns, store.enter_epoch()
         )
@@ -350,7 +354,7 @@ cdef class ThrottrSession(Lister):
         else:
             room = store.find_room(0, value_blocks(size), value_blocks(value_length(&store.keys, key)))
             if room != DONE:
-                return LATER if room == LATER else self.reply_status(False)
+                return self.without_room(room)
             value_free(&store.keys, key)
             value_write(&store.keys, key, frame.key + frame.key_size, size)
         key.record.note = frame.data[1]
@@ -401,7 +405,7 @@ cdef class ThrottrSession(Lister):
         cdef uint32_t blocks = SUBSCRIPTION_BLOCKS + name_blocks(&store.region.names, frame.key_size)
         cdef int room = store.find_room(0, blocks, 0)
         if room != DONE:
-            return LATER if room == LATER else self.reply_status(False)
+            return self.without_room(room)
         if not store.has_places(table_find(&store.region.names, frame.tag, frame.key, frame.key_size) == 0):
             return self.reply_status(False)
         return self.reply_status(self.enter_channel(frame.tag, frame.key, frame.key_size))

@@ -336,6 +336,36 @@ def test_who_goes_or_unsubscribes_while_an_event_is_given_is_stepped_over(room: 
     assert len(publisher.ask(room.encoder.channel(b"c"))) == 399
 
 
+def test_an_event_goes_on_behind_whoever_unsubscribes_when_it_is_his_turn(room: Room) -> None:
+    """His subscription's place in the ledger is at once another's, on another channel."""
+    publisher, outsider, *subscribers = [room.connect() for _ in range(102)]
+    for subscriber in subscribers:
+        assert subscriber.ask(room.encoder.subscribe(b"c"))
+    publisher.send(room.encoder.publish(b"c", b"payload"))
+    room.store.take_dirty()  # the last 64 have it, and the next in turn is:
+    subscribers[-65].send(room.encoder.unsubscribe(b"c"))
+    outsider.send(room.encoder.subscribe(b"other"))
+    room.settle()
+    assert outsider.events() == subscribers[-65].events() == []
+    assert all(other.events() == [b"payload"] for other in subscribers if other is not subscribers[-65])
+
+
+def test_whoever_an_event_waits_for_is_asked_again(make_room: Callable[..., Room]) -> None:
+    """He was given a piece of what waits, and the caller has not come back for the rest: his socket is full."""
+    room = make_room(max_queued=4096)
+    publisher, reader = room.connect(), room.connect()
+    for _ in range(16):
+        assert reader.ask(room.encoder.subscribe(b"c"))
+    publisher.send(room.encoder.publish(b"c", bytes(30_000)))
+    assert room.store.take_dirty() == [reader.session]
+    reader.take(reader.session.take_output(room.now))
+    assert reader.session.more
+    publisher.send(room.encoder.publish(b"c", b"next"))
+    assert room.store.take_dirty() == [reader.session]
+    reader.session.wait()
+    assert reader.session.dropped
+
+
 def test_an_event_never_lies_within_a_listing(room: Room, client: Connection) -> None:
     fill(client, 20_000)
     other = room.connect()
@@ -564,6 +594,8 @@ def test_a_value_that_is_no_longer_than_before_always_fits(make_room: Callable[.
     room.settle()
     assert room.store.snapshot()["used_memory"] > 1 << 16
     assert client.ask(room.encoder.set(b"0", b"y" * 500, 60))
+    assert client.ask(room.encoder.set(b"1", b"y" * 300, 60))
+    assert room.store.snapshot()["used_memory"] > 1 << 16
     assert not client.ask(room.encoder.set(b"0", b"y" * 600, 60))
     assert client.ask(room.encoder.get(b"0")).value == b"y" * 500
 
