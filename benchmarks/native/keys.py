@@ -150,7 +150,7 @@ def publishing_player(subscribers: int) -> Player:
     sessions = [store.session(0) for _ in range(subscribers)]
     for session in sessions:
         play(session, [ENCODER.subscribe(b"channel")])
-    request = publish(b"channel")
+    request = bytes(publish(b"channel"))  # the engine takes bytes, not what is derived from them
     count = DELIVERIES // subscribers
 
     def call() -> list[bytes]:
