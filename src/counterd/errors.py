@@ -8,7 +8,14 @@ from __future__ import annotations
 
 
 class CounterdError(Exception):
-    """Any failure below."""
+    """Any failure below.
+
+    status: the status byte of the response, or None if it is not the server that refused.
+    text: the message in that response, or "".
+    """
+
+    status: int | None = None
+    text: str = ""
 
 
 class ConnectionLost(CounterdError):
@@ -63,7 +70,29 @@ class InvalidArguments(ServerError):
 
 
 class NotAvailable(ServerError):
-    """0x21: the maximum does not leave room for what was asked."""
+    """0x21: the maximum does not leave room for what was asked.
+
+    name, resources, maximum: what was asked for.
+    consumption: how much was in use when a hold gave up, or None.
+    waited: seconds that a hold waited, or None.
+    """
+
+    name: bytes = b""
+    resources: int = 0
+    maximum: int = 0
+    consumption: int | None = None
+    waited: float | None = None
+
+    def __str__(self) -> str:
+        if not self.name:
+            return super().__str__()
+        shown = f"{super().__str__()}: asked for {self.resources} of {self.name.decode('utf-8', 'backslashreplace')}"
+        shown += f", maximum {self.maximum}"
+        if self.consumption is not None:
+            shown += f", {self.consumption} in use"
+        if self.waited is not None:
+            shown += f", waited {self.waited:g} s"
+        return shown
 
 
 class NotAcquired(ServerError):

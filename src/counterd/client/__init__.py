@@ -1,61 +1,160 @@
-"""A small blocking client for the counter protocol: counterd's own, and good for the reference server as well.
+"""A client for the counter protocol: counterd's own, and good for the reference server as well.
 
 Stands beside the floors: needs the wire module and counterd.errors only, and works where nothing is compiled.
-One request is under way at a time. Whatever interrupts one closes the connection, because the answer may still come:
-a connection out of step is never used again, and the server takes back everything that was acquired through it.
+counterd.client.aio is the same for asyncio.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from typing import TYPE_CHECKING, TypeVar
+import functools
+import inspect
+import logging
+import os
+import threading
+import time
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
-from counterd.client._connection import Connection, as_bytes
-from counterd.errors import ProtocolError, server_error
+from counterd.client._addresses import read_addresses
+from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, CONNECT_FIRST_S, CONNECT_LONGEST_S, Backoff
+from counterd.client._connection import (
+    CLOSED,
+    as_bytes,
+    cannot_connect,
+    connected_socket,
+    lost,
+    no_connection,
+    not_accepted,
+)
+from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, Asked
+from counterd.client._link import Link, Request
+from counterd.client._turns import COUNTED_FOR_S, Queue, Turns
+from counterd.errors import (
+    ConnectionLost,
+    CounterdError,
+    InvalidArguments,
+    NotAcquired,
+    NotAvailable,
+    NotFound,
+    OutOfMemory,
+    ProtocolError,
+    ServerError,
+    Timeout,
+    UnknownCommand,
+)
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import DumpEntry
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
 
-__all__ = ["Client", "DumpEntry"]
+__all__ = [
+    "Client",
+    "ConnectionLost",
+    "CounterdError",
+    "DumpEntry",
+    "Hold",
+    "InvalidArguments",
+    "NotAcquired",
+    "NotAvailable",
+    "NotFound",
+    "OutOfMemory",
+    "Pipeline",
+    "ProtocolError",
+    "Semaphore",
+    "ServerError",
+    "Timeout",
+    "UnknownCommand",
+]
 
-T = TypeVar("T")
+PORT = 11215
+# Seconds after which a connection that nobody used is looked at before it is, if nothing is held through it.
+IDLE_S = 1.0
+
+F = TypeVar("F", bound="Callable[..., Any]")
+_log = logging.getLogger(__name__)
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
-class Client(Connection):
-    """One connection to a server, and whatever is acquired through it. Not thread-safe: one Client for each thread.
+class Client:
+    """A connection to a server, whatever is acquired through it, and the next connection when it is lost.
 
-    Connects at once, to host and port or to the unix socket at path; use it in a `with`, or close() it.
-    timeout: seconds that connecting to an address may take, and then each call as a whole.
+    Connects at once; use it in a `with`, or close() it. Threads may share it: their calls are under way side by side on
+    one connection. After a fork it belongs to the parent; in the child it connects anew when it is used.
+
+    host: a host, counter://HOST[:PORT] or counter+unix:///PATH, or several of these, which are tried in order. They are
+    several ways to *one* server: two servers would be two limits.
+    port: for hosts without one. path: of a Unix socket, instead of host and port.
+    timeout: seconds that each call may take as a whole. connect_timeout: that connecting to an address may take.
+    watch: start a thread that sees at once when the connection is lost, for holds with a callback or "reacquire".
+
     Names are bytes, or text that is sent as UTF-8, of 1 to 65,535 bytes; numbers are 0 to 2^32-1. Anything else is a
-    ValueError, before anything is sent.
+    ValueError, before anything is sent. Every call may raise a ServerError (the server refused), Timeout (it did not
+    answer in time), ProtocolError (it answered what it may not, and was left) or ConnectionLost. The next call then
+    connects again; after an attempt that failed, calls fail at once until another is due, 0.05 to 2 s later.
 
-    Every call may raise a ServerError (the server refused; the connection stays), Timeout, ProtocolError or
-    ConnectionLost. After the latter three the connection is closed, and later calls raise ConnectionLost.
+    What is held belongs to the connection and is lost with it. A Hold says so itself; if it happens to what acquire()
+    got, one call raises ConnectionLost before others go on with a new connection.
     """
 
     def __init__(
         self,
-        host: str = "127.0.0.1",
-        port: int = 11215,
+        host: str | Sequence[str] = "127.0.0.1",
+        port: int = PORT,
         *,
         path: str | os.PathLike[str] | None = None,
         timeout: float = 5.0,
+        connect_timeout: float | None = None,
+        watch: bool = False,
     ) -> None:
-        super().__init__(host, port, path, timeout)
-        self._opaque = 0
-        self._parser = wire.ResponseParser()
-        self._responses: deque[wire.Response] = deque()  # received and not looked at yet
+        self._addresses = read_addresses(host, port, path)
+        self._timeout = timeout
+        self._connect_timeout = timeout if connect_timeout is None else connect_timeout
+        self._closed = False
+        self._backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
+        self._retry_at = 0.0
+        self._failure = ""  # of the last attempt to connect
+        self._turns = Turns()
+        self._connecting = threading.Lock()
+        self._link = self._connect()
+        self._watch = watch
+        self._watcher = _Watcher(self) if watch else None
+        _clients.add(self)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def where(self) -> str:
+        """The address that it is connected to, or was last."""
+        return self._link.where
+
+    def fileno(self) -> int:
+        """The descriptor of the connection's socket, for who hands it to another process. Connects if need be."""
+        return self._connected().fileno()
+
+    def close(self) -> None:
+        """Ends the connection: the server takes back what was held through it. Later calls raise ConnectionLost."""
+        self._closed = True
+        self._link.close()
+        if self._watcher is not None:
+            self._watcher.stop()
 
     def noop(self) -> None:
         """Makes the server answer (section "Noop")."""
-        self._call(wire.noop(self._next_opaque()), _decode_nothing)
+        self._call(wire.noop)
 
     def get(self, name: str | bytes) -> int:
         """How much of a counter is consumed (section "Get"). NotFound if there is none of that name."""
-        return self._call(wire.get(self._next_opaque(), as_bytes(name)), wire.decode_consumption)
+        consumption: int = self._call(wire.get, as_bytes(name))
+        return consumption
 
     def acquire(self, name: str | bytes, resources: int = 1, *, maximum: int) -> int:
         """Acquires resources, if no more than maximum of the counter are consumed then (section "Acquire").
@@ -63,58 +162,436 @@ class Client(Connection):
         Returns how many were granted. NotAvailable if the maximum leaves no room, InvalidArguments if resources are
         0 or above maximum, OutOfMemory if the server has no room for another counter or holding.
         """
-        request = wire.acquire(self._next_opaque(), as_bytes(name), resources, maximum)
-        return self._call(request, wire.decode_consumption)
+        granted: int = self._call(wire.acquire, as_bytes(name), resources, maximum)
+        return granted
 
     def release(self, name: str | bytes, resources: int = 1) -> None:
         """Gives resources back (section "Release").
 
         NotFound if there is no such counter, NotAcquired if this connection holds less; nothing is released then.
         """
-        self._call(wire.release(self._next_opaque(), as_bytes(name), resources), _decode_nothing)
+        released = as_bytes(name)
+        self._call(wire.release, released, resources)
+        self._turns.wake(released)
 
     def stats(self) -> dict[str, str]:
         """The server's statistics by name, in its order, as the texts it sends (section "Stats")."""
-        return self._call(wire.stats(self._next_opaque()), wire.decode_stats)
+        figures: dict[str, str] = self._call(wire.stats)
+        return figures
 
     def dump(self) -> list[DumpEntry]:
         """Every counter, in no particular order (section "Dump"). All of them are in memory at once."""
-        request = wire.dump(self._next_opaque())
-        entries = []
-        with self._exchange() as deadline:
-            self._send(request, deadline)
-            while body := self._response(request, deadline):
-                entries.append(wire.decode_dump_entry(body))
+        entries: list[DumpEntry] = self._call(wire.dump)
         return entries
 
-    def _next_opaque(self) -> int:
-        self._opaque = (self._opaque + 1) & wire.U32_MAX
-        return self._opaque
+    def pipeline(self) -> Pipeline:
+        """Requests that are sent together: `p = client.pipeline(); p.get("a"); p.get("b"); results = p.execute()`."""
+        return Pipeline(self)
 
-    def _call(self, request: bytes, decode: Callable[[bytes], T]) -> T:
-        with self._exchange() as deadline:
-            self._send(request, deadline)
-            return decode(self._response(request, deadline))
+    def hold(
+        self,
+        name: str | bytes,
+        resources: int = 1,
+        *,
+        maximum: int,
+        timeout: float | None = None,
+        on_lost: Callable[[Hold], object] | Literal["raise", "reacquire"] = RAISE,
+    ) -> Hold:
+        """Permits while a block runs: `with client.hold("db:main", 2, maximum=10, timeout=5):`, or as a decorator.
 
-    def _received(self, data: bytes) -> None:
-        self._responses.extend(self._parser.feed(data))
+        Waits until they are available, for timeout seconds at most (None: for ever, 0: asks once), then raises
+        NotAvailable, which tells what is in use. Those who wait for one name in this client get it in order. A
+        connection that is lost while it waits is made again; ConnectionLost is raised when the time is over.
 
-    def _response(self, request: bytes, deadline: float) -> bytes:
-        """The body of the next response, which must be a success and belong to the request."""
-        while not self._responses:
-            self._receive(deadline)
-        response = self._responses.popleft()
-        opcode, opaque = request[1], int.from_bytes(request[8:12], "big")
-        if (response.opcode, response.opaque) != (opcode, opaque):
-            raise ProtocolError(
-                f"expected a response with opcode {opcode:02x} and opaque {opaque:08x}, "
-                f"not {response.opcode:02x} and {response.opaque:08x}"
-            )
-        if response.status:
-            raise server_error(response.status, response.body.decode("utf-8", "backslashreplace"))
-        return response.body
+        on_lost: what to do when the connection, and the permits with it, are lost while the block runs.
+        "raise": leaving the block raises ConnectionLost, unless something else was raised in it.
+        A function of the hold: is called at once, in another thread. "reacquire": the permits are acquired again,
+        however long that takes, and until then hold.lost is true. Both need a Client(watch=True).
+        """
+        if on_lost != RAISE and not self._watch:
+            raise ValueError("on_lost: a function, or acquiring again, needs a Client(watch=True)")
+        return Hold(self, Asked(name, resources, maximum, timeout, on_lost))
+
+    def semaphore(self, name: str | bytes, maximum: int) -> Semaphore:
+        """A counter with the face of threading.BoundedSemaphore."""
+        return Semaphore(self, name, maximum)
+
+    # ---- calling ----
+
+    def _call(self, *request: Any) -> Any:
+        link = self._connected()
+        try:
+            return link.call(self._timeout, *request)
+        except ConnectionLost:
+            link.unheard = False
+            raise
+
+    def _run(self, requests: list[Request]) -> list[Any]:
+        """The results of all; refusals are among them."""
+        link = self._connected()
+        calls = link.run(self._timeout, requests)
+        for call in calls:
+            if call.error is not None and not isinstance(call.error, ServerError):
+                link.unheard = False
+                raise call.error
+        return [call.result if call.error is None else call.error for call in calls]
+
+    def _connected(self, *, hears: bool = True) -> Link:
+        """The connection, a new one if it was lost. ConnectionLost or Timeout.
+
+        hears: the caller is to be told if permits were lost with it, and nobody was told yet.
+        """
+        link = self._link
+        now = time.monotonic()
+        if not link.closed and (now - link.used_at < IDLE_S or not link.is_idle() or link.is_alive()):
+            link.used_at = now
+            return link
+        with self._connecting:
+            link = self._link
+            if self._closed:
+                raise no_connection(link.where, CLOSED)
+            if not link.closed:
+                return link
+            if hears and link.unheard and link.closed not in NO_LOSS:
+                link.unheard = False
+                raise lost(link.where, f"{link.closed}; what was acquired through it has been given back")
+            if time.monotonic() < self._retry_at:
+                raise ConnectionLost(f"{self._failure}; another attempt is due within {CONNECT_LONGEST_S:g} s")
+            self._link = link = self._connect()
+        if self._watcher is not None:
+            self._watcher.wake()
+        elif self._watch:
+            self._watcher = _Watcher(self)
+        return link
+
+    def _connect(self) -> Link:
+        failure: CounterdError | None = None
+        for address in self._addresses:
+            where = str(address)
+            try:
+                connected = connected_socket(address.path or (address.host, address.port), self._connect_timeout)
+            except TimeoutError:
+                failure = not_accepted(where, self._connect_timeout)
+            except OSError as error:
+                failure = cannot_connect(where, error)
+            else:
+                self._backoff.reset()
+                return Link(connected, where)
+        assert failure is not None
+        self._failure = str(failure)
+        self._retry_at = time.monotonic() + self._backoff.delay()
+        raise failure
+
+    def _after_fork(self) -> None:
+        """In the child. Locks may be held there by threads that are not, and queues have waiters that are not."""
+        self._link.after_fork()
+        self._turns = Turns()
+        self._connecting = threading.Lock()
+        if self._watcher is not None:
+            self._watcher.after_fork()
+            self._watcher = None
+
+    # ---- holding ----
+
+    def _take(self, hold: Hold, asked: Asked) -> Link:
+        """Waits for the permits; returns the connection through which the hold has them."""
+        deadline = None if asked.timeout is None else time.monotonic() + asked.timeout
+        turn = threading.Event()
+        queue = self._turns.join(asked.name, turn)
+        try:
+            while not self._turns.is_first(asked.name, turn):
+                if not turn.wait(_left(deadline)):
+                    raise asked.not_available(self._consumption(queue, asked))
+            while True:
+                turn.clear()
+                refusal = None
+                try:
+                    link = self._ask(hold, asked)
+                    queue.backoff.reset()
+                    return link
+                except NotAvailable:
+                    pause = queue.backoff.delay()
+                except ConnectionLost as error:
+                    if self._closed:
+                        raise
+                    refusal = error
+                    pause = max(self._retry_at - time.monotonic(), 0)
+                left = _left(deadline)
+                if left is not None and left <= 0:
+                    raise refusal or asked.not_available(self._consumption(queue, asked))
+                turn.wait(pause if left is None else min(pause, left))
+        finally:
+            self._turns.leave(asked.name, turn)
+
+    def _ask(self, hold: Hold, asked: Asked) -> Link:
+        link = self._connected(hears=False)
+        link.call(self._timeout, wire.acquire, asked.name, asked.resources, asked.maximum)
+        if not link.adopt(hold, asked.resources):
+            raise lost(link.where, link.closed)
+        return link
+
+    def _consumption(self, queue: Queue, asked: Asked) -> int | None:
+        """For who gives up. When many do at once, few ask."""
+        now = time.monotonic()
+        if queue.consumption is None or now - queue.counted_at > COUNTED_FOR_S:
+            queue.counted_at = now
+            with suppress(CounterdError):
+                queue.consumption = self._connected(hears=False).call(self._timeout, wire.get, asked.name)
+        return queue.consumption
 
 
-def _decode_nothing(body: bytes) -> None:
-    if body:
-        raise ProtocolError(f"expected no body, not {body[:16].hex(' ')}")
+class Hold:
+    """Permits of a counter, held while a block runs: what Client.hold() returns, for `with` or as a decorator."""
+
+    def __init__(self, client: Client, asked: Asked) -> None:
+        self._client = client
+        self._asked = asked
+        self._link: Link | None = None  # through which they are held
+        self._lock = threading.Lock()  # for those who change that
+
+    def __enter__(self) -> Hold:
+        if self._link is not None:
+            raise RuntimeError("this hold has been entered already: make another")
+        self._link = self._client._take(self, self._asked)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            link, self._link = self._link, None
+        assert link is not None
+        try:
+            link.call(self._client._timeout, wire.release, self._asked.name, self._asked.resources)
+        except ConnectionLost:
+            if kind is None and self._asked.on_lost == RAISE and link.closed not in NO_LOSS:
+                raise self._asked.lost(link.where, link.closed) from None
+        except CounterdError:
+            if kind is None:
+                raise
+        finally:
+            link.leave(self)
+            self._client._turns.wake(self._asked.name)
+
+    def __call__(self, function: F) -> F:
+        """A function, or a generator, that holds the permits while it runs; each call has its own."""
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(f"{function.__qualname__} is asynchronous: it needs a hold of counterd.client.aio")
+        client, asked = self._client, self._asked
+
+        def generate(*arguments: Any, **named: Any) -> Any:
+            with Hold(client, asked):
+                return (yield from function(*arguments, **named))
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            with Hold(client, asked):
+                return function(*arguments, **named)
+
+        wrapped = functools.wraps(function)(generate if inspect.isgeneratorfunction(function) else call)
+        return cast("F", wrapped)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection, and the permits with it, were lost while the block runs. Looks at the socket."""
+        link = self._link
+        return link is not None and not link.is_alive()
+
+    def raise_if_lost(self) -> None:
+        """ConnectionLost if they were."""
+        link = self._link
+        if link is not None and not link.is_alive():
+            raise self._asked.lost(link.where, link.closed)
+
+    # ---- in the watching thread ----
+
+    def _tell(self) -> bool:
+        """They were lost. Returns whether they are wanted again."""
+        on_lost = self._asked.on_lost
+        if callable(on_lost):
+            try:
+                on_lost(self)
+            except Exception:  # noqa: BLE001 - the caller's, and this thread has others to serve
+                _log.exception("on_lost of %s", self._asked)
+        return on_lost == REACQUIRE
+
+    def _acquire_again(self) -> bool:
+        """Whether that is done, or not wanted any more. NotAvailable, and what else an acquire raises."""
+        lost = self._link
+        if lost is None:
+            return True
+        link = self._client._ask(self, self._asked)
+        with self._lock:
+            if self._link is lost:
+                self._link = link
+                return True
+        link.leave(self)
+        link.call(self._client._timeout, wire.release, self._asked.name, self._asked.resources)
+        return True
+
+
+class _Watcher:
+    """The thread of a Client(watch=True): sees that the connection ends, tells the holds, and acquires again."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._lock = threading.Lock()  # of _wake, which is -1 once the thread has ended
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="counterd-watch", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There is a new connection."""
+        with self._lock:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
+
+    def stop(self) -> None:
+        self._stopped = True
+        self.wake()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def after_fork(self) -> None:
+        """In the child, where the thread is not."""
+        if self._wake >= 0:
+            os.close(self._wake)
+
+    def _run(self) -> None:
+        try:
+            self._watch()
+        finally:
+            with self._lock:
+                os.close(self._wake)
+                self._wake = -1
+
+    def _watch(self) -> None:
+        told: Link | None = None
+        again: list[Hold] = []
+        backoff = Backoff(ASK_FIRST_S, ASK_LONGEST_S)
+        while not self._stopped:
+            link = self._client._link
+            if link.closed and link is not told and link.closed not in NO_LOSS:
+                told = link
+                again += [hold for hold in list(link.holds) if hold._tell()]
+            pause = None
+            if again:
+                again = [hold for hold in again if not self._succeeds(hold)]
+                pause = max(backoff.delay(), self._client._retry_at - time.monotonic())
+            if not again:
+                backoff.reset()
+                pause = None
+            link.watch(self._wake, pause)
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+
+    def _succeeds(self, hold: Hold) -> bool:
+        try:
+            return hold._acquire_again()
+        except CounterdError as error:
+            if not isinstance(error, (NotAvailable, ConnectionLost)):
+                _log.warning("acquiring %s again: %s", hold._asked, error)
+            return False
+
+
+class Pipeline:
+    """Requests that are sent together and answered together: what Client.pipeline() returns. Used once or again."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._requests: list[Request] = []
+
+    def noop(self) -> Pipeline:
+        """As Client.noop(), in its turn. Its result is None."""
+        return self._add(wire.noop)
+
+    def get(self, name: str | bytes) -> Pipeline:
+        """As Client.get(), in its turn."""
+        return self._add(wire.get, as_bytes(name))
+
+    def acquire(self, name: str | bytes, resources: int = 1, *, maximum: int) -> Pipeline:
+        """As Client.acquire(), in its turn."""
+        return self._add(wire.acquire, as_bytes(name), resources, maximum)
+
+    def release(self, name: str | bytes, resources: int = 1) -> Pipeline:
+        """As Client.release(), in its turn. Its result is None."""
+        return self._add(wire.release, as_bytes(name), resources)
+
+    def stats(self) -> Pipeline:
+        """As Client.stats(), in its turn."""
+        return self._add(wire.stats)
+
+    def dump(self) -> Pipeline:
+        """As Client.dump(), in its turn."""
+        return self._add(wire.dump)
+
+    def execute(self) -> list[Any]:
+        """Sends all requests; returns the result of each, in order, or for one that was refused its ServerError.
+
+        ValueError if one does not fit the protocol: nothing is sent then. Raises Timeout, ConnectionLost or
+        ProtocolError if any is not answered; what the others acquired is given back then.
+        """
+        requests, self._requests = self._requests, []
+        results = self._client._run(requests) if requests else []
+        for name in {request[1] for request in requests if request[0] is wire.release}:
+            self._client._turns.wake(name)
+        return results
+
+    def _add(self, *request: Any) -> Pipeline:
+        self._requests.append(request)
+        return self
+
+
+class Semaphore:
+    """A counter with the methods of threading.BoundedSemaphore: what Client.semaphore() returns. Thread-safe.
+
+    Each acquire is a permit of its own, and only as many can be released.
+    """
+
+    def __init__(self, client: Client, name: str | bytes, maximum: int) -> None:
+        self._client = client
+        self._name = as_bytes(name)
+        self._maximum = maximum
+        self._holds: list[Hold] = []
+
+    def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+        """Takes a permit: waits for it, at most timeout seconds, or not at all. False if there was none."""
+        if not blocking and timeout is not None:
+            raise ValueError("a timeout needs blocking=True")
+        hold = self._client.hold(self._name, maximum=self._maximum, timeout=timeout if blocking else 0)
+        try:
+            self._holds.append(hold.__enter__())
+        except NotAvailable:
+            return False
+        return True
+
+    def release(self, n: int = 1) -> None:
+        """Gives n permits back. ValueError if fewer were acquired, ConnectionLost if one was lost meanwhile."""
+        if n < 1:
+            raise ValueError("n must be one or more")
+        for _ in range(n):
+            try:
+                hold = self._holds.pop()
+            except IndexError:
+                raise ValueError("semaphore released too many times") from None
+            hold.__exit__(None, None, None)
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else deadline - time.monotonic()
+
+
+def _after_fork() -> None:
+    for client in list(_clients):
+        client._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,116 @@
+"""Requests of the counter protocol that were sent and not answered yet, found by their opaque: no I/O, no clock.
+
+Stands beside the floors, shared by the blocking client and that for asyncio. What is granted to somebody who has gone
+meanwhile is noted in give_back; whoever owns the connection then releases it there.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+from counterd.errors import CounterdError, NotAvailable, ProtocolError, ServerError, server_error
+from counterd.protocols.counter import wire
+from counterd.protocols.counter.wire import HEADER_SIZE, Opcode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Calls that were not answered, and given up, before the connection is: what a server that never answers can make a
+# program keep.
+UNANSWERED_MAX = 1 << 17
+
+_ACQUIRE = struct.Struct(">II")
+_RELEASE = struct.Struct(">I")
+_ACQUIRE_NAME = HEADER_SIZE + 10  # where the name begins
+
+
+class Call:
+    """A request that is under way. How its caller waits is up to the client, which overrides settle()."""
+
+    __slots__ = ("entries", "frame")
+
+    def __init__(self) -> None:
+        self.frame = b""
+        self.entries: list[wire.DumpEntry] = []  # of a Dump, so far
+
+    def settle(self, result: Any, error: CounterdError | None) -> bool:
+        """Tells the caller how it ended. False if nobody waits for it any more."""
+        raise NotImplementedError
+
+
+class Calls:
+    """The calls of one connection."""
+
+    def __init__(self) -> None:
+        self.pending: dict[int, Call] = {}  # by opaque, the oldest first
+        self.held = 0  # permits of all names together
+        self.give_back: list[tuple[bytes, int]] = []  # names and permits that were granted to nobody
+        self._parser = wire.ResponseParser()
+        self._opaque = 0
+
+    def add(self, call: Call, encode: Callable[..., bytes], *arguments: Any) -> bytes:
+        """Gives the call an opaque; returns what to send. Raises ValueError for what does not fit the protocol."""
+        opaque = self._opaque = (self._opaque + 1) & wire.U32_MAX
+        while opaque in self.pending:  # one that is as old as 2^32 calls
+            opaque = self._opaque = (opaque + 1) & wire.U32_MAX
+        call.frame = encode(opaque, *arguments)
+        self.pending[opaque] = call
+        return call.frame
+
+    def feed(self, data: bytes) -> None:
+        """Settles the calls that are answered with these bytes. Raises ProtocolError for what no server may send."""
+        for opcode, status, opaque, body in self._parser.feed(data):
+            call = self.pending.get(opaque)
+            if call is None or call.frame[1] != opcode:
+                raise ProtocolError(f"nothing was asked with opcode {opcode:02x} and opaque {opaque:08x}")
+            if status:
+                del self.pending[opaque]
+                call.settle(None, _refusal(call.frame, status, body))
+            elif opcode == Opcode.DUMP and body:
+                call.entries.append(wire.decode_dump_entry(body))
+            else:
+                result = call.entries if opcode == Opcode.DUMP else _DECODERS[opcode](body)
+                del self.pending[opaque]
+                self._succeeded(call, opcode, result)
+
+    def fail(self, error: Callable[[], CounterdError]) -> None:
+        """The connection has gone: settles all calls, each with an error of its own."""
+        pending, self.pending = self.pending, {}
+        for call in pending.values():
+            call.settle(None, error())
+
+    def return_grant(self, call: Call, permits: int) -> None:
+        """Nobody is there to take what this acquire was granted."""
+        self.give_back.append((call.frame[_ACQUIRE_NAME:], permits))
+
+    def _succeeded(self, call: Call, opcode: int, result: Any) -> None:
+        wanted = call.settle(result, None)
+        if opcode == Opcode.ACQUIRE:
+            self.held += result
+            if not wanted:
+                self.return_grant(call, result)
+        elif opcode == Opcode.RELEASE:
+            self.held -= _RELEASE.unpack_from(call.frame, HEADER_SIZE)[0]
+
+
+def _refusal(frame: bytes, status: int, body: bytes) -> ServerError:
+    error = server_error(status, body.decode("utf-8", "backslashreplace"))
+    if isinstance(error, NotAvailable) and frame[1] == Opcode.ACQUIRE:
+        error.resources, error.maximum = _ACQUIRE.unpack_from(frame, HEADER_SIZE)
+        error.name = frame[_ACQUIRE_NAME:]
+    return error
+
+
+def _decode_nothing(body: bytes) -> None:
+    if body:
+        raise ProtocolError(f"expected no body, not {body[:16].hex(' ')}")
+
+
+_DECODERS: dict[int, Callable[[bytes], Any]] = {
+    Opcode.NOOP: _decode_nothing,
+    Opcode.GET: wire.decode_consumption,
+    Opcode.ACQUIRE: wire.decode_consumption,
+    Opcode.RELEASE: _decode_nothing,
+    Opcode.STATS: wire.decode_stats,
+}

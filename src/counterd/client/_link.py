@@ -1,0 +1,363 @@
+"""One connection of the blocking client, which any number of threads use at a time.
+
+Stands beside the floors. Whoever waits for an answer and finds nobody reading reads for all, until its own answer has
+come; then another of those who wait does. So there is no thread of its own, and nobody waits for another's answer.
+The socket never blocks; whoever waits, waits in poll() with a deadline. What the kernel does not take stays in order
+in front of what is sent next, so that requests are never torn, whatever interrupts a caller.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from counterd.client._calls import UNANSWERED_MAX, Call, Calls
+from counterd.client._connection import (
+    CLOSED,
+    POLL_MAX,
+    RECEIVE_SIZE,
+    DeadlinePassed,
+    closed_by_server,
+    lost,
+    not_answered,
+)
+from counterd.errors import CounterdError, ProtocolError
+from counterd.protocols.counter import wire
+from counterd.protocols.counter.wire import Opcode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+FORKED = "the process forked: the connection belongs to the parent"
+PUSH_SLICE_S = 0.05  # what somebody who only sends may wait before looking whether nobody reads any more
+SETTLE_S = 1.0  # what an interrupted caller waits to learn whether something was granted to it
+
+_ENDED = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+
+Request = tuple[Any, ...]  # an encoder of the wire module, and its arguments but the opaque
+
+
+class ThreadCall(Call):
+    """A call that a thread waits for."""
+
+    __slots__ = ("abandoned", "done", "error", "result", "wake")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done = False
+        self.abandoned = False
+        self.result: Any = None
+        self.error: CounterdError | None = None
+        self.wake: threading.Lock | None = None  # locked while its thread waits for another that reads
+
+    def settle(self, result: Any, error: CounterdError | None) -> bool:
+        self.result, self.error, self.done = result, error, True
+        if self.wake is not None:
+            self.wake.release()
+            self.wake = None
+        return not self.abandoned
+
+
+class Link:
+    """A connected socket, and the calls that are under way through it. Everything but reading is done with the lock."""
+
+    def __init__(self, connected: socket.socket, where: str) -> None:
+        self.where = where
+        self.closed = ""  # why it is not connected any more
+        self.calls = Calls()
+        self.holds: dict[Any, int] = {}  # with how many permits
+        self.used_at = time.monotonic()
+        self.unheard = False  # it was lost with permits that no hold looks after, and nobody was told yet
+        self._socket = connected
+        self._lock = threading.Lock()
+        self._unsent = bytearray()
+        self._reading = False
+        self._watched = False
+        self._waiting: deque[ThreadCall] = deque()  # while another reads; those that were settled stay until their turn
+        self._poller = select.poll()
+        self._poller.register(connected, select.POLLIN)
+
+    def call(self, timeout: float, *request: Any) -> Any:
+        """Sends a request and returns its result. ServerError, Timeout, ConnectionLost or ProtocolError."""
+        (call,) = self.run(timeout, (request,))
+        if call.error is not None:
+            raise call.error
+        return call.result
+
+    def run(self, timeout: float, requests: Sequence[Request]) -> list[ThreadCall]:
+        """Sends requests at once, and returns their calls when all have been answered.
+
+        Raises Timeout. What was granted by those that are given up, for that or because something interrupted this, is
+        given back.
+        """
+        deadline = time.monotonic() + timeout
+        calls: list[ThreadCall] = []
+        try:
+            self._begin(requests, calls)
+            if self._unsent:
+                self._push(deadline)
+            for call in calls:
+                self._wait(call, deadline)
+        except DeadlinePassed:
+            self._give_up(calls, 0)
+            raise not_answered(self.where, timeout) from None
+        except BaseException:
+            self._give_up(calls, SETTLE_S)
+            raise
+        return calls
+
+    def adopt(self, hold: object, permits: int) -> bool:
+        """Notes that a hold has permits here. False if they were lost meanwhile."""
+        with self._lock:
+            if not self.closed:
+                self.holds[hold] = permits
+            return not self.closed
+
+    def leave(self, hold: object) -> None:
+        """It does not want them any more."""
+        with self._lock:
+            self.holds.pop(hold, None)
+
+    def is_idle(self) -> bool:
+        return not self.calls.held and not self.calls.pending
+
+    def is_alive(self) -> bool:
+        """Looks at the socket: False if the server has ended the connection, or it was closed here."""
+        with self._lock:
+            if not self.closed:
+                poller = select.poll()
+                poller.register(self._socket, select.POLLRDHUP)
+                if poller.poll(0):
+                    self._drop("the server closed it", lambda: closed_by_server(self.where))
+            return not self.closed
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self, why: str = CLOSED) -> None:
+        with self._lock:
+            self._drop(why)
+
+    def after_fork(self) -> None:
+        """In the child: closes its copy, and only that. Other threads, and what they had locked, are not here."""
+        self.closed = self.closed or FORKED
+        self._socket.close()
+
+    # ---- the watching thread ----
+
+    def watch(self, wake: int, timeout: float | None) -> None:
+        """Waits until the connection ends, the descriptor wake is readable, or so many seconds have passed."""
+        with self._lock:
+            self._watched = not self.closed
+        poller = select.poll()
+        poller.register(wake, select.POLLIN)
+        if self._watched:
+            poller.register(self._socket, select.POLLRDHUP)
+        try:
+            ended = any(ready & _ENDED for _, ready in poller.poll(None if timeout is None else timeout * 1000))
+        finally:
+            with self._lock:
+                self._watched = False
+                if self.closed:
+                    self._close_unused()
+        if ended:
+            self.close("the server closed it")
+
+    # ---- with the lock ----
+
+    def _drop(self, why: str, error: Callable[[], CounterdError] | None = None) -> None:
+        """Ends the connection. Calls that have no answer yet raise error, or ConnectionLost."""
+        if not self.closed:
+            self.closed = why
+            self._unsent.clear()
+            self.unheard = self.calls.held > sum(self.holds.values())
+            self.calls.fail(error or (lambda: lost(self.where, why)))
+            if self._reading or self._watched:
+                with suppress(OSError):  # whoever is in poll() wakes, and closes it
+                    self._socket.shutdown(socket.SHUT_RDWR)
+            self._close_unused()
+
+    def _close_unused(self) -> None:
+        if not self._reading and not self._watched:
+            self._socket.close()
+
+    def _send(self, data: bytes) -> None:
+        """As much as the kernel takes; the rest stays in front of what comes next."""
+        try:
+            if not self._unsent:
+                sent = self._socket.send(data)
+                if sent < len(data):
+                    self._unsent += memoryview(data)[sent:]
+                return
+            self._unsent += data
+            del self._unsent[: self._socket.send(self._unsent)]
+        except BlockingIOError:
+            self._unsent = self._unsent or bytearray(data)
+        except OSError as error:
+            self._drop(str(error))
+        except BaseException:
+            self._drop("sending was interrupted")  # nobody knows what has gone out
+            raise
+
+    def _give_back(self) -> None:
+        """Releases what was granted to somebody who does not wait any more."""
+        while self.calls.give_back and not self.closed:
+            name, permits = self.calls.give_back.pop()
+            call = ThreadCall()
+            call.abandoned = True
+            self._send(self.calls.add(call, wire.release, name, permits))
+
+    def _wake_another(self) -> None:
+        """If nobody reads, one of those who wait does."""
+        while not self._reading and self._waiting:
+            call = self._waiting.popleft()
+            if call.wake is not None:
+                call.wake.release()
+                call.wake = None
+                return
+
+    # ---- without ----
+
+    def _begin(self, requests: Sequence[Request], calls: list[ThreadCall]) -> None:
+        with self._lock:
+            if self.closed:
+                raise lost(self.where, self.closed)
+            frames = []
+            try:
+                for request in requests:
+                    call = ThreadCall()
+                    frames.append(self.calls.add(call, *request))
+                    calls.append(call)
+            except BaseException:  # nothing of it was sent, so nothing of it may be waited for
+                for call in calls:
+                    self.calls.pending.pop(int.from_bytes(call.frame[8:12], "big"), None)
+                raise
+            self._send(frames[0] if len(frames) == 1 else b"".join(frames))
+
+    def _wait(self, call: ThreadCall, deadline: float) -> None:
+        """Until the call is settled. Raises DeadlinePassed."""
+        while not call.done:
+            wake = None
+            with self._lock:
+                if call.done:
+                    return
+                if self._reading:
+                    wake = call.wake = threading.Lock()
+                    wake.acquire()
+                    self._waiting.append(call)
+                self._reading = True
+            if wake is None:
+                try:
+                    while not call.done:
+                        self._read(self._poller, deadline)
+                finally:
+                    self._stop_reading()
+            elif not wake.acquire(timeout=_seconds_left(deadline)):
+                raise DeadlinePassed
+
+    def _stop_reading(self) -> None:
+        with self._lock:
+            self._reading = False
+            if self.closed:
+                self._close_unused()
+            else:
+                self._wake_another()
+
+    def _read(self, poller: select.poll, deadline: float) -> int:
+        """As the one who reads: waits for what the poller looks for, and takes what has come. Returns what is ready."""
+        ready = poller.poll(min(math.ceil(_seconds_left(deadline) * 1000), POLL_MAX))
+        if not ready:
+            raise DeadlinePassed
+        if not ready[0][1] & ~select.POLLOUT:
+            return select.POLLOUT
+        try:
+            data = self._socket.recv(RECEIVE_SIZE)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            with self._lock:
+                self._drop(str(error))
+            return 0
+        with self._lock:
+            self._received(data)
+        return ready[0][1]
+
+    def _received(self, data: bytes) -> None:
+        if self.closed:
+            return
+        if not data:
+            self._drop("the server closed it", lambda: closed_by_server(self.where))
+            return
+        try:
+            self.calls.feed(data)
+        except ProtocolError as error:
+            why = str(error)
+            self._drop(why, lambda: ProtocolError(why))
+        except BaseException:
+            self._drop("reading was interrupted")
+            raise
+        if self.calls.give_back:
+            self._give_back()
+
+    def _push(self, deadline: float) -> None:
+        """Gets out what the kernel did not take at first, and reads meanwhile: a server may wait for that."""
+        poller = select.poll()
+        while self._unsent:
+            with self._lock:
+                reads = not self._reading
+                self._reading = True
+            poller.register(self._socket, select.POLLIN | select.POLLOUT if reads else select.POLLOUT)
+            try:
+                if reads:
+                    self._read(poller, deadline)
+                else:
+                    poller.poll(min(_seconds_left(deadline), PUSH_SLICE_S) * 1000)
+            finally:
+                if reads:
+                    self._stop_reading()
+            with self._lock:
+                if not self.closed:
+                    self._send(b"")
+
+    def _give_up(self, calls: list[ThreadCall], patience: float) -> None:
+        """These are not waited for any more. Tries to learn of grants for so many seconds, to give them back."""
+        with self._lock:
+            unanswered = []
+            for call in calls:
+                call.abandoned, call.wake = True, None
+                if not call.done:
+                    unanswered.append(call)
+                elif call.error is None and call.frame[1] == Opcode.ACQUIRE:
+                    self.calls.return_grant(call, call.result)
+            self._give_back()
+            self._wake_another()
+        with suppress(DeadlinePassed):
+            for call in unanswered:
+                if patience and call.frame[1] == Opcode.ACQUIRE:
+                    self._wait(call, time.monotonic() + patience)
+        with self._lock:
+            unanswered = [call for call in unanswered if not call.done]
+            if self._unsent and unanswered:
+                self._drop("the server takes no more requests")
+            elif len(self.calls.pending) > UNANSWERED_MAX:
+                self._drop(f"{UNANSWERED_MAX} calls were not answered")
+            elif any(call.frame[1] == Opcode.ACQUIRE for call in unanswered) and self._has_nothing_else():
+                # What it grants now would stay unseen until somebody reads: maybe never.
+                self._drop("an acquire was not answered in time, and nothing is held")
+
+    def _has_nothing_else(self) -> bool:
+        pending: list[Any] = list(self.calls.pending.values())
+        return not self.calls.held and all(call.abandoned for call in pending)
+
+
+def _seconds_left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise DeadlinePassed
+    return min(left, threading.TIMEOUT_MAX)

@@ -1,0 +1,66 @@
+"""Who waits for which counter in this program, in order: only the first of them asks the server.
+
+Stands beside the floors, shared by the blocking client and that for asyncio. A waiter is an Event of either kind; this
+module only sets it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Protocol
+
+from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
+
+COUNTED_FOR_S = 0.1  # how long a consumption may be told to others who give up
+
+
+class Waiter(Protocol):
+    """What is set when a waiter has become the first, or something was given back here while it was."""
+
+    def set(self) -> object: ...
+
+
+class Queue:
+    """Those who wait for one name. Asking grows slower with each refusal, whoever is the first."""
+
+    def __init__(self) -> None:
+        self.waiters: OrderedDict[Waiter, None] = OrderedDict()
+        self.backoff = Backoff(ASK_FIRST_S, ASK_LONGEST_S)
+        self.consumption: int | None = None
+        self.counted_at = 0.0
+
+
+class Turns:
+    """The queues of a client, by name. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queues: dict[bytes, Queue] = {}
+
+    def is_first(self, name: bytes, waiter: Waiter) -> bool:
+        with self._lock:
+            return next(iter(self._queues[name].waiters)) is waiter
+
+    def join(self, name: bytes, waiter: Waiter) -> Queue:
+        """At the end of the queue, until leave()."""
+        with self._lock:
+            queue = self._queues.setdefault(name, Queue())
+            queue.waiters[waiter] = None
+            return queue
+
+    def leave(self, name: bytes, waiter: Waiter) -> None:
+        with self._lock:
+            queue = self._queues[name]
+            was_first = next(iter(queue.waiters)) is waiter
+            del queue.waiters[waiter]
+            if not queue.waiters:
+                del self._queues[name]
+            elif was_first:
+                next(iter(queue.waiters)).set()
+
+    def wake(self, name: bytes) -> None:
+        """Something was given back: the first asks again at once."""
+        with self._lock:
+            if queue := self._queues.get(name):
+                next(iter(queue.waiters)).set()
