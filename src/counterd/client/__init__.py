@@ -28,7 +28,8 @@ from counterd.client._connection import (
     not_accepted,
 )
 from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, Asked
-from counterd.client._link import Link, Request
+from counterd.client._link import Link
+from counterd.client._pipeline import Request, Requests, released
 from counterd.client._turns import COUNTED_FOR_S, Queue, Turns
 from counterd.errors import (
     ConnectionLost,
@@ -118,6 +119,7 @@ class Client:
         self._failure = ""  # of the last attempt to connect
         self._turns = Turns()
         self._connecting = threading.Lock()
+        self._counting = threading.Lock()
         self._link = self._connect()
         self._watch = watch
         self._watcher = _Watcher(self) if watch else None
@@ -228,12 +230,16 @@ class Client:
 
     def _run(self, requests: list[Request]) -> list[Any]:
         """The results of all; refusals are among them."""
+        if not requests:
+            return []
         link = self._connected()
         calls = link.run(self._timeout, requests)
         for call in calls:
             if call.error is not None and not isinstance(call.error, ServerError):
                 link.unheard = False
                 raise call.error
+        for name in released(requests):
+            self._turns.wake(name)
         return [call.result if call.error is None else call.error for call in calls]
 
     def _connected(self, *, hears: bool = True) -> Link:
@@ -287,6 +293,7 @@ class Client:
         self._link.after_fork()
         self._turns = Turns()
         self._connecting = threading.Lock()
+        self._counting = threading.Lock()
         if self._watcher is not None:
             self._watcher.after_fork()
             self._watcher = None
@@ -331,13 +338,14 @@ class Client:
         return link
 
     def _consumption(self, queue: Queue, asked: Asked) -> int | None:
-        """For who gives up. When many do at once, few ask."""
-        now = time.monotonic()
-        if queue.consumption is None or now - queue.counted_at > COUNTED_FOR_S:
-            queue.counted_at = now
-            with suppress(CounterdError):
-                queue.consumption = self._connected(hears=False).call(self._timeout, wire.get, asked.name)
-        return queue.consumption
+        """For who gives up. When many do at once, one asks."""
+        with self._counting:
+            if time.monotonic() - queue.counted_at > COUNTED_FOR_S:
+                queue.consumption = None
+                with suppress(CounterdError):
+                    queue.consumption = self._connected(hears=False).call(self._timeout, wire.get, asked.name)
+                queue.counted_at = time.monotonic()
+            return queue.consumption
 
 
 class Hold:
@@ -494,52 +502,20 @@ class _Watcher:
             return False
 
 
-class Pipeline:
-    """Requests that are sent together and answered together: what Client.pipeline() returns. Used once or again."""
+class Pipeline(Requests):
+    """Requests that are sent together and answered together: what Client.pipeline() returns."""
 
     def __init__(self, client: Client) -> None:
+        super().__init__()
         self._client = client
-        self._requests: list[Request] = []
-
-    def noop(self) -> Pipeline:
-        """As Client.noop(), in its turn. Its result is None."""
-        return self._add(wire.noop)
-
-    def get(self, name: str | bytes) -> Pipeline:
-        """As Client.get(), in its turn."""
-        return self._add(wire.get, as_bytes(name))
-
-    def acquire(self, name: str | bytes, resources: int = 1, *, maximum: int) -> Pipeline:
-        """As Client.acquire(), in its turn."""
-        return self._add(wire.acquire, as_bytes(name), resources, maximum)
-
-    def release(self, name: str | bytes, resources: int = 1) -> Pipeline:
-        """As Client.release(), in its turn. Its result is None."""
-        return self._add(wire.release, as_bytes(name), resources)
-
-    def stats(self) -> Pipeline:
-        """As Client.stats(), in its turn."""
-        return self._add(wire.stats)
-
-    def dump(self) -> Pipeline:
-        """As Client.dump(), in its turn."""
-        return self._add(wire.dump)
 
     def execute(self) -> list[Any]:
         """Sends all requests; returns the result of each, in order, or for one that was refused its ServerError.
 
         ValueError if one does not fit the protocol: nothing is sent then. Raises Timeout, ConnectionLost or
-        ProtocolError if any is not answered; what the others acquired is given back then.
+        ProtocolError if any is not answered; what the others acquired is given back then. The pipeline is empty again.
         """
-        requests, self._requests = self._requests, []
-        results = self._client._run(requests) if requests else []
-        for name in {request[1] for request in requests if request[0] is wire.release}:
-            self._client._turns.wake(name)
-        return results
-
-    def _add(self, *request: Any) -> Pipeline:
-        self._requests.append(request)
-        return self
+        return self._client._run(self._taken())
 
 
 class Semaphore:

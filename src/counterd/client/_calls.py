@@ -14,7 +14,9 @@ from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import HEADER_SIZE, Opcode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from counterd.client._pipeline import Request
 
 # Calls that were not answered, and given up, before the connection is: what a server that never answers can make a
 # program keep.
@@ -57,6 +59,15 @@ class Calls:
         call.frame = encode(opaque, *arguments)
         self.pending[opaque] = call
         return call.frame
+
+    def add_all(self, calls: Sequence[Call], requests: Sequence[Request]) -> bytes:
+        """As add(), of each call its request, or of none."""
+        try:
+            return b"".join([self.add(call, *request) for call, request in zip(calls, requests, strict=True)])
+        except BaseException:
+            for call in calls:
+                self.pending.pop(int.from_bytes(call.frame[8:12], "big"), None)
+            raise
 
     def feed(self, data: bytes) -> None:
         """Settles the calls that are answered with these bytes. Raises ProtocolError for what no server may send."""

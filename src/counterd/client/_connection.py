@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 RECEIVE_SIZE = 65536  # bytes
 POLL_MAX = 2**31 - 1  # ms
 CLOSED = "close() was called"
+FORKED = "the process forked: the connection belongs to the parent"
 # A host or network that has vanished is given up after 10 to 12 s; the server does that in 25 s unless it is set
 # otherwise. So whoever loses permits knows it before another can have them.
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 4, 2, 3

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from counterd.client._connection import CLOSED, as_bytes
-from counterd.client._link import FORKED
+from counterd.client._connection import CLOSED, FORKED, as_bytes
 from counterd.errors import ConnectionLost, NotAvailable
 from counterd.protocols.counter.wire import ERROR_TEXTS, Status
 

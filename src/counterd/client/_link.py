@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from counterd.client._calls import UNANSWERED_MAX, Call, Calls
 from counterd.client._connection import (
     CLOSED,
+    FORKED,
     POLL_MAX,
     RECEIVE_SIZE,
     DeadlinePassed,
@@ -34,13 +35,12 @@ from counterd.protocols.counter.wire import Opcode
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-FORKED = "the process forked: the connection belongs to the parent"
+    from counterd.client._pipeline import Request
+
 PUSH_SLICE_S = 0.05  # what somebody who only sends may wait before looking whether nobody reads any more
 SETTLE_S = 1.0  # what an interrupted caller waits to learn whether something was granted to it
 
 _ENDED = select.POLLRDHUP | select.POLLHUP | select.POLLERR
-
-Request = tuple[Any, ...]  # an encoder of the wire module, and its arguments but the opaque
 
 
 class ThreadCall(Call):
@@ -228,17 +228,13 @@ class Link:
         with self._lock:
             if self.closed:
                 raise lost(self.where, self.closed)
-            frames = []
+            calls += [ThreadCall() for _ in requests]
             try:
-                for request in requests:
-                    call = ThreadCall()
-                    frames.append(self.calls.add(call, *request))
-                    calls.append(call)
-            except BaseException:  # nothing of it was sent, so nothing of it may be waited for
-                for call in calls:
-                    self.calls.pending.pop(int.from_bytes(call.frame[8:12], "big"), None)
+                data = self.calls.add_all(calls, requests)
+            except BaseException:
+                calls.clear()  # none was sent, so none is waited for
                 raise
-            self._send(frames[0] if len(frames) == 1 else b"".join(frames))
+            self._send(data)
 
     def _wait(self, call: ThreadCall, deadline: float) -> None:
         """Until the call is settled. Raises DeadlinePassed."""

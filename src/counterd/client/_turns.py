@@ -6,9 +6,10 @@ module only sets it.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
-from typing import Protocol
+from typing import Any, Protocol
 
 from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
 
@@ -27,8 +28,9 @@ class Queue:
     def __init__(self) -> None:
         self.waiters: OrderedDict[Waiter, None] = OrderedDict()
         self.backoff = Backoff(ASK_FIRST_S, ASK_LONGEST_S)
-        self.consumption: int | None = None
-        self.counted_at = 0.0
+        self.consumption: int | None = None  # as it was when somebody gave up last
+        self.counted_at = -math.inf
+        self.counting: Any = None  # whom the others who give up meanwhile wait for
 
 
 class Turns:

@@ -1,0 +1,208 @@
+"""One connection of the client for asyncio, which any number of tasks use at a time.
+
+Stands beside the floors. Requests of one turn of the loop go out in one piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any, cast
+
+from counterd.client._calls import UNANSWERED_MAX, Call, Calls
+from counterd.client._connection import FORKED, closed_by_server, lost, not_answered, set_options
+from counterd.errors import CounterdError, ProtocolError
+from counterd.protocols.counter import wire
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+
+    from counterd.client._pipeline import Request
+
+
+class FutureCall(Call):
+    """A call that a task waits for, or nobody."""
+
+    __slots__ = ("deadline", "future")
+
+    def __init__(self, future: asyncio.Future[Any] | None, deadline: float) -> None:
+        super().__init__()
+        self.future = future
+        self.deadline = deadline
+
+    def settle(self, result: Any, error: CounterdError | None) -> bool:
+        future = self.future
+        if future is None or future.done():
+            return False
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+        return True
+
+
+class Link(asyncio.Protocol):
+    """One connection, and the calls that are under way through it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, where: str, timeout: float, on_end: Callable[[Link], None]):
+        self.where = where
+        self.closed = ""  # why it is not connected any more
+        self.calls = Calls()
+        self.holds: dict[Any, int] = {}  # with how many permits
+        self.unheard = False  # it was lost with permits that no hold looks after, and nobody was told yet
+        self._loop = loop
+        self._timeout = timeout
+        self._on_end = on_end
+        self._transport: asyncio.Transport | None = None
+        self._gone: asyncio.Future[None] = loop.create_future()
+        self._unsent: list[bytes] = []
+        self._paused = False
+        self._timer: asyncio.TimerHandle | None = None  # runs no later than the oldest call's deadline
+
+    def start(self, *request: Any) -> FutureCall:
+        """Sends a request. Its future gets the result, or an error. ValueError for what does not fit the protocol."""
+        return self._start(self._loop.create_future(), request)
+
+    def start_all(self, requests: Sequence[Request]) -> list[FutureCall]:
+        """Sends requests, or none of them if one does not fit the protocol: ValueError."""
+        self._check()
+        deadline = self._loop.time() + self._timeout
+        calls = [FutureCall(self._loop.create_future(), deadline) for _ in requests]
+        self._send(self.calls.add_all(calls, requests), deadline)
+        return calls
+
+    def start_unawaited(self, *request: Any) -> None:
+        """Sends a request whose answer nobody waits for."""
+        self._start(None, request)
+
+    async def result(self, *request: Any) -> Any:
+        """Sends a request and waits for its result. If that ends in another way, nothing of it stays behind."""
+        call = self.start(*request)
+        assert call.future is not None
+        try:
+            return await call.future
+        except BaseException:
+            self.forget(call)
+            raise
+
+    def forget(self, call: FutureCall) -> None:
+        """The task that waited has gone. What an acquire was granted, or will be, is given back."""
+        future = call.future
+        assert future is not None
+        if not future.cancel() and not future.cancelled() and future.exception() is None:
+            self.calls.return_grant(call, future.result())
+            self._give_back()
+
+    def drop(self, why: str, error: Callable[[], CounterdError] | None = None) -> None:
+        """Ends the connection. Calls that have no answer yet raise error, or ConnectionLost."""
+        if self.closed:
+            return
+        self.closed = why
+        self.unheard = self.calls.held > sum(self.holds.values())
+        self._unsent.clear()
+        self.calls.fail(error or (lambda: lost(self.where, why)))
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        self._on_end(self)
+
+    async def gone(self) -> None:
+        """Returns when the socket is closed."""
+        if self._transport is not None:
+            await asyncio.shield(self._gone)
+
+    def after_fork(self) -> None:
+        """In the child: closes its copy of the socket, and only that. The loop still knows the number, so it stays."""
+        if self._transport is not None and not self._gone.done():
+            number = cast("socket.socket", self._transport.get_extra_info("socket")).fileno()
+            if number >= 0:
+                null = os.open(os.devnull, os.O_RDWR)
+                os.dup2(null, number, inheritable=False)
+                os.close(null)
+        self.closed = self.closed or FORKED
+
+    # ---- what the loop calls ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not of its class
+        if isinstance(transport.get_extra_info("peername"), tuple):  # of TCP
+            set_options(cast("socket.socket", transport.get_extra_info("socket")))
+        if self.closed:  # while it was connecting
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self.calls.feed(data)
+        except ProtocolError as error:
+            why = str(error)
+            self.drop(why, lambda: ProtocolError(why))
+        else:
+            if self.calls.give_back:
+                self._give_back()
+
+    def eof_received(self) -> None:
+        self.drop("the server closed it", lambda: closed_by_server(self.where))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.drop(str(error or "it was closed"))
+        self._gone.set_result(None)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._flush()
+
+    # ---- inside ----
+
+    def _check(self) -> None:
+        if self.closed:
+            raise lost(self.where, self.closed)
+
+    def _start(self, future: asyncio.Future[Any] | None, request: Request) -> FutureCall:
+        self._check()
+        deadline = self._loop.time() + self._timeout
+        call = FutureCall(future, deadline)
+        self._send(self.calls.add(call, *request), deadline)
+        return call
+
+    def _send(self, data: bytes, deadline: float) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_at(deadline, self._expire)
+        if self._unsent or self._paused:
+            self._unsent.append(data)
+        elif len(self.calls.pending) == 1:  # no other call is under way: nothing to wait for
+            assert self._transport is not None
+            self._transport.write(data)
+        else:
+            self._unsent.append(data)
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._unsent and not self._paused and not self.closed:
+            assert self._transport is not None
+            data = b"".join(self._unsent)
+            self._unsent.clear()
+            self._transport.write(data)
+
+    def _give_back(self) -> None:
+        while self.calls.give_back and not self.closed:
+            self.start_unawaited(wire.release, *self.calls.give_back.pop())
+
+    def _expire(self) -> None:
+        """Ends the wait of those that have waited long enough. Their answers may still come."""
+        now = self._loop.time()
+        self._timer = None
+        late = False
+        for call in cast("list[FutureCall]", list(self.calls.pending.values())):
+            if call.deadline > now:
+                self._timer = self._loop.call_at(call.deadline, self._expire)
+                break
+            late |= call.settle(None, not_answered(self.where, self._timeout))
+        if late and self._paused:
+            self.drop("the server takes no more requests")
+        elif len(self.calls.pending) > UNANSWERED_MAX:
+            self.drop(f"{UNANSWERED_MAX} calls were not answered")

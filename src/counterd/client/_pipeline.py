@@ -1,0 +1,60 @@
+"""What is asked for in a pipeline, in order; how it is sent and awaited is the business of the two clients.
+
+Stands beside the floors.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from counterd.client._connection import as_bytes
+from counterd.protocols.counter import wire
+
+Request = tuple[Any, ...]  # an encoder of the wire module, and its arguments but the opaque
+
+Self = TypeVar("Self", bound="Requests")
+
+
+class Requests:
+    """Each method adds the request of the client's method of that name, and returns the pipeline."""
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []
+
+    def noop(self: Self) -> Self:
+        """Its result is None."""
+        return self._add(wire.noop)
+
+    def get(self: Self, name: str | bytes) -> Self:
+        """Its result is what is consumed."""
+        return self._add(wire.get, as_bytes(name))
+
+    def acquire(self: Self, name: str | bytes, resources: int = 1, *, maximum: int) -> Self:
+        """Its result is what was granted."""
+        return self._add(wire.acquire, as_bytes(name), resources, maximum)
+
+    def release(self: Self, name: str | bytes, resources: int = 1) -> Self:
+        """Its result is None."""
+        return self._add(wire.release, as_bytes(name), resources)
+
+    def stats(self: Self) -> Self:
+        """Its result is a dictionary."""
+        return self._add(wire.stats)
+
+    def dump(self: Self) -> Self:
+        """Its result is a list of DumpEntry."""
+        return self._add(wire.dump)
+
+    def _add(self: Self, *request: Any) -> Self:
+        self._requests.append(request)
+        return self
+
+    def _taken(self) -> list[Request]:
+        """All requests; there are none then."""
+        requests, self._requests = self._requests, []
+        return requests
+
+
+def released(requests: list[Request]) -> set[bytes]:
+    """The names that something is given back of."""
+    return {request[1] for request in requests if request[0] is wire.release}

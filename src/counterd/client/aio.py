@@ -1,0 +1,533 @@
+"""The client of counterd.client for asyncio, with any event loop: the same names, the same arguments, and `await`.
+
+Stands beside the floors. Any number of tasks share one connection; their calls are under way side by side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import os
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+
+from counterd.client._addresses import read_addresses
+from counterd.client._aiolink import Link
+from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, CONNECT_FIRST_S, CONNECT_LONGEST_S, Backoff
+from counterd.client._connection import CLOSED, as_bytes, cannot_connect, lost, no_connection, not_accepted
+from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, Asked
+from counterd.client._pipeline import Requests, released
+from counterd.client._turns import COUNTED_FOR_S, Queue, Turns
+from counterd.errors import ConnectionLost, CounterdError, NotAvailable, NotFound, ServerError
+from counterd.protocols.counter import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+    from counterd.client._addresses import Address
+    from counterd.client._pipeline import Request
+    from counterd.protocols.counter.wire import DumpEntry
+
+__all__ = ["Client", "Hold", "Pipeline", "Semaphore"]
+
+PORT = 11215
+
+F = TypeVar("F", bound="Callable[..., Any]")
+_log = logging.getLogger(__name__)
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+class _Turn:
+    """An event that one task waits for, with a timeout: how one waits for its turn, and in between two askings."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._future: asyncio.Future[None] | None = None
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+        self._wake()
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    async def wait(self, seconds: float | None) -> bool:
+        """Until it is set, or so long. Whether it is set."""
+        if not self._is_set:
+            self._future = self._loop.create_future()
+            timer = None if seconds is None else self._loop.call_later(seconds, self._wake)
+            try:
+                await self._future
+            finally:
+                self._future = None
+                if timer is not None:
+                    timer.cancel()
+        return self._is_set
+
+    def _wake(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+
+class Client:
+    """As counterd.client.Client, for tasks of one event loop. `async with Client(...) as client`, or await close().
+
+    Connects in `async with`, or with the first call. A call that is cancelled leaves nothing behind: what an acquire is
+    granted after its caller has gone is given back. The loop sees at once when the connection is lost: nothing needs a
+    thread. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        host: str | Sequence[str] = "127.0.0.1",
+        port: int = PORT,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        timeout: float = 5.0,
+        connect_timeout: float | None = None,
+    ) -> None:
+        self._addresses = read_addresses(host, port, path)
+        self._timeout = timeout
+        self._connect_timeout = timeout if connect_timeout is None else connect_timeout
+        self._closed = False
+        self._backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
+        self._retry_at = 0.0
+        self._failure: CounterdError | None = None  # of the last attempt to connect
+        self._link: Link | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._recovering: asyncio.Task[None] | None = None
+        self._again: list[Hold] = []  # those whose permits are to be acquired again
+        self._turns = Turns()
+        _clients.add(self)
+
+    async def __aenter__(self) -> Client:
+        await self._connected()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def where(self) -> str:
+        """The address that it is connected to, or was last, or will be first."""
+        return str(self._addresses[0]) if self._link is None else self._link.where
+
+    async def close(self) -> None:
+        """Ends the connection: the server takes back what was held through it. Later calls raise ConnectionLost."""
+        self._closed = True
+        for task in (self._connecting, self._recovering):
+            if task is not None:
+                task.cancel()
+        if self._link is not None:
+            self._link.drop(CLOSED)
+            await self._link.gone()
+
+    async def noop(self) -> None:
+        """Makes the server answer (section "Noop")."""
+        await self._call(wire.noop)
+
+    async def get(self, name: str | bytes) -> int:
+        """How much of a counter is consumed (section "Get"). NotFound if there is none of that name."""
+        consumption: int = await self._call(wire.get, as_bytes(name))
+        return consumption
+
+    async def acquire(self, name: str | bytes, resources: int = 1, *, maximum: int) -> int:
+        """Acquires resources, if no more than maximum of the counter are consumed then (section "Acquire").
+
+        Returns how many were granted. NotAvailable if the maximum leaves no room, InvalidArguments if resources are
+        0 or above maximum, OutOfMemory if the server has no room for another counter or holding.
+        """
+        granted: int = await self._call(wire.acquire, as_bytes(name), resources, maximum)
+        return granted
+
+    async def release(self, name: str | bytes, resources: int = 1) -> None:
+        """Gives resources back (section "Release").
+
+        NotFound if there is no such counter, NotAcquired if this connection holds less; nothing is released then.
+        """
+        name = as_bytes(name)
+        await self._call(wire.release, name, resources)
+        self._turns.wake(name)
+
+    async def stats(self) -> dict[str, str]:
+        """The server's statistics by name, in its order, as the texts it sends (section "Stats")."""
+        figures: dict[str, str] = await self._call(wire.stats)
+        return figures
+
+    async def dump(self) -> list[DumpEntry]:
+        """Every counter, in no particular order (section "Dump"). All of them are in memory at once."""
+        entries: list[DumpEntry] = await self._call(wire.dump)
+        return entries
+
+    def pipeline(self) -> Pipeline:
+        """Requests that are sent together: `results = await client.pipeline().get("a").get("b").execute()`."""
+        return Pipeline(self)
+
+    def hold(
+        self,
+        name: str | bytes,
+        resources: int = 1,
+        *,
+        maximum: int,
+        timeout: float | None = None,
+        on_lost: Callable[[Hold], object] | Literal["raise", "reacquire"] = RAISE,
+    ) -> Hold:
+        """Permits while a block runs: `async with client.hold("db:main", 2, maximum=10, timeout=5):`, or a decorator.
+
+        As Client.hold() of counterd.client. A function as on_lost is called by the loop.
+        """
+        return Hold(self, Asked(name, resources, maximum, timeout, on_lost))
+
+    def semaphore(self, name: str | bytes, maximum: int) -> Semaphore:
+        """A counter with the face of asyncio.BoundedSemaphore."""
+        return Semaphore(self, name, maximum)
+
+    # ---- calling ----
+
+    async def _call(self, *request: Any) -> Any:
+        link = self._link
+        if link is None or link.closed:
+            link = await self._connected()
+        try:
+            return await link.result(*request)
+        except ConnectionLost:
+            link.unheard = False
+            raise
+
+    async def _run(self, requests: list[Request]) -> list[Any]:
+        """The results of all; refusals are among them."""
+        if not requests:
+            return []
+        link = await self._connected()
+        calls = link.start_all(requests)
+        futures = [cast("asyncio.Future[Any]", call.future) for call in calls]
+        try:
+            await asyncio.wait(futures)
+            for future in futures:
+                if not isinstance(future.exception(), (ServerError, type(None))):
+                    future.result()
+        except BaseException as error:
+            if isinstance(error, ConnectionLost):
+                link.unheard = False
+            for call in calls:
+                link.forget(call)
+            raise
+        for name in released(requests):
+            self._turns.wake(name)
+        return [future.exception() or future.result() for future in futures]
+
+    async def _connected(self, *, hears: bool = True) -> Link:
+        """The connection, a new one if it was lost. ConnectionLost or Timeout.
+
+        hears: the caller is to be told if permits were lost with it, and nobody was told yet.
+        """
+        while True:
+            link = self._link
+            if self._closed:
+                raise no_connection(self.where, CLOSED)
+            if link is not None:
+                if not link.closed:
+                    return link
+                if hears and link.unheard and link.closed not in NO_LOSS:
+                    link.unheard = False
+                    raise lost(link.where, f"{link.closed}; what was acquired through it has been given back")
+            loop = asyncio.get_running_loop()
+            if self._connecting is None:
+                if self._failure is not None and loop.time() < self._retry_at:
+                    raise ConnectionLost(f"{self._failure}; another attempt is due within {CONNECT_LONGEST_S:g} s")
+                self._failure = None
+                self._connecting = loop.create_task(self._connect(loop))
+            connecting = self._connecting
+            await asyncio.wait([connecting])  # which others may wait for as well: it goes on if this is cancelled
+            if not connecting.cancelled():
+                connecting.result()
+            if self._failure is not None:
+                raise type(self._failure)(str(self._failure))
+
+    async def _connect(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Leaves a link, or a failure. Nobody need be there to hear of either."""
+        try:
+            for address in self._addresses:
+                link = Link(loop, str(address), self._timeout, self._on_end)
+                try:
+                    await asyncio.wait_for(_opened(loop, address, link), self._connect_timeout)
+                except (TimeoutError, asyncio.TimeoutError):
+                    self._failure = not_accepted(link.where, self._connect_timeout)
+                except OSError as error:
+                    self._failure = cannot_connect(link.where, error)
+                except BaseException:
+                    link.drop(CLOSED)
+                    raise
+                else:
+                    self._link, self._failure = link, None
+                    self._backoff.reset()
+                    return
+                link.drop("it was not accepted")
+            self._retry_at = loop.time() + self._backoff.delay()
+        finally:
+            self._connecting = None
+
+    def _after_fork(self) -> None:
+        """In the child, which has no loop yet, and in which no task will run."""
+        if self._link is not None:
+            self._link.after_fork()
+        self._connecting = self._recovering = None
+        self._again = []
+        self._turns = Turns()
+
+    # ---- holding ----
+
+    async def _take(self, hold: Hold, asked: Asked) -> Link:
+        """Waits for the permits; returns the connection through which the hold has them."""
+        loop = asyncio.get_running_loop()
+        deadline = None if asked.timeout is None else loop.time() + asked.timeout
+        turn = _Turn(loop)
+        queue = self._turns.join(asked.name, turn)
+        try:
+            while not self._turns.is_first(asked.name, turn):
+                if not await turn.wait(None if deadline is None else deadline - loop.time()):
+                    raise asked.not_available(await self._consumption(queue, asked))
+            while True:
+                turn.clear()
+                refusal = None
+                try:
+                    link = await self._ask(hold, asked)
+                    queue.backoff.reset()
+                    return link
+                except NotAvailable:
+                    pause = queue.backoff.delay()
+                except ConnectionLost as error:
+                    if self._closed:
+                        raise
+                    refusal = error
+                    pause = max(self._retry_at - loop.time(), 0)
+                if deadline is not None:
+                    left = deadline - loop.time()
+                    if left <= 0:
+                        raise refusal or asked.not_available(await self._consumption(queue, asked))
+                    pause = min(pause, left)
+                await turn.wait(pause)
+        finally:
+            self._turns.leave(asked.name, turn)
+
+    async def _ask(self, hold: Hold, asked: Asked) -> Link:
+        link = await self._connected(hears=False)
+        await link.result(wire.acquire, asked.name, asked.resources, asked.maximum)
+        if link.closed:
+            raise lost(link.where, link.closed)
+        link.holds[hold] = asked.resources
+        return link
+
+    async def _consumption(self, queue: Queue, asked: Asked) -> int | None:
+        """For who gives up. When many do at once, one asks."""
+        loop = asyncio.get_running_loop()
+        if queue.counting is None and loop.time() - queue.counted_at > COUNTED_FOR_S:
+            queue.counting = loop.create_task(self._count(queue, asked.name))
+        if queue.counting is not None:
+            await asyncio.wait([queue.counting])
+        return queue.consumption
+
+    async def _count(self, queue: Queue, name: bytes) -> None:
+        queue.consumption = None
+        try:
+            with suppress(CounterdError):
+                queue.consumption = await (await self._connected(hears=False)).result(wire.get, name)
+        finally:
+            queue.counted_at, queue.counting = asyncio.get_running_loop().time(), None
+
+    def _on_end(self, link: Link) -> None:
+        """A connection has ended: its holds hear of it."""
+        if link.closed in NO_LOSS:
+            return
+        self._again += [hold for hold in list(link.holds) if hold._tell()]
+        if self._again and self._recovering is None:
+            self._recovering = asyncio.get_running_loop().create_task(self._recover())
+
+    async def _recover(self) -> None:
+        """Acquires again what was lost, until all of it is there or nobody wants it any more."""
+        backoff = Backoff(ASK_FIRST_S, ASK_LONGEST_S)
+        loop = asyncio.get_running_loop()
+        try:
+            while self._again:
+                waiting, self._again = self._again, []
+                for hold in waiting:
+                    if not await hold._acquire_again():
+                        self._again.append(hold)
+                if self._again:
+                    await asyncio.sleep(max(backoff.delay(), self._retry_at - loop.time()))
+        finally:
+            self._recovering = None
+
+
+async def _opened(loop: asyncio.AbstractEventLoop, address: Address, link: Link) -> None:
+    if address.path:
+        await loop.create_unix_connection(lambda: link, address.path)
+    else:
+        await loop.create_connection(lambda: link, address.host, address.port)
+
+
+class Hold:
+    """Permits of a counter, held while a block runs: what Client.hold() returns, for `async with` or as a decorator."""
+
+    def __init__(self, client: Client, asked: Asked) -> None:
+        self._client = client
+        self._asked = asked
+        self._link: Link | None = None  # through which they are held
+
+    async def __aenter__(self) -> Hold:
+        if self._link is not None:
+            raise RuntimeError("this hold has been entered already: make another")
+        self._link = await self._client._take(self, self._asked)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            call = self._release()  # what happens to this task from here on makes no difference to the server
+            if call is not None:
+                await call
+        except CounterdError:
+            if kind is None:
+                raise
+
+    def __call__(self, function: F) -> F:
+        """A coroutine function or asynchronous generator that holds the permits while it runs; each call its own."""
+        client, asked = self._client, self._asked
+
+        async def generate(*arguments: Any, **named: Any) -> Any:
+            async with Hold(client, asked):
+                generator = function(*arguments, **named)
+                try:
+                    async for item in generator:
+                        yield item
+                finally:
+                    await generator.aclose()
+
+        async def call(*arguments: Any, **named: Any) -> Any:
+            async with Hold(client, asked):
+                return await function(*arguments, **named)
+
+        if inspect.isasyncgenfunction(function):
+            return cast("F", functools.wraps(function)(generate))
+        if not inspect.iscoroutinefunction(function):
+            raise TypeError(f"{function.__qualname__} is not asynchronous: it needs a hold of counterd.client")
+        return cast("F", functools.wraps(function)(call))
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection, and the permits with it, were lost while the block runs."""
+        return self._link is not None and bool(self._link.closed)
+
+    def raise_if_lost(self) -> None:
+        """ConnectionLost if they were."""
+        if self._link is not None and self._link.closed:
+            raise self._asked.lost(self._link.where, self._link.closed)
+
+    def _release(self) -> asyncio.Future[Any] | None:
+        """Gives the permits back; the future says when it is done. ConnectionLost if they were lost, and it counts."""
+        link, self._link = self._link, None
+        assert link is not None
+        link.holds.pop(self, None)
+        if link.closed:
+            if self._asked.on_lost == RAISE and link.closed not in NO_LOSS:
+                raise self._asked.lost(link.where, link.closed)
+            return None
+        call = link.start(wire.release, self._asked.name, self._asked.resources)
+        self._client._turns.wake(self._asked.name)  # whoever asks now is behind the release
+        return call.future
+
+    def _tell(self) -> bool:
+        """They were lost. Returns whether they are wanted again."""
+        on_lost = self._asked.on_lost
+        if callable(on_lost):
+            try:
+                on_lost(self)
+            except Exception:  # noqa: BLE001 - the caller's, and the loop has others to serve
+                _log.exception("on_lost of %s", self._asked)
+        return on_lost == REACQUIRE
+
+    async def _acquire_again(self) -> bool:
+        """Whether that is done, or not wanted any more."""
+        before = self._link
+        if before is None:
+            return True
+        try:
+            link = await self._client._ask(self, self._asked)
+        except CounterdError as error:
+            if not isinstance(error, (NotAvailable, ConnectionLost)):
+                _log.warning("acquiring %s again: %s", self._asked, error)
+            return False
+        if self._link is before:
+            self._link = link
+        else:  # the block was left meanwhile
+            link.holds.pop(self, None)
+            link.start_unawaited(wire.release, self._asked.name, self._asked.resources)
+        return True
+
+
+class Pipeline(Requests):
+    """Requests that are sent together and answered together: what Client.pipeline() returns."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__()
+        self._client = client
+
+    async def execute(self) -> list[Any]:
+        """As Pipeline.execute() of counterd.client. Cancelled, it gives back what its acquires were granted."""
+        return await self._client._run(self._taken())
+
+
+class Semaphore:
+    """A counter with the methods of asyncio.BoundedSemaphore, of which locked() has to be awaited: it asks the server.
+
+    Each acquire is a permit of its own, and only as many can be released.
+    """
+
+    def __init__(self, client: Client, name: str | bytes, maximum: int) -> None:
+        self._client = client
+        self._name = as_bytes(name)
+        self._maximum = maximum
+        self._holds: list[Hold] = []
+
+    async def acquire(self) -> Literal[True]:
+        """Takes a permit, and waits for it as long as it takes."""
+        self._holds.append(await self._client.hold(self._name, maximum=self._maximum).__aenter__())
+        return True
+
+    def release(self) -> None:
+        """Gives a permit back. ValueError if none was acquired, ConnectionLost if it was lost with its connection."""
+        if not self._holds:
+            raise ValueError("semaphore released too many times")
+        self._holds.pop()._release()
+
+    async def locked(self) -> bool:
+        """Whether no permit is free now, for anybody."""
+        try:
+            return await self._client.get(self._name) >= self._maximum
+        except NotFound:
+            return False
+
+    async def __aenter__(self) -> None:
+        await self.acquire()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        hold = self._holds.pop()
+        await hold.__aexit__(kind, error, trace)
+
+
+def _after_fork() -> None:
+    for client in list(_clients):
+        client._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
