@@ -40,7 +40,7 @@ from counterd.bench.result import percentiles
 from counterd.bench.run import LoadError, run
 from counterd.cli.bench import machine, versions
 from counterd.errors import CounterdError
-from peers import edges, keys, render, servers
+from peers import clients, edges, keys, render, servers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -187,6 +187,8 @@ def play(scenario: dict[str, Any], running: dict[str, Server], rounds: int, seco
 
 
 def edge_of(scenario: dict[str, Any]) -> Callable[[Server, int], Figures]:
+    if scenario["kind"] in clients.KINDS:
+        return clients.KINDS[scenario["kind"]]
     return getattr(keys if scenario.get("room") == "throttr" else edges, scenario["kind"])
 
 

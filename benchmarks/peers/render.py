@@ -38,6 +38,8 @@ What begins with *throttr* is of that room, beside redis with its counterparts o
 and one down (INCRBY, DECRBY), buffers have 100 bytes, and what is inserted has a new name each time and expires after
 100 ms.
 
+What begins with *Python* is a program's view: counterd's client beside redis-py with hiredis, each with its own server.
+
 """
 CHART = "![requests a second by requests in flight]({})\n\n"
 

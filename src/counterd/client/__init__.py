@@ -223,7 +223,7 @@ class Client:
     def _call(self, *request: Any) -> Any:
         link = self._connected()
         try:
-            return link.call(self._timeout, *request)
+            return link.call(*request)
         except ConnectionLost:
             link.unheard = False
             raise
@@ -233,7 +233,7 @@ class Client:
         if not requests:
             return []
         link = self._connected()
-        calls = link.run(self._timeout, requests)
+        calls = link.run(requests)
         for call in calls:
             if call.error is not None and not isinstance(call.error, ServerError):
                 link.unheard = False
@@ -282,7 +282,7 @@ class Client:
                 failure = cannot_connect(where, error)
             else:
                 self._backoff.reset()
-                return Link(connected, where)
+                return Link(connected, where, self._timeout)
         assert failure is not None
         self._failure = str(failure)
         self._retry_at = time.monotonic() + self._backoff.delay()
@@ -332,7 +332,7 @@ class Client:
 
     def _ask(self, hold: Hold, asked: Asked) -> Link:
         link = self._connected(hears=False)
-        link.call(self._timeout, wire.acquire, asked.name, asked.resources, asked.maximum)
+        link.call(wire.acquire, asked.name, asked.resources, asked.maximum)
         if not link.adopt(hold, asked.resources):
             raise lost(link.where, link.closed)
         return link
@@ -343,7 +343,7 @@ class Client:
             if time.monotonic() - queue.counted_at > COUNTED_FOR_S:
                 queue.consumption = None
                 with suppress(CounterdError):
-                    queue.consumption = self._connected(hears=False).call(self._timeout, wire.get, asked.name)
+                    queue.consumption = self._connected(hears=False).call(wire.get, asked.name)
                 queue.counted_at = time.monotonic()
             return queue.consumption
 
@@ -370,7 +370,7 @@ class Hold:
             link, self._link = self._link, None
         assert link is not None
         try:
-            link.call(self._client._timeout, wire.release, self._asked.name, self._asked.resources)
+            link.call(wire.release, self._asked.name, self._asked.resources)
         except ConnectionLost:
             if kind is None and self._asked.on_lost == RAISE and link.closed not in NO_LOSS:
                 raise self._asked.lost(link.where, link.closed) from None
@@ -433,7 +433,7 @@ class Hold:
                 self._link = link
                 return True
         link.leave(self)
-        link.call(self._client._timeout, wire.release, self._asked.name, self._asked.resources)
+        link.call(wire.release, self._asked.name, self._asked.resources)
         return True
 
 

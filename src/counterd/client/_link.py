@@ -67,8 +67,9 @@ class ThreadCall(Call):
 class Link:
     """A connected socket, and the calls that are under way through it. Everything but reading is done with the lock."""
 
-    def __init__(self, connected: socket.socket, where: str) -> None:
+    def __init__(self, connected: socket.socket, where: str, timeout: float) -> None:
         self.where = where
+        self._timeout = timeout
         self.closed = ""  # why it is not connected any more
         self.calls = Calls()
         self.holds: dict[Any, int] = {}  # with how many permits
@@ -83,20 +84,20 @@ class Link:
         self._poller = select.poll()
         self._poller.register(connected, select.POLLIN)
 
-    def call(self, timeout: float, *request: Any) -> Any:
+    def call(self, *request: Any) -> Any:
         """Sends a request and returns its result. ServerError, Timeout, ConnectionLost or ProtocolError."""
-        (call,) = self.run(timeout, (request,))
+        (call,) = self.run((request,))
         if call.error is not None:
             raise call.error
         return call.result
 
-    def run(self, timeout: float, requests: Sequence[Request]) -> list[ThreadCall]:
+    def run(self, requests: Sequence[Request]) -> list[ThreadCall]:
         """Sends requests at once, and returns their calls when all have been answered.
 
         Raises Timeout. What was granted by those that are given up, for that or because something interrupted this, is
         given back.
         """
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + self._timeout
         calls: list[ThreadCall] = []
         try:
             self._begin(requests, calls)
@@ -106,7 +107,7 @@ class Link:
                 self._wait(call, deadline)
         except DeadlinePassed:
             self._give_up(calls, 0)
-            raise not_answered(self.where, timeout) from None
+            raise not_answered(self.where, self._timeout) from None
         except BaseException:
             self._give_up(calls, SETTLE_S)
             raise
@@ -265,24 +266,24 @@ class Link:
             else:
                 self._wake_another()
 
-    def _read(self, poller: select.poll, deadline: float) -> int:
-        """As the one who reads: waits for what the poller looks for, and takes what has come. Returns what is ready."""
+    def _read(self, poller: select.poll, deadline: float) -> None:
+        """As the one who reads: waits for what the poller looks for, and takes what has come, if anything has."""
+        # SO_RCVTIMEO would save this call, and begins anew with every signal.
         ready = poller.poll(min(math.ceil(_seconds_left(deadline) * 1000), POLL_MAX))
         if not ready:
             raise DeadlinePassed
         if not ready[0][1] & ~select.POLLOUT:
-            return select.POLLOUT
+            return
         try:
             data = self._socket.recv(RECEIVE_SIZE)
         except BlockingIOError:
-            return 0
+            return
         except OSError as error:
             with self._lock:
                 self._drop(str(error))
-            return 0
+            return
         with self._lock:
             self._received(data)
-        return ready[0][1]
 
     def _received(self, data: bytes) -> None:
         if self.closed:

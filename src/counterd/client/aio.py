@@ -195,10 +195,14 @@ class Client:
         link = self._link
         if link is None or link.closed:
             link = await self._connected()
+        call = link.start(*request)
+        assert call.future is not None
         try:
-            return await link.result(*request)
-        except ConnectionLost:
-            link.unheard = False
+            return await call.future
+        except BaseException as error:
+            if isinstance(error, ConnectionLost):
+                link.unheard = False
+            link.forget(call)
             raise
 
     async def _run(self, requests: list[Request]) -> list[Any]:

@@ -171,24 +171,29 @@ class ResponseParser:
         Raises ProtocolError for a wrong magic or a body above RESPONSE_BODY_MAX, at the first byte that shows it.
         There is no way back into step from there: the connection must be closed and this parser with it.
         """
-        buffer = self._buffer
-        buffer += data
+        kept = self._buffer
+        kept += data if kept else b""
+        buffer = kept or data  # mostly nothing is kept, and nothing copied
+        size = len(buffer)
         responses = []
         start = 0
-        while start < len(buffer):
+        while start < size:
             if buffer[start] != RESPONSE_MAGIC:
                 raise ProtocolError(f"not the start of a response: {_shown(buffer[start:])}")
-            if len(buffer) - start < HEADER_SIZE:
+            if size - start < HEADER_SIZE:
                 break
             _, opcode, status, _, length, opaque = _HEADER.unpack_from(buffer, start)
             if length > RESPONSE_BODY_MAX:
                 raise ProtocolError(f"a response with a body of {length} bytes: {_shown(buffer[start:])}")
             end = start + HEADER_SIZE + length
-            if len(buffer) < end:
+            if size < end:
                 break
             responses.append(Response(opcode, status, opaque, bytes(buffer[start + HEADER_SIZE : end])))
             start = end
-        del buffer[:start]
+        if kept:
+            del kept[:start]
+        else:
+            kept += data[start:]
         return responses
 
 
