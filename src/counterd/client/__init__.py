@@ -13,6 +13,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -120,9 +121,11 @@ class Client:
         self._turns = Turns()
         self._connecting = threading.Lock()
         self._counting = threading.Lock()
-        self._link = self._connect()
         self._watch = watch
-        self._watcher = _Watcher(self) if watch else None
+        self._watcher: _Watcher | None = None
+        self._link = self._connect()
+        if watch:
+            self._watcher = _Watcher(self)
         _clients.add(self)
 
     def __enter__(self) -> Client:
@@ -282,11 +285,16 @@ class Client:
                 failure = cannot_connect(where, error)
             else:
                 self._backoff.reset()
-                return Link(connected, where, self._timeout)
+                return Link(connected, where, self._timeout, self._on_end)
         assert failure is not None
         self._failure = str(failure)
         self._retry_at = time.monotonic() + self._backoff.delay()
         raise failure
+
+    def _on_end(self, link: Link) -> None:
+        if self._watcher is not None:
+            self._watcher.ended.append(link)
+            self._watcher.wake()
 
     def _after_fork(self) -> None:
         """In the child. Locks may be held there by threads that are not, and queues have waiters that are not."""
@@ -442,6 +450,7 @@ class _Watcher:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self.ended: deque[Link] = deque()  # connections whose holds are to be told
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lock = threading.Lock()  # of _wake, which is -1 once the thread has ended
         self._stopped = False
@@ -449,7 +458,7 @@ class _Watcher:
         self._thread.start()
 
     def wake(self) -> None:
-        """There is a new connection."""
+        """There is a new connection, or one has ended."""
         with self._lock:
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
@@ -474,14 +483,13 @@ class _Watcher:
                 self._wake = -1
 
     def _watch(self) -> None:
-        told: Link | None = None
         again: list[Hold] = []
         backoff = Backoff(ASK_FIRST_S, ASK_LONGEST_S)
         while not self._stopped:
-            link = self._client._link
-            if link.closed and link is not told and link.closed not in NO_LOSS:
-                told = link
-                again += [hold for hold in list(link.holds) if hold._tell()]
+            while self.ended:
+                link = self.ended.popleft()
+                if link.closed not in NO_LOSS:
+                    again += [hold for hold in list(link.holds) if hold._tell()]
             pause = None
             if again:
                 again = [hold for hold in again if not self._succeeds(hold)]
@@ -489,7 +497,7 @@ class _Watcher:
             if not again:
                 backoff.reset()
                 pause = None
-            link.watch(self._wake, pause)
+            self._client._link.watch(self._wake, pause)
             with suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
 

@@ -155,8 +155,12 @@ def connected_socket(address: tuple[str, int] | str, timeout: float) -> socket.s
 
 
 def as_bytes(text: str | bytes) -> bytes:
-    """What is sent for a name: text as UTF-8, bytes as they are."""
-    return text.encode() if isinstance(text, str) else text
+    """What is sent for a name: text as UTF-8, bytes as they are. TypeError for anything else."""
+    if isinstance(text, str):
+        return text.encode()
+    if not isinstance(text, bytes):
+        raise TypeError(f"expected text or bytes, not {text!r}")
+    return text
 
 
 # ---- one wording for all clients ----

@@ -67,8 +67,9 @@ class ThreadCall(Call):
 class Link:
     """A connected socket, and the calls that are under way through it. Everything but reading is done with the lock."""
 
-    def __init__(self, connected: socket.socket, where: str, timeout: float) -> None:
+    def __init__(self, connected: socket.socket, where: str, timeout: float, on_end: Callable[[Link], object]) -> None:
         self.where = where
+        self._on_end = on_end  # called with the lock
         self._timeout = timeout
         self.closed = ""  # why it is not connected any more
         self.calls = Calls()
@@ -179,6 +180,7 @@ class Link:
             self._unsent.clear()
             self.unheard = self.calls.held > sum(self.holds.values())
             self.calls.fail(error or (lambda: lost(self.where, why)))
+            self._on_end(self)
             if self._reading or self._watched:
                 with suppress(OSError):  # whoever is in poll() wakes, and closes it
                     self._socket.shutdown(socket.SHUT_RDWR)

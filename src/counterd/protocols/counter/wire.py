@@ -146,6 +146,8 @@ def _request(opcode: Opcode, opaque: int, body: bytes = b"") -> bytes:
 
 
 def _check_u32(what: str, value: int) -> None:
+    if not isinstance(value, int):
+        raise TypeError(f"{what} must be a whole number, not {value!r}")
     if not 0 <= value <= U32_MAX:
         raise ValueError(f"{what} must be 0 to {U32_MAX}, not {value}")
 
