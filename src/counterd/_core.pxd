@@ -23,7 +23,7 @@ from counterd._table cimport (
 from counterd.debug cimport debug_check
 
 cdef enum:
-    NAME_INLINE = 40        # bytes of a name in its counter: 64 - 8 (head) - 16 (counter)
+    NAME_INLINE = 36        # bytes of a name in its counter: 64 - 8 (head) - 20 (counter)
     FRAMES_AHEAD = 64       # frames parsed ahead: their cache lines arrive while the rest is parsed
     OUTPUT_MAX = 262144     # replies gathered in one piece before the rest of the input has to wait, plus one reply
     REPLY_MAX = 65569       # the longest: a Dump entry of a name of 65,535 bytes, 12 + 10 + 65,535, and its end, 12
@@ -51,6 +51,7 @@ cdef struct Counter:        # 64 bytes, one cache line
     Record record
     uint8_t name[NAME_INLINE]
     uint32_t consumption
+    uint32_t limit          # the maximum that the last acquire gave, granted or not; only shown, never compared with
     uint32_t peak           # the largest consumption in `window`
     uint32_t window         # number of the stats window of the last acquire or release
     uint32_t holders        # first holding
@@ -281,9 +282,12 @@ cdef inline Outcome counter_acquire(
         if number == 0:
             return FULL
         ledger_add(region, connection, number, resources, since)
-        counter_consume(region, counter_at(region, number), resources)
+        counter = counter_at(region, number)
+        counter.limit = maximum
+        counter_consume(region, counter, resources)
         return GRANTED
     counter = counter_at(region, number)
+    counter.limit = maximum
     if counter.consumption > maximum - resources:
         return REFUSED
     entry = ledger_find(region, connection, number, tag)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 KEY = bytes(range(16))
 
 # The engine's bounds that can be seen from outside: _core.pxd says why each is what it is.
-NAME_INLINE, NAME_PREFIX, BLOCK_PAYLOAD, BLOCK_SIZE = 40, 32, 60, 64
+NAME_INLINE, NAME_PREFIX, BLOCK_PAYLOAD, BLOCK_SIZE = 36, 28, 60, 64
 RECORD_SIZE, HOLDING_SIZE = 64, 32
 OUTPUT_MAX, REPLY_MAX = 262144, 66000
 RECLAIM_STEPS = 64

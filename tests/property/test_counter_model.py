@@ -41,8 +41,8 @@ def twins(template: bytes) -> tuple[bytes, bytes]:
 
 
 COLLIDING = [*names_with(15, 4), *names_with(14, 2), *names_with(0, 2)]
-SHORT = [*COLLIDING, *twins(b"twin-%d"), b"\0", b"a" * 40]
-LONG = [b"a" * 41, b"a" * 92, b"a" * 91 + b"b", b"a" * 93, b"a" * 153, *twins(b"%053d")]
+SHORT = [*COLLIDING, *twins(b"twin-%d"), b"\0", b"a" * 36]
+LONG = [b"a" * 37, b"a" * 88, b"a" * 87 + b"b", b"a" * 89, b"a" * 149, *twins(b"%053d")]
 GIANT = [b"%d" % digit * 65535 for digit in range(6)]
 BURST = [b"burst-%d" % number for number in range(150)]
 NAMES = [*SHORT, *LONG, *GIANT]

@@ -248,14 +248,14 @@ def test_removing_one_of_two_names_with_the_same_tag_keeps_the_other(twins: list
 def test_name_memory_runs_out_and_comes_back() -> None:
     store = make_store(8, 8, name_memory=5 * 64 + 63)
     client = Client(store)
-    first, second, third = b"1" * 92, b"2" * 152, b"3" * 212
+    first, second, third = b"1" * 88, b"2" * 148, b"3" * 208
     assert client.acquire(first) == OK
     assert client.acquire(second) == OK
     assert client.acquire(third) == NO_MEMORY
-    assert client.acquire(b"4" * 93) == OK
+    assert client.acquire(b"4" * 89) == OK
     assert figures(store, "name_memory", "name_memory_max") == [5 * 64, 5 * 64]
-    assert client.acquire(b"5" * 41) == NO_MEMORY
-    assert client.acquire(b"5" * 40) == OK
+    assert client.acquire(b"5" * 37) == NO_MEMORY
+    assert client.acquire(b"5" * 36) == OK
     assert client.acquire(first) == OK
     assert client.get(second) == 1
     assert client.release(second) == OK
@@ -279,14 +279,14 @@ def test_a_name_longer_than_all_name_memory_takes_nobody_s_place() -> None:
     client = Client(make_store(2, 8, name_memory=2 * 64))
     assert client.acquire(b"idle") == OK
     assert client.release(b"idle") == OK
-    assert client.acquire(b"x" * 153) == NO_MEMORY
+    assert client.acquire(b"x" * 149) == NO_MEMORY
     assert client.get(b"idle") == 0
     assert figures(client.store, "reclaimed", "expired") == [0, 0]
-    assert client.acquire(b"x" * 152) == OK
-    assert client.acquire(b"y" * 152) == NO_MEMORY
-    assert client.release(b"x" * 152) == OK
-    assert client.acquire(b"y" * 152) == OK
-    assert (client.get(b"x" * 152), client.get(b"idle")) == (None, 0)
+    assert client.acquire(b"x" * 148) == OK
+    assert client.acquire(b"y" * 148) == NO_MEMORY
+    assert client.release(b"x" * 148) == OK
+    assert client.acquire(b"y" * 148) == OK
+    assert (client.get(b"x" * 148), client.get(b"idle")) == (None, 0)
 
 
 def test_name_memory_does_not_fragment() -> None:
@@ -295,14 +295,14 @@ def test_name_memory_does_not_fragment() -> None:
     store = make_store(20, 64, name_memory=100 * 64)
     client = Client(store)
     for window in range(1, 501):
-        names = {numbers.randbytes(numbers.choice((1, 40, 41, 92, 93, 500, 1500, 3000))) for _ in range(8)}
+        names = {numbers.randbytes(numbers.choice((1, 36, 37, 88, 89, 500, 1500, 3000))) for _ in range(8)}
         granted = {name for name in sorted(names) if client.acquire(name) == OK}
         assert all(client.get(name) == 1 for name in granted)
         release_all(client, granted)
         store.begin_window(window)
         settle(store)
         assert store.snapshot()["name_memory"] == 0
-    assert client.acquire(b"x" * (32 + 100 * 60)) == OK
+    assert client.acquire(b"x" * (28 + 100 * 60)) == OK
 
 
 # ---- the ledger -----------------------------------------------------------------------------------------------------
