@@ -8,7 +8,7 @@ are unsigned and big-endian. Encoders raise ValueError before anything is encode
 from __future__ import annotations
 
 import struct
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
 from counterd.errors import ProtocolError
@@ -19,7 +19,7 @@ HEADER_SIZE = 12  # bytes, of requests and responses alike
 U32_MAX = 0xFFFFFFFF
 NAME_MAX = 65535  # bytes
 BODY_MAX = 10 + NAME_MAX  # bytes of a request's body: an Acquire with the longest name
-# Bytes of a response's body. Dump entries and the reference's Stats stay below 64 KiB + 10; the rest is room for
+# Bytes of a response's body. Dump entries and the reference's Stats stay below 64 KiB + 14; the rest is room for
 # longer statistics, and a bound for what a server gone mad can make a client keep.
 RESPONSE_BODY_MAX = 1 << 20
 
@@ -41,6 +41,12 @@ class Opcode(IntEnum):
     RELEASE = 0x03
     STATS = 0x10
     DUMP = 0x11
+
+
+class Flag(IntFlag):
+    """The third byte of a request's header. The document defines none, so these are counterd's; others ignore them."""
+
+    LIMITS = 0x01  # of a Dump: each entry tells the limit too
 
 
 class Status(IntEnum):
@@ -76,11 +82,15 @@ class Response(NamedTuple):
 
 
 class DumpEntry(NamedTuple):
-    """One counter of a Dump: what is consumed now, and the most that was in the current statistics interval."""
+    """One counter of a Dump: what is consumed now, and the most that was in the current statistics interval.
+
+    limit: the maximum that the last Acquire gave; None where it was not asked for, or the server does not tell.
+    """
 
     name: bytes
     consumption: int
     maximum: int
+    limit: int | None = None
 
 
 # ---- requests ----
@@ -135,14 +145,17 @@ def stats(opaque: int) -> bytes:
     return _request(Opcode.STATS, opaque)
 
 
-def dump(opaque: int) -> bytes:
-    """Asks for all counters: a response for each, then one with an empty body (section "Dump")."""
-    return _request(Opcode.DUMP, opaque)
+def dump(opaque: int, *, limits: bool = False) -> bytes:
+    """Asks for all counters: a response for each, then one with an empty body (section "Dump").
+
+    limits: asks for each counter's limit as well, which only counterd tells.
+    """
+    return _request(Opcode.DUMP, opaque, flags=Flag.LIMITS if limits else 0)
 
 
-def _request(opcode: Opcode, opaque: int, body: bytes = b"") -> bytes:
+def _request(opcode: Opcode, opaque: int, body: bytes = b"", *, flags: int = 0) -> bytes:
     _check_u32("opaque", opaque)
-    return frame(opcode, opaque, body)
+    return frame(opcode, opaque, body, flags=flags)
 
 
 def _check_u32(what: str, value: int) -> None:
@@ -228,14 +241,19 @@ def decode_stats(body: bytes) -> dict[str, str]:
 
 
 def decode_dump_entry(body: bytes) -> DumpEntry:
-    """One counter out of a response to Dump that is not the empty last one (section "Dump")."""
+    """One counter out of a response to Dump that is not the empty last one (section "Dump").
+
+    Its length says whether the limit is there.
+    """
     if len(body) < _DUMP_ENTRY.size:
         raise ProtocolError(f"a dump entry of less than 10 bytes: {_shown(body)}")
     consumption, maximum, name_length = _DUMP_ENTRY.unpack_from(body)
-    name = body[_DUMP_ENTRY.size :]
-    if len(name) != name_length:
-        raise ProtocolError(f"a dump entry whose name has {len(name)} bytes, not {name_length}: {_shown(body)}")
-    return DumpEntry(name, consumption, maximum)
+    rest = body[_DUMP_ENTRY.size :]
+    if len(rest) == name_length:
+        return DumpEntry(rest, consumption, maximum)
+    if len(rest) == name_length + _U32.size:
+        return DumpEntry(rest[:name_length], consumption, maximum, _U32.unpack_from(rest, name_length)[0])
+    raise ProtocolError(f"a dump entry whose name has {len(rest)} bytes, not {name_length}: {_shown(body)}")
 
 
 def _shown(data: bytes | bytearray) -> str:

@@ -35,6 +35,7 @@ def encoded(response: Response) -> bytes:
         (wire.release(3, b"\0", 0xFFFFFFFF), "90 03 0000 00000007 00000003 ffffffff 0001 00"),
         (wire.stats(0xFFFFFFFF), "90 10 0000 00000000 ffffffff"),
         (wire.dump(0), "90 11 0000 00000000 00000000"),
+        (wire.dump(1, limits=True), "90 11 0100 00000000 00000001"),
         (
             wire.frame(0x7F, 5, b"xy", magic=0x55, flags=1, reserved=2, body_length=9),
             "55 7f 01 02 00000009 00000005 7879",
@@ -213,10 +214,19 @@ def test_stats_that_are_not_ascii() -> None:
 def test_dump_entry(name: bytes, consumption: int, maximum: int) -> None:
     body = consumption.to_bytes(4, "big") + maximum.to_bytes(4, "big") + len(name).to_bytes(2, "big") + name
     assert wire.decode_dump_entry(body) == DumpEntry(name, consumption, maximum)
+    assert wire.decode_dump_entry(body) == (name, consumption, maximum, None)
+
+
+@given(names, u32, u32, u32)
+def test_dump_entry_with_its_limit(name: bytes, consumption: int, maximum: int, limit: int) -> None:
+    numbers = [number.to_bytes(4, "big") for number in (consumption, maximum, limit)]
+    body = numbers[0] + numbers[1] + len(name).to_bytes(2, "big") + name + numbers[2]
+    assert wire.decode_dump_entry(body) == DumpEntry(name, consumption, maximum, limit)
 
 
 def test_a_dump_entry_with_another_length() -> None:
-    body = bytes.fromhex("00000001 00000002 0002 6162")
-    for wrong in (*(body[:end] for end in range(len(body))), body + b"c"):
+    body = bytes.fromhex("00000001 00000002 0002 6162 00000003")
+    assert wire.decode_dump_entry(body) == DumpEntry(b"ab", 1, 2, 3)
+    for size in {*range(len(body)), *range(len(body) + 1, len(body) + 9)} - {len(body) - 4}:
         with pytest.raises(ProtocolError, match="a dump entry"):
-            wire.decode_dump_entry(wrong)
+            wire.decode_dump_entry((body + bytes(8))[:size])
