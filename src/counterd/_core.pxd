@@ -26,7 +26,7 @@ cdef enum:
     NAME_INLINE = 36        # bytes of a name in its counter: 64 - 8 (head) - 20 (counter)
     FRAMES_AHEAD = 64       # frames parsed ahead: their cache lines arrive while the rest is parsed
     OUTPUT_MAX = 262144     # replies gathered in one piece before the rest of the input has to wait, plus one reply
-    REPLY_MAX = 65569       # the longest: a Dump entry of a name of 65,535 bytes, 12 + 10 + 65,535, and its end, 12
+    REPLY_MAX = 65573       # the longest: a Dump entry of a name of 65,535 bytes, 12 + 10 + 65,535 + 4, and its end, 12
     RECLAIM_STEPS = 64      # ring entries that one request may look at
     SLICE_STEPS = 2048      # holdings given back or ring entries swept per tick; at most 250 ns each
     TURN_STEPS = 4096       # work of all sessions together before one has to wait for its turn; a step is some 40 ns

@@ -29,7 +29,7 @@ KEY = bytes(range(16))
 # The engine's bounds that can be seen from outside: _core.pxd says why each is what it is.
 NAME_INLINE, NAME_PREFIX, BLOCK_PAYLOAD, BLOCK_SIZE = 36, 28, 60, 64
 RECORD_SIZE, HOLDING_SIZE = 64, 32
-OUTPUT_MAX, REPLY_MAX = 262144, 66000
+OUTPUT_MAX, REPLY_MAX = 262144, 65573
 RECLAIM_STEPS = 64
 BODY_MAX = 65545
 # No tick gives back or sweeps more than this.
@@ -56,6 +56,7 @@ REFUSALS = {
     UNKNOWN: "unknown_command",
     NO_MEMORY: "out_of_memory",
 }
+LIMITS = 0x01
 BEFORE_NAME = {GET: 2, ACQUIRE: 10, RELEASE: 6}
 
 
@@ -97,6 +98,7 @@ class ModelCounter:
     number: int
     consumption: int = 0
     peak: int = 0
+    limit: int = 0
     window: int = -1
     in_ring: bool = False
     since: int = 0  # the call from which on it has existed
@@ -107,6 +109,7 @@ class ModelDump:
     """A Dump under way. since: the call in which it may have begun; last: the number of the last record it named."""
 
     opaque: bytes
+    limits: bool
     since: int
     last: int = 0
 
@@ -132,6 +135,7 @@ class Parsed:
 
     size: int
     opcode: int
+    flags: int
     opaque: bytes
     status: int
     breaks: bool = False
@@ -144,8 +148,8 @@ def parse(data: bytes) -> Parsed | None:
     """The first request of data, or None if more bytes are needed."""
     if len(data) < 12:
         return None
-    magic, opcode, _, _, length = struct.unpack_from(">BBBBI", data)
-    request = Parsed(12, opcode, data[8:12], INVALID if opcode in COMMANDS or magic != 0x90 else UNKNOWN)
+    magic, opcode, flags, _, length = struct.unpack_from(">BBBBI", data)
+    request = Parsed(12, opcode, flags, data[8:12], INVALID if opcode in COMMANDS or magic != 0x90 else UNKNOWN)
     request.breaks = magic != 0x90 or length > BODY_MAX
     if request.breaks:
         return request
@@ -254,7 +258,7 @@ class Model:
                 session.kept = session.kept[request.size :]
                 if request.opcode == DUMP and request.status == OK:
                     self.tally["command:dump"] += 1
-                    session.dump = ModelDump(request.opaque, since)
+                    session.dump = ModelDump(request.opaque, bool(request.flags & LIMITS), since)
                     continue
                 reply = self._execute(session, request)
                 session.closing = request.breaks
@@ -320,7 +324,8 @@ class Model:
         Counters come in the order of their records; none is left out that has existed since the Dump began.
         """
         size = int.from_bytes(rest[4:8], "big")
-        named = self.counters.get(bytes(rest[22 : 12 + size])) if size else None
+        end = 12 + size - (4 if dump.limits else 0)
+        named = self.counters.get(bytes(rest[22:end])) if size else None
         assert named is not None or not size
         for number in sorted(self.numbered):
             counter = self.numbered[number]
@@ -333,18 +338,23 @@ class Model:
         assert self.exists(named)
         dump.last = named.number
         body = struct.pack(">IIH", named.consumption, self._peak(named), len(named.name)) + named.name
+        if dump.limits:
+            body += struct.pack(">I", named.limit)
         return self._reply(DUMP, OK, dump.opaque, body)
 
     def _acquire(self, session: ModelSession, request: Parsed) -> int:
         counter = self.counters.get(request.name)
-        if counter and counter.consumption + request.resources > request.maximum:
-            return NOT_AVAILABLE
+        if counter:
+            counter.limit = request.maximum
+            if counter.consumption + request.resources > request.maximum:
+                return NOT_AVAILABLE
         if request.name not in session.holdings and self._ledger_is_full(session):
             return NO_MEMORY
         if counter is None:
             counter = self._create(request.name)
             if counter is None:
                 return NO_MEMORY
+            counter.limit = request.maximum
             self.tally["total_objects"] += 1
         elif not self.exists(counter):
             self.tally["total_objects"] += 1
@@ -570,16 +580,25 @@ class Client:
         return wire.decode_consumption(response.body) if response.status == OK else None
 
     def dump(self) -> dict[bytes, tuple[int, int]]:
-        """Consumption and peak by name; each name is there once, and the end once, as the last."""
-        responses = self.responses(wire.dump(self.OPAQUE))
+        """Consumption and peak by name."""
+        entries = self._dumped(wire.dump(self.OPAQUE))
+        assert {entry.limit for entry in entries} <= {None}
+        return {entry.name: (entry.consumption, entry.maximum) for entry in entries}
+
+    def limits(self) -> dict[bytes, int | None]:
+        """The maximum of the last acquire by name."""
+        return {entry.name: entry.limit for entry in self._dumped(wire.dump(self.OPAQUE, limits=True))}
+
+    def _dumped(self, request: bytes) -> list[wire.DumpEntry]:
+        """The entries; each name is there once, and the end once, as the last."""
+        responses = self.responses(request)
         assert {(response.opcode, response.status, response.opaque) for response in responses} == {
             (DUMP, OK, self.OPAQUE)
         }
         assert [response.body == b"" for response in responses] == [False] * (len(responses) - 1) + [True]
         entries = [wire.decode_dump_entry(response.body) for response in responses[:-1]]
-        dumped = {entry.name: (entry.consumption, entry.maximum) for entry in entries}
-        assert len(dumped) == len(entries)
-        return dumped
+        assert len({entry.name for entry in entries}) == len(entries)
+        return entries
 
     def close(self) -> None:
         self.session.closed(self.now_ns)

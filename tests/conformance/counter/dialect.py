@@ -2,8 +2,8 @@
 
 EXPECTATION: {"stats": [HEX, ...]}
                  a Stats response whose first items have these names, and decimal values
-             {"dump": [{"name": BYTES, "consumption": n, "maximum": n}, ...]}
-                 a whole answer to Dump that contains these, each once
+             {"dump": [{"name": BYTES, "consumption": n, "maximum": n, "limit": n}, ...]}
+                 a whole answer to Dump that contains these, each once, and those without "limit" without any
              both with the opaque that was sent
 """
 
@@ -44,7 +44,10 @@ class Counter:
         if "stats" in raw:
             names = [bytes.fromhex(name).decode("ascii") for name in raw["stats"]]
             return lambda run, peer, sent: _check_stats(peer, sent, names)
-        wanted = [(content(entry["name"]), entry["consumption"], entry["maximum"]) for entry in raw["dump"]]
+        wanted = [
+            (content(entry["name"]), entry["consumption"], entry["maximum"], entry.get("limit"))
+            for entry in raw["dump"]
+        ]
         return lambda run, peer, sent: _check_dump(peer, sent, wanted)
 
     def recv_reply(self, peer: Peer, expected: bytes) -> bytes:
@@ -63,13 +66,13 @@ def _check_stats(peer: Peer, sent: bytes, names: list[str]) -> None:
     assert not wrong, f"statistics that are not numbers: {wrong}"
 
 
-def _check_dump(peer: Peer, sent: bytes, wanted: list[tuple[Bytes, int, int]]) -> None:
+def _check_dump(peer: Peer, sent: bytes, wanted: list[tuple[Bytes, int, int, int | None]]) -> None:
     entries = []
     while body := _recv_success(peer, sent):
         consumption, maximum, name_length = struct.unpack_from(">IIH", body)
         name, rest = _cut(body[10:], name_length)
-        assert not rest, f"a dump entry with {len(rest)} bytes too many"
-        entries.append((name, consumption, maximum))
+        assert len(rest) in {0, 4}, f"a dump entry with {len(rest)} bytes too many"
+        entries.append((name, consumption, maximum, int.from_bytes(rest, "big") if rest else None))
     for entry in wanted:
         found = [other for other in entries if other[0] == entry[0]]
         assert found == [entry], f"the dump has {found} instead of {entry}"

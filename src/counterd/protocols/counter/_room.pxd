@@ -13,6 +13,9 @@ cdef enum Opcode:
     DUMP = 0x11
     OPCODES = 0x12
 
+cdef enum Flag:
+    LIMITS = 0x01           # of a Dump: entries end with the counter's limit
+
 cdef enum Status:
     OK = 0x00
     NOT_FOUND = 0x01
@@ -33,6 +36,7 @@ cdef class CounterStore(Store):
 
 cdef class CounterSession(Session):
     cdef uint8_t[4] dump_opaque     # of the Dump under way
+    cdef uint8_t dump_flags         # likewise
 
     cdef int reply_error(self, const uint8_t* request, uint8_t status) except -1
     cdef int reply_at_length(self, const uint8_t* request, uint8_t opcode) except -1

@@ -27,6 +27,7 @@ cdef enum:
     UNKNOWN = 255
     DUMP_PIECE = 65536      # bytes of a Dump produced at a time: about 1,700 counters with 16-byte names
     STATS_STEPS = 500       # a Stats takes some 20 us in Python
+    LIMIT_SIZE = 4          # bytes of an entry of a Dump with LIMITS, after its name
 
 # Bytes of each request's body before the name; 0 = the request has no body. Section "Operations".
 cdef uint8_t[OPCODES] BODY_FIXED = [
@@ -237,6 +238,7 @@ cdef class CounterSession(Session):
         cdef bytes stats
         if opcode == DUMP:
             memcpy(self.dump_opaque, request + 8, 4)
+            self.dump_flags = request[2]
             self.position = 1
             self.produce()
             return DONE
@@ -256,6 +258,8 @@ cdef class CounterSession(Session):
         cdef Region* region = &store.region
         cdef Header* header = region.header
         cdef size_t end = store.out_size + DUMP_PIECE
+        cdef bint limits = self.dump_flags & LIMITS
+        cdef uint32_t fixed = 10 + LIMIT_SIZE if limits else 10
         cdef Counter* counter
         cdef uint8_t* body
         while self.position <= header.records.fresh:
@@ -266,11 +270,13 @@ cdef class CounterSession(Session):
             self.position += 1
             if not counter.record.flags & RECORD_USED or not counter_exists(region, counter):
                 continue
-            body = reply(store, DUMP, OK, self.dump_opaque, 10 + counter.record.name_size)
+            body = reply(store, DUMP, OK, self.dump_opaque, fixed + counter.record.name_size)
             store_be32(body, counter.consumption)
             store_be32(body + 4, counter.peak if counter.window == header.window else counter.consumption)
             store_be16(body + 8, counter.record.name_size)
             name_read(&region.names, &counter.record, body + 10)
+            if limits:
+                store_be32(body + 10 + counter.record.name_size, counter.limit)
         reply(store, DUMP, OK, self.dump_opaque, 0)
         self.position = 0
         return 0

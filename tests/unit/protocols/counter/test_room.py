@@ -81,6 +81,9 @@ def test_every_success_byte_by_byte(client: Client) -> None:
     assert client.raw(wire.dump(7)) == bytes.fromhex(
         "91 11 00 00 0000000b 00000007 01020300 01020304 0001 61  91 11 00 00 00000000 00000007"
     )
+    assert client.raw(wire.dump(8, limits=True)) == bytes.fromhex(
+        "91 11 00 00 0000000f 00000008 01020300 01020304 0001 61 ffffffff  91 11 00 00 00000000 00000008"
+    )
     stats = client.raw(wire.stats(9))
     assert stats[:4] + stats[8:12] == bytes.fromhex("91 10 00 00 00000009")
 
@@ -153,6 +156,15 @@ def test_flags_and_reserved_are_ignored(client: Client, flags: int, reserved: in
         response = client.raw(marked)
         assert response[:4] == bytes([0x91, request[1], 0, 0])
         assert response[8:12] == request[8:12]
+
+
+def test_of_the_flags_of_a_dump_only_the_lowest_means_anything(client: Client) -> None:
+    assert client.acquire(b"a", 1, 9) == OK
+    answers = {limits: client.raw(wire.dump(OPAQUE, limits=limits)) for limits in (False, True)}
+    assert len(answers[True]) == len(answers[False]) + 4
+    for flags in range(256):
+        assert client.raw(wire.frame(0x11, OPAQUE, flags=flags)) == answers[flags % 2 == 1]
+        assert client.raw(wire.frame(0x11, OPAQUE, flags=flags & 0xFE, reserved=0xFF)) == answers[False]
 
 
 @pytest.mark.parametrize("start", [b"\x91", b"\x00", b"\x10", b"GET / HTTP/1.1\r\n\r\n", b"\x80\x01", b"\xff" * 100])
@@ -255,6 +267,44 @@ def test_the_maximum_is_that_of_each_request(client: Client) -> None:
     assert client.acquire(b"a", 1, 4) == OK
 
 
+def test_the_limit_of_a_counter_is_the_maximum_of_its_last_acquire(client: Client) -> None:
+    other = Client(client.store)
+    assert client.acquire(b"a", 5, 9) == OK
+    assert client.limits() == {b"a": 9}
+    assert other.acquire(b"a", 1, 7) == OK
+    assert client.limits() == {b"a": 7}
+    assert other.acquire(b"a", 3, 8) == NOT_AVAILABLE
+    assert client.acquire(b"a", 2, 1) == INVALID
+    assert client.release(b"a", 5) == OK
+    assert client.get(b"a") == 1
+    assert client.limits() == {b"a": 8}
+    assert client.acquire(b"b", 1, U32_MAX) == OK
+    assert client.limits() == {b"a": 8, b"b": U32_MAX}
+    assert client.acquire(b"a", 1, 6) == OK
+    assert client.limits() == {b"a": 6, b"b": U32_MAX}
+    assert client.dump() == {b"a": (2, 6), b"b": (1, 1)}
+
+
+def test_a_limit_goes_with_its_counter() -> None:
+    """Neither the next counter in its record has it, nor one of the same name that is made when it has gone."""
+    client = Client(make_store(1, 2))
+    for name, limit in ((b"a", 9), (b"b", 5), (b"a", 3)):
+        assert client.acquire(name, 1, limit) == OK
+        assert client.release(name) == OK
+        assert client.limits() == {name: limit}
+    client.store.begin_window(1)
+    assert client.limits() == {}
+    assert client.acquire(b"a", 1, 2) == OK
+    assert client.limits() == {b"a": 2}
+
+
+def test_an_acquire_that_is_refused_makes_no_counter_and_no_limit(client: Client) -> None:
+    assert client.acquire(b"a", 2, 1) == INVALID
+    assert client.acquire(b"x" * 37, 1, 1) == NO_MEMORY
+    assert client.limits() == {}
+    assert client.store.snapshot()["records"] == 0
+
+
 def test_only_what_this_connection_holds_can_be_released(client: Client) -> None:
     other = Client(client.store)
     assert client.release(b"a", 0) == NOT_FOUND
@@ -281,9 +331,10 @@ SIZES_OF_NAMES = (1, 2, 27, 28, 29, 35, 36, 37, 87, 88, 89, 147, 148, 149, 207, 
 def test_a_name_of_any_size_and_bytes(size: int, fill: bytes) -> None:
     name = (fill * size)[:size]
     client = Client(make_store(2, 2, name_memory=70_000))
-    assert client.acquire(name, 2) == OK
+    assert client.acquire(name, 2, 0x01020304) == OK
     assert client.get(name) == 2
     assert client.dump() == {name: (2, 2)}
+    assert client.limits() == {name: 0x01020304}
     assert client.release(name) == OK
     assert client.get(name) == 1
     assert client.store.snapshot()["name_memory"] == 64 * blocks_needed(name)
@@ -441,9 +492,31 @@ def test_dumps_of_the_longest_names_stay_within_the_output() -> None:
     for name in names:
         assert client.acquire(name) == OK
     for filler in (0, 1000, 4000):
-        pieces = client.pieces(NOOP * filler + wire.dump(2) * 3)
+        pieces = client.pieces(NOOP * filler + wire.dump(2) + wire.dump(2, limits=True) * 2)
         assert max(map(len, pieces)) <= OUTPUT_MAX + REPLY_MAX
         assert [entry.name for entry in entries(b"".join(pieces))] == names * 3
+
+
+def test_the_longest_entry_and_the_end_behind_an_almost_full_output() -> None:
+    """The longest output that there can be. Stats of a chosen length fill it up to one byte less than full."""
+    sizes = [REPLY_MAX, REPLY_MAX, REPLY_MAX, OUTPUT_MAX - 1 - 3 * REPLY_MAX]
+    wanted = iter(sizes)
+
+    def padding() -> dict[str, str]:
+        figures = {**store.snapshot(), "padding": ""}
+        return {"padding": "x" * (next(wanted) - 12 - sum(4 + len(f"{name}{figures[name]}") for name in figures))}
+
+    store = make_store(name_memory=1 << 17, figures=padding)
+    client = Client(store)
+    name = b"x" * 65535
+    assert client.acquire(name, 1, 2) == OK
+    output = client.session.receive(wire.stats(1) * len(sizes) + wire.dump(2, limits=True), 0)
+    assert len(output) == OUTPUT_MAX - 1 + REPLY_MAX
+    assert not client.session.more
+    frames = list(frames_of(output))
+    assert [len(frame) for frame in frames] == [*sizes, REPLY_MAX - 12, 12]
+    assert entries(output) == [wire.DumpEntry(name, 1, 1, 2)]
+    store.audit()
 
 
 def test_pieces_of_a_dump_over_freed_records_may_be_empty() -> None:
@@ -497,18 +570,29 @@ def test_what_exists_during_the_whole_dump_is_there_once() -> None:
 
 
 def test_two_connections_dump_at_once() -> None:
+    """Each with or without limits, as it was asked; what is asked behind a Dump is not yet looked at."""
     store = make_store(5000, 5000)
-    fill_client = fill(store, 5000)
+    names = [b"name-%08d" % number for number in range(5000)]
+    filler = Client(store)
+    filler.raw(b"".join(wire.acquire(0, name, 1, limit) for limit, name in enumerate(names, 1)))
     one, two = Client(store), Client(store)
-    said = {one: one.session.receive(wire.dump(1), 0), two: two.session.receive(wire.dump(2), 0)}
+    said = {
+        one: one.session.receive(wire.dump(1, limits=True) + wire.dump(1), 0),
+        two: two.session.receive(wire.dump(2) + wire.dump(2, limits=True), 0),
+    }
+    assert one.session.more
+    assert two.session.more
     for pieces in itertools.zip_longest(outputs(one.session), outputs(two.session), fillvalue=b""):
         for client, piece in zip(said, pieces, strict=True):
             said[client] += piece
     for number, client in enumerate((one, two), 1):
         frames = list(frames_of(said[client]))
-        assert len(frames) == 5001
+        assert len(frames) == 2 * 5001
         assert {frame[8:12] for frame in frames} == {number.to_bytes(4, "big")}
-    fill_client.close()
+    plain = [wire.DumpEntry(name, 1, 1) for name in names]
+    full = [wire.DumpEntry(name, 1, 1, limit) for limit, name in enumerate(names, 1)]
+    assert entries(said[one]) == full + plain
+    assert entries(said[two]) == plain + full
 
 
 # ---- the end --------------------------------------------------------------------------------------------------------
