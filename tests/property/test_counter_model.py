@@ -71,6 +71,7 @@ misfits = st.one_of(
     st.builds(wire.frame, st.integers(0x12, 0xFF), opaques, st.binary(max_size=20), flags=st.integers(0, 255)),
     st.builds(wire.frame, st.integers(0, 255), opaques, magic=st.integers(0, 255), body_length=st.just(65546)),
 )
+dumps = st.builds(wire.frame, st.just(wire.Opcode.DUMP), opaques, flags=st.sampled_from([0, 1, 1, 0xFE, 0xFF]))
 requests = st.one_of(
     acquires,
     acquires,
@@ -78,7 +79,7 @@ requests = st.one_of(
     releases,
     releases,
     st.tuples(st.just("get"), opaques, names),
-    st.tuples(st.just("dump"), opaques),
+    st.tuples(st.just("raw"), dumps),
     st.tuples(st.just("noop"), opaques),
     st.tuples(st.just("raw"), st.integers(0, 7).flatmap(lambda rarely: misfits if rarely == 0 else st.just(b""))),
 )
@@ -179,13 +180,13 @@ class CounterMachine(RuleBasedStateMachine):
             self.compare(pair, "receive", b"".join(wire.release(0, name, 1) for name in chosen))
 
     @precondition(lambda self: self.model.blocks_max > 1092)
-    @rule(number=st.integers(0, 3), chosen=st.permutations(range(6)), behind=st.lists(requests, max_size=8))
-    def dump_giants(self, number: int, chosen: list[int], behind: list[tuple[Any, ...]]) -> None:
+    @rule(number=st.integers(0, 3), chosen=st.permutations(range(6)), dump=dumps, behind=st.lists(requests, max_size=8))
+    def dump_giants(self, number: int, chosen: list[int], dump: bytes, behind: list[tuple[Any, ...]]) -> None:
         """Names so long that each is a piece of a Dump of its own."""
         pair = self.pair(number)
         assume(not pair[2])
         asked = [("acquire", 0, NAMES.index(GIANT[digit]), 1, U32_MAX) for digit in chosen]
-        self.compare(pair, "receive", b"".join(map(encoded, [*asked, ("dump", 1), *behind])))
+        self.compare(pair, "receive", b"".join(map(encoded, [*asked, ("raw", dump), *behind])))
 
     @precondition(lambda self: any(pair[0].more for pair in self.pairs))
     @rule(number=st.integers(0, 3), once=st.booleans())

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from conformance import vectors
 from counterd.protocols.counter import wire
-from property.model import Client, frames_of, make_store, outputs, settle
+from property.model import Client, Model, frames_of, make_store, outputs, settle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -145,7 +145,7 @@ harmless = st.one_of(
     st.builds(wire.release, opaques, names, numbers),
     st.builds(wire.get, opaques, names),
     st.builds(wire.stats, opaques),
-    st.builds(wire.dump, opaques),
+    st.builds(wire.dump, opaques, limits=st.booleans()),
     st.builds(wire.frame, st.integers(0, 0x13), opaques, st.binary(max_size=30), flags=st.integers(0, 255)),
 )
 closings = st.one_of(
@@ -187,10 +187,42 @@ def test_any_stream_with_long_dumps_cut_in_any_way(stream: bytes, end: bool, cut
     assert comparable(play(cut(stream, positions), pull=pull, end=end, filled=3000)) == expected
 
 
+asking = st.lists(
+    st.one_of(
+        st.builds(wire.acquire, opaques, names, st.sampled_from([1, 1, 2]), st.sampled_from([1, 2, 3, 0xFFFFFFFF])),
+        st.builds(wire.release, opaques, names, st.just(1)),
+        st.builds(wire.dump, opaques, limits=st.booleans()),
+    ),
+    min_size=2,
+    max_size=6,
+)
+
+
+def follow(pieces: Iterable[bytes]) -> None:
+    """The model, told the same in the same pieces, says what the session says."""
+    sizes = {"buckets": 4, "holdings": 3, "holdings_per_connection": 0, "name_memory": 3 * 64}
+    store, model = make_store(**sizes), Model(**sizes)
+    session, expected = store.session(), model.session()
+    for piece in pieces:
+        said = session.receive(piece, 0)
+        model.receive(expected, said, session.more, piece)
+        assert not session.more
+
+
+@settings(max_examples=40 * EXAMPLES, deadline=None)
+@given(requests=asking)
+def test_a_dump_says_what_the_model_says_wherever_it_is_cut(requests: list[bytes]) -> None:
+    stream = b"".join([*requests, wire.dump(0, limits=True)])
+    for position in range(len(stream)):
+        follow(cut(stream, [position]))
+    follow(chunks(stream, 1))
+
+
 def test_a_stream_longer_than_every_bound() -> None:
     """More output than one call may give, more frames than are parsed ahead, Dumps in pieces, and a broken frame."""
     gets = b"".join(wire.get(number, b"filler-%09d" % (number % 4000)) for number in range(20_000))
-    stream = wire.noop(1) * 30_000 + wire.dump(2) + gets + wire.dump(3) * 2 + wire.noop(4) + b"GET / HTTP/1.1\r\n" * 9
+    dumps = wire.dump(3) + wire.dump(3, limits=True)
+    stream = wire.noop(1) * 30_000 + wire.dump(2) + gets + dumps + wire.noop(4) + b"GET / HTTP/1.1\r\n" * 9
     expected = play([stream], filled=3000)
     assert len(list(frames_of(expected.output))) == 30_000 + 3 * 3001 + 20_000 + 2
     assert expected.closing
