@@ -186,7 +186,7 @@ class Client:
 
     def dump(self) -> list[DumpEntry]:
         """Every counter, in no particular order (section "Dump"). All of them are in memory at once."""
-        entries: list[DumpEntry] = self._call(wire.dump)
+        entries: list[DumpEntry] = self._call(wire.dump, True)
         return entries
 
     def pipeline(self) -> Pipeline:

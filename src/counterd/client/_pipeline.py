@@ -43,7 +43,7 @@ class Requests:
 
     def dump(self: Self) -> Self:
         """Its result is a list of DumpEntry."""
-        return self._add(wire.dump)
+        return self._add(wire.dump, True)
 
     def _add(self: Self, *request: Any) -> Self:
         self._requests.append(request)

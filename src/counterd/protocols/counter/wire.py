@@ -145,7 +145,7 @@ def stats(opaque: int) -> bytes:
     return _request(Opcode.STATS, opaque)
 
 
-def dump(opaque: int, *, limits: bool = False) -> bytes:
+def dump(opaque: int, limits: bool = False) -> bytes:
     """Asks for all counters: a response for each, then one with an empty body (section "Dump").
 
     limits: asks for each counter's limit as well, which only counterd tells.
