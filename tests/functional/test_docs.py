@@ -1,0 +1,180 @@
+"""The examples in README.md and the guides do what they say, word for word, against a real counterd."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import pages
+from counterd.cli import bench
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from daemon import Daemon
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md")))
+}
+# Examples that are not run: one more needs a better reason than that it would be work.
+NOT_RUN_MAX = {"python": 0, "sh": 6}
+SERVED = {"throttr.enable": "true", "throttr.port": "0", "throttr.bind": "127.0.0.1"}
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+
+
+@pytest.fixture
+def run(start: Callable[..., Daemon], tmp_path: Path) -> Callable[..., None]:
+    """Runs the examples in a text, with a server of their own behind both default ports."""
+
+    def run_text(text: str, name: str = "page.md") -> None:
+        daemon = start(SERVED)
+        ports = {11215: daemon.address.port, 9000: daemon.served("throttr listens on")[0].port}
+        pages.run(name, text, tmp_path, ports)
+
+    return run_text
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_what_a_page_says_is_what_happens(name: str, run: Callable[..., None]) -> None:
+    run(PAGES[name], name)
+
+
+def test_there_are_examples() -> None:
+    """A guide without any, or a README whose examples nobody finds, would pass."""
+    assert len(PAGES) >= 5
+    for name, text in PAGES.items():
+        found = [block for block in pages.blocks(text) if block.is_run]
+        assert any(block.expected for block in found), name
+
+
+def test_few_examples_are_not_run() -> None:
+    blocks = [block for text in PAGES.values() for block in pages.blocks(text) if pages.NOT_RUN.fullmatch(block.info)]
+    found = Counter(block.info.split()[0] for block in blocks)
+    assert all(found[language] <= most for language, most in NOT_RUN_MAX.items()), found
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name: str) -> None:
+    gone = [link for link in LINK.findall(PAGES[name]) if not (ROOT / name).parent.joinpath(link).exists()]
+    assert gone == []
+
+
+def test_command_lines_of_counterbench_are_understood(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Those are not run, since each takes seconds and a core; an option that is not there any more is found here."""
+    monkeypatch.chdir(tmp_path)
+    shown = [line for text in PAGES.values() for line in text.splitlines() if line.startswith("counterbench ")]
+    assert len(shown) >= 10
+    for line in shown:
+        words = shlex.split(line, comments=True)[1:]
+        if words[0] != "compare":  # which wants its files to be there
+            bench.main.make_context("counterbench", words)
+
+
+# ---- that an example which has rotted is found -----------------------------------------------------------------------
+
+GOOD = """\
+Before.
+
+```python
+from counterd.client import Client
+
+client = Client()
+client.acquire("a", maximum=2)
+for each in range(2):
+    print(client.get("a"), id(client), each)
+```
+
+```text
+1 ... 0
+1 ... 1
+```
+"""
+CLOSED = "\nclient.close()"
+
+
+def fenced(code: str, info: str = "python") -> str:
+    return f"```{info}\n{code}\n```\n"
+
+
+def test_examples_that_are_right_pass(run: Callable[..., None]) -> None:
+    """In order in one process, or in another; children too; and both protocols, blocking and for asyncio."""
+    run(
+        GOOD
+        + fenced('print(client.get("a"), client.where)  # -> 1 127.0.0.1:11215' + CLOSED)
+        + fenced('assert "client" not in globals()\nprint("fresh")  # -> fresh', "python fresh")
+        + fenced(
+            "import asyncio\nfrom counterd.client import aio, throttr\n"
+            "async def main():\n    async with aio.Client() as client:\n"
+            '        print(await client.acquire("b", 2, maximum=2))  # -> 2\n'
+            "asyncio.run(main())\n"
+            'with throttr.Client() as client:\n    print(client.insert("k", 1, 60))  # -> True'
+        )
+        + fenced("python -c 'from counterd.client import Client; Client().noop(); print(1)'  # -> 1", "sh run")
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (fenced("from counterd.client import Kounter"), r"page\.md\", line 2, in <module>(.|\n)*Kounter"),
+        (GOOD + fenced("client.akquire('a')"), r"page\.md\", line 17, in <module>(.|\n)*akquire"),
+        (GOOD + fenced('print(client.get("a"))  # -> 2' + CLOSED), r"page\.md:17: .*\['2'\], and it prints \['1'\]"),
+        (fenced("print(1)"), r"page\.md:2: .*\[\], and it prints \['1'\]"),
+        (fenced("print(1)\nprint(2)\nprint(3)  # -> 1"), r"and it prints \['1', '2', '3'\]"),
+        (fenced("if 0:\n    print(1)  # -> 1"), r"\['1'\], and it prints \[\]"),
+        (fenced("print(1)") + "\n```text\n2\n```\n", r"\['2'\], and it prints \['1'\]"),
+        (fenced("print('a.c')  # -> a...c"), None),
+        (fenced("print('abd')  # -> a...c"), r"prints \['abd'\]"),
+        (fenced("import sys\nprint(1, file=sys.stderr)"), "exit status 0\n1"),
+        (fenced("import sys\nsys.exit(3)"), "exit status 3"),
+        (fenced("import socket\nsocket.socket()"), "ResourceWarning"),
+        (fenced("import atexit\natexit.register(print, 'late')"), "printed after all examples were over: 'late"),
+        (fenced("from counterd.client import Client\nClient(port=11216)"), r"connects to 127\.0\.0\.1:11216"),
+        (fenced("from counterd.client import Client\nClient('192.0.2.1')"), r"connects to 192\.0\.2\.1:11215"),
+        (fenced("counterd --nonsense", "sh run"), r"page\.md:2: exit status 2"),
+        (fenced("echo a\nfalse\necho b", "sh run"), "exit status 1"),
+        (fenced("echo a  # -> b", "sh run"), r"\['b'\], and it prints \['a'\]"),
+    ],
+)
+def test_an_example_that_has_rotted_is_found(text: str, message: str | None, run: Callable[..., None]) -> None:
+    if message is None:
+        run(text)
+        return
+    with pytest.raises(AssertionError, match=message):
+        run(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (fenced("1", "sh"), "line 1: 'sh' does not say whether it is run"),
+        (fenced("1", "bash run"), "does not say whether it is run"),
+        (fenced("1", "python not-run"), "does not say whether it is run"),
+        (fenced("1", "python not-run: "), "does not say whether it is run"),
+        ("a\n\n```python\n1\n", "line 3: this fence is not closed"),
+        ("- a\n\n  ```python\n  1\n  ```\n", "line 3: an indented fence hides its block"),
+        (fenced("print(1)  # -> 1") + fenced("1", "text"), "line 4: what is printed is said twice"),
+    ],
+)
+def test_a_block_that_nobody_would_run_is_found(text: str, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        pages.blocks(text)
+
+
+def test_blocks_that_are_not_run_say_why() -> None:
+    (block,) = pages.blocks(fenced("rm -r /", "sh not-run: it hurts"))
+    assert not block.is_run
+    assert pages.NOT_RUN.fullmatch(block.info)[2] == "it hurts"
+    assert [block.info for block in pages.blocks(fenced("1", "text") + fenced("2", ""))] == ["text", ""]
+
+
+def test_prose_between_an_example_and_a_text_keeps_them_apart() -> None:
+    first, second = pages.blocks(fenced("pass") + "\nElsewhere:\n\n" + fenced("1", "text"))
+    assert (first.expected, second.info) == ((), "text")
