@@ -1,7 +1,8 @@
 """What can go wrong between a client and a counter server.
 
-Floor 0: imports nothing of counterd. Everything a client raises on purpose is a CounterdError, except ValueError for
-arguments that do not fit the protocol.
+Everything a client raises on purpose is a CounterdError, except ValueError for arguments that do not fit the protocol.
+
+Floor 0: imports nothing of counterd.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ class CounterdError(Exception):
 
 
 class ConnectionLost(CounterdError):
-    """There is no connection (any more): refused, closed by either side, or given up after another failure."""
+    """There is no connection (any more): refused, closed by either side, or given up after another failure.
+
+    What was held through it is held no more. What was asked through it may have been done or not.
+    """
 
 
 class Timeout(CounterdError):
-    """The server did not answer in time."""
+    """The server did not answer in time, or accept a connection. What was asked may be done or not, now or later."""
 
 
 class ProtocolError(CounterdError):
@@ -62,7 +66,7 @@ class ServerError(CounterdError):
 
 
 class NotFound(ServerError):
-    """0x01: there is no counter with this name."""
+    """0x01: there is no counter with this name, used now or in the current statistics interval."""
 
 
 class InvalidArguments(ServerError):

@@ -1,7 +1,9 @@
 """A client for the counter protocol: counterd's own, and good for the reference server as well.
 
+Client has a connection, Client.hold() permits while a block runs. counterd.client.aio is the same for asyncio,
+counterd.client.throttr for the other protocol.
+
 Stands beside the floors: needs the wire module and counterd.errors only, and works where nothing is compiled.
-counterd.client.aio is the same for asyncio.
 """
 
 from __future__ import annotations
@@ -88,8 +90,11 @@ class Client:
 
     host: a host, counter://HOST[:PORT] or counter+unix:///PATH, or several of these, which are tried in order. They are
     several ways to *one* server: two servers would be two limits.
-    port: for hosts without one. path: of a Unix socket, instead of host and port.
-    timeout: seconds that each call may take as a whole. connect_timeout: that connecting to an address may take.
+    port: for hosts without one.
+    path: of a Unix socket, instead of host and port.
+    timeout: seconds that each call may take as a whole, then Timeout. What an acquire is granted after that is given
+    back.
+    connect_timeout: seconds that connecting to one address may take. None: as timeout.
     watch: start a thread that sees at once when the connection is lost, for holds with a callback or "reacquire".
 
     Names are bytes, or text that is sent as UTF-8, of 1 to 65,535 bytes; numbers are 0 to 2^32-1. Anything else is a
@@ -142,7 +147,10 @@ class Client:
         return self._link.where
 
     def fileno(self) -> int:
-        """The descriptor of the connection's socket, for who hands it to another process. Connects if need be."""
+        """The descriptor of the connection's socket, for who hands it to another process. Connects if need be.
+
+        What is held lasts as long as any process has it open.
+        """
         return self._connected().fileno()
 
     def close(self) -> None:
@@ -164,6 +172,7 @@ class Client:
     def acquire(self, name: str | bytes, resources: int = 1, *, maximum: int) -> int:
         """Acquires resources, if no more than maximum of the counter are consumed then (section "Acquire").
 
+        Asks once, and never waits: hold() does. They are held until release(), or until the connection ends.
         Returns how many were granted. NotAvailable if the maximum leaves no room, InvalidArguments if resources are
         0 or above maximum, OutOfMemory if the server has no room for another counter or holding.
         """
@@ -171,7 +180,7 @@ class Client:
         return granted
 
     def release(self, name: str | bytes, resources: int = 1) -> None:
-        """Gives resources back (section "Release").
+        """Gives back resources that acquire() got (section "Release"). A hold gives its own back.
 
         NotFound if there is no such counter, NotAcquired if this connection holds less; nothing is released then.
         """
@@ -185,7 +194,7 @@ class Client:
         return figures
 
     def dump(self) -> list[DumpEntry]:
-        """Every counter, in no particular order (section "Dump"). All of them are in memory at once."""
+        """Every counter, used or not, in no particular order (section "Dump"). All of them are in memory at once."""
         entries: list[DumpEntry] = self._call(wire.dump, True)
         return entries
 
@@ -206,7 +215,9 @@ class Client:
 
         Waits until they are available, for timeout seconds at most (None: for ever, 0: asks once), then raises
         NotAvailable, which tells what is in use. Those who wait for one name in this client get it in order. A
-        connection that is lost while it waits is made again; ConnectionLost is raised when the time is over.
+        connection that is lost while it waits is made again; ConnectionLost is raised when the time is over. A server
+        that does not answer is Timeout, after the client's timeout, whatever that of the hold. InvalidArguments comes
+        at once if resources are 0 or above maximum. Leaving the block gives the permits back.
 
         on_lost: what to do when the connection, and the permits with it, are lost while the block runs.
         "raise": leaving the block raises ConnectionLost, unless something else was raised in it.
@@ -218,7 +229,7 @@ class Client:
         return Hold(self, Asked(name, resources, maximum, timeout, on_lost))
 
     def semaphore(self, name: str | bytes, maximum: int) -> Semaphore:
-        """A counter with the face of threading.BoundedSemaphore."""
+        """A counter of so many permits with the methods of threading.BoundedSemaphore."""
         return Semaphore(self, name, maximum)
 
     # ---- calling ----
@@ -357,7 +368,11 @@ class Client:
 
 
 class Hold:
-    """Permits of a counter, held while a block runs: what Client.hold() returns, for `with` or as a decorator."""
+    """Permits of a counter, held while a block runs: what Client.hold() returns, for `with` or as a decorator.
+
+    To be entered once; as a decorator, it holds permits of their own for each call. Not reentrant: one within another
+    asks for more permits.
+    """
 
     def __init__(self, client: Client, asked: Asked) -> None:
         self._client = client
@@ -413,7 +428,7 @@ class Hold:
         return link is not None and not link.is_alive()
 
     def raise_if_lost(self) -> None:
-        """ConnectionLost if they were."""
+        """ConnectionLost if hold.lost, to be asked before what must not be done without the permits."""
         link = self._link
         if link is not None and not link.is_alive():
             raise self._asked.lost(link.where, link.closed)
@@ -527,9 +542,9 @@ class Pipeline(Requests):
 
 
 class Semaphore:
-    """A counter with the methods of threading.BoundedSemaphore: what Client.semaphore() returns. Thread-safe.
+    """A counter with the methods of threading.BoundedSemaphore, for `with` too: what Client.semaphore() returns.
 
-    Each acquire is a permit of its own, and only as many can be released.
+    Thread-safe. Each acquire is a permit of its own, and only as many can be released.
     """
 
     def __init__(self, client: Client, name: str | bytes, maximum: int) -> None:

@@ -22,27 +22,27 @@ class Requests:
         self._requests: list[Request] = []
 
     def noop(self: Self) -> Self:
-        """Its result is None."""
+        """Adds a request whose result is None."""
         return self._add(wire.noop)
 
     def get(self: Self, name: str | bytes) -> Self:
-        """Its result is what is consumed."""
+        """Adds a request whose result is how much is consumed."""
         return self._add(wire.get, as_bytes(name))
 
     def acquire(self: Self, name: str | bytes, resources: int = 1, *, maximum: int) -> Self:
-        """Its result is what was granted."""
+        """Adds a request whose result is how much was granted."""
         return self._add(wire.acquire, as_bytes(name), resources, maximum)
 
     def release(self: Self, name: str | bytes, resources: int = 1) -> Self:
-        """Its result is None."""
+        """Adds a request whose result is None."""
         return self._add(wire.release, as_bytes(name), resources)
 
     def stats(self: Self) -> Self:
-        """Its result is a dictionary."""
+        """Adds a request whose result is that of Client.stats()."""
         return self._add(wire.stats)
 
     def dump(self: Self) -> Self:
-        """Its result is a list of DumpEntry."""
+        """Adds a request whose result is that of Client.dump()."""
         return self._add(wire.dump, True)
 
     def _add(self: Self, *request: Any) -> Self:

@@ -1,6 +1,8 @@
 """The client of counterd.client for asyncio, with any event loop: the same names, the same arguments, and `await`.
 
-Stands beside the floors. Any number of tasks share one connection; their calls are under way side by side.
+Any number of tasks share one connection; their calls are under way side by side.
+
+Stands beside the floors.
 """
 
 from __future__ import annotations
@@ -141,6 +143,7 @@ class Client:
     async def acquire(self, name: str | bytes, resources: int = 1, *, maximum: int) -> int:
         """Acquires resources, if no more than maximum of the counter are consumed then (section "Acquire").
 
+        Asks once, and never waits: hold() does. They are held until release(), or until the connection ends.
         Returns how many were granted. NotAvailable if the maximum leaves no room, InvalidArguments if resources are
         0 or above maximum, OutOfMemory if the server has no room for another counter or holding.
         """
@@ -148,7 +151,7 @@ class Client:
         return granted
 
     async def release(self, name: str | bytes, resources: int = 1) -> None:
-        """Gives resources back (section "Release").
+        """Gives back resources that acquire() got (section "Release"). A hold gives its own back.
 
         NotFound if there is no such counter, NotAcquired if this connection holds less; nothing is released then.
         """
@@ -162,7 +165,7 @@ class Client:
         return figures
 
     async def dump(self) -> list[DumpEntry]:
-        """Every counter, in no particular order (section "Dump"). All of them are in memory at once."""
+        """Every counter, used or not, in no particular order (section "Dump"). All of them are in memory at once."""
         entries: list[DumpEntry] = await self._call(wire.dump, True)
         return entries
 
@@ -181,12 +184,12 @@ class Client:
     ) -> Hold:
         """Permits while a block runs: `async with client.hold("db:main", 2, maximum=10, timeout=5):`, or a decorator.
 
-        As Client.hold() of counterd.client. A function as on_lost is called by the loop.
+        As Client.hold() of counterd.client. A function as on_lost is called by the loop; nothing needs watch=True.
         """
         return Hold(self, Asked(name, resources, maximum, timeout, on_lost))
 
     def semaphore(self, name: str | bytes, maximum: int) -> Semaphore:
-        """A counter with the face of asyncio.BoundedSemaphore."""
+        """A counter of so many permits with the methods of asyncio.BoundedSemaphore."""
         return Semaphore(self, name, maximum)
 
     # ---- calling ----
@@ -378,7 +381,10 @@ async def _opened(loop: asyncio.AbstractEventLoop, address: Address, link: Link)
 
 
 class Hold:
-    """Permits of a counter, held while a block runs: what Client.hold() returns, for `async with` or as a decorator."""
+    """Permits of a counter, held while a block runs: what Client.hold() returns, for `async with` or a decorator.
+
+    As counterd.client.Hold.
+    """
 
     def __init__(self, client: Client, asked: Asked) -> None:
         self._client = client
@@ -427,11 +433,11 @@ class Hold:
 
     @property
     def lost(self) -> bool:
-        """Whether the connection, and the permits with it, were lost while the block runs."""
+        """Whether the connection, and the permits with it, were lost while the block runs. Costs nothing."""
         return self._link is not None and bool(self._link.closed)
 
     def raise_if_lost(self) -> None:
-        """ConnectionLost if they were."""
+        """ConnectionLost if hold.lost, to be asked before what must not be done without the permits."""
         if self._link is not None and self._link.closed:
             raise self._asked.lost(self._link.where, self._link.closed)
 

@@ -1,8 +1,9 @@
 """Clients for the throttr protocol, blocking and for asyncio: counterd's own, and good for the reference as well.
 
-Stands beside the floors: needs the wire module and counterd.errors only, and works where nothing is compiled. Replies
-tell nothing of what they answer, so a connection that got out of step is closed and never used again. Events, which
-the server sends unasked, are kept until they are taken, up to a bound.
+Replies tell nothing of what they answer, so a connection that got out of step is closed and never used again. Events,
+which the server sends unasked, are kept until they are taken, up to a bound.
+
+Stands beside the floors: needs the wire module and counterd.errors only, and works where nothing is compiled.
 """
 
 from __future__ import annotations
