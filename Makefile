@@ -10,13 +10,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := setup.py pyproject.toml $(shell find src -name '*.py' -o -name '*.py[xi]' -o -name '*.pxd' -o -name '*.conf')
 CONFIG ?= conf/counterd.conf
 
-.PHONY: help setup run test lint bench bench-peers bench-regress bench-baseline bench-smoke clean
+.PHONY: help setup run test lint docs bench bench-peers bench-regress bench-baseline bench-smoke clean
 
 help:
 	@echo 'make setup   build counterd into $(VENV)'
 	@echo 'make run     setup, then the daemon in the foreground with $(CONFIG)'
 	@echo 'make test    setup, then the tests (COUNTERD_BUILD=debug: with assertions compiled in)'
 	@echo 'make lint    ruff, mypy, cython-lint'
+	@echo 'make docs    write docs/api/ from the docstrings'
 	@echo 'make clean   remove what the above made'
 	@echo ''
 	@echo 'make bench            the engine, ns a frame, and a round trip'
@@ -51,6 +52,9 @@ lint: setup
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PATH=$(BIN):$$PATH $(BIN)/cython-lint src benchmarks
+
+docs: setup
+	$(BIN)/python tools/api.py
 
 bench: setup
 	$(BIN)/python -m pytest benchmarks $(ARGS)

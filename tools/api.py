@@ -1,0 +1,195 @@
+"""Writes docs/api/client.md: signatures and docstrings of what a user of the clients imports. Run it with `make docs`.
+
+It needs the standard library and the installed package. What is public is what has no underscore, in the order of
+`__all__`, or of definition. What would be said twice is said once: a name that two modules have, in the one that it
+comes from; a method that two classes have with the same words, in the first.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+    Said = dict[tuple[str, str | None], str]  # a method's name and words: the class that has them
+
+PAGE = Path(__file__).parents[1] / "docs" / "api" / "client.md"
+MODULES = ("counterd.client", "counterd.client.aio", "counterd.errors", "counterd.client.throttr")
+LINE_MAX = 100
+
+INTRODUCTION = """\
+# The clients
+
+Signatures and docstrings, written by `make docs`: change those, not this page. Sections are those of
+[the counter protocol's document](https://github.com/cybozu/yrmcds/blob/master/docs/counter.md); what counterd does in
+another way is in [protocols/counter.md](../protocols/counter.md). How the clients are used is in the
+[guides](../guides/).
+"""
+
+ALIAS = re.compile(r"\bwire\.(\w+)")
+# Begins a paragraph for those who work on the code.
+INSIDE = re.compile(r"Stands beside the floors|Floor \d")
+# In a docstring, what begins a line and says what a name means.
+MEANING = re.compile(r"[a-z_]+(, [a-z_]+)*: ")
+
+
+def page() -> str:
+    """All of it."""
+    said: Said = {}
+    parts = [INTRODUCTION]
+    for name in MODULES:
+        parts += of_module(importlib.import_module(name), said)
+    return "\n".join(parts)
+
+
+def of_module(module: ModuleType, said: Said) -> Iterator[str]:
+    yield f"## {module.__name__}\n"
+    yield prose(module)
+    elsewhere: dict[str, list[str]] = {}
+    for name, value in public(module):
+        if value.__module__ != module.__name__ and value.__module__ in MODULES:
+            elsewhere.setdefault(value.__module__, []).append(name)
+        elif inspect.isclass(value):
+            yield from of_class(module.__name__, name, value, said)
+        else:
+            yield from described("###", name, signature(name, value), value)
+    for origin, names in elsewhere.items():
+        yield wrapped(f"Also here, from {origin}: {', '.join(names)}.") + "\n"
+
+
+def public(module: ModuleType) -> list[tuple[str, Any]]:
+    """Names and values: of __all__, the client first, or what is defined there."""
+    if hasattr(module, "__all__"):
+        return [(name, getattr(module, name)) for name in sorted(module.__all__, key="Client".__ne__)]
+    return [
+        (name, value)
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+    ]
+
+
+def of_class(module: str, name: str, cls: type, said: Said) -> Iterator[str]:
+    yield from described("###", name, declaration(name, cls), cls)
+    if issubclass(cls, enum.Enum):
+        yield "".join(f"- {member.name} = {member.value}\n" for member in cls)
+        return
+    again: dict[str, list[str]] = {}
+    for member, value in members(cls):
+        key = (member, value.__doc__)
+        if key in said:
+            awaited = ", with `await`" if inspect.iscoroutinefunction(value) else ""
+            again.setdefault(f"As those of {said[key]}{awaited}", []).append(member)
+        else:
+            said[key] = f"{module}.{name}"
+            code = signature(member, value) if inspect.isfunction(value) else property_line(member, value)
+            yield from described("####", f"{name}.{member}", code, value)
+    for text, names in again.items():
+        yield wrapped(f"{text}: {', '.join(names)}.") + "\n"
+
+
+def members(cls: type) -> Iterator[tuple[str, Any]]:
+    """Methods and properties for the user, those of the bases first. The fields of a tuple are in its signature."""
+    ours = [base for base in reversed(cls.__mro__) if base.__module__.startswith("counterd.")]
+    found = {name: getattr(cls, name) for base in ours for name in vars(base)}
+    for name, value in found.items():
+        shown = not name.startswith("_") or (name == "__call__" and value.__doc__)
+        if shown and (inspect.isfunction(value) or isinstance(value, property)):
+            yield name, value
+
+
+def described(marks: str, title: str, code: str, value: Any) -> Iterator[str]:
+    yield f"{marks} {title}\n"
+    yield f"```python\n{code}\n```\n"
+    yield prose(value)
+
+
+def property_line(name: str, value: property) -> str:
+    return f"{name}: {value.fget.__annotations__['return']}"
+
+
+def declaration(name: str, cls: type) -> str:
+    """How one is made, where a user does that; else what it is."""
+    if issubclass(cls, (Exception, enum.Enum)):
+        return f"class {name}({cls.__mro__[1].__name__})"
+    parameters = [each for each in inspect.signature(cls).parameters if each != "self"]
+    return f"class {name}" if parameters[:1] == ["client"] else signature(name, cls, "class ")
+
+
+def signature(name: str, value: Any, before: str = "") -> str:
+    """As in the source, with the defaults' values; in lines of their own where it is long."""
+    described = inspect.signature(value)
+    words: list[str] = []
+    kinds = [each.kind for each in described.parameters.values()]
+    for number, each in enumerate(described.parameters.values()):
+        if each.name == "self":
+            continue
+        if each.kind == each.KEYWORD_ONLY and each.KEYWORD_ONLY not in kinds[:number]:
+            words.append("*")
+        annotated = "" if each.annotation is each.empty else f": {annotation(each.annotation)}"
+        words.append(f"{each.name}{annotated}{'' if each.default is each.empty else ' = ' + shown(each.default)}")
+    if not before and inspect.iscoroutinefunction(value):
+        before = "async "
+    returned = described.return_annotation
+    after = "" if before == "class " or returned is described.empty else f" -> {annotation(returned)}"
+    after = ALIAS.sub(lambda match: alias(getattr(value.__globals__["wire"], match[1])), after)
+    line = f"{before}{name}({', '.join(words)}){after}"
+    if len(line) <= LINE_MAX:
+        return line
+    return f"{before}{name}(\n{''.join(f'    {word},' + chr(10) for word in words)}){after}"
+
+
+def annotation(value: Any) -> str:
+    """As in the source, whether the interpreter keeps it as text, as a reference, or as what it stands for."""
+    if isinstance(value, str):
+        return value.replace("'", '"')
+    return getattr(value, "__forward_arg__", None) or getattr(value, "__name__", str(value))
+
+
+def alias(value: Any) -> str:
+    """What a name of the wire module stands for, which a user does not see: list[ListEntry]."""
+    return re.sub(r"[\w.]+\.", "", str(value))
+
+
+def shown(value: Any) -> str:
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def prose(value: Any) -> str:
+    """The docstring, in which what names mean becomes a list."""
+    paragraphs = inspect.cleandoc(value.__doc__ or "").split("\n\n")
+    lines: list[str] = []
+    in_list = False
+    for line in "\n\n".join(each for each in paragraphs if not INSIDE.match(each)).splitlines():
+        if MEANING.match(line):
+            if not in_list and lines and lines[-1]:
+                lines.append("")
+            in_list = True
+            lines.append(f"- {line}")
+        else:
+            in_list = in_list and bool(line)
+            lines.append(f"  {line}" if in_list else line)
+    return "\n".join(lines) + "\n"
+
+
+def wrapped(text: str) -> str:
+    lines = [""]
+    for word in text.split():
+        if len(lines[-1]) + len(word) >= LINE_MAX:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page(), "utf-8")
