@@ -98,7 +98,7 @@ class Client:
     watch: start a thread that sees at once when the connection is lost, for holds with a callback or "reacquire".
 
     Names are bytes, or text that is sent as UTF-8, of 1 to 65,535 bytes; numbers are 0 to 2^32-1. Anything else is a
-    ValueError, before anything is sent. Every call may raise a ServerError (the server refused), Timeout (it did not
+    ValueError or TypeError, before anything is sent. Every call may raise a ServerError (the server refused), Timeout (it did not
     answer in time), ProtocolError (it answered what it may not, and was left) or ConnectionLost. The next call then
     connects again; after an attempt that failed, calls fail at once until another is due, 0.05 to 2 s later.
 
@@ -370,8 +370,8 @@ class Client:
 class Hold:
     """Permits of a counter, held while a block runs: what Client.hold() returns, for `with` or as a decorator.
 
-    To be entered once; as a decorator, it holds permits of their own for each call. Not reentrant: one within another
-    asks for more permits.
+    For one thread at a time, and one block at a time: make another for each, or share a Semaphore. As a decorator it
+    holds permits of their own for each call. Not reentrant: a hold within another of that name asks for more permits.
     """
 
     def __init__(self, client: Client, asked: Asked) -> None:
