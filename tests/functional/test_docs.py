@@ -26,7 +26,7 @@ PAGES = {
 # Examples that are not run: one more needs a better reason than that it would be work.
 NOT_RUN_MAX = {"python": 0, "sh": 6}
 SERVED = {"throttr.enable": "true", "throttr.port": "0", "throttr.bind": "127.0.0.1"}
-LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
 @pytest.fixture
@@ -62,8 +62,14 @@ def test_few_examples_are_not_run() -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_links_lead_somewhere(name: str) -> None:
-    gone = [link for link in LINK.findall(PAGES[name]) if not (ROOT / name).parent.joinpath(link).exists()]
-    assert gone == []
+    links = LINK.findall(PAGES[name])
+    assert links
+    for path, heading in links:
+        page = (ROOT / name).parent / path if path else ROOT / name
+        assert page.exists(), path
+        if heading:
+            headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+            assert heading in {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}
 
 
 def test_command_lines_of_counterbench_are_understood(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
