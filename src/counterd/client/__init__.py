@@ -98,9 +98,9 @@ class Client:
     watch: start a thread that sees at once when the connection is lost, for holds with a callback or "reacquire".
 
     Names are bytes, or text that is sent as UTF-8, of 1 to 65,535 bytes; numbers are 0 to 2^32-1. Anything else is a
-    ValueError or TypeError, before anything is sent. Every call may raise a ServerError (the server refused), Timeout (it did not
-    answer in time), ProtocolError (it answered what it may not, and was left) or ConnectionLost. The next call then
-    connects again; after an attempt that failed, calls fail at once until another is due, 0.05 to 2 s later.
+    ValueError or TypeError, before anything is sent. Every call may raise a ServerError (the server refused), Timeout
+    (it did not answer in time), ProtocolError (it answered what it may not, and was left) or ConnectionLost. The next
+    call then connects again; after an attempt that failed, calls fail at once until another is due, 0.05 to 2 s later.
 
     What is held belongs to the connection and is lost with it. A Hold says so itself; if it happens to what acquire()
     got, one call raises ConnectionLost before others go on with a new connection.
