@@ -13,7 +13,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from counterd.bench.units import count_tick, printable
+from counterd.units import count_tick, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

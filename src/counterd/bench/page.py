@@ -41,7 +41,7 @@ from counterd.bench.report import (
     run_name,
 )
 from counterd.bench.result import percentiles
-from counterd.bench.units import count, digits, duration, duration_tick, plain_tick, rate
+from counterd.units import count, digits, duration, duration_tick, plain_tick, rate
 from counterd.version import __version__
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
 """What a run does: the options of counterbench, read and checked.
 
-A side, pure Python. Readers take the text of an option and raise ValueError with what was expected.
+A side, pure Python. Readers, here and in counterd.units, take the text of an option and raise ValueError with what was
+expected.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
+
+from counterd.units import seconds
 
 PROTOCOLS = {"counter": 11215, "throttr": 9000, "redis": 6379, "memcached": 11211}  # and their ports
 OPS = ("noop", "get", "acquire", "release", "query", "update", "insert", "purge", "set")
@@ -34,33 +37,6 @@ DEPTH_MAX = 1 << 20  # 32 MiB of what is known about each request, for each conn
 TIME_MAX = 1e7  # seconds: what is counted in nanoseconds stays far from overflowing, whatever is drawn around it
 RATE_MIN, RATE_MAX = 1e-6, 1e9  # a second; for the same reason, and one for each nanosecond
 VERIFIED_MAX = 1 << 24  # 128 MiB that all load processes share
-
-_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "": 1.0}
-_TIMES = {"": 1, "k": 1_000, "m": 1_000_000}
-
-
-def seconds(text: str) -> float:
-    """A time such as 10ms, 1.5s or 2m; without a unit, seconds."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|)", text)
-    if not match:
-        raise ValueError(f"expected a time such as 10ms or 1.5s, not {text!r}")
-    return float(match[1]) * _SECONDS[match[2]]
-
-
-def number(text: str) -> float:
-    """A number such as 200, 1.5k or 2m (thousands and millions)."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([km]?)", text.lower())
-    if not match:
-        raise ValueError(f"expected a number such as 5000, 10k or 1.5m, not {text!r}")
-    return float(match[1]) * _TIMES[match[2]]
-
-
-def whole_number(text: str) -> int:
-    """A number() without a fraction."""
-    value = number(text)
-    if value != int(value):
-        raise ValueError(f"expected a whole number, not {text!r}")
-    return int(value)
 
 
 @dataclass(frozen=True)

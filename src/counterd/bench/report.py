@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from counterd.bench.result import PERCENTILES, percentiles
-from counterd.bench.units import count, digits, duration, printable, rate
+from counterd.units import count, digits, duration, printable, rate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,8 +20,8 @@ from counterd.bench import verify
 from counterd.bench._board import Board
 from counterd.bench._load import Load
 from counterd.bench.result import Moment, Run, histogram, percentiles
-from counterd.bench.units import duration, rate, several
 from counterd.errors import CounterdError
+from counterd.units import duration, rate, several
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

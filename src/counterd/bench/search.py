@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from counterd.bench.plan import number, seconds
+from counterd.units import number, seconds
 
 if TYPE_CHECKING:
     from counterd.bench.plan import Plan

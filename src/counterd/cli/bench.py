@@ -27,24 +27,20 @@ try:
     from counterd.bench.report import AS_FAST_AS_IT_GOES
     from counterd.bench.result import Report, ResultError, Run, load, save
     from counterd.bench.run import Interruption, LoadError, describe, run
-    from counterd.bench.units import rate
+    from counterd.cli.reading import Reads, at_least
 except ModuleNotFoundError as error:
     package = (error.name or "").partition(".")[0]
     if package == "counterd":
         raise
     sys.exit(f"counterbench needs {package}: pip install 'counterd[bench]'")
 
+from counterd import units
 from counterd.errors import CounterdError
+from counterd.units import rate
 from counterd.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rich.console import RenderableType
-
-    ParamType = click.ParamType[Any]
-else:
-    ParamType = click.ParamType  # which older ones of click's versions do not let be subscripted
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -52,34 +48,10 @@ SEARCH_S = 3.0  # of each run of a search, unless --duration says otherwise
 DURATION_S = 10.0
 
 
-class Reads(ParamType):
-    """An option whose text a function reads."""
-
-    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
-        self.name = name
-        self._read = read
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            return self._read(value) if isinstance(value, str) else value
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-def at_least(minimum: float, read: Callable[[str], float]) -> Callable[[str], float]:
-    def checked(text: str) -> float:
-        value = read(text)
-        if value < minimum:
-            raise ValueError(f"expected {minimum:g} or more, not {text!r}")
-        return value
-
-    return checked
-
-
-NUMBER = Reads("number", at_least(1, planning.whole_number))
-RATE = Reads("rate", at_least(0.001, planning.number))
-TIME = Reads("time", planning.seconds)
-MEASURED = Reads("time", at_least(0.001, planning.seconds))
+NUMBER = Reads("number", at_least(1, units.whole_number))
+RATE = Reads("rate", at_least(0.001, units.number))
+TIME = Reads("time", units.seconds)
+MEASURED = Reads("time", at_least(0.001, units.seconds))
 
 
 class Written(click.Path):

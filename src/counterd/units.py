@@ -1,12 +1,41 @@
-"""How numbers and foreign text are written, in terminals and pages alike.
+"""How numbers and times are read from a command line, and how they and foreign text are written for people.
 
-A side, pure Python. Three significant digits, because that is what the histograms have.
+Floor 0, pure Python. Three significant digits, because that is what the histograms have.
 """
 
 from __future__ import annotations
 
+import re
+
 TIMES = (("ns", 1), ("µs", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000))
 COUNTS = (("", 1), ("k", 1_000), ("M", 1_000_000), ("G", 1_000_000_000))
+
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "": 1.0}
+_THOUSANDS = {"": 1, "k": 1_000, "m": 1_000_000}
+
+
+def seconds(text: str) -> float:
+    """A time such as 10ms, 1.5s or 2m; without a unit, seconds."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|)", text)
+    if not match:
+        raise ValueError(f"expected a time such as 10ms or 1.5s, not {text!r}")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def number(text: str) -> float:
+    """A number such as 200, 1.5k or 2m (thousands and millions)."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([km]?)", text.lower())
+    if not match:
+        raise ValueError(f"expected a number such as 5000, 10k or 1.5m, not {text!r}")
+    return float(match[1]) * _THOUSANDS[match[2]]
+
+
+def whole_number(text: str) -> int:
+    """A number() without a fraction."""
+    value = number(text)
+    if value != int(value):
+        raise ValueError(f"expected a whole number, not {text!r}")
+    return int(value)
 
 
 def scaled(value: float, units: tuple[tuple[str, int], ...]) -> tuple[float, str]:

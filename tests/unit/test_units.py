@@ -1,27 +1,67 @@
-"""Numbers as they are read: units, three digits, and nothing from outside that is no plain text."""
+"""Numbers as people write and read them: units, three digits, and nothing from outside that is no plain text."""
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterd.bench.units import (
+from counterd.units import (
     count,
     count_tick,
     digits,
     duration,
     duration_tick,
+    number,
     plain_tick,
     printable,
     rate,
+    seconds,
     several,
+    whole_number,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SECOND = 1_000_000_000
 SIZES = {"ns": 1, "µs": 1_000, "ms": 1_000_000, "s": SECOND}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1", 1.0), ("10ms", 0.01), ("1.5s", 1.5), ("2m", 120.0), ("7us", 7e-6), ("7µs", 7e-6), ("3ns", 3e-9), ("0", 0.0)],
+)
+def test_times(text: str, expected: float) -> None:
+    assert seconds(text) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("200", 200), ("1.5k", 1500), ("2m", 2_000_000), ("10K", 10_000), ("0.5", 0.5), ("1M", 1e6)]
+)
+def test_numbers(text: str, expected: float) -> None:
+    assert number(text) == expected
+
+
+def test_whole_numbers() -> None:
+    assert whole_number("1.5k") == 1500
+    assert isinstance(whole_number("10"), int)
+
+
+WRONG: list[tuple[Callable[[str], object], str]] = [
+    *((seconds, text) for text in ("", "ms", "-1s", "1.", ".5s", "1h", "1 s", "1e3", "nan", "inf", "1s ", "1s\n")),
+    *((number, text) for text in ("", "k", "-1", "1.", "1g", "1e5", "1 k", "0x10", "1_000", "1k\n")),
+    *((whole_number, text) for text in ("1.5", "0.0001k", "", "x")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("read", "text"), WRONG)
+def test_what_cannot_be_read(read: Callable[[str], object], text: str) -> None:
+    with pytest.raises(ValueError, match=r"^expected "):
+        read(text)
 
 
 @pytest.mark.parametrize(
