@@ -100,13 +100,18 @@ def work_of(protocol: str) -> str:
     return "update" if protocol == "throttr" else PAIRS
 
 
-def ttl_of(plan: Plan) -> tuple[int, int]:
-    """The TTL type of the throttr protocol, and so many of it, for --ttl. ValueError: no number is so long."""
-    ttl_ns = round(plan.ttl * 1e9)
+def ttl_units(ttl: float, most: int) -> tuple[int, int]:
+    """Seconds as a TTL type of the throttr protocol, and so many of it. ValueError if there are more than the most."""
+    ttl_ns = round(ttl * 1e9)
     for ttl_type, unit_ns in TTL_UNITS_NS.items():
-        if ttl_ns % unit_ns == 0 and 0 < ttl_ns // unit_ns <= plan.number_max:
+        if ttl_ns % unit_ns == 0 and 0 < ttl_ns // unit_ns <= most:
             return ttl_type, ttl_ns // unit_ns
-    raise ValueError(f"a TTL of {plan.ttl:g} s is not a number of any unit that {plan.number_type} has room for")
+    raise ValueError(f"a TTL of {ttl:g} s is not 1 to {most:,} of any unit")
+
+
+def ttl_of(plan: Plan) -> tuple[int, int]:
+    """What --ttl is in the throttr protocol, as ttl_units() says it."""
+    return ttl_units(plan.ttl, plan.number_max)
 
 
 @dataclass(frozen=True)

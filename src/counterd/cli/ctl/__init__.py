@@ -16,6 +16,7 @@ try:
     if importlib.util.find_spec("rich") is None:  # it takes longer to import than all else, and only tables need it
         raise ModuleNotFoundError("No module named 'rich'", name="rich")
     from counterd.cli.ctl import common
+    from counterd.cli.ctl.output import output_option
 except ModuleNotFoundError as error:
     package = (error.name or "").partition(".")[0]
     if package == "counterd":
@@ -24,8 +25,18 @@ except ModuleNotFoundError as error:
 
 from counterd.version import __version__
 
-PORT = 11215
-MODULES: dict[str, str] = {}  # by command; its module here has a function of the command's name
+# By command; its module here has a function of the command's name.
+MODULES = {
+    "ping": "data",
+    "get": "data",
+    "acquire": "data",
+    "stats": "data",
+    "dump": "data",
+    "watch": "data",
+    "throttr": "throttr",
+    "bench": "data",
+    "completion": "data",
+}
 
 
 class Main(common.Group):
@@ -42,9 +53,25 @@ class Main(common.Group):
 
 
 @click.group(cls=Main, context_settings={"max_content_width": 110})
-@common.address_options("counter", PORT, "COUNTERD_URL")
+@common.address_options("counter", common.PORT, "COUNTERD_URL")
+@output_option
 @click.version_option(__version__, prog_name="counterctl")
 @click.pass_context
 def main(context: click.Context, /, timeout: float, **_: object) -> None:
-    """Asks a running counterd, and holds what it hands out."""
-    context.obj = common.Target(common.chosen_address(context, PORT), timeout)
+    """Asks a running counterd what is in use, and holds what it hands out.
+
+    Every command has its own --help. Data goes to standard output, as --output says; all else to standard error.
+    Names are taken as the bytes that they are; shown is what is not printable UTF-8 as \\xNN.
+
+    Exit status: 0 if all went well, 1 for what is not available or not found, 2 for a command line that makes no sense
+    or output that cannot be written, 3 if the server cannot be reached, goes away, or is something else; 128 and more
+    for a signal.
+
+    \b
+      counterctl ping
+      counterctl acquire db:main 2 10 --for 10s     2 of 10, for ten seconds
+      counterctl get db:main
+      counterctl dump --held --sort consumption     what is in use now
+      counterctl -u counter+unix:///run/counterd.sock stats
+    """
+    context.obj = common.Target(common.chosen_address(context, "counter", common.PORT), timeout)

@@ -5,14 +5,16 @@ Floor 5. Nothing here imports a client before it is needed: completion asks for 
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
 import os
 import re
 import signal
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from counterd.cli.reading import ParamType, Reads, at_least
 from counterd.errors import (
@@ -26,52 +28,29 @@ from counterd.errors import (
 from counterd.units import printable, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from counterd.client import Client
+    from counterd.client._addresses import Address
 
 EXIT_NOT_AVAILABLE = 1
 EXIT_USAGE = 2
 EXIT_NO_CONNECTION = 3
 EXIT_SIGNAL = 128  # and the signal's number, as shells say it
 
+HOST = "127.0.0.1"
+PORT = 11215
+
 NAME_MAX = 65_535  # bytes
-TIMEOUT = 5.0  # seconds
+DURATION_MAX = 60e6  # seconds, two years: every clock and every system call can wait so long
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
-class Address(NamedTuple):
-    """Where a server is: host and port, or the Unix socket at path."""
-
-    host: str
-    port: int
-    path: str | None = None
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}" if self.path is None else self.path
-
-    @classmethod
-    def read(cls, text: str, scheme: str, port: int) -> Address:
-        """scheme://host:port or scheme+unix:///path; without a port, this one."""
-        wrong = ValueError(f"expected {scheme}://host:port or {scheme}+unix:///path, not {text!r}")
-        try:
-            parts = urlsplit(text)
-            given = parts.port
-        except ValueError:
-            raise wrong from None
-        if parts.query or parts.fragment or parts.username is not None or given == 0:
-            raise wrong
-        if parts.scheme == f"{scheme}+unix" and not parts.netloc and parts.path.startswith("/"):
-            return cls("", 0, unquote(parts.path))
-        if parts.scheme == scheme and parts.hostname and parts.path in ("", "/"):
-            return cls(parts.hostname, port if given is None else given)
-        raise wrong
-
-
 class Server:
-    """A server as the options name it, not connected yet."""
+    """A server as the options name it, not connected yet. protocol: what it is asked in, for messages."""
+
+    protocol = "a protocol"
 
     def __init__(self, address: Address, timeout: float) -> None:
         self.address = address
@@ -81,11 +60,13 @@ class Server:
     def arguments(self) -> dict[str, Any]:
         """What every client is made with: `Client(**server.arguments)`."""
         host, port, path = self.address
-        return {"path": path, "timeout": self.timeout} | ({"host": host, "port": port} if path is None else {})
+        return {"timeout": self.timeout} | ({"path": path} if path else {"host": host, "port": port})
 
 
 class Target(Server):
     """The server of the counters."""
+
+    protocol = "the counter protocol"
 
     def connect(self, **options: Any) -> Client:
         """A client that is connected to it; options are the client's, and go over those of the command line."""
@@ -98,75 +79,96 @@ pass_target = click.make_pass_decorator(Target)
 
 
 def address_options(scheme: str, port: int, variable: str) -> Callable[[F], F]:
-    """--url, --host, --port, --socket and --timeout; of them the callback makes an Address with chosen_address()."""
-
-    def read(text: str) -> Address:
-        return Address.read(text, scheme, port)
+    """--url, --host, --port, --socket and --timeout, which chosen_address() makes an address of."""
+    given = [
+        click.option(
+            "-u",
+            "--url",
+            envvar=variable,
+            show_envvar=True,
+            help=f"The server: {scheme}://host:port or {scheme}+unix:///path.",
+        ),
+        click.option("-h", "--host", help=f"Its host.  [default: {HOST}]"),
+        click.option(
+            "-p", "--port", type=click.IntRange(1, 65535), metavar="PORT", help=f"Its port.  [default: {port}]"
+        ),
+        click.option("-s", "--socket", metavar="PATH", help="Its Unix socket."),
+        click.option("--timeout", type=TIME_LIMIT, default=5.0, help="How long an answer may take.  [default: 5s]"),
+    ]
 
     def decorate(function: F) -> F:
-        for option in (
-            click.option(
-                "--timeout", type=TIME_LIMIT, default=TIMEOUT, help="How long an answer may take.  [default: 5s]"
-            ),
-            click.option("-s", "--socket", metavar="PATH", help="Its Unix socket."),
-            click.option(
-                "-p", "--port", type=click.IntRange(1, 65535), metavar="PORT", help=f"Its port.  [default: {port}]"
-            ),
-            click.option("-h", "--host", help="The server's host.  [default: 127.0.0.1]"),
-            click.option(
-                "-u",
-                "--url",
-                type=Reads("url", read),
-                envvar=variable,
-                show_envvar=True,
-                help=f"The server: {scheme}://host:port or {scheme}+unix:///path.",
-            ),
-        ):
+        for option in reversed(given):
             function = option(function)
         return function
 
     return decorate
 
 
-def chosen_address(context: click.Context, port: int) -> Address:
+def chosen_address(context: click.Context, scheme: str, port: int) -> Address:
     """What the options of address_options() say; the command line goes before the environment."""
+    from counterd.client._addresses import Address, read_address
+
     options = context.params
     url, host, path = options["url"], options["host"], options["socket"]
     over_tcp = host is not None or options["port"] is not None
-    by_url = context.get_parameter_source("url") is click.core.ParameterSource.COMMANDLINE
+    by_url = context.get_parameter_source("url") is ParameterSource.COMMANDLINE
     if by_url + over_tcp + (path is not None) > 1:
         raise click.UsageError("a server is at a --url, or a --host and --port, or a --socket")
     if path is not None:
-        return Address("", 0, path)
-    if over_tcp or url is None:
-        return Address(host or "127.0.0.1", options["port"] or port)
-    address: Address = url
-    return address
+        if not path:
+            raise click.UsageError("the --socket has no name")
+        return Address(path=path)
+    try:
+        return read_address(host or HOST if over_tcp or url is None else url, options["port"] or port, scheme)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
 
 
 # ---- values of the command line ----
 
-DURATION = Reads("duration", seconds)
-TIME_LIMIT = Reads("duration", at_least(0.001, seconds))
+
+def duration(text: str) -> float:
+    """A time such as 500ms, 10s or 2m, in seconds."""
+    value = seconds(text)
+    if value > DURATION_MAX:
+        raise ValueError(f"expected at most {DURATION_MAX / 60:.0f}m, not {text!r}")
+    return value
 
 
-class NameType(ParamType):
-    """A name as the bytes of the command line, whatever the locale makes of them."""
+PORT_NUMBER = click.IntRange(1, 65535)
+DURATION = Reads("duration", duration)
+TIME_LIMIT = Reads("duration", at_least(0.001, duration))
 
-    name = "name"
 
-    def __init__(self, most: int = NAME_MAX, least: int = 1) -> None:
+class Bytes(ParamType):
+    """A text as the bytes of the command line, whatever the locale makes of them."""
+
+    def __init__(self, name: str, least: int, most: int) -> None:
+        self.name = name
         self._least = least
         self._most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
-        name = os.fsencode(value)
-        if not self._least <= len(name) <= self._most:
-            self.fail(f"a name has {self._least} to {self._most:,} bytes, not {len(name):,}", param, ctx)
-        return name
+        found = os.fsencode(value)
+        if not self._least <= len(found) <= self._most:
+            self.fail(f"a {self.name} has {self._least} to {self._most:,} bytes, not {len(found):,}", param, ctx)
+        return found
 
 
-NAME = NameType()
+NAME = Bytes("name", 1, NAME_MAX)
+
+
+def as_text(name: bytes) -> str:
+    """With a character for each byte that is not UTF-8."""
+    return name.decode("utf-8", "surrogateescape")
+
+
+def glob(pattern: str | None) -> Callable[[bytes], object]:
+    """Says whether a name is like the pattern of the command line; None is like all. ? is a character."""
+    if pattern is None:
+        return lambda _: True
+    like = re.compile(fnmatch.translate(as_text(os.fsencode(pattern)))).match
+    return lambda name: like(as_text(name))
 
 
 def shown(name: bytes) -> str:
@@ -174,7 +176,7 @@ def shown(name: bytes) -> str:
 
     So nothing is lost: bash's $'...' makes the same bytes of it.
     """
-    text = name.decode("utf-8", "surrogateescape")
+    text = as_text(name)
     if text.isprintable() and "\\" not in text:
         return text
     return "".join(_escaped(letter) for letter in text)
@@ -199,14 +201,31 @@ def say(line: str) -> None:
 def explain(error: Exception, server: Server | None) -> tuple[str, int]:
     """(one line, the exit status) for what a command may raise."""
     line = printable(re.sub(r"\s+", " ", str(error)))
-    where = server.address if server else "the server"
-    if isinstance(error, ProtocolError):
-        return f"{where} does not speak this protocol: {line}", EXIT_NO_CONNECTION
-    if isinstance(error, (ConnectionLost, Timeout)):
+    if isinstance(error, ProtocolError) and server is not None:
+        return f"{server.address} does not speak {server.protocol}: {line}", EXIT_NO_CONNECTION
+    if isinstance(error, (ConnectionLost, ProtocolError, Timeout)):
         return line, EXIT_NO_CONNECTION
     if isinstance(error, ServerError) and not isinstance(error, InvalidArguments):
         return line, EXIT_NOT_AVAILABLE
     return line, EXIT_USAGE
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, to those who asked for it."""
+
+
+@contextlib.contextmanager
+def terminations_interrupt() -> Iterator[None]:
+    """Within the block SIGTERM is raised, as SIGINT always is."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Group(click.Group):
@@ -220,6 +239,8 @@ class Group(click.Group):
             # Whoever reads has enough, and says so to every other program by a signal.
             discard_output()
             ctx.exit(EXIT_SIGNAL + signal.SIGPIPE)
+        except Terminated:
+            ctx.exit(EXIT_SIGNAL + signal.SIGTERM)
         except KeyboardInterrupt:
             ctx.exit(EXIT_SIGNAL + signal.SIGINT)
         except (CounterdError, ValueError, OSError) as error:

@@ -1,0 +1,305 @@
+"""The commands that ask for counters, hold some, and show what changes; and those that hand over to others.
+
+Floor 5.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import time
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from counterd.cli.ctl.common import (
+    DURATION,
+    EXIT_NOT_AVAILABLE,
+    HOST,
+    NAME,
+    PORT,
+    TIME_LIMIT,
+    Target,
+    explain,
+    glob,
+    pass_target,
+    say,
+    shown,
+    terminations_interrupt,
+)
+from counterd.cli.ctl.output import Column, Kind, Output, output_option, span
+from counterd.errors import ConnectionLost, NotAvailable, NotFound, ProtocolError, Timeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from counterd.client import Client, DumpEntry, Hold
+    from counterd.client._addresses import Address
+
+RESOURCES = click.IntRange(1, 2**32 - 1)
+NAME_COLUMN = Column("name", Kind.BYTES)
+STDIN = 0
+POLL_MAX = 2**31 - 1  # ms
+CONSUMPTION = Column("consumption", Kind.NUMBER, nothing="not found")
+
+# What the figures of stats are that are not plain numbers.
+STATS_KINDS = {
+    "used_memory": Kind.SIZE,
+    "bytes_in": Kind.SIZE,
+    "bytes_out": Kind.SIZE,
+    "name_memory": Kind.SIZE,
+    "name_memory_max": Kind.SIZE,
+    "region": Kind.SIZE,
+    "uptime": Kind.SPAN,
+}
+
+
+# ---- ping ----
+
+
+@click.command()
+@click.option("-c", "--count", type=click.IntRange(1), default=1, help="How often.  [default: 1]")
+@click.option("--interval", type=DURATION, default=1.0, help="The time between two.  [default: 1s]")
+@output_option
+@pass_target
+def ping(target: Target, count: int, interval: float, output: Output) -> None:
+    """Says whether the server answers, and how fast."""
+    times: list[float] = []
+    add = output.stream(
+        [Column("seq", Kind.NUMBER), Column("seconds", Kind.SPAN)],
+        lambda row: f"{target.address} answered in {span(row[1])}" + (f" ({row[0]} of {count})" if count > 1 else ""),
+    )
+    with contextlib.suppress(KeyboardInterrupt), target.connect() as client:
+        client.noop()  # what the first request of a connection finds cold is not the way there and back
+        for seq in range(1, count + 1):
+            if times:
+                time.sleep(interval)
+            begun = time.perf_counter()
+            client.noop()
+            times.append(time.perf_counter() - begun)
+            add((seq, times[-1]))
+    if count > 1 and times:
+        mean = sum(times) / len(times)
+        say(f"{len(times)} answers: {span(min(times))} at least, {span(mean)} on average, {span(max(times))} at most")
+
+
+# ---- get, dump, stats ----
+
+
+@click.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, type=NAME)
+@output_option
+@pass_target
+@click.pass_context
+def get(context: click.Context, /, target: Target, names: tuple[bytes, ...], output: Output) -> None:
+    """Shows how much of each counter is in use. Exit status 1 if one does not exist."""
+    with target.connect() as client:
+        rows = [(name, consumption(client, name)) for name in names]
+    output.rows([NAME_COLUMN, CONSUMPTION], rows)
+    if any(value is None for _, value in rows):
+        context.exit(EXIT_NOT_AVAILABLE)
+
+
+def consumption(client: Client, name: bytes) -> int | None:
+    """None if there is no such counter."""
+    try:
+        return client.get(name)
+    except NotFound:
+        return None
+
+
+@click.command()
+@output_option
+@pass_target
+def stats(target: Target, output: Output) -> None:
+    """Shows the server's figures."""
+    with target.connect() as client:
+        figures = client.stats()
+    columns, row = [], []
+    for name, text in figures.items():
+        is_number = text.isdecimal()
+        columns.append(Column(name, STATS_KINDS.get(name, Kind.NUMBER) if is_number else Kind.TEXT))
+        row.append(int(text) if is_number else text)
+    output.record(columns, row)
+
+
+ORDERS: dict[str, Callable[[DumpEntry], Any]] = {
+    "name": lambda entry: entry.name,
+    "consumption": lambda entry: (-entry.consumption, entry.name),
+    "max": lambda entry: (-entry.maximum, entry.name),
+}
+
+
+@click.command()
+@click.option("--match", metavar="GLOB", help="Only names like this: 'db:*'.")
+@click.option("--sort", type=click.Choice(list(ORDERS)), default="name", help="Largest first.  [default: name]")
+@click.option("--limit", type=click.IntRange(0), metavar="N", help="Only the first so many.")
+@click.option("--held", is_flag=True, help="Only what is in use now.")
+@output_option
+@pass_target
+def dump(target: Target, match: str | None, sort: str, limit: int | None, held: bool, output: Output) -> None:
+    """Shows all counters: what is in use, and the most that was in this window."""
+    with target.connect() as client:
+        entries = client.dump()
+    columns = [NAME_COLUMN, CONSUMPTION, Column("max", Kind.NUMBER), Column("limit", Kind.NUMBER)]
+    like = glob(match)
+    chosen = sorted((each for each in entries if like(each.name) and (each.consumption or not held)), key=ORDERS[sort])
+    output.rows(columns, ((each.name, each.consumption, each.maximum, limit_of(each)) for each in chosen[:limit]))
+
+
+def limit_of(entry: DumpEntry) -> int | None:
+    """The last maximum that was asked for, from servers that tell it."""
+    limit: int | None = getattr(entry, "limit", None)
+    return limit
+
+
+# ---- acquire ----
+
+
+@click.command()
+@click.argument("name", type=NAME)
+@click.argument("resources", metavar="N", type=RESOURCES)
+@click.argument("maximum", metavar="MAX", type=RESOURCES)
+@click.option("--for", "duration", type=DURATION, help="Hold it for so long.")
+@click.option("--until-stdin-closes", "stdin", is_flag=True, help="Hold it until standard input ends.")
+@output_option
+@pass_target
+@click.pass_context
+def acquire(
+    context: click.Context,
+    /,
+    target: Target,
+    name: bytes,
+    resources: int,
+    maximum: int,
+    duration: float | None,
+    stdin: bool,
+    output: Output,
+) -> None:
+    """Takes N of a counter of which MAX may be in use, and gives them back in the end.
+
+    That is when the time of --for is over, standard input ends, or SIGINT or SIGTERM comes; without any of the options
+    at once. Exit status 1 if there are not as many.
+    """
+    if resources > maximum:
+        raise click.UsageError(f"N is at most MAX: {resources} is more than {maximum}")
+    if stdin and duration is not None:
+        raise click.UsageError("--for and --until-stdin-closes are two ends")
+    until = " until standard input ends" if stdin else f" for {span(duration)}" if duration else ""
+    interrupted = None
+    with terminations_interrupt(), target.connect() as client:
+        try:
+            with client.hold(name, resources, maximum=maximum, timeout=0) as permits:
+                add = output.stream(
+                    [NAME_COLUMN, Column("resources", Kind.NUMBER), Column("maximum", Kind.NUMBER)],
+                    lambda row: f"acquired {row[1]} of {shown(row[0])} (maximum {row[2]}){until}",
+                )
+                add((name, resources, maximum))
+                try:
+                    if stdin or duration:
+                        wait(client, permits, duration, stdin=stdin)
+                except KeyboardInterrupt as error:
+                    interrupted = error
+        except NotAvailable as error:
+            used = "" if error.consumption is None else f": {error.consumption} of {maximum} are in use"
+            say(f"{resources} of {shown(name)} are not available{used}")
+            context.exit(EXIT_NOT_AVAILABLE)
+        say(f"gave {resources} of {shown(name)} back")
+    if interrupted is not None:
+        raise interrupted
+
+
+def wait(client: Client, permits: Hold, duration: float | None, *, stdin: bool) -> None:
+    """Until the end of a hold. ConnectionLost, if what is held is lost before."""
+    deadline = math.inf if duration is None else time.monotonic() + duration
+    poller = select.poll()
+    poller.register(client.fileno(), select.POLLRDHUP)
+    if stdin:
+        poller.register(STDIN, select.POLLIN)
+    while (left := deadline - time.monotonic()) > 0:
+        ready = dict(poller.poll(None if left == math.inf else min(math.ceil(left * 1000), POLL_MAX)))
+        permits.raise_if_lost()
+        if STDIN in ready and not (ready[STDIN] & select.POLLIN and os.read(STDIN, 65536)):
+            return
+
+
+# ---- watch ----
+
+
+@click.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, type=NAME)
+@click.option("--interval", type=TIME_LIMIT, default=1.0, help="How often to look.  [default: 1s]")
+@output_option
+@pass_target
+def watch(target: Target, names: tuple[bytes, ...], interval: float, output: Output) -> None:
+    """Shows counters now and whenever they have changed, until Ctrl-C.
+
+    A connection that is lost is made again.
+    """
+    add = output.stream([Column("time", Kind.CLOCK), NAME_COLUMN, CONSUMPTION])
+    known: dict[bytes, int | None] = {}
+    is_lost = False
+    with contextlib.suppress(KeyboardInterrupt), target.connect() as client:
+        while True:
+            try:
+                if is_lost:
+                    client.noop()
+                    say(f"connected to {target.address} again")
+                    is_lost = False
+                for name in names:
+                    value = consumption(client, name)
+                    if known.get(name, ...) != value:
+                        known[name] = value
+                        add((datetime.now(timezone.utc), name, value))
+            except (ConnectionLost, Timeout, ProtocolError) as error:
+                if not known:
+                    raise  # it has never worked
+                if not is_lost:
+                    say(f"{explain(error, target)[0]}; trying again")
+                is_lost = True
+            time.sleep(interval)
+
+
+# ---- others ----
+
+
+@click.command(
+    add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+@click.argument("arguments", metavar="[ARGUMENTS]...", nargs=-1, type=click.UNPROCESSED)
+@pass_target
+def bench(target: Target, arguments: tuple[str, ...]) -> None:
+    """Loads the server: counterbench, with all its options."""
+    from counterd.cli.bench import main  # which says what is missing
+
+    main.main([*place(target.address), *arguments], prog_name="counterctl bench")
+
+
+def place(address: Address) -> list[str]:
+    """The address as counterbench's options say it. The default is its own, which goes with its --protocol."""
+    if address.path:
+        return ["--socket", address.path]
+    if (address.host, address.port) == (HOST, PORT):
+        return []
+    return ["--host", address.host, "--port", str(address.port)]
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, /, shell: str) -> None:
+    """Prints the script that makes a shell complete counterctl's command line.
+
+    \b
+      bash   eval "$(counterctl completion bash)"           in ~/.bashrc
+      zsh    eval "$(counterctl completion zsh)"            in ~/.zshrc
+      fish   counterctl completion fish | source            in ~/.config/fish/config.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    script = get_completion_class(shell)
+    assert script is not None  # click has all three
+    click.echo(script(context.find_root().command, {}, "counterctl", "_COUNTERCTL_COMPLETE").source())

@@ -1,0 +1,285 @@
+"""How counterctl shows what it was told: as a table for people, as JSON or CSV for programs.
+
+Floor 5. On a terminal a table is rich's, with numbers that are short; in a pipe the same columns are plain lines, which
+a million rows can have. JSON and CSV have every number exactly. Nothing but data goes to stdout.
+
+Names and values are bytes. In tables and CSV they are as common.shown() writes them; in JSON they are strings, and
+where one is not UTF-8, a field with `_base64` after its name has the bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime, timezone
+from enum import Enum, auto
+from itertools import chain, islice
+from typing import Any, NamedTuple, TypeVar
+
+import click
+
+from counterd.cli.ctl.common import shown
+from counterd.units import COUNTS, digits, duration, scaled
+
+FORMS = ("table", "json", "csv")
+RICH_ROWS_MAX = 1000  # rich takes 0.2 ms for a row, and nobody looks at more than that one by one
+AT_ONCE = 4096  # rows that are written together
+LARGE = 1_000_000  # from here on numbers are shown with three digits
+NOTHING = "-"
+GAP = "  "
+
+SIZES = (("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1 << 40))
+MANY = (*COUNTS, ("T", 10**12), ("P", 10**15), ("E", 10**18))
+SPANS = (("d", 86_400), ("h", 3_600), ("min", 60))
+
+Row = Sequence[Any]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Kind(Enum):
+    """What a value is, and so how it is shown to people. None of any kind is nothing: -, null, or empty in CSV."""
+
+    BYTES = auto()  # a name, or what somebody has stored
+    TEXT = auto()
+    NUMBER = auto()
+    SIZE = auto()  # of so many bytes
+    SPAN = auto()  # seconds
+    WHEN = auto()  # Unix nanoseconds
+    CLOCK = auto()  # a datetime
+
+
+RIGHT = frozenset((Kind.NUMBER, Kind.SIZE, Kind.SPAN, Kind.WHEN))
+
+
+class Column(NamedTuple):
+    """title: of the table, where it is not the field's name. nothing: None there. detail: not in the table at all."""
+
+    name: str
+    kind: Kind = Kind.TEXT
+    title: str = ""
+    nothing: str = NOTHING
+    detail: bool = False
+
+
+# ---- for people ----
+
+
+def number(value: int) -> str:
+    """999,999, then 1.23M."""
+    if abs(value) < LARGE:
+        return f"{value:,}"
+    of_unit, unit = scaled(value, MANY)
+    return f"{digits(of_unit)}{unit}"
+
+
+def size(value: int) -> str:
+    """812 B, 1.23 KiB."""
+    of_unit, unit = scaled(value, SIZES)
+    return f"{value:,} B" if unit == "B" else f"{digits(of_unit)} {unit}"
+
+
+def span(seconds: float) -> str:
+    """0 s, 143 µs, 3.20 s, 59 s, 5 min, 3 h, 12 d: as exact as anybody asks."""
+    for unit, length in SPANS:
+        if seconds >= length:
+            return f"{int(seconds // length):,} {unit}"
+    return f"{seconds:.0f} s" if seconds == int(seconds) else duration(seconds * 1e9)
+
+
+def when(unix_ns: int, now_ns: int) -> str:
+    """3 s ago, in 5 min."""
+    seconds = abs(now_ns - unix_ns) // 1_000_000_000
+    return f"{span(seconds)} ago" if unix_ns <= now_ns else f"in {span(seconds)}"
+
+
+def cell(column: Column, value: Any, now_ns: int) -> str:
+    """A value as a table has it."""
+    kind = column.kind
+    if value is None:
+        return column.nothing
+    if kind is Kind.WHEN:
+        return when(value, now_ns)
+    if kind is Kind.BYTES:
+        return shown(value)
+    if kind is Kind.TEXT:
+        return shown(str(value).encode("utf-8", "surrogateescape"))
+    if kind is Kind.CLOCK:
+        local: datetime = value.astimezone()
+        return f"{local:%H:%M:%S}.{local.microsecond // 1000:03d}"
+    return {Kind.NUMBER: number, Kind.SIZE: size, Kind.SPAN: span}[kind](value)
+
+
+# ---- for programs ----
+
+
+def fields(columns: Sequence[Column], row: Row) -> dict[str, Any]:
+    """A row as an object of JSON."""
+    found: dict[str, Any] = {}
+    for column, value in zip(columns, row, strict=True):
+        if column.kind is Kind.BYTES and value is not None:
+            try:
+                found[column.name] = value.decode()
+            except UnicodeDecodeError:
+                found[column.name] = shown(value)
+                found[f"{column.name}_base64"] = base64.b64encode(value).decode()
+        else:
+            found[column.name] = exact(column.kind, value)
+    return found
+
+
+def exact(kind: Kind, value: Any) -> Any:
+    """A value as CSV has it; None is empty there."""
+    if kind is Kind.BYTES and value is not None:
+        return shown(value)
+    return value.astimezone(timezone.utc).isoformat() if kind is Kind.CLOCK else value
+
+
+class Output:
+    """Writes to stdout in one form, of FORMS."""
+
+    def __init__(self, form: str) -> None:
+        self.form = form
+
+    def rows(self, columns: Sequence[Column], rows: Iterable[Row]) -> None:
+        """All rows there are: a table, an array of objects, or CSV with a header."""
+        if self.form == "json":
+            objects = (_json(fields(columns, row)) for row in rows)
+            _write(chain(["["], _joined(objects), ["\n]\n"]))
+        elif self.form == "csv":
+            self._csv(columns, rows)
+        else:
+            _table(columns, list(rows))
+
+    def record(self, columns: Sequence[Column], row: Row) -> None:
+        """One thing with many fields: a table with a line for each, an object, or CSV with a header."""
+        if self.form == "json":
+            _write([json.dumps(fields(columns, row), indent=2, ensure_ascii=False), "\n"])
+        elif self.form == "csv":
+            self._csv(columns, [row])
+        else:
+            now = time.time_ns()
+            pairs = (pair for pair in zip(columns, row, strict=True) if not pair[0].detail)
+            lines: list[Row] = [(column.title or column.name, cell(column, value, now)) for column, value in pairs]
+            _table([Column("field"), Column("value")], lines, right={1})
+
+    def stream(self, columns: Sequence[Column], sentence: Callable[[Row], str] | None = None) -> Callable[[Row], None]:
+        """What is called with each row as it comes: a line each, an object on a line, or CSV after its header.
+
+        sentence: the line for people, where that is not the row's cells.
+        """
+        if self.form == "csv":
+            self._csv(columns, [])
+
+        def add(row: Row) -> None:
+            if self.form == "json":
+                _write([_json(fields(columns, row)), "\n"])
+            elif self.form == "csv":
+                csv.writer(sys.stdout, lineterminator="\n").writerow(_exact(columns, row))
+            else:
+                cells = (cell(column, value, 0) for column, value in zip(columns, row, strict=True))
+                _write([sentence(row) if sentence else GAP.join(cells), "\n"])
+            sys.stdout.flush()
+
+        return add
+
+    def _csv(self, columns: Sequence[Column], rows: Iterable[Row]) -> None:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow([column.name for column in columns])
+        writer.writerows(_exact(columns, row) for row in rows)
+        sys.stdout.flush()
+
+
+def _exact(columns: Sequence[Column], row: Row) -> list[Any]:
+    return [exact(column.kind, value) for column, value in zip(columns, row, strict=True)]
+
+
+def _json(what: object) -> str:
+    return json.dumps(what, ensure_ascii=False)
+
+
+def _joined(objects: Iterator[str]) -> Iterator[str]:
+    for index, text in enumerate(objects):
+        yield f",\n  {text}" if index else f"\n  {text}"
+
+
+def _write(texts: Iterable[str]) -> None:
+    """Many at once: a write for each of a million rows takes longer than making them."""
+    left = iter(texts)
+    while together := "".join(islice(left, AT_ONCE)):
+        sys.stdout.write(together)
+
+
+def _table(columns: Sequence[Column], rows: list[Row], right: set[int] | None = None) -> None:
+    """right: the columns that are aligned there, by their place; else those of numbers are."""
+    now = time.time_ns()
+    places = [(place, column) for place, column in enumerate(columns) if not column.detail]
+    titles = [column.title or column.name for _, column in places]
+    cells = [[cell(column, row[place], now) for place, column in places] for row in rows]
+    if right is None:
+        right = {at for at, (_, column) in enumerate(places) if column.kind in RIGHT}
+    if sys.stdout.isatty() and len(rows) <= RICH_ROWS_MAX:
+        _rich(titles, cells, right)
+    else:
+        _plain(titles, cells, right)
+
+
+def _rich(titles: Sequence[str], cells: list[list[str]], right: set[int]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for at, title in enumerate(titles):
+        if at in right:
+            table.add_column(title, justify="right", no_wrap=True)
+        else:
+            table.add_column(title, overflow="fold")
+    for row in cells:
+        table.add_row(*map(Text, row))
+    Console().print(table)
+
+
+def _plain(titles: Sequence[str], cells: list[list[str]], right: set[int]) -> None:
+    widths = [max(map(_width, texts)) for texts in zip(titles, *cells, strict=True)]
+    last = len(titles) - 1
+
+    def line(texts: Sequence[str]) -> str:
+        padded = []
+        for at, text in enumerate(texts):
+            room = " " * (widths[at] - _width(text))
+            padded.append(room + text if at in right else text if at == last else text + room)
+        return GAP.join(padded) + "\n"
+
+    _write(map(line, chain([titles], cells)))
+
+
+def _width(text: str) -> int:
+    """Places on a screen: some characters take two, and some none."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+# ---- the option ----
+
+_KEY = "counterd.output"
+
+
+def _chosen(context: click.Context, _: click.Parameter, value: str | None) -> Output:
+    if value is not None:
+        context.meta[_KEY] = value
+    return Output(context.meta.get(_KEY, FORMS[0]))
+
+
+def output_option(function: F) -> F:
+    """--output, whose last one counts: it may stand before the command and after it. Passes `output`, an Output."""
+    return click.option(
+        "--output", type=click.Choice(FORMS), callback=_chosen, help="How data is written.  [default: table]"
+    )(function)

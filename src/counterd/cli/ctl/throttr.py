@@ -1,0 +1,438 @@
+"""`counterctl throttr`: quotas, buffers and channels.
+
+Floor 5. Commands that change something say nothing when it is done; what is refused is one line and exit status 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+from click.core import ParameterSource
+
+from counterd.cli.ctl.common import (
+    DURATION,
+    EXIT_NOT_AVAILABLE,
+    Bytes,
+    Group,
+    Server,
+    Target,
+    address_options,
+    chosen_address,
+    glob,
+    say,
+    shown,
+)
+from counterd.cli.ctl.output import Column, Kind, Output, output_option, span
+from counterd.errors import EventsLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from counterd.client._addresses import Address
+    from counterd.client.throttr import Client, ListEntry
+
+SCHEME = "throttr"
+PORT = 9000
+SIZES = ("uint8", "uint16", "uint32", "uint64")
+KEY = Bytes("key", 0, 255)
+CHANNEL = Bytes("channel", 0, 255)
+DATA = Bytes("value", 0, sys.maxsize)  # which the server's width bounds
+QUOTA = click.IntRange(0, 2**64 - 1)
+EVERYBODY = b"*"  # the channel that every connection is subscribed to
+
+KEY_COLUMN = Column("key", Kind.BYTES)
+TTL_COLUMN = Column("ttl", Kind.SPAN)
+
+
+class ThrottrTarget(Server):
+    """The server of the keys."""
+
+    protocol = "the throttr protocol, or has another --value-size"
+
+    def __init__(self, address: Address, timeout: float, value_size: str) -> None:
+        super().__init__(address, timeout)
+        self.value_size = value_size
+
+    def connect(self) -> Client:
+        """A client that is connected to it."""
+        from counterd.client.throttr import Client
+
+        return Client(**self.arguments, value_size=self.value_size)
+
+
+pass_target = click.make_pass_decorator(ThrottrTarget)
+ttl_option = click.option("--ttl", type=DURATION, required=True, help="How long it lives: 60s, 500ms.")
+keys_argument = click.argument("keys", metavar="KEY...", nargs=-1, required=True, type=KEY)
+
+
+@click.group(cls=Group)
+@address_options(SCHEME, PORT, "THROTTR_URL")
+@click.option(
+    "--value-size",
+    type=click.Choice(SIZES),
+    default="uint16",
+    help="The server's throttr.value_size, which nothing else tells.  [default: uint16]",
+)
+@output_option
+@click.pass_context
+def throttr(context: click.Context, /, timeout: float, value_size: str, **_: object) -> None:
+    """Quotas, buffers and channels: its own commands, at an address of its own."""
+    above = context.parent
+    assert above is not None
+    if any(
+        above.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in ("url", "host", "port", "socket")
+    ):
+        raise click.UsageError("that is where the counters are: the address of the keys stands after `throttr`")
+    if context.get_parameter_source("timeout") is ParameterSource.DEFAULT:
+        timeout = above.find_object(Target).timeout  # type: ignore[union-attr]  # which the group above has made
+    context.obj = ThrottrTarget(chosen_address(context, SCHEME, PORT), timeout, value_size)
+
+
+def refused(why: str) -> NoReturn:
+    say(why)
+    click.get_current_context().exit(EXIT_NOT_AVAILABLE)
+
+
+def seconds_of(ttl: int, ttl_type: int) -> float:
+    """What is left of a TTL; a whole number if it is one."""
+    ns = ttl * unit_ns(ttl_type)
+    return ns // 10**9 if ns % 10**9 == 0 else ns / 1e9
+
+
+def unit_ns(ttl_type: int) -> int:
+    """Of a TTL type; unknown ones count as seconds."""
+    from counterd.bench.plan import TTL_UNITS_NS
+
+    return TTL_UNITS_NS.get(ttl_type, 10**9)
+
+
+def units_of(ttl: float, target: ThrottrTarget) -> tuple[int, int]:
+    """(so many, of this TTL type): seconds if there is room, because what is left is told in whole units."""
+    from counterd.bench.plan import ttl_units
+    from counterd.client.throttr import TTLType, ValueSize
+
+    most = ValueSize.named(target.value_size).maximum
+    if ttl == int(ttl) and 0 < ttl <= most:
+        return int(ttl), TTLType.SECONDS
+    ttl_type, count = ttl_units(ttl, most)
+    return count, ttl_type
+
+
+def ask_each(
+    target: ThrottrTarget,
+    keys: Sequence[bytes],
+    ask: Callable[[Client, bytes], Sequence[Any] | None],
+    columns: Sequence[Column],
+    output: Output,
+) -> None:
+    """A row for each key; one that does not exist has a row too, and is exit status 1."""
+    with target.connect() as client:
+        found = [(key, ask(client, key)) for key in keys]
+    nothing = (None,) * len(columns)
+    output.rows([KEY_COLUMN, *columns], ((key, *(nothing if row is None else row)) for key, row in found))
+    if any(row is None for _, row in found):
+        click.get_current_context().exit(EXIT_NOT_AVAILABLE)
+
+
+# ---- keys ----
+
+
+@throttr.command()
+@keys_argument
+@output_option
+@pass_target
+def query(target: ThrottrTarget, keys: tuple[bytes, ...], output: Output) -> None:
+    """Shows quotas, and what is left of their time."""
+
+    def ask(client: Client, key: bytes) -> Sequence[Any] | None:
+        found = client.query(key)
+        return found and (found.quota, seconds_of(found.ttl, found.ttl_type))
+
+    ask_each(target, keys, ask, [Column("quota", Kind.NUMBER, nothing="not found"), TTL_COLUMN], output)
+
+
+@throttr.command()
+@click.argument("key", type=KEY)
+@click.argument("quota", type=QUOTA)
+@ttl_option
+@pass_target
+def insert(target: ThrottrTarget, key: bytes, quota: int, ttl: float) -> None:
+    """Makes a counter with a quota. Refused if there is such a key."""
+    with target.connect() as client:
+        if not client.insert(key, quota, *units_of(ttl, target)):
+            refused(f"{shown(key)} exists already, or there is no room")
+
+
+def change(function: Callable[..., None]) -> Callable[..., None]:
+    """What update, incr and decr are given."""
+    function = click.option("--ttl", type=DURATION, help="Its time, instead of its quota.")(function)
+    return click.argument("key", type=KEY)(function)
+
+
+@throttr.command()
+@change
+@click.argument("quota", type=QUOTA, required=False)
+@pass_target
+def update(target: ThrottrTarget, key: bytes, quota: int | None, ttl: float | None) -> None:
+    """Replaces the QUOTA of a key, or with --ttl what is left of its time."""
+    from counterd.client.throttr import Change
+
+    if quota is None and ttl is None:
+        raise click.UsageError("either a QUOTA or a --ttl")
+    change_key(target, key, Change.PATCH, quota, ttl)
+
+
+@throttr.command()
+@change
+@click.argument("by", type=QUOTA, required=False)
+@pass_target
+def incr(target: ThrottrTarget, key: bytes, by: int | None, ttl: float | None) -> None:
+    """Adds BY to the quota of a key, 1 unless told; or with --ttl so much to its time."""
+    from counterd.client.throttr import Change
+
+    change_key(target, key, Change.INCREASE, by, ttl)
+
+
+@throttr.command()
+@change
+@click.argument("by", type=QUOTA, required=False)
+@pass_target
+def decr(target: ThrottrTarget, key: bytes, by: int | None, ttl: float | None) -> None:
+    """Takes BY from the quota of a key, 1 unless told; or with --ttl so much from its time.
+
+    Refused if there is not as much: nothing is taken then.
+    """
+    from counterd.client.throttr import Change
+
+    change_key(target, key, Change.DECREASE, by, ttl)
+
+
+def change_key(target: ThrottrTarget, key: bytes, how: int, value: int | None, ttl: float | None) -> None:
+    """value: of the quota, 1 unless told. ttl: seconds, instead."""
+    from counterd.client.throttr import Attribute
+
+    if value is not None and ttl is not None:
+        raise click.UsageError("either the quota or the --ttl")
+    with target.connect() as client:
+        if ttl is None:
+            if not client.update(key, Attribute.QUOTA, how, 1 if value is None else value):
+                refused(f"{shown(key)}: there is no such quota, or not as much, or no room for more")
+            return
+        found = client.query(key)  # a TTL is changed in the unit that it was made with
+        if found is None:
+            refused(f"{shown(key)}: not found")
+        count, rest = divmod(round(ttl * 1e9), unit_ns(found.ttl_type))
+        if rest:
+            step = span(unit_ns(found.ttl_type) / 1e9)
+            raise ValueError(f"the time of {shown(key)} goes in steps of {step}, as it was made: {ttl:g} s are none")
+        if not client.update(key, Attribute.TTL, how, count):
+            refused(f"{shown(key)}: not found")
+
+
+@throttr.command()
+@keys_argument
+@pass_target
+def purge(target: ThrottrTarget, keys: tuple[bytes, ...]) -> None:
+    """Removes keys."""
+    with target.connect() as client:
+        missing = [key for key in keys if not client.purge(key)]
+    if missing:
+        refused(f"not found: {', '.join(map(shown, missing))}")
+
+
+@throttr.command("set")
+@click.argument("key", type=KEY)
+@click.argument("value", type=DATA)
+@ttl_option
+@pass_target
+def set_(target: ThrottrTarget, key: bytes, value: bytes, ttl: float) -> None:
+    """Makes or replaces a buffer. Refused if the key is a quota."""
+    with target.connect() as client:
+        if not client.set(key, value, *units_of(ttl, target)):
+            refused(f"{shown(key)} is a quota, or there is no room")
+
+
+@throttr.command()
+@keys_argument
+@output_option
+@pass_target
+def get(target: ThrottrTarget, keys: tuple[bytes, ...], output: Output) -> None:
+    """Shows buffers, and what is left of their time."""
+
+    def ask(client: Client, key: bytes) -> Sequence[Any] | None:
+        found = client.get(key)
+        return found and (found.value, seconds_of(found.ttl, found.ttl_type))
+
+    ask_each(target, keys, ask, [Column("value", Kind.BYTES, nothing="not found"), TTL_COLUMN], output)
+
+
+ORDERS: dict[str, Callable[[ListEntry], Any]] = {
+    "key": lambda entry: entry.key,
+    "expires": lambda entry: (entry.expires_at, entry.key),
+    "size": lambda entry: (-entry.bytes_used, entry.key),
+}
+
+
+@throttr.command("list")
+@click.option("--match", metavar="GLOB", help="Only keys like this: 'user:*'.")
+@click.option(
+    "--sort",
+    type=click.Choice(list(ORDERS)),
+    default="key",
+    help="The next to expire first, or the largest.  [default: key]",
+)
+@click.option("--limit", type=click.IntRange(0), metavar="N", help="Only the first so many.")
+@output_option
+@pass_target
+def list_(target: ThrottrTarget, match: str | None, sort: str, limit: int | None, output: Output) -> None:
+    """Shows all keys."""
+    with target.connect() as client:
+        entries = client.list()
+    like = glob(match)
+    chosen = sorted((entry for entry in entries if like(entry.key)), key=ORDERS[sort])[:limit]
+    output.rows(
+        [
+            KEY_COLUMN,
+            Column("type"),
+            Column("expires_at", Kind.WHEN, title="expires"),
+            Column("bytes_used", Kind.SIZE, title="size"),
+        ],
+        ((each.key, called(each.key_type), each.expires_at, each.bytes_used) for each in chosen),
+    )
+
+
+def called(member: int) -> str:
+    """Of an enum in lower case; a server may make up others, which are numbers."""
+    return getattr(member, "name", str(member)).lower()
+
+
+@throttr.command()
+@keys_argument
+@output_option
+@pass_target
+def stat(target: ThrottrTarget, keys: tuple[bytes, ...], output: Output) -> None:
+    """Shows how often keys were read and written."""
+
+    def ask(client: Client, key: bytes) -> Sequence[Any] | None:
+        found = client.stat(key)
+        return found and (found.reads, found.writes, found.reads_per_minute, found.writes_per_minute)
+
+    ask_each(
+        target,
+        keys,
+        ask,
+        [
+            Column("reads", Kind.NUMBER, nothing="not found"),
+            Column("writes", Kind.NUMBER),
+            Column("reads_per_minute", Kind.NUMBER, title="reads/min"),
+            Column("writes_per_minute", Kind.NUMBER, title="writes/min"),
+        ],
+        output,
+    )
+
+
+# ---- the server ----
+
+
+@throttr.command()
+@output_option
+@pass_target
+def info(target: ThrottrTarget, output: Output) -> None:
+    """Shows the server's figures."""
+    with target.connect() as client:
+        found = client.info()
+    output.record([figure(name) for name in found._fields], found)
+
+
+def figure(name: str) -> Column:
+    """A field of what the server tells of itself or of a connection."""
+    if name in ("running_since", "connected_at"):
+        return Column(name, Kind.WHEN)
+    if name.endswith(("_bytes", "_bytes_per_minute")):
+        return Column(name, Kind.SIZE)
+    return Column(name, Kind.TEXT if name == "version" else Kind.NUMBER, detail=name == "timestamp")
+
+
+# What a table of connections has room for.
+CONNECTION_COLUMNS = {
+    "id": Column("id"),
+    "type": Column("type", detail=True),
+    "kind": Column("kind"),
+    "ip_version": Column("ip_version", Kind.NUMBER, detail=True),
+    "ip": Column("ip"),
+    "port": Column("port"),
+    "connected_at": Column("connected_at", Kind.WHEN, title="connected"),
+    "read_bytes": Column("read_bytes", Kind.SIZE, title="read"),
+    "write_bytes": Column("write_bytes", Kind.SIZE, title="written"),
+}
+
+
+@throttr.command()
+@output_option
+@pass_target
+def connections(target: ThrottrTarget, output: Output) -> None:
+    """Shows who is connected. JSON and CSV have all that is counted of each."""
+    from counterd.client.throttr import ConnectionInfo
+
+    with target.connect() as client:
+        found = client.connections()
+    columns = [CONNECTION_COLUMNS.get(name, Column(name, detail=True)) for name in ConnectionInfo._fields]
+    rows = (each._replace(id=each.id.hex(), type=called(each.type), kind=called(each.kind)) for each in found)  # type: ignore[arg-type]
+    output.rows(columns, rows)
+
+
+# ---- channels ----
+
+
+@throttr.command()
+@output_option
+@pass_target
+def channels(target: ThrottrTarget, output: Output) -> None:
+    """Shows the channels that somebody is subscribed to."""
+    with target.connect() as client:
+        found = client.channels()
+    output.rows(
+        [
+            Column("channel", Kind.BYTES),
+            Column("read_bytes", Kind.SIZE, title="delivered"),
+            Column("write_bytes", Kind.SIZE, title="published"),
+            Column("subscriptions", Kind.NUMBER),
+        ],
+        sorted(found),
+    )
+
+
+@throttr.command()
+@click.argument("channel", type=CHANNEL)
+@click.argument("payload", type=DATA)
+@pass_target
+def publish(target: ThrottrTarget, channel: bytes, payload: bytes) -> None:
+    """Sends PAYLOAD to all subscribers of a channel. Exit status 1 if there are none."""
+    with target.connect() as client:
+        if not client.publish(channel, payload):
+            refused(f"nobody is subscribed to {shown(channel)}")
+
+
+@throttr.command()
+@click.argument("channels", metavar="CHANNEL...", nargs=-1, required=True, type=CHANNEL)
+@output_option
+@pass_target
+def subscribe(target: ThrottrTarget, channels: tuple[bytes, ...], output: Output) -> None:
+    """Shows what is published to channels, until Ctrl-C."""
+    add = output.stream([Column("time", Kind.CLOCK), Column("channel", Kind.BYTES), Column("payload", Kind.BYTES)])
+    with contextlib.suppress(KeyboardInterrupt), target.connect() as client:
+        for channel in {*channels} - {EVERYBODY}:
+            if not client.subscribe(channel):
+                refused(f"{shown(channel)}: there is no room for a subscription")
+        while True:
+            try:
+                event = client.next_event()
+            except EventsLost as error:
+                say(str(error))
+                continue
+            if event is not None and event.channel in channels:  # there are those to everybody, and to this connection
+                add((datetime.now(timezone.utc), event.channel, event.payload))
