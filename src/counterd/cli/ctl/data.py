@@ -30,7 +30,7 @@ from counterd.cli.ctl.common import (
     shown,
     terminations_interrupt,
 )
-from counterd.cli.ctl.output import Column, Kind, Output, output_option, span
+from counterd.cli.ctl.output import Column, Kind, Output, Row, cell, output_option, span
 from counterd.errors import ConnectionLost, NotAvailable, NotFound, ProtocolError, Timeout
 
 if TYPE_CHECKING:
@@ -141,7 +141,10 @@ ORDERS: dict[str, Callable[[DumpEntry], Any]] = {
 @output_option
 @pass_target
 def dump(target: Target, match: str | None, sort: str, limit: int | None, held: bool, output: Output) -> None:
-    """Shows all counters: what is in use, and the most that was in this window."""
+    """Shows all counters, in use or not.
+
+    max is the most that was in use in this window of the statistics, limit the last MAX that was asked for.
+    """
     with target.connect() as client:
         entries = client.dump()
     columns = [NAME_COLUMN, CONSUMPTION, Column("max", Kind.NUMBER), Column("limit", Kind.NUMBER)]
@@ -179,10 +182,10 @@ def acquire(
     stdin: bool,
     output: Output,
 ) -> None:
-    """Takes N of a counter of which MAX may be in use, and gives them back in the end.
+    """Takes N of a counter, and gives them back in the end.
 
-    That is when the time of --for is over, standard input ends, or SIGINT or SIGTERM comes; without any of the options
-    at once. Exit status 1 if there are not as many.
+    MAX is how many of it may be in use all together. The end is when the time of --for is over, standard input ends, or
+    SIGINT or SIGTERM comes; without any of the options at once. Exit status 1 if there are not as many.
     """
     if resources > maximum:
         raise click.UsageError(f"N is at most MAX: {resources} is more than {maximum}")
@@ -197,8 +200,8 @@ def acquire(
                     [NAME_COLUMN, Column("resources", Kind.NUMBER), Column("maximum", Kind.NUMBER)],
                     lambda row: f"acquired {row[1]} of {shown(row[0])} (maximum {row[2]}){until}",
                 )
-                add((name, resources, maximum))
                 try:
+                    add((name, resources, maximum))
                     if stdin or duration:
                         wait(client, permits, duration, stdin=stdin)
                 except KeyboardInterrupt as error:
@@ -235,11 +238,18 @@ def wait(client: Client, permits: Hold, duration: float | None, *, stdin: bool) 
 @output_option
 @pass_target
 def watch(target: Target, names: tuple[bytes, ...], interval: float, output: Output) -> None:
-    """Shows counters now and whenever they have changed, until Ctrl-C.
+    """Shows counters whenever they change, until Ctrl-C.
 
-    A connection that is lost is made again.
+    Each is shown once at the beginning. A connection that is lost is made again.
     """
-    add = output.stream([Column("time", Kind.CLOCK), NAME_COLUMN, CONSUMPTION])
+    columns = [Column("time", Kind.CLOCK), NAME_COLUMN, CONSUMPTION]
+    width = max(len(shown(name)) for name in names)
+
+    def sentence(row: Row) -> str:
+        clock, name, value = (cell(column, each, 0) for column, each in zip(columns, row, strict=True))
+        return f"{clock}  {name:<{width}}  {value}"
+
+    add = output.stream(columns, sentence)
     known: dict[bytes, int | None] = {}
     is_lost = False
     with contextlib.suppress(KeyboardInterrupt), target.connect() as client:
@@ -291,7 +301,7 @@ def place(address: Address) -> list[str]:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, /, shell: str) -> None:
-    """Prints the script that makes a shell complete counterctl's command line.
+    """Prints what makes a shell complete command lines.
 
     \b
       bash   eval "$(counterctl completion bash)"           in ~/.bashrc

@@ -32,7 +32,7 @@ LARGE = 1_000_000  # from here on numbers are shown with three digits
 NOTHING = "-"
 GAP = "  "
 
-SIZES = (("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1 << 40))
+SIZES = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
 MANY = (*COUNTS, ("T", 10**12), ("P", 10**15), ("E", 10**18))
 SPANS = (("d", 86_400), ("h", 3_600), ("min", 60))
 
@@ -78,8 +78,8 @@ def number(value: int) -> str:
 
 def size(value: int) -> str:
     """812 B, 1.23 KiB."""
-    of_unit, unit = scaled(value, SIZES)
-    return f"{value:,} B" if unit == "B" else f"{digits(of_unit)} {unit}"
+    unit, length = next(each for each in SIZES if value >= each[1] or each[1] == 1)
+    return f"{value:,} B" if length == 1 else f"{digits(value / length)} {unit}"
 
 
 def span(seconds: float) -> str:

@@ -80,7 +80,7 @@ keys_argument = click.argument("keys", metavar="KEY...", nargs=-1, required=True
 @output_option
 @click.pass_context
 def throttr(context: click.Context, /, timeout: float, value_size: str, **_: object) -> None:
-    """Quotas, buffers and channels: its own commands, at an address of its own."""
+    """Quotas, buffers and channels."""
     above = context.parent
     assert above is not None
     if any(
@@ -178,7 +178,10 @@ def change(function: Callable[..., None]) -> Callable[..., None]:
 @click.argument("quota", type=QUOTA, required=False)
 @pass_target
 def update(target: ThrottrTarget, key: bytes, quota: int | None, ttl: float | None) -> None:
-    """Replaces the QUOTA of a key, or with --ttl what is left of its time."""
+    """Replaces the quota of a key, or its time.
+
+    With --ttl it ends so long from now.
+    """
     from counterd.client.throttr import Change
 
     if quota is None and ttl is None:
@@ -191,7 +194,10 @@ def update(target: ThrottrTarget, key: bytes, quota: int | None, ttl: float | No
 @click.argument("by", type=QUOTA, required=False)
 @pass_target
 def incr(target: ThrottrTarget, key: bytes, by: int | None, ttl: float | None) -> None:
-    """Adds BY to the quota of a key, 1 unless told; or with --ttl so much to its time."""
+    """Adds to the quota of a key, or to its time.
+
+    To the quota it is BY, 1 unless told.
+    """
     from counterd.client.throttr import Change
 
     change_key(target, key, Change.INCREASE, by, ttl)
@@ -202,9 +208,9 @@ def incr(target: ThrottrTarget, key: bytes, by: int | None, ttl: float | None) -
 @click.argument("by", type=QUOTA, required=False)
 @pass_target
 def decr(target: ThrottrTarget, key: bytes, by: int | None, ttl: float | None) -> None:
-    """Takes BY from the quota of a key, 1 unless told; or with --ttl so much from its time.
+    """Takes from the quota of a key, or from its time.
 
-    Refused if there is not as much: nothing is taken then.
+    From the quota it is BY, 1 unless told. Refused if there is not as much: nothing is taken then.
     """
     from counterd.client.throttr import Change
 
@@ -411,7 +417,10 @@ def channels(target: ThrottrTarget, output: Output) -> None:
 @click.argument("payload", type=DATA)
 @pass_target
 def publish(target: ThrottrTarget, channel: bytes, payload: bytes) -> None:
-    """Sends PAYLOAD to all subscribers of a channel. Exit status 1 if there are none."""
+    """Sends PAYLOAD to the subscribers of a channel.
+
+    Exit status 1 if there are none.
+    """
     with target.connect() as client:
         if not client.publish(channel, payload):
             refused(f"nobody is subscribed to {shown(channel)}")

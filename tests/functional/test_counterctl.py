@@ -1,0 +1,344 @@
+"""The command counterctl, as a process, beside the real daemon and beside what is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import daemon
+import scripted
+from counterd.protocols.counter.wire import Opcode
+from daemon import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from counterd.client import Client
+    from daemon import Daemon
+    from scripted import Peer, Request
+
+SCRIPT = Path(sys.executable).parent / "counterctl"
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Without what the one who runs the tests may have set."""
+    kept = daemon.environment({"PATH": f"{SCRIPT.parent}:{os.environ['PATH']}"})
+    return {name: text for name, text in kept.items() if name != "COUNTERD_URL"} | dict(extra or {})
+
+
+def ctl(port: int, *arguments: str | bytes, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs it until it ends by itself."""
+    return subprocess.run(
+        [SCRIPT, "-p", str(port), *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=environment(env),
+        check=False,
+    )
+
+
+@contextmanager
+def running(port: int, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """It while the block runs, with pipes on all sides."""
+    process = subprocess.Popen(
+        [SCRIPT, "-p", str(port), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def end(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str, str]:
+    """(status, the rest of stdout, stderr) after a signal."""
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=PATIENCE)
+    return process.returncode, stdout, stderr
+
+
+@pytest.fixture(scope="module")
+def counterd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with daemon.running(tmp_path_factory.mktemp("daemon")) as served:
+        yield served
+
+
+@pytest.fixture
+def client(counterd: Daemon) -> Iterator[Client]:
+    with counterd.client() as connected:
+        yield connected
+
+
+def used(client: Client, name: str) -> int:
+    return next((entry.consumption for entry in client.dump() if entry.name == name.encode()), 0)
+
+
+# ---- what it shows ----
+
+
+def test_it_shows_what_is_held(counterd: Daemon, client: Client) -> None:
+    client.acquire("shown", 3, maximum=10)
+    client.acquire(b"shown\xff", 1, maximum=10)
+    done = ctl(counterd.address.port, "get", "shown", b"shown\xff", "nothing")
+    assert (done.returncode, done.stderr) == (1, "")
+    rows = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
+    assert rows == [["name", "consumption"], ["shown", "3"], [r"shown\xff", "1"], ["nothing", "not found"]]
+    done = ctl(counterd.address.port, "dump", "--match", "shown*", "--held", "--output", "json")
+    assert [(row["name"], row["consumption"], row["max"]) for row in json.loads(done.stdout)] == [
+        ("shown", 3, 3),
+        (r"shown\xff", 1, 1),
+    ]
+    figures = json.loads(ctl(counterd.address.port, "stats", "--output", "json").stdout)
+    assert figures["pid"] == counterd.pid
+
+
+def test_it_goes_where_the_environment_says(short_path: Path, start: Callable[..., Daemon]) -> None:
+    path = str(short_path / "socket")
+    start({"counter.socket": path})
+    done = subprocess.run(
+        [SCRIPT, "ping"],
+        capture_output=True,
+        text=True,
+        env=environment({"COUNTERD_URL": f"counter+unix://{path}"}),
+        check=True,
+    )
+    assert done.stdout.startswith(f"{path} answered in ")
+
+
+def test_bench_loads_the_same_server(counterd: Daemon) -> None:
+    done = ctl(counterd.address.port, "bench", "-n", "100", "-r", "10", "-q")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "requests per second" in done.stdout
+    names = json.loads(ctl(counterd.address.port, "dump", "--output", "json").stdout)
+    assert len(names) >= 10
+
+
+# ---- what it holds ----
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_hold(counterd: Daemon, client: Client, number: signal.Signals, status: int) -> None:
+    with running(counterd.address.port, "acquire", "held", "2", "10", "--for", "5m") as process:
+        assert line_of(process) == "acquired 2 of held (maximum 10) for 5 min\n"
+        assert used(client, "held") == 2
+        assert end(process, number) == (status, "", "counterctl: gave 2 of held back\n")
+    assert used(client, "held") == 0  # by a release: the end of its connection would come a moment later
+
+
+def test_the_end_of_stdin_ends_a_hold(counterd: Daemon, client: Client) -> None:
+    with running(counterd.address.port, "acquire", "until", "2", "10", "--until-stdin-closes") as process:
+        assert line_of(process) == "acquired 2 of until (maximum 10) until standard input ends\n"
+        assert process.stdin is not None
+        process.stdin.write("this is not the end\n")
+        process.stdin.flush()
+        other = ctl(counterd.address.port, "acquire", "until", "9", "10")
+        assert (other.returncode, other.stdout) == (1, "")
+        assert other.stderr == "counterctl: 9 of until are not available: 2 of 10 are in use\n"
+        assert process.poll() is None
+        assert process.communicate(timeout=PATIENCE) == ("", "counterctl: gave 2 of until back\n")
+    assert process.returncode == 0
+    assert used(client, "until") == 0
+
+
+def test_a_daemon_that_ends_takes_a_hold_with_it(start: Callable[..., Daemon]) -> None:
+    served = start()
+    with running(served.address.port, "acquire", "a", "1", "1", "--for", "5m") as process:
+        line_of(process)
+        served.stop()
+        _, stderr = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 3
+    assert stderr.count("\n") == 1
+    assert stderr.startswith("counterctl: ")
+
+
+# ---- what it watches ----
+
+
+def test_watch_shows_what_changes(counterd: Daemon, client: Client) -> None:
+    with running(counterd.address.port, "watch", "watched", "--interval", "10ms", "--output", "json") as process:
+        assert json.loads(line_of(process))["consumption"] is None
+        client.acquire("watched", 4, maximum=10)
+        row = json.loads(line_of(process))
+        assert (row["name"], row["consumption"]) == ("watched", 4)
+        assert row["time"].endswith("+00:00")
+        client.release("watched", 4)
+        assert json.loads(line_of(process))["consumption"] == 0
+        assert end(process, signal.SIGINT) == (0, "", "")
+
+
+class Restarting(scripted.Server):
+    """Closes the connection at the third get, and goes on with the next one."""
+
+    def reply(self, peer: Peer, request: Request) -> bytes:
+        if peer.number == 0 and len(self.asked(Opcode.GET)) == 3:
+            self.used[request.name] = 7
+            raise scripted.Hangup
+        return super().reply(peer, request)
+
+
+def test_watch_connects_again() -> None:
+    with Restarting() as server, running(server.address.port, "watch", "a", "--interval", "10ms") as process:
+        where = f"127.0.0.1:{server.address.port}"
+        assert line_of(process).split()[1:] == ["a", "0"]
+        assert line_of(process).split()[1:] == ["a", "7"]
+        status, _, stderr = end(process, signal.SIGINT)
+    lost, found = stderr.splitlines()
+    assert status == 0
+    assert lost == f"counterctl: {where} closed the connection; trying again"
+    assert found == f"counterctl: connected to {where} again"
+
+
+# ---- where there is no counterd ----
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        done = ctl(port, "ping")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == f"counterctl: cannot connect to 127.0.0.1:{port}: [Errno 111] Connection refused\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"-ERR unknown command '\\x90'\r\n", "does not speak the counter protocol: "),
+        (b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", "does not speak the counter protocol: "),
+        (b"", "closed the connection"),
+        (None, "did not answer within 0.2 s"),
+    ],
+)
+def test_something_else_listens(answer: bytes | None, why: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(100)
+                if answer is None:
+                    connection.recv(100)
+                else:
+                    connection.sendall(answer)
+
+        other = threading.Thread(target=serve)
+        other.start()
+        limit = "0.2s" if answer is None else "10s"
+        done = ctl(listener.getsockname()[1], "--timeout", limit, "get", "a")
+        other.join()
+    assert (done.returncode, done.stdout) == (3, "")
+    assert why in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+# ---- where nobody reads ----
+
+
+def test_a_reader_that_has_enough(counterd: Daemon, client: Client) -> None:
+    """More than a pipe holds."""
+    for index in range(5):
+        client.acquire(b"%d" % index + b"x" * 60_000, 1, maximum=1)
+    command = f"{SCRIPT} -p {counterd.address.port} dump --output csv | head -1; echo ${{PIPESTATUS[@]}}"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE, env=environment(), check=False
+    )
+    assert (done.stdout, done.stderr) == ("name,consumption,max,limit\n141 0\n", "")
+
+
+def test_a_reader_that_has_gone(counterd: Daemon) -> None:
+    """Less than a buffer holds: it is only seen at the end."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe:
+        done = subprocess.run(
+            [SCRIPT, "-p", str(counterd.address.port), "stats"],
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            timeout=PATIENCE,
+            env=environment(),
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_disk_that_is_full(counterd: Daemon) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [SCRIPT, "-p", str(counterd.address.port), "stats"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE,
+            env=environment(),
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (2, "counterctl: [Errno 28] No space left on device\n")
+
+
+# ---- in a shell ----
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("counterctl du", ["dump"]),
+        ("counterctl dump --so", ["--sort"]),
+        ("counterctl dump --sort m", ["max"]),
+        ("counterctl throttr pu", ["publish", "purge"]),
+        ("counterctl --output ", ["csv", "json", "table"]),
+    ],
+)
+def test_bash_completes(words: str, expected: list[str]) -> None:
+    """As bash does when somebody presses Tab at the end of these words."""
+    code = f"""
+eval "$(counterctl completion bash)"
+complete -p counterctl >/dev/null || exit 1
+read -ra COMP_WORDS <<<"{words}"
+[[ "{words}" == *" " ]] && COMP_WORDS+=("")
+COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+_counterctl_completion counterctl
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(
+        ["bash", "--norc", "-c", code], capture_output=True, text=True, timeout=PATIENCE, env=environment(), check=True
+    )
+    assert (sorted(done.stdout.split()), done.stderr) == (expected, "")
+
+
+def test_a_terminal_has_a_table(counterd: Daemon, client: Client) -> None:
+    client.acquire("seen", 3, maximum=10)
+    master, slave = os.openpty()
+    with os.fdopen(slave, "wb") as terminal:
+        subprocess.run(
+            [SCRIPT, "-p", str(counterd.address.port), "get", "seen"],
+            stdout=terminal,
+            timeout=PATIENCE,
+            env=environment({"TERM": "xterm"}),
+            check=True,
+        )
+        text = os.read(master, 65536).decode()
+    os.close(master)
+    assert "seen" in text
+    assert "\N{BOX DRAWINGS LIGHT HORIZONTAL}" in text

@@ -1,0 +1,58 @@
+"""The group: what it has, and that a completion imports no client."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from counterd.cli.ctl import MODULES, main
+from counterd.version import __version__
+
+
+@pytest.mark.parametrize("command", MODULES)
+def test_every_command_is_there(command: str) -> None:
+    with click.Context(main) as context:
+        found = main.get_command(context, command)
+    assert found is not None
+    assert found.name == command
+    assert found.get_short_help_str(200).endswith(".")
+
+
+def test_the_help_has_the_commands_and_the_exit_statuses() -> None:
+    text = CliRunner().invoke(main, ["--help"]).output
+    assert all(f"\n  {command} " in text for command in MODULES)
+    assert "Exit status" in text
+
+
+def test_a_command_that_there_is_not() -> None:
+    done = CliRunner().invoke(main, ["gte"])
+    assert done.exit_code == 2
+    assert "No such command 'gte'" in done.stderr
+
+
+def test_the_version() -> None:
+    assert CliRunner().invoke(main, ["--version"]).output == f"counterctl, version {__version__}\n"
+
+
+def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_what_completion_needs_is_little() -> None:
+    """All commands are imported for their names and helps; sockets and tables are for those that run."""
+    code = f"""import sys
+from counterd.cli.ctl import MODULES, main
+for command in {list(MODULES)}: main.get_command(None, command)
+print(*sorted({{"asyncio", "counterd.client", "rich.console", "socket"}} & sys.modules.keys()))"""
+    assert run(code).stdout == "\n"
+
+
+@pytest.mark.parametrize("package", ["click", "rich"])
+def test_a_missing_package_is_said(package: str) -> None:
+    code = f"import sys; sys.modules['{package}'] = None; import counterd.cli.ctl"
+    done = run(code)
+    assert (done.returncode, done.stderr) == (1, f"counterctl needs {package}: pip install 'counterd[cli]'\n")

@@ -1,0 +1,269 @@
+"""The commands for counters, in this process, against a server of plain sockets that does what a test wants."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner, Result
+
+import scripted
+from counterd.cli.ctl import main
+from counterd.cli.ctl.data import place
+from counterd.client._addresses import Address
+from counterd.protocols.counter.wire import Opcode, Status
+from steps import Script, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from scripted import Peer, Request
+
+
+def ctl(port: int, *arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(main, ["-p", str(port), *arguments], input=stdin, env={"COUNTERD_URL": None})
+
+
+class Server(scripted.Server):
+    """Knows the counters that somebody has acquired, and no others. used[name]: what others hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used[b"db:main"] = 3
+
+    def reply(self, peer: Peer, request: Request) -> bytes:
+        if request.opcode == Opcode.GET and request.name not in self.used:
+            return scripted.refusal(request, Status.NOT_FOUND)
+        return super().reply(peer, request)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as running:
+        yield running
+
+
+@contextmanager
+def script(*steps: Step) -> Iterator[Script]:
+    running = Script(steps, socket.create_server(("127.0.0.1", 0)))
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+# ---- ping ----
+
+
+def test_ping_says_how_long_an_answer_takes(server: Server) -> None:
+    done = ctl(server.address.port, "ping")
+    assert done.exit_code == 0
+    assert done.stdout.startswith(f"127.0.0.1:{server.address.port} answered in ")
+    assert done.stderr == ""
+
+
+def test_ping_again_and_again(server: Server) -> None:
+    done = ctl(server.address.port, "ping", "-c", "3", "--interval", "1ms", "--output", "json")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["seq"] for row in rows] == [1, 2, 3]
+    assert all(0 < row["seconds"] < 10 for row in rows)
+    assert done.stderr.startswith("counterctl: 3 answers: ")
+
+
+# ---- get, stats, dump ----
+
+
+def test_get(server: Server) -> None:
+    done = ctl(server.address.port, "get", "db:main")
+    assert (done.exit_code, done.stdout) == (0, "name     consumption\ndb:main            3\n")
+
+
+def test_get_of_what_is_not_there(server: Server) -> None:
+    done = ctl(server.address.port, "get", "db:main", "none")
+    assert (done.exit_code, done.stderr) == (1, "")
+    assert done.stdout.splitlines()[1:] == ["db:main            3", "none       not found"]
+    found = json.loads(ctl(server.address.port, "get", "none", "--output", "json").stdout)
+    assert found == [{"name": "none", "consumption": None}]
+
+
+def test_stats() -> None:
+    def frame(connection: socket.socket) -> None:
+        header = connection.recv(12)
+        pairs = [(b"objects", b"1234567"), (b"used_memory", b"2048"), (b"uptime", b"7200"), (b"version", b"0.1.0")]
+        body = b"".join(struct.pack(">HH", len(name), len(value)) + name + value for name, value in pairs)
+        connection.sendall(bytes([0x91, header[1], 0, 0]) + struct.pack(">I", len(body)) + header[8:12] + body)
+
+    with script(frame) as running:
+        done = ctl(running.port, "stats")
+    assert [line.split(maxsplit=1) for line in done.stdout.splitlines()[1:]] == [
+        ["objects", "1.23M"],
+        ["used_memory", "2.00 KiB"],
+        ["uptime", "2 h"],
+        ["version", "0.1.0"],
+    ]
+    with script(frame) as running:
+        done = ctl(running.port, "stats", "--output", "json")
+    assert json.loads(done.stdout) == {"objects": 1234567, "used_memory": 2048, "uptime": 7200, "version": "0.1.0"}
+
+
+@pytest.fixture
+def several(server: Server) -> Server:
+    server.used.update({b"db:main": 2, b"db:idle": 0, b"api": 9, b"\xff": 1})
+    server.most.update({b"db:main": 5, b"db:idle": 7, b"api": 9, b"\xff": 1})
+    server.used[b"db:main"] = 2
+    return server
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ([], [r"api", "db:idle", "db:main", r"\xff"]),
+        (["--held"], ["api", "db:main", r"\xff"]),
+        (["--match", "db:*"], ["db:idle", "db:main"]),
+        (["--sort", "consumption"], ["api", "db:main", r"\xff", "db:idle"]),
+        (["--sort", "max", "--limit", "2"], ["api", "db:idle"]),
+        (["--limit", "0"], []),
+    ],
+)
+def test_dump(several: Server, arguments: list[str], names: list[str]) -> None:
+    done = ctl(several.address.port, "dump", "--output", "csv", *arguments)
+    header, *rows = done.stdout.splitlines()
+    assert header == "name,consumption,max,limit"
+    assert [row.split(",")[0] for row in rows] == names
+
+
+def test_dump_tells_what_is_used_and_was(several: Server) -> None:
+    done = ctl(several.address.port, "dump", "--match", "db:main")
+    assert done.stdout == "name     consumption  max  limit\ndb:main            2    5      -\n"
+
+
+# ---- acquire ----
+
+
+def test_acquire_gives_back_at_once(server: Server) -> None:
+    done = ctl(server.address.port, "acquire", "db:main", "2", "10")
+    assert (done.exit_code, done.stdout) == (0, "acquired 2 of db:main (maximum 10)\n")
+    assert done.stderr == "counterctl: gave 2 of db:main back\n"
+    asked = server.asked(Opcode.ACQUIRE, Opcode.RELEASE)
+    assert [(each.opcode, each.resources) for each in asked] == [(Opcode.ACQUIRE, 2), (Opcode.RELEASE, 2)]
+    assert server.used[b"db:main"] == 3
+
+
+def test_acquire_of_more_than_there_is(server: Server) -> None:
+    done = ctl(server.address.port, "acquire", "db:main", "2", "4")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == "counterctl: 2 of db:main are not available: 3 of 4 are in use\n"
+
+
+def test_acquire_for_a_time(server: Server) -> None:
+    begun = time.monotonic()
+    done = ctl(server.address.port, "acquire", "db:main", "2", "10", "--for", "100ms", "--output", "json")
+    assert time.monotonic() - begun >= 0.1
+    assert json.loads(done.stdout) == {"name": "db:main", "resources": 2, "maximum": 10}
+
+
+def test_acquire_until_the_connection_is_lost(server: Server) -> None:
+    def hang_up() -> None:
+        scripted.wait_until(lambda: server.used[b"db:main"] == 5, "it holds two")
+        server.peers[0].socket.shutdown(socket.SHUT_RDWR)
+
+    other = threading.Thread(target=hang_up)
+    other.start()
+    done = ctl(server.address.port, "acquire", "db:main", "2", "10", "--for", "2m")
+    other.join()
+    assert done.exit_code == 3
+    assert done.stdout == "acquired 2 of db:main (maximum 10) for 2 min\n"
+    assert "closed" in done.stderr
+    assert "back" not in done.stderr.removeprefix("counterctl: ").split("\n")[1:]
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["a", "3", "2"], "N is at most MAX: 3 is more than 2"),
+        (["a", "0", "2"], "0 is not in the range"),
+        (["a", "1", "4294967296"], "is not in the range"),
+        (["", "1", "1"], "a name has 1 to 65,535 bytes"),
+        (["a", "1", "1", "--for", "1s", "--until-stdin-closes"], "are two ends"),
+    ],
+)
+def test_acquire_of_what_makes_no_sense(arguments: list[str], why: str) -> None:
+    done = ctl(1, "acquire", *arguments)
+    assert done.exit_code == 2
+    assert why in done.stderr
+
+
+# ---- errors ----
+
+
+def reset(connection: socket.socket) -> None:
+    connection.recv(12)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def redis(connection: socket.socket) -> None:
+    connection.recv(12)
+    connection.sendall(b"-ERR unknown command\r\n")
+
+
+def silence(connection: socket.socket) -> None:
+    while connection.recv(4096):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [(reset, "reset by peer"), (redis, "does not speak the counter protocol: "), (silence, "did not answer")],
+)
+@pytest.mark.parametrize(
+    "command", [["ping"], ["get", "a"], ["dump"], ["stats"], ["watch", "a"], ["acquire", "a", "1", "1"]]
+)
+def test_a_server_that_is_something_else(step: Step, why: str, command: list[str]) -> None:
+    with script(step) as running:
+        where = f"127.0.0.1:{running.port}"
+        done = ctl(running.port, "--timeout", "200ms" if step is silence else "10s", *command)
+    assert (done.exit_code, done.stdout) == (3, "")
+    assert done.stderr.startswith("counterctl: ")
+    assert done.stderr.count("\n") == 1
+    assert why in done.stderr
+    assert where in done.stderr
+
+
+# ---- others ----
+
+
+def test_bench_is_given_the_address() -> None:
+    assert place(Address("127.0.0.1", 11215)) == []  # which another protocol does not have
+    assert place(Address("::1", 7)) == ["--host", "::1", "--port", "7"]
+    assert place(Address(path="/run/x")) == ["--socket", "/run/x"]
+
+
+def test_bench_has_the_help_of_counterbench() -> None:
+    done = ctl(1, "bench", "--help")
+    assert done.exit_code == 0
+    assert "--find-max" in done.stdout
+
+
+def test_bench_against_nobody_is_an_error_of_counterbench() -> None:
+    done = ctl(1, "bench", "-n", "1")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("counterbench: ")
+    assert "127.0.0.1:1" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("shell", "part"), [("bash", "complete -o"), ("zsh", "#compdef"), ("fish", "complete --no-files")]
+)
+def test_completion(shell: str, part: str) -> None:
+    done = ctl(1, "completion", shell)
+    assert done.exit_code == 0
+    assert part in done.stdout
+    assert "_COUNTERCTL_COMPLETE" in done.stdout

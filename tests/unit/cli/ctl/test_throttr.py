@@ -1,0 +1,84 @@
+"""Times in the units of the throttr protocol, and where its server is; the commands are asked of the real one.
+
+tests/functional/test_counterctl_throttr.py
+"""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from counterd.cli.ctl import main
+from counterd.cli.ctl.output import Kind
+from counterd.cli.ctl.throttr import ThrottrTarget, called, figure, seconds_of, units_of
+from counterd.client._addresses import Address
+from counterd.client.throttr import KeyType, TTLType
+
+
+@pytest.mark.parametrize(
+    ("ttl", "size", "expected"),
+    [
+        (60.0, "uint16", (60, TTLType.SECONDS)),
+        (255.0, "uint8", (255, TTLType.SECONDS)),
+        (300.0, "uint8", (5, TTLType.MINUTES)),
+        (1.5, "uint16", (1500, TTLType.MILLISECONDS)),
+        (0.1, "uint8", (100, TTLType.MILLISECONDS)),
+        (1e-6, "uint64", (1, TTLType.MICROSECONDS)),
+    ],
+)
+def test_times_are_whole_units(ttl: float, size: str, expected: tuple[int, int]) -> None:
+    assert units_of(ttl, ThrottrTarget(Address(), 1.0, size)) == expected
+
+
+@pytest.mark.parametrize(("ttl", "size"), [(0.0, "uint16"), (0.256, "uint8")])
+def test_times_that_no_unit_has(ttl: float, size: str) -> None:
+    with pytest.raises(ValueError, match="a TTL of"):
+        units_of(ttl, ThrottrTarget(Address(), 1.0, size))
+
+
+@pytest.mark.parametrize(
+    ("ttl", "ttl_type", "seconds"),
+    [(5, TTLType.MINUTES, 300), (1500, TTLType.MILLISECONDS, 1.5), (2000, TTLType.MILLISECONDS, 2), (7, 99, 7)],
+)
+def test_what_is_left_in_seconds(ttl: int, ttl_type: int, seconds: float) -> None:
+    assert repr(seconds_of(ttl, ttl_type)) == repr(seconds)
+
+
+def test_members_are_called() -> None:
+    assert (called(KeyType.BUFFER), called(7)) == ("buffer", "7")
+
+
+def test_figures_have_their_kinds() -> None:
+    kinds = [figure(name).kind for name in ("keys", "read_bytes", "write_bytes_per_minute", "running_since", "version")]
+    assert kinds == [Kind.NUMBER, Kind.SIZE, Kind.SIZE, Kind.WHEN, Kind.TEXT]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["-p", "1", "throttr", "info"], "the address of the keys stands after"),
+        (["throttr", "-u", "counter://a", "info"], "expected throttr://HOST:PORT"),
+        (["throttr", "incr", "k", "1", "--ttl", "1s"], "either the quota or the --ttl"),
+        (["throttr", "update", "k"], "either a QUOTA or a --ttl"),
+        (["throttr", "insert", "k", "1"], "Missing option '--ttl'"),
+        (["throttr", "query", "k" * 256], "a key has 0 to 255 bytes"),
+    ],
+)
+def test_what_makes_no_sense(arguments: list[str], why: str) -> None:
+    done = CliRunner().invoke(main, arguments, env={"COUNTERD_URL": None, "THROTTR_URL": None})
+    assert done.exit_code == 2
+    assert why in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "where"),
+    [
+        (["throttr", "-p", "1", "info"], None, "127.0.0.1:1"),
+        (["throttr", "info"], "throttr://127.0.0.1:1", "127.0.0.1:1"),
+        (["throttr", "info"], "throttr+unix:///none", "/none"),
+    ],
+)
+def test_where_the_server_is(arguments: list[str], environment: str | None, where: str) -> None:
+    done = CliRunner().invoke(main, arguments, env={"COUNTERD_URL": "counter://other", "THROTTR_URL": environment})
+    assert done.exit_code == 3
+    assert done.stderr.startswith(f"counterctl: cannot connect to {where}: ")
