@@ -219,7 +219,7 @@ def test_nobody_listens() -> None:
         port = bound.getsockname()[1]
         done = ctl(port, "ping")
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr == f"counterctl: cannot connect to 127.0.0.1:{port}: [Errno 111] Connection refused\n"
+    assert done.stderr == f"counterctl: cannot connect to 127.0.0.1:{port}: Connection refused\n"
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_a_disk_that_is_full(counterd: Daemon) -> None:
             env=environment(),
             check=False,
         )
-    assert (done.returncode, done.stderr) == (2, "counterctl: [Errno 28] No space left on device\n")
+    assert (done.returncode, done.stderr) == (2, "counterctl: No space left on device\n")
 
 
 # ---- in a shell ----

@@ -200,7 +200,7 @@ def say(line: str) -> None:
 
 def explain(error: Exception, server: Server | None) -> tuple[str, int]:
     """(one line, the exit status) for what a command may raise."""
-    line = printable(re.sub(r"\s+", " ", str(error)))
+    line = printable(re.sub(r"\s+", " ", re.sub(r"\[Errno [0-9]+\] ", "", str(error))))
     if isinstance(error, ProtocolError) and server is not None:
         return f"{server.address} does not speak {server.protocol}: {line}", EXIT_NO_CONNECTION
     if isinstance(error, (ConnectionLost, ProtocolError, Timeout)):
@@ -228,6 +228,24 @@ def terminations_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def interrupted(error: KeyboardInterrupt) -> int:
+    """The exit status after a signal. A terminal has shown ^C: what comes next begins on a line of its own."""
+    if isinstance(error, Terminated):
+        return EXIT_SIGNAL + signal.SIGTERM
+    if sys.stderr.isatty():
+        click.echo(err=True)
+    return EXIT_SIGNAL + signal.SIGINT
+
+
+@contextlib.contextmanager
+def until_interrupted() -> Iterator[None]:
+    """For what goes on until Ctrl-C, which is then no error."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        interrupted(error)
+
+
 class Group(click.Group):
     """A group of commands, whose errors are one line and an exit status."""
 
@@ -239,10 +257,8 @@ class Group(click.Group):
             # Whoever reads has enough, and says so to every other program by a signal.
             discard_output()
             ctx.exit(EXIT_SIGNAL + signal.SIGPIPE)
-        except Terminated:
-            ctx.exit(EXIT_SIGNAL + signal.SIGTERM)
-        except KeyboardInterrupt:
-            ctx.exit(EXIT_SIGNAL + signal.SIGINT)
+        except KeyboardInterrupt as error:
+            ctx.exit(interrupted(error))
         except (CounterdError, ValueError, OSError) as error:
             line, status = explain(error, ctx.find_object(Server))
             if isinstance(error, OSError):

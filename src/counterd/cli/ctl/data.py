@@ -5,7 +5,6 @@ Floor 5.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import select
@@ -25,10 +24,12 @@ from counterd.cli.ctl.common import (
     Target,
     explain,
     glob,
+    interrupted,
     pass_target,
     say,
     shown,
     terminations_interrupt,
+    until_interrupted,
 )
 from counterd.cli.ctl.output import Column, Kind, Output, Row, cell, output_option, span
 from counterd.errors import ConnectionLost, NotAvailable, NotFound, ProtocolError, Timeout
@@ -54,6 +55,7 @@ STATS_KINDS = {
     "name_memory_max": Kind.SIZE,
     "region": Kind.SIZE,
     "uptime": Kind.SPAN,
+    "pid": Kind.TEXT,
 }
 
 
@@ -72,7 +74,7 @@ def ping(target: Target, count: int, interval: float, output: Output) -> None:
         [Column("seq", Kind.NUMBER), Column("seconds", Kind.SPAN)],
         lambda row: f"{target.address} answered in {span(row[1])}" + (f" ({row[0]} of {count})" if count > 1 else ""),
     )
-    with contextlib.suppress(KeyboardInterrupt), target.connect() as client:
+    with until_interrupted(), target.connect() as client:
         client.noop()  # what the first request of a connection finds cold is not the way there and back
         for seq in range(1, count + 1):
             if times:
@@ -192,7 +194,7 @@ def acquire(
     if stdin and duration is not None:
         raise click.UsageError("--for and --until-stdin-closes are two ends")
     until = " until standard input ends" if stdin else f" for {span(duration)}" if duration else ""
-    interrupted = None
+    status = 0
     with terminations_interrupt(), target.connect() as client:
         try:
             with client.hold(name, resources, maximum=maximum, timeout=0) as permits:
@@ -205,14 +207,13 @@ def acquire(
                     if stdin or duration:
                         wait(client, permits, duration, stdin=stdin)
                 except KeyboardInterrupt as error:
-                    interrupted = error
+                    status = interrupted(error)
         except NotAvailable as error:
             used = "" if error.consumption is None else f": {error.consumption} of {maximum} are in use"
             say(f"{resources} of {shown(name)} are not available{used}")
             context.exit(EXIT_NOT_AVAILABLE)
         say(f"gave {resources} of {shown(name)} back")
-    if interrupted is not None:
-        raise interrupted
+    context.exit(status)
 
 
 def wait(client: Client, permits: Hold, duration: float | None, *, stdin: bool) -> None:
@@ -252,7 +253,7 @@ def watch(target: Target, names: tuple[bytes, ...], interval: float, output: Out
     add = output.stream(columns, sentence)
     known: dict[bytes, int | None] = {}
     is_lost = False
-    with contextlib.suppress(KeyboardInterrupt), target.connect() as client:
+    with until_interrupted(), target.connect() as client:
         while True:
             try:
                 if is_lost:

@@ -5,7 +5,6 @@ Floor 5. Commands that change something say nothing when it is done; what is ref
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -25,6 +24,7 @@ from counterd.cli.ctl.common import (
     glob,
     say,
     shown,
+    until_interrupted,
 )
 from counterd.cli.ctl.output import Column, Kind, Output, output_option, span
 from counterd.errors import EventsLost
@@ -433,7 +433,7 @@ def publish(target: ThrottrTarget, channel: bytes, payload: bytes) -> None:
 def subscribe(target: ThrottrTarget, channels: tuple[bytes, ...], output: Output) -> None:
     """Shows what is published to channels, until Ctrl-C."""
     add = output.stream([Column("time", Kind.CLOCK), Column("channel", Kind.BYTES), Column("payload", Kind.BYTES)])
-    with contextlib.suppress(KeyboardInterrupt), target.connect() as client:
+    with until_interrupted(), target.connect() as client:
         for channel in {*channels} - {EVERYBODY}:
             if not client.subscribe(channel):
                 refused(f"{shown(channel)}: there is no room for a subscription")

@@ -179,7 +179,7 @@ def test_patterns(pattern: str | None, name: bytes, is_like: bool) -> None:
         (ConnectionLost("gone"), "gone", EXIT_NO_CONNECTION),
         (Timeout("late"), "late", EXIT_NO_CONNECTION),
         (ProtocolError("bad\x1b\n bytes"), "127.0.0.1:1 does not speak the counter protocol: bad\ufffd bytes", 3),
-        (OSError(28, "No space left on device"), "[Errno 28] No space left on device", EXIT_USAGE),
+        (OSError(28, "No space left on device"), "No space left on device", EXIT_USAGE),
     ],
 )
 def test_errors_are_one_line(error: Exception, line: str, status: int) -> None:
