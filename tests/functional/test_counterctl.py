@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -31,9 +32,10 @@ SCRIPT = Path(sys.executable).parent / "counterctl"
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Without what the one who runs the tests may have set."""
+    """Without what the one who runs the tests may have set: an address, or that nothing is buffered."""
     kept = daemon.environment({"PATH": f"{SCRIPT.parent}:{os.environ['PATH']}"})
-    return {name: text for name, text in kept.items() if name != "COUNTERD_URL"} | dict(extra or {})
+    others = {name: text for name, text in kept.items() if not name.startswith(("COUNTERD_", "PYTHON"))}
+    return {**others, **(extra or {})}
 
 
 def ctl(port: int, *arguments: str | bytes, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -162,6 +164,14 @@ def test_the_end_of_stdin_ends_a_hold(counterd: Daemon, client: Client) -> None:
     assert used(client, "until") == 0
 
 
+def test_stdin_that_was_never_open_ends_a_hold_at_once(counterd: Daemon) -> None:
+    command = f"exec {SCRIPT} -p {counterd.address.port} acquire closed 1 1 --until-stdin-closes <&-"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE, env=environment(), check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "counterctl: gave 1 of closed back\n")
+
+
 def test_a_daemon_that_ends_takes_a_hold_with_it(start: Callable[..., Daemon]) -> None:
     served = start()
     with running(served.address.port, "acquire", "a", "1", "1", "--for", "5m") as process:
@@ -189,25 +199,27 @@ def test_watch_shows_what_changes(counterd: Daemon, client: Client) -> None:
 
 
 class Restarting(scripted.Server):
-    """Closes the connection at the third get, and goes on with the next one."""
+    """Closes the first connection at the third get, and the second at once; then there are 7, and then 8."""
 
     def reply(self, peer: Peer, request: Request) -> bytes:
-        if peer.number == 0 and len(self.asked(Opcode.GET)) == 3:
-            self.used[request.name] = 7
+        asked = len(self.asked(Opcode.GET))
+        if peer.number == 1 or (peer.number == 0 and asked == 3):
             raise scripted.Hangup
+        self.used[request.name] = 0 if peer.number == 0 else 7 if asked < 6 else 8
         return super().reply(peer, request)
 
 
 def test_watch_connects_again() -> None:
-    with Restarting() as server, running(server.address.port, "watch", "a", "--interval", "10ms") as process:
+    with Restarting() as server, running(server.address.port, "watch", "a", "--interval", "20ms") as process:
         where = f"127.0.0.1:{server.address.port}"
-        assert line_of(process).split()[1:] == ["a", "0"]
-        assert line_of(process).split()[1:] == ["a", "7"]
+        assert [line_of(process).split()[1:] for _ in range(3)] == [["a", "0"], ["a", "7"], ["a", "8"]]
         status, _, stderr = end(process, signal.SIGINT)
     lost, found = stderr.splitlines()
     assert status == 0
     assert lost == f"counterctl: {where} closed the connection; trying again"
     assert found == f"counterctl: connected to {where} again"
+    moments = [request.seconds for request in server.asked(Opcode.GET)]
+    assert all(after - before > 0.019 for before, after in itertools.pairwise(moments))
 
 
 # ---- where there is no counterd ----

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,11 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
         yield served.served("throttr listens on")[0]
 
 
+def environment() -> dict[str, str]:
+    """Without what the one who runs the tests may have set."""
+    return {name: text for name, text in daemon.environment().items() if not name.startswith(("THROTTR_", "PYTHON"))}
+
+
 def command(address: Address, *arguments: str | bytes) -> list[str | bytes | Path]:
     return [SCRIPT, "throttr", "-p", str(address.port), *arguments]
 
@@ -42,7 +48,7 @@ def ask(address: Address, *arguments: str | bytes) -> tuple[int, str, str]:
         capture_output=True,
         text=True,
         timeout=PATIENCE,
-        env=daemon.environment(),
+        env=environment(),
         check=False,
     )
     return done.returncode, done.stdout, done.stderr
@@ -105,32 +111,50 @@ def test_buffers(address: Address) -> None:
     assert rows(address, "info")["buffers"] == 2
 
 
-def test_channels(address: Address) -> None:
-    assert ask(address, "publish", "news", "x") == (1, "", "counterctl: nobody is subscribed to news\n")
-    subscriber = subprocess.Popen(
-        command(address, "subscribe", "news", "--output", "json"),
+@contextmanager
+def subscriber(address: Address, *channels: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that shows events while the block runs; then it must end well at Ctrl-C, with no other ones."""
+    process = subprocess.Popen(
+        command(address, "subscribe", *channels, "--output", "json"),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=daemon.environment(),
+        env=environment(),
     )
-    with subscriber:
+    with process:
         try:
-            with Client(*address, timeout=PATIENCE) as client:
-                wait_until(lambda: client.channel("news"), "a subscription")
-                client.publish("*", "to everybody")  # which it did not ask for
-            assert ask(address, "publish", "news", b"\xfe") == DONE
-            assert subscriber.stdout is not None
-            event = json.loads(subscriber.stdout.readline())
-            assert (event["channel"], event["payload_base64"]) == ("news", "/g==")
-            assert "news" in [row["channel"] for row in rows(address, "channels")]
-            assert {row["kind"] for row in rows(address, "connections")} == {"tcp"}
-            subscriber.send_signal(signal.SIGINT)
-            assert subscriber.communicate(timeout=PATIENCE) == ("", "")
-            assert subscriber.returncode == 0
+            yield process
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=PATIENCE) == ("", "")
+            assert process.returncode == 0
         finally:
-            subscriber.kill()
+            process.kill()
+
+
+def event_of(process: subprocess.Popen[str]) -> Any:
+    assert process.stdout is not None
+    return json.loads(process.stdout.readline())
+
+
+def test_channels(address: Address) -> None:
+    assert ask(address, "publish", "news", "x") == (1, "", "counterctl: nobody is subscribed to news\n")
+    with subscriber(address, "news") as process, Client(*address, timeout=PATIENCE) as client:
+        wait_until(lambda: client.channel("news"), "a subscription")
+        client.publish("*", "to everybody")  # which it did not ask for
+        assert ask(address, "publish", "news", b"\xfe") == DONE
+        event = event_of(process)
+        assert (event["channel"], event["payload_base64"]) == ("news", "/g==")
+        assert "news" in [row["channel"] for row in rows(address, "channels")]
+        assert {row["kind"] for row in rows(address, "connections")} == {"tcp"}
+
+
+def test_everybody_has_an_event_once(address: Address) -> None:
+    with subscriber(address, "*", "other") as process, Client(*address, timeout=PATIENCE) as client:
+        wait_until(lambda: client.channel("other"), "a subscription")
+        for payload in ("1", "2"):
+            client.publish("*", payload)
+        assert [event_of(process)["payload"] for _ in range(2)] == ["1", "2"]
 
 
 def test_another_width_is_told(address: Address) -> None:

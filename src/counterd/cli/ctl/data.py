@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 import os
 import select
+import sys
 import time
 from datetime import datetime, timezone
+from signal import SIGINT
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +19,7 @@ import click
 from counterd.cli.ctl.common import (
     DURATION,
     EXIT_NOT_AVAILABLE,
+    EXIT_SIGNAL,
     HOST,
     NAME,
     PORT,
@@ -67,7 +70,8 @@ STATS_KINDS = {
 @click.option("--interval", type=DURATION, default=1.0, help="The time between two.  [default: 1s]")
 @output_option
 @pass_target
-def ping(target: Target, count: int, interval: float, output: Output) -> None:
+@click.pass_context
+def ping(context: click.Context, /, target: Target, count: int, interval: float, output: Output) -> None:
     """Says whether the server answers, and how fast."""
     times: list[float] = []
     add = output.stream(
@@ -83,7 +87,9 @@ def ping(target: Target, count: int, interval: float, output: Output) -> None:
             client.noop()
             times.append(time.perf_counter() - begun)
             add((seq, times[-1]))
-    if count > 1 and times:
+    if not times:
+        context.exit(EXIT_SIGNAL + SIGINT)
+    if count > 1:
         mean = sum(times) / len(times)
         say(f"{len(times)} answers: {span(min(times))} at least, {span(mean)} on average, {span(max(times))} at most")
 
@@ -218,6 +224,8 @@ def acquire(
 
 def wait(client: Client, permits: Hold, duration: float | None, *, stdin: bool) -> None:
     """Until the end of a hold. ConnectionLost, if what is held is lost before."""
+    if stdin and sys.stdin is None:
+        return  # it was closed before this began, and its number may be the connection's
     deadline = math.inf if duration is None else time.monotonic() + duration
     poller = select.poll()
     poller.register(client.fileno(), select.POLLRDHUP)

@@ -108,6 +108,7 @@ def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert second == {"name": r"a\xff,\x0a", "name_base64": second["name_base64"], "held": None, "since": None}
     assert base64.b64decode(second["name_base64"]) == b"a\xff,\n"
     assert third["name"] == "日本"
+    assert '"日本"' in text
     assert text.count("\n") == len(ROWS) + 2  # a line each
 
 

@@ -5,6 +5,9 @@ tests/functional/test_counterctl_throttr.py
 
 from __future__ import annotations
 
+import json
+import socket
+
 import pytest
 from click.testing import CliRunner
 
@@ -12,7 +15,9 @@ from counterd.cli.ctl import main
 from counterd.cli.ctl.output import Kind
 from counterd.cli.ctl.throttr import ThrottrTarget, called, figure, seconds_of, units_of
 from counterd.client._addresses import Address
-from counterd.client.throttr import KeyType, TTLType
+from counterd.client.throttr import Event, KeyType, TTLType
+from counterd.errors import EventsLost
+from steps import Script
 
 
 @pytest.mark.parametrize(
@@ -82,3 +87,50 @@ def test_where_the_server_is(arguments: list[str], environment: str | None, wher
     done = CliRunner().invoke(main, arguments, env={"COUNTERD_URL": "counter://other", "THROTTR_URL": environment})
     assert done.exit_code == 3
     assert done.stderr.startswith(f"counterctl: cannot connect to {where}: ")
+
+
+def silence(connection: socket.socket) -> None:
+    while connection.recv(4096):
+        pass
+
+
+def test_the_time_limit_may_stand_before_and_after() -> None:
+    for arguments in (["--timeout", "150ms", "throttr"], ["--timeout", "9s", "throttr", "--timeout", "150ms"]):
+        running = Script((silence,), socket.create_server(("127.0.0.1", 0)))
+        try:
+            done = CliRunner().invoke(main, [*arguments, "-p", str(running.port), "info"])
+        finally:
+            running.stop()
+        assert done.exit_code == 3
+        assert "did not answer within 0.15 s" in done.stderr
+
+
+class Events:
+    """In the place of a client: some events, and a gap."""
+
+    def __init__(self, *events: Event | BaseException) -> None:
+        self._events = list(events)
+
+    def __enter__(self) -> Events:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def subscribe(self, channel: bytes) -> bool:
+        return True
+
+    def next_event(self) -> Event:
+        event = self._events.pop(0)
+        if isinstance(event, BaseException):
+            raise event
+        return event
+
+
+def test_events_that_were_lost_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Events(Event(b"a", b"1"), EventsLost(3), Event(b"a", b"2"), KeyboardInterrupt())
+    monkeypatch.setattr(ThrottrTarget, "connect", lambda _: client)
+    done = CliRunner().invoke(main, ["throttr", "subscribe", "a", "--output", "json"])
+    assert done.exit_code == 0
+    assert [json.loads(line)["payload"] for line in done.stdout.splitlines()] == ["1", "2"]
+    assert done.stderr == f"counterctl: {EventsLost(3)}\n"
