@@ -108,9 +108,11 @@ def test_it_shows_what_is_held(counterd: Daemon, client: Client) -> None:
     rows = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
     assert rows == [["name", "consumption"], ["shown", "3"], [r"shown\xff", "1"], ["nothing", "not found"]]
     done = ctl(counterd.address.port, "dump", "--match", "shown*", "--held", "--output", "json")
-    assert [(row["name"], row["consumption"], row["max"]) for row in json.loads(done.stdout)] == [
-        ("shown", 3, 3),
-        (r"shown\xff", 1, 1),
+    assert [
+        tuple(row[field] for field in ("name", "consumption", "max", "limit")) for row in json.loads(done.stdout)
+    ] == [
+        ("shown", 3, 3, 10),
+        (r"shown\xff", 1, 1, 10),
     ]
     figures = json.loads(ctl(counterd.address.port, "stats", "--output", "json").stdout)
     assert figures["pid"] == counterd.pid

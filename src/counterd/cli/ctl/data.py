@@ -158,13 +158,7 @@ def dump(target: Target, match: str | None, sort: str, limit: int | None, held: 
     columns = [NAME_COLUMN, CONSUMPTION, Column("max", Kind.NUMBER), Column("limit", Kind.NUMBER)]
     like = glob(match)
     chosen = sorted((each for each in entries if like(each.name) and (each.consumption or not held)), key=ORDERS[sort])
-    output.rows(columns, ((each.name, each.consumption, each.maximum, limit_of(each)) for each in chosen[:limit]))
-
-
-def limit_of(entry: DumpEntry) -> int | None:
-    """The last maximum that was asked for, from servers that tell it."""
-    limit: int | None = getattr(entry, "limit", None)
-    return limit
+    output.rows(columns, ((each.name, each.consumption, each.maximum, each.limit) for each in chosen[:limit]))
 
 
 # ---- acquire ----

@@ -157,7 +157,7 @@ class Output:
     def record(self, columns: Sequence[Column], row: Row) -> None:
         """One thing with many fields: a table with a line for each, an object, or CSV with a header."""
         if self.form == "json":
-            _write([json.dumps(fields(columns, row), indent=2, ensure_ascii=False), "\n"])
+            _write([_json(fields(columns, row), indent=2), "\n"])
         elif self.form == "csv":
             self._csv(columns, [row])
         else:
@@ -197,8 +197,8 @@ def _exact(columns: Sequence[Column], row: Row) -> list[Any]:
     return [exact(column.kind, value) for column, value in zip(columns, row, strict=True)]
 
 
-def _json(what: object) -> str:
-    return json.dumps(what, ensure_ascii=False)
+def _json(what: object, indent: int | None = None) -> str:
+    return json.dumps(what, ensure_ascii=False, indent=indent)
 
 
 def _joined(objects: Iterator[str]) -> Iterator[str]:
