@@ -61,7 +61,7 @@ def main(context: click.Context, /, timeout: float, **_: object) -> None:
     """Asks a running counterd what is in use, and holds what it hands out.
 
     Every command has its own --help. Data goes to standard output, as --output says; all else to standard error.
-    Names are taken as the bytes that they are; shown is what is not printable UTF-8 as \\xNN.
+    Names are taken as bytes; what of them is not printable UTF-8 is shown as \\xNN.
 
     Exit status: 0 if all went well, 1 for what is not available or not found, 2 for a command line that makes no sense
     or output that cannot be written, 3 if the server cannot be reached, goes away, or is something else; 128 and more

@@ -135,7 +135,6 @@ def duration(text: str) -> float:
     return value
 
 
-PORT_NUMBER = click.IntRange(1, 65535)
 DURATION = Reads("duration", duration)
 TIME_LIMIT = Reads("duration", at_least(0.001, duration))
 
