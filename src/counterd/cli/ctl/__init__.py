@@ -33,6 +33,7 @@ MODULES = {
     "stats": "data",
     "dump": "data",
     "watch": "data",
+    "run": "run",
     "throttr": "throttr",
     "bench": "data",
     "completion": "data",

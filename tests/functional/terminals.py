@@ -1,0 +1,99 @@
+"""A pseudo-terminal with a process that has it as its own: in a session and in the foreground, as a shell would do."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from typing import TYPE_CHECKING
+
+from daemon import PATIENCE, environment, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+# The terminal becomes that of the session, and then the command is what runs there.
+TAKES_IT = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+class Terminal:
+    """The other end: what a person types and sees. shown: all that was written so far."""
+
+    def __init__(self, process: subprocess.Popen[bytes], master: int, slave: int) -> None:
+        self.process = process
+        self.shown = b""
+        self._master = master
+        self._slave = slave
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._master, keys)
+
+    def read(self) -> bytes:
+        """What was written until now."""
+        while select.select([self._master], [], [], 0)[0]:
+            self.shown += os.read(self._master, 1 << 16)
+        return self.shown
+
+    def wait_for(self, text: bytes, after: int = 0) -> int:
+        """Waits until this is written, beyond so many bytes; returns how many there are up to its end."""
+        try:
+            wait_until(lambda: text in self.read()[after:], f"{text!r}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; there is {self.shown[after:][-3000:]!r}") from None
+        return self.shown.index(text, after) + len(text)
+
+    def resize(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def attributes(self) -> list[object]:
+        """How it is set: echo, lines and so on."""
+        return list(termios.tcgetattr(self._slave))
+
+    def ended(self) -> int:
+        """Waits until the process has, and returns its exit status."""
+
+        def has_ended() -> bool:
+            self.read()  # or it may wait for that
+            return self.process.poll() is not None
+
+        wait_until(has_ended, "its end")
+        self.read()
+        return self.process.returncode
+
+
+@contextlib.contextmanager
+def terminal(
+    command: Sequence[object], *, columns: int = 80, rows: int = 24, env: Mapping[str, str] | None = None
+) -> Iterator[Terminal]:
+    """A terminal that a command, with its path, runs in while the block does."""
+    with contextlib.ExitStack() as stack:
+        master, slave = pty.openpty()
+        stack.callback(os.close, slave)
+        stack.callback(os.close, master)
+        variables = environment({"TERM": "xterm-256color", **(env or {})})
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        process = subprocess.Popen(
+            [sys.executable, "-c", TAKES_IT, *map(str, command)],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            env=variables,
+        )
+        try:
+            yield Terminal(process, master, slave)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(PATIENCE)
