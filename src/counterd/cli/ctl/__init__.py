@@ -34,6 +34,7 @@ MODULES = {
     "dump": "data",
     "watch": "data",
     "run": "run",
+    "top": "top",
     "throttr": "throttr",
     "bench": "data",
     "completion": "data",

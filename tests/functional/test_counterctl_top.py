@@ -1,0 +1,235 @@
+"""`counterctl top` in a terminal: what is seen, what keys do, and that the terminal is afterwards as it was."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import reference
+from counterd.client import Client
+from counterd.version import __version__
+from daemon import PATIENCE, Daemon, environment, running, wait_until
+from functional.terminals import Terminal, terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+COUNTERCTL = (sys.executable, "-c", "from counterd.cli.ctl import main; main()")
+SCREEN_ON, SCREEN_OFF = b"\x1b[?1049h", b"\x1b[?1049l"
+HOME = b"\x1b[H"  # where each drawing begins
+
+# What a shell does with a job that is stopped.
+SHELL = """
+import os, signal, subprocess, sys, termios
+
+def becomes_job():
+    os.setpgid(0, 0)
+    os.tcsetpgrp(0, os.getpid())
+    signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+before = termios.tcgetattr(0)
+job = subprocess.Popen(sys.argv[1:], preexec_fn=becomes_job).pid
+assert os.WIFSTOPPED(os.waitpid(job, os.WUNTRACED)[1])
+os.tcsetpgrp(0, os.getpgrp())
+print("stopped, terminal as before:", termios.tcgetattr(0) == before, flush=True)
+os.tcsetpgrp(0, job)
+os.kill(job, signal.SIGCONT)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(job, 0)[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def counterd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with running(tmp_path_factory.mktemp("daemon")) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def client(counterd: Daemon) -> Iterator[Client]:
+    with counterd.client() as client:
+        yield client
+
+
+def top(port: int, *arguments: object) -> list[str]:
+    return [*COUNTERCTL, "-p", str(port), "top", "-i", "200ms", *map(str, arguments)]
+
+
+def screen(seen: Terminal) -> list[str]:
+    """The last that was drawn as a whole, in lines without colours."""
+    drawings = seen.read().split(HOME)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", drawings[-2 if len(drawings) > 2 else -1].decode("utf-8", "replace"))
+    return [line.rstrip() for line in text.splitlines()]
+
+
+def listed(seen: Terminal) -> list[str]:
+    """The names in the list, as they are shown."""
+    lines = screen(seen)
+    start = next((at for at, line in enumerate(lines) if line.startswith("name")), len(lines))
+    return [line.split()[0] for line in lines[start + 1 : -1] if line]
+
+
+def wait_for_list(seen: Terminal, *names: str) -> None:
+    try:
+        wait_until(lambda: listed(seen) == list(names), f"{names} are listed")
+    except AssertionError as error:
+        raise AssertionError(f"{error}; there is {screen(seen)}") from None
+
+
+def test_it_shows_what_there_is(counterd: Daemon, client: Client) -> None:
+    with (
+        client.hold("seats", 4, maximum=5),
+        client.hold("calls", 2, maximum=8),
+        client.hold("jobs", 3, maximum=9),
+        terminal(top(counterd.address.port)) as seen,
+    ):
+        before = seen.attributes()
+        wait_for_list(seen, "seats", "jobs", "calls")
+        assert seen.attributes() != before
+        wait_until(lambda: re.search(r"stats +[1-9][0-9.]*/s", "\n".join(screen(seen))), "a rate")
+        lines = screen(seen)
+        assert len(lines) == 24
+        assert lines[0].startswith(f"counterd {__version__} at 127.0.0.1:{counterd.address.port}   up 00:00:")
+        assert lines[0].endswith("every 0.2 s")
+        seen.type(b"\x1b[D")
+        wait_for_list(seen, "calls", "jobs", "seats")
+        seen.type(b"r")
+        wait_for_list(seen, "seats", "jobs", "calls")
+        seen.type(b"/s\r")
+        wait_for_list(seen, "seats", "jobs", "calls")
+        seen.type(b"/x\x7fe")
+        wait_for_list(seen, "seats")
+        seen.type(b"\x1b")
+        wait_for_list(seen, "seats", "jobs", "calls")
+        seen.type(b"/\x7fob\r")
+        wait_for_list(seen, "jobs")
+        seen.type(b"h")
+        wait_until(lambda: any("go on" in line for line in screen(seen)), "the help")
+        seen.type(b"hq")
+        assert seen.ended() == 0
+        assert seen.attributes() == before
+        assert seen.shown.index(SCREEN_ON) < seen.shown.rindex(SCREEN_OFF)
+        assert seen.shown.rindex(b"\x1b[?25h") > seen.shown.rindex(b"\x1b[?25l"), "the cursor is there again"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_leaves_the_terminal_as_it_was(counterd: Daemon, number: signal.Signals) -> None:
+    with terminal(top(counterd.address.port)) as seen:
+        before = seen.attributes()
+        seen.wait_for(b"every")
+        if number == signal.SIGINT:
+            seen.type(b"\x03")
+        else:
+            seen.process.send_signal(number)
+        assert seen.ended() == 128 + number
+        assert seen.attributes() == before
+        assert SCREEN_OFF in seen.shown[seen.shown.index(SCREEN_ON) :]
+        assert b"Traceback" not in seen.shown
+
+
+def test_it_is_stopped_and_goes_on(counterd: Daemon) -> None:
+    with terminal([sys.executable, "-c", SHELL, *top(counterd.address.port)]) as seen:
+        seen.wait_for(b"every")
+        seen.type(b"\x1a")
+        at = seen.wait_for(b"stopped, terminal as before: True")
+        assert SCREEN_OFF in seen.shown[:at]
+        seen.wait_for(SCREEN_ON, at)
+        seen.wait_for(b"every", at)
+        seen.type(b"q")
+        assert seen.ended() == 0
+
+
+def test_it_follows_the_size(counterd: Daemon) -> None:
+    with terminal(top(counterd.address.port), columns=80, rows=24) as seen:
+        wait_until(lambda: len(screen(seen)) == 24, "24 lines")
+        seen.resize(150, 40)
+        wait_until(lambda: len(screen(seen)) == 40 and len(screen(seen)[0]) == 150, "40 lines of 150")
+        seen.resize(30, 8)
+        wait_until(lambda: len(screen(seen)) == 8, "8 lines")
+        seen.type(b"q")
+        assert seen.ended() == 0
+
+
+def test_pause_and_the_interval(counterd: Daemon, client: Client) -> None:
+    with terminal(top(counterd.address.port)) as seen:
+        seen.wait_for(b"every 0.2 s")
+        seen.type(b"+")
+        seen.wait_for(b"every 0.5 s")
+        seen.type(b" ")
+        seen.wait_for(b"paused")
+        asked = wait_until_quiet(client)
+        assert client.stats()["command:dump"] == asked
+        seen.type(b" ")
+        wait_until(lambda: client.stats()["command:dump"] != asked, "it asks again")
+        seen.type(b"q")
+        assert seen.ended() == 0
+
+
+def wait_until_quiet(client: Client) -> str:
+    """How many Dumps there were, once a second has passed without one."""
+    while True:
+        asked = client.stats()["command:dump"]
+        time.sleep(1)
+        if client.stats()["command:dump"] == asked:
+            return asked
+
+
+def test_a_server_that_goes_and_comes_back(start: Callable[..., Daemon]) -> None:
+    counterd = start()
+    port = counterd.address.port
+    with terminal(top(port)) as seen:
+        wait_until(lambda: any(line.startswith("0 counters") for line in screen(seen)), "its list")
+        counterd.stop()
+        wait_until(lambda: screen(seen)[1].startswith("no answer: "), "that it has gone")
+        again = start({"counter.port": str(port)})
+        with again.client() as client, client.hold("back", maximum=1):
+            wait_for_list(seen, "back")
+            wait_until(lambda: screen(seen)[1] == "", "that it is back")
+        seen.type(b"q")
+        assert seen.ended() == 0
+
+
+def test_the_reference_server(tmp_path: Path) -> None:
+    with (
+        reference.running(tmp_path) as address,
+        Client(*address) as client,
+        client.hold("seats", 2, maximum=4),
+        terminal([*COUNTERCTL, "-h", address.host, "-p", address.port, "top"]) as seen,
+    ):
+        wait_for_list(seen, "seats")
+        wait_until(lambda: any(line.startswith("objects ") for line in screen(seen)), "its figures")
+        seen.type(b"q")
+        assert seen.ended() == 0
+
+
+def test_without_colours(counterd: Daemon) -> None:
+    with terminal(top(counterd.address.port), env={"NO_COLOR": "1"}) as seen:
+        seen.wait_for(b"list 0.0 s old")
+        seen.type(b"q")
+        assert seen.ended() == 0
+    assert not re.search(rb"\x1b\[[0-9;]*\b(3[0-7]|9[0-7])\b[0-9;]*m", seen.shown)
+
+
+def test_it_needs_a_terminal(counterd: Daemon) -> None:
+    found = subprocess.run(
+        top(counterd.address.port), capture_output=True, text=True, timeout=PATIENCE, check=False, env=environment()
+    )
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith("counterctl: top needs a terminal: ")
+    with terminal(top(counterd.address.port), env={"TERM": "dumb"}) as seen:
+        assert seen.ended() == 2
+    assert b"\x1b" not in seen.shown
+
+
+def test_a_server_that_is_not_there_is_an_error_before_anything_is_drawn() -> None:
+    with terminal(top(1)) as seen:
+        assert seen.ended() == 3
+    assert seen.shown.startswith(b"counterctl: cannot connect to 127.0.0.1:1")
+    assert SCREEN_ON not in seen.shown
