@@ -45,9 +45,9 @@ HELP = (
     ("q", "quit"),
 )
 EXPLAINED = (
-    "limit: the last maximum that was asked for. peak: the most in use in this window",
-    "of the server's statistics. share: in use of the limit; with ~ of the peak,",
-    "where the limit is not known.",
+    "limit: the last maximum that was asked for",
+    "peak:  the most that was in use in this window of the server's statistics",
+    "share: what is in use of the limit; with ~ of the peak, no limit being known",
 )
 
 
@@ -88,6 +88,9 @@ class Listing(NamedTuple):
     filter: str
     matching: int
     entries: list[DumpEntry]
+
+    def is_complete(self) -> bool:
+        return len(self.entries) == self.total
 
 
 def summary(entries: list[DumpEntry], order: Order, at: float, seconds: float) -> Listing:
@@ -371,7 +374,7 @@ def _foot(what: Shown, columns: int) -> Text:
     text = several(listing.total, "counter")
     if chosen:
         matching = listing.matching if chosen == listing.filter else None
-        if listing.total == len(listing.entries):
+        if listing.is_complete():
             matching = sum(what.view.order.matches(entry.name) for entry in listing.entries)
         text += f", {'those' if matching is None else f'{matching:,}'} with {chosen!r}"
     text += f"; list {_age(what.now - listing.at)} old"

@@ -1,225 +1,41 @@
 """`counterctl top`: what a server does, live, on the whole terminal.
 
-Floor 5. One loop waits for keys, for what the two threads that ask the server have been told, and for signals; what is
-drawn is screen.py's. Whatever ends the loop, the terminal is then as it was.
+Floor 5. The command alone; monitor.py is the loop, screen.py what is seen.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
-import signal
 import sys
-import termios
-import threading
-import time
-import tty
-from collections import deque
-from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.live import Live
 
-from counterd.cli.ctl.common import EXIT_SIGNAL, EXIT_USAGE, Target, explain, pass_target, say
-from counterd.cli.ctl.screen import INTERVALS_S, Keys, Listing, Sample, Shown, View, draw, summary
+from counterd.cli.ctl.common import EXIT_USAGE, Target, duration, pass_target, say
 from counterd.cli.reading import Reads, at_least
-from counterd.errors import CounterdError
-from counterd.units import seconds
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from counterd.client import Client
-
-REDRAWN_S = 1.0  # for the age of what is shown, if nothing else
-ESCAPE_S = 0.05  # after which an escape is a key, and not the beginning of another
-RETRY_S = 2.0  # at most, after a failure
-LIST_TIMEOUT_S = 60.0  # of a Dump: a million counters take seconds
-LIST_SHARE = 0.2  # of the time, at most, may a Dump be under way
-
-ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
-INTERVAL = Reads("duration", at_least(INTERVALS_S[0], seconds))
+INTERVAL_MIN_S = 0.1
 
 
 @click.command()
-@click.option("-i", "--interval", type=INTERVAL, default=1.0, help="Ask so often.  [default: 1s]")
+@click.option(
+    "-i",
+    "--interval",
+    type=Reads("duration", at_least(INTERVAL_MIN_S, duration)),
+    default=1.0,
+    help="Ask so often.  [default: 1s]",
+)
 @pass_target
 def top(target: Target, interval: float) -> None:
     """Shows live what the server does, and its busiest counters.
 
-    Rates of requests and refusals, connections and how full the table is; below, the counters of which most is in use,
-    with a bar of that against the last maximum that was asked for. `h` shows the keys, `q` quits.
+    Rates of requests and refusals, connections and how full the tables are; below, the counters of which most is in
+    use, with a bar of that against the last maximum that was asked for. `h` shows the keys, `q` quits.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         say("top needs a terminal: `counterctl stats` and `counterctl dump` print what there is once")
         raise SystemExit(EXIT_USAGE)
     client = target.connect()  # what is wrong with that is said where it can be read
-    Top(target, client, View(interval)).run()
+    from counterd.cli.ctl.monitor import Monitor
+    from counterd.cli.ctl.screen import View
 
-
-class Asker(threading.Thread):
-    """Asks the server something again and again: beside the loop, which no server that is slow may hold up."""
-
-    def __init__(self, view: View, ask: Callable[[], Any], tell: Callable[[Any], None], share: float = 1.0) -> None:
-        """share: how much of the time, at most, a question may be under way."""
-        super().__init__(daemon=True)
-        self._view = view
-        self._ask = ask
-        self._tell = tell
-        self._share = share
-        self._looks = threading.Event()
-
-    def look(self) -> None:
-        """The user has chosen something else."""
-        self._looks.set()
-
-    def run(self) -> None:
-        while True:
-            began = time.monotonic()
-            result: Any
-            try:
-                result = self._ask()
-            except (CounterdError, OSError) as error:
-                result = error
-            self._tell(result)
-            self._rest(began, time.monotonic() - began, failed=isinstance(result, Exception))
-
-    def _rest(self, began: float, took: float, *, failed: bool) -> None:
-        while True:
-            pause = min(self._view.interval, RETRY_S) if failed else self._view.interval
-            left = began + max(pause, took / self._share) - time.monotonic()
-            if left <= 0 and not self._view.paused:
-                return
-            self._looks.wait(None if self._view.paused else left)
-            self._looks.clear()
-
-
-class Top:
-    """The loop, and what it waits for."""
-
-    def __init__(self, target: Target, client: Client, view: View) -> None:
-        self._target = target
-        self._view = view
-        self._shown = Shown(str(target.address), view)
-        self._client = client
-        self._lister: Client | None = None
-        self._problems: dict[str, str] = {}
-        self._told: deque[tuple[str, Any]] = deque()
-        self._wake, self._wakes = os.pipe()
-        os.set_blocking(self._wake, False)
-        os.set_blocking(self._wakes, False)
-        self._suspended = False
-        self._keys = Keys()
-        self._askers = [
-            Asker(view, self._ask_stats, lambda result: self._tell("stats", result)),
-            Asker(view, self._ask_dump, lambda result: self._tell("dump", result), LIST_SHARE),
-        ]
-
-    def run(self) -> None:
-        """Until the user quits, or a signal ends it."""
-        signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
-        for number in ENDING:
-            signal.signal(number, end)
-        signal.signal(signal.SIGWINCH, lambda *_: None)  # that it came is enough
-        for asker in self._askers:
-            asker.start()
-        while not self._view.quits:
-            signal.signal(signal.SIGTSTP, self._suspend)
-            with screen() as live:
-                self._attend(live)
-            if self._suspended:
-                self._suspended = False
-                signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-                os.kill(os.getpid(), signal.SIGTSTP)  # goes on here when the shell continues it
-
-    # ---- in the threads ----
-
-    def _ask_stats(self) -> Sample:
-        figures = self._client.stats()
-        return Sample(time.monotonic(), figures)
-
-    def _ask_dump(self) -> Listing:
-        if self._lister is None:  # not the other one, whose answers would wait behind a million counters
-            timeout = max(self._target.timeout, LIST_TIMEOUT_S)
-            self._lister = self._target.connect(timeout=timeout, connect_timeout=self._target.timeout)
-        began = time.monotonic()
-        entries = self._lister.dump()
-        return summary(entries, self._view.listed(), began, time.monotonic() - began)
-
-    def _tell(self, who: str, what: Any) -> None:
-        self._told.append((who, what))
-        with contextlib.suppress(BlockingIOError):  # it is awake
-            os.write(self._wakes, b"\0")
-
-    # ---- the loop ----
-
-    def _suspend(self, *_: object) -> None:
-        self._suspended = True
-
-    def _attend(self, live: Live) -> None:
-        poller = select.poll()
-        poller.register(sys.stdin, select.POLLIN)
-        poller.register(self._wake, select.POLLIN)
-        while not (self._view.quits or self._suspended):
-            self._draw(live)
-            timeout = ESCAPE_S if self._keys.waits else REDRAWN_S
-            ready = {number for number, _ in poller.poll(timeout * 1000)}
-            if self._wake in ready:
-                os.read(self._wake, 4096)
-                self._take()
-            if sys.stdin.fileno() in ready:
-                data = os.read(sys.stdin.fileno(), 4096)
-                if not data:
-                    raise SystemExit(EXIT_SIGNAL + signal.SIGHUP)  # the terminal has gone
-                self._press(self._keys.feed(data))
-            elif self._keys.waits:
-                self._press(self._keys.feed(b"", final=True))
-
-    def _draw(self, live: Live) -> None:
-        console = live.console
-        columns, rows = os.get_terminal_size(sys.stdout.fileno())
-        console.size = (columns or 80, rows or 24)
-        self._shown.now = time.monotonic()
-        plain = not (console.encoding or "").lower().startswith("utf")
-        live.update(draw(self._shown, console.width, console.height, plain=plain), refresh=True)
-
-    def _take(self) -> None:
-        """What the threads were told."""
-        while self._told:
-            who, what = self._told.popleft()
-            self._problems.pop(who, None)
-            if isinstance(what, Sample):
-                self._shown.before, self._shown.sample = self._shown.sample, what
-            elif isinstance(what, Listing):
-                self._shown.listing = what
-            else:
-                self._problems[who] = explain(what, self._target)[0]
-        self._shown.problem = next(iter(self._problems.values()), "")
-
-    def _press(self, keys: list[str]) -> None:
-        for key in keys:
-            self._view.press(key)
-        for asker in self._askers:
-            asker.look()
-
-
-def end(number: int, _: object) -> None:
-    """Ends the loop, and leaves the terminal on the way."""
-    raise SystemExit(EXIT_SIGNAL + number)
-
-
-@contextlib.contextmanager
-def screen() -> Iterator[Live]:
-    """The whole terminal, with keys as they are pressed; then as it was."""
-    attributes = termios.tcgetattr(sys.stdin)
-    try:
-        tty.setcbreak(sys.stdin)
-        with Live(
-            console=Console(), screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
-        ) as live:
-            yield live
-    finally:
-        with contextlib.suppress(termios.error):  # of a terminal that has gone
-            termios.tcsetattr(sys.stdin, termios.TCSANOW, attributes)
+    Monitor(target, client, View(interval)).run()

@@ -1,0 +1,113 @@
+"""How `counterctl top` asks: as often as the user wants, never without pause, and never while it is paused."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from counterd.cli.ctl import monitor
+from counterd.cli.ctl.monitor import Asker
+from counterd.cli.ctl.screen import View
+from counterd.errors import ConnectionLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
+
+PATIENCE = 10.0  # seconds
+
+
+class Asked:
+    """What an asker did."""
+
+    def __init__(self, view: View, answer: Callable[[], object], share: float = 1.0) -> None:
+        self.told: list[object] = []
+        self.times: list[float] = []
+        self._answer = answer
+        self._more = threading.Semaphore(0)
+        self.asker = Asker(view, self._ask, self._tell, share)
+        self.asker.start()
+
+    def wait(self, count: int) -> None:
+        for _ in range(count):
+            assert self._more.acquire(timeout=PATIENCE)
+
+    def _ask(self) -> object:
+        self.times.append(time.monotonic())
+        return self._answer()
+
+    def _tell(self, result: object) -> None:
+        self.told.append(result)
+        self._more.release()
+
+
+def test_it_asks_once_an_interval() -> None:
+    view = View(interval=0.05)
+    asked = Asked(view, lambda: "figures")
+    asked.wait(4)
+    view.paused = True  # and so for ever
+    assert set(asked.told) == {"figures"}
+    assert all(later - earlier >= 0.049 for earlier, later in zip(asked.times, asked.times[1:], strict=False))
+
+
+def test_a_failure_is_told_and_asked_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "RETRY_S", 0.05)
+    answers = iter([ConnectionLost("gone"), OSError("no descriptor"), "figures"])
+    view = View(interval=3600.0)
+
+    def answer() -> object:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    asked = Asked(view, answer)
+    asked.wait(3)
+    view.paused = True  # and so for ever
+    assert [str(told) for told in asked.told] == ["gone", "no descriptor", "figures"]
+
+
+def test_what_takes_long_is_asked_less_often() -> None:
+    view = View(interval=0.001)
+    asked = Asked(view, lambda: time.sleep(0.05), share=0.25)
+    asked.wait(3)
+    view.paused = True  # and so for ever
+    assert all(later - earlier >= 0.2 for earlier, later in zip(asked.times, asked.times[1:], strict=False))
+
+
+def test_what_takes_long_is_asked_at_once_if_the_user_waits_for_it() -> None:
+    view = View(interval=0.001)
+    asked = Asked(view, lambda: time.sleep(0.01), share=1e-6)
+    asked.wait(1)
+    asked.asker.look()
+    time.sleep(0.1)
+    assert len(asked.times) == 1
+    asked.asker.look(hurries=True)
+    asked.wait(1)
+    time.sleep(0.1)
+    assert len(asked.times) == 2, "and once"
+
+
+def test_a_pause_ends_when_the_user_says() -> None:
+    view = View(interval=0.01, paused=True)
+    asked = Asked(view, lambda: "figures")
+    asked.wait(1)
+    assert not asked.told[1:]
+    time.sleep(0.1)
+    assert not asked.told[1:]
+    view.paused = False
+    asked.asker.look()
+    asked.wait(2)
+    view.paused = True
+
+
+def test_another_interval_counts_at_once() -> None:
+    view = View(interval=3600.0)
+    asked = Asked(view, lambda: "figures")
+    asked.wait(1)
+    view.interval = 0.01
+    asked.asker.look()
+    asked.wait(2)
+    view.paused = True
