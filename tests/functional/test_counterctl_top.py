@@ -147,7 +147,8 @@ def test_it_is_stopped_and_goes_on(counterd: Daemon) -> None:
 
 
 def test_it_follows_the_size(counterd: Daemon) -> None:
-    with terminal(top(counterd.address.port), columns=80, rows=24) as seen:
+    """Of the terminal, not what somebody has exported once."""
+    with terminal(top(counterd.address.port), columns=80, rows=24, env={"COLUMNS": "40", "LINES": "9"}) as seen:
         wait_until(lambda: len(screen(seen)) == 24, "24 lines")
         seen.resize(150, 40)
         wait_until(lambda: len(screen(seen)) == 40 and len(screen(seen)[0]) == 150, "40 lines of 150")
