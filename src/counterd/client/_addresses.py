@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,8 +36,9 @@ def read_addresses(
     Raises ValueError for a URL of another kind, and where nothing is left to connect to.
     """
     if path is not None:
-        return [Address(path=os.fspath(path))]
-    found = [read_address(host, port, scheme) for host in ([hosts] if isinstance(hosts, str) else hosts)]
+        found = [Address(path=os.fspath(path))] if os.fspath(path) else []
+    else:
+        found = [read_address(host, port, scheme) for host in ([hosts] if isinstance(hosts, str) else hosts)]
     if not found:
         raise ValueError("no address to connect to")
     return found
@@ -61,7 +62,7 @@ def read_address(text: str, port: int, scheme: str = "counter") -> Address:
     if url.scheme == f"{scheme}+unix":
         if url.netloc or rest or len(url.path) < 2:
             raise ValueError(f"{text!r}: expected {scheme}+unix:///PATH")
-        return Address(path=unquote(url.path))
+        return Address(path=os.fsdecode(unquote_to_bytes(url.path)))
     if url.scheme != scheme or not url.hostname or rest or url.path not in ("", "/"):
         raise ValueError(f"{text!r}: expected {scheme}://HOST:PORT or {scheme}+unix:///PATH")
     return Address(url.hostname, port if said is None else said)
