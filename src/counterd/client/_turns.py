@@ -52,17 +52,27 @@ class Turns:
             return queue
 
     def leave(self, name: bytes, waiter: Waiter) -> None:
-        with self._lock:
-            queue = self._queues[name]
-            was_first = next(iter(queue.waiters)) is waiter
-            del queue.waiters[waiter]
-            if not queue.waiters:
-                del self._queues[name]
-            elif was_first:
-                next(iter(queue.waiters)).set()
+        """Whether it has joined or not. Who stayed in a queue without being there would block it for ever."""
+        try:
+            self._leave(name, waiter)
+        except BaseException:  # a signal's, while this waited for a lock
+            self._leave(name, waiter)
+            raise
 
     def wake(self, name: bytes) -> None:
         """Something was given back: the first asks again at once."""
         with self._lock:
             if queue := self._queues.get(name):
+                next(iter(queue.waiters)).set()
+
+    def _leave(self, name: bytes, waiter: Waiter) -> None:
+        with self._lock:
+            queue = self._queues.get(name)
+            if queue is None:
+                return
+            moves_on = waiter not in queue.waiters or next(iter(queue.waiters)) is waiter
+            queue.waiters.pop(waiter, None)
+            if not queue.waiters:
+                del self._queues[name]
+            elif moves_on:
                 next(iter(queue.waiters)).set()
