@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from counterd.client._addresses import read_addresses
@@ -128,7 +128,7 @@ class Client:
         self._counting = threading.Lock()
         self._watch = watch
         self._watcher: _Watcher | None = None
-        self._link = self._connect()
+        self._link = self._before = self._connect()  # _before: the connection that this one replaced
         if watch:
             self._watcher = _Watcher(self)
         _clients.add(self)
@@ -238,7 +238,7 @@ class Client:
         link = self._connected()
         try:
             return link.call(*request)
-        except ConnectionLost:
+        except (ConnectionLost, ProtocolError):
             link.unheard = False
             raise
 
@@ -247,11 +247,14 @@ class Client:
         if not requests:
             return []
         link = self._connected()
-        calls = link.run(requests)
-        for call in calls:
-            if call.error is not None and not isinstance(call.error, ServerError):
-                link.unheard = False
-                raise call.error
+        try:
+            calls = link.run(requests)
+            for call in calls:
+                if call.error is not None and not isinstance(call.error, ServerError):
+                    raise call.error
+        except (ConnectionLost, ProtocolError):
+            link.unheard = False
+            raise
         for name in released(requests):
             self._turns.wake(name)
         return [call.result if call.error is None else call.error for call in calls]
@@ -263,21 +266,41 @@ class Client:
         """
         link = self._link
         now = time.monotonic()
-        if not link.closed and (now - link.used_at < IDLE_S or not link.is_idle() or link.is_alive()):
+        if (
+            not link.closed
+            and not self._before.unheard
+            and (now - link.used_at < IDLE_S or not link.is_idle() or link.is_alive())
+        ):
             link.used_at = now
             return link
         with self._connecting:
             link = self._link
             if self._closed:
                 raise no_connection(link.where, CLOSED)
-            if not link.closed:
-                return link
-            if hears and link.unheard and link.closed not in NO_LOSS:
-                link.unheard = False
-                raise lost(link.where, f"{link.closed}; what was acquired through it has been given back")
-            if time.monotonic() < self._retry_at:
-                raise ConnectionLost(f"{self._failure}; another attempt is due within {CONNECT_LONGEST_S:g} s")
-            self._link = link = self._connect()
+            if hears:
+                for ended in (self._before, link):
+                    if ended.unheard:
+                        ended.unheard = False
+                        raise lost(ended.where, f"{ended.closed}; what was acquired through it has been given back")
+            return self._reconnected(link) if link.closed else link
+
+    def _reconnected(self, ended: Link) -> Link:
+        if ended.answered:
+            self._backoff.reset()
+            self._retry_at = 0.0
+        if time.monotonic() < self._retry_at:
+            failure = self._failure or lost(ended.where, ended.closed)
+            raise ConnectionLost(f"{failure}; another attempt is due within {CONNECT_LONGEST_S:g} s")
+        answered, ended.answered = ended.answered, False
+        link = self._connect()
+        if not answered:  # as with a server that has too many connections: it accepts, and closes
+            self._retry_at = time.monotonic() + self._backoff.delay()
+        if ended.unheard:
+            self._before = ended
+        self._link = link
+        if self._closed:  # meanwhile
+            link.close()
+            raise no_connection(link.where, CLOSED)
         if self._watcher is not None:
             self._watcher.wake()
         elif self._watch:
@@ -286,6 +309,7 @@ class Client:
 
     def _connect(self) -> Link:
         failure: CounterdError | None = None
+        self._failure = ""
         for address in self._addresses:
             where = str(address)
             try:
@@ -295,7 +319,6 @@ class Client:
             except OSError as error:
                 failure = cannot_connect(where, error)
             else:
-                self._backoff.reset()
                 return Link(connected, where, self._timeout, self._on_end)
         assert failure is not None
         self._failure = str(failure)
@@ -323,9 +346,10 @@ class Client:
         """Waits for the permits; returns the connection through which the hold has them."""
         deadline = None if asked.timeout is None else time.monotonic() + asked.timeout
         turn = threading.Event()
-        queue = self._turns.join(asked.name, turn)
         try:
-            while not self._turns.is_first(asked.name, turn):
+            queue = self._turns.join(asked.name, turn)
+            # Who does not wait has no turn either: what the first was refused may be there for this one.
+            while asked.timeout != 0 and not self._turns.is_first(asked.name, turn):
                 if not turn.wait(_left(deadline)):
                     raise asked.not_available(self._consumption(queue, asked))
             while True:
@@ -351,9 +375,7 @@ class Client:
 
     def _ask(self, hold: Hold, asked: Asked) -> Link:
         link = self._connected(hears=False)
-        link.call(wire.acquire, asked.name, asked.resources, asked.maximum)
-        if not link.adopt(hold, asked.resources):
-            raise lost(link.where, link.closed)
+        link.acquire(hold, asked.name, asked.resources, asked.maximum)
         return link
 
     def _consumption(self, queue: Queue, asked: Asked) -> int | None:
@@ -377,23 +399,30 @@ class Hold:
     def __init__(self, client: Client, asked: Asked) -> None:
         self._client = client
         self._asked = asked
+        self._entered = threading.Lock()  # locked from entering to leaving
+        self._inside = False
         self._link: Link | None = None  # through which they are held
-        self._lock = threading.Lock()  # for those who change that
 
     def __enter__(self) -> Hold:
-        if self._link is not None:
+        if not self._entered.acquire(blocking=False):
             raise RuntimeError("this hold has been entered already: make another")
-        self._link = self._client._take(self, self._asked)
+        try:
+            self._link = self._client._take(self, self._asked)
+            self._inside = True
+        except BaseException:  # a signal's may come after the grant
+            self._client._link.disown(self, self._asked.name)
+            self._entered.release()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._lock:
-            link, self._link = self._link, None
+        self._inside = False  # before looking where they are: what is acquired again from now on is given back
+        link, self._link = self._link, None
         assert link is not None
         try:
-            link.call(wire.release, self._asked.name, self._asked.resources)
+            link.release(self, self._asked.name)
         except ConnectionLost:
             if kind is None and self._asked.on_lost == RAISE and link.closed not in NO_LOSS:
                 raise self._asked.lost(link.where, link.closed) from None
@@ -401,7 +430,7 @@ class Hold:
             if kind is None:
                 raise
         finally:
-            link.leave(self)
+            self._entered.release()
             self._client._turns.wake(self._asked.name)
 
     def __call__(self, function: F) -> F:
@@ -448,15 +477,13 @@ class Hold:
     def _acquire_again(self) -> bool:
         """Whether that is done, or not wanted any more. NotAvailable, and what else an acquire raises."""
         lost = self._link
-        if lost is None:
+        if lost is None or not lost.closed:
             return True
         link = self._client._ask(self, self._asked)
-        with self._lock:
-            if self._link is lost:
-                self._link = link
-                return True
-        link.leave(self)
-        link.call(wire.release, self._asked.name, self._asked.resources)
+        self._link = link
+        if not self._inside:
+            self._link = None
+            link.disown(self, self._asked.name)
         return True
 
 
@@ -557,7 +584,8 @@ class Semaphore:
         """Takes a permit: waits for it, at most timeout seconds, or not at all. False if there was none."""
         if not blocking and timeout is not None:
             raise ValueError("a timeout needs blocking=True")
-        hold = self._client.hold(self._name, maximum=self._maximum, timeout=timeout if blocking else 0)
+        waits = timeout if timeout is None or timeout > 0 else 0
+        hold = self._client.hold(self._name, maximum=self._maximum, timeout=waits if blocking else 0)
         try:
             self._holds.append(hold.__enter__())
         except NotAvailable:
@@ -568,12 +596,16 @@ class Semaphore:
         """Gives n permits back. ValueError if fewer were acquired, ConnectionLost if one was lost meanwhile."""
         if n < 1:
             raise ValueError("n must be one or more")
-        for _ in range(n):
-            try:
-                hold = self._holds.pop()
-            except IndexError:
-                raise ValueError("semaphore released too many times") from None
-            hold.__exit__(None, None, None)
+        released: list[Hold] = []
+        try:
+            while len(released) < n:
+                released.append(self._holds.pop())
+        except IndexError:
+            self._holds += released
+            raise ValueError("semaphore released too many times") from None
+        with ExitStack() as leaving:  # all of them, also if one was lost
+            for hold in released:
+                leaving.push(hold)
 
     def __enter__(self) -> bool:
         return self.acquire()
@@ -585,7 +617,7 @@ class Semaphore:
 
 
 def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else deadline - time.monotonic()
+    return None if deadline is None else min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
 
 
 def _after_fork() -> None:

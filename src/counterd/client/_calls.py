@@ -33,7 +33,7 @@ class Call:
     __slots__ = ("entries", "frame")
 
     def __init__(self) -> None:
-        self.frame = b""
+        self.frame = b""  # what was sent
         self.entries: list[wire.DumpEntry] = []  # of a Dump, so far
 
     def settle(self, result: Any, error: CounterdError | None) -> bool:
@@ -46,7 +46,7 @@ class Calls:
 
     def __init__(self) -> None:
         self.pending: dict[int, Call] = {}  # by opaque, the oldest first
-        self.held = 0  # permits of all names together
+        self.held = 0  # permits of all names together, but those whose release has been sent
         self.give_back: list[tuple[bytes, int]] = []  # names and permits that were granted to nobody
         self._parser = wire.ResponseParser()
         self._opaque = 0
@@ -58,6 +58,7 @@ class Calls:
             opaque = self._opaque = (opaque + 1) & wire.U32_MAX
         call.frame = encode(opaque, *arguments)
         self.pending[opaque] = call
+        self.held -= _released(call.frame)
         return call.frame
 
     def add_all(self, calls: Sequence[Call], requests: Sequence[Request]) -> bytes:
@@ -66,7 +67,8 @@ class Calls:
             return b"".join([self.add(call, *request) for call, request in zip(calls, requests, strict=True)])
         except BaseException:
             for call in calls:
-                self.pending.pop(int.from_bytes(call.frame[8:12], "big"), None)
+                if call.frame:
+                    self._take_back(call)
             raise
 
     def feed(self, data: bytes) -> None:
@@ -77,6 +79,7 @@ class Calls:
                 raise ProtocolError(f"nothing was asked with opcode {opcode:02x} and opaque {opaque:08x}")
             if status:
                 del self.pending[opaque]
+                self.held += _released(call.frame)
                 call.settle(None, _refusal(call.frame, status, body))
             elif opcode == Opcode.DUMP and body:
                 call.entries.append(wire.decode_dump_entry(body))
@@ -95,14 +98,23 @@ class Calls:
         """Nobody is there to take what this acquire was granted."""
         self.give_back.append((call.frame[_ACQUIRE_NAME:], permits))
 
+    def _take_back(self, call: Call) -> None:
+        """It is not sent after all."""
+        del self.pending[int.from_bytes(call.frame[8:12], "big")]
+        self.held += _released(call.frame)
+        call.frame = b""
+
     def _succeeded(self, call: Call, opcode: int, result: Any) -> None:
         wanted = call.settle(result, None)
         if opcode == Opcode.ACQUIRE:
             self.held += result
             if not wanted:
                 self.return_grant(call, result)
-        elif opcode == Opcode.RELEASE:
-            self.held -= _RELEASE.unpack_from(call.frame, HEADER_SIZE)[0]
+
+
+def _released(frame: bytes) -> int:
+    """The permits that a request gives back."""
+    return int(_RELEASE.unpack_from(frame, HEADER_SIZE)[0]) if frame[1] == Opcode.RELEASE else 0
 
 
 def _refusal(frame: bytes, status: int, body: bytes) -> ServerError:

@@ -44,12 +44,16 @@ _ENDED = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
 class ThreadCall(Call):
-    """A call that a thread waits for."""
+    """A call that a thread waits for.
 
-    __slots__ = ("abandoned", "done", "error", "result", "wake")
+    granted: is called with the result, in the same step, if the call succeeds and is still waited for.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("abandoned", "done", "error", "granted", "result", "wake")
+
+    def __init__(self, granted: Callable[[Any], object] | None = None) -> None:
         super().__init__()
+        self.granted = granted
         self.done = False
         self.abandoned = False
         self.result: Any = None
@@ -61,6 +65,8 @@ class ThreadCall(Call):
         if self.wake is not None:
             self.wake.release()
             self.wake = None
+        if self.granted is not None and error is None and not self.abandoned:
+            self.granted(result)
         return not self.abandoned
 
 
@@ -75,12 +81,14 @@ class Link:
         self.calls = Calls()
         self.holds: dict[Any, int] = {}  # with how many permits
         self.used_at = time.monotonic()
+        self.answered = False  # the server has said something
         self.unheard = False  # it was lost with permits that no hold looks after, and nobody was told yet
         self._socket = connected
         self._lock = threading.Lock()
         self._unsent = bytearray()
         self._reading = False
         self._watched = False
+        self._pushing: set[ThreadCall] = set()  # whose threads wait until the kernel takes more
         self._waiting: deque[ThreadCall] = deque()  # while another reads; those that were settled stay until their turn
         self._poller = select.poll()
         self._poller.register(connected, select.POLLIN)
@@ -98,33 +106,38 @@ class Link:
         Raises Timeout. What was granted by those that are given up, for that or because something interrupted this, is
         given back.
         """
-        deadline = time.monotonic() + self._timeout
-        calls: list[ThreadCall] = []
-        try:
-            self._begin(requests, calls)
-            if self._unsent:
-                self._push(deadline)
-            for call in calls:
-                self._wait(call, deadline)
-        except DeadlinePassed:
-            self._give_up(calls, 0)
-            raise not_answered(self.where, self._timeout) from None
-        except BaseException:
-            self._give_up(calls, SETTLE_S)
-            raise
+        calls = [ThreadCall() for _ in requests]
+        self._complete(requests, calls)
         return calls
 
-    def adopt(self, hold: object, permits: int) -> bool:
-        """Notes that a hold has permits here. False if they were lost meanwhile."""
-        with self._lock:
-            if not self.closed:
-                self.holds[hold] = permits
-            return not self.closed
+    def acquire(self, hold: object, name: bytes, permits: int, maximum: int) -> None:
+        """As call(), for a hold: it has the permits from the moment of the grant."""
+        call = ThreadCall(lambda granted: self.holds.__setitem__(hold, granted))
+        try:
+            self._complete(((wire.acquire, name, permits, maximum),), [call])
+        except BaseException:  # it may have come after the grant
+            self.disown(hold, name)
+            raise
+        if call.error is not None:
+            raise call.error
 
-    def leave(self, hold: object) -> None:
-        """It does not want them any more."""
+    def release(self, hold: object, name: bytes) -> None:
+        """As call(), with what the hold has here. That is on its way when this ends, whatever interrupts it."""
+        call = ThreadCall()
+        try:
+            self._complete(((wire.release, name, self.holds.get(hold, 0)),), [call], hold)
+        finally:
+            self.disown(hold, name)
+        if call.error is not None:
+            raise call.error
+
+    def disown(self, hold: object, name: bytes) -> None:
+        """Gives back what the hold has here, if it has anything, and waits for nothing."""
         with self._lock:
-            self.holds.pop(hold, None)
+            permits = self.holds.pop(hold, 0)
+            if permits and not self.closed:
+                self.calls.give_back.append((name, permits))
+                self._give_back()
 
     def is_idle(self) -> bool:
         return not self.calls.held and not self.calls.pending
@@ -149,6 +162,7 @@ class Link:
     def after_fork(self) -> None:
         """In the child: closes its copy, and only that. Other threads, and what they had locked, are not here."""
         self.closed = self.closed or FORKED
+        self._lock = threading.Lock()
         self._socket.close()
 
     # ---- the watching thread ----
@@ -166,8 +180,7 @@ class Link:
         finally:
             with self._lock:
                 self._watched = False
-                if self.closed:
-                    self._close_unused()
+                self._pass_on()
         if ended:
             self.close("the server closed it")
 
@@ -181,13 +194,16 @@ class Link:
             self.unheard = self.calls.held > sum(self.holds.values())
             self.calls.fail(error or (lambda: lost(self.where, why)))
             self._on_end(self)
-            if self._reading or self._watched:
+            if self._is_polled():
                 with suppress(OSError):  # whoever is in poll() wakes, and closes it
                     self._socket.shutdown(socket.SHUT_RDWR)
             self._close_unused()
 
+    def _is_polled(self) -> bool:
+        return bool(self._reading or self._watched or self._pushing)
+
     def _close_unused(self) -> None:
-        if not self._reading and not self._watched:
+        if not self._is_polled():
             self._socket.close()
 
     def _send(self, data: bytes) -> None:
@@ -216,8 +232,10 @@ class Link:
             call.abandoned = True
             self._send(self.calls.add(call, wire.release, name, permits))
 
-    def _wake_another(self) -> None:
-        """If nobody reads, one of those who wait does."""
+    def _pass_on(self) -> None:
+        """This thread does not use the socket any more. If nobody reads, one of those who wait does."""
+        if self.closed:
+            self._close_unused()
         while not self._reading and self._waiting:
             call = self._waiting.popleft()
             if call.wake is not None:
@@ -225,76 +243,19 @@ class Link:
                 call.wake = None
                 return
 
-    # ---- without ----
-
-    def _begin(self, requests: Sequence[Request], calls: list[ThreadCall]) -> None:
-        with self._lock:
-            if self.closed:
-                raise lost(self.where, self.closed)
-            calls += [ThreadCall() for _ in requests]
-            try:
-                data = self.calls.add_all(calls, requests)
-            except BaseException:
-                calls.clear()  # none was sent, so none is waited for
-                raise
-            self._send(data)
-
-    def _wait(self, call: ThreadCall, deadline: float) -> None:
-        """Until the call is settled. Raises DeadlinePassed."""
-        while not call.done:
-            wake = None
-            with self._lock:
-                if call.done:
-                    return
-                if self._reading:
-                    wake = call.wake = threading.Lock()
-                    wake.acquire()
-                    self._waiting.append(call)
-                self._reading = True
-            if wake is None:
-                try:
-                    while not call.done:
-                        self._read(self._poller, deadline)
-                finally:
-                    self._stop_reading()
-            elif not wake.acquire(timeout=_seconds_left(deadline)):
-                raise DeadlinePassed
-
-    def _stop_reading(self) -> None:
-        with self._lock:
-            self._reading = False
-            if self.closed:
-                self._close_unused()
-            else:
-                self._wake_another()
-
-    def _read(self, poller: select.poll, deadline: float) -> None:
-        """As the one who reads: waits for what the poller looks for, and takes what has come, if anything has."""
-        # SO_RCVTIMEO would save this call, and begins anew with every signal.
-        ready = poller.poll(min(math.ceil(_seconds_left(deadline) * 1000), POLL_MAX))
-        if not ready:
-            raise DeadlinePassed
-        if not ready[0][1] & ~select.POLLOUT:
-            return
+    def _receive(self) -> None:
+        """Takes what has come. If that is interrupted nobody knows what is missing of the stream."""
         try:
             data = self._socket.recv(RECEIVE_SIZE)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            with self._lock:
-                self._drop(str(error))
-            return
-        with self._lock:
-            self._received(data)
-
-    def _received(self, data: bytes) -> None:
-        if self.closed:
-            return
-        if not data:
-            self._drop("the server closed it", lambda: closed_by_server(self.where))
-            return
-        try:
+            if not data:
+                self._drop("the server closed it", lambda: closed_by_server(self.where))
+                return
+            self.answered = True
             self.calls.feed(data)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._drop(str(error))
         except ProtocolError as error:
             why = str(error)
             self._drop(why, lambda: ProtocolError(why))
@@ -304,22 +265,93 @@ class Link:
         if self.calls.give_back:
             self._give_back()
 
-    def _push(self, deadline: float) -> None:
+    # ---- without ----
+
+    def _complete(self, requests: Sequence[Request], calls: list[ThreadCall], leaving: object = None) -> None:
+        deadline = time.monotonic() + self._timeout
+        try:
+            self._begin(requests, calls, leaving)
+            if self._unsent and calls:
+                self._push(calls[-1], deadline)
+            for call in calls:
+                self._wait(call, deadline)
+        except DeadlinePassed:
+            self._give_up(calls, 0)
+            raise not_answered(self.where, self._timeout) from None
+        except BaseException:
+            self._give_up(calls, SETTLE_S)
+            raise
+
+    def _begin(self, requests: Sequence[Request], calls: list[ThreadCall], leaving: object) -> None:
+        """Sends all, or nothing. leaving: the hold that gives back what it has; if it has nothing there is no call."""
+        with self._lock:
+            if self.closed:
+                raise lost(self.where, self.closed)
+            if leaving is not None and not self.holds.pop(leaving, 0):
+                calls.clear()
+                return
+            self._send(self.calls.add_all(calls, requests))
+
+    def _wait(self, call: ThreadCall, deadline: float) -> None:
+        """Until the call is settled. Raises DeadlinePassed."""
+        while not call.done:
+            wake, reads = None, False
+            try:
+                with self._lock:
+                    if call.done:
+                        return
+                    if self._reading:
+                        wake = call.wake = threading.Lock()
+                        wake.acquire()
+                        self._waiting.append(call)
+                    else:
+                        reads = self._reading = True
+                if wake is not None and not wake.acquire(timeout=_seconds_left(deadline)):
+                    raise DeadlinePassed
+                while reads and not call.done:
+                    self._read(self._poller, deadline)
+            finally:
+                if reads:
+                    self._reading = False  # before the lock: others may read, whatever interrupts this
+                    self._hand_over()
+
+    def _hand_over(self) -> None:
+        with self._lock:
+            self._pass_on()
+
+    def _read(self, poller: select.poll, deadline: float) -> None:
+        """As the one who reads: waits for what the poller looks for, and takes what has come, if anything has."""
+        # SO_RCVTIMEO would save this call, and begins anew with every signal.
+        ready = poller.poll(min(math.ceil(_seconds_left(deadline) * 1000), POLL_MAX))
+        if not ready:
+            raise DeadlinePassed
+        if ready[0][1] & ~select.POLLOUT:
+            with self._lock:
+                if not self.closed:
+                    self._receive()
+
+    def _push(self, last: ThreadCall, deadline: float) -> None:
         """Gets out what the kernel did not take at first, and reads meanwhile: a server may wait for that."""
         poller = select.poll()
-        while self._unsent:
-            with self._lock:
-                reads = not self._reading
-                self._reading = True
-            poller.register(self._socket, select.POLLIN | select.POLLOUT if reads else select.POLLOUT)
+        while self._unsent and not last.done:
+            reads = False
             try:
+                with self._lock:
+                    if self.closed:
+                        return
+                    self._pushing.add(last)
+                    if not self._reading:
+                        reads = self._reading = True
+                poller.register(self._socket, select.POLLIN | select.POLLOUT if reads else select.POLLOUT)
                 if reads:
                     self._read(poller, deadline)
                 else:
                     poller.poll(min(_seconds_left(deadline), PUSH_SLICE_S) * 1000)
             finally:
+                self._pushing.discard(last)
                 if reads:
-                    self._stop_reading()
+                    self._reading = False
+                self._hand_over()
             with self._lock:
                 if not self.closed:
                     self._send(b"")
@@ -331,15 +363,16 @@ class Link:
             for call in calls:
                 call.abandoned, call.wake = True, None
                 if not call.done:
-                    unanswered.append(call)
-                elif call.error is None and call.frame[1] == Opcode.ACQUIRE:
+                    unanswered += [call] if call.frame else []  # else it was not sent
+                elif call.error is None and call.granted is None and call.frame[1] == Opcode.ACQUIRE:
                     self.calls.return_grant(call, call.result)
             self._give_back()
-            self._wake_another()
+            self._pass_on()
+        deadline = time.monotonic() + patience
         with suppress(DeadlinePassed):
             for call in unanswered:
                 if patience and call.frame[1] == Opcode.ACQUIRE:
-                    self._wait(call, time.monotonic() + patience)
+                    self._wait(call, deadline)
         with self._lock:
             unanswered = [call for call in unanswered if not call.done]
             if self._unsent and unanswered:
