@@ -1,0 +1,658 @@
+"""The blocking client at real servers: holding, waiting in line, sharing a connection, and being interrupted.
+
+What happens when the connection or a process goes is in test_client_lost.py and test_client_processes.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import servers
+from counterd.errors import ConnectionLost, InvalidArguments, NotAcquired, NotAvailable, NotFound, ServerError
+from daemon import PATIENCE, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from counterd.client import Client
+
+THREADS = 16
+
+
+@pytest.fixture(scope="module", params=["counterd", "yrmcdsd"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+    with servers.running(request.param, tmp_path_factory.mktemp(request.param)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def counterd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+    """For what yrmcdsd need not be asked about: how the client gets on with itself."""
+    with servers.running("counterd", tmp_path_factory.mktemp("counterd")) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def threads(*functions: Callable[[], object]) -> Iterator[list[threading.Thread]]:
+    """Runs these beside the block, and fails with what they raise."""
+    errors: list[BaseException] = []
+
+    def run(function: Callable[[], object]) -> None:
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            errors.append(error)
+
+    started = [threading.Thread(target=run, args=(function,)) for function in functions]
+    for thread in started:
+        thread.start()
+    yield started
+    for thread in started:
+        thread.join(2 * PATIENCE)
+        assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+def waiting(client: Client, name: str) -> int:
+    """How many wait in this client, or ask."""
+    queue = client._turns._queues.get(name.encode())
+    return 0 if queue is None else len(queue.waiters)
+
+
+def wait_for_waiters(client: Client, name: str, count: int) -> None:
+    wait_until(lambda: waiting(client, name) == count, f"{count} wait for {name}")
+
+
+# ---- holding --------------------------------------------------------------------------------------------------------
+
+
+def test_holds_while_the_block_runs(server: servers.Server) -> None:
+    with server.client() as client:
+        with client.hold("block", 2, maximum=3) as hold:
+            assert server.used("block") == 2
+            assert not hold.lost
+            hold.raise_if_lost()
+        assert server.used("block") == 0
+        with hold:  # once more
+            assert server.used("block") == 2
+        assert server.used("block") == 0
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_gives_back_whatever_is_raised(server: servers.Server, error: type[BaseException]) -> None:
+    with server.client() as client:
+        with pytest.raises(error), client.hold("raising", 2, maximum=3):
+            raise error
+        assert server.used("raising") == 0
+
+
+def test_gives_back_however_the_block_is_left(server: servers.Server) -> None:
+    with server.client() as client:
+
+        def returns() -> int:
+            with client.hold("left", maximum=1):
+                return server.used("left")
+
+        def generates() -> Iterator[int]:
+            with client.hold("left", maximum=1):
+                yield server.used("left")
+
+        assert returns() == 1
+        assert server.used("left") == 0
+        for _ in range(2):
+            with client.hold("left", maximum=1):
+                break
+        assert server.used("left") == 0
+        generator = generates()
+        assert next(generator) == 1
+        generator.close()
+        assert server.used("left") == 0
+
+
+def test_decorates(server: servers.Server) -> None:
+    with server.client() as client:
+        hold = client.hold("decorated", maximum=2)
+
+        @hold
+        def function(value: int, *, deeper: bool = False) -> int:
+            """What it does."""
+            assert not deeper or function(0) == 2
+            return value + server.used("decorated")
+
+        @hold
+        def generator(count: int) -> Any:
+            for _ in range(count):
+                yield server.used("decorated")
+            return "the end"
+
+        assert (function.__name__, function.__doc__) == ("function", "What it does.")
+        assert function(10, deeper=True) == 11
+        assert server.used("decorated") == 0
+        assert list(generator(2)) == [1, 1]
+        generated = generator(1)
+        assert (next(generated), server.used("decorated")) == (1, 1)
+        with pytest.raises(StopIteration) as caught:
+            next(generated)
+        assert (caught.value.value, server.used("decorated")) == ("the end", 0)
+        with pytest.raises(ZeroDivisionError):
+            hold(lambda: 1 // 0)()
+        assert server.used("decorated") == 0
+
+
+def test_does_not_decorate_what_is_asynchronous(counterd: servers.Server) -> None:
+    async def function() -> None: ...
+
+    async def generator() -> Any:
+        yield
+
+    with counterd.client() as client:
+        for asynchronous in (function, generator):
+            with pytest.raises(TypeError, match=r"(function|generator) is asynchronous: it needs a hold of .*aio"):
+                client.hold("a", maximum=1)(asynchronous)
+
+
+def test_a_hold_is_entered_once_at_a_time(server: servers.Server) -> None:
+    with server.client() as client:
+        hold = client.hold("twice", maximum=5)
+        with hold:
+            with pytest.raises(RuntimeError, match="entered already"), hold:
+                pytest.fail("entered again")
+            assert server.used("twice") == 1
+        assert server.used("twice") == 0
+
+
+def test_holds_of_one_name_inside_each_other(server: servers.Server) -> None:
+    with server.client() as client, client.hold("nested", 2, maximum=5):
+        with client.hold("nested", 3, maximum=5):
+            assert server.used("nested") == 5
+        assert server.used("nested") == 2
+
+
+def test_tells_what_is_in_use(server: servers.Server) -> None:
+    with server.client() as client, client.hold("full", 3, maximum=4):
+        for timeout in (0, 0.05):
+            with pytest.raises(NotAvailable) as caught, client.hold("full", 2, maximum=4, timeout=timeout):
+                pytest.fail("granted")
+            error = caught.value
+            assert (error.status, error.name, error.resources, error.maximum) == (0x21, b"full", 2, 4)
+            assert (error.consumption, error.waited) == (3, timeout)
+            assert f"asked for 2 of full, maximum 4, 3 in use, waited {timeout} s" in str(error)
+        assert server.used("full") == 3
+
+
+def test_what_no_waiting_helps_is_raised_at_once(server: servers.Server) -> None:
+    with server.client() as client:
+        for resources in (0, 5):
+            with pytest.raises(InvalidArguments), client.hold("wrong", resources, maximum=4):
+                pytest.fail("granted")
+        with pytest.raises(ValueError, match=r"^timeout must be"):
+            client.hold("wrong", maximum=1, timeout=-1)
+        with server.client(watch=True) as watching, pytest.raises(ValueError, match=r"^on_lost must be"):
+            watching.hold("wrong", maximum=1, on_lost="what")
+        with pytest.raises(ValueError, match=r"watch=True"):
+            client.hold("wrong", maximum=1, on_lost="reacquire")
+        with client.hold("wrong", maximum=1):
+            pass
+
+
+def test_more_than_was_held_is_not_given_back(server: servers.Server) -> None:
+    """The program gave it back itself, which the hold then finds out."""
+    with server.client() as client:
+        with pytest.raises(NotAcquired), client.hold("gone", 2, maximum=2):
+            client.release("gone")
+        with pytest.raises(ZeroDivisionError), client.hold("gone", maximum=2):
+            client.release("gone", 1 // (client.release("gone") is not None))
+
+
+def test_tries_beside_each_other_all_succeed_where_there_is_room(counterd: servers.Server) -> None:
+    """Those who do not wait need not wait for each other's answers either."""
+    with counterd.client() as client:
+        together = threading.Barrier(THREADS)
+
+        def tries() -> None:
+            for _ in range(20):
+                together.wait(PATIENCE)
+                with client.hold("room", maximum=THREADS, timeout=0):
+                    pass
+
+        with threads(*[tries] * THREADS):
+            pass
+
+
+# ---- waiting in line ------------------------------------------------------------------------------------------------
+
+
+def test_waits_until_another_program_gives_back(server: servers.Server) -> None:
+    with server.client() as client, server.client() as other:
+        other.acquire("awaited", maximum=1)
+
+        def wait() -> None:
+            with client.hold("awaited", maximum=1, timeout=PATIENCE):
+                assert server.used("awaited") == 1
+
+        with threads(wait):
+            wait_for_waiters(client, "awaited", 1)
+            other.release("awaited")
+
+
+def test_who_waits_gets_it_in_order_and_only_the_first_asks(server: servers.Server) -> None:
+    order: list[int] = []
+    with server.client() as client, contextlib.ExitStack() as stack:
+        held = stack.enter_context(client.hold("line", maximum=1))
+
+        def wait(number: int) -> None:
+            with client.hold("line", maximum=1):
+                order.append(number)
+
+        before = server.acquires()
+        start = time.monotonic()
+        with contextlib.ExitStack() as waiters:
+            for number in range(THREADS):
+                waiters.enter_context(threads(lambda number=number: wait(number)))
+                wait_for_waiters(client, "line", number + 1)
+            time.sleep(0.3)
+            asked = server.acquires() - before
+            # One that asks: at 5 ms, then twice as late each time, to 250 ms, each shortened by half at most.
+            assert 3 <= asked <= 8 + (time.monotonic() - start) / 0.125
+            stack.close()
+        assert order == list(range(THREADS))
+        assert not held.lost
+        assert server.used("line") == 0
+        assert waiting(client, "line") == 0
+
+
+def test_a_release_through_the_same_client_wakes_the_first_at_once(counterd: servers.Server) -> None:
+    """It is the release that does it: the queue has grown so patient that it would not have asked by then."""
+    for release in ("release", "hold", "pipeline"):
+        with counterd.client() as client, contextlib.ExitStack() as stack:
+            if release == "hold":
+                stack.enter_context(client.hold("woken", maximum=1))
+            else:
+                client.acquire("woken", maximum=1)
+            got = threading.Event()
+
+            def wait(client: Client = client, got: threading.Event = got) -> None:
+                with client.hold("woken", maximum=1):
+                    got.set()
+
+            with threads(wait):
+                wait_for_waiters(client, "woken", 1)
+                queue = client._turns._queues[b"woken"]
+                queue.backoff._first = queue.backoff._next = queue.backoff._longest = 1000.0
+                time.sleep(0.02)  # the first pauses were short; then it waits for 500 s at least
+                wait_until(lambda: counterd.used("woken") == 1, "held")
+                asked = counterd.acquires()
+                wait_until(lambda asked=asked: counterd.acquires() == asked, "it waits")
+                if release == "hold":
+                    stack.close()
+                elif release == "pipeline":
+                    assert client.pipeline().noop().release("woken").execute() == [None, None]
+                else:
+                    client.release("woken")
+                assert got.wait(PATIENCE)
+
+
+def test_a_big_request_at_the_head_is_not_overtaken(server: servers.Server) -> None:
+    order: list[str] = []
+    with server.client() as client, contextlib.ExitStack() as stack:
+        stack.enter_context(client.hold("big", 2, maximum=3))
+
+        def wait(name: str, resources: int) -> None:
+            with client.hold("big", resources, maximum=3):
+                order.append(name)
+
+        with threads(lambda: wait("big", 3)):
+            wait_for_waiters(client, "big", 1)
+            with threads(lambda: wait("small", 1)):
+                wait_for_waiters(client, "big", 2)
+                time.sleep(0.05)
+                assert order == []
+                stack.close()
+    assert order == ["big", "small"]
+
+
+def test_those_whose_time_is_over_leave_the_line(server: servers.Server) -> None:
+    with server.client() as client, contextlib.ExitStack() as stack:
+        stack.enter_context(client.hold("late", maximum=1))
+        refused: list[NotAvailable] = []
+
+        def give_up(timeout: float) -> None:
+            with pytest.raises(NotAvailable) as caught, client.hold("late", maximum=1, timeout=timeout):
+                pytest.fail("granted")
+            refused.append(caught.value)
+
+        def wait() -> None:
+            with client.hold("late", maximum=1):
+                pass
+
+        with threads(lambda: give_up(0.3)):
+            wait_for_waiters(client, "late", 1)
+            with threads(lambda: give_up(0.1)):
+                wait_for_waiters(client, "late", 2)
+                with threads(wait):
+                    wait_until(lambda: len(refused) == 2, "two have given up")
+                    assert [error.waited for error in refused] == [0.1, 0.3]
+                    assert [error.consumption for error in refused] == [1, 1]
+                    wait_for_waiters(client, "late", 1)
+                    stack.close()
+
+
+def test_waiting_as_long_as_there_is_time(counterd: servers.Server) -> None:
+    """More than a lock can wait for is as good as for ever, for the first in line and for others."""
+    with counterd.client() as client, contextlib.ExitStack() as stack:
+        stack.enter_context(client.hold("ages", maximum=1))
+
+        def wait(timeout: float) -> None:
+            with client.hold("ages", maximum=1, timeout=timeout):
+                pass
+
+        with threads(lambda: wait(float("inf")), lambda: wait(1e12), lambda: wait(1e9)):
+            wait_for_waiters(client, "ages", 3)
+            stack.close()
+
+
+def test_clients_that_compete(server: servers.Server) -> None:
+    """Nobody starves, and what is in use never exceeds the maximum."""
+    most, inside, lock = 0, 0, threading.Lock()
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(server.client()) for _ in range(4)]
+        got = [0] * len(clients)
+
+        def compete(number: int, client: Client) -> None:
+            nonlocal most, inside
+            for _ in range(5):
+                with client.hold("contended", maximum=2):
+                    with lock:
+                        inside += 1
+                        most = max(most, inside)
+                    time.sleep(0.001)
+                    with lock:
+                        inside -= 1
+                got[number] += 1
+
+        work = [lambda number=number, client=client: compete(number, client) for number, client in enumerate(clients)]
+        with threads(*work * 2):
+            pass
+    assert got == [10] * len(clients)
+    assert 1 <= most <= 2
+    server.wait_for_use("contended", 0)
+
+
+# ---- sharing a connection -------------------------------------------------------------------------------------------
+
+
+def test_calls_of_many_threads_get_their_own_answers(server: servers.Server) -> None:
+    with server.client() as client:
+        client.acquire("noise", maximum=1)
+        entry = (b"noise", 1, 1)
+        end = time.monotonic() + 1
+
+        def work(number: int) -> None:
+            name = f"own{number}"
+            for count in itertools.count(1):
+                assert client.acquire(name, number, maximum=number * 100) == number
+                assert client.get(name) == number
+                with pytest.raises(NotAvailable), client.hold(name, maximum=number, timeout=0):
+                    pass
+                pipe = client.pipeline().get(name).release(name, number).get("none" + name).noop()
+                results = pipe.execute()
+                assert results[:2] == [number, None]
+                assert isinstance(results[2], NotFound)
+                assert results[3] is None
+                if count % 16 == number:
+                    assert entry in [found[:3] for found in client.dump()]
+                    assert int(client.stats()["command:acquire"]) > 0
+                if time.monotonic() > end:
+                    return
+
+        with threads(*[lambda number=number: work(number) for number in range(1, THREADS + 1)]):
+            pass
+        assert client._link.calls.pending == {}
+        assert client._link.calls.held == 1
+
+
+def test_large_pipelines_of_several_threads(server: servers.Server) -> None:
+    """More than the buffers of both sides take, so somebody has to read while others send."""
+    count = 20000
+    with server.client(timeout=60) as client:
+
+        def work(number: int) -> None:
+            pipe = client.pipeline()
+            for _ in range(count):
+                pipe.acquire(f"piped{number}" + "x" * 50, maximum=1 << 30).get(f"piped{number}" + "x" * 50)
+            assert pipe.execute() == [each for used in range(1, count + 1) for each in (1, used)]
+
+        with threads(*[lambda number=number: work(number) for number in range(4)]):
+            pass
+        assert client._link.calls.held == 4 * count
+
+
+def test_a_long_answer_does_not_hold_up_others(counterd: servers.Server) -> None:
+    """What others ask meanwhile is answered as the server's turns bring it, not when the reader's own call ends."""
+    with counterd.client(timeout=60) as filler, counterd.client(timeout=60) as client:
+        pipe = filler.pipeline()
+        for number in range(20000):
+            pipe.acquire(f"many{number}", maximum=1)
+        assert set(pipe.execute()) == {1}
+        done: list[str] = []
+
+        def dump() -> None:
+            assert len(client.dump()) >= 20000
+            done.append("dump")
+
+        with threads(*[dump] * 3):
+            for _ in range(3):
+                client.noop()
+                done.append("noop")
+        assert sorted(done) == ["dump"] * 3 + ["noop"] * 3
+
+
+def test_closing_ends_the_calls_of_other_threads(counterd: servers.Server) -> None:
+    with counterd.client() as client, counterd.client() as other:
+        other.acquire("closed", maximum=1)
+        errors: list[str] = []
+
+        def wait() -> None:
+            with pytest.raises(ConnectionLost) as caught, client.hold("closed", maximum=1):
+                pytest.fail("granted")
+            errors.append(str(caught.value))
+
+        def call() -> None:
+            with pytest.raises(ConnectionLost) as caught:
+                any(client.noop() for _ in itertools.count())
+            errors.append(str(caught.value))
+
+        with threads(*[wait] * 3, *[call] * 3):
+            wait_for_waiters(client, "closed", 3)
+            client.close()
+    assert len(errors) == 6
+    assert all("close() was called" in error for error in errors)
+
+
+def test_no_thread_of_its_own(counterd: servers.Server) -> None:
+    before = threading.active_count()
+    with counterd.client() as client, client.hold("alone", maximum=1):
+        assert threading.active_count() == before
+
+
+# ---- interrupts -----------------------------------------------------------------------------------------------------
+
+
+class Points:
+    """Places where a signal can interrupt the client: before it waits for a lock, sends or polls, and around recv()."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.passed = 0
+
+    def __call__(self) -> None:
+        self.passed += 1
+        if self.passed == self.at:
+            raise KeyboardInterrupt
+
+    def watch(self, client: Client) -> None:
+        link: Any = client._link
+        link._lock = Watched(link._lock, self)
+        link._poller = Watched(link._poller, self, "poll")
+        link._socket = Watched(link._socket, self, "send", "recv", after=("recv",))
+        turns: Any = client._turns
+        turns._lock = Watched(turns._lock, self)
+
+
+class Watched:
+    def __init__(self, real: Any, points: Points, *before: str, after: tuple[str, ...] = ()) -> None:
+        self._real, self._points, self._before, self._after = real, points, before, after
+
+    def __enter__(self) -> None:
+        self._points()
+        self._real.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._real.release()
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            if name in self._before:
+                self._points()
+            result = getattr(self._real, name)(*arguments)
+            if name in self._after:
+                self._points()
+            return result
+
+        return call
+
+
+def hold_once(client: Client) -> None:
+    with client.hold("cut", 2, maximum=2):
+        pass
+
+
+def acquire_once(client: Client) -> None:
+    client.acquire("cut", 2, maximum=2)
+
+
+def hold_and_fail(client: Client) -> None:
+    with pytest.raises(ZeroDivisionError), client.hold("cut", 2, maximum=2):
+        _ = 1 // 0
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("action", [hold_once, hold_and_fail, acquire_once])
+def test_an_interrupt_anywhere_leaves_nothing_behind(
+    counterd: servers.Server, action: Callable[[Client], None], keeps: bool
+) -> None:
+    """keeps: the connection has other permits, so that nothing is given back just by ending it."""
+    for at in itertools.count(1):
+        with counterd.client() as client:
+            if keeps:
+                client.acquire("kept", maximum=1)
+            points = Points(at)
+            client.noop()
+            points.watch(client)
+            try:
+                action(client)
+            except KeyboardInterrupt:
+                pass
+            else:
+                assert at > 8
+                break
+            finally:
+                points.at = 0
+            if client._link.closed:
+                with contextlib.suppress(ConnectionLost):  # that tells of what was lost
+                    client.noop()
+            client.noop()
+            counterd.wait_for_use("cut", 0)
+            assert waiting(client, "cut") == 0
+            with client.hold("cut", 2, maximum=2, timeout=PATIENCE):
+                assert counterd.used("cut") == 2
+            assert client._link.calls.held == counterd.used("kept")
+            assert client._link.holds == {}
+
+
+# ---- as a semaphore -------------------------------------------------------------------------------------------------
+
+
+def same_calls(semaphore: Any) -> list[Any]:
+    """What these calls of a semaphore with a value of 2 give."""
+    seen: list[Any] = []
+
+    def note(call: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+        try:
+            seen.append(call(*arguments, **named))
+        except Exception as error:  # noqa: BLE001 - to be compared
+            seen.append(type(error))
+
+    note(semaphore.release)
+    note(semaphore.acquire)
+    note(semaphore.acquire, False)
+    note(semaphore.acquire, False)
+    note(semaphore.acquire, timeout=0.01)
+    note(semaphore.acquire, timeout=0)
+    note(semaphore.acquire, timeout=-1)
+    note(semaphore.acquire, True, 0.01)
+    note(semaphore.acquire, blocking=False, timeout=1)
+    note(semaphore.release, 3)
+    note(semaphore.acquire, False)  # nothing was released
+    note(semaphore.release, 0)
+    note(semaphore.release, -1)
+    note(semaphore.release, n=2)
+    note(semaphore.release)
+    note(semaphore.acquire, timeout=-1)
+    note(semaphore.release)
+    with semaphore as entered:
+        seen.append(entered)
+    note(semaphore.release)
+    return seen
+
+
+def test_a_semaphore_is_like_that_of_threading(server: servers.Server) -> None:
+    with server.client() as client:
+        assert same_calls(client.semaphore("semaphore", 2)) == same_calls(threading.BoundedSemaphore(2))
+        assert server.used("semaphore") == 0
+
+
+def test_a_semaphore_of_many_threads_and_clients(server: servers.Server) -> None:
+    with server.client() as client, server.client() as other:
+        shared = [client.semaphore("shared", 3), other.semaphore("shared", 3)]
+        inside: list[int] = []
+        most: list[int] = []
+
+        def work(number: int) -> None:
+            for _ in range(10):
+                with shared[number % 2]:
+                    inside.append(number)
+                    most.append(len(inside))
+                    inside.remove(number)
+
+        with threads(*[lambda number=number: work(number) for number in range(8)]):
+            pass
+        assert len(most) == 80
+        assert max(most) <= 3
+    server.wait_for_use("shared", 0)
+
+
+def test_refusals_are_in_place_in_a_pipeline(server: servers.Server) -> None:
+    with server.client() as client:
+        pipe = client.pipeline()
+        assert pipe.execute() == []
+        pipe.acquire("p", 2, maximum=3).acquire("p", 2, maximum=3).get("p").release("p", 3).release("p", 2).get("p")
+        results = pipe.execute()
+        assert [each for each in results if not isinstance(each, ServerError)] == [2, 2, None, 0]
+        assert isinstance(results[1], NotAvailable)
+        assert results[1].name == b"p"
+        assert isinstance(results[3], NotAcquired)
+        assert pipe.execute() == []
+        pipe.acquire("p", maximum=1)
+        pipe.get("")
+        with pytest.raises(ValueError, match=r"^name"):
+            pipe.execute()
+        assert server.used("p") == 0
+        client.noop()

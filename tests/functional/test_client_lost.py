@@ -1,0 +1,413 @@
+"""The blocking client when its connection goes: cut, or with the server, which comes back or does not."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import daemon
+import servers
+from counterd import client as client_module
+from counterd.client import Client, Hold
+from counterd.errors import ConnectionLost, NotAvailable
+from daemon import PATIENCE, wait_until
+from machine import has_ipv6
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module", params=["counterd", "yrmcdsd"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+    with servers.running(request.param, tmp_path_factory.mktemp(request.param)) as running:
+        yield running
+
+
+class Mortal:
+    """A counterd that can be killed, and started again where it was."""
+
+    def __init__(self, directory: Path, path: str = "") -> None:
+        self.settings = {"counter.socket": path, "counter.bind": " "} if path else {}
+        self.options: dict[str, Any] = {"path": path} if path else {}
+        self._directory = directory
+        self._running = contextlib.ExitStack()
+
+    def start(self) -> None:
+        running = daemon.running(self._directory, self.settings, status=-9)
+        self._daemon = self._running.enter_context(running)
+        if self._daemon.addresses:
+            host, port = self._daemon.address
+            self.settings = {"counter.port": str(port)}
+            self.options = {"host": host, "port": port}
+
+    def kill(self) -> None:
+        self._daemon.process.kill()
+        self._running.close()
+
+    def client(self, **options: Any) -> Client:
+        return Client(**self.options, **{"timeout": PATIENCE, **options})
+
+
+@pytest.fixture(params=["TCP", "Unix"])
+def mortal(request: pytest.FixtureRequest, tmp_path: Path, short_path: Path) -> Iterator[Mortal]:
+    server = Mortal(tmp_path, str(short_path / "100%25") if request.param == "Unix" else "")
+    server.start()
+    yield server
+    server.kill()
+
+
+def cut(client: Client) -> None:
+    """Ends the connection as a server does that closes it: both sides see that the other one has ended."""
+    with socket.socket(fileno=os.dup(client._link.fileno())) as connection:
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def watchers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "counterd-watch"]
+
+
+# ---- holds ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_hold_says_that_it_was_lost(server: servers.Server) -> None:
+    with server.client() as client:
+        with pytest.raises(ConnectionLost, match=r"^lost 2 of lost with the connection to 127.*: the .* closed it$"):
+            lose(client)
+        with client.hold("lost", 2, maximum=2, timeout=PATIENCE) as hold:
+            assert not hold.lost
+
+
+def lose(client: Client) -> None:
+    """Holds permits, which are lost."""
+    with client.hold("lost", 2, maximum=2) as hold:
+        assert not hold.lost
+        cut(client)
+        assert hold.lost
+        with pytest.raises(ConnectionLost, match=r"^lost 2 of lost with the connection"):
+            hold.raise_if_lost()
+        client.noop()  # by another connection
+        assert hold.lost
+
+
+def test_leaving_a_lost_hold_does_not_hide_what_was_raised(server: servers.Server) -> None:
+    with server.client() as client:
+        with pytest.raises(ZeroDivisionError), client.hold("hidden", maximum=1):
+            raise ZeroDivisionError(cut(client))
+        with pytest.raises(ConnectionLost, match=r"^lost 1 of hidden"), client.hold("hidden", maximum=2):
+            cut(client)  # and nobody looks
+        with client.hold("hidden", maximum=2):
+            client.close()  # is no loss
+
+
+def test_one_call_hears_that_what_it_acquired_is_lost(server: servers.Server) -> None:
+    with server.client() as client:
+        client.acquire("heard", maximum=1)
+        cut(client)
+        assert not client._link.is_alive()
+        with pytest.raises(ConnectionLost, match="what was acquired through it has been given back"):
+            client.noop()
+        client.noop()
+        server.wait_for_use("heard", 0)
+
+
+def test_it_hears_also_if_a_hold_has_connected_again(server: servers.Server) -> None:
+    with server.client() as client:
+        client.acquire("told", maximum=1)
+        cut(client)
+        with client.hold("other", maximum=1, timeout=PATIENCE):
+            with pytest.raises(ConnectionLost, match="given back"):
+                client.pipeline().noop().execute()
+            client.noop()
+            assert server.used("other") == 1
+
+
+def test_the_call_under_way_is_the_one_that_hears(server: servers.Server) -> None:
+    with server.client() as client:
+        for call in (client.noop, lambda: client.pipeline().noop().execute()):
+            client.acquire("under way", maximum=9)
+            cut(client)
+            with pytest.raises(ConnectionLost):
+                call()
+            client.noop()
+
+
+def test_nobody_hears_if_only_holds_have_lost(server: servers.Server) -> None:
+    with server.client() as client:
+        with contextlib.suppress(ConnectionLost), client.hold("only", maximum=1):
+            cut(client)
+            assert not client._link.is_alive()
+            client.noop()
+        client.noop()
+
+
+def test_lost_permits_of_a_semaphore(server: servers.Server) -> None:
+    with server.client() as client:
+        semaphore = client.semaphore("lost semaphore", 3)
+        assert semaphore.acquire()
+        assert semaphore.acquire()
+        cut(client)
+        server.wait_for_use("lost semaphore", 0)
+        assert semaphore.acquire()
+        with pytest.raises(ConnectionLost, match=r"^lost 1 of lost semaphore"):
+            semaphore.release(3)
+        assert server.used("lost semaphore") == 0
+        with pytest.raises(ValueError, match="too many times"):
+            semaphore.release()
+
+
+# ---- connecting again -----------------------------------------------------------------------------------------------
+
+
+def test_waits_for_a_server_that_comes_back(mortal: Mortal) -> None:
+    """With a hold that waits meanwhile, in a thread, and calls that do not."""
+    with mortal.client() as client, mortal.client() as other:
+        other.acquire("back", maximum=1)
+        held = threading.Event()
+
+        def wait() -> None:
+            with client.hold("back", maximum=1):
+                held.set()
+
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
+        wait_until(lambda: client._link.answered, "it waits")
+        mortal.kill()
+        errors = []
+        while len(errors) < 30:
+            with pytest.raises(ConnectionLost) as caught:
+                client.noop()
+            errors.append(str(caught.value))
+            time.sleep(0.005)
+        assert any("cannot connect to" in error for error in errors)
+        assert any(error.endswith("another attempt is due within 2 s") for error in errors)
+        assert not held.is_set()
+        mortal.start()
+        assert held.wait(PATIENCE)
+        waiting.join(PATIENCE)
+        client.noop()
+        with pytest.raises(ConnectionLost):
+            other.noop()
+        wait_until(lambda: connects(other), "connected again")
+
+
+def connects(client: Client) -> bool:
+    with contextlib.suppress(ConnectionLost):
+        client.noop()
+        return True
+    return False
+
+
+def test_a_hold_gives_up_in_time_while_there_is_no_server(mortal: Mortal) -> None:
+    with mortal.client() as client:
+        mortal.kill()
+        start = time.monotonic()
+        with pytest.raises(ConnectionLost, match="cannot connect"), client.hold("none", maximum=1, timeout=0.3):
+            pytest.fail("granted")
+        assert time.monotonic() - start >= 0.3
+        mortal.start()
+
+
+def test_attempts_grow_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many calls there are: after 50 ms, 100, 200 and so on, each shortened by half at most."""
+    attempts = 0
+    connect = client_module.connected_socket
+
+    def counted(*arguments: Any) -> socket.socket:
+        nonlocal attempts
+        attempts += 1
+        return connect(*arguments)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        client = Client(port=listening.getsockname()[1], timeout=PATIENCE)
+    assert not client._link.is_alive()
+    monkeypatch.setattr(client_module, "connected_socket", counted)
+    start = time.monotonic()
+    with client:
+        while time.monotonic() - start < 0.5:
+            with pytest.raises(ConnectionLost):
+                client.noop()
+        taken = time.monotonic() - start
+    assert 2 <= attempts <= 6 + (taken - 0.5) / 0.025
+
+
+def test_a_server_that_has_too_many_connections_is_not_hammered(tmp_path: Path) -> None:
+    """It accepts them, and closes them: so connecting succeeds each time."""
+    with (
+        daemon.running(tmp_path, {"counter.max_connections": "2"}) as counterd,
+        counterd.client() as client,
+        counterd.client() as other,
+    ):
+        cut(client)
+        with counterd.client() as third:
+            wait_until(lambda: connects(third), "it has the place")
+            start = time.monotonic()
+            with pytest.raises(ConnectionLost), client.hold("full", maximum=1, timeout=0.4):
+                pytest.fail("granted")
+            taken = time.monotonic() - start
+            refused = int(other.stats()["rejected:max_connections"])
+            assert 1 <= refused <= 8 + taken / 0.025
+        wait_until(lambda: connects(client), "there is room again")
+
+
+def test_the_first_address_that_answers(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        dead = listening.getsockname()[1]
+    path = str(tmp_path / "no%20socket")
+    with daemon.running(tmp_path, {"counter.bind": "127.0.0.1 ::1" if has_ipv6() else "127.0.0.1"}) as counterd:
+        for host, port in counterd.addresses:
+            url = f"counter://[{host}]:{port}" if ":" in host else f"counter://{host}:{port}"
+            with Client([f"counter://127.0.0.1:{dead}", f"counter+unix://{path}", url]) as client:
+                assert client.where == url.removeprefix("counter://")
+                client.noop()
+                cut(client)
+                wait_until(lambda client=client: connects(client), "connected again")
+        with pytest.raises(ConnectionLost, match="no socket"):
+            Client([f"counter://127.0.0.1:{dead}", f"counter+unix://{path}"])
+
+
+def test_closing_while_it_connects(monkeypatch: pytest.MonkeyPatch, server: servers.Server) -> None:
+    """What is connected after that is closed as well."""
+    client = server.client(watch=True)
+    connect = client_module.connected_socket
+
+    def closing(*arguments: Any) -> socket.socket:
+        connected = connect(*arguments)
+        client.close()
+        return connected
+
+    cut(client)
+    assert not client._link.is_alive()
+    monkeypatch.setattr(client_module, "connected_socket", closing)
+    with pytest.raises(ConnectionLost, match=r"close\(\) was called"):
+        client.noop()
+    assert client._link._socket.fileno() == -1
+    wait_until(lambda: not watchers(), "nobody watches")
+
+
+# ---- watching -------------------------------------------------------------------------------------------------------
+
+
+def test_a_callback_is_called_once_and_at_once(server: servers.Server, caplog: pytest.LogCaptureFixture) -> None:
+    called: list[tuple[Hold, float]] = []
+
+    def on_lost(hold: Hold) -> None:
+        called.append((hold, time.monotonic()))
+        raise ValueError("what it raises")
+
+    with server.client(watch=True) as client, client.hold("other", maximum=1, on_lost=lambda _: None):
+        with client.hold("watched", maximum=1, on_lost=on_lost) as hold:
+            start = time.monotonic()
+            cut(client)
+            wait_until(lambda: called, "called")
+            assert called[0][0] is hold
+            assert called[0][1] - start < 1
+            assert hold.lost
+            client.noop()
+            cut(client)
+            client_is_back(client)
+        assert len(called) == 1
+        with client.hold("watched", maximum=1, on_lost=on_lost, timeout=PATIENCE):
+            cut(client)
+            wait_until(lambda: len(called) == 2, "called again, although the first had raised something")
+    assert [record.levelno for record in caplog.records] == [logging.ERROR] * 2
+    assert "on_lost of 1 of watched" in caplog.text
+    assert "ValueError: what it raises" in caplog.text
+    assert not watchers()
+
+
+def test_a_connection_that_was_replaced_already_is_told_of(server: servers.Server) -> None:
+    """While the watching thread is busy with a callback others lose their permits, and calls connect again."""
+    told: list[str] = []
+    go_on = threading.Event()
+
+    def slow(_: Hold) -> None:
+        go_on.wait(PATIENCE)
+        told.append("slow")
+
+    with server.client(watch=True) as client:
+        with client.hold("slow", maximum=1, on_lost=slow):
+            cut(client)
+            client_is_back(client)
+            with client.hold("quick", maximum=1, on_lost=lambda _: told.append("quick")):
+                cut(client)
+                client_is_back(client)
+                with client.hold("third", maximum=1, on_lost=lambda _: told.append("third")):
+                    go_on.set()
+                    wait_until(lambda: len(told) == 2, "both are told")
+        assert told == ["slow", "quick"]
+
+
+def client_is_back(client: Client) -> None:
+    wait_until(lambda: connects(client), "connected again")
+
+
+def test_acquires_again(server: servers.Server) -> None:
+    with server.client(watch=True) as client:
+        with client.hold("again", 2, maximum=3, on_lost="reacquire") as hold:
+            for _ in range(3):
+                cut(client)
+                wait_until(lambda: not hold.lost and server.used("again") == 2, "acquired again")
+        assert server.used("again") == 0
+
+
+def test_acquires_again_when_others_have_it_meanwhile(mortal: Mortal) -> None:
+    with mortal.client(watch=True) as client, mortal.client() as other:
+        with client.hold("taken", maximum=1, on_lost="reacquire") as hold:
+            mortal.kill()
+            client._retry_at = time.monotonic() + 0.3  # so that the other one is first
+            mortal.start()
+            client_is_back(other)
+            with other.hold("taken", maximum=1, timeout=PATIENCE):
+                wait_until(lambda: not client._link.closed, "connected again")
+                time.sleep(0.05)
+                assert hold.lost
+            wait_until(lambda: not hold.lost, "acquired again")
+            assert other.get("taken") == 1
+        assert other.get("taken") == 0
+
+
+def test_leaving_while_it_is_acquired_again(tmp_path: Path) -> None:
+    """Not with yrmcdsd: what it sends to a connection that is cut is answered with a reset, after which it keeps
+    what was held.
+    """
+    with (
+        servers.running("counterd", tmp_path) as server,
+        server.client(watch=True) as client,
+        server.client() as other,
+    ):
+        for _ in range(20):
+            with client.hold("leaving", maximum=1, on_lost="reacquire", timeout=PATIENCE):
+                cut(client)
+        with client.hold("leaving", maximum=1, on_lost="reacquire", timeout=PATIENCE) as hold:
+            cut(client)
+            with other.hold("leaving", maximum=1, timeout=PATIENCE), contextlib.suppress(NotAvailable):
+                hold.__exit__(None, None, None)
+            hold.__enter__()
+        server.wait_for_use("leaving", 0)
+        client.noop()
+        assert client._link.calls.held == 0
+        assert client._link.holds == {}
+
+
+def test_closing_in_a_callback(server: servers.Server) -> None:
+    client = server.client(watch=True)
+    closed = threading.Event()
+
+    def close(_: Hold) -> None:
+        client.close()
+        closed.set()
+
+    with client.hold("closing", maximum=1, on_lost=close):
+        cut(client)
+        assert closed.wait(PATIENCE)
+    wait_until(lambda: not watchers(), "the thread ends")
+    with pytest.raises(ConnectionLost, match=r"close\(\) was called"):
+        client.noop()

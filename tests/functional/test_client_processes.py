@@ -1,0 +1,361 @@
+"""The blocking client in processes of their own, which fork, are killed, or end while they hold something.
+
+The killed ones are shown to yrmcdsd as well. How the rest is done is the client's business alone; and yrmcdsd may keep
+what a connection held that ends with answers unread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import servers
+from daemon import PATIENCE, environment, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# A busy machine may take long to run anything; what it measures takes milliseconds.
+AT_ONCE = 5.0
+
+PREAMBLE = """\
+import multiprocessing, os, signal, sys, threading, time
+from counterd.client import Client
+from counterd.errors import ConnectionLost, NotAvailable
+
+def say(*words):
+    print(*words, flush=True)
+
+client = Client(sys.argv[1], int(sys.argv[2]), timeout=10)
+"""
+
+
+@pytest.fixture(scope="module", params=["counterd", "yrmcdsd"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+    with servers.running(request.param, tmp_path_factory.mktemp(request.param)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def counterd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+    with servers.running("counterd", tmp_path_factory.mktemp("counterd")) as running:
+        yield running
+
+
+class Program:
+    """A process that runs this code, with a client."""
+
+    def __init__(self, server: servers.Server, code: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PREAMBLE + textwrap.dedent(code), *map(str, server.address)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+
+    def line(self) -> str:
+        """The next that it says."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def ends(self) -> tuple[int, str, str]:
+        """(exit status, the rest of what it says, its stderr), without more input."""
+        out, err = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, out, err
+
+
+@contextlib.contextmanager
+def running(server: servers.Server, code: str) -> Iterator[Program]:
+    program = Program(server, code)
+    try:
+        yield program
+    finally:
+        if program.process.poll() is None:
+            program.process.kill()
+        for stream in (program.process.stdin, program.process.stdout, program.process.stderr):
+            assert stream is not None
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+        program.process.wait(PATIENCE)
+
+
+# ---- killed ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_next_has_it_when_a_holder_is_killed(server: servers.Server) -> None:
+    code = """
+        with client.hold("killed", 2, maximum=2):
+            say("holds")
+            time.sleep(60)
+    """
+    with running(server, code) as program, server.client() as client:
+        assert program.line() == "holds"
+        assert server.used("killed") == 2
+        program.process.send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        with client.hold("killed", 2, maximum=2, timeout=PATIENCE):
+            assert time.monotonic() - killed < AT_ONCE
+
+
+def test_what_a_killed_parent_held_is_back_while_its_child_lives(server: servers.Server) -> None:
+    code = """
+        client.acquire("parent", 1, maximum=2)
+        with client.hold("parent", 1, maximum=2):
+            if os.fork() == 0:
+                client.acquire("child", maximum=1)
+                say("child")
+                sys.stdin.read()
+                assert client.get("child") == 1
+                client.release("child")
+                say("released")
+                os._exit(0)
+            time.sleep(60)
+    """
+    with running(server, code) as program:
+        assert program.line() == "child"
+        assert server.used("parent") == 2
+        program.process.send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        server.wait_for_use("parent", 0)
+        assert time.monotonic() - killed < AT_ONCE
+        assert server.used("child") == 1
+        assert program.process.stdin is not None
+        program.process.stdin.close()
+        assert program.line() == "released"
+
+
+# ---- forks ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_child_takes_nothing_from_its_parent(counterd: servers.Server) -> None:
+    """It leaves the block that it inherited, closes the client, and ends: nothing of that concerns the parent."""
+    code = """
+        def leave():
+            try:
+                with client.hold("mine", 2, maximum=2) as hold:
+                    if os.fork() == 0:
+                        return "left in the child"
+                    _, status = os.wait()
+                    assert status == 0, status
+                    assert not hold.lost
+                    assert client.get("mine") == 2
+            except BaseException as error:
+                return repr(error)
+            return "left in the parent"
+
+        left = leave()
+        if left == "left in the parent":
+            say(left, client.get("mine"))
+        else:
+            client.close()
+            os._exit(0 if left == "left in the child" else 1)
+    """
+    with running(counterd, code) as program:
+        assert program.ends() == (0, "left in the parent 0\n", "")
+
+
+def test_a_child_has_a_connection_of_its_own(counterd: servers.Server) -> None:
+    code = """
+        semaphore = client.semaphore("own", 3)
+        semaphore.acquire()
+        first = client.fileno()
+        with client.hold("own", maximum=3) as hold:
+            pid = os.fork()
+            if pid == 0:
+                assert hold.lost
+                with client.hold("own", maximum=3, timeout=0):
+                    assert client.get("own") == 3
+                    try:
+                        with client.hold("own", maximum=3, timeout=0):
+                            raise AssertionError
+                    except NotAvailable:
+                        pass
+                if os.fork() == 0:
+                    client.noop()
+                    os._exit(client.get("own") != 2)
+                os._exit(os.wait()[1] != 0)
+            assert os.waitpid(pid, 0)[1] == 0
+            assert client.get("own") == 2
+            assert not hold.lost
+        semaphore.release()
+        say(client.get("own"))
+    """
+    with running(counterd, code) as program:
+        assert program.ends() == (0, "0\n", "")
+
+
+def test_a_child_of_multiprocessing(counterd: servers.Server) -> None:
+    code = """
+        def work(results):
+            with client.hold("pool", maximum=2, timeout=0):
+                results.put(client.get("pool"))
+
+        context = multiprocessing.get_context("fork")
+        results = context.SimpleQueue()
+        with client.hold("pool", maximum=2):
+            for _ in range(2):
+                process = context.Process(target=work, args=(results,))
+                process.start()
+                process.join(10)
+                assert process.exitcode == 0
+        say(results.get(), results.get(), client.get("pool"))
+    """
+    with running(counterd, code) as program:
+        assert program.ends() == (0, "2 2 0\n", "")
+
+
+@pytest.mark.parametrize(
+    "lock",
+    ["client._link._lock", "client._connecting", "client._counting", "client._turns._lock", "watched._link._lock"],
+)
+def test_a_lock_that_a_thread_of_the_parent_has(counterd: servers.Server, lock: str) -> None:
+    """In the child nobody will ever let go of it."""
+    code = f"""
+        watched = Client(sys.argv[1], int(sys.argv[2]), timeout=10, watch=True)
+        client.acquire("locked", maximum=2)
+        inherited = [each.hold("inherited", maximum=2) for each in (client, watched)]
+        for hold in inherited:
+            hold.__enter__()
+        locked, forked = threading.Event(), threading.Event()
+
+        def keep():
+            with {lock}:
+                locked.set()
+                forked.wait(10)
+
+        thread = threading.Thread(target=keep)
+        thread.start()
+        locked.wait(10)
+        if os.fork() == 0:
+            for hold in inherited:
+                hold.__exit__(None, None, None)
+            for each in (client, watched):
+                with each.hold("locked", maximum=2, timeout=0):
+                    assert each.get("locked") == 2
+                    try:
+                        with each.hold("locked", maximum=2, timeout=0.1):
+                            raise AssertionError
+                    except NotAvailable as error:
+                        assert error.consumption == 2
+                each.close()
+            os._exit(0)
+        forked.set()
+        thread.join()
+        assert os.wait()[1] == 0
+        say(client.get("locked"), client.get("inherited"), [hold.lost for hold in inherited])
+        watched.close()
+    """
+    with running(counterd, code) as program:
+        status, out, err = program.ends()
+        # From 3.12 on Python warns of every fork of a program with threads.
+        assert (status, out) == (0, "1 2 [False, False]\n"), err
+
+
+def test_a_child_watches_by_itself(counterd: servers.Server) -> None:
+    code = """
+        import socket
+        client = Client(sys.argv[1], int(sys.argv[2]), timeout=10, watch=True)
+        names = lambda: [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+        if os.fork() == 0:
+            assert names() == []
+            with client.hold("reacquired", maximum=1, on_lost="reacquire") as hold:
+                assert names() == ["counterd-watch"]
+                lost = hold._link
+                with socket.socket(fileno=os.dup(client.fileno())) as connection:
+                    connection.shutdown(socket.SHUT_RDWR)
+                end = time.monotonic() + 10
+                while hold._link is lost or hold.lost:
+                    assert time.monotonic() < end
+                    time.sleep(0.001)
+            assert client.get("reacquired") == 0
+            client.close()
+            assert names() == []
+            os._exit(0)
+        assert os.wait()[1] == 0
+        client.close()
+        say(names())
+    """
+    with running(counterd, code) as program:
+        status, out, err = program.ends()
+        assert (status, out) == (0, "[]\n"), err
+
+
+# ---- ends while something is held -----------------------------------------------------------------------------------
+
+HOLDING = 'with client.hold("ending", 2, maximum=2) as hold:\n    '
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "errors"),
+    [
+        (HOLDING + "sys.exit(3)", 3, ""),
+        (HOLDING + "raise ZeroDivisionError", 1, "ZeroDivisionError"),
+        (HOLDING + "os.kill(os.getpid(), signal.SIGINT); time.sleep(10)", -signal.SIGINT, "KeyboardInterrupt"),
+        ('hold = client.hold("ending", 2, maximum=2)\nhold.__enter__()', 0, ""),
+        ('semaphore = client.semaphore("ending", 2)\nsemaphore.acquire()', 0, ""),
+        ('client.acquire("ending", 2, maximum=2)', 0, ""),
+    ],
+)
+@pytest.mark.parametrize("watch", [False, True])
+def test_ending_within_a_hold(counterd: servers.Server, code: str, status: int, errors: str, watch: bool) -> None:
+    if watch:
+        code = "client.close()\nclient = Client(sys.argv[1], int(sys.argv[2]), watch=True)\n" + code.replace(
+            "maximum=2)", 'maximum=2, on_lost="reacquire")'
+        ).replace('acquire("ending", 2, maximum=2, on_lost="reacquire")', 'acquire("ending", 2, maximum=2)')
+    with running(counterd, code) as program:
+        ended, out, err = program.ends()
+        assert (ended, out) == (status, "")
+        assert (err.strip().splitlines() or [""])[-1] == errors
+        counterd.wait_for_use("ending", 0)
+
+
+@pytest.mark.parametrize("watch", [False, True])
+def test_ending_while_threads_hold_and_wait(counterd: servers.Server, watch: bool) -> None:
+    code = f"""
+        client.close()
+        client = Client(sys.argv[1], int(sys.argv[2]), watch={watch})
+
+        def hold():
+            while True:
+                with client.hold("threads", maximum=2):
+                    time.sleep(0.001)
+
+        for _ in range(6):
+            threading.Thread(target=hold, daemon=True).start()
+        time.sleep(0.2)
+        say(client.get("threads") <= 2)
+    """
+    with running(counterd, code) as program:
+        assert program.ends() == (0, "True\n", "")
+        counterd.wait_for_use("threads", 0)
+
+
+def test_a_signal_while_it_waits(counterd: servers.Server) -> None:
+    """KeyboardInterrupt in the main thread, in line for a hold; nothing of it is left in the client."""
+    code = """
+        try:
+            with client.hold("signalled", maximum=1):
+                raise AssertionError
+        except KeyboardInterrupt:
+            say("interrupted")
+        sys.stdin.readline()
+        with client.hold("signalled", maximum=1, timeout=10):
+            say("got it", client._link.calls.pending, client._link.calls.held)
+    """
+    with running(counterd, code) as program, counterd.client() as other:
+        with other.hold("signalled", maximum=1):
+            asked = counterd.acquires()
+            wait_until(lambda: counterd.acquires() > asked + 1, "it waits")
+            program.process.send_signal(signal.SIGINT)
+            assert program.line() == "interrupted"
+        assert program.process.stdin is not None
+        assert program.ends() == (0, "got it {} 1\n", "")

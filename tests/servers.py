@@ -1,0 +1,55 @@
+"""What the counter client is tried with: the real counterd, and the real yrmcdsd where that can be compared."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import daemon
+import reference
+from counterd.client import Client
+from counterd.errors import NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from daemon import Address
+
+PATIENCE = daemon.PATIENCE
+
+
+class Server:
+    """One that runs. address: where. observer: a client of its own, to look at what is in use."""
+
+    def __init__(self, address: tuple[str, int], observer: Client) -> None:
+        self.address = address
+        self.observer = observer
+
+    def client(self, **options: Any) -> Client:
+        return Client(*self.address, **{"timeout": PATIENCE, **options})
+
+    def used(self, name: str) -> int:
+        try:
+            return self.observer.get(name)
+        except NotFound:
+            return 0
+
+    def wait_for_use(self, name: str, count: int) -> None:
+        daemon.wait_until(lambda: self.used(name) == count, f"{count} of {name} are in use")
+
+    def acquires(self) -> int:
+        """How often somebody has asked so far."""
+        return int(self.observer.stats()["command:acquire"])
+
+
+@contextlib.contextmanager
+def running(kind: str, directory: Path) -> Iterator[Server]:
+    """kind: counterd or yrmcdsd."""
+    with contextlib.ExitStack() as stack:
+        address: Address | reference.Address
+        if kind == "counterd":
+            address = stack.enter_context(daemon.running(directory)).address
+        else:
+            address = stack.enter_context(reference.running(directory))
+        yield Server(address, stack.enter_context(Client(*address, timeout=PATIENCE)))
