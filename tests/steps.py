@@ -1,27 +1,30 @@
-"""A server for the tests of clients: one connection, one thread, and steps that a test writes down, byte for byte."""
+"""Servers for the tests of clients: one connection, one thread, and what a test writes down, byte for byte."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+from counterd.protocols.counter import wire
 
 PATIENCE = 10  # seconds, longer than anything here takes
 
 # Awaits these bytes of requests, then sends those; None instead of them closes the connection. Or does anything else.
 Step = tuple[bytes, bytes | None] | Callable[[socket.socket], object]
+# Gets the opcode, the opaque and the body of a counter request. Gives what to send, piece by piece; None: close.
+Answer = Callable[[int, int, bytes], Iterable[bytes] | None]
 
 
-class Script:
-    """A server for one connection, in a thread: goes through its steps, then waits for the client to close."""
+class Server:
+    """Serves connections one after the other, in a thread. A subclass says what, and how often."""
 
-    def __init__(self, steps: tuple[Step, ...], listening: socket.socket) -> None:
+    CONNECTIONS = 1
+
+    def __init__(self, listening: socket.socket) -> None:
         self.listening = listening
-        self.steps = steps
-        self.wrong: list[str] = []  # requests that are not those of the steps
-        self.rest = b"nothing was read"  # what came after the steps
-        self.ended = threading.Event()
+        self.ended = threading.Event()  # the last connection is closed
         self.connection: socket.socket
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -32,27 +35,52 @@ class Script:
         return port
 
     def stop(self) -> None:
-        self.listening.shutdown(socket.SHUT_RDWR)  # ends a wait for a connection that never came
+        with contextlib.suppress(OSError):  # it is shut down already
+            self.listening.shutdown(socket.SHUT_RDWR)  # ends a wait for a connection that never came
         self._thread.join(PATIENCE)
         self.listening.close()
         assert not self._thread.is_alive()
-        assert self.wrong == []
+
+    def serve(self) -> None:
+        """A connection, until it is to be closed."""
+        raise NotImplementedError
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):
-            self.connection, _ = self.listening.accept()
-            with self.connection:
-                self.connection.settimeout(PATIENCE)
-                self._serve()
+        for _ in range(self.CONNECTIONS):
+            with contextlib.suppress(OSError):
+                self.connection, _ = self.listening.accept()
+                with self.connection:
+                    self.connection.settimeout(PATIENCE)
+                    self.serve()
         self.ended.set()
 
-    def _serve(self) -> None:
+    def received(self, size: int) -> bytes:
+        received = bytearray()
+        while len(received) < size and (data := self.connection.recv(size - len(received))):
+            received += data
+        return bytes(received)
+
+
+class Script(Server):
+    """Goes through its steps, then waits for the client to close."""
+
+    def __init__(self, steps: tuple[Step, ...], listening: socket.socket) -> None:
+        self.steps = steps
+        self.wrong: list[str] = []  # requests that are not those of the steps
+        self.rest = b"nothing was read"  # what came after the steps
+        super().__init__(listening)
+
+    def stop(self) -> None:
+        super().stop()
+        assert self.wrong == []
+
+    def serve(self) -> None:
         for step in self.steps:
             if callable(step):
                 step(self.connection)
                 continue
             expected, answer = step
-            received = self._received(len(expected))
+            received = self.received(len(expected))
             if received != expected:
                 self.wrong.append(f"{received[:20]!r} of {len(received)}, not {expected[:20]!r} of {len(expected)}")
                 return
@@ -61,11 +89,36 @@ class Script:
             self.connection.sendall(answer)
         self.rest = self.connection.recv(65536)
 
-    def _received(self, size: int) -> bytes:
-        received = bytearray()
-        while len(received) < size and (data := self.connection.recv(size - len(received))):
-            received += data
-        return bytes(received)
+
+class Answers(Server):
+    """Gives the next answer to each request of the counter protocol, and closes where there is none.
+
+    Another connection goes on where the last one ended.
+    """
+
+    CONNECTIONS = 4
+
+    def __init__(self, answers: tuple[Answer, ...], listening: socket.socket) -> None:
+        self.requests: list[tuple[int, bytes]] = []
+        self.connections = 0
+        self._answers = iter(answers)
+        super().__init__(listening)
+
+    def serve(self) -> None:
+        self.connections += 1
+        while header := self.received(wire.HEADER_SIZE):
+            body = self.received(int.from_bytes(header[4:8], "big"))
+            self.requests.append((header[1], body))
+            answer = next(self._answers, None)
+            pieces = answer and answer(header[1], int.from_bytes(header[8:12], "big"), body)
+            if pieces is None:
+                return
+            for piece in pieces:
+                self.connection.sendall(piece)
+
+
+def response(opcode: int, opaque: int, body: bytes = b"", status: int = 0) -> bytes:
+    return wire.frame(opcode, opaque, body, magic=wire.RESPONSE_MAGIC, flags=status)
 
 
 def gate() -> tuple[Callable[[socket.socket], object], Callable[[], None]]:

@@ -15,6 +15,7 @@ import pytest
 
 import servers
 from counterd.errors import ConnectionLost, InvalidArguments, NotAcquired, NotAvailable, NotFound, ServerError
+from counterd.protocols.counter import wire
 from daemon import PATIENCE, wait_until
 
 if TYPE_CHECKING:
@@ -68,6 +69,33 @@ def waiting(client: Client, name: str) -> int:
 
 def wait_for_waiters(client: Client, name: str, count: int) -> None:
     wait_until(lambda: waiting(client, name) == count, f"{count} wait for {name}")
+
+
+def test_the_whole_protocol(server: servers.Server) -> None:
+    with server.client() as client, server.client() as other:
+        client.noop()
+        with pytest.raises(NotFound, match=r"^Not found"):
+            client.get("jobs")
+        assert client.acquire("jobs", 3, maximum=4) == 3
+        assert other.get(b"jobs") == 3
+        with pytest.raises(NotAvailable, match=r"^Resource not available"):
+            other.acquire("jobs", 2, maximum=4)
+        with pytest.raises(InvalidArguments, match=r"^Invalid arguments"):
+            other.acquire("jobs", 0, maximum=4)
+        with pytest.raises(NotAcquired, match=r"^Not acquired"):
+            other.release("jobs")
+        client.release("jobs", 2)
+        assert other.acquire("jobs", maximum=4) == 1
+        assert (b"jobs", 2, 3) in [entry[:3] for entry in other.dump()]
+        assert int(other.stats()["command:release"]) >= 2
+    server.wait_for_use("jobs", 0)
+
+
+def test_long_names(server: servers.Server) -> None:
+    with server.client() as client:
+        name = b"\0" * wire.NAME_MAX
+        assert client.acquire(name, maximum=1) == 1
+        assert (name, 1, 1) in [entry[:3] for entry in client.dump()]
 
 
 # ---- holding --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""The client: against a small server that says what a test wants, and against the real reference."""
+"""The client, against a small server that says what a test wants.
+
+At real servers, with threads and processes: tests/functional/test_client.py and those beside it.
+"""
 
 from __future__ import annotations
 
@@ -7,74 +10,29 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import reference
 from counterd import errors
 from counterd.client import Client, DumpEntry
 from counterd.protocols.counter import wire
+from steps import PATIENCE, Answers, response
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-# Gets the opcode, the opaque and the body of a request. Gives what to send, piece by piece; None: close.
-Answer = Callable[[int, int, bytes], Iterable[bytes] | None]
-
-PATIENCE = 10  # seconds, longer than anything here takes
-
-
-class Script:
-    """A server for one connection, in a thread: one answer for each request, then it waits for the client to close."""
-
-    def __init__(self, listening: socket.socket, answers: tuple[Answer, ...]) -> None:
-        self.listening = listening
-        self.requests: list[tuple[int, bytes]] = []
-        self.ended = threading.Event()  # the connection is closed
-        self.connection: socket.socket
-        self._answers = answers
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self.listening.shutdown(socket.SHUT_RDWR)  # ends a wait for a connection that never came
-        self._thread.join(PATIENCE)
-        self.listening.close()
-        assert not self._thread.is_alive()
-
-    def _run(self) -> None:
-        with contextlib.suppress(OSError):
-            self.connection, _ = self.listening.accept()
-            with self.connection:
-                self.connection.settimeout(PATIENCE)
-                self._serve()
-        self.ended.set()
-
-    def _serve(self) -> None:
-        for answer in self._answers:
-            header = self.connection.recv(wire.HEADER_SIZE, socket.MSG_WAITALL)
-            if not header:
-                return
-            size = int.from_bytes(header[4:8], "big")
-            body = self.connection.recv(size, socket.MSG_WAITALL) if size else b""
-            self.requests.append((header[1], body))
-            pieces = answer(header[1], int.from_bytes(header[8:12], "big"), body)
-            if pieces is None:
-                return
-            for piece in pieces:
-                self.connection.sendall(piece)
-        self.connection.recv(1)
+    from steps import Answer
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Script]]:
-    """Starts a Script with these answers, on a free TCP port or on the given socket."""
-    scripts: list[Script] = []
+def serve() -> Iterator[Callable[..., Answers]]:
+    """Starts a server that gives these answers, on a free TCP port or on the given socket."""
+    scripts: list[Answers] = []
 
-    def start(*answers: Answer, listening: socket.socket | None = None) -> Script:
-        scripts.append(Script(listening or socket.create_server(("127.0.0.1", 0)), answers))
+    def start(*answers: Answer, listening: socket.socket | None = None) -> Answers:
+        scripts.append(Answers(answers, listening or socket.create_server(("127.0.0.1", 0))))
         return scripts[-1]
 
     yield start
@@ -82,12 +40,8 @@ def serve() -> Iterator[Callable[..., Script]]:
         script.stop()
 
 
-def connected(script: Script, timeout: float = PATIENCE) -> Client:
-    return Client(port=script.listening.getsockname()[1], timeout=timeout)
-
-
-def response(opcode: int, opaque: int, body: bytes = b"", status: int = 0) -> bytes:
-    return wire.frame(opcode, opaque, body, magic=wire.RESPONSE_MAGIC, flags=status)
+def connected(script: Answers, timeout: float = PATIENCE) -> Client:
+    return Client(port=script.port, timeout=timeout)
 
 
 def success(*bodies: bytes) -> Answer:
@@ -106,13 +60,22 @@ def hang_up(opcode: int, opaque: int, body: bytes) -> None:
     return None
 
 
-def assert_given_up(client: Client, script: Script, why: str) -> None:
-    """The client closed the connection, and later calls say why and send nothing."""
-    assert script.ended.wait(PATIENCE)
-    sent = len(script.requests)
-    with pytest.raises(errors.ConnectionLost, match=f"^there is no connection to 127.0.0.1:[0-9]+ any more: .*{why}"):
-        client.noop()
-    assert len(script.requests) == sent
+def later(opened: Callable[[], object], *answers: Answer) -> Answer:
+    """These answers to one request, once a gate is open."""
+
+    def answer(opcode: int, opaque: int, body: bytes) -> Iterator[bytes]:
+        opened()
+        for each in answers:
+            yield from each(opcode, opaque, body) or ()
+
+    return answer
+
+
+def assert_replaced(client: Client, script: Answers) -> None:
+    """The client closed the connection; the next call makes another, with which all is well."""
+    before = script.connections
+    client.noop()
+    assert script.connections == before + 1
 
 
 def test_requests_and_results(serve) -> None:
@@ -151,7 +114,7 @@ def test_dump(serve) -> None:
 def test_a_response_in_pieces(serve) -> None:
     def pieces(opcode: int, opaque: int, _: bytes) -> Iterator[bytes]:
         for byte in response(opcode, opaque, b"\0\0\0\7"):
-            time.sleep(0.002)
+            time.sleep(0.002)  # so that they come one by one
             yield bytes([byte])
 
     with connected(serve(pieces)) as client:
@@ -200,113 +163,229 @@ def test_what_does_not_fit_is_not_sent(serve) -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda code, opaque, _: [response(code, opaque + 1)], "opcode 00 and opaque 00000001, not 00 and 00000002"),
-        (lambda code, opaque, _: [response(code + 1, opaque)], "opcode 00 and opaque 00000001, not 01 and 00000001"),
+        (lambda code, opaque, _: [response(code, opaque + 1)], "asked with opcode 00 and opaque 00000002"),
+        (lambda code, opaque, _: [response(code + 1, opaque)], "asked with opcode 01 and opaque 00000001"),
         (lambda *_: [b"HTTP/1.1 400"], "not the start of a response: 48 54 54 50"),
         (success(b"abc"), "expected no body, not 61 62 63"),
     ],
 )
 def test_what_no_server_may_send(serve, answer: Answer, message: str) -> None:
-    script = serve(answer)
+    script = serve(answer, success())
     with connected(script) as client:
         with pytest.raises(errors.ProtocolError, match=message):
             client.noop()
-        assert_given_up(client, script, message)
+        assert_replaced(client, script)
 
 
 @pytest.mark.parametrize("call", [lambda client: client.get("n"), Client.stats, Client.dump])
 def test_a_result_that_makes_no_sense(serve, call) -> None:
-    script = serve(success(b"abc"))
+    script = serve(success(b"abc"), success())
     with connected(script) as client:
         with pytest.raises(errors.ProtocolError, match="61 62 63"):
             call(client)
-        assert_given_up(client, script, "61 62 63")
+        assert_replaced(client, script)
 
 
 def test_a_response_too_many(serve) -> None:
-    script = serve(success(b"", b""), silence)
+    """Whether it comes in one piece with the right one, so that nobody waits any more, or later."""
+    script = serve(success(b"", b""), *[success()] * 2)
     with connected(script) as client:
         client.noop()
-        with pytest.raises(errors.ProtocolError, match="opaque 00000002, not 00 and 00000001"):
+        with contextlib.suppress(errors.ProtocolError):
             client.noop()
-        assert_given_up(client, script, "expected a response")
+        client.noop()
+    assert script.connections == 2
 
 
-def test_no_response_in_time(serve) -> None:
-    script = serve(silence)
+def test_who_is_told_of_nonsense_is_not_told_of_the_loss_as_well(serve) -> None:
+    script = serve(success(b"\0\0\0\1"), success(b"abc"), success())
+    with connected(script) as client:
+        client.acquire("n", maximum=1)
+        with pytest.raises(errors.ProtocolError):
+            client.noop()
+        client.noop()
+
+
+def test_a_call_that_times_out_leaves_the_connection(serve) -> None:
+    opened = threading.Event()
+    script = serve(later(lambda: opened.wait(PATIENCE), success(b"\0\0\0\7")), success(b"\0\0\0\5"))
     with connected(script, timeout=0.05) as client:
         with pytest.raises(errors.Timeout, match=r"^127\.0\.0\.1:[0-9]+ did not answer within 0\.05 s$"):
-            client.noop()
-        assert_given_up(client, script, "a call took more than 0.05 s")
+            client.get("late")
+        opened.set()
+        client._link._timeout = PATIENCE
+        assert client.get("n") == 5  # and not what came too late
+        assert client._link.calls.pending == {}
+    assert script.connections == 1
+
+
+def test_what_is_granted_too_late_is_given_back(serve) -> None:
+    opened = threading.Event()
+    late = later(lambda: opened.wait(PATIENCE), success(b"\0\0\0\3"))
+    script = serve(success(b"\0\0\0\1"), late, *[success()] * 3)
+    with connected(script) as client:
+        client.acquire("kept", maximum=1)
+        client._link._timeout = 0.05
+        with pytest.raises(errors.Timeout):
+            client.acquire("late", 3, maximum=3)
+        client._link._timeout = PATIENCE
+        opened.set()
+        client.noop()
+        client.noop()  # after which the release has been answered
+        assert client._link.calls.held == 1
+    assert sorted(script.requests[2:]) == [(0x00, b""), (0x00, b""), (0x03, b"\0\0\0\3\0\4late")]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.acquire("n", maximum=1),
+        lambda client: client.hold("n", maximum=1).__enter__(),
+        lambda client: client.pipeline().noop().acquire("n", maximum=1).execute(),
+    ],
+)
+def test_nothing_else_held_so_an_acquire_that_times_out_ends_the_connection(serve, ask) -> None:
+    """Otherwise what is granted to nobody would stay with a connection on which nobody reads."""
+    script = serve(silence, silence, success())
+    with connected(script, timeout=0.05) as client:
+        with pytest.raises(errors.Timeout):
+            ask(client)
+        assert client._link.closed == "an acquire was not answered in time, and nothing is held"
 
 
 def test_the_timeout_is_for_the_whole_call(serve) -> None:
     """Entries that keep coming, each of them in time, do not make it longer."""
+    ended = threading.Event()
 
     def many(opcode: int, opaque: int, body: bytes) -> Iterator[bytes]:
-        for _ in range(300):
-            time.sleep(0.01)
+        while not ended.wait(0.005):
             yield response(opcode, opaque, b"\0\0\0\1\0\0\0\2\0\1a")
 
-    script = serve(many)
-    with connected(script, timeout=0.3) as client:
-        start = time.monotonic()
+    with connected(serve(many), timeout=0.1) as client:
         with pytest.raises(errors.Timeout):
             client.dump()
-        assert time.monotonic() - start < 2
-        assert_given_up(client, script, "a call took more")
-
-
-def test_the_timeout_does_not_start_again(serve) -> None:
-    def half(opcode: int, opaque: int, _: bytes) -> Iterator[bytes]:
-        time.sleep(0.8)
-        yield response(opcode, opaque)[:6]
-
-    with connected(serve(half), timeout=1.0) as client:
-        start = time.monotonic()
-        with pytest.raises(errors.Timeout):
-            client.noop()
-        assert 0.9 < time.monotonic() - start < 1.6
+        ended.set()
 
 
 def test_the_server_hangs_up(serve) -> None:
-    script = serve(success(), hang_up)
+    script = serve(success(), hang_up, success())
     with connected(script) as client:
         client.noop()
         with pytest.raises(errors.ConnectionLost, match=r"^127\.0\.0\.1:[0-9]+ closed the connection$"):
             client.noop()
-        assert_given_up(client, script, "closed the connection")
+        assert_replaced(client, script)
 
 
 def test_the_server_resets(serve) -> None:
     def reset(opcode: int, opaque: int, body: bytes) -> None:
         script.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
-    script = serve(reset)
+    script = serve(reset, success())
     with connected(script) as client:
         with pytest.raises(errors.ConnectionLost, match=r"^lost the connection to .*: .*reset by peer"):
             client.noop()
-        assert_given_up(client, script, "reset by peer")
+        assert_replaced(client, script)
 
 
-def test_an_interrupted_call_closes(serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_connection_is_looked_at_before_it_is_used(serve) -> None:
+    """So a server that closes what is idle is no trouble, if nothing is held."""
+    script = serve(success(), hang_up, success())
+    with connected(script) as client:
+        client.noop()
+        with contextlib.suppress(errors.ConnectionLost):
+            client._link.call(wire.noop)
+        client._link.used_at -= 2
+        assert_replaced(client, script)
+
+
+def test_idle_and_lost_with_permits_is_told(serve) -> None:
+    script = serve(success(b"\0\0\0\1"), success())
+    with connected(script) as client:
+        client.acquire("n", maximum=1)
+        script.connection.shutdown(socket.SHUT_RDWR)
+        assert not client._link.is_alive()
+        with pytest.raises(errors.ConnectionLost, match="what was acquired through it has been given back"):
+            client.get("n")
+        assert_replaced(client, script)
+
+
+def test_interrupted_while_bytes_are_read_the_connection_ends(serve, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    script = serve(success())
+    script = serve(success(), success())
     with connected(script) as client:
-        monkeypatch.setattr(wire.ResponseParser, "feed", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            client.noop()
-        assert_given_up(client, script, "KeyboardInterrupt interrupted a call")
+        with monkeypatch.context() as patched:
+            patched.setattr(wire.ResponseParser, "feed", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                client.noop()
+        assert_replaced(client, script)
+
+
+def test_interrupted_while_it_waits_the_grant_is_given_back(serve) -> None:
+    """By the caller itself, which waits for a second to learn of it."""
+    opened = threading.Event()
+    late = later(lambda: opened.wait(PATIENCE), success(b"\0\0\0\2"))
+    script = serve(success(b"\0\0\0\1"), late, *[success()] * 3)
+    with connected(script) as client:
+        client.acquire("kept", maximum=1)
+        poller: Any = client._link._poller
+
+        class Interrupted:
+            def poll(self, _: float) -> None:
+                client._link._poller = poller
+                opened.set()
+                raise KeyboardInterrupt
+
+        client._link._poller = Interrupted()  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt), client.hold("n", 2, maximum=2):
+            pytest.fail("granted")
+        client.noop()
+        client.noop()  # after which the release has been answered
+        assert client._link.calls.held == 1
+        assert client._link.holds == {}
+        assert not client._turns._queues
+    assert sorted(script.requests[2:]) == [(0x00, b""), (0x00, b""), (0x03, b"\0\0\0\2\0\1n")]
+
+
+def test_a_hold_gives_back_what_was_granted(serve) -> None:
+    script = serve(success(b"\0\0\0\2"), success())
+    with connected(script) as client, client.hold(b"n\xff", 2, maximum=3):
+        pass
+    assert script.requests == [(0x02, b"\0\0\0\2\0\0\0\3\0\2n\xff"), (0x03, b"\0\0\0\2\0\2n\xff")]
+
+
+def test_a_hold_that_does_not_wait_asks_once(serve) -> None:
+    refused = failure(0x21, b"Resource not available")
+    script = serve(refused, success(b"\0\0\0\3"))
+    with connected(script) as client:
+        with pytest.raises(errors.NotAvailable) as caught, client.hold("n", 2, maximum=4, timeout=0):
+            pytest.fail("granted")
+        error = caught.value
+        assert (error.name, error.resources, error.maximum, error.consumption) == (b"n", 2, 4, 3)
+    assert [opcode for opcode, _ in script.requests] == [0x02, 0x01]
+
+
+def test_a_release_that_is_refused(serve) -> None:
+    script = serve(*[success(b"\0\0\0\1"), failure(0x22, b"Not acquired")] * 2)
+    with connected(script) as client:
+        with pytest.raises(errors.NotAcquired), client.hold("n", maximum=1):
+            pass
+        with pytest.raises(ZeroDivisionError), client.hold("n", maximum=1):
+            _ = 1 // 0
 
 
 def test_close(serve) -> None:
     script = serve()
     client = connected(script)
+    assert client.where == f"127.0.0.1:{script.port}"
+    assert client.fileno() >= 0
     client.close()
     client.close()
-    assert_given_up(client, script, r"close\(\) was called")
+    for call in (client.noop, client.fileno, client.hold("n", maximum=1).__enter__):
+        with pytest.raises(errors.ConnectionLost, match=r"^there is no connection .* any more: close\(\) was called"):
+            call()
+    assert script.requests == []
 
 
 def test_nobody_listens(tmp_path: Path) -> None:
@@ -327,51 +406,3 @@ def test_nobody_accepts() -> None:
             connection.connect_ex(listening.getsockname())
         with pytest.raises(errors.Timeout, match=r"did not accept a connection within 0\.1 s$"):
             Client(port=listening.getsockname()[1], timeout=0.1)
-
-
-# ---- against the reference
-
-
-@pytest.fixture(scope="module")
-def yrmcdsd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[reference.Address]:
-    with reference.running(tmp_path_factory.mktemp("yrmcdsd")) as address:
-        yield address
-
-
-def test_the_whole_protocol_with_the_reference(yrmcdsd: reference.Address) -> None:
-    with Client(*yrmcdsd) as client, Client(*yrmcdsd) as other:
-        client.noop()
-        with pytest.raises(errors.NotFound, match=r"^Not found"):
-            client.get("jobs")
-        assert client.acquire("jobs", 3, maximum=4) == 3
-        assert other.get(b"jobs") == 3
-        with pytest.raises(errors.NotAvailable, match=r"^Resource not available"):
-            other.acquire("jobs", 2, maximum=4)
-        with pytest.raises(errors.InvalidArguments, match=r"^Invalid arguments"):
-            other.acquire("jobs", 0, maximum=4)
-        with pytest.raises(errors.NotAcquired, match=r"^Not acquired"):
-            other.release("jobs")
-        client.release("jobs", 2)
-        assert other.acquire("jobs", maximum=4) == 1
-        assert other.dump() == [DumpEntry(b"jobs", 2, 3)]
-        stats = other.stats()
-        assert int(stats["curr_connections"]) >= 2
-        assert stats["command:release"] == "2"
-
-
-def test_closing_gives_back_at_the_reference(yrmcdsd: reference.Address) -> None:
-    with Client(*yrmcdsd) as other:
-        with Client(*yrmcdsd) as client:
-            client.acquire("closing", 2, maximum=2)
-            assert other.get("closing") == 2
-        deadline = time.monotonic() + 2
-        while other.get("closing"):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-
-def test_long_names_at_the_reference(yrmcdsd: reference.Address) -> None:
-    with Client(*yrmcdsd) as client:
-        name = b"\0" * wire.NAME_MAX
-        assert client.acquire(name, maximum=1) == 1
-        assert DumpEntry(name, 1, 1) in client.dump()
