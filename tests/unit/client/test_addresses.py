@@ -1,0 +1,85 @@
+"""Hosts, paths and URLs, right and wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from counterd.client._addresses import Address, read_address, read_addresses
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "shown"),
+    [
+        ("localhost", Address("localhost", 7), "localhost:7"),
+        ("::1", Address("::1", 7), "[::1]:7"),
+        ("counter://host", Address("host", 7), "host:7"),
+        ("counter://host/", Address("host", 7), "host:7"),
+        ("counter://host:0", Address("host", 0), "host:0"),
+        ("counter://host:65535", Address("host", 65535), "host:65535"),
+        ("COUNTER://[::1]:8", Address("::1", 8), "[::1]:8"),
+        ("counter://[fe80::1%25lo]", Address("fe80::1%25lo", 7), "[fe80::1%25lo]:7"),
+        ("counter+unix:///run/counterd", Address(path="/run/counterd"), "/run/counterd"),
+        ("counter+unix:///a%20b%25/%C3%A9", Address(path="/a b%/é"), "/a b%/é"),
+        ("counter+unix:///%FF", Address(path="/\udcff"), "/\udcff"),
+        ("counter+unix:///100%", Address(path="/100%"), "/100%"),
+    ],
+)
+def test_reads(text: str, address: Address, shown: str) -> None:
+    assert read_address(text, 7) == address
+    assert str(address) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("counters://host", "this release has no TLS"),
+        ("http://host", "expected counter://HOST:PORT or counter"),
+        ("://host", "expected counter://HOST"),
+        ("counter://", "expected counter://HOST"),
+        ("counter://:1", "expected counter://HOST"),
+        ("counter://host/path", "expected counter://HOST"),
+        ("counter://host?a=1", "expected counter://HOST"),
+        ("counter://host#a", "expected counter://HOST"),
+        ("counter://me@host", "expected counter://HOST"),
+        ("counter://me:secret@host", "expected counter://HOST"),
+        ("counter://host:65536", "[Pp]ort"),
+        ("counter://host:-1", "[Pp]ort"),
+        ("counter://host:x", "[Pp]ort"),
+        ("counter://[::1", "IPv6"),
+        ("counter+unix://", "expected counter\\+unix:///PATH"),
+        ("counter+unix:///", "expected counter\\+unix:///PATH"),
+        ("counter+unix://host/path", "expected counter\\+unix:///PATH"),
+        ("counter+unix:///path?a=1", "expected counter\\+unix:///PATH"),
+    ],
+)
+def test_refuses(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why) as caught:
+        read_address(text, 7)
+    assert repr(text) in str(caught.value)
+
+
+def test_schemes_of_another_protocol() -> None:
+    assert read_address("other://host", 7, "other") == Address("host", 7)
+    with pytest.raises(ValueError, match="expected other://HOST"):
+        read_address("counter://host", 7, "other")
+
+
+def test_several_of_one_server() -> None:
+    both = [Address("a", 7), Address("b", 8)]
+    assert read_addresses(["a", "counter://b:8"], 7, None) == both
+    assert read_addresses(("a", "counter://b:8"), 7, None) == both
+    assert read_addresses("a", 7, None) == both[:1]
+
+
+@pytest.mark.parametrize("path", ["/p%20 q", Path("/p%20 q")])
+def test_a_path_is_what_it_is(path: Any) -> None:
+    assert read_addresses("unused", 7, path) == [Address(path="/p%20 q")]
+
+
+@pytest.mark.parametrize(("hosts", "path"), [([], None), ("unused", "")])
+def test_nothing_to_connect_to(hosts: Any, path: str | None) -> None:
+    with pytest.raises(ValueError, match="no address"):
+        read_addresses(hosts, 7, path)

@@ -1,0 +1,110 @@
+"""Queues: who is the first, and who is told so."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from counterd.client._turns import Turns
+
+
+class Waiter:
+    """As an Event, but it counts."""
+
+    def __init__(self) -> None:
+        self.sets = 0
+
+    def set(self) -> None:
+        self.sets += 1
+
+
+def line(turns: Turns, count: int, name: bytes = b"n") -> list[Waiter]:
+    waiters = [Waiter() for _ in range(count)]
+    for waiter in waiters:
+        turns.join(name, waiter)
+    return waiters
+
+
+def sets(waiters: list[Waiter]) -> list[int]:
+    return [waiter.sets for waiter in waiters]
+
+
+def test_in_order() -> None:
+    turns = Turns()
+    waiters = line(turns, 3)
+    for number, waiter in enumerate(waiters):
+        assert [turns.is_first(b"n", each) for each in waiters[number:]] == [True] + [False] * (2 - number)
+        turns.leave(b"n", waiter)
+    assert sets(waiters) == [0, 1, 1]
+    assert turns._queues == {}
+
+
+def test_who_leaves_from_the_middle_wakes_nobody() -> None:
+    turns = Turns()
+    waiters = line(turns, 3)
+    turns.leave(b"n", waiters[1])
+    turns.leave(b"n", waiters[2])
+    assert sets(waiters) == [0, 0, 0]
+    assert turns.is_first(b"n", waiters[0])
+
+
+def test_what_is_given_back_wakes_the_first_of_that_name() -> None:
+    turns = Turns()
+    waiters, others = line(turns, 2), line(turns, 2, b"m")
+    turns.wake(b"n")
+    turns.wake(b"nobody waits for it")
+    assert (sets(waiters), sets(others)) == ([1, 0], [0, 0])
+
+
+def test_one_queue_as_long_as_somebody_waits() -> None:
+    turns = Turns()
+    first = Waiter()
+    queue = turns.join(b"n", first)
+    second = Waiter()
+    assert turns.join(b"n", second) is queue
+    assert turns.join(b"m", Waiter()) is not queue
+    turns.leave(b"n", first)
+    turns.leave(b"n", second)
+    assert turns.join(b"n", first) is not queue
+
+
+def test_who_has_not_joined_may_leave() -> None:
+    turns = Turns()
+    turns.leave(b"n", Waiter())
+    waiters = line(turns, 2)
+    turns.leave(b"n", Waiter())
+    assert turns.is_first(b"n", waiters[0])
+
+
+class Interrupted:
+    """A lock whose first owner is interrupted, either before it has it, or when it has done its work."""
+
+    def __init__(self, late: bool) -> None:
+        self._lock = threading.Lock()
+        self._late = late
+        self._times = 0
+
+    def __enter__(self) -> None:
+        self._times += 1
+        if self._times == 1 and not self._late:
+            raise KeyboardInterrupt
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        if self._times == 1:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_who_is_interrupted_while_leaving_has_left(late: bool) -> None:
+    turns = Turns()
+    waiters = line(turns, 2)
+    lock: Any = Interrupted(late)
+    turns._lock = lock
+    with pytest.raises(KeyboardInterrupt):
+        turns.leave(b"n", waiters[0])
+    assert turns.is_first(b"n", waiters[1])
+    assert waiters[1].sets >= 1
