@@ -1,0 +1,358 @@
+"""One connection that threads share: a pair of sockets, of which the test has the server's end and says every byte."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from counterd.client import _link
+from counterd.client._link import Link
+from counterd.errors import ConnectionLost, NotAvailable, ProtocolError, Timeout
+from counterd.protocols.counter import wire
+from daemon import wait_until
+from steps import PATIENCE, response
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ONE = b"\0\0\0\1"
+HOLD = object()
+
+
+class Pair:
+    """link, and its server's end."""
+
+    def __init__(self) -> None:
+        near, self.server = socket.socketpair()
+        near.setblocking(False)
+        self.server.settimeout(PATIENCE)
+        self.ended: list[Link] = []
+        self.near = near
+        self.link = Link(near, "there", PATIENCE, self.ended.append)
+
+    def asked(self, *frames: bytes) -> None:
+        """Exactly these came."""
+        assert self.server.recv(65536) == b"".join(frames)
+
+    def says(self, *answers: bytes) -> None:
+        self.server.sendall(b"".join(answers))
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.link.close()
+    made.near.close()
+    made.server.close()
+
+
+class Caller:
+    """A thread that makes a call; what it returned or raised."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.result: Any = None
+        self._call = lambda: function(*arguments)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._call()
+        except Exception as error:  # noqa: BLE001 - to be looked at
+            self.result = error
+
+    def ends(self) -> Any:
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+        return self.result
+
+
+def reading_and_waiting(pair: Pair, *requests: tuple[Any, ...]) -> list[Caller]:
+    """Threads with these calls: the first reads, the others wait for it, in order."""
+    callers = [Caller(pair.link.call, *requests[0])]
+    wait_until(lambda: pair.link._reading, "it reads")
+    for count, request in enumerate(requests[1:], 1):
+        callers.append(Caller(pair.link.call, *request))
+        wait_until(lambda count=count: len(pair.link._waiting) == count, "it waits")
+    return callers
+
+
+def test_a_call(pair: Pair) -> None:
+    pair.says(response(1, 1, ONE))
+    assert pair.link.call(wire.get, b"a") == 1
+    pair.says(response(2, 2, b"no", 0x21))
+    with pytest.raises(NotAvailable, match=r"^no"):
+        pair.link.call(wire.acquire, b"a", 1, 2)
+    pair.asked(wire.get(1, b"a"), wire.acquire(2, b"a", 1, 2))
+    assert pair.link.answered
+
+
+def test_calls_together(pair: Pair) -> None:
+    pair.says(response(0, 2), response(1, 1, ONE))
+    calls = pair.link.run([(wire.get, b"a"), (wire.noop,)])
+    assert [(call.result, call.error) for call in calls] == [(1, None), (None, None)]
+
+
+def test_what_does_not_fit_is_not_sent_or_waited_for(pair: Pair) -> None:
+    with pytest.raises(ValueError, match=r"^name"):
+        pair.link.run([(wire.acquire, b"a", 1, 1), (wire.get, b"")])
+    pair.says(response(0, pair.link.calls._opaque + 1))
+    pair.link.call(wire.noop)
+    pair.asked(wire.noop(pair.link.calls._opaque))
+
+
+# ---- who reads ------------------------------------------------------------------------------------------------------
+
+
+def test_answers_are_handed_to_those_who_wait(pair: Pair) -> None:
+    reader, *others = reading_and_waiting(pair, (wire.get, b"a"), (wire.get, b"b"), (wire.get, b"c"))
+    pair.says(response(1, 3, b"\0\0\0\3"))
+    assert others[1].ends() == 3
+    pair.says(response(1, 2, b"\0\0\0\2"))
+    assert others[0].ends() == 2
+    pair.says(response(1, 1, ONE))
+    assert reader.ends() == 1
+
+
+def test_another_reads_when_the_reader_has_its_answer(pair: Pair) -> None:
+    callers = reading_and_waiting(pair, (wire.get, b"a"), (wire.get, b"b"), (wire.get, b"c"))
+    for number, caller in enumerate(callers, 1):
+        pair.says(response(1, number, ONE))
+        assert caller.ends() == 1
+    assert not pair.link._reading
+
+
+def test_another_reads_when_the_time_of_the_reader_is_over(pair: Pair) -> None:
+    pair.link._timeout = 0.1
+    reader = Caller(pair.link.call, wire.noop)
+    wait_until(lambda: pair.link._reading, "it reads")
+    pair.link._timeout = PATIENCE
+    other = Caller(pair.link.call, wire.get, b"a")
+    assert isinstance(reader.ends(), Timeout)
+    pair.says(response(0, 1), response(1, 2, ONE))  # the late one is dropped
+    assert other.ends() == 1
+    assert pair.link.closed == ""
+
+
+def test_one_who_gave_up_is_not_asked_to_read(pair: Pair) -> None:
+    reader, other = reading_and_waiting(pair, (wire.noop,), (wire.noop,))
+    pair.link._timeout = 0.01
+    late = Caller(pair.link.call, wire.noop)
+    assert isinstance(late.ends(), Timeout)
+    pair.says(response(0, 1))
+    reader.ends()
+    pair.says(response(0, 2), response(0, 3))
+    assert other.ends() is None
+
+
+def test_all_hear_of_the_end(pair: Pair) -> None:
+    callers = reading_and_waiting(pair, *[(wire.noop,)] * 3)
+    pair.server.shutdown(socket.SHUT_WR)
+    errors = [caller.ends() for caller in callers]
+    assert [str(error) for error in errors] == ["there closed the connection"] * 3
+    assert {type(error) for error in errors} == {ConnectionLost}
+    assert len(set(map(id, errors))) == 3
+    assert pair.ended == [pair.link]
+    assert pair.near.fileno() == -1
+
+
+def test_all_hear_of_nonsense(pair: Pair) -> None:
+    callers = reading_and_waiting(pair, *[(wire.noop,)] * 2)
+    pair.says(b"what")
+    assert [type(caller.ends()) for caller in callers] == [ProtocolError] * 2
+
+
+def test_closing_wakes_who_reads_and_who_waits(pair: Pair) -> None:
+    callers = reading_and_waiting(pair, *[(wire.noop,)] * 3)
+    pair.link.close()
+    assert ["close() was called" in str(caller.ends()) for caller in callers] == [True] * 3
+    assert pair.near.fileno() == -1
+    assert pair.server.recv(65536) == b"".join(wire.noop(number) for number in (1, 2, 3))
+    assert pair.server.recv(1) == b""
+
+
+# ---- what does not go out -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_server_that_reads_nothing_before_its_output_is_read(pair: Pair, threads: int) -> None:
+    """It answers each request with a lot, and reads the next one when that has gone out."""
+    name = b"x" * 30000
+    body = b"\0\0\0\1\0\0\0\2" + len(name).to_bytes(2, "big") + name
+    requests = [(wire.get, name), (wire.dump,)] * 20
+
+    def serve() -> None:
+        parsed = b""
+        answered = 0
+        while answered < threads * len(requests):
+            parsed += pair.server.recv(1 << 20)
+            while len(parsed) >= 12 and len(parsed) >= (size := 12 + int.from_bytes(parsed[4:8], "big")):
+                opcode, opaque = parsed[1], int.from_bytes(parsed[8:12], "big")
+                bodies = [body] * 10 + [b""] if opcode == 0x11 else [ONE]
+                pair.says(*(response(opcode, opaque, each) for each in bodies))
+                parsed = parsed[size:]
+                answered += 1
+
+    server = Caller(serve)
+    callers = [Caller(pair.link.run, requests) for _ in range(threads)]
+    for caller in callers:
+        results = [call.result for call in caller.ends()]
+        assert results[0::2] == [1] * 20
+        assert [len(result) for result in results[1::2]] == [10] * 20
+    server.ends()
+    assert not pair.link._pushing
+    assert not pair.link._reading
+
+
+def test_a_server_that_takes_no_more(pair: Pair) -> None:
+    pair.link._timeout = 0.1
+    with pytest.raises(Timeout):
+        pair.link.run([(wire.get, b"x" * 60000)] * 100)
+    assert pair.link.closed == "the server takes no more requests"
+
+
+def test_the_end_while_others_send(pair: Pair) -> None:
+    callers = [Caller(pair.link.run, [(wire.get, b"x" * 60000)] * 100) for _ in range(4)]
+    wait_until(lambda: len(pair.link._pushing) == 4, "all send")
+    pair.server.close()
+    calls = [call for caller in callers for call in caller.ends()]
+    assert {type(call.error) for call in calls} == {ConnectionLost}
+    assert pair.near.fileno() == -1
+
+
+def test_too_many_that_are_not_answered(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_link, "UNANSWERED_MAX", 2)
+    pair.link._timeout = 0.001
+    for _ in range(3):
+        assert pair.link.closed == ""
+        with pytest.raises(Timeout):
+            pair.link.call(wire.noop)
+    assert pair.link.closed == "2 calls were not answered"
+
+
+# ---- who holds what -------------------------------------------------------------------------------------------------
+
+
+def test_a_hold_has_what_was_granted_and_gives_it_back(pair: Pair) -> None:
+    pair.says(response(2, 1, b"\0\0\0\2"))
+    pair.link.acquire(HOLD, b"a", 2, 3)
+    assert pair.link.holds == {HOLD: 2}
+    assert not pair.link.is_idle()
+    pair.says(response(3, 2))
+    pair.link.release(HOLD, b"a")
+    assert pair.link.holds == {}
+    assert pair.link.is_idle()
+    pair.link.release(HOLD, b"a")  # nothing is there, so nothing is asked
+    pair.link.disown(HOLD, b"a")
+    pair.asked(wire.acquire(1, b"a", 2, 3), wire.release(2, b"a", 2))
+
+
+def test_disowned_permits_are_given_back_by_nobody_in_particular(pair: Pair) -> None:
+    pair.says(response(2, 1, b"\0\0\0\2"))
+    pair.link.acquire(HOLD, b"a", 2, 3)
+    pair.link.disown(HOLD, b"a")
+    pair.asked(wire.acquire(1, b"a", 2, 3), wire.release(2, b"a", 2))
+    pair.says(response(3, 2, b"no", 0x22), response(0, 3))  # and a refusal hurts nobody
+    pair.link.call(wire.noop)
+
+
+def test_a_refused_hold_has_nothing(pair: Pair) -> None:
+    pair.says(response(2, 1, b"no", 0x21))
+    with pytest.raises(NotAvailable):
+        pair.link.acquire(HOLD, b"a", 2, 3)
+    assert pair.link.holds == {}
+
+
+@pytest.mark.parametrize(("raw", "released", "unheard"), [(0, 0, False), (1, 0, True), (1, 1, False), (2, 1, True)])
+def test_whether_somebody_has_to_hear_of_the_end(pair: Pair, raw: int, released: int, unheard: bool) -> None:
+    """Holds look after themselves, and what is on its way back is not missed, answered or not."""
+    pair.says(response(2, 1, b"\0\0\0\2"))
+    pair.link.acquire(HOLD, b"a", 2, 9)
+    if raw:
+        pair.says(response(2, 2, raw.to_bytes(4, "big")))
+        pair.link.call(wire.acquire, b"a", raw, 9)
+    if released:
+        Caller(pair.link.call, wire.release, b"a", released)
+        wait_until(lambda: pair.link._reading, "it is under way")
+    pair.server.close()
+    wait_until(lambda: not pair.link.is_alive(), "the end is seen")
+    assert pair.link.unheard is unheard
+
+
+def test_timed_out_but_something_is_held(pair: Pair) -> None:
+    """Then the connection stays, and a late grant is given back by whoever reads next."""
+    pair.says(response(2, 1, ONE))
+    pair.link.acquire(HOLD, b"a", 1, 9)
+    pair.link._timeout = 0.001
+    with pytest.raises(Timeout, match=r"^there did not answer within 0.001 s$"):
+        pair.link.acquire("another", b"b", 3, 9)
+    pair.link._timeout = PATIENCE
+    pair.says(response(2, 2, b"\0\0\0\3"), response(0, 3))
+    pair.link.call(wire.noop)
+    assert pair.link.holds == {HOLD: 1}
+    pair.asked(*[wire.acquire(1, b"a", 1, 9), wire.acquire(2, b"b", 3, 9), wire.noop(3), wire.release(4, b"b", 3)])
+
+
+# ---- the end --------------------------------------------------------------------------------------------------------
+
+
+def test_looking_at_it(pair: Pair) -> None:
+    assert pair.link.is_alive()
+    pair.says(b"unread")
+    assert pair.link.is_alive()
+    pair.server.shutdown(socket.SHUT_WR)
+    assert not pair.link.is_alive()
+    assert pair.near.fileno() == -1
+    with pytest.raises(ConnectionLost, match="lost the connection to there: the server closed it"):
+        pair.link.call(wire.noop)
+    assert pair.ended == [pair.link]
+
+
+def test_after_a_fork_the_copy_is_closed_and_not_shut_down(pair: Pair) -> None:
+    with pair.near.dup():  # the parent's
+        with pair.link._lock:
+            pair.link.after_fork()
+        with pytest.raises(ConnectionLost, match="the process forked"):
+            pair.link.call(wire.noop)
+        pair.link.disown(HOLD, b"a")
+        pair.link.close()
+        pair.server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            pair.server.recv(1)
+    assert pair.server.recv(1) == b""
+
+
+def test_watching(pair: Pair) -> None:
+    wake = os.eventfd(1)
+    try:
+        pair.link.watch(wake, None)
+        assert not pair.ended
+        os.eventfd_read(wake)
+        pair.link.watch(wake, 0.001)
+        assert not pair.ended
+        watching = Caller(pair.link.watch, wake, None)
+        wait_until(lambda: pair.link._watched, "it watches")
+        pair.server.shutdown(socket.SHUT_WR)
+        watching.ends()
+        assert pair.ended == [pair.link]
+        assert pair.near.fileno() == -1
+        pair.link.watch(wake, 0.001)  # of a connection that has ended there is nothing to see
+    finally:
+        os.close(wake)
+
+
+def test_closing_wakes_who_watches(pair: Pair) -> None:
+    wake = os.eventfd(0)
+    try:
+        watching = Caller(pair.link.watch, wake, None)
+        wait_until(lambda: pair.link._watched, "it watches")
+        pair.link.close()
+        watching.ends()
+        assert pair.near.fileno() == -1
+    finally:
+        os.close(wake)
