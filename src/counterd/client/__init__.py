@@ -406,10 +406,11 @@ class Hold:
     def __enter__(self) -> Hold:
         if not self._entered.acquire(blocking=False):
             raise RuntimeError("this hold has been entered already: make another")
+        self._inside = True
         try:
             self._link = self._client._take(self, self._asked)
-            self._inside = True
         except BaseException:  # a signal's may come after the grant
+            self._inside = False
             self._client._link.disown(self, self._asked.name)
             self._entered.release()
             raise
@@ -477,7 +478,9 @@ class Hold:
     def _acquire_again(self) -> bool:
         """Whether that is done, or not wanted any more. NotAvailable, and what else an acquire raises."""
         lost = self._link
-        if lost is None or not lost.closed:
+        if lost is None:  # on its way in, or out
+            return not self._entered.locked()
+        if not lost.closed:
             return True
         link = self._client._ask(self, self._asked)
         self._link = link

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.client import _link
+from counterd.client._connection import DeadlinePassed
 from counterd.client._link import Link
 from counterd.errors import ConnectionLost, NotAvailable, ProtocolError, Timeout
 from counterd.protocols.counter import wire
@@ -259,6 +260,27 @@ def test_disowned_permits_are_given_back_by_nobody_in_particular(pair: Pair) -> 
     pair.asked(wire.acquire(1, b"a", 2, 3), wire.release(2, b"a", 2))
     pair.says(response(3, 2, b"no", 0x22), response(0, 3))  # and a refusal hurts nobody
     pair.link.call(wire.noop)
+
+
+@pytest.mark.parametrize(("reason", "raised"), [(DeadlinePassed, Timeout), (KeyboardInterrupt, KeyboardInterrupt)])
+@pytest.mark.parametrize("hold", [True, False])
+def test_granted_at_the_very_end(
+    pair: Pair, reason: type[BaseException], raised: type[BaseException], hold: bool
+) -> None:
+    """The answer was read, and the caller is not to have it: it goes back, once."""
+    wait = pair.link._wait
+
+    def too_late(call: Any, deadline: float) -> None:
+        wait(call, deadline)
+        raise reason
+
+    pair.link._wait = too_late  # type: ignore[method-assign]
+    pair.says(response(2, 1, b"\0\0\0\2"))
+    with pytest.raises(raised):
+        pair.link.acquire(HOLD, b"a", 2, 3) if hold else pair.link.call(wire.acquire, b"a", 2, 3)
+    pair.asked(wire.acquire(1, b"a", 2, 3), wire.release(2, b"a", 2))
+    assert pair.link.holds == {}
+    assert pair.link.calls.held == 0
 
 
 def test_a_refused_hold_has_nothing(pair: Pair) -> None:
