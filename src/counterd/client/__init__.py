@@ -74,8 +74,6 @@ __all__ = [
 ]
 
 PORT = 11215
-# Seconds after which a connection that nobody used is looked at before it is, if nothing is held through it.
-IDLE_S = 1.0
 
 F = TypeVar("F", bound="Callable[..., Any]")
 _log = logging.getLogger(__name__)
@@ -236,11 +234,15 @@ class Client:
 
     def _call(self, *request: Any) -> Any:
         link = self._connected()
+        was_good = link.answered
         try:
             return link.call(*request)
-        except (ConnectionLost, ProtocolError):
+        except (ConnectionLost, ProtocolError) as error:
             link.unheard = False
-            raise
+            # Where nothing was held nothing is lost, and what was granted unseen is back: it is safe to ask again.
+            if isinstance(error, ProtocolError) or not was_good or link.calls.held or request[0] is wire.release:
+                raise
+        return self._connected().call(*request)
 
     def _run(self, requests: list[Request]) -> list[Any]:
         """The results of all; refusals are among them."""
@@ -265,13 +267,7 @@ class Client:
         hears: the caller is to be told if permits were lost with it, and nobody was told yet.
         """
         link = self._link
-        now = time.monotonic()
-        if (
-            not link.closed
-            and not self._before.unheard
-            and (now - link.used_at < IDLE_S or not link.is_idle() or link.is_alive())
-        ):
-            link.used_at = now
+        if not link.closed and not self._before.unheard:
             return link
         with self._connecting:
             link = self._link

@@ -80,7 +80,6 @@ class Link:
         self.closed = ""  # why it is not connected any more
         self.calls = Calls()
         self.holds: dict[Any, int] = {}  # with how many permits
-        self.used_at = time.monotonic()
         self.answered = False  # the server has said something
         self.unheard = False  # it was lost with permits that no hold looks after, and nobody was told yet
         self._socket = connected
@@ -138,9 +137,6 @@ class Link:
             if permits and not self.closed:
                 self.calls.give_back.append((name, permits))
                 self._give_back()
-
-    def is_idle(self) -> bool:
-        return not self.calls.held and not self.calls.pending
 
     def is_alive(self) -> bool:
         """Looks at the socket: False if the server has ended the connection, or it was closed here."""

@@ -268,9 +268,8 @@ def test_the_timeout_is_for_the_whole_call(serve) -> None:
 
 
 def test_the_server_hangs_up(serve) -> None:
-    script = serve(success(), hang_up, success())
+    script = serve(hang_up, success())
     with connected(script) as client:
-        client.noop()
         with pytest.raises(errors.ConnectionLost, match=r"^127\.0\.0\.1:[0-9]+ closed the connection$"):
             client.noop()
         assert_replaced(client, script)
@@ -287,15 +286,38 @@ def test_the_server_resets(serve) -> None:
         assert_replaced(client, script)
 
 
-def test_an_idle_connection_is_looked_at_before_it_is_used(serve) -> None:
-    """So a server that closes what is idle is no trouble, if nothing is held."""
-    script = serve(success(), hang_up, success())
+def test_a_call_is_made_again_if_the_server_goes_and_nothing_was_held(serve) -> None:
+    """So one that closes what is idle, or is started anew, is no trouble. But only once."""
+    script = serve(success(), hang_up, success(b"\0\0\0\1"))
     with connected(script) as client:
         client.noop()
-        with contextlib.suppress(errors.ConnectionLost):
-            client._link.call(wire.noop)
-        client._link.used_at -= 2
+        assert client.acquire("n", maximum=1) == 1
+    assert [opcode for opcode, _ in script.requests] == [0x00, 0x02, 0x02]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda client: client.acquire("n", maximum=2), id="something is held"),
+        pytest.param(lambda client: client.release("n"), id="a release"),
+    ],
+)
+def test_a_call_is_not_made_again_if_something_is_lost(serve, call: Callable[[Client], object]) -> None:
+    script = serve(success(b"\0\0\0\1"), hang_up, success())
+    with connected(script) as client:
+        client.acquire("n", maximum=2)
+        with pytest.raises(errors.ConnectionLost, match=r"closed the connection$"):
+            call(client)
         assert_replaced(client, script)
+
+
+def test_a_call_is_made_again_once(serve) -> None:
+    script = serve(success(), hang_up, hang_up, success())
+    with connected(script) as client:
+        client.noop()
+        with pytest.raises(errors.ConnectionLost, match=r"closed the connection$"):
+            client.noop()
+        assert [opcode for opcode, _ in script.requests] == [0x00] * 3
 
 
 def test_idle_and_lost_with_permits_is_told(serve) -> None:
