@@ -13,6 +13,7 @@ from counterd.client._calls import UNANSWERED_MAX, Call, Calls
 from counterd.client._connection import FORKED, closed_by_server, lost, not_answered, set_options
 from counterd.errors import CounterdError, ProtocolError
 from counterd.protocols.counter import wire
+from counterd.protocols.counter.wire import Opcode
 
 if TYPE_CHECKING:
     import socket
@@ -45,7 +46,14 @@ class FutureCall(Call):
 class Link(asyncio.Protocol):
     """One connection, and the calls that are under way through it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, where: str, timeout: float, on_end: Callable[[Link], None]):
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        where: str,
+        timeout: float,
+        on_end: Callable[[Link], None],
+        on_release: Callable[[bytes], object],
+    ) -> None:
         self.where = where
         self.closed = ""  # why it is not connected any more
         self.calls = Calls()
@@ -54,6 +62,7 @@ class Link(asyncio.Protocol):
         self._loop = loop
         self._timeout = timeout
         self._on_end = on_end
+        self._on_release = on_release  # called with the name of what is given back
         self._transport: asyncio.Transport | None = None
         self._gone: asyncio.Future[None] = loop.create_future()
         self._unsent: list[bytes] = []
@@ -90,7 +99,9 @@ class Link(asyncio.Protocol):
         """The task that waited has gone. What an acquire was granted, or will be, is given back."""
         future = call.future
         assert future is not None
-        if not future.cancel() and not future.cancelled() and future.exception() is None:
+        if future.cancel() or future.cancelled() or future.exception() is not None:
+            return
+        if call.frame[1] == Opcode.ACQUIRE:
             self.calls.return_grant(call, future.result())
             self._give_back()
 
@@ -190,7 +201,9 @@ class Link(asyncio.Protocol):
 
     def _give_back(self) -> None:
         while self.calls.give_back and not self.closed:
-            self.start_unawaited(wire.release, *self.calls.give_back.pop())
+            name, permits = self.calls.give_back.pop()
+            self.start_unawaited(wire.release, name, permits)
+            self._on_release(name)
 
     def _expire(self) -> None:
         """Ends the wait of those that have waited long enough. Their answers may still come."""
@@ -201,7 +214,8 @@ class Link(asyncio.Protocol):
             if call.deadline > now:
                 self._timer = self._loop.call_at(call.deadline, self._expire)
                 break
-            late |= call.settle(None, not_answered(self.where, self._timeout))
+            late = True  # also if nobody waits for it any more
+            call.settle(None, not_answered(self.where, self._timeout))
         if late and self._paused:
             self.drop("the server takes no more requests")
         elif len(self.calls.pending) > UNANSWERED_MAX:

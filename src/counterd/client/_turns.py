@@ -59,6 +59,12 @@ class Turns:
             self._leave(name, waiter)
             raise
 
+    def wake_all(self) -> None:
+        """Whatever they wait for, it is over."""
+        with self._lock:
+            for queue in self._queues.values():
+                next(iter(queue.waiters)).set()
+
     def wake(self, name: bytes) -> None:
         """Something was given back: the first asks again at once."""
         with self._lock:

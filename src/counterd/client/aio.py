@@ -27,7 +27,7 @@ from counterd.errors import ConnectionLost, CounterdError, NotAvailable, NotFoun
 from counterd.protocols.counter import wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
     from types import TracebackType
 
     from counterd.client._addresses import Address
@@ -101,6 +101,8 @@ class Client:
         self._retry_at = 0.0
         self._failure: CounterdError | None = None  # of the last attempt to connect
         self._link: Link | None = None
+        self._lost: Link | None = None  # with what acquire() got, and no call has told so yet
+        self._tasks: set[asyncio.Task[None]] = set()  # its own
         self._connecting: asyncio.Task[None] | None = None
         self._recovering: asyncio.Task[None] | None = None
         self._again: list[Hold] = []  # those whose permits are to be acquired again
@@ -108,13 +110,22 @@ class Client:
         _clients.add(self)
 
     async def __aenter__(self) -> Client:
-        await self._connected()
+        try:
+            await self._connected()
+        except CounterdError:
+            raise
+        except BaseException:
+            self._end()  # nobody is there to close what may still come
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        if kind is GeneratorExit:  # a coroutine that is thrown away cannot wait
+            self._end()
+        else:
+            await self.close()
 
     @property
     def where(self) -> str:
@@ -123,12 +134,10 @@ class Client:
 
     async def close(self) -> None:
         """Ends the connection: the server takes back what was held through it. Later calls raise ConnectionLost."""
-        self._closed = True
-        for task in (self._connecting, self._recovering):
-            if task is not None:
-                task.cancel()
+        self._end()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         if self._link is not None:
-            self._link.drop(CLOSED)
             await self._link.gone()
 
     async def noop(self) -> None:
@@ -196,7 +205,7 @@ class Client:
 
     async def _call(self, *request: Any) -> Any:
         link = self._link
-        if link is None or link.closed:
+        if link is None or link.closed or self._lost is not None:
             link = await self._connected()
         call = link.start(*request)
         assert call.future is not None
@@ -204,7 +213,7 @@ class Client:
             return await call.future
         except BaseException as error:
             if isinstance(error, ConnectionLost):
-                link.unheard = False
+                self._heard(link)
             link.forget(call)
             raise
 
@@ -222,7 +231,7 @@ class Client:
                     future.result()
         except BaseException as error:
             if isinstance(error, ConnectionLost):
-                link.unheard = False
+                self._heard(link)
             for call in calls:
                 link.forget(call)
             raise
@@ -239,18 +248,17 @@ class Client:
             link = self._link
             if self._closed:
                 raise no_connection(self.where, CLOSED)
-            if link is not None:
-                if not link.closed:
-                    return link
-                if hears and link.unheard and link.closed not in NO_LOSS:
-                    link.unheard = False
-                    raise lost(link.where, f"{link.closed}; what was acquired through it has been given back")
+            if hears and self._lost is not None:
+                link, self._lost = self._lost, None
+                raise lost(link.where, f"{link.closed}; what was acquired through it has been given back")
+            if link is not None and not link.closed:
+                return link
             loop = asyncio.get_running_loop()
-            if self._connecting is None:
+            if self._connecting is None or self._connecting.done():
                 if self._failure is not None and loop.time() < self._retry_at:
                     raise ConnectionLost(f"{self._failure}; another attempt is due within {CONNECT_LONGEST_S:g} s")
                 self._failure = None
-                self._connecting = loop.create_task(self._connect(loop))
+                self._connecting = self._started(self._connect(loop))
             connecting = self._connecting
             await asyncio.wait([connecting])  # which others may wait for as well: it goes on if this is cancelled
             if not connecting.cancelled():
@@ -260,32 +268,54 @@ class Client:
 
     async def _connect(self, loop: asyncio.AbstractEventLoop) -> None:
         """Leaves a link, or a failure. Nobody need be there to hear of either."""
-        try:
-            for address in self._addresses:
-                link = Link(loop, str(address), self._timeout, self._on_end)
-                try:
-                    await asyncio.wait_for(_opened(loop, address, link), self._connect_timeout)
-                except (TimeoutError, asyncio.TimeoutError):
-                    self._failure = not_accepted(link.where, self._connect_timeout)
-                except OSError as error:
-                    self._failure = cannot_connect(link.where, error)
-                except BaseException:
+        for address in self._addresses:
+            link = Link(loop, str(address), self._timeout, self._on_end, self._turns.wake)
+            try:
+                await asyncio.wait_for(_opened(loop, address, link), self._connect_timeout)
+            except (TimeoutError, asyncio.TimeoutError):
+                self._failure = not_accepted(link.where, self._connect_timeout)
+            except OSError as error:
+                self._failure = cannot_connect(link.where, error)
+            except BaseException:
+                link.drop(CLOSED)
+                raise
+            else:
+                if self._closed:  # until Python 3.12, wait_for() may lose the cancellation
                     link.drop(CLOSED)
-                    raise
-                else:
+                if not link.closed or self._closed:
                     self._link, self._failure = link, None
                     self._backoff.reset()
                     return
-                link.drop("it was not accepted")
-            self._retry_at = loop.time() + self._backoff.delay()
-        finally:
-            self._connecting = None
+                self._failure = lost(link.where, link.closed)
+            link.drop("it was not accepted")
+        self._retry_at = loop.time() + self._backoff.delay()
+
+    def _heard(self, link: Link) -> None:
+        """A call has told that this connection was lost."""
+        if self._lost is link:
+            self._lost = None
+
+    def _started(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that close() ends."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _end(self) -> None:
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        if self._link is not None:
+            self._link.drop(CLOSED)
+        self._turns.wake_all()
 
     def _after_fork(self) -> None:
         """In the child, which has no loop yet, and in which no task will run."""
         if self._link is not None:
             self._link.after_fork()
-        self._connecting = self._recovering = None
+        self._connecting = self._recovering = self._lost = None
+        self._tasks = set()
         self._again = []
         self._turns = Turns()
 
@@ -314,7 +344,7 @@ class Client:
                     if self._closed:
                         raise
                     refusal = error
-                    pause = max(self._retry_at - loop.time(), 0)
+                    pause = max(queue.backoff.delay(), self._retry_at - loop.time())
                 if deadline is not None:
                     left = deadline - loop.time()
                     if left <= 0:
@@ -336,7 +366,7 @@ class Client:
         """For who gives up. When many do at once, one asks."""
         loop = asyncio.get_running_loop()
         if queue.counting is None and loop.time() - queue.counted_at > COUNTED_FOR_S:
-            queue.counting = loop.create_task(self._count(queue, asked.name))
+            queue.counting = self._started(self._count(queue, asked.name))
         if queue.counting is not None:
             await asyncio.wait([queue.counting])
         return queue.consumption
@@ -353,24 +383,23 @@ class Client:
         """A connection has ended: its holds hear of it."""
         if link.closed in NO_LOSS:
             return
+        if link.unheard:
+            self._lost = link
         self._again += [hold for hold in list(link.holds) if hold._tell()]
-        if self._again and self._recovering is None:
-            self._recovering = asyncio.get_running_loop().create_task(self._recover())
+        if self._again and (self._recovering is None or self._recovering.done()):
+            self._recovering = self._started(self._recover())
 
     async def _recover(self) -> None:
         """Acquires again what was lost, until all of it is there or nobody wants it any more."""
         backoff = Backoff(ASK_FIRST_S, ASK_LONGEST_S)
         loop = asyncio.get_running_loop()
-        try:
-            while self._again:
-                waiting, self._again = self._again, []
-                for hold in waiting:
-                    if not await hold._acquire_again():
-                        self._again.append(hold)
-                if self._again:
-                    await asyncio.sleep(max(backoff.delay(), self._retry_at - loop.time()))
-        finally:
-            self._recovering = None
+        while self._again:
+            waiting, self._again = self._again, []
+            for hold in waiting:
+                if not await hold._acquire_again():
+                    self._again.append(hold)
+            if self._again:
+                await asyncio.sleep(max(backoff.delay(), self._retry_at - loop.time()))
 
 
 async def _opened(loop: asyncio.AbstractEventLoop, address: Address, link: Link) -> None:
@@ -389,24 +418,38 @@ class Hold:
     def __init__(self, client: Client, asked: Asked) -> None:
         self._client = client
         self._asked = asked
+        self._entered = False
         self._link: Link | None = None  # through which they are held
 
     async def __aenter__(self) -> Hold:
-        if self._link is not None:
+        if self._entered:
             raise RuntimeError("this hold has been entered already: make another")
-        self._link = await self._client._take(self, self._asked)
+        self._entered = True
+        try:
+            self._link = await self._client._take(self, self._asked)
+        except BaseException:
+            self._entered = False
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is GeneratorExit:  # a coroutine that is thrown away cannot wait
+            with suppress(ConnectionLost):
+                self._release()
+            return
+        link = self._left()
         try:
-            call = self._release()  # what happens to this task from here on makes no difference to the server
-            if call is not None:
-                await call
+            await link.result(wire.release, self._asked.name, self._asked.resources)
+        except ConnectionLost:
+            if kind is None:
+                self._raise_loss(link)
         except CounterdError:
             if kind is None:
                 raise
+        finally:
+            self._forgotten(link)
 
     def __call__(self, function: F) -> F:
         """A coroutine function or asynchronous generator that holds the permits while it runs; each call its own."""
@@ -416,8 +459,18 @@ class Hold:
             async with Hold(client, asked):
                 generator = function(*arguments, **named)
                 try:
-                    async for item in generator:
-                        yield item
+                    item = await generator.asend(None)
+                    while True:
+                        try:
+                            sent = yield item
+                        except GeneratorExit:
+                            raise
+                        except BaseException as error:  # noqa: BLE001 - it is the generator's to handle
+                            item = await generator.athrow(error)
+                        else:
+                            item = await generator.asend(sent)
+                except StopAsyncIteration:
+                    return
                 finally:
                     await generator.aclose()
 
@@ -428,7 +481,7 @@ class Hold:
         if inspect.isasyncgenfunction(function):
             return cast("F", functools.wraps(function)(generate))
         if not inspect.iscoroutinefunction(function):
-            raise TypeError(f"{function.__qualname__} is not asynchronous: it needs a hold of counterd.client")
+            raise TypeError(f"{function!r} is not asynchronous: it needs a hold of counterd.client")
         return cast("F", functools.wraps(function)(call))
 
     @property
@@ -441,22 +494,36 @@ class Hold:
         if self._link is not None and self._link.closed:
             raise self._asked.lost(self._link.where, self._link.closed)
 
-    def _release(self) -> asyncio.Future[Any] | None:
-        """Gives the permits back; the future says when it is done. ConnectionLost if they were lost, and it counts."""
+    def _release(self) -> None:
+        """Gives the permits back without waiting for the answer. ConnectionLost if they were lost, and it counts."""
+        link = self._left()
+        self._forgotten(link)
+        if link.closed:
+            self._raise_loss(link)
+        else:
+            link.start_unawaited(wire.release, self._asked.name, self._asked.resources)
+
+    def _left(self) -> Link:
+        """The block is over. Whoever waits asks again, behind the release that is sent now."""
         link, self._link = self._link, None
         assert link is not None
+        self._client._turns.wake(self._asked.name)
+        return link
+
+    def _forgotten(self, link: Link) -> None:
         link.holds.pop(self, None)
-        if link.closed:
-            if self._asked.on_lost == RAISE and link.closed not in NO_LOSS:
-                raise self._asked.lost(link.where, link.closed)
-            return None
-        call = link.start(wire.release, self._asked.name, self._asked.resources)
-        self._client._turns.wake(self._asked.name)  # whoever asks now is behind the release
-        return call.future
+        self._entered = False
+
+    def _raise_loss(self, link: Link) -> None:
+        if self._asked.on_lost == RAISE and link.closed not in NO_LOSS:
+            self._client._heard(link)
+            raise self._asked.lost(link.where, link.closed) from None
 
     def _tell(self) -> bool:
         """They were lost. Returns whether they are wanted again."""
         on_lost = self._asked.on_lost
+        if self._link is None:  # the block was left
+            return False
         if callable(on_lost):
             try:
                 on_lost(self)
@@ -480,6 +547,7 @@ class Hold:
         else:  # the block was left meanwhile
             link.holds.pop(self, None)
             link.start_unawaited(wire.release, self._asked.name, self._asked.resources)
+            self._client._turns.wake(self._asked.name)
         return True
 
 
@@ -514,9 +582,7 @@ class Semaphore:
 
     def release(self) -> None:
         """Gives a permit back. ValueError if none was acquired, ConnectionLost if it was lost with its connection."""
-        if not self._holds:
-            raise ValueError("semaphore released too many times")
-        self._holds.pop()._release()
+        self._taken()._release()
 
     async def locked(self) -> bool:
         """Whether no permit is free now, for anybody."""
@@ -531,8 +597,12 @@ class Semaphore:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        hold = self._holds.pop()
-        await hold.__aexit__(kind, error, trace)
+        await self._taken().__aexit__(kind, error, trace)
+
+    def _taken(self) -> Hold:
+        if not self._holds:
+            raise ValueError("semaphore released too many times")
+        return self._holds.pop()
 
 
 def _after_fork() -> None:

@@ -1,0 +1,53 @@
+"""Runs a coroutine on either event loop, and lets nothing pass that the loop complains of."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import uvloop
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+PATIENCE = 20.0  # seconds, longer than anything here takes
+NEW_LOOP: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
+
+T = TypeVar("T")
+
+
+def run(main: Coroutine[Any, Any, T], loop_name: str = "asyncio") -> T:
+    """As asyncio.run(), with a loop of that kind. Fails if it takes too long, or leaves a task or an error behind."""
+    complaints: list[Any] = []
+    loop = NEW_LOOP[loop_name]()
+    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    gc.freeze()  # what was there before need not be looked at
+    try:
+        result = loop.run_until_complete(asyncio.wait_for(main, PATIENCE))
+        left = asyncio.all_tasks(loop)
+        gc.collect()  # futures that nobody asked complain when they go
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        gc.unfreeze()
+        loop.close()
+    assert left == set()
+    assert complaints == []
+    return result
+
+
+async def until(condition: Callable[[], Awaitable[Any] | Any], what: str) -> Any:
+    """Asks again and again until the condition, which may be awaited, is true; returns what it gave."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + PATIENCE
+    while True:
+        result = condition()
+        if hasattr(result, "__await__"):
+            result = await result
+        if result:
+            return result
+        assert loop.time() < deadline, f"not within {PATIENCE:g} s: {what}"
+        await asyncio.sleep(0.002)
