@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,6 +34,10 @@ def run(main: Coroutine[Any, Any, T], loop_name: str = "asyncio") -> T:
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         gc.unfreeze()
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+            with contextlib.suppress(BaseException):
+                loop.run_until_complete(task)
         loop.close()
     assert left == set()
     assert complaints == []
