@@ -178,7 +178,7 @@ def test_waits_for_a_server_that_comes_back(mortal: Mortal) -> None:
 
         waiting = threading.Thread(target=wait, daemon=True)
         waiting.start()
-        wait_until(lambda: client._link.answered, "it waits")
+        wait_until(lambda: client._link.calls.answered, "it waits")
         mortal.kill()
         errors = []
         while len(errors) < 30:

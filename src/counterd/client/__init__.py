@@ -101,7 +101,8 @@ class Client:
     call then connects again; after an attempt that failed, calls fail at once until another is due, 0.05 to 2 s later.
 
     What is held belongs to the connection and is lost with it. A Hold says so itself; if it happens to what acquire()
-    got, one call raises ConnectionLost before others go on with a new connection.
+    got, one call raises ConnectionLost before others go on with a new connection. If nothing was held, a call whose
+    connection ends is made again, once, through another: a server that is started anew is no error then.
     """
 
     def __init__(
@@ -234,7 +235,7 @@ class Client:
 
     def _call(self, *request: Any) -> Any:
         link = self._connected()
-        was_good = link.answered
+        was_good = link.calls.answered
         try:
             return link.call(*request)
         except (ConnectionLost, ProtocolError) as error:
@@ -281,13 +282,13 @@ class Client:
             return self._reconnected(link) if link.closed else link
 
     def _reconnected(self, ended: Link) -> Link:
-        if ended.answered:
+        if ended.calls.answered:
             self._backoff.reset()
             self._retry_at = 0.0
         if time.monotonic() < self._retry_at:
             failure = self._failure or lost(ended.where, ended.closed)
             raise ConnectionLost(f"{failure}; another attempt is due within {CONNECT_LONGEST_S:g} s")
-        answered, ended.answered = ended.answered, False
+        answered, ended.calls.answered = ended.calls.answered, False
         link = self._connect()
         if not answered:  # as with a server that has too many connections: it accepts, and closes
             self._retry_at = time.monotonic() + self._backoff.delay()

@@ -46,6 +46,7 @@ class Calls:
 
     def __init__(self) -> None:
         self.pending: dict[int, Call] = {}  # by opaque, the oldest first
+        self.answered = False  # the server has said something that makes sense
         self.held = 0  # permits of all names together, but those whose release has been sent
         self.give_back: list[tuple[bytes, int]] = []  # names and permits that were granted to nobody
         self._parser = wire.ResponseParser()
@@ -77,6 +78,7 @@ class Calls:
             call = self.pending.get(opaque)
             if call is None or call.frame[1] != opcode:
                 raise ProtocolError(f"nothing was asked with opcode {opcode:02x} and opaque {opaque:08x}")
+            self.answered = True
             if status:
                 del self.pending[opaque]
                 self.held += _released(call.frame)

@@ -80,7 +80,6 @@ class Link:
         self.closed = ""  # why it is not connected any more
         self.calls = Calls()
         self.holds: dict[Any, int] = {}  # with how many permits
-        self.answered = False  # the server has said something
         self.unheard = False  # it was lost with permits that no hold looks after, and nobody was told yet
         self._socket = connected
         self._lock = threading.Lock()
@@ -246,7 +245,6 @@ class Link:
             if not data:
                 self._drop("the server closed it", lambda: closed_by_server(self.where))
                 return
-            self.answered = True
             self.calls.feed(data)
         except BlockingIOError:
             pass

@@ -207,15 +207,20 @@ class Client:
         link = self._link
         if link is None or link.closed or self._lost is not None:
             link = await self._connected()
+        was_good = link.calls.answered
         call = link.start(*request)
         assert call.future is not None
         try:
             return await call.future
         except BaseException as error:
-            if isinstance(error, ConnectionLost):
-                self._heard(link)
             link.forget(call)
-            raise
+            if not isinstance(error, ConnectionLost):
+                raise
+            self._heard(link)
+            # Where nothing was held nothing is lost, and what was granted unseen is back: it is safe to ask again.
+            if not was_good or link.calls.held or request[0] is wire.release:
+                raise
+        return await (await self._connected()).result(*request)
 
     async def _run(self, requests: list[Request]) -> list[Any]:
         """The results of all; refusals are among them."""
@@ -328,7 +333,8 @@ class Client:
         turn = _Turn(loop)
         queue = self._turns.join(asked.name, turn)
         try:
-            while not self._turns.is_first(asked.name, turn):
+            # Who does not wait has no turn either: what the first was refused may be there for this one.
+            while asked.timeout != 0 and not self._turns.is_first(asked.name, turn):
                 if not await turn.wait(None if deadline is None else deadline - loop.time()):
                     raise asked.not_available(await self._consumption(queue, asked))
             while True:

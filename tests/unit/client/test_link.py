@@ -90,7 +90,7 @@ def test_a_call(pair: Pair) -> None:
     with pytest.raises(NotAvailable, match=r"^no"):
         pair.link.call(wire.acquire, b"a", 1, 2)
     pair.asked(wire.get(1, b"a"), wire.acquire(2, b"a", 1, 2))
-    assert pair.link.answered
+    assert pair.link.calls.answered
 
 
 def test_calls_together(pair: Pair) -> None:
