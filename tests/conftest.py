@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,12 @@ import daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+
+def pytest_configure() -> None:
+    """What a shell starts behind itself ignores SIGINT, and so would all that the tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

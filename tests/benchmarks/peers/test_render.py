@@ -18,7 +18,7 @@ PROMISES = json.loads(render.PROMISES.read_text("utf-8"))
 
 def figures(rate: float) -> dict[str, float]:
     times = {"server CPU us": 1e6 / rate, "load CPU us": 0.1, "p99 ms": 1.0, "p99.9 ms": 2.0, "others max ms": 3.0}
-    return {"requests/s": rate, **times, "bytes each": 100.0}
+    return {"requests/s": rate, "calls/s": rate, **times, "bytes each": 100.0, "asked/s": 5.0}
 
 
 def document(**rates: list[float]) -> dict[str, Any]:
