@@ -50,7 +50,7 @@ def threads(*functions: Callable[[], object]) -> Iterator[list[threading.Thread]
         except BaseException as error:  # noqa: BLE001 - raised again below
             errors.append(error)
 
-    started = [threading.Thread(target=run, args=(function,)) for function in functions]
+    started = [threading.Thread(target=run, args=(function,), daemon=True) for function in functions]
     for thread in started:
         thread.start()
     yield started

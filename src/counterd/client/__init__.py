@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from counterd.client._addresses import read_addresses
@@ -125,6 +125,7 @@ class Client:
         self._turns = Turns()
         self._connecting = threading.Lock()
         self._counting = threading.Lock()
+        self._reacquiring = threading.Lock()
         self._watch = watch
         self._watcher: _Watcher | None = None
         self._link = self._before = self._connect()  # _before: the connection that this one replaced
@@ -333,6 +334,7 @@ class Client:
         self._turns = Turns()
         self._connecting = threading.Lock()
         self._counting = threading.Lock()
+        self._reacquiring = threading.Lock()
         if self._watcher is not None:
             self._watcher.after_fork()
             self._watcher = None
@@ -403,8 +405,9 @@ class Hold:
     def __enter__(self) -> Hold:
         if not self._entered.acquire(blocking=False):
             raise RuntimeError("this hold has been entered already: make another")
-        self._inside = True
         try:
+            with self._client._reacquiring if self._asked.on_lost == REACQUIRE else nullcontext():
+                self._inside = True  # from now on it is not the one before that permits are acquired again for
             self._link = self._client._take(self, self._asked)
         except BaseException:  # a signal's may come after the grant
             self._inside = False
@@ -474,17 +477,18 @@ class Hold:
 
     def _acquire_again(self) -> bool:
         """Whether that is done, or not wanted any more. NotAvailable, and what else an acquire raises."""
-        lost = self._link
-        if lost is None:  # on its way in, or out
-            return not self._entered.locked()
-        if not lost.closed:
+        with self._client._reacquiring:
+            lost = self._link
+            if lost is None:  # on its way in, or out
+                return not self._entered.locked()
+            if not lost.closed:
+                return True
+            link = self._client._ask(self, self._asked)
+            self._link = link
+            if not self._inside:
+                self._link = None
+                link.disown(self, self._asked.name)
             return True
-        link = self._client._ask(self, self._asked)
-        self._link = link
-        if not self._inside:
-            self._link = None
-            link.disown(self, self._asked.name)
-        return True
 
 
 class _Watcher:
