@@ -1,0 +1,76 @@
+"""What a program that uses both clients may rely on of their types. Is checked by mypy, and never run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+from typing_extensions import assert_type
+
+import counterd.client as blocking
+from counterd.client import DumpEntry, aio
+from counterd.errors import CounterdError, NotAvailable
+
+
+def use(client: blocking.Client) -> None:
+    assert_type(client.acquire("name", 2, maximum=3), int)
+    assert_type(client.get(b"name"), int)
+    assert_type(client.dump(), list[DumpEntry])
+    assert_type(client.dump()[0].name, bytes)
+    assert_type(client.stats(), dict[str, str])
+    assert_type(client.hold("name", maximum=1), blocking.Hold)
+    with client.hold("name", maximum=1, timeout=None, on_lost=lambda hold: hold.lost) as hold:
+        assert_type(hold, blocking.Hold)
+        assert_type(hold.lost, bool)
+    with client.semaphore("name", 3) as permits:
+        assert_type(permits, bool)
+    assert_type(client.pipeline().get("a").acquire("b", maximum=1), blocking.Pipeline)
+
+    @client.hold("name", maximum=1)
+    def decorated(number: int) -> str:
+        return str(number)
+
+    @client.hold("name", maximum=1)
+    def generated(number: int) -> Iterator[str]:
+        yield str(number)
+
+    assert_type(decorated(1), str)
+    assert_type(generated(1), Iterator[str])
+
+
+async def use_with_asyncio() -> None:
+    async with aio.Client("counter://localhost", timeout=1) as client:
+        assert_type(client, aio.Client)
+        assert_type(await client.acquire("name", 2, maximum=3), int)
+        assert_type(await client.get(b"name"), int)
+        assert_type(await client.dump(), list[DumpEntry])
+        assert_type(await client.stats(), dict[str, str])
+        assert_type(client.hold("name", maximum=1), aio.Hold)
+        async with client.hold("name", maximum=1, on_lost="reacquire") as hold:
+            assert_type(hold, aio.Hold)
+            assert_type(hold.lost, bool)
+        assert_type(await client.semaphore("name", 3).locked(), bool)
+        assert_type(client.pipeline().get("a").acquire("b", maximum=1), aio.Pipeline)
+
+        @client.hold("name", maximum=1)
+        async def decorated(number: int) -> str:
+            return str(number)
+
+        @client.hold("name", maximum=1)
+        async def generated(number: int) -> AsyncIterator[str]:
+            yield str(number)
+
+        assert_type(await decorated(1), str)
+        assert_type([each async for each in generated(1)], list[str])
+        try:
+            await client.noop()
+        except NotAvailable as error:
+            assert_type((error.name, error.consumption, error.waited), tuple[bytes, int | None, float | None])
+        except CounterdError as error:
+            assert_type(error.status, int | None)
+
+
+def misuse(client: blocking.Client, other: aio.Client) -> None:
+    client.acquire("name", 1, 2)  # type: ignore[call-arg]
+    client.hold("name", maximum=1, on_lost="nothing")  # type: ignore[arg-type]
+    client.get(5)  # type: ignore[arg-type]
+    other.hold("name", maximum="1")  # type: ignore[arg-type]

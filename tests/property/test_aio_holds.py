@@ -1,0 +1,119 @@
+"""Random programs of asyncio's client over a server in memory, with random delays, cuts and cancellations.
+
+Whatever happens: no more is held than there is, nobody waits while something is free and nothing is under way, nobody
+waits for ever, and in the end nothing is held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memory
+from counterd.client import aio
+from counterd.errors import CounterdError
+
+NAMES = ["a", "b"]
+# After a cut, who waits finds out what became free when it asks again: a quarter of a second, and a connection.
+ASKS_AGAIN_S = 0.5
+
+programs = st.lists(
+    st.fixed_dictionaries(
+        {
+            "name": st.sampled_from(NAMES),
+            "how": st.sampled_from(["hold", "reacquire", "acquire", "pipeline", "semaphore"]),
+            "begins": st.floats(0, 0.05),
+            "takes": st.floats(0, 0.05),
+            "timeout": st.one_of(st.none(), st.floats(0, 0.05)),
+            "cancelled": st.one_of(st.none(), st.floats(0, 0.1)),
+        }
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+class Program:
+    """Tasks that use one client, each as it was drawn."""
+
+    def __init__(self, seed: int, maximum: int, cuts: list[float]) -> None:
+        self.loop = memory.Loop()
+        self.client = aio.Client(timeout=0.02)  # less than an answer may take
+        self.maximum = maximum
+        self.inside: dict[Any, bytes] = {}
+        self.cut_at = -1.0
+        server, chance = self.loop.server, random.Random(seed)
+        server.delay = lambda: chance.choice([0, 0.0001, 0.001, 0.015])
+        server.split = lambda size: chance.randint(0, size)
+        self.loop.on_idle = self.check
+        for when in cuts:
+            self.loop.call_at(when, self.cut)
+
+    def cut(self) -> None:
+        self.cut_at = self.loop.now
+        for pipe in self.loop.server.pipes:
+            pipe.cut(ConnectionResetError("cut"))
+
+    def check(self) -> None:
+        held = Counter(name for hold, name in self.inside.items() if not hold.lost)
+        assert all(count <= self.maximum for count in held.values()), held
+        link, server = self.client._link, self.loop.server
+        quiet = not server.in_flight and link is not None and not link.closed
+        if quiet and self.loop.now - self.cut_at > ASKS_AGAIN_S:
+            free = [name for name in self.client._turns._queues if server.used[name] < self.maximum]
+            assert free == [], "somebody waits for what is free"
+
+    async def task(self, drawn: dict[str, Any]) -> None:
+        await asyncio.sleep(drawn["begins"])
+        name, how, client = drawn["name"], drawn["how"], self.client
+        if how in ("hold", "reacquire"):
+            on_lost = "reacquire" if how == "reacquire" else "raise"
+            async with client.hold(name, maximum=self.maximum, timeout=drawn["timeout"], on_lost=on_lost) as hold:  # type: ignore[arg-type]
+                self.inside[hold] = name.encode()
+                try:
+                    await asyncio.sleep(drawn["takes"])
+                finally:
+                    del self.inside[hold]
+        elif how == "semaphore":
+            async with client.semaphore(name, self.maximum):
+                await asyncio.sleep(drawn["takes"])
+        elif how == "acquire":
+            await client.acquire(name, maximum=self.maximum)
+            try:
+                await asyncio.sleep(drawn["takes"])
+            finally:
+                await client.release(name)
+        else:
+            got = await client.pipeline().acquire(name, maximum=self.maximum).get(name).execute()
+            if got[0] == 1:
+                await client.release(name)
+
+    async def one(self, drawn: dict[str, Any]) -> None:
+        task = asyncio.ensure_future(self.task(drawn))
+        if drawn["cancelled"] is not None:
+            self.loop.call_later(drawn["cancelled"], task.cancel)
+        with contextlib.suppress(CounterdError, asyncio.CancelledError):
+            await task
+
+    async def main(self, tasks: list[dict[str, Any]]) -> None:
+        await asyncio.gather(*(self.one(drawn) for drawn in tasks))
+        for _ in range(3):  # after what late answers made it give back
+            with contextlib.suppress(CounterdError):
+                await self.client.noop()
+            await asyncio.sleep(0.1)
+        assert +self.loop.server.used == Counter()
+        assert self.client._turns._queues == {}
+        await self.client.close()
+
+
+@settings(max_examples=150, deadline=None)
+@given(programs, st.integers(0, 2**32), st.integers(1, 3), st.lists(st.floats(0, 0.1), max_size=3))
+def test_whatever_happens(tasks: list[dict[str, Any]], seed: int, maximum: int, cuts: list[float]) -> None:
+    program = Program(seed, maximum, cuts)
+    program.loop.run(program.main(tasks))

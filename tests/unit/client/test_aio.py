@@ -1,0 +1,403 @@
+"""The client for asyncio with a server in memory and a clock that jumps: waiting, connecting, and what meets."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import memory
+from counterd.client import aio
+from counterd.client._connection import FORKED
+from counterd.errors import ConnectionLost, NotAvailable, NotFound, Timeout
+from counterd.protocols.counter.wire import Opcode
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+
+
+def play(main: Callable[[memory.Loop, aio.Client], Coroutine[Any, Any, None]], *, closed: bool = True) -> None:
+    """With a client of the default timeouts, which is closed then."""
+    loop = memory.Loop()
+
+    async def played() -> None:
+        client = aio.Client()
+        await main(loop, client)
+        if closed:
+            await client.close()
+
+    loop.run(played())
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - the clock jumps
+        await asyncio.sleep(0.0001)
+
+
+# ---- connecting -----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_connected_before_it_is_used() -> None:
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        assert client.where == "127.0.0.1:11215"
+        assert loop.server.pipes == []
+        await asyncio.gather(*(client.noop() for _ in range(5)))
+        assert len(loop.server.pipes) == 1
+
+    play(main)
+
+
+def test_attempts_grow_rarer_while_nobody_is_there() -> None:
+    """And a hold makes one when it is due; the first that succeeds ends that."""
+    attempts: list[float] = []
+
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        def accepts() -> bool:
+            attempts.append(loop.now)
+            return len(attempts) > 12
+
+        loop.server.accepts = accepts
+        async with client.hold("n", maximum=1):
+            pauses = [after - before for before, after in itertools.pairwise(attempts)]
+            assert all(0.02 < pause < 2.1 for pause in pauses)
+            assert pauses[-1] >= 1
+            assert len(attempts) == 13
+
+    play(main)
+
+
+def test_a_server_that_hangs_up_at_once_is_not_asked_without_a_pause() -> None:
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        def connected() -> None:
+            for pipe in loop.server.pipes:
+                loop.call_soon(pipe.cut)
+
+        loop.on_idle = connected
+        with pytest.raises(ConnectionLost):
+            await client.hold("n", maximum=1, timeout=10).__aenter__()
+        assert 5 < len(loop.server.pipes) < 100
+
+    play(main)
+
+
+@pytest.mark.parametrize("before_it_begins", [True, False])
+def test_closed_while_it_connects(before_it_begins: bool) -> None:
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        calls = [asyncio.ensure_future(client.noop()) for _ in range(3)]
+        await turns(1 if before_it_begins else 5)
+        await client.close()
+        for call in calls:
+            with pytest.raises(ConnectionLost, match=r"close\(\) was called$"):
+                await call
+        assert all(pipe.closed for pipe in loop.server.pipes)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    play(main)
+
+
+def test_a_connection_that_comes_although_it_was_closed(monkeypatch) -> None:
+    """Until Python 3.12, wait_for() may lose that it was cancelled."""
+
+    async def deaf(awaitable: Any, _: float) -> Any:
+        task = asyncio.ensure_future(awaitable)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            return await task
+
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        call = asyncio.ensure_future(client.noop())
+        await turns()
+        await client.close()
+        with pytest.raises(ConnectionLost, match=r"close\(\) was called$"):
+            await call
+        assert [pipe.closed for pipe in loop.server.pipes] == [True]
+
+    monkeypatch.setattr(asyncio, "wait_for", deaf)
+    play(main)
+
+
+def test_a_block_that_was_cancelled_while_it_connected_leaves_no_connection() -> None:
+    """Nobody is there to close it."""
+
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        entering = asyncio.ensure_future(client.__aenter__())
+        await turns()
+        entering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+        await asyncio.sleep(1)
+        assert all(pipe.closed for pipe in loop.server.pipes)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    play(main, closed=False)
+
+
+def test_a_block_that_could_not_connect_may_be_tried_again() -> None:
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        loop.server.accepts = lambda: False
+        with pytest.raises(ConnectionLost, match=r"^cannot connect to "):
+            await client.__aenter__()
+        loop.server.accepts = lambda: True
+        await asyncio.sleep(3)
+        async with client:
+            await client.noop()
+
+    play(main)
+
+
+def test_an_attempt_takes_no_longer_than_it_may() -> None:
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        loop.server.delay = lambda: 60
+        with pytest.raises(Timeout, match=r"^127.0.0.1:11215 did not accept a connection within 5 s$"):
+            await client.noop()
+        assert loop.now == 5
+        loop.server.delay = lambda: 0.001
+        await asyncio.sleep(0.1)
+        await client.noop()
+
+    play(main)
+
+
+# ---- permits that were lost -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("under_way", [True, False])
+def test_one_call_tells_of_lost_permits(under_way: bool) -> None:
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        await client.acquire("n", maximum=1)
+        calls = [asyncio.ensure_future(client.noop())] if under_way else []
+        await turns()
+        loop.server.pipes[0].cut()
+        async with client.hold("other", maximum=1):  # which does not tell of it, and connects again
+            calls += [asyncio.ensure_future(client.noop()) for _ in range(3)]
+            ended = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(each) for each in ended] == [ConnectionLost, *[type(None)] * (len(ended) - 1)]
+
+    play(main)
+
+
+@pytest.mark.parametrize("on_lost", ["raise", "reacquire", "a function"])
+@pytest.mark.parametrize("closes", [True, False])
+def test_lost_while_it_is_left(on_lost: str, closes: bool) -> None:
+    """Only "raise" raises, and not if the program closed the connection itself. Nothing else is told of it then."""
+    told: list[aio.Hold] = []
+
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        hold = client.hold("n", maximum=1, on_lost=told.append if on_lost == "a function" else on_lost)  # type: ignore
+        await hold.__aenter__()
+        leaving = asyncio.ensure_future(hold.__aexit__(None, None, None))
+        await turns()
+        if closes:
+            await client.close()
+        else:
+            loop.server.pipes[0].cut()
+        if on_lost == "raise" and not closes:
+            with pytest.raises(ConnectionLost, match=r"^lost 1 of n with the connection to "):
+                await leaving
+        else:
+            await leaving
+        if not closes:
+            await client.noop()
+        assert (told, hold.lost, client._again, client._tasks) == ([], False, [], set())
+
+    play(main)
+
+
+def test_left_while_it_is_cancelled_and_the_connection_goes() -> None:
+    """All in one turn, and nobody complains of an error that was not looked at."""
+
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        hold = client.hold("n", maximum=1)
+        semaphore = client.semaphore("s", 2)
+        await hold.__aenter__()
+        await semaphore.acquire()
+        semaphore.release()
+        leaving = asyncio.ensure_future(hold.__aexit__(None, None, None))
+        await turns()
+        loop.server.pipes[0].cut()
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+
+    play(main)
+
+
+def test_left_while_it_is_acquired_again() -> None:
+    """The grant comes after that, is given back, and wakes who waits here."""
+
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        hold = client.hold("n", maximum=1, on_lost="reacquire")
+        await hold.__aenter__()
+        loop.server.pipes[0].cut()
+        assert hold.lost
+        await until(lambda: loop.server.used[b"n"] > 0)
+        assert hold.lost  # the answer is under way
+        waiting = asyncio.ensure_future(client.hold("n", maximum=1, timeout=1).__aenter__())
+        await hold.__aexit__(None, None, None)
+        await (await waiting).__aexit__(None, None, None)
+        assert loop.now < 0.1
+        assert (loop.server.used[b"n"], client._again, client._tasks) == (0, [], set())
+
+    play(main)
+
+
+# ---- waiting --------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_asks_more_and_more_rarely() -> None:
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        await client.acquire("n", maximum=1)
+        holds = [client.hold("n", maximum=1, timeout=60) for _ in range(100)]
+        ended = await asyncio.gather(*(hold.__aenter__() for hold in holds), return_exceptions=True)
+        assert {type(each) for each in ended} == {NotAvailable}
+        sent = [opcode for opcode, _ in loop.server.pipes[0].sent]
+        assert 60 * 4 < sent.count(Opcode.ACQUIRE) < 60 * 8 + 120
+        assert sent.count(Opcode.GET) <= 2
+        assert 60 <= loop.now < 60.1
+
+    play(main)
+
+
+def test_closed_while_holds_wait() -> None:
+    """They end at once, those of each name and those behind the first."""
+
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        waiting = []
+        for name in ("a", "b"):
+            await client.acquire(name, maximum=1)
+            waiting += [asyncio.ensure_future(client.hold(name, maximum=1).__aenter__()) for _ in range(3)]
+        await asyncio.sleep(10)
+        before = loop.now
+        await client.close()
+        ended = await asyncio.gather(*waiting, return_exceptions=True)
+        assert {type(each) for each in ended} == {ConnectionLost}
+        assert loop.now == before
+
+    play(main)
+
+
+def test_a_granted_hold_whose_task_is_cancelled_wakes_the_next() -> None:
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        await client.noop()
+        tasks = [asyncio.ensure_future(client.hold("n", maximum=1).__aenter__()) for _ in range(2)]
+        await turns()
+        tasks[0].cancel()
+        await (await tasks[1]).__aexit__(None, None, None)
+        assert loop.now < 0.02
+        assert loop.server.used[b"n"] == 0
+
+    play(main)
+
+
+# ---- arguments ------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_asynchronous_cannot_be_decorated() -> None:
+    hold = aio.Client().hold("n", maximum=1)
+
+    def function() -> None: ...
+
+    def generator() -> Any:
+        yield 1
+
+    for wrong in (function, generator, functools.partial(function), print, aio.Client, 5):
+        with pytest.raises(TypeError, match=r"is not asynchronous: it needs a hold of counterd\.client"):
+            hold(wrong)  # type: ignore[type-var]
+
+
+def test_functions_that_are_wrapped_in_partial() -> None:
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        async def work(number: int) -> int:
+            return number + loop.server.used[b"n"]
+
+        assert await client.hold("n", maximum=3)(functools.partial(work, 5))() == 6
+        assert loop.server.used[b"n"] == 0
+
+    play(main)
+
+
+def test_a_generator_that_is_never_begun_holds_nothing() -> None:
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        @client.hold("n", maximum=1)
+        async def items() -> AsyncIterator[int]:
+            yield 1
+
+        await items().aclose()
+        assert loop.server.pipes == []
+
+    play(main)
+
+
+@pytest.mark.parametrize("options", [{"timeout": -1}, {"timeout": float("nan")}, {"on_lost": "nothing"}])
+def test_what_a_hold_cannot_be(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^(timeout|on_lost) must be "):
+        aio.Client().hold("n", maximum=1, **options)
+
+
+def test_an_empty_pipeline_asks_nothing() -> None:
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        assert await client.pipeline().execute() == []
+        assert loop.server.pipes == []
+
+    play(main)
+
+
+def test_a_pipeline_that_is_cancelled_when_some_answers_are_there() -> None:
+    """What its acquires were granted is given back, before and after, and nothing else."""
+
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        await client.acquire("kept", 2, maximum=9)
+        loop.server.split = lambda size: 16 + 12
+        asked = client.pipeline().acquire("n", 2, maximum=9).noop().get("kept").acquire("n", 3, maximum=9)
+        running = asyncio.ensure_future(asked.execute())
+        await turns()
+        pipe = loop.server.pipes[0]
+        await until(lambda: len(pipe.protocol.calls.pending) < 4)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await client.noop()
+        await client.noop()
+        assert dict(loop.server.used) == {b"n": 0, b"kept": 2}
+        assert [opcode for opcode, _ in pipe.sent].count(Opcode.RELEASE) == 2
+
+    play(main)
+
+
+def test_after_a_fork_the_connection_is_the_parents() -> None:
+    """A fork itself is in tests/functional/test_aio_lost.py; here is what the child begins with."""
+
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        await client.acquire("n", maximum=1)
+        link = client._link
+        assert link is not None
+        link._transport, transport = None, link._transport  # the child would close its copy of the socket
+        client._after_fork()
+        link._transport = transport
+        assert (link.closed, client._tasks) == (FORKED, set())
+        await client.noop()  # nothing was lost: it was never the child's
+        assert len(loop.server.pipes) == 2
+        assert loop.server.used[b"n"] == 1
+        loop.server.pipes[0].abort()
+
+    play(main)
+
+
+def test_locked_where_nothing_was_ever_acquired(monkeypatch) -> None:
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        async def get(name: bytes) -> int:
+            raise NotFound(1, "Not found")
+
+        monkeypatch.setattr(client, "get", get)
+        assert await client.semaphore("n", 1).locked() is False
+
+    play(main)
