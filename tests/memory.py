@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 import struct
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 from counterd.protocols.counter import wire
@@ -79,13 +79,17 @@ class Pipe(asyncio.Transport):
         self.protocol = protocol
         self._server = server
         self._arrives = self._answers = 0.0  # not before what came earlier
+        # In order: the loop runs what is due at the same time in any.
+        self._requests: deque[bytes] = deque()
+        self._replies: deque[bytes] = deque()
 
     def write(self, data: Any) -> None:
         assert not self.closed
         loop, server = self._server.loop, self._server
         server.in_flight += 1
         self._arrives = max(self._arrives, loop.now + server.delay())
-        loop.call_at(self._arrives, self._arrived, bytes(data))
+        self._requests.append(bytes(data))
+        loop.call_at(self._arrives, self._arrived)
 
     def abort(self) -> None:
         if not self.closed:
@@ -103,8 +107,9 @@ class Pipe(asyncio.Transport):
     def is_closing(self) -> bool:
         return self.closed
 
-    def _arrived(self, data: bytes) -> None:
+    def _arrived(self) -> None:
         loop, server = self._server.loop, self._server
+        data = self._requests.popleft()
         if self.closed:
             server.in_flight -= 1
             return
@@ -117,9 +122,11 @@ class Pipe(asyncio.Transport):
             replies += server.reply(self, opcode, opaque, body)
         self.pieces.append(count)
         self._answers = max(self._answers, loop.now + server.delay())
-        loop.call_at(self._answers, self._answered, replies)
+        self._replies.append(replies)
+        loop.call_at(self._answers, self._answered)
 
-    def _answered(self, replies: bytes) -> None:
+    def _answered(self) -> None:
+        replies = self._replies.popleft()
         self._server.in_flight -= 1
         where = self._server.split(len(replies))
         for piece in (replies[:where], replies[where:]):

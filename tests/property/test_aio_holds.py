@@ -112,7 +112,7 @@ class Program:
         await self.client.close()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(programs, st.integers(0, 2**32), st.integers(1, 3), st.lists(st.floats(0, 0.1), max_size=3))
 def test_whatever_happens(tasks: list[dict[str, Any]], seed: int, maximum: int, cuts: list[float]) -> None:
     program = Program(seed, maximum, cuts)

@@ -165,8 +165,8 @@ class Client:
         NotFound if there is no such counter, NotAcquired if this connection holds less; nothing is released then.
         """
         name = as_bytes(name)
+        self._turns.wake(name)  # whoever asks from here on is behind the release
         await self._call(wire.release, name, resources)
-        self._turns.wake(name)
 
     async def stats(self) -> dict[str, str]:
         """The server's statistics by name, in its order, as the texts it sends (section "Stats")."""
@@ -229,6 +229,8 @@ class Client:
         link = await self._connected()
         calls = link.start_all(requests)
         futures = [cast("asyncio.Future[Any]", call.future) for call in calls]
+        for name in released(requests):
+            self._turns.wake(name)
         try:
             await asyncio.wait(futures)
             for future in futures:
@@ -240,8 +242,6 @@ class Client:
             for call in calls:
                 link.forget(call)
             raise
-        for name in released(requests):
-            self._turns.wake(name)
         return [future.exception() or future.result() for future in futures]
 
     async def _connected(self, *, hears: bool = True) -> Link:
