@@ -227,5 +227,5 @@ def test_a_window_turns_at_a_multiple_of_its_interval(start: Callable[..., daemo
         with pytest.raises(errors.NotFound):
             other.get("idle")
         assert other.get("held") == 1
-        assert other.dump() == [wire.DumpEntry(b"held", 1, 1)]
+        assert other.dump() == [wire.DumpEntry(b"held", 1, 1, limit=3)]
         assert int(other.stats()["expired"]) == 1
