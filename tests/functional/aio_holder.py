@@ -39,7 +39,8 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 def say(*words: Any) -> None:
-    print(*words, flush=True)
+    """In one piece: its child says things to the same pipe."""
+    os.write(1, f"{' '.join(map(str, words))}\n".encode())
 
 
 def has_socket(number: int, inode: int) -> bool:

@@ -221,7 +221,8 @@ def test_watch_connects_again() -> None:
     assert lost == f"counterctl: {where} closed the connection; trying again"
     assert found == f"counterctl: connected to {where} again"
     moments = [request.seconds for request in server.asked(Opcode.GET)]
-    assert all(after - before > 0.019 for before, after in itertools.pairwise(moments))
+    # But for the call that the client makes again by itself it never asks faster than it was told to.
+    assert sum(after - before <= 0.019 for before, after in itertools.pairwise(moments)) <= 1
 
 
 # ---- where there is no counterd ----
