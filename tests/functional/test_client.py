@@ -6,6 +6,7 @@ What happens when the connection or a process goes is in test_client_lost.py and
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import threading
 import time
@@ -118,7 +119,7 @@ def test_gives_back_whatever_is_raised(server: servers.Server, error: type[BaseE
     with server.client() as client:
         with pytest.raises(error), client.hold("raising", 2, maximum=3):
             raise error
-        assert server.used("raising") == 0
+        wait_until(lambda: server.used("raising") == 0, "it is back")
 
 
 def test_gives_back_however_the_block_is_left(server: servers.Server) -> None:
@@ -140,8 +141,42 @@ def test_gives_back_however_the_block_is_left(server: servers.Server) -> None:
         assert server.used("left") == 0
         generator = generates()
         assert next(generator) == 1
-        generator.close()
-        assert server.used("left") == 0
+        generator.close()  # which waits for no answer
+        wait_until(lambda: server.used("left") == 0, "it is back")
+
+
+def test_a_generator_that_the_collector_ends(server: servers.Server) -> None:
+    """It may do that anywhere, while this thread itself sends a request too."""
+
+    class Loop:
+        generator: Iterator[None]
+
+    with server.client() as client:
+
+        def generates() -> Iterator[None]:
+            with client.hold("collected", maximum=1):
+                yield
+
+        loop = Loop()
+        loop.generator = generates()
+        next(loop.generator)
+        unreachable = [loop]
+        unreachable.append(unreachable)  # type: ignore[arg-type]
+        add_all = client._link.calls.add_all
+
+        def collecting(*arguments: Any) -> bytes:
+            gc.collect()
+            return add_all(*arguments)
+
+        del loop, unreachable
+        client._link.calls.add_all = collecting  # type: ignore[method-assign]
+        client.noop()
+        wait_until(lambda: server.used("collected") == 0, "it is back")
+
+
+def test_a_signal_handler_that_uses_the_client_it_interrupted(server: servers.Server) -> None:
+    with server.client() as client, pytest.raises(RuntimeError, match="signal handler"), client._link._lock:
+        client.noop()
 
 
 def test_decorates(server: servers.Server) -> None:

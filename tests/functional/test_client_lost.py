@@ -216,6 +216,33 @@ def test_a_hold_gives_up_in_time_while_there_is_no_server(mortal: Mortal) -> Non
         mortal.start()
 
 
+def test_a_hold_waits_for_a_server_that_does_not_accept() -> None:
+    """As for one that is not there."""
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        client = stack.enter_context(Client(port=listening.getsockname()[1], timeout=PATIENCE, connect_timeout=0.05))
+        cut(client)
+        assert not client._link.is_alive()
+        listening.listen(0)
+        for _ in range(3):  # now its queue is full, and the kernel leaves further connections unanswered
+            connection = stack.enter_context(socket.socket())
+            connection.setblocking(False)
+            connection.connect_ex(listening.getsockname())
+        with pytest.raises(ConnectionLost, match="did not accept"), client.hold("mute", maximum=1, timeout=0.3):
+            pytest.fail("granted")
+
+
+def test_a_port_that_nobody_listens_on_is_not_oneself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may choose the very port that is connected to for this side of the connection."""
+    with socket.socket() as itself:
+        itself.bind(("127.0.0.1", 0))
+        itself.connect(itself.getsockname())
+        monkeypatch.setattr(socket, "create_connection", lambda *_: itself)
+        with pytest.raises(ConnectionLost, match="refused"):
+            Client(port=1)
+        assert itself.fileno() == -1
+
+
 def test_attempts_grow_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many calls there are: after 50 ms, 100, 200 and so on, each shortened by half at most."""
     attempts = 0

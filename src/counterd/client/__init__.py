@@ -157,6 +157,7 @@ class Client:
         """Ends the connection: the server takes back what was held through it. Later calls raise ConnectionLost."""
         self._closed = True
         self._link.close()
+        self._turns.wake_all()
         if self._watcher is not None:
             self._watcher.stop()
 
@@ -373,7 +374,10 @@ class Client:
             self._turns.leave(asked.name, turn)
 
     def _ask(self, hold: Hold, asked: Asked) -> Link:
-        link = self._connected(hears=False)
+        try:
+            link = self._connected(hears=False)
+        except Timeout as error:  # no answer to connecting is no server, and that is waited for
+            raise ConnectionLost(str(error)) from error
         link.acquire(hold, asked.name, asked.resources, asked.maximum)
         return link
 
@@ -423,7 +427,10 @@ class Hold:
         link, self._link = self._link, None
         assert link is not None
         try:
-            link.release(self, self._asked.name)
+            if kind is GeneratorExit:
+                link.disown(self, self._asked.name)
+            else:
+                link.release(self, self._asked.name)
         except ConnectionLost:
             if kind is None and self._asked.on_lost == RAISE and link.closed not in NO_LOSS:
                 raise self._asked.lost(link.where, link.closed) from None
@@ -471,7 +478,7 @@ class Hold:
         if callable(on_lost):
             try:
                 on_lost(self)
-            except Exception:  # noqa: BLE001 - the caller's, and this thread has others to serve
+            except BaseException:  # noqa: BLE001 - the caller's, and this thread has others to serve
                 _log.exception("on_lost of %s", self._asked)
         return on_lost == REACQUIRE
 

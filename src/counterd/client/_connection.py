@@ -7,6 +7,7 @@ has gone cannot hold a client up.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import select
@@ -138,9 +139,20 @@ def set_options(connected: socket.socket) -> None:
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
 
 
+def refuse_itself(connected: socket.socket) -> None:
+    """To a port of this host that nobody listens on, and that the kernel chose for us, we would connect ourselves."""
+    if connected.getsockname() == connected.getpeername():
+        raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+
+
 def connected_socket(address: tuple[str, int] | str, timeout: float) -> socket.socket:
     if isinstance(address, tuple):
         connected = socket.create_connection(address, timeout)
+        try:
+            refuse_itself(connected)
+        except OSError:
+            connected.close()
+            raise
         set_options(connected)
     else:
         connected = socket.socket(socket.AF_UNIX)

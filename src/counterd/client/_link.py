@@ -82,7 +82,9 @@ class Link:
         self.holds: dict[Any, int] = {}  # with how many permits
         self.unheard = False  # it was lost with permits that no hold looks after, and nobody was told yet
         self._socket = connected
-        self._lock = threading.Lock()
+        # For one thread at a time; reentrant only so that a thread can see that it has it.
+        self._lock: Any = threading.RLock()
+        self._disowned: list[tuple[Any, bytes]] = []  # by the garbage collector, while its thread had the lock
         self._unsent = bytearray()
         self._reading = False
         self._watched = False
@@ -130,11 +132,13 @@ class Link:
             raise call.error
 
     def disown(self, hold: object, name: bytes) -> None:
-        """Gives back what the hold has here, if it has anything, and waits for nothing."""
-        with self._lock:
-            permits = self.holds.pop(hold, 0)
-            if permits and not self.closed:
-                self.calls.give_back.append((name, permits))
+        """Gives back what the hold has here, if it has anything, and waits for nothing.
+
+        The garbage collector does so where it ends a generator, maybe in the midst of this thread's own call.
+        """
+        self._disowned.append((hold, name))
+        if not self._lock._is_owned():
+            with self._lock:
                 self._give_back()
 
     def is_alive(self) -> bool:
@@ -157,7 +161,7 @@ class Link:
     def after_fork(self) -> None:
         """In the child: closes its copy, and only that. Other threads, and what they had locked, are not here."""
         self.closed = self.closed or FORKED
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._socket.close()
 
     # ---- the watching thread ----
@@ -220,7 +224,11 @@ class Link:
             raise
 
     def _give_back(self) -> None:
-        """Releases what was granted to somebody who does not wait any more."""
+        """Releases what was granted to somebody who does not wait any more, and what holds have left behind."""
+        while self._disowned:
+            hold, name = self._disowned.pop()
+            if permits := self.holds.pop(hold, 0):
+                self.calls.give_back.append((name, permits))
         while self.calls.give_back and not self.closed:
             name, permits = self.calls.give_back.pop()
             call = ThreadCall()
@@ -229,6 +237,7 @@ class Link:
 
     def _pass_on(self) -> None:
         """This thread does not use the socket any more. If nobody reads, one of those who wait does."""
+        self._give_back()
         if self.closed:
             self._close_unused()
         while not self._reading and self._waiting:
@@ -278,6 +287,8 @@ class Link:
 
     def _begin(self, requests: Sequence[Request], calls: list[ThreadCall], leaving: object) -> None:
         """Sends all, or nothing. leaving: the hold that gives back what it has; if it has nothing there is no call."""
+        if self._lock._is_owned():
+            raise RuntimeError("a signal handler cannot use the client that it interrupted")
         with self._lock:
             if self.closed:
                 raise lost(self.where, self.closed)
@@ -360,7 +371,6 @@ class Link:
                     unanswered += [call] if call.frame else []  # else it was not sent
                 elif call.error is None and call.granted is None and call.frame[1] == Opcode.ACQUIRE:
                     self.calls.return_grant(call, call.result)
-            self._give_back()
             self._pass_on()
         deadline = time.monotonic() + patience
         with suppress(DeadlinePassed):

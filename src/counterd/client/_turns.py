@@ -32,12 +32,18 @@ class Queue:
         self.counted_at = -math.inf
         self.counting: Any = None  # whom the others who give up meanwhile wait for
 
+    def wake(self) -> None:
+        """The first may ask again; there may be none yet."""
+        for first in self.waiters:
+            first.set()
+            return
+
 
 class Turns:
     """The queues of a client, by name. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may end a generator, and a hold in it, anywhere
         self._queues: dict[bytes, Queue] = {}
 
     def is_first(self, name: bytes, waiter: Waiter) -> bool:
@@ -63,13 +69,13 @@ class Turns:
         """Whatever they wait for, it is over."""
         with self._lock:
             for queue in self._queues.values():
-                next(iter(queue.waiters)).set()
+                queue.wake()
 
     def wake(self, name: bytes) -> None:
         """Something was given back: the first asks again at once."""
         with self._lock:
             if queue := self._queues.get(name):
-                next(iter(queue.waiters)).set()
+                queue.wake()
 
     def _leave(self, name: bytes, waiter: Waiter) -> None:
         with self._lock:
@@ -81,4 +87,4 @@ class Turns:
             if not queue.waiters:
                 del self._queues[name]
             elif moves_on:
-                next(iter(queue.waiters)).set()
+                queue.wake()
