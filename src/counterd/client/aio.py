@@ -270,6 +270,9 @@ class Client:
                 connecting.result()
             if self._failure is not None:
                 raise type(self._failure)(str(self._failure))
+            link = self._link
+            if link is not None and link.closed and not self._closed:  # already: a server that has no room does that
+                raise lost(link.where, link.closed)
 
     async def _connect(self, loop: asyncio.AbstractEventLoop) -> None:
         """Leaves a link, or a failure. Nobody need be there to hear of either."""
@@ -287,11 +290,9 @@ class Client:
             else:
                 if self._closed:  # until Python 3.12, wait_for() may lose the cancellation
                     link.drop(CLOSED)
-                if not link.closed or self._closed:
-                    self._link, self._failure = link, None
-                    self._backoff.reset()
-                    return
-                self._failure = lost(link.where, link.closed)
+                self._link, self._failure = link, None
+                self._backoff.reset()
+                return
             link.drop("it was not accepted")
         self._retry_at = loop.time() + self._backoff.delay()
 
@@ -522,7 +523,6 @@ class Hold:
 
     def _raise_loss(self, link: Link) -> None:
         if self._asked.on_lost == RAISE and link.closed not in NO_LOSS:
-            self._client._heard(link)
             raise self._asked.lost(link.where, link.closed) from None
 
     def _tell(self) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import memory
-from counterd.client import aio
+from counterd.client import _turns, aio
 from counterd.client._connection import FORKED
 from counterd.errors import ConnectionLost, NotAvailable, NotFound, Timeout
 from counterd.protocols.counter.wire import Opcode
@@ -74,13 +74,27 @@ def test_attempts_grow_rarer_while_nobody_is_there() -> None:
     play(main)
 
 
-def test_a_server_that_hangs_up_at_once_is_not_asked_without_a_pause() -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_server_that_hangs_up_is_not_asked_without_a_pause(at_once: bool, monkeypatch) -> None:
+    """Even if it does before anybody can have seen that it had accepted."""
+
     async def main(loop: memory.Loop, client: aio.Client) -> None:
-        def connected() -> None:
+        def cut() -> None:
             for pipe in loop.server.pipes:
                 loop.call_soon(pipe.cut)
 
-        loop.on_idle = connected
+        async def connect(protocol: Any) -> Any:
+            pipe = await memory.Server.connect(loop.server, protocol)
+            pipe[0].cut()
+            return pipe
+
+        if at_once:
+            monkeypatch.setattr(loop.server, "connect", connect)
+            with pytest.raises(ConnectionLost):
+                await client.noop()
+            assert len(loop.server.pipes) == 1
+        else:
+            loop.on_idle = cut
         with pytest.raises(ConnectionLost):
             await client.hold("n", maximum=1, timeout=10).__aenter__()
         assert 5 < len(loop.server.pipes) < 100
@@ -94,6 +108,7 @@ def test_closed_while_it_connects(before_it_begins: bool) -> None:
         calls = [asyncio.ensure_future(client.noop()) for _ in range(3)]
         await turns(1 if before_it_begins else 5)
         await client.close()
+        assert asyncio.all_tasks() <= {asyncio.current_task(), *calls}
         for call in calls:
             with pytest.raises(ConnectionLost, match=r"close\(\) was called$"):
                 await call
@@ -185,6 +200,20 @@ def test_one_call_tells_of_lost_permits(under_way: bool) -> None:
     play(main)
 
 
+def test_a_hold_that_tells_of_its_loss_does_not_tell_of_others() -> None:
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        await client.acquire("n", maximum=1)
+        hold = await client.hold("other", maximum=1).__aenter__()
+        loop.server.pipes[0].cut()
+        with pytest.raises(ConnectionLost, match=r"^lost 1 of other "):
+            await hold.__aexit__(None, None, None)
+        with pytest.raises(ConnectionLost, match="what was acquired through it has been given back"):
+            await client.noop()
+        await client.noop()
+
+    play(main)
+
+
 @pytest.mark.parametrize("on_lost", ["raise", "reacquire", "a function"])
 @pytest.mark.parametrize("closes", [True, False])
 def test_lost_while_it_is_left(on_lost: str, closes: bool) -> None:
@@ -231,8 +260,9 @@ def test_left_while_it_is_cancelled_and_the_connection_goes() -> None:
     play(main)
 
 
-def test_left_while_it_is_acquired_again() -> None:
+def test_left_while_it_is_acquired_again(monkeypatch) -> None:
     """The grant comes after that, is given back, and wakes who waits here."""
+    monkeypatch.setattr(_turns, "ASK_FIRST_S", 1e6)
 
     async def main(loop: memory.Loop, client: aio.Client) -> None:
         hold = client.hold("n", maximum=1, on_lost="reacquire")
@@ -241,7 +271,7 @@ def test_left_while_it_is_acquired_again() -> None:
         assert hold.lost
         await until(lambda: loop.server.used[b"n"] > 0)
         assert hold.lost  # the answer is under way
-        waiting = asyncio.ensure_future(client.hold("n", maximum=1, timeout=1).__aenter__())
+        waiting = asyncio.ensure_future(client.hold("n", maximum=1).__aenter__())
         await hold.__aexit__(None, None, None)
         await (await waiting).__aexit__(None, None, None)
         assert loop.now < 0.1
@@ -281,6 +311,19 @@ def test_closed_while_holds_wait() -> None:
         ended = await asyncio.gather(*waiting, return_exceptions=True)
         assert {type(each) for each in ended} == {ConnectionLost}
         assert loop.now == before
+
+    play(main)
+
+
+def test_a_hold_that_was_refused_may_be_entered_again() -> None:
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        await client.acquire("n", maximum=1)
+        hold = client.hold("n", maximum=1, timeout=0)
+        with pytest.raises(NotAvailable):
+            await hold.__aenter__()
+        await client.release("n")
+        async with hold:
+            assert loop.server.used[b"n"] == 1
 
     play(main)
 
