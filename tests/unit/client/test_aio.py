@@ -297,6 +297,23 @@ def test_the_first_asks_more_and_more_rarely() -> None:
     play(main)
 
 
+def test_who_is_behind_another_gives_up_by_itself() -> None:
+    """When its own time is over, not when the first is done; and without asking for permits."""
+
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        await client.acquire("n", maximum=1)
+        first = asyncio.ensure_future(client.hold("n", maximum=1).__aenter__())
+        await asyncio.sleep(1)
+        began = loop.now
+        with pytest.raises(NotAvailable, match=r"1 in use, waited 0\.1 s$"):
+            await client.hold("n", maximum=1, timeout=0.1).__aenter__()
+        assert 0.1 <= loop.now - began < 0.11
+        await client.release("n")
+        await (await first).__aexit__(None, None, None)
+
+    play(main)
+
+
 def test_closed_while_holds_wait() -> None:
     """They end at once, those of each name and those behind the first."""
 

@@ -251,6 +251,8 @@ def test_the_end_of_a_connection(how: str) -> None:
         assert len({id(each) for each in ended}) == 3
         assert case.ended == [case.link]
         assert case.transport.aborted
+        assert case.link._timer is not None
+        assert case.link._timer.cancelled()
         if how != "lost":
             case.link.connection_lost(None)
         await case.link.gone()
