@@ -71,7 +71,7 @@ class Pipe(asyncio.Transport):
     """One connection. held: what it has of each counter. sent: the requests that came, as (opcode, body)."""
 
     def __init__(self, server: Server, protocol: Any) -> None:
-        super().__init__()
+        super().__init__({"sockname": "here", "peername": "there"})
         self.held: Counter[bytes] = Counter()
         self.sent: list[tuple[int, bytes]] = []
         self.pieces: list[int] = []  # how many requests came at once

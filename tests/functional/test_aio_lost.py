@@ -225,6 +225,43 @@ def test_one_that_is_not_there(server) -> None:
     run(main())
 
 
+def test_a_hold_waits_for_one_that_does_not_accept() -> None:
+    """As for one that is not there."""
+
+    async def scenario() -> None:
+        with contextlib.ExitStack() as stack:
+            listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+            for _ in range(3):  # now its queue is full, and the kernel leaves further connections unanswered
+                connection = stack.enter_context(socket.socket())
+                connection.setblocking(False)
+                connection.connect_ex(listening.getsockname())
+            client = aio.Client(port=listening.getsockname()[1], connect_timeout=0.05)
+            with pytest.raises(ConnectionLost, match="did not accept"):
+                await client.hold("mute", maximum=1, timeout=0.3).__aenter__()
+            await client.close()
+
+    run(scenario())
+
+
+def test_a_port_that_nobody_listens_on_is_not_oneself() -> None:
+    """The kernel may choose the very port that is connected to for this side of the connection."""
+
+    async def scenario() -> None:
+        client = aio.Client(port=1)
+        with socket.socket() as itself:
+            itself.bind(("127.0.0.1", 0))
+            itself.connect(itself.getsockname())
+            itself.setblocking(False)
+            loop = asyncio.get_running_loop()
+            create = loop.create_connection
+            loop.create_connection = lambda factory, *_: create(factory, sock=itself)  # type: ignore[method-assign]
+            with pytest.raises(ConnectionLost, match="refused"):
+                await client.noop()
+        await client.close()
+
+    run(scenario())
+
+
 @LOOPS
 def test_many_tasks_share_an_attempt_to_connect(counterd, loop: str) -> None:
     """And it goes on although some are cancelled, the first of them too."""

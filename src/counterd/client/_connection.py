@@ -139,9 +139,9 @@ def set_options(connected: socket.socket) -> None:
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
 
 
-def refuse_itself(connected: socket.socket) -> None:
+def refuse_itself(near: object, far: object) -> None:
     """To a port of this host that nobody listens on, and that the kernel chose for us, we would connect ourselves."""
-    if connected.getsockname() == connected.getpeername():
+    if near == far:
         raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
 
 
@@ -149,7 +149,7 @@ def connected_socket(address: tuple[str, int] | str, timeout: float) -> socket.s
     if isinstance(address, tuple):
         connected = socket.create_connection(address, timeout)
         try:
-            refuse_itself(connected)
+            refuse_itself(connected.getsockname(), connected.getpeername())
         except OSError:
             connected.close()
             raise

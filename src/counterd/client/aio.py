@@ -19,11 +19,19 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from counterd.client._addresses import read_addresses
 from counterd.client._aiolink import Link
 from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, CONNECT_FIRST_S, CONNECT_LONGEST_S, Backoff
-from counterd.client._connection import CLOSED, as_bytes, cannot_connect, lost, no_connection, not_accepted
+from counterd.client._connection import (
+    CLOSED,
+    as_bytes,
+    cannot_connect,
+    lost,
+    no_connection,
+    not_accepted,
+    refuse_itself,
+)
 from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, Asked
 from counterd.client._pipeline import Requests, released
 from counterd.client._turns import COUNTED_FOR_S, Queue, Turns
-from counterd.errors import ConnectionLost, CounterdError, NotAvailable, NotFound, ServerError
+from counterd.errors import ConnectionLost, CounterdError, NotAvailable, NotFound, ServerError, Timeout
 from counterd.protocols.counter import wire
 
 if TYPE_CHECKING:
@@ -362,7 +370,10 @@ class Client:
             self._turns.leave(asked.name, turn)
 
     async def _ask(self, hold: Hold, asked: Asked) -> Link:
-        link = await self._connected(hears=False)
+        try:
+            link = await self._connected(hears=False)
+        except Timeout as error:  # no answer to connecting is no server, and that is waited for
+            raise ConnectionLost(str(error)) from error
         await link.result(wire.acquire, asked.name, asked.resources, asked.maximum)
         if link.closed:
             raise lost(link.where, link.closed)
@@ -413,7 +424,8 @@ async def _opened(loop: asyncio.AbstractEventLoop, address: Address, link: Link)
     if address.path:
         await loop.create_unix_connection(lambda: link, address.path)
     else:
-        await loop.create_connection(lambda: link, address.host, address.port)
+        transport, _ = await loop.create_connection(lambda: link, address.host, address.port)
+        refuse_itself(transport.get_extra_info("sockname"), transport.get_extra_info("peername"))
 
 
 class Hold:
