@@ -133,6 +133,9 @@ class Client:
             self._watcher = _Watcher(self)
         _clients.add(self)
 
+    def __repr__(self) -> str:
+        return f"<Client {self.where}>"
+
     def __enter__(self) -> Client:
         return self
 
@@ -406,6 +409,9 @@ class Hold:
         self._inside = False
         self._link: Link | None = None  # through which they are held
 
+    def __repr__(self) -> str:
+        return f"<Hold {self._asked}>"
+
     def __enter__(self) -> Hold:
         if not self._entered.acquire(blocking=False):
             raise RuntimeError("this hold has been entered already: make another")
@@ -444,7 +450,7 @@ class Hold:
     def __call__(self, function: F) -> F:
         """A function, or a generator, that holds the permits while it runs; each call has its own."""
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            raise TypeError(f"{function.__qualname__} is asynchronous: it needs a hold of counterd.client.aio")
+            raise TypeError(f"{function!r} is asynchronous: it needs a hold of counterd.client.aio")
         client, asked = self._client, self._asked
 
         def generate(*arguments: Any, **named: Any) -> Any:

@@ -7,6 +7,7 @@ meanwhile is noted in give_back; whoever owns the connection then releases it th
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from counterd.errors import CounterdError, NotAvailable, ProtocolError, ServerError, server_error
@@ -24,16 +25,17 @@ UNANSWERED_MAX = 1 << 17
 
 _ACQUIRE = struct.Struct(">II")
 _RELEASE = struct.Struct(">I")
-_ACQUIRE_NAME = HEADER_SIZE + 10  # where the name begins
+_ACQUIRE_NAME, _RELEASE_NAME = HEADER_SIZE + 10, HEADER_SIZE + 6  # where the name begins
 
 
 class Call:
     """A request that is under way. How its caller waits is up to the client, which overrides settle()."""
 
-    __slots__ = ("entries", "frame")
+    __slots__ = ("entries", "frame", "released")
 
     def __init__(self) -> None:
         self.frame = b""  # what was sent
+        self.released = 0  # of an acquire: how much of it requests that were sent with it release
         self.entries: list[wire.DumpEntry] = []  # of a Dump, so far
 
     def settle(self, result: Any, error: CounterdError | None) -> bool:
@@ -65,7 +67,10 @@ class Calls:
     def add_all(self, calls: Sequence[Call], requests: Sequence[Request]) -> bytes:
         """As add(), of each call its request, or of none."""
         try:
-            return b"".join([self.add(call, *request) for call, request in zip(calls, requests, strict=True)])
+            data = b"".join([self.add(call, *request) for call, request in zip(calls, requests, strict=True)])
+            if len(calls) > 1:
+                _note_releases(calls)
+            return data
         except BaseException:
             for call in calls:
                 if call.frame:
@@ -98,7 +103,8 @@ class Calls:
 
     def return_grant(self, call: Call, permits: int) -> None:
         """Nobody is there to take what this acquire was granted."""
-        self.give_back.append((call.frame[_ACQUIRE_NAME:], permits))
+        if permits > call.released:
+            self.give_back.append((call.frame[_ACQUIRE_NAME:], permits - call.released))
 
     def _take_back(self, call: Call) -> None:
         """It is not sent after all."""
@@ -117,6 +123,19 @@ class Calls:
 def _released(frame: bytes) -> int:
     """The permits that a request gives back."""
     return int(_RELEASE.unpack_from(frame, HEADER_SIZE)[0]) if frame[1] == Opcode.RELEASE else 0
+
+
+def _note_releases(calls: Sequence[Call]) -> None:
+    """What a later one of these releases need not be given back, should the caller go."""
+    behind: Counter[bytes] = Counter()
+    for call in reversed(calls):
+        frame = call.frame
+        if frame[1] == Opcode.RELEASE:
+            behind[frame[_RELEASE_NAME:]] += _released(frame)
+        elif frame[1] == Opcode.ACQUIRE and behind:
+            name = frame[_ACQUIRE_NAME:]
+            call.released = min(_ACQUIRE.unpack_from(frame, HEADER_SIZE)[0], behind[name])
+            behind[name] -= call.released
 
 
 def _refusal(frame: bytes, status: int, body: bytes) -> ServerError:

@@ -117,6 +117,9 @@ class Client:
         self._turns = Turns()
         _clients.add(self)
 
+    def __repr__(self) -> str:
+        return f"<Client {self.where}>"
+
     async def __aenter__(self) -> Client:
         try:
             await self._connected()
@@ -439,6 +442,9 @@ class Hold:
         self._asked = asked
         self._entered = False
         self._link: Link | None = None  # through which they are held
+
+    def __repr__(self) -> str:
+        return f"<Hold {self._asked}>"
 
     async def __aenter__(self) -> Hold:
         if self._entered:

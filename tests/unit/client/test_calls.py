@@ -102,6 +102,24 @@ def test_what_is_granted_to_nobody() -> None:
     assert calls.held == 5
 
 
+def test_what_a_pipeline_releases_itself_is_not_given_back_twice() -> None:
+    """Or permits of another hold of that name would go with it."""
+    requests = [
+        (wire.release, b"a", 9),  # of what was held before: nothing to do with what follows
+        (wire.acquire, b"a", 5, 9),
+        (wire.acquire, b"b", 1, 9),
+        (wire.release, b"a", 2),
+        (wire.acquire, b"a", 3, 9),
+        (wire.release, b"a", 4),
+    ]
+    calls, under_way = Calls(), [Kept(wanted=False) for _ in requests]
+    calls.add_all(under_way, requests)
+    for call, permits in zip(under_way, (b"", 5, 1, b"", 3, b""), strict=True):
+        body = permits.to_bytes(4, "big") if isinstance(permits, int) else permits
+        calls.feed(response(call.frame[1], opaque(call), body))
+    assert calls.give_back == [(b"a", 2), (b"b", 1)]
+
+
 def test_all_or_none() -> None:
     calls = Calls()
     before = asked(calls, wire.acquire, b"a", 5, 9)
