@@ -163,10 +163,10 @@ def test_byte_by_byte_takes_linear_time() -> None:
 
     def seconds(stream: bytes) -> float:
         parser = ResponseParser()
-        start = time.perf_counter()
+        start = time.thread_time()
         for index in range(len(stream)):
             parser.feed(stream[index : index + 1])
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     size = 300_000
     long = encoded(Response(0x10, 0, 1, bytes(size)))

@@ -397,11 +397,11 @@ def seconds(request: bytes, stream: bytes, piece: int) -> float:
     parser = Parser(U16)
     parser.expect(request)
     items: list[Reply | Event] = []
-    start = time.perf_counter()
+    start = time.thread_time()
     for at in range(0, len(stream), piece):
         items += parser.feed(stream[at : at + piece])
     assert isinstance(items[-1], Reply)
-    return time.perf_counter() - start
+    return time.thread_time() - start
 
 
 def key_list(fragments: int) -> bytes:
@@ -427,9 +427,9 @@ def test_a_long_value_in_pieces_takes_linear_time() -> None:
         parser = Parser(ValueSize.UINT32)
         parser.expect(ENCODER.get(b""))
         stream = reply(size)
-        start = time.perf_counter()
+        start = time.thread_time()
         for at in range(len(stream)):
             parser.feed(stream[at : at + 1])
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     assert min(taken(300_000) for _ in range(3)) < 40 * min(taken(30_000) for _ in range(3))
