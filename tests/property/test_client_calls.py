@@ -84,7 +84,7 @@ def test_each_call_gets_its_own_answer(plans: Any, opaque: int, choose: Any, at:
     calls = Calls()
     calls._opaque = opaque
     made = [Kept(wanted) for _, wanted in plans]
-    sent = calls.add_all(made, [request for (request, _, _), _ in plans])
+    sent = b"".join([calls.add(call, *request) for call, ((request, _, _), _) in zip(made, plans, strict=True)])
     assert sent == b"".join(call.frame for call in made)
     queues = [frames(call, bodies) for call, ((_, bodies, _), _) in zip(made, plans, strict=True)]
     stream = b""

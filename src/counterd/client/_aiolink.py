@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 class FutureCall(Call):
     """A call that a task waits for, or nobody."""
 
-    __slots__ = ("deadline", "future")
-
     def __init__(self, future: asyncio.Future[Any] | None, deadline: float) -> None:
-        super().__init__()
         self.future = future
         self.deadline = deadline
 
@@ -71,7 +68,15 @@ class Link(asyncio.Protocol):
 
     def start(self, *request: Any) -> FutureCall:
         """Sends a request. Its future gets the result, or an error. ValueError for what does not fit the protocol."""
-        return self._start(self._loop.create_future(), request)
+        self._check()
+        loop = self._loop
+        call = FutureCall(loop.create_future(), loop.time() + self._timeout)
+        data = self.calls.add(call, *request)
+        if self._unsent:  # of this turn of the loop: it goes out with that
+            self._unsent.append(data)
+        else:
+            self._send(data, call.deadline)
+        return call
 
     def start_all(self, requests: Sequence[Request]) -> list[FutureCall]:
         """Sends requests, or none of them if one does not fit the protocol: ValueError."""
@@ -83,7 +88,9 @@ class Link(asyncio.Protocol):
 
     def start_unawaited(self, *request: Any) -> None:
         """Sends a request whose answer nobody waits for."""
-        self._start(None, request)
+        self._check()
+        call = FutureCall(None, self._loop.time() + self._timeout)
+        self._send(self.calls.add(call, *request), call.deadline)
 
     async def result(self, *request: Any) -> Any:
         """Sends a request and waits for its result. If that ends in another way, nothing of it stays behind."""
@@ -173,14 +180,8 @@ class Link(asyncio.Protocol):
         if self.closed:
             raise lost(self.where, self.closed)
 
-    def _start(self, future: asyncio.Future[Any] | None, request: Request) -> FutureCall:
-        self._check()
-        deadline = self._loop.time() + self._timeout
-        call = FutureCall(future, deadline)
-        self._send(self.calls.add(call, *request), deadline)
-        return call
-
     def _send(self, data: bytes, deadline: float) -> None:
+        """Now, or with all that is sent in this turn of the loop."""
         if self._timer is None:
             self._timer = self._loop.call_at(deadline, self._expire)
         if self._unsent or self._paused:

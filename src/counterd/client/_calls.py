@@ -23,20 +23,18 @@ if TYPE_CHECKING:
 # program keep.
 UNANSWERED_MAX = 1 << 17
 
-_ACQUIRE = struct.Struct(">II")
-_RELEASE = struct.Struct(">I")
+# An enumeration's members are looked up slowly before Python 3.12.
+_ACQUIRE, _RELEASE, _DUMP = int(Opcode.ACQUIRE), int(Opcode.RELEASE), int(Opcode.DUMP)
+_NUMBERS = struct.Struct(">II")  # of an acquire: resources and maximum
 _ACQUIRE_NAME, _RELEASE_NAME = HEADER_SIZE + 10, HEADER_SIZE + 6  # where the name begins
 
 
 class Call:
     """A request that is under way. How its caller waits is up to the client, which overrides settle()."""
 
-    __slots__ = ("entries", "frame", "released")
-
-    def __init__(self) -> None:
-        self.frame = b""  # what was sent
-        self.released = 0  # of an acquire: how much of it requests that were sent with it release
-        self.entries: list[wire.DumpEntry] = []  # of a Dump, so far
+    frame = b""  # what was sent
+    released = 0  # of an acquire: how much of it requests that were sent with it release
+    entries: list[wire.DumpEntry] | None = None  # of a Dump, so far
 
     def settle(self, result: Any, error: CounterdError | None) -> bool:
         """Tells the caller how it ended. False if nobody waits for it any more."""
@@ -59,10 +57,11 @@ class Calls:
         opaque = self._opaque = (self._opaque + 1) & wire.U32_MAX
         while opaque in self.pending:  # one that is as old as 2^32 calls
             opaque = self._opaque = (opaque + 1) & wire.U32_MAX
-        call.frame = encode(opaque, *arguments)
+        call.frame = frame = encode(opaque, *arguments)
         self.pending[opaque] = call
-        self.held -= _released(call.frame)
-        return call.frame
+        if frame[1] == _RELEASE:
+            self.held -= _released(frame)
+        return frame
 
     def add_all(self, calls: Sequence[Call], requests: Sequence[Request]) -> bytes:
         """As add(), of each call its request, or of none."""
@@ -79,21 +78,27 @@ class Calls:
 
     def feed(self, data: bytes) -> None:
         """Settles the calls that are answered with these bytes. Raises ProtocolError for what no server may send."""
-        for opcode, status, opaque, body in self._parser.feed(data):
-            call = self.pending.get(opaque)
+        pending = self.pending
+        responses = self._parser.feed(data)
+        for opcode, status, opaque, body in responses:
+            call = pending.get(opaque)
             if call is None or call.frame[1] != opcode:
                 raise ProtocolError(f"nothing was asked with opcode {opcode:02x} and opaque {opaque:08x}")
-            self.answered = True
             if status:
-                del self.pending[opaque]
+                del pending[opaque]
                 self.held += _released(call.frame)
                 call.settle(None, _refusal(call.frame, status, body))
-            elif opcode == Opcode.DUMP and body:
-                call.entries.append(wire.decode_dump_entry(body))
+            elif opcode == _DUMP:
+                self._dumped(call, opaque, body)
             else:
-                result = call.entries if opcode == Opcode.DUMP else _DECODERS[opcode](body)
-                del self.pending[opaque]
-                self._succeeded(call, opcode, result)
+                result = _DECODERS[opcode](body)
+                del pending[opaque]
+                wanted = call.settle(result, None)
+                if opcode == _ACQUIRE:
+                    self.held += result
+                    if not wanted:
+                        self.return_grant(call, result)
+        self.answered = self.answered or bool(responses)
 
     def fail(self, error: Callable[[], CounterdError]) -> None:
         """The connection has gone: settles all calls, each with an error of its own."""
@@ -112,17 +117,19 @@ class Calls:
         self.held += _released(call.frame)
         call.frame = b""
 
-    def _succeeded(self, call: Call, opcode: int, result: Any) -> None:
-        wanted = call.settle(result, None)
-        if opcode == Opcode.ACQUIRE:
-            self.held += result
-            if not wanted:
-                self.return_grant(call, result)
+    def _dumped(self, call: Call, opaque: int, body: bytes) -> None:
+        if call.entries is None:
+            call.entries = []
+        if body:
+            call.entries.append(wire.decode_dump_entry(body))
+        else:
+            del self.pending[opaque]
+            call.settle(call.entries, None)
 
 
 def _released(frame: bytes) -> int:
     """The permits that a request gives back."""
-    return int(_RELEASE.unpack_from(frame, HEADER_SIZE)[0]) if frame[1] == Opcode.RELEASE else 0
+    return int.from_bytes(frame[HEADER_SIZE : HEADER_SIZE + 4], "big") if frame[1] == _RELEASE else 0
 
 
 def _note_releases(calls: Sequence[Call]) -> None:
@@ -130,18 +137,18 @@ def _note_releases(calls: Sequence[Call]) -> None:
     behind: Counter[bytes] = Counter()
     for call in reversed(calls):
         frame = call.frame
-        if frame[1] == Opcode.RELEASE:
+        if frame[1] == _RELEASE:
             behind[frame[_RELEASE_NAME:]] += _released(frame)
-        elif frame[1] == Opcode.ACQUIRE and behind:
+        elif frame[1] == _ACQUIRE and behind:
             name = frame[_ACQUIRE_NAME:]
-            call.released = min(_ACQUIRE.unpack_from(frame, HEADER_SIZE)[0], behind[name])
+            call.released = min(_NUMBERS.unpack_from(frame, HEADER_SIZE)[0], behind[name])
             behind[name] -= call.released
 
 
 def _refusal(frame: bytes, status: int, body: bytes) -> ServerError:
     error = server_error(status, body.decode("utf-8", "backslashreplace"))
-    if isinstance(error, NotAvailable) and frame[1] == Opcode.ACQUIRE:
-        error.resources, error.maximum = _ACQUIRE.unpack_from(frame, HEADER_SIZE)
+    if isinstance(error, NotAvailable) and frame[1] == _ACQUIRE:
+        error.resources, error.maximum = _NUMBERS.unpack_from(frame, HEADER_SIZE)
         error.name = frame[_ACQUIRE_NAME:]
     return error
 

@@ -49,16 +49,14 @@ class ThreadCall(Call):
     granted: is called with the result, in the same step, if the call succeeds and is still waited for.
     """
 
-    __slots__ = ("abandoned", "done", "error", "granted", "result", "wake")
+    done = False
+    abandoned = False
+    result: Any = None
+    error: CounterdError | None = None
+    wake: threading.Lock | None = None  # locked while its thread waits for another that reads
 
     def __init__(self, granted: Callable[[Any], object] | None = None) -> None:
-        super().__init__()
         self.granted = granted
-        self.done = False
-        self.abandoned = False
-        self.result: Any = None
-        self.error: CounterdError | None = None
-        self.wake: threading.Lock | None = None  # locked while its thread waits for another that reads
 
     def settle(self, result: Any, error: CounterdError | None) -> bool:
         self.result, self.error, self.done = result, error, True

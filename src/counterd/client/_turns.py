@@ -73,9 +73,10 @@ class Turns:
 
     def wake(self, name: bytes) -> None:
         """Something was given back: the first asks again at once."""
-        with self._lock:
-            if queue := self._queues.get(name):
-                queue.wake()
+        if name in self._queues:  # else nobody has joined who has not yet to ask
+            with self._lock:
+                if queue := self._queues.get(name):
+                    queue.wake()
 
     def _leave(self, name: bytes, waiter: Waiter) -> None:
         with self._lock:

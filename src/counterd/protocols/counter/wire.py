@@ -25,9 +25,11 @@ RESPONSE_BODY_MAX = 1 << 20
 
 _HEADER = struct.Struct(">BBBBII")
 _U32 = struct.Struct(">I")
-_GET = struct.Struct(">H")
-_ACQUIRE = struct.Struct(">IIH")
-_RELEASE = struct.Struct(">IH")
+# Whole requests: magic, opcode, flags and a reserved byte; body length, opaque; the body before the name, which has so
+# many bytes.
+_GET, _GET_FIXED = struct.Struct(">4sIIH"), 2
+_ACQUIRE, _ACQUIRE_FIXED = struct.Struct(">4sIIIIH"), 10
+_RELEASE, _RELEASE_FIXED = struct.Struct(">4sIIIH"), 6
 _STAT = struct.Struct(">HH")
 _DUMP_ENTRY = struct.Struct(">IIH")
 
@@ -41,6 +43,11 @@ class Opcode(IntEnum):
     RELEASE = 0x03
     STATS = 0x10
     DUMP = 0x11
+
+
+_GET_HEAD, _ACQUIRE_HEAD, _RELEASE_HEAD = (
+    bytes((REQUEST_MAGIC, opcode, 0, 0)) for opcode in (Opcode.GET, Opcode.ACQUIRE, Opcode.RELEASE)
+)
 
 
 class Flag(IntFlag):
@@ -121,7 +128,12 @@ def noop(opaque: int) -> bytes:
 
 def get(opaque: int, name: bytes) -> bytes:
     """Asks for the consumption of a counter (section "Get"). name: 1 to 65,535 bytes, as in all encoders."""
-    return _request(Opcode.GET, opaque, _GET.pack(_name_length(name)) + name)
+    size = _name_length(name)
+    try:
+        return _GET.pack(_GET_HEAD, _GET_FIXED + size, opaque, size) + name
+    except struct.error:
+        _check_u32(opaque=opaque)
+        raise
 
 
 def acquire(opaque: int, name: bytes, resources: int, maximum: int) -> bytes:
@@ -129,15 +141,22 @@ def acquire(opaque: int, name: bytes, resources: int, maximum: int) -> bytes:
 
     The server, not this encoder, refuses resources of 0 and those above maximum.
     """
-    _check_u32("resources", resources)
-    _check_u32("maximum", maximum)
-    return _request(Opcode.ACQUIRE, opaque, _ACQUIRE.pack(resources, maximum, _name_length(name)) + name)
+    size = _name_length(name)
+    try:
+        return _ACQUIRE.pack(_ACQUIRE_HEAD, _ACQUIRE_FIXED + size, opaque, resources, maximum, size) + name
+    except struct.error:
+        _check_u32(resources=resources, maximum=maximum, opaque=opaque)
+        raise
 
 
 def release(opaque: int, name: bytes, resources: int) -> bytes:
     """Gives resources, 0 to 2^32-1, back (section "Release")."""
-    _check_u32("resources", resources)
-    return _request(Opcode.RELEASE, opaque, _RELEASE.pack(resources, _name_length(name)) + name)
+    size = _name_length(name)
+    try:
+        return _RELEASE.pack(_RELEASE_HEAD, _RELEASE_FIXED + size, opaque, resources, size) + name
+    except struct.error:
+        _check_u32(resources=resources, opaque=opaque)
+        raise
 
 
 def stats(opaque: int) -> bytes:
@@ -153,16 +172,18 @@ def dump(opaque: int, limits: bool = False) -> bytes:
     return _request(Opcode.DUMP, opaque, flags=Flag.LIMITS if limits else 0)
 
 
-def _request(opcode: Opcode, opaque: int, body: bytes = b"", *, flags: int = 0) -> bytes:
-    _check_u32("opaque", opaque)
-    return frame(opcode, opaque, body, flags=flags)
+def _request(opcode: Opcode, opaque: int, *, flags: int = 0) -> bytes:
+    _check_u32(opaque=opaque)
+    return frame(opcode, opaque, flags=flags)
 
 
-def _check_u32(what: str, value: int) -> None:
-    if not isinstance(value, int):
-        raise TypeError(f"{what} must be a whole number, not {value!r}")
-    if not 0 <= value <= U32_MAX:
-        raise ValueError(f"{what} must be 0 to {U32_MAX}, not {value}")
+def _check_u32(**numbers: int) -> None:
+    """Says which of them does not fit, if any: packing does not."""
+    for what, value in numbers.items():
+        if not isinstance(value, int):
+            raise TypeError(f"{what} must be a whole number, not {value!r}")
+        if not 0 <= value <= U32_MAX:
+            raise ValueError(f"{what} must be 0 to {U32_MAX}, not {value}")
 
 
 def _name_length(name: bytes) -> int:
@@ -190,21 +211,21 @@ class ResponseParser:
         kept += data if kept else b""
         buffer = kept or data  # mostly nothing is kept, and nothing copied
         size = len(buffer)
-        responses = []
+        responses: list[Response] = []
         start = 0
-        while start < size:
-            if buffer[start] != RESPONSE_MAGIC:
-                raise ProtocolError(f"not the start of a response: {_shown(buffer[start:])}")
-            if size - start < HEADER_SIZE:
+        unpack, append = _HEADER.unpack_from, responses.append
+        while (body := start + HEADER_SIZE) <= size:
+            magic, opcode, status, _, length, opaque = unpack(buffer, start)
+            if magic != RESPONSE_MAGIC:
                 break
-            _, opcode, status, _, length, opaque = _HEADER.unpack_from(buffer, start)
             if length > RESPONSE_BODY_MAX:
                 raise ProtocolError(f"a response with a body of {length} bytes: {_shown(buffer[start:])}")
-            end = start + HEADER_SIZE + length
-            if size < end:
+            if size < body + length:
                 break
-            responses.append(Response(opcode, status, opaque, bytes(buffer[start + HEADER_SIZE : end])))
-            start = end
+            append(Response(opcode, status, opaque, bytes(buffer[body : body + length])))
+            start = body + length
+        if start < size and buffer[start] != RESPONSE_MAGIC:
+            raise ProtocolError(f"not the start of a response: {_shown(buffer[start:])}")
         if kept:
             del kept[:start]
         else:
