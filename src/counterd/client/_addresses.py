@@ -33,8 +33,10 @@ def read_addresses(
 ) -> list[Address]:
     """What a client is given, as addresses of one server: path alone if there is one, else each host or URL.
 
-    Raises ValueError for a URL of another kind, and where nothing is left to connect to.
+    Raises ValueError for a URL of another kind, a port that cannot be, and where nothing is left to connect to.
     """
+    if isinstance(port, int) and not 0 <= port <= PORT_MAX:  # getaddrinfo() would take it modulo 65536
+        raise ValueError(f"port must be 0 to {PORT_MAX}, not {port}")
     if path is not None:
         found = [Address(path=os.fspath(path))] if os.fspath(path) else []
     else:
@@ -50,6 +52,8 @@ def read_address(text: str, port: int, scheme: str = "counter") -> Address:
     Raises ValueError, which shows the text.
     """
     if "://" not in text:
+        if text.count(":") == 1 or text.startswith("["):  # an IPv6 address has two colons at least
+            raise ValueError(f"{text!r}: expected a host, or with a port {scheme}://{text}")
         return Address(text, port)
     try:
         url = urlsplit(text)

@@ -49,6 +49,10 @@ def test_reads(text: str, address: Address, shown: str) -> None:
         ("counter://host:-1", "[Pp]ort"),
         ("counter://host:x", "[Pp]ort"),
         ("counter://[::1", "IPv6"),
+        ("host:11215", "expected a host, or with a port counter://host:11215"),
+        ("host:", "expected a host"),
+        ("[::1]", r"counter://\[::1\]"),
+        ("[::1]:11215", r"counter://\[::1\]:11215"),
         ("counter+unix://", "expected counter\\+unix:///PATH"),
         ("counter+unix:///", "expected counter\\+unix:///PATH"),
         ("counter+unix://host/path", "expected counter\\+unix:///PATH"),
@@ -83,3 +87,9 @@ def test_a_path_is_what_it_is(path: Any) -> None:
 def test_nothing_to_connect_to(hosts: Any, path: str | None) -> None:
     with pytest.raises(ValueError, match="no address"):
         read_addresses(hosts, 7, path)
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 65536 + 11215])
+def test_a_port_that_cannot_be(port: int) -> None:
+    with pytest.raises(ValueError, match=f"port must be 0 to 65535, not {port}"):
+        read_addresses("localhost", port, None)
