@@ -32,7 +32,7 @@ except ModuleNotFoundError as error:
     package = (error.name or "").partition(".")[0]
     if package == "counterd":
         raise
-    sys.exit(f"counterbench needs {package}: pip install 'counterd[bench]'")
+    sys.exit(f"counterbench needs {package}: pip install 'counterd[bench]', or where it was built `make setup`")
 
 from counterd import units
 from counterd.errors import CounterdError
