@@ -59,12 +59,12 @@ class ThreadCall(Call):
         self.granted = granted
 
     def settle(self, result: Any, error: CounterdError | None) -> bool:
-        self.result, self.error, self.done = result, error, True
+        if self.granted is not None and error is None and not self.abandoned:
+            self.granted(result)
+        self.result, self.error, self.done = result, error, True  # from here on its thread may go on
         if self.wake is not None:
             self.wake.release()
             self.wake = None
-        if self.granted is not None and error is None and not self.abandoned:
-            self.granted(result)
         return not self.abandoned
 
 

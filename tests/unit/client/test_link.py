@@ -253,6 +253,15 @@ def test_a_hold_has_what_was_granted_and_gives_it_back(pair: Pair) -> None:
     pair.asked(wire.acquire(1, b"a", 2, 3), wire.release(2, b"a", 2))
 
 
+def test_a_hold_has_its_permits_before_its_thread_goes_on() -> None:
+    """Which would leave the block at once, and find nothing to give back."""
+    had: list[bool] = []
+    call = _link.ThreadCall(lambda _: had.append(call.done))
+    call.settle(1, None)
+    assert had == [False]
+    assert call.done
+
+
 def test_disowned_permits_are_given_back_by_nobody_in_particular(pair: Pair) -> None:
     pair.says(response(2, 1, b"\0\0\0\2"))
     pair.link.acquire(HOLD, b"a", 2, 3)
