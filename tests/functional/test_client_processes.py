@@ -193,6 +193,27 @@ def test_a_child_has_a_connection_of_its_own(counterd: servers.Server) -> None:
         assert program.ends() == (0, "0\n", "")
 
 
+def test_a_child_is_not_told_of_what_its_parent_lost(counterd: servers.Server) -> None:
+    code = """
+        for reconnected in (False, True):
+            client.acquire("lost", maximum=3)
+            client._link._socket.shutdown(2)
+            assert not client._link.is_alive()
+            if reconnected:  # by who is not told
+                client.hold("lost", maximum=3).__enter__()
+            if os.fork() == 0:
+                client.noop()
+                os._exit(0)
+            assert os.wait()[1] == 0
+            try:
+                client.noop()
+            except ConnectionLost:
+                say("told")
+    """
+    with running(counterd, code) as program:
+        assert program.ends() == (0, "told\ntold\n", "")
+
+
 def test_a_child_of_multiprocessing(counterd: servers.Server) -> None:
     code = """
         def work(results):

@@ -335,6 +335,7 @@ class Client:
     def _after_fork(self) -> None:
         """In the child. Locks may be held there by threads that are not, and queues have waiters that are not."""
         self._link.after_fork()
+        self._before = self._link
         self._turns = Turns()
         self._connecting = threading.Lock()
         self._counting = threading.Lock()

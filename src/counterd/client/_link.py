@@ -159,6 +159,7 @@ class Link:
     def after_fork(self) -> None:
         """In the child: closes its copy, and only that. Other threads, and what they had locked, are not here."""
         self.closed = self.closed or FORKED
+        self.unheard = False  # what was lost was the parent's
         self._lock = threading.RLock()
         self._socket.close()
 
