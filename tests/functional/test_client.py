@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import operator
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -174,9 +175,21 @@ def test_a_generator_that_the_collector_ends(server: servers.Server) -> None:
         wait_until(lambda: server.used("collected") == 0, "it is back")
 
 
-def test_a_signal_handler_that_uses_the_client_it_interrupted(server: servers.Server) -> None:
-    with server.client() as client, pytest.raises(RuntimeError, match="signal handler"), client._link._lock:
-        client.noop()
+@pytest.mark.parametrize("lock", ["_link._lock", "_connecting"])
+def test_a_signal_handler_that_uses_the_client_it_interrupted(server: servers.Server, lock: str) -> None:
+    """Else it would wait for ever, for what is below it."""
+    with server.client() as client, pytest.raises(RuntimeError, match="signal handler"):
+        if lock == "_connecting":
+            client._link.close("it was lost")
+        with operator.attrgetter(lock)(client):
+            client.noop()
+
+
+def test_a_signal_handler_while_who_gives_up_counts(server: servers.Server) -> None:
+    with server.client() as client, server.client() as other, other.hold("counting", maximum=1):
+        with client._counting, pytest.raises(NotAvailable) as caught, client.hold("counting", maximum=1, timeout=0):
+            raise AssertionError
+        assert caught.value.consumption == 1
 
 
 def test_decorates(server: servers.Server) -> None:

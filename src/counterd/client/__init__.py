@@ -31,7 +31,7 @@ from counterd.client._connection import (
     not_accepted,
 )
 from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, Asked
-from counterd.client._link import Link
+from counterd.client._link import Link, interrupted
 from counterd.client._pipeline import Request, Requests, released
 from counterd.client._turns import COUNTED_FOR_S, Queue, Turns
 from counterd.errors import (
@@ -122,10 +122,7 @@ class Client:
         self._backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
         self._retry_at = 0.0
         self._failure = ""  # of the last attempt to connect
-        self._turns = Turns()
-        self._connecting = threading.Lock()
-        self._counting = threading.Lock()
-        self._reacquiring = threading.Lock()
+        self._make_locks()
         self._watch = watch
         self._watcher: _Watcher | None = None
         self._link = self._before = self._connect()  # _before: the connection that this one replaced
@@ -275,6 +272,8 @@ class Client:
         link = self._link
         if not link.closed and not self._before.unheard:
             return link
+        if self._connecting._is_owned():
+            raise interrupted()
         with self._connecting:
             link = self._link
             if self._closed:
@@ -332,14 +331,18 @@ class Client:
             self._watcher.ended.append(link)
             self._watcher.wake()
 
+    def _make_locks(self) -> None:
+        """Reentrant: a signal handler may find them locked by what it interrupted."""
+        self._turns = Turns()
+        self._connecting: Any = threading.RLock()
+        self._counting = threading.RLock()
+        self._reacquiring = threading.RLock()
+
     def _after_fork(self) -> None:
         """In the child. Locks may be held there by threads that are not, and queues have waiters that are not."""
         self._link.after_fork()
         self._before = self._link
-        self._turns = Turns()
-        self._connecting = threading.Lock()
-        self._counting = threading.Lock()
-        self._reacquiring = threading.Lock()
+        self._make_locks()
         if self._watcher is not None:
             self._watcher.after_fork()
             self._watcher = None

@@ -84,7 +84,7 @@ class Link:
         self._lock: Any = threading.RLock()
         self._disowned: list[tuple[Any, bytes]] = []  # by the garbage collector, while its thread had the lock
         self._unsent = bytearray()
-        self._reading = False
+        self._reading = 0  # the thread that does
         self._watched = False
         self._pushing: set[ThreadCall] = set()  # whose threads wait until the kernel takes more
         self._waiting: deque[ThreadCall] = deque()  # while another reads; those that were settled stay until their turn
@@ -270,6 +270,8 @@ class Link:
     # ---- without ----
 
     def _complete(self, requests: Sequence[Request], calls: list[ThreadCall], leaving: object = None) -> None:
+        if self._lock._is_owned() or self._reading == threading.get_ident():
+            raise interrupted()  # what it interrupts would have to go on first
         deadline = time.monotonic() + self._timeout
         try:
             self._begin(requests, calls, leaving)
@@ -286,8 +288,6 @@ class Link:
 
     def _begin(self, requests: Sequence[Request], calls: list[ThreadCall], leaving: object) -> None:
         """Sends all, or nothing. leaving: the hold that gives back what it has; if it has nothing there is no call."""
-        if self._lock._is_owned():
-            raise RuntimeError("a signal handler cannot use the client that it interrupted")
         with self._lock:
             if self.closed:
                 raise lost(self.where, self.closed)
@@ -299,7 +299,7 @@ class Link:
     def _wait(self, call: ThreadCall, deadline: float) -> None:
         """Until the call is settled. Raises DeadlinePassed."""
         while not call.done:
-            wake, reads = None, False
+            wake, reads = None, 0
             try:
                 with self._lock:
                     if call.done:
@@ -309,14 +309,14 @@ class Link:
                         wake.acquire()
                         self._waiting.append(call)
                     else:
-                        reads = self._reading = True
+                        reads = self._reading = threading.get_ident()
                 if wake is not None and not wake.acquire(timeout=_seconds_left(deadline)):
                     raise DeadlinePassed
                 while reads and not call.done:
                     self._read(self._poller, deadline)
             finally:
                 if reads:
-                    self._reading = False  # before the lock: others may read, whatever interrupts this
+                    self._reading = 0  # before the lock: others may read, whatever interrupts this
                     self._hand_over()
 
     def _hand_over(self) -> None:
@@ -338,14 +338,14 @@ class Link:
         """Gets out what the kernel did not take at first, and reads meanwhile: a server may wait for that."""
         poller = select.poll()
         while self._unsent and not last.done:
-            reads = False
+            reads = 0
             try:
                 with self._lock:
                     if self.closed:
                         return
                     self._pushing.add(last)
                     if not self._reading:
-                        reads = self._reading = True
+                        reads = self._reading = threading.get_ident()
                 poller.register(self._socket, select.POLLIN | select.POLLOUT if reads else select.POLLOUT)
                 if reads:
                     self._read(poller, deadline)
@@ -354,7 +354,7 @@ class Link:
             finally:
                 self._pushing.discard(last)
                 if reads:
-                    self._reading = False
+                    self._reading = 0
                 self._hand_over()
             with self._lock:
                 if not self.closed:
@@ -389,6 +389,10 @@ class Link:
     def _has_nothing_else(self) -> bool:
         pending: list[Any] = list(self.calls.pending.values())
         return not self.calls.held and all(call.abandoned for call in pending)
+
+
+def interrupted() -> RuntimeError:
+    return RuntimeError("a signal handler cannot use the client that it interrupted")
 
 
 def _seconds_left(deadline: float) -> float:

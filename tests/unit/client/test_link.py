@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 from typing import TYPE_CHECKING, Any
@@ -234,6 +235,27 @@ def test_too_many_that_are_not_answered(pair: Pair, monkeypatch: pytest.MonkeyPa
         with pytest.raises(Timeout):
             pair.link.call(wire.noop)
     assert pair.link.closed == "2 calls were not answered"
+
+
+def test_a_signal_handler_has_no_call_while_its_thread_reads(pair: Pair) -> None:
+    """Only that thread could take the answer."""
+    raised: list[Exception] = []
+
+    def handle(*_: object) -> None:
+        try:
+            pair.link.call(wire.noop)
+        except RuntimeError as error:
+            raised.append(error)
+        pair.says(response(0, 1))
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        pair.link.call(wire.noop)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert "signal handler" in str(raised[0])
+    pair.asked(wire.noop(1))
 
 
 # ---- who holds what -------------------------------------------------------------------------------------------------
