@@ -85,14 +85,14 @@ class Calls:
             if call is None or call.frame[1] != opcode:
                 raise ProtocolError(f"nothing was asked with opcode {opcode:02x} and opaque {opaque:08x}")
             if status:
-                del pending[opaque]
+                pending.pop(opaque, None)  # all of it may have ended meanwhile: a signal handler may close()
                 self.held += _released(call.frame)
                 call.settle(None, _refusal(call.frame, status, body))
             elif opcode == _DUMP:
                 self._dumped(call, opaque, body)
             else:
                 result = _DECODERS[opcode](body)
-                del pending[opaque]
+                pending.pop(opaque, None)
                 wanted = call.settle(result, None)
                 if opcode == _ACQUIRE:
                     self.held += result
@@ -123,7 +123,7 @@ class Calls:
         if body:
             call.entries.append(wire.decode_dump_entry(body))
         else:
-            del self.pending[opaque]
+            self.pending.pop(opaque, None)
             call.settle(call.entries, None)
 
 

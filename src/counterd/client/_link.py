@@ -190,12 +190,13 @@ class Link:
             self.closed = why
             self._unsent.clear()
             self.unheard = self.calls.held > sum(self.holds.values())
-            self.calls.fail(error or (lambda: lost(self.where, why)))
             self._on_end(self)
             if self._is_polled():
                 with suppress(OSError):  # whoever is in poll() wakes, and closes it
                     self._socket.shutdown(socket.SHUT_RDWR)
             self._close_unused()
+        # Also one that had not quite begun when a signal handler closed this.
+        self.calls.fail(error or (lambda: lost(self.where, self.closed)))
 
     def _is_polled(self) -> bool:
         return bool(self._reading or self._watched or self._pushing)

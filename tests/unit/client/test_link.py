@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.client import _link
+from counterd.client import _calls, _link
 from counterd.client._connection import DeadlinePassed
 from counterd.client._link import Link
 from counterd.errors import ConnectionLost, NotAvailable, ProtocolError, Timeout
 from counterd.protocols.counter import wire
+from counterd.protocols.counter.wire import Opcode
 from daemon import wait_until
 from steps import PATIENCE, response
 
@@ -256,6 +257,30 @@ def test_a_signal_handler_has_no_call_while_its_thread_reads(pair: Pair) -> None
         signal.signal(signal.SIGALRM, before)
     assert "signal handler" in str(raised[0])
     pair.asked(wire.noop(1))
+
+
+@pytest.mark.parametrize("step", ["add_all", "feed"])
+def test_closed_by_a_signal_handler_in_the_midst_of_a_call(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Which has the lock already, as the same thread; the call ends at once, either way."""
+    if step == "add_all":
+        monkeypatch.setattr(pair.link.calls, step, closing(pair, pair.link.calls.add_all))
+        with pytest.raises(ConnectionLost, match=r"close\(\) was called"):
+            pair.link.call(wire.noop)
+    else:
+        monkeypatch.setitem(_calls._DECODERS, Opcode.NOOP, closing(pair, lambda _: None))
+        pair.says(response(0, 1))
+        pair.link.call(wire.noop)
+    assert pair.ended == [pair.link]
+
+
+def closing(pair: Pair, function: Callable[..., Any]) -> Callable[..., Any]:
+    def closes(*arguments: Any) -> Any:
+        pair.link.close()
+        return function(*arguments)
+
+    return closes
 
 
 # ---- who holds what -------------------------------------------------------------------------------------------------
