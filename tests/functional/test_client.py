@@ -562,7 +562,10 @@ def test_no_thread_of_its_own(counterd: servers.Server) -> None:
 
 
 class Points:
-    """Places where a signal can interrupt the client: before it waits for a lock, sends or polls, and around recv()."""
+    """Places where a signal can interrupt the client.
+
+    Before it waits for a lock, begins a request, sends or polls, and around recv().
+    """
 
     def __init__(self, at: int) -> None:
         self.at = at
@@ -580,6 +583,15 @@ class Points:
         link._socket = Watched(link._socket, self, "send", "recv", after=("recv",))
         turns: Any = client._turns
         turns._lock = Watched(turns._lock, self)
+        for owner, name in ((link, "release"), (link.calls, "add_all")):
+            setattr(owner, name, self._entering(getattr(owner, name)))
+
+    def _entering(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def enter(*arguments: Any) -> Any:
+            self()
+            return function(*arguments)
+
+        return enter
 
 
 class Watched:

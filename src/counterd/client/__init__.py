@@ -437,9 +437,7 @@ class Hold:
         link, self._link = self._link, None
         assert link is not None
         try:
-            if kind is GeneratorExit:
-                link.disown(self, self._asked.name)
-            else:
+            if kind is not GeneratorExit:  # the garbage collector's may come in the midst of another call
                 link.release(self, self._asked.name)
         except ConnectionLost:
             if kind is None and self._asked.on_lost == RAISE and link.closed not in NO_LOSS:
@@ -448,6 +446,7 @@ class Hold:
             if kind is None:
                 raise
         finally:
+            link.disown(self, self._asked.name)  # what is left of it
             self._entered.release()
             self._client._turns.wake(self._asked.name)
 

@@ -113,7 +113,7 @@ class Calls:
 
     def _take_back(self, call: Call) -> None:
         """It is not sent after all."""
-        del self.pending[int.from_bytes(call.frame[8:12], "big")]
+        self.pending.pop(int.from_bytes(call.frame[8:12], "big"), None)
         self.held += _released(call.frame)
         call.frame = b""
 

@@ -120,12 +120,9 @@ class Link:
             raise call.error
 
     def release(self, hold: object, name: bytes) -> None:
-        """As call(), with what the hold has here. That is on its way when this ends, whatever interrupts it."""
+        """As call(), with what the hold has here. Where that is interrupted, disown() gives back what is left."""
         call = ThreadCall()
-        try:
-            self._complete(((wire.release, name, self.holds.get(hold, 0)),), [call], hold)
-        finally:
-            self.disown(hold, name)
+        self._complete(((wire.release, name, self.holds.get(hold, 0)),), [call], hold)
         if call.error is not None:
             raise call.error
 
@@ -292,10 +289,15 @@ class Link:
         with self._lock:
             if self.closed:
                 raise lost(self.where, self.closed)
-            if leaving is not None and not self.holds.pop(leaving, 0):
-                calls.clear()
-                return
-            self._send(self.calls.add_all(calls, requests))
+            try:
+                if leaving is not None and not self.holds.pop(leaving, 0):
+                    calls.clear()
+                    return
+                self._send(self.calls.add_all(calls, requests))
+            except BaseException:
+                if leaving is not None and leaving not in self.holds:
+                    self._drop("leaving was interrupted")  # nobody knows whether its permits are on their way
+                raise
 
     def _wait(self, call: ThreadCall, deadline: float) -> None:
         """Until the call is settled. Raises DeadlinePassed."""
