@@ -54,7 +54,12 @@ class ServerError(CounterdError):
 
     status: the status byte of the response, 0 to 255.
     text: the message in its body.
+    name, resources, maximum: what was asked for, as far as the request has it; else b"", None and None.
     """
+
+    name: bytes = b""
+    resources: int | None = None
+    maximum: int | None = None
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(status, text)
@@ -62,7 +67,14 @@ class ServerError(CounterdError):
         self.text = text
 
     def __str__(self) -> str:
-        return f"{self.text} (status 0x{self.status:02x})"
+        said = f"{self.text} (status 0x{self.status:02x})"
+        if not self.name:
+            return said
+        name = self.name.decode("utf-8", "backslashreplace")
+        if self.resources is None:
+            return f"{said}: {name}"
+        maximum = "" if self.maximum is None else f", maximum {self.maximum}"
+        return f"{said}: asked for {self.resources} of {name}{maximum}"
 
 
 class NotFound(ServerError):
@@ -76,27 +88,17 @@ class InvalidArguments(ServerError):
 class NotAvailable(ServerError):
     """0x21: the maximum does not leave room for what was asked.
 
-    name, resources, maximum: what was asked for.
     consumption: how much was in use when a hold gave up, or None.
     waited: seconds that a hold waited, or None.
     """
 
-    name: bytes = b""
-    resources: int = 0
-    maximum: int = 0
     consumption: int | None = None
     waited: float | None = None
 
     def __str__(self) -> str:
-        if not self.name:
-            return super().__str__()
-        shown = f"{super().__str__()}: asked for {self.resources} of {self.name.decode('utf-8', 'backslashreplace')}"
-        shown += f", maximum {self.maximum}"
-        if self.consumption is not None:
-            shown += f", {self.consumption} in use"
-        if self.waited is not None:
-            shown += f", waited {self.waited:g} s"
-        return shown
+        used = "" if self.consumption is None else f", {self.consumption} in use"
+        waited = "" if self.waited is None else f", waited {self.waited:g} s"
+        return super().__str__() + used + waited
 
 
 class NotAcquired(ServerError):

@@ -55,7 +55,7 @@ def test_nothing_inside_is_there(page: str) -> None:
 
 
 def test_signatures_are_as_in_the_source(api: ModuleType) -> None:
-    assert api.signature("get", aio.Client.get) == "async get(name: str | bytes) -> int"
+    assert api.signature("close", aio.Client.close) == "async close() -> None"
     assert api.signature("list", throttr.Client.list) == "list() -> list[ListEntry]"
     assert api.declaration("Hold", aio.Hold) == "class Hold"
     assert api.declaration("Event", throttr.Event) == "class Event(channel: bytes, payload: bytes)"

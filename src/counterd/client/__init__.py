@@ -25,6 +25,7 @@ from counterd.client._connection import (
     CLOSED,
     as_bytes,
     cannot_connect,
+    check_timeout,
     connected_socket,
     lost,
     no_connection,
@@ -116,8 +117,10 @@ class Client:
         watch: bool = False,
     ) -> None:
         self._addresses = read_addresses(host, port, path)
-        self._timeout = timeout
-        self._connect_timeout = timeout if connect_timeout is None else connect_timeout
+        self._timeout = check_timeout("timeout", timeout)
+        self._connect_timeout = (
+            timeout if connect_timeout is None else check_timeout("connect_timeout", connect_timeout)
+        )
         self._closed = False
         self._backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
         self._retry_at = 0.0
@@ -598,6 +601,7 @@ class Semaphore:
         self._client = client
         self._name = as_bytes(name)
         self._maximum = maximum
+        client.hold(name, maximum=maximum)  # what does not fit the protocol is told here already
         self._holds: list[Hold] = []
 
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:

@@ -38,7 +38,7 @@ def read_addresses(
     if isinstance(port, int) and not 0 <= port <= PORT_MAX:  # getaddrinfo() would take it modulo 65536
         raise ValueError(f"port must be 0 to {PORT_MAX}, not {port}")
     if path is not None:
-        found = [Address(path=os.fspath(path))] if os.fspath(path) else []
+        found = [Address(path=os.fsdecode(path))] if os.fsdecode(path) else []
     else:
         found = [read_address(host, port, scheme) for host in ([hosts] if isinstance(hosts, str) else hosts)]
     if not found:

@@ -10,7 +10,7 @@ import struct
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from counterd.errors import CounterdError, NotAvailable, ProtocolError, ServerError, server_error
+from counterd.errors import CounterdError, ProtocolError, ServerError, server_error
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import HEADER_SIZE, Opcode
 
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 UNANSWERED_MAX = 1 << 17
 
 # An enumeration's members are looked up slowly before Python 3.12.
-_ACQUIRE, _RELEASE, _DUMP = int(Opcode.ACQUIRE), int(Opcode.RELEASE), int(Opcode.DUMP)
+_GET, _ACQUIRE, _RELEASE, _DUMP = map(int, (Opcode.GET, Opcode.ACQUIRE, Opcode.RELEASE, Opcode.DUMP))
 _NUMBERS = struct.Struct(">II")  # of an acquire: resources and maximum
-_ACQUIRE_NAME, _RELEASE_NAME = HEADER_SIZE + 10, HEADER_SIZE + 6  # where the name begins
+# Where the name begins.
+_GET_NAME, _ACQUIRE_NAME, _RELEASE_NAME = HEADER_SIZE + 2, HEADER_SIZE + 10, HEADER_SIZE + 6
 
 
 class Call:
@@ -147,9 +148,13 @@ def _note_releases(calls: Sequence[Call]) -> None:
 
 def _refusal(frame: bytes, status: int, body: bytes) -> ServerError:
     error = server_error(status, body.decode("utf-8", "backslashreplace"))
-    if isinstance(error, NotAvailable) and frame[1] == _ACQUIRE:
+    if frame[1] == _ACQUIRE:
         error.resources, error.maximum = _NUMBERS.unpack_from(frame, HEADER_SIZE)
         error.name = frame[_ACQUIRE_NAME:]
+    elif frame[1] == _RELEASE:
+        error.resources, error.name = _released(frame), frame[_RELEASE_NAME:]
+    elif frame[1] == _GET:
+        error.name = frame[_GET_NAME:]
     return error
 
 

@@ -139,6 +139,13 @@ def set_options(connected: socket.socket) -> None:
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
 
 
+def check_timeout(what: str, seconds: float) -> float:
+    """Returns it. ValueError or TypeError if no call could ever end in that time."""
+    if not seconds > 0:
+        raise ValueError(f"{what} must be more than 0 seconds, not {seconds!r}")
+    return seconds
+
+
 def refuse_itself(near: object, far: object) -> None:
     """To a port of this host that nobody listens on, and that the kernel chose for us, we would connect ourselves."""
     if near == far:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from counterd.client._connection import CLOSED, FORKED, as_bytes
 from counterd.errors import ConnectionLost, NotAvailable
+from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import ERROR_TEXTS, Status
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Asked:
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout must be None, or 0 or more seconds, not {timeout!r}")
         self.name = as_bytes(name)
+        wire.acquire(0, self.name, resources, maximum)  # what does not fit the protocol is told here already
         self.resources = resources
         self.maximum = maximum
         self.timeout = timeout

@@ -23,6 +23,7 @@ from counterd.client._connection import (
     CLOSED,
     as_bytes,
     cannot_connect,
+    check_timeout,
     lost,
     no_connection,
     not_accepted,
@@ -102,8 +103,10 @@ class Client:
         connect_timeout: float | None = None,
     ) -> None:
         self._addresses = read_addresses(host, port, path)
-        self._timeout = timeout
-        self._connect_timeout = timeout if connect_timeout is None else connect_timeout
+        self._timeout = check_timeout("timeout", timeout)
+        self._connect_timeout = (
+            timeout if connect_timeout is None else check_timeout("connect_timeout", connect_timeout)
+        )
         self._closed = False
         self._backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
         self._retry_at = 0.0
@@ -594,6 +597,7 @@ class Semaphore:
         self._client = client
         self._name = as_bytes(name)
         self._maximum = maximum
+        client.hold(name, maximum=maximum)  # what does not fit the protocol is told here already
         self._holds: list[Hold] = []
 
     async def acquire(self) -> Literal[True]:

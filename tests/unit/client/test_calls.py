@@ -88,9 +88,15 @@ def test_a_refusal_tells_what_was_asked_for() -> None:
     error = call.ends[0][1]
     assert isinstance(error, NotAvailable)
     assert (error.name, error.resources, error.maximum, error.text) == (b"a\xff", 5, 9, "no")
-    other = asked(calls, wire.get, b"a")
-    calls.feed(answer(other, b"what", 0x21))
-    assert str(other.ends[0][1]) == "what (status 0x21)"
+    for request, shown in (
+        ((wire.get, b"a"), "no (status 0x01): a"),
+        ((wire.release, b"a", 2), "no (status 0x01): asked for 2 of a"),
+        ((wire.acquire, b"a", 2, 3), "no (status 0x01): asked for 2 of a, maximum 3"),
+        ((wire.noop,), "no (status 0x01)"),
+    ):
+        call = asked(calls, *request)
+        calls.feed(answer(call, b"no", 0x01))
+        assert str(call.ends[0][1]) == shown
 
 
 def test_what_is_granted_to_nobody() -> None:
