@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+from asyncio.trsock import TransportSocket
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from counterd.client._calls import UNANSWERED_MAX, Call, Calls
@@ -16,14 +19,18 @@ from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import Opcode
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Sequence
 
     from counterd.client._pipeline import Request
 
 
 class FutureCall(Call):
-    """A call that a task waits for, or nobody."""
+    """A call that a task waits for, or nobody.
+
+    granted: is called with the result, in the same step, if the call succeeds and is still waited for.
+    """
+
+    granted: Callable[[Any], object] | None = None
 
     def __init__(self, future: asyncio.Future[Any] | None, deadline: float) -> None:
         self.future = future
@@ -35,6 +42,8 @@ class FutureCall(Call):
             return False
         if error is None:
             future.set_result(result)
+            if self.granted is not None:
+                self.granted(result)
         else:
             future.set_exception(error)
         return True
@@ -94,12 +103,16 @@ class Link(asyncio.Protocol):
 
     async def result(self, *request: Any) -> Any:
         """Sends a request and waits for its result. If that ends in another way, nothing of it stays behind."""
-        call = self.start(*request)
-        assert call.future is not None
+        return await self._result(self.start(*request))
+
+    async def acquire(self, hold: object, name: bytes, permits: int, maximum: int) -> None:
+        """As result(), for a hold: it has the permits from the moment of the grant."""
+        call = self.start(wire.acquire, name, permits, maximum)
+        call.granted = lambda granted: self.holds.__setitem__(hold, granted)
         try:
-            return await call.future
+            await self._result(call)
         except BaseException:
-            self.forget(call)
+            self.holds.pop(hold, None)
             raise
 
     def forget(self, call: FutureCall) -> None:
@@ -141,6 +154,17 @@ class Link(asyncio.Protocol):
                 os.close(null)
         self.closed = self.closed or FORKED
 
+    def after_loop(self) -> None:
+        """Its loop has been closed: none of its tasks runs any more, but its socket may be open still."""
+        if not self.closed:
+            self.closed = "its event loop was closed"
+            self.unheard = self.calls.held > sum(self.holds.values())
+            self.calls.pending.clear()
+            connected = self._transport and self._transport.get_extra_info("socket")
+            if isinstance(connected, TransportSocket):  # uvloop has closed its own
+                with suppress(OSError):
+                    connected.shutdown(socket.SHUT_RDWR)
+
     # ---- what the loop calls ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -176,6 +200,14 @@ class Link(asyncio.Protocol):
 
     # ---- inside ----
 
+    async def _result(self, call: FutureCall) -> Any:
+        assert call.future is not None
+        try:
+            return await call.future
+        except BaseException:
+            self.forget(call)
+            raise
+
     def _check(self) -> None:
         if self.closed:
             raise lost(self.where, self.closed)
@@ -210,14 +242,14 @@ class Link(asyncio.Protocol):
         """Ends the wait of those that have waited long enough. Their answers may still come."""
         now = self._loop.time()
         self._timer = None
-        late = False
+        late = 0
         for call in cast("list[FutureCall]", list(self.calls.pending.values())):
             if call.deadline > now:
                 self._timer = self._loop.call_at(call.deadline, self._expire)
                 break
-            late = True  # also if nobody waits for it any more
+            late += 1  # also if nobody waits for it any more
             call.settle(None, not_answered(self.where, self._timeout))
         if late and self._paused:
             self.drop("the server takes no more requests")
-        elif len(self.calls.pending) > UNANSWERED_MAX:
+        elif late > UNANSWERED_MAX:
             self.drop(f"{UNANSWERED_MAX} calls were not answered")

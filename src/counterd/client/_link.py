@@ -383,15 +383,18 @@ class Link:
             unanswered = [call for call in unanswered if not call.done]
             if self._unsent and unanswered:
                 self._drop("the server takes no more requests")
-            elif len(self.calls.pending) > UNANSWERED_MAX:
+            elif self._count_given_up() > UNANSWERED_MAX:
                 self._drop(f"{UNANSWERED_MAX} calls were not answered")
             elif any(call.frame[1] == Opcode.ACQUIRE for call in unanswered) and self._has_nothing_else():
                 # What it grants now would stay unseen until somebody reads: maybe never.
                 self._drop("an acquire was not answered in time, and nothing is held")
 
+    def _count_given_up(self) -> int:
+        pending: dict[int, Any] = self.calls.pending
+        return sum(call.abandoned for call in pending.values())
+
     def _has_nothing_else(self) -> bool:
-        pending: list[Any] = list(self.calls.pending.values())
-        return not self.calls.held and all(call.abandoned for call in pending)
+        return not self.calls.held and self._count_given_up() == len(self.calls.pending)
 
 
 def interrupted() -> RuntimeError:

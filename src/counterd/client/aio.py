@@ -32,7 +32,7 @@ from counterd.client._connection import (
 from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, Asked
 from counterd.client._pipeline import Requests, released
 from counterd.client._turns import COUNTED_FOR_S, Queue, Turns
-from counterd.errors import ConnectionLost, CounterdError, NotAvailable, NotFound, ServerError, Timeout
+from counterd.errors import ConnectionLost, CounterdError, NotAvailable, NotFound, ProtocolError, ServerError, Timeout
 from counterd.protocols.counter import wire
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ class Client:
 
     Connects in `async with`, or with the first call. A call that is cancelled leaves nothing behind: what an acquire is
     granted after its caller has gone is given back. The loop sees at once when the connection is lost: nothing needs a
-    thread. Not thread-safe.
+    thread. Not thread-safe, and for one event loop: in another it
+    raises RuntimeError, unless the first was closed. Then it connects again, and what was held before is lost.
     """
 
     def __init__(
@@ -111,12 +112,14 @@ class Client:
         self._backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
         self._retry_at = 0.0
         self._failure: CounterdError | None = None  # of the last attempt to connect
+        self._loop: asyncio.AbstractEventLoop | None = None  # in which it is used
         self._link: Link | None = None
         self._lost: Link | None = None  # with what acquire() got, and no call has told so yet
         self._tasks: set[asyncio.Task[None]] = set()  # its own
         self._connecting: asyncio.Task[None] | None = None
         self._recovering: asyncio.Task[None] | None = None
         self._again: list[Hold] = []  # those whose permits are to be acquired again
+        self._reacquiring = asyncio.Lock()  # while they are, for one of these
         self._turns = Turns()
         _clients.add(self)
 
@@ -148,6 +151,7 @@ class Client:
 
     async def close(self) -> None:
         """Ends the connection: the server takes back what was held through it. Later calls raise ConnectionLost."""
+        self._own_loop()
         self._end()
         if self._tasks:
             await asyncio.wait(self._tasks)
@@ -215,7 +219,7 @@ class Client:
 
     async def _call(self, *request: Any) -> Any:
         link = self._link
-        if link is None or link.closed or self._lost is not None:
+        if link is None or link.closed or self._lost is not None or self._loop is not asyncio.get_running_loop():
             link = await self._connected()
         call = link.start(*request)
         assert call.future is not None
@@ -225,11 +229,11 @@ class Client:
             return await call.future
         except BaseException as error:
             link.forget(call)
-            if not isinstance(error, ConnectionLost):
-                raise
-            self._heard(link)
+            if isinstance(error, (ConnectionLost, ProtocolError)):
+                self._heard(link)
             # Where nothing was held nothing is lost, and what was granted unseen is back: it is safe to ask again.
-            if not link.calls.answered or link.calls.held or request[0] is wire.release:
+            was_good, is_release = link.calls.answered, request[0] is wire.release
+            if not isinstance(error, ConnectionLost) or not was_good or link.calls.held or is_release:
                 raise
         return await (await self._connected()).result(*request)
 
@@ -248,7 +252,7 @@ class Client:
                 if not isinstance(future.exception(), (ServerError, type(None))):
                     future.result()
         except BaseException as error:
-            if isinstance(error, ConnectionLost):
+            if isinstance(error, (ConnectionLost, ProtocolError)):
                 self._heard(link)
             for call in calls:
                 link.forget(call)
@@ -260,6 +264,7 @@ class Client:
 
         hears: the caller is to be told if permits were lost with it, and nobody was told yet.
         """
+        loop = self._own_loop()
         while True:
             link = self._link
             if self._closed:
@@ -269,7 +274,6 @@ class Client:
                 raise lost(link.where, f"{link.closed}; what was acquired through it has been given back")
             if link is not None and not link.closed:
                 return link
-            loop = asyncio.get_running_loop()
             if self._connecting is None or self._connecting.done():
                 if self._failure is not None and loop.time() < self._retry_at:
                     raise ConnectionLost(f"{self._failure}; another attempt is due within {CONNECT_LONGEST_S:g} s")
@@ -331,16 +335,36 @@ class Client:
         """In the child, which has no loop yet, and in which no task will run."""
         if self._link is not None:
             self._link.after_fork()
-        self._connecting = self._recovering = self._lost = None
+        self._lost = None
+        self._start_anew()
+
+    def _own_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that runs. RuntimeError if the client belongs to another, unless that has been closed."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            if self._loop is not None and not self._loop.is_closed():
+                raise RuntimeError(f"{self} belongs to another event loop: make one for each")
+            if self._link is not None:
+                self._link.after_loop()
+                self._lost = self._link if self._link.unheard else self._lost
+            self._start_anew()
+            self._loop = loop
+        return loop
+
+    def _start_anew(self) -> None:
+        """Nothing is left of the loop that it was used in."""
+        self._loop = None
+        self._connecting = self._recovering = None
         self._tasks = set()
         self._again = []
+        self._reacquiring = asyncio.Lock()
         self._turns = Turns()
 
     # ---- holding ----
 
     async def _take(self, hold: Hold, asked: Asked) -> Link:
         """Waits for the permits; returns the connection through which the hold has them."""
-        loop = asyncio.get_running_loop()
+        loop = self._own_loop()
         deadline = None if asked.timeout is None else loop.time() + asked.timeout
         turn = _Turn(loop)
         queue = self._turns.join(asked.name, turn)
@@ -377,10 +401,9 @@ class Client:
             link = await self._connected(hears=False)
         except Timeout as error:  # no answer to connecting is no server, and that is waited for
             raise ConnectionLost(str(error)) from error
-        await link.result(wire.acquire, asked.name, asked.resources, asked.maximum)
-        if link.closed:
+        await link.acquire(hold, asked.name, asked.resources, asked.maximum)
+        if link.closed:  # in the same turn of the loop
             raise lost(link.where, link.closed)
-        link.holds[hold] = asked.resources
         return link
 
     async def _consumption(self, queue: Queue, asked: Asked) -> int | None:
@@ -451,6 +474,9 @@ class Hold:
             raise RuntimeError("this hold has been entered already: make another")
         self._entered = True
         try:
+            if self._asked.on_lost == REACQUIRE:
+                async with self._client._reacquiring:
+                    pass  # from now on it is not the block before that permits are acquired again for
             self._link = await self._client._take(self, self._asked)
         except BaseException:
             self._entered = False
@@ -474,7 +500,7 @@ class Hold:
             if kind is None:
                 raise
         finally:
-            self._forgotten(link)
+            self._entered = False
 
     def __call__(self, function: F) -> F:
         """A coroutine function or asynchronous generator that holds the permits while it runs; each call its own."""
@@ -522,7 +548,7 @@ class Hold:
     def _release(self) -> None:
         """Gives the permits back without waiting for the answer. ConnectionLost if they were lost, and it counts."""
         link = self._left()
-        self._forgotten(link)
+        self._entered = False
         if link.closed:
             self._raise_loss(link)
         else:
@@ -532,12 +558,9 @@ class Hold:
         """The block is over. Whoever waits asks again, behind the release that is sent now."""
         link, self._link = self._link, None
         assert link is not None
+        link.holds.pop(self, None)
         self._client._turns.wake(self._asked.name)
         return link
-
-    def _forgotten(self, link: Link) -> None:
-        link.holds.pop(self, None)
-        self._entered = False
 
     def _raise_loss(self, link: Link) -> None:
         if self._asked.on_lost == RAISE and link.closed not in NO_LOSS:
@@ -557,22 +580,23 @@ class Hold:
 
     async def _acquire_again(self) -> bool:
         """Whether that is done, or not wanted any more."""
-        before = self._link
-        if before is None:
+        async with self._client._reacquiring:
+            before = self._link
+            if before is None or not before.closed:  # it was left, and maybe entered again
+                return True
+            try:
+                link = await self._client._ask(self, self._asked)
+            except CounterdError as error:
+                if not isinstance(error, (NotAvailable, ConnectionLost)):
+                    _log.warning("acquiring %s again: %s", self._asked, error)
+                return False
+            if self._link is before:
+                self._link = link
+            else:  # the block was left meanwhile
+                link.holds.pop(self, None)
+                link.start_unawaited(wire.release, self._asked.name, self._asked.resources)
+                self._client._turns.wake(self._asked.name)
             return True
-        try:
-            link = await self._client._ask(self, self._asked)
-        except CounterdError as error:
-            if not isinstance(error, (NotAvailable, ConnectionLost)):
-                _log.warning("acquiring %s again: %s", self._asked, error)
-            return False
-        if self._link is before:
-            self._link = link
-        else:  # the block was left meanwhile
-            link.holds.pop(self, None)
-            link.start_unawaited(wire.release, self._asked.name, self._asked.resources)
-            self._client._turns.wake(self._asked.name)
-        return True
 
 
 class Pipeline(Requests):

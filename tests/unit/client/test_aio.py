@@ -12,7 +12,7 @@ import pytest
 import memory
 from counterd.client import _turns, aio
 from counterd.client._connection import FORKED
-from counterd.errors import ConnectionLost, NotAvailable, NotFound, Timeout
+from counterd.errors import ConnectionLost, NotAvailable, NotFound, ProtocolError, Timeout
 from counterd.protocols.counter.wire import Opcode
 
 if TYPE_CHECKING:
@@ -276,6 +276,97 @@ def test_left_while_it_is_acquired_again(monkeypatch) -> None:
         await (await waiting).__aexit__(None, None, None)
         assert loop.now < 0.1
         assert (loop.server.used[b"n"], client._again, client._tasks) == (0, [], set())
+
+    play(main)
+
+
+def delays(loop: memory.Loop, link: Any) -> None:
+    """What it receives within 0.1 s comes together."""
+    chunks: list[bytes] = []
+    received = link.data_received
+
+    def take() -> None:
+        received(b"".join(chunks))
+        chunks.clear()
+
+    def gather(data: bytes) -> None:
+        if not chunks:
+            loop.call_later(0.1, take)
+        chunks.append(data)
+
+    link.data_received = gather
+
+
+@pytest.mark.parametrize("meets", [False, True])
+def test_entered_again_before_it_was_acquired_again(monkeypatch, meets: bool) -> None:
+    """It has the permits once. meets: it is being asked for them, and the answer comes late."""
+    monkeypatch.setattr(aio, "ASK_FIRST_S", 1.0)
+
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        hold = client.hold("n", 2, maximum=9, on_lost="reacquire")
+        await hold.__aenter__()
+        loop.server.accepts = lambda: False
+        loop.server.pipes[0].cut()
+        await asyncio.sleep(0.01)
+        loop.server.accepts = lambda: True
+        if meets:
+            await until(lambda: loop.server.used[b"n"] > 0)
+            assert hold.lost
+            delays(loop, loop.server.pipes[-1].protocol)
+        await hold.__aexit__(None, None, None)
+        async with hold:
+            await asyncio.sleep(5)
+            assert (loop.server.used[b"n"], client._link.holds) == (2, {hold: 2})  # type: ignore[union-attr]
+        assert loop.server.used[b"n"] == 0
+
+    play(main)
+
+
+def test_lost_permits_are_told_although_a_hold_is_being_left() -> None:
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        await client.acquire("n", 2, maximum=2)
+        hold = await client.hold("other", 2, maximum=2).__aenter__()
+        leaving = asyncio.ensure_future(hold.__aexit__(None, None, None))
+        await turns()
+        loop.server.pipes[0].cut()
+        with pytest.raises(ConnectionLost, match=r"^lost 2 of other "):
+            await leaving
+        with pytest.raises(ConnectionLost, match="what was acquired through it has been given back"):
+            await client.noop()
+
+    play(main)
+
+
+def test_a_hold_that_is_granted_and_lost_in_one_turn_is_acquired_again() -> None:
+    """And no call is told that something had been lost."""
+
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        await client.noop()
+        pipe = loop.server.pipes[0]
+        received = pipe.protocol.data_received
+
+        def cuts(data: bytes) -> None:
+            received(data)
+            pipe.cut()
+
+        pipe.protocol.data_received = cuts
+        async with client.hold("n", maximum=1) as hold:
+            assert not hold.lost
+            await client.noop()
+
+    play(main)
+
+
+@pytest.mark.parametrize("ask", [aio.Client.noop, lambda client: client.pipeline().noop().execute()])
+def test_who_is_told_of_nonsense_is_not_told_of_the_loss_as_well(ask: Callable[[aio.Client], Any]) -> None:
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        await client.acquire("n", maximum=1)
+        asked = asyncio.ensure_future(ask(client))
+        await turns()
+        loop.server.pipes[0].protocol.data_received(b"nonsense")
+        with pytest.raises(ProtocolError):
+            await asked
+        await client.noop()
 
     play(main)
 

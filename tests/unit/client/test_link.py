@@ -238,6 +238,16 @@ def test_too_many_that_are_not_answered(pair: Pair, monkeypatch: pytest.MonkeyPa
     assert pair.link.closed == "2 calls were not answered"
 
 
+def test_many_that_are_waited_for_are_not_too_many(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_link, "UNANSWERED_MAX", 2)
+    callers = reading_and_waiting(pair, *[(wire.noop,)] * 3)
+    pair.link._timeout = 0.001
+    with pytest.raises(Timeout):
+        pair.link.call(wire.noop)
+    pair.says(*[response(0, opaque) for opaque in (1, 2, 3)])
+    assert [caller.ends() for caller in callers] == [None] * 3
+
+
 def test_a_signal_handler_has_no_call_while_its_thread_reads(pair: Pair) -> None:
     """Only that thread could take the answer."""
     raised: list[Exception] = []
