@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -390,3 +391,43 @@ def test_a_program_that_ends_inside_a_hold(counterd, mode: str, status: int, com
         errors = process.communicate(timeout=daemon.PATIENCE)[1]
         assert (process.returncode, complaint in errors) == (status, True)
         daemon.wait_until(lambda: client.get(name) == 0, "it is back")
+
+
+# ---- event loops ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@LOOPS
+def test_a_loop_that_was_closed_takes_what_was_held_along(counterd, loop: str) -> None:
+    """As with one asyncio.run() after the other: the client goes on, says what was lost, and leaks nothing."""
+
+    async def holds() -> None:
+        async with client.hold(loop, maximum=1):
+            pass
+
+    async def takes() -> None:
+        assert await client.acquire(loop, maximum=1) == 1
+
+    async def hears() -> None:
+        with pytest.raises(ConnectionLost, match="its event loop was closed"):
+            await client.noop()
+        await holds()
+        await client.close()
+
+    client = aio.Client(*counterd.address)
+    for main in (holds(), holds(), takes(), hears()):
+        each = NEW_LOOP[loop]()
+        each.run_until_complete(main)
+        each.close()
+    gc.collect()  # the sockets that were left open, which is what the warnings are about
+
+
+def test_another_loop_is_told_before_anything_is_sent(counterd) -> None:
+    async def main() -> None:
+        async with aio.Client(*counterd.address) as client:
+            for call in (client.noop(), client.hold("n", maximum=1).__aenter__(), client.close()):
+                with pytest.raises(RuntimeError, match="belongs to another event loop"):
+                    await asyncio.to_thread(asyncio.run, call)
+            await client.noop()
+
+    run(main())

@@ -88,10 +88,10 @@ class _Turn:
 class Client:
     """As counterd.client.Client, for tasks of one event loop. `async with Client(...) as client`, or await close().
 
-    Connects in `async with`, or with the first call. A call that is cancelled leaves nothing behind: what an acquire is
-    granted after its caller has gone is given back. The loop sees at once when the connection is lost: nothing needs a
-    thread. Not thread-safe, and for one event loop: in another it
-    raises RuntimeError, unless the first was closed. Then it connects again, and what was held before is lost.
+    Connects in `async with`, which raises if it cannot; else with the first call, or a hold, which waits for a server.
+    A call that is cancelled leaves nothing behind: what an acquire is granted after its caller has gone is given back.
+    The loop sees at once when the connection is lost: nothing needs a thread. Not thread-safe, and for one event loop:
+    in another it raises RuntimeError, unless the first was closed; then it connects again, and what was held is lost.
     """
 
     def __init__(
