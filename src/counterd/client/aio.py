@@ -13,6 +13,7 @@ import inspect
 import logging
 import os
 import weakref
+from asyncio import get_running_loop
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -219,7 +220,7 @@ class Client:
 
     async def _call(self, *request: Any) -> Any:
         link = self._link
-        if link is None or link.closed or self._lost is not None or self._loop is not asyncio.get_running_loop():
+        if link is None or link.closed or self._lost is not None or self._loop is not get_running_loop():
             link = await self._connected()
         call = link.start(*request)
         assert call.future is not None
@@ -318,7 +319,7 @@ class Client:
 
     def _started(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task that close() ends."""
-        task = asyncio.get_running_loop().create_task(work)
+        task = get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -340,7 +341,7 @@ class Client:
 
     def _own_loop(self) -> asyncio.AbstractEventLoop:
         """The loop that runs. RuntimeError if the client belongs to another, unless that has been closed."""
-        loop = asyncio.get_running_loop()
+        loop = get_running_loop()
         if self._loop is not loop:
             if self._loop is not None and not self._loop.is_closed():
                 raise RuntimeError(f"{self} belongs to another event loop: make one for each")
@@ -408,7 +409,7 @@ class Client:
 
     async def _consumption(self, queue: Queue, asked: Asked) -> int | None:
         """For who gives up. When many do at once, one asks."""
-        loop = asyncio.get_running_loop()
+        loop = get_running_loop()
         if queue.counting is None and loop.time() - queue.counted_at > COUNTED_FOR_S:
             queue.counting = self._started(self._count(queue, asked.name))
         if queue.counting is not None:
@@ -421,7 +422,7 @@ class Client:
             with suppress(CounterdError):
                 queue.consumption = await (await self._connected(hears=False)).result(wire.get, name)
         finally:
-            queue.counted_at, queue.counting = asyncio.get_running_loop().time(), None
+            queue.counted_at, queue.counting = get_running_loop().time(), None
 
     def _on_end(self, link: Link) -> None:
         """A connection has ended: its holds hear of it."""
@@ -436,7 +437,7 @@ class Client:
     async def _recover(self) -> None:
         """Acquires again what was lost, until all of it is there or nobody wants it any more."""
         backoff = Backoff(ASK_FIRST_S, ASK_LONGEST_S)
-        loop = asyncio.get_running_loop()
+        loop = get_running_loop()
         while self._again:
             waiting, self._again = self._again, []
             for hold in waiting:

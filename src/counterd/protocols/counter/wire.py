@@ -213,7 +213,7 @@ class ResponseParser:
         size = len(buffer)
         responses: list[Response] = []
         start = 0
-        unpack, append = _HEADER.unpack_from, responses.append
+        unpack, append, new = _HEADER.unpack_from, responses.append, tuple.__new__  # without the lambda around it
         while (body := start + HEADER_SIZE) <= size:
             magic, opcode, status, _, length, opaque = unpack(buffer, start)
             if magic != RESPONSE_MAGIC:
@@ -222,7 +222,7 @@ class ResponseParser:
                 raise ProtocolError(f"a response with a body of {length} bytes: {_shown(buffer[start:])}")
             if size < body + length:
                 break
-            append(Response(opcode, status, opaque, bytes(buffer[body : body + length])))
+            append(new(Response, (opcode, status, opaque, bytes(buffer[body : body + length]))))
             start = body + length
         if start < size and buffer[start] != RESPONSE_MAGIC:
             raise ProtocolError(f"not the start of a response: {_shown(buffer[start:])}")
