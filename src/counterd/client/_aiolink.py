@@ -16,7 +16,6 @@ from counterd.client._calls import UNANSWERED_MAX, Call, Calls
 from counterd.client._connection import FORKED, closed_by_server, lost, not_answered, set_options
 from counterd.errors import CounterdError, ProtocolError
 from counterd.protocols.counter import wire
-from counterd.protocols.counter.wire import Opcode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -119,11 +118,10 @@ class Link(asyncio.Protocol):
         """The task that waited has gone. What an acquire was granted, or will be, is given back."""
         future = call.future
         assert future is not None
-        if future.cancel() or future.cancelled() or future.exception() is not None:
-            return
-        if call.frame[1] == Opcode.ACQUIRE:
-            self.calls.return_grant(call, future.result())
-            self._give_back()
+        if not future.cancel() and not future.cancelled():
+            future.exception()  # was looked at
+        self.calls.forget(call)
+        self._give_back()
 
     def drop(self, why: str, error: Callable[[], CounterdError] | None = None) -> None:
         """Ends the connection. Calls that have no answer yet raise error, or ConnectionLost."""

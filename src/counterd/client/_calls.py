@@ -15,7 +15,7 @@ from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import HEADER_SIZE, Opcode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from counterd.client._pipeline import Request
 
@@ -30,11 +30,37 @@ _NUMBERS = struct.Struct(">II")  # of an acquire: resources and maximum
 _GET_NAME, _ACQUIRE_NAME, _RELEASE_NAME = HEADER_SIZE + 2, HEADER_SIZE + 10, HEADER_SIZE + 6
 
 
+class Batch:
+    """What requests that were sent together are granted, and what of it they release themselves; permits by name."""
+
+    def __init__(self) -> None:
+        self.granted: Counter[bytes] = Counter()  # and not released by a later one
+        self.releasing: Counter[bytes] = Counter()  # by those that are not answered yet
+
+    def take(self) -> Iterator[tuple[bytes, int]]:
+        """What they have, and will not release themselves."""
+        for name, permits in self.granted.items():
+            left = permits - self.releasing[name]
+            if left > 0:
+                self.granted[name] -= left
+                yield name, left
+
+    def answered(self, frame: bytes, permits: int, success: bool) -> None:
+        if frame[1] == _ACQUIRE:
+            self.granted[frame[_ACQUIRE_NAME:]] += permits
+        elif frame[1] == _RELEASE:
+            name, released = frame[_RELEASE_NAME:], _released(frame)
+            self.releasing[name] -= released
+            if success:
+                self.granted[name] = max(self.granted[name] - released, 0)
+
+
 class Call:
     """A request that is under way. How its caller waits is up to the client, which overrides settle()."""
 
     frame = b""  # what was sent
-    released = 0  # of an acquire: how much of it requests that were sent with it release
+    permits = 0  # that it was granted, and that are not given back
+    batch: Batch | None = None  # of those that it was sent with
     entries: list[wire.DumpEntry] | None = None  # of a Dump, so far
 
     def settle(self, result: Any, error: CounterdError | None) -> bool:
@@ -62,15 +88,18 @@ class Calls:
         self.pending[opaque] = call
         if frame[1] == _RELEASE:
             self.held -= _released(frame)
+            if call.batch is not None:
+                call.batch.releasing[frame[_RELEASE_NAME:]] += _released(frame)
         return frame
 
     def add_all(self, calls: Sequence[Call], requests: Sequence[Request]) -> bytes:
         """As add(), of each call its request, or of none."""
         try:
-            data = b"".join([self.add(call, *request) for call, request in zip(calls, requests, strict=True)])
             if len(calls) > 1:
-                _note_releases(calls)
-            return data
+                batch = Batch()
+                for call in calls:
+                    call.batch = batch
+            return b"".join([self.add(call, *request) for call, request in zip(calls, requests, strict=True)])
         except BaseException:
             for call in calls:
                 if call.frame:
@@ -88,17 +117,21 @@ class Calls:
             if status:
                 pending.pop(opaque, None)  # all of it may have ended meanwhile: a signal handler may close()
                 self.held += _released(call.frame)
-                call.settle(None, _refusal(call.frame, status, body))
+                wanted = call.settle(None, _refusal(call.frame, status, body))
             elif opcode == _DUMP:
                 self._dumped(call, opaque, body)
+                continue
             else:
                 result = _DECODERS[opcode](body)
                 pending.pop(opaque, None)
-                wanted = call.settle(result, None)
                 if opcode == _ACQUIRE:
                     self.held += result
-                    if not wanted:
-                        self.return_grant(call, result)
+                    call.permits = result
+                wanted = call.settle(result, None)
+            if call.batch is not None:
+                call.batch.answered(call.frame, call.permits, not status)
+            if not wanted:
+                self.forget(call)
         self.answered = self.answered or bool(responses)
 
     def fail(self, error: Callable[[], CounterdError]) -> None:
@@ -107,10 +140,13 @@ class Calls:
         for call in pending.values():
             call.settle(None, error())
 
-    def return_grant(self, call: Call, permits: int) -> None:
-        """Nobody is there to take what this acquire was granted."""
-        if permits > call.released:
-            self.give_back.append((call.frame[_ACQUIRE_NAME:], permits - call.released))
+    def forget(self, call: Call) -> None:
+        """Nobody is there to take what this was granted, nor what those were that were sent with it."""
+        if call.batch is not None:
+            self.give_back += call.batch.take()
+        elif call.permits:
+            self.give_back.append((call.frame[_ACQUIRE_NAME:], call.permits))
+            call.permits = 0
 
     def _take_back(self, call: Call) -> None:
         """It is not sent after all."""
@@ -131,19 +167,6 @@ class Calls:
 def _released(frame: bytes) -> int:
     """The permits that a request gives back."""
     return int.from_bytes(frame[HEADER_SIZE : HEADER_SIZE + 4], "big") if frame[1] == _RELEASE else 0
-
-
-def _note_releases(calls: Sequence[Call]) -> None:
-    """What a later one of these releases need not be given back, should the caller go."""
-    behind: Counter[bytes] = Counter()
-    for call in reversed(calls):
-        frame = call.frame
-        if frame[1] == _RELEASE:
-            behind[frame[_RELEASE_NAME:]] += _released(frame)
-        elif frame[1] == _ACQUIRE and behind:
-            name = frame[_ACQUIRE_NAME:]
-            call.released = min(_NUMBERS.unpack_from(frame, HEADER_SIZE)[0], behind[name])
-            behind[name] -= call.released
 
 
 def _refusal(frame: bytes, status: int, body: bytes) -> ServerError:

@@ -371,8 +371,8 @@ class Link:
                 call.abandoned, call.wake = True, None
                 if not call.done:
                     unanswered += [call] if call.frame else []  # else it was not sent
-                elif call.error is None and call.granted is None and call.frame[1] == Opcode.ACQUIRE:
-                    self.calls.return_grant(call, call.result)
+                elif call.granted is None:  # else it is the hold that has it
+                    self.calls.forget(call)
             self._pass_on()
         deadline = time.monotonic() + patience
         with suppress(DeadlinePassed):

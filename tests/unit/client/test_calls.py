@@ -123,7 +123,34 @@ def test_what_a_pipeline_releases_itself_is_not_given_back_twice() -> None:
     for call, permits in zip(under_way, (b"", 5, 1, b"", 3, b""), strict=True):
         body = permits.to_bytes(4, "big") if isinstance(permits, int) else permits
         calls.feed(response(call.frame[1], opaque(call), body))
-    assert calls.give_back == [(b"a", 2), (b"b", 1)]
+    assert calls.give_back == [(b"b", 1), (b"a", 2)]
+
+
+@pytest.mark.parametrize(
+    ("requests", "answers", "back"),
+    [
+        # The second is refused, so the release is that of the first.
+        ([(wire.acquire, b"a", 2, 9), (wire.acquire, b"a", 5, 6), (wire.release, b"a", 2)], [2, None, 0], []),
+        ([(wire.acquire, b"a", 2, 9), (wire.release, b"a", 3)], [2, None], [(b"a", 2)]),
+        ([(wire.acquire, b"a", 2, 9), (wire.release, b"a", 1)], [2], [(b"a", 1)]),
+    ],
+)
+@pytest.mark.parametrize("forgotten_at", [0, 1, 9])
+def test_what_of_a_pipeline_is_refused(requests: Any, answers: Any, back: Any, forgotten_at: int) -> None:
+    """Of others' permits nothing is given back, of its own everything; whenever its caller goes."""
+    calls, under_way = Calls(), [Kept() for _ in requests]
+    calls.add_all(under_way, requests)
+    for at, permits in enumerate([*answers, ...]):
+        if at >= forgotten_at or permits is ...:
+            for call in under_way:
+                call.wanted = False
+                calls.forget(call)
+        if permits is ...:
+            break
+        call = under_way[at]
+        body = permits.to_bytes(4, "big") if permits else b""
+        calls.feed(response(call.frame[1], opaque(call), body, 0x22 if permits is None else 0))
+    assert calls.give_back == back
 
 
 def test_all_or_none() -> None:
