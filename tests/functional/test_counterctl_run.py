@@ -156,10 +156,11 @@ def test_a_script_that_does_not_say_what_runs_it(counterd: Daemon, tmp_path: Pat
 # ---- its own failures ------------------------------------------------------------------------------------------------
 
 
-def test_a_command_that_is_not_there(counterd: Daemon, client: Client) -> None:
-    found = run(counterd, "missing", "--max", 1, "no-such-command")
+@pytest.mark.parametrize("command", ["no-such-command", ""])
+def test_a_command_that_is_not_there(counterd: Daemon, client: Client, command: str) -> None:
+    found = run(counterd, "missing", "--max", 1, "--", command)
     assert found.returncode == 127
-    assert found.stderr == "counterctl: cannot run no-such-command: No such file or directory\n"
+    assert found.stderr == f"counterctl: cannot run {command}: No such file or directory\n"
     wait_until(lambda: in_use(client, "missing") == 0, "what was held comes back")
 
 
@@ -172,13 +173,16 @@ def test_a_command_that_cannot_be_run(counterd: Daemon, client: Client, tmp_path
     wait_until(lambda: in_use(client, "denied") == 0, "what was held comes back")
 
 
-def test_nobody_listens() -> None:
+@pytest.mark.parametrize(
+    ("server", "message"), [(("-p", "1"), "cannot connect to 127.0.0.1:1"), (("-h", "no..host"), "label empty")]
+)
+def test_nobody_listens(server: tuple[str, str], message: str) -> None:
     found = subprocess.run(
-        [*COUNTERCTL, "-p", "1", "run", "a", "--max", "1", "echo", "ran"],
+        [*COUNTERCTL, *server, "run", "a", "--max", "1", "echo", "ran"],
         capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert (found.returncode, found.stdout) == (125, "")
-    assert "cannot connect to 127.0.0.1:1" in found.stderr
+    assert message in found.stderr
     assert found.stderr.count("\n") == 1
 
 

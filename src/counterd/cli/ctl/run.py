@@ -184,7 +184,7 @@ def run(
     except NotAvailable as error:
         within = f" within {wait:g} s" if wait else ""
         fail(f"{asked} not available{within}: {asked.in_use(error)}", EXIT_TOO_LATE)
-    except (CounterdError, OSError) as error:  # but not of giving back, once the command has ended
+    except (CounterdError, OSError, ValueError) as error:  # but not of giving back, once the command has ended
         if ended is None:
             fail(explain(error, target)[0], EXIT_FAILED)
     assert ended is not None
@@ -349,6 +349,8 @@ class Child:
 
 def spawn(command: tuple[str, ...], environment: dict[bytes, bytes], mask: set[Any]) -> int:
     """Starts a command as execvp(3) does; it inherits what this process inherited. Returns its process id."""
+    if not command[0]:  # of which Python says something else
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     try:
         return os.posix_spawnp(command[0], command, environment, setsigmask=mask, setsigdef=IGNORED_BY_PYTHON)
     except OSError as error:
