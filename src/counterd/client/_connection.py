@@ -153,6 +153,7 @@ def refuse_itself(near: object, far: object) -> None:
 
 
 def connected_socket(address: tuple[str, int] | str, timeout: float) -> socket.socket:
+    timeout = min(timeout, POLL_MAX / 1000)  # math.inf is one that calls may have
     if isinstance(address, tuple):
         connected = socket.create_connection(address, timeout)
         try:

@@ -6,6 +6,7 @@ At real servers, with threads and processes: tests/functional/test_client.py and
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import struct
 import threading
@@ -428,3 +429,9 @@ def test_nobody_accepts() -> None:
             connection.connect_ex(listening.getsockname())
         with pytest.raises(errors.Timeout, match=r"did not accept a connection within 0\.1 s$"):
             Client(port=listening.getsockname()[1], timeout=0.1)
+
+
+def test_a_call_that_may_take_for_ever(serve) -> None:
+    script = serve(success(b""))
+    with Client(port=script.port, timeout=math.inf) as client:
+        client.noop()
