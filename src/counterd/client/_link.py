@@ -375,12 +375,20 @@ class Link:
                     self.calls.forget(call)
             self._pass_on()
         deadline = time.monotonic() + patience
-        with suppress(DeadlinePassed):
-            for call in unanswered:
-                if patience and call.frame[1] == Opcode.ACQUIRE:
-                    self._wait(call, deadline)
+        try:
+            with suppress(DeadlinePassed):
+                for call in unanswered:
+                    if patience and call.frame[1] == Opcode.ACQUIRE:
+                        self._wait(call, deadline)
+        finally:
+            self._leave_behind([call for call in unanswered if not call.done])
+
+    def _leave_behind(self, unanswered: list[ThreadCall]) -> None:
+        """These have no thread any more. Ends the connection if that hides a grant, or they are too many."""
         with self._lock:
-            unanswered = [call for call in unanswered if not call.done]
+            for call in unanswered:
+                call.wake = None
+            self._pass_on()
             if self._unsent and unanswered:
                 self._drop("the server takes no more requests")
             elif self._count_given_up() > UNANSWERED_MAX:

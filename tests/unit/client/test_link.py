@@ -153,6 +153,21 @@ def test_one_who_gave_up_is_not_asked_to_read(pair: Pair) -> None:
     assert other.ends() is None
 
 
+def test_one_who_was_interrupted_is_not_asked_to_read_either(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last patience is over when the one who reads has its answer: another one reads."""
+    monkeypatch.setattr(_link, "SETTLE_S", 0.01)
+    (reader,) = reading_and_waiting(pair, (wire.noop,))
+    call, acquire = _link.ThreadCall(), (wire.acquire, b"a", 1, 1)
+    pair.link._begin([acquire], [call], None)
+    pair.link._give_up([call], _link.SETTLE_S)
+    other = Caller(pair.link.call, wire.noop)
+    wait_until(lambda: len(pair.link._waiting) == 2, "it waits")
+    pair.says(response(0, 1))
+    reader.ends()
+    pair.says(response(0, 3))
+    assert other.ends() is None
+
+
 def test_all_hear_of_the_end(pair: Pair) -> None:
     callers = reading_and_waiting(pair, *[(wire.noop,)] * 3)
     pair.server.shutdown(socket.SHUT_WR)
