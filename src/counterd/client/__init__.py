@@ -85,7 +85,8 @@ class Client:
     """A connection to a server, whatever is acquired through it, and the next connection when it is lost.
 
     Connects at once; use it in a `with`, or close() it. Threads may share it: their calls are under way side by side on
-    one connection. After a fork it belongs to the parent; in the child it connects anew when it is used.
+    one connection. After a fork it belongs to the parent; in the child it connects anew when it is used. A signal
+    handler may close() it; a call of one that has interrupted another of its thread is a RuntimeError.
 
     host: a host, counter://HOST[:PORT] or counter+unix:///PATH, or several of these, which are tried in order. They are
     several ways to *one* server: two servers would be two limits.
