@@ -312,6 +312,24 @@ def test_a_disk_that_is_full(counterd: Daemon) -> None:
     assert (done.returncode, done.stderr) == (2, "counterctl: No space left on device\n")
 
 
+@pytest.mark.parametrize("command", ["ping", "stats", "dump", "acquire name 1 1"])
+def test_output_that_is_closed(counterd: Daemon, command: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -p {counterd.address.port} {command} >&-', SCRIPT],
+        stderr=subprocess.PIPE, text=True, timeout=PATIENCE, env=environment(), check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, "counterctl: standard output: Bad file descriptor")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_command_without_output_needs_none(counterd: Daemon) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -p {counterd.address.port} run name --max 1 true >&-', SCRIPT],
+        stderr=subprocess.PIPE, text=True, timeout=PATIENCE, env=environment(), check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 # ---- in a shell ----
 
 

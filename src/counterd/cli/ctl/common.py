@@ -251,7 +251,8 @@ class Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             result = super().invoke(ctx)
-            sys.stdout.flush()  # while what goes wrong can still be told
+            if has_output():
+                sys.stdout.flush()  # while what goes wrong can still be told
         except BrokenPipeError:
             # Whoever reads has enough, and says so to every other program by a signal.
             discard_output()
@@ -267,8 +268,15 @@ class Group(click.Group):
         return result
 
 
+def has_output() -> bool:
+    """Whether stdout was open when this began."""
+    return sys.stdout is not None
+
+
 def discard_output() -> None:
     """What is buffered for stdout goes nowhere, and is not tried again when the interpreter ends."""
+    if not has_output():
+        return
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

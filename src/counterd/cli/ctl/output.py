@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import base64
 import csv
+import errno
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from counterd.cli.ctl.common import shown
+from counterd.cli.ctl.common import has_output, shown
 from counterd.units import COUNTS, digits, duration, scaled
 
 FORMS = ("table", "json", "csv")
@@ -146,6 +148,7 @@ class Output:
 
     def rows(self, columns: Sequence[Column], rows: Iterable[Row]) -> None:
         """All rows there are: a table, an array of objects, or CSV with a header."""
+        _check_open()
         if self.form == "json":
             objects = (_json(fields(columns, row)) for row in rows)
             _write(chain(["["], _joined(objects), ["\n]\n"]))
@@ -156,6 +159,7 @@ class Output:
 
     def record(self, columns: Sequence[Column], row: Row) -> None:
         """One thing with many fields: a table with a line for each, an object, or CSV with a header."""
+        _check_open()
         if self.form == "json":
             _write([_json(fields(columns, row), indent=2), "\n"])
         elif self.form == "csv":
@@ -171,6 +175,7 @@ class Output:
 
         sentence: the line for people, where that is not the row's cells.
         """
+        _check_open()
         if self.form == "csv":
             self._csv(columns, [])
 
@@ -191,6 +196,11 @@ class Output:
         writer.writerow([column.name for column in columns])
         writer.writerows(_exact(columns, row) for row in rows)
         sys.stdout.flush()
+
+
+def _check_open() -> None:
+    if not has_output():
+        raise OSError(errno.EBADF, f"standard output: {os.strerror(errno.EBADF)}")
 
 
 def _exact(columns: Sequence[Column], row: Row) -> list[Any]:
