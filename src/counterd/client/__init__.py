@@ -488,6 +488,8 @@ class Hold:
     def _tell(self) -> bool:
         """They were lost. Returns whether they are wanted again."""
         on_lost = self._asked.on_lost
+        if not self._inside:  # the block was left
+            return False
         if callable(on_lost):
             try:
                 on_lost(self)

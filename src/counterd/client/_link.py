@@ -310,6 +310,8 @@ class Link:
                     if self._reading:
                         wake = call.wake = threading.Lock()
                         wake.acquire()
+                        while self._waiting and self._waiting[0].done:
+                            self._waiting.popleft()
                         self._waiting.append(call)
                     else:
                         reads = self._reading = threading.get_ident()

@@ -112,6 +112,7 @@ class Client:
         self._closed = False
         self._backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
         self._retry_at = 0.0
+        self._good: Link | None = None  # the last connection through which something was answered, once it was lost
         self._failure: CounterdError | None = None  # of the last attempt to connect
         self._loop: asyncio.AbstractEventLoop | None = None  # in which it is used
         self._link: Link | None = None
@@ -276,8 +277,13 @@ class Client:
             if link is not None and not link.closed:
                 return link
             if self._connecting is None or self._connecting.done():
-                if self._failure is not None and loop.time() < self._retry_at:
-                    raise ConnectionLost(f"{self._failure}; another attempt is due within {CONNECT_LONGEST_S:g} s")
+                if link is not None and link.calls.answered and link is not self._good:
+                    self._good = link
+                    self._backoff.reset()
+                    self._retry_at = 0.0
+                if loop.time() < self._retry_at:
+                    failure = self._failure or lost(self.where, "the server closed it")
+                    raise ConnectionLost(f"{failure}; another attempt is due within {CONNECT_LONGEST_S:g} s")
                 self._failure = None
                 self._connecting = self._started(self._connect(loop))
             connecting = self._connecting
@@ -306,8 +312,11 @@ class Client:
             else:
                 if self._closed:  # until Python 3.12, wait_for() may lose the cancellation
                     link.drop(CLOSED)
+                if (
+                    self._link is not self._good
+                ):  # as with a server that has too many connections: it accepts, and closes
+                    self._retry_at = loop.time() + self._backoff.delay()
                 self._link, self._failure = link, None
-                self._backoff.reset()
                 return
             link.drop("it was not accepted")
         self._retry_at = loop.time() + self._backoff.delay()
