@@ -184,9 +184,9 @@ class Link:
     def _drop(self, why: str, error: Callable[[], CounterdError] | None = None) -> None:
         """Ends the connection. Calls that have no answer yet raise error, or ConnectionLost."""
         if not self.closed:
-            self.closed = why
-            self._unsent.clear()
             self.unheard = self.calls.held > sum(self.holds.values())
+            self.closed = why  # from now on another thread may look for a new connection, and at that
+            self._unsent.clear()
             self._on_end(self)
             if self._is_polled():
                 with suppress(OSError):  # whoever is in poll() wakes, and closes it
