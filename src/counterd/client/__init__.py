@@ -14,19 +14,19 @@ import logging
 import os
 import threading
 import time
-import weakref
 from collections import deque
 from contextlib import ExitStack, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
-from counterd.client._addresses import read_addresses
+from counterd.client._addresses import PORT, read_addresses
 from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, CONNECT_FIRST_S, CONNECT_LONGEST_S, Backoff
 from counterd.client._connection import (
     CLOSED,
     as_bytes,
     cannot_connect,
-    check_timeout,
+    check_timeouts,
     connected_socket,
+    forked,
     lost,
     no_connection,
     not_accepted,
@@ -74,11 +74,8 @@ __all__ = [
     "UnknownCommand",
 ]
 
-PORT = 11215
-
 F = TypeVar("F", bound="Callable[..., Any]")
 _log = logging.getLogger(__name__)
-_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 class Client:
@@ -118,10 +115,7 @@ class Client:
         watch: bool = False,
     ) -> None:
         self._addresses = read_addresses(host, port, path)
-        self._timeout = check_timeout("timeout", timeout)
-        self._connect_timeout = (
-            timeout if connect_timeout is None else check_timeout("connect_timeout", connect_timeout)
-        )
+        self._timeout, self._connect_timeout = check_timeouts(timeout, connect_timeout)
         self._closed = False
         self._backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
         self._retry_at = 0.0
@@ -132,7 +126,7 @@ class Client:
         self._link = self._before = self._connect()  # _before: the connection that this one replaced
         if watch:
             self._watcher = _Watcher(self)
-        _clients.add(self)
+        forked.add(self)
 
     def __repr__(self) -> str:
         return f"<Client {self.where}>"
@@ -645,11 +639,3 @@ class Semaphore:
 
 def _left(deadline: float | None) -> float | None:
     return None if deadline is None else min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
-
-
-def _after_fork() -> None:
-    for client in list(_clients):
-        client._after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -12,6 +12,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+PORT = 11215  # of the counter protocol
 PORT_MAX = 65535
 
 

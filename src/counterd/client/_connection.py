@@ -13,8 +13,9 @@ import os
 import select
 import socket
 import time
+import weakref
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from counterd.errors import ConnectionLost, ServerError, Timeout
 
@@ -30,6 +31,8 @@ FORKED = "the process forked: the connection belongs to the parent"
 # otherwise. So whoever loses permits knows it before another can have them.
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 4, 2, 3
 USER_TIMEOUT_MS = 10_000
+# Clients whose _after_fork() is called in the child of a process that forks.
+forked: weakref.WeakSet[Any] = weakref.WeakSet()
 
 Self = TypeVar("Self", bound="Connection")
 
@@ -129,6 +132,14 @@ class Connection:
             self._socket.close()
 
 
+def _after_fork() -> None:
+    for client in list(forked):
+        client._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def set_options(connected: socket.socket) -> None:
     """Of a TCP connection: nothing is sent late, and a network that is gone is found out before the server does."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -139,11 +150,13 @@ def set_options(connected: socket.socket) -> None:
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
 
 
-def check_timeout(what: str, seconds: float) -> float:
-    """Returns it. ValueError or TypeError if no call could ever end in that time."""
-    if not seconds > 0:
-        raise ValueError(f"{what} must be more than 0 seconds, not {seconds!r}")
-    return seconds
+def check_timeouts(timeout: float, connect_timeout: float | None) -> tuple[float, float]:
+    """Both; that for connecting may be left out. ValueError or TypeError if nothing could ever end in that time."""
+    connect_timeout = timeout if connect_timeout is None else connect_timeout
+    for what, seconds in (("timeout", timeout), ("connect_timeout", connect_timeout)):
+        if not seconds > 0:
+            raise ValueError(f"{what} must be more than 0 seconds, not {seconds!r}")
+    return timeout, connect_timeout
 
 
 def refuse_itself(near: object, far: object) -> None:

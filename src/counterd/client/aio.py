@@ -11,20 +11,19 @@ import asyncio
 import functools
 import inspect
 import logging
-import os
-import weakref
 from asyncio import get_running_loop
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
-from counterd.client._addresses import read_addresses
+from counterd.client._addresses import PORT, read_addresses
 from counterd.client._aiolink import Link
 from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, CONNECT_FIRST_S, CONNECT_LONGEST_S, Backoff
 from counterd.client._connection import (
     CLOSED,
     as_bytes,
     cannot_connect,
-    check_timeout,
+    check_timeouts,
+    forked,
     lost,
     no_connection,
     not_accepted,
@@ -37,6 +36,7 @@ from counterd.errors import ConnectionLost, CounterdError, NotAvailable, NotFoun
 from counterd.protocols.counter import wire
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Coroutine, Sequence
     from types import TracebackType
 
@@ -46,11 +46,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "Hold", "Pipeline", "Semaphore"]
 
-PORT = 11215
-
 F = TypeVar("F", bound="Callable[..., Any]")
 _log = logging.getLogger(__name__)
-_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 class _Turn:
@@ -105,10 +102,7 @@ class Client:
         connect_timeout: float | None = None,
     ) -> None:
         self._addresses = read_addresses(host, port, path)
-        self._timeout = check_timeout("timeout", timeout)
-        self._connect_timeout = (
-            timeout if connect_timeout is None else check_timeout("connect_timeout", connect_timeout)
-        )
+        self._timeout, self._connect_timeout = check_timeouts(timeout, connect_timeout)
         self._closed = False
         self._backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
         self._retry_at = 0.0
@@ -123,7 +117,7 @@ class Client:
         self._again: list[Hold] = []  # those whose permits are to be acquired again
         self._reacquiring = asyncio.Lock()  # while they are, for one of these
         self._turns = Turns()
-        _clients.add(self)
+        forked.add(self)
 
     def __repr__(self) -> str:
         return f"<Client {self.where}>"
@@ -312,9 +306,8 @@ class Client:
             else:
                 if self._closed:  # until Python 3.12, wait_for() may lose the cancellation
                     link.drop(CLOSED)
-                if (
-                    self._link is not self._good
-                ):  # as with a server that has too many connections: it accepts, and closes
+                # As a server that has too many connections: it accepts, and closes.
+                if self._link is not self._good:
                     self._retry_at = loop.time() + self._backoff.delay()
                 self._link, self._failure = link, None
                 return
@@ -662,11 +655,3 @@ class Semaphore:
         if not self._holds:
             raise ValueError("semaphore released too many times")
         return self._holds.pop()
-
-
-def _after_fork() -> None:
-    for client in list(_clients):
-        client._after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
