@@ -102,6 +102,22 @@ def test_a_server_that_hangs_up_is_not_asked_without_a_pause(at_once: bool, monk
     play(main)
 
 
+def test_calls_too_make_a_pause_where_a_server_hangs_up() -> None:
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        loop.on_idle = lambda: [loop.call_soon(pipe.cut) for pipe in loop.server.pipes]
+        for _ in range(50):
+            with pytest.raises(ConnectionLost):
+                await client.noop()
+        assert 1 < len(loop.server.pipes) < 10
+
+    play(main)
+
+
+def test_a_semaphore_of_nonsense() -> None:
+    with pytest.raises(ValueError, match=r"^maximum must be 0 to"):
+        aio.Client().semaphore("n", -1)
+
+
 @pytest.mark.parametrize("before_it_begins", [True, False])
 def test_closed_while_it_connects(before_it_begins: bool) -> None:
     async def main(loop: memory.Loop, client: aio.Client) -> None:

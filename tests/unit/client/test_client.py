@@ -312,6 +312,23 @@ def test_a_call_is_not_made_again_if_something_is_lost(serve, call: Callable[[Cl
         assert_replaced(client, script)
 
 
+def test_who_has_left_a_block_is_not_told_of_its_loss(serve) -> None:
+    called: list[object] = []
+    script = serve(success(b"\0\0\0\1"), success())
+    with Client(port=script.listening.getsockname()[1], timeout=PATIENCE, watch=True) as client:
+        hold = client.hold("n", maximum=1, on_lost=called.append)
+        with hold:
+            assert not hold._tell()  # it is not wanted again
+        assert called == [hold]
+        assert not hold._tell()
+        assert called == [hold]
+
+
+def test_a_semaphore_of_nonsense(serve) -> None:
+    with connected(serve()) as client, pytest.raises(TypeError, match=r"^maximum must be a whole number"):
+        client.semaphore("n", "2")  # type: ignore[arg-type]
+
+
 def test_a_call_is_made_again_once(serve) -> None:
     script = serve(success(), hang_up, hang_up, success())
     with connected(script) as client:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from counterd.client._connection import Connection, as_bytes
+from counterd.client._connection import Connection, as_bytes, check_timeouts
 from counterd.errors import ConnectionLost, Timeout
 
 if TYPE_CHECKING:
@@ -97,3 +97,21 @@ def test_deadlines_that_poll_cannot_count(pair, deadline: float) -> None:
 
 def test_text_is_sent_as_utf_8() -> None:
     assert (as_bytes("é"), as_bytes(b"\xff")) == (b"\xc3\xa9", b"\xff")
+
+
+def test_names_are_text_or_bytes() -> None:
+    with pytest.raises(TypeError, match=r"^expected text or bytes, not 5$"):
+        as_bytes(5)  # type: ignore[arg-type]
+
+
+def test_timeouts() -> None:
+    assert check_timeouts(1.5, None) == (1.5, 1.5)
+    assert check_timeouts(math.inf, 0.1) == (math.inf, 0.1)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, math.nan])
+def test_timeouts_that_nothing_could_meet(seconds: float) -> None:
+    with pytest.raises(ValueError, match=f"^timeout must be more than 0 seconds, not {seconds}$"):
+        check_timeouts(seconds, 1)
+    with pytest.raises(ValueError, match=f"^connect_timeout must be more than 0 seconds, not {seconds}$"):
+        check_timeouts(1, seconds)

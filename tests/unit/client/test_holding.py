@@ -19,6 +19,21 @@ def test_names_are_bytes() -> None:
     assert (str(asked(name="é")), str(asked(name=b"\xff"))) == ("2 of é", "2 of \\xff")
 
 
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"name": ""}, ValueError, "^name must have 1 to 65535 bytes, not 0$"),
+        ({"resources": -1}, ValueError, "^resources must be 0 to 4294967295, not -1$"),
+        ({"maximum": 1 << 32}, ValueError, "^maximum must be 0 to 4294967295, not 4294967296$"),
+        ({"maximum": "3"}, TypeError, "^maximum must be a whole number, not '3'$"),
+    ],
+)
+def test_what_does_not_fit_the_protocol(changes: Any, error: type[Exception], message: str) -> None:
+    """Told where a hold is made, not where it is entered."""
+    with pytest.raises(error, match=message):
+        asked(**changes)
+
+
 @pytest.mark.parametrize("timeout", [None, 0, 0.5, 10**12, math.inf])
 def test_timeouts(timeout: float | None) -> None:
     assert asked(timeout=timeout).timeout == timeout

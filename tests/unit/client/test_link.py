@@ -122,6 +122,19 @@ def test_answers_are_handed_to_those_who_wait(pair: Pair) -> None:
     assert reader.ends() == 1
 
 
+def test_those_who_have_their_answers_are_not_kept(pair: Pair) -> None:
+    """However long one reads for the others."""
+    (reader,) = reading_and_waiting(pair, (wire.get, b"a"))
+    for number in range(2, 6):
+        caller = Caller(pair.link.call, wire.get, b"b")
+        wait_until(lambda: pair.link._waiting and not pair.link._waiting[-1].done, "it waits")
+        assert len(pair.link._waiting) == 1
+        pair.says(response(1, number, ONE))
+        assert caller.ends() == 1
+    pair.says(response(1, 1, ONE))
+    assert reader.ends() == 1
+
+
 def test_another_reads_when_the_reader_has_its_answer(pair: Pair) -> None:
     callers = reading_and_waiting(pair, (wire.get, b"a"), (wire.get, b"b"), (wire.get, b"c"))
     for number, caller in enumerate(callers, 1):
