@@ -108,6 +108,8 @@ def test_survives_more_connections_than_descriptors(start: Callable[..., daemon.
         assert figures["rejected:max_connections"] == "400"
         assert figures["curr_connections"] == str(100 - RESERVED)
         assert figures["internal_errors"] == "0"
+    # Until it has seen that they are gone it has no room for who asks, either.
+    daemon.wait_until(lambda: not is_refused(counterd, sends=wire.noop(1)), "there is room again")
     counterd.wait_for_stats(curr_connections=1)
     with contextlib.ExitStack() as stack:
         admitted(counterd, stack, 100 - RESERVED)
