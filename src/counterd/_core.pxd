@@ -381,6 +381,7 @@ cdef class Session:
     cdef size_t kept_size
     cdef size_t kept_capacity
     cdef uint32_t connection    # in the region; 0 once what it held was queued to be given back
+    cdef readonly uint64_t requests     # frames executed so far
     cdef uint32_t position      # of the long reply under way: the next record; 0 = none is
     cdef int64_t budget_floor   # at which this call stops
     cdef uint32_t since         # now, as the ledger counts it

@@ -451,6 +451,11 @@ cdef class Session:
     def __dealloc__(self):
         self.detach()
 
+    @property
+    def number(self):
+        """Of its connection in the region, which the ledger knows; 0 once what it held was queued to be given back."""
+        return self.connection
+
     cpdef bytes receive(self, bytes data, int64_t now_ns):
         """Takes what arrived at now_ns (monotonic) and returns the replies, at most OUTPUT_MAX + one reply of them."""
         cdef const uint8_t* start
@@ -651,12 +656,15 @@ cdef class Session:
                 self.store.region.budget -= 1 + (frames[i].size >> FRAME_STEP_SHIFT)
                 if self.execute_frame(&frames[i]) == LATER:
                     self.more = True
+                    self.requests += i
                     return position
                 position += frames[i].size
                 if taken < 0 and i == count - 1:
                     self.closing = True
                 if self.is_stopped():
                     break
+            if count:
+                self.requests += i + 1
         if position == size and not self.position and not self.posted_size:
             self.more = False
         return position

@@ -197,7 +197,7 @@ class Daemon:
         log.info("stopped")
 
     def _connections(self) -> list[Connection]:
-        return [connection for service in self._services for connection in service.server.connections]
+        return [connection for service in self._services for connection in service.server.connections.values()]
 
     def _close(self) -> None:
         for service in self._services:

@@ -12,19 +12,29 @@ States of a connection:
 - lost       the transport is gone and the session told so
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.errno cimport EAGAIN, EINTR, errno
+import array
+import os
+import socket
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.errno cimport EAGAIN, EINTR, ERANGE, errno
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from counterd._core cimport Session, Store
 from counterd.net.clock cimport monotonic_ns
 from counterd.net.driver cimport Driver
-from counterd.net.kernel cimport MSG_DONTWAIT, MSG_NOSIGNAL, c_send
+from counterd.net.kernel cimport (
+    MSG_DONTWAIT, MSG_NOSIGNAL, SO_PEERCRED, SO_PEERGROUPS, SOL_SOCKET, c_send, getsockopt, ucred,
+)
 
-from counterd.net.sockets import peer_address
+cdef extern from *:
+    int __builtin_clzll(unsigned long long value) nogil
 
 cdef extern from "<sys/ioctl.h>" nogil:
     int ioctl(int fd, unsigned long request, void* argument)
     unsigned long FIONREAD
+
+cdef int64_t SECOND = 1000000000
 
 cdef enum:
     LINGER_S = 1            # long enough for a reply to cross any network, and for its reader to look
@@ -41,14 +51,29 @@ cdef class Roster:
         self.loop = loop
         self.store = store
         self.driver = Driver(loop, store)
-        self.connections = set()
-        self.limits = limits
+        self.connections = {}
+        self.addresses = {}
+        self.adopt(limits)
+
+    @property
+    def limits(self):
+        """What may change while the server runs: a Limits, which takes effect when it is assigned."""
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits):
+        self.adopt(limits)
+        self.limits_changed()
+
+    cdef int adopt(self, limits) except -1:
+        self._limits = limits
+        self.request_ns = SECOND // limits.requests_per_second if limits.requests_per_second else 0
+        return 0
 
     cdef Session admit(self, Connection connection):
         """A session for a connection that may stay, or None; the caller closes it then."""
         cdef Session session
-        if len(self.connections) >= self.limits.max_connections:
-            self.reject("max_connections", f"{len(self.connections)} connections are open, the limit")
+        if not self.admits(connection):
             return None
         try:
             session = self.store.session(monotonic_ns())
@@ -56,14 +81,91 @@ cdef class Roster:
             self.reject("memory", str(error))
             self.driver.wake()  # what it has already had may have to be given back
             return None
-        self.connections.add(connection)
+        self.enter(connection, session)
         return session
 
+    cdef bint admits(self, Connection connection) except -1:
+        """Whether the limits let it in; if not, that is counted and reported."""
+        limits = self._limits
+        cdef bytes address = connection.address
+        if address is None:
+            if limits.access.users or limits.access.groups:
+                pid, uid, gids = peer_process(connection.fd)
+                if not limits.access.allows_process(uid, gids):
+                    self.reject("allow", f"user {uid} (process {pid}) is not among those allowed")
+                    return False
+        elif limits.access.networks and not limits.access.allows_packed(address):
+            self.reject("allow", f"{connection.peer()[0]} is not among the addresses allowed")
+            return False
+        if len(self.connections) >= limits.max_connections:
+            self.reject("max_connections", f"{len(self.connections)} connections are open, the limit")
+            return False
+        if limits.max_per_address and self.addresses.get(address, 0) >= limits.max_per_address:
+            self.reject(
+                "per_address", f"{connection.peer()[0]} has {self.addresses[address]} open, the limit of one address"
+            )
+            return False
+        return True
+
+    cdef int enter(self, Connection connection, Session session) except -1:
+        cdef Connection former
+        cdef uint32_t number = session.connection
+        if number in self.connections:
+            # One that has ended and is still being answered: the engine has let go of it, so it makes way.
+            former = self.connections.pop(number)
+            former.number = -<int64_t>former.serial
+            self.connections[former.number] = former
+        self.serial += 1
+        connection.serial = self.serial
+        connection.number = number
+        self.connections[number] = connection
+        self.highest = max(self.highest, number)
+        if connection.address is not None:
+            self.addresses[connection.address] = self.addresses.get(connection.address, 0) + 1
+        return 0
+
     cdef int remove(self, Connection connection, error) except -1:
-        self.connections.discard(connection)
+        cdef bytes address = connection.address
+        del self.connections[connection.number]
+        if address is not None:
+            self.addresses[address] -= 1
+            if not self.addresses[address]:
+                del self.addresses[address]
         if self.parting or connection.queued or error is not None:
             self.lost(connection, error, connection.queued)
         return 0
+
+    def idle_among(self, uint32_t first, uint32_t count, int64_t before_ns):
+        """Of the connections with so many numbers from first on, those that have sent nothing since that moment, though
+        nothing hindered them. And whether there may be any beyond."""
+        cdef Connection connection
+        cdef int64_t number
+        cdef list idle = []
+        for number in range(first, <int64_t>first + count):
+            connection = self.connections.get(number)
+            if connection is not None and connection.is_idle(before_ns):
+                idle.append(connection)
+        return idle, number < self.highest
+
+    cdef void count_batch(self, Py_ssize_t size, int64_t took_ns) noexcept:
+        """One read of so many bytes, answered within that time."""
+        self.batch_times[power_above(took_ns, TIME_BITS, TIMES)] += 1
+        self.batch_ns += took_ns
+        self.batch_sizes[power_above(size, SIZE_BITS, SIZES)] += 1
+        self.batch_bytes += size
+
+    def batches(self):
+        """What was counted of batches: by time, all nanoseconds, by size, all bytes."""
+        return (
+            tuple([self.batch_times[i] for i in range(TIMES + 1)]), self.batch_ns,
+            tuple([self.batch_sizes[i] for i in range(SIZES + 1)]), self.batch_bytes,
+        )
+
+
+cdef inline int power_above(uint64_t value, int first, int count) noexcept:
+    """Which of so many powers of two, from 2**first on, is the least that is not below the value; count if none is."""
+    cdef int bits = 64 - __builtin_clzll(value - 1) if value > 1 else 0
+    return min(max(bits - first, 0), count)
 
 
 cdef class Connection:
@@ -77,30 +179,40 @@ cdef class Connection:
     # ---- called by the transport ----
 
     cpdef connection_made(self, transport):
-        cdef Session session = self.server.admit(self)
+        cdef Session session
+        self.fd = transport.get_extra_info("socket").fileno()
+        session = self.server.admit(self)
         if session is None:
+            self.fd = -1
             transport.abort()
             return
         session.owner = self
         self.session = session
         self.store = session.store
-        self.fd = transport.get_extra_info("socket").fileno()
+        self.since_ns = self.active_ns = monotonic_ns()
         self.transport = transport
         if self.server.parting:
             self.part()
 
     cpdef data_received(self, bytes data):
         cdef Session session = self.session
+        cdef uint64_t before = session.requests
+        cdef int64_t now_ns
         cdef bytes output
         if self.lingering:
             self.discarded += PyBytes_GET_SIZE(data)
             if self.discarded > LINGER_BYTES:
                 self.abort()
             return
-        output = session.receive(data, monotonic_ns())
+        now_ns = monotonic_ns()
+        self.active_ns = now_ns
+        output = session.receive(data, now_ns)
         if PyBytes_GET_SIZE(output):
             self.send(output)
+        self.server.count_batch(PyBytes_GET_SIZE(data), monotonic_ns() - now_ns)
         self.unread -= PyBytes_GET_SIZE(data)
+        if self.server.request_ns:
+            self.charge(session.requests - before, now_ns)
         if session.more or session.closing or self.store.stirred or self.parting:
             self.settle()
 
@@ -122,6 +234,7 @@ cdef class Connection:
     cpdef resume_writing(self):
         """Everything that was queued has gone out."""
         self.queued = False
+        self.active_ns = monotonic_ns()  # it may have waited for its answers
         self.server.output_moved(self)
         self.settle()
 
@@ -130,7 +243,9 @@ cdef class Connection:
             return  # it was refused
         if self.linger_timer is not None:
             self.linger_timer.cancel()
-        self.transport = self.linger_timer = None
+        if self.slow_timer is not None:
+            self.slow_timer.cancel()
+        self.transport = self.linger_timer = self.slow_timer = None
         self.fd = -1
         self.session.closed(monotonic_ns())
         self.session.owner = None
@@ -142,6 +257,8 @@ cdef class Connection:
     def pull(self):
         """Fetches the session's next output, if the last has gone out."""
         cdef bytes output
+        cdef uint64_t before
+        cdef int64_t now_ns
         self.pulling = False
         if self.transport is None:
             return
@@ -153,7 +270,11 @@ cdef class Connection:
         if self.queued:
             return
         try:
-            output = self.session.take_output(monotonic_ns())
+            before = self.session.requests
+            now_ns = monotonic_ns()
+            output = self.session.take_output(now_ns)
+            if self.server.request_ns:
+                self.charge(self.session.requests - before, now_ns)
             if not self.lingering:  # what others say after its end is thrown away: nobody is to wait for it
                 self.send(output)
                 self.settle()
@@ -168,6 +289,9 @@ cdef class Connection:
             ioctl(self.fd, FIONREAD, &unread)
             self.unread = unread
             self.parting = True
+            if self.slow_timer is not None:
+                self.slow_timer.cancel()
+                self.slow_timer = None
             self.settle()
 
     def abort(self):
@@ -175,9 +299,41 @@ cdef class Connection:
         if self.transport is not None:
             self.transport.abort()
 
+    def close(self):
+        """Ends the connection as soon as what it was answered has gone out."""
+        if self.transport is not None:
+            self.transport.close()
+
+    @property
+    def id(self):
+        """NUMBER-SERIAL: the engine's number of it, and one that no other connection of this server ever has."""
+        return f"{self.number}-{self.serial}"
+
+    @property
+    def requests(self):
+        """How many it has made so far."""
+        return self.session.requests if self.session is not None else 0
+
     def peer(self):
         """Where it comes from: an IP address as text and a port, or ("", 0) on a Unix socket."""
-        return peer_address(self.fd)
+        if self.address is None:
+            return "", 0
+        family = socket.AF_INET if PyBytes_GET_SIZE(self.address) == 4 else socket.AF_INET6
+        return socket.inet_ntop(family, self.address), self.port
+
+    def origin(self):
+        """Where it comes from, for people: 127.0.0.1:5432, [::1]:5432 or unix uid=0 pid=12; unix once that has gone."""
+        if self.address is None:
+            if self.fd < 0:
+                return "unix"
+            pid, uid, _ = peer_process(self.fd)
+            return f"unix uid={uid} pid={pid}"
+        address, port = self.peer()
+        return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+    def tls(self):
+        """Of a connection over TLS, its version, cipher, and the subject of the peer's certificate or ""; else None."""
+        return self.transport.tls() if self.sealed and self.transport is not None else None
 
     def queue_size(self):
         """Bytes that the transport still holds."""
@@ -185,13 +341,48 @@ cdef class Connection:
 
     # ---- inside ----
 
+    cdef int read_sealed(self, Py_ssize_t size) except -1:
+        """So many bytes of what the kernel had received were none for the session."""
+        self.unread -= size
+        if self.parting:
+            self.settle()
+        return 0
+
+    cdef int charge(self, uint64_t requests, int64_t now_ns) except -1:
+        """Takes the time for them. Up to a second is saved up; what is overdrawn passes before more is read.
+
+        So whoever sends steadily at the rate is never stopped, and a read with any number of requests is answered.
+        """
+        if requests == 0 or self.parting or self.ended or self.session.closing:
+            return 0
+        self.paid_ns = max(self.paid_ns, now_ns - SECOND) + <int64_t>requests * self.server.request_ns
+        if self.paid_ns > now_ns and self.slow_timer is None:
+            self.slow_timer = self.server.loop.call_later((self.paid_ns - now_ns) / 1e9, self.quicken)
+            self.transport.pause_reading()
+            self.server.slowed += 1
+            self.server.slowed_down(self)
+        return 0
+
+    def quicken(self):
+        """The time that its requests took is over."""
+        self.slow_timer = None
+        self.active_ns = monotonic_ns()
+        self.settle()
+
+    cdef bint is_idle(self, int64_t before_ns) noexcept:
+        """Whether it has sent nothing since that moment, and was neither owed anything nor kept from sending."""
+        return (
+            self.active_ns < before_ns and not self.queued and not self.pulling and self.slow_timer is None
+            and not self.parting and not self.ended and not self.lingering
+        )
+
     cdef int send(self, bytes output) except -1:
         """One send(2) straight to the socket; what the kernel does not take goes to the transport."""
         cdef Py_ssize_t size = PyBytes_GET_SIZE(output)
         cdef Py_ssize_t sent = 0
         if size == 0:
             return 0
-        if not self.queued:
+        if not self.queued and not self.sealed:
             sent = c_send(self.fd, PyBytes_AS_STRING(output), size, MSG_DONTWAIT | MSG_NOSIGNAL)
             if sent == size:
                 return 0
@@ -216,7 +407,7 @@ cdef class Connection:
                 self.server.driver.enqueue(self)
         elif self.session.closing or (self.parting and (self.unread <= 0 or self.ended)):
             self.finish()
-        elif not self.ended:
+        elif not self.ended and self.slow_timer is None:
             self.transport.resume_reading()
         return 0
 
@@ -236,3 +427,18 @@ cdef class Connection:
             self.store.stirred = False
             self.server.driver.wake()
         return 0
+
+
+def peer_process(int fd):
+    """Process, user and set of all groups of who connected to a Unix socket, as they were then."""
+    cdef ucred peer
+    cdef unsigned int size = sizeof(peer)
+    cdef bytes groups = b""
+    if getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0:
+        raise OSError(errno, os.strerror(errno))
+    size = 0
+    while getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, <char*>PyBytes_AS_STRING(groups), &size) < 0:
+        if errno != ERANGE:  # which comes with the size that would do
+            raise OSError(errno, os.strerror(errno))
+        groups = PyBytes_FromStringAndSize(NULL, size)
+    return peer.pid, peer.uid, frozenset((peer.gid, *array.array("I", groups[:size])))

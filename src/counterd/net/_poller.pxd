@@ -3,6 +3,7 @@
 from libc.stdint cimport uint8_t, uint32_t
 
 from counterd.net._connection cimport Connection
+from counterd.net.kernel cimport sockaddr_in6
 
 
 cdef class Poller:
@@ -13,10 +14,11 @@ cdef class Poller:
     cdef int epoll
     cdef int spare              # a descriptor to give up when there is none left
     cdef uint8_t* buffer        # what a read brings
+    cdef size_t read_size       # of a read at most
     cdef bint running
     cdef bint burying           # bury() is scheduled
 
-    cdef int accepted(self, int fd, make) except -1
+    cdef int accepted(self, int fd, Listener listener, sockaddr_in6* peer) except -1
     cdef int forget(self, Transport transport) except -1
     cdef int watch(self, Socket entry, int fd, uint32_t events) except -1
     cdef int fail(self, entry, error) except -1
@@ -33,6 +35,7 @@ cdef class Socket:              # in the epoll set
 
 cdef class Listener(Socket):
     cdef object make            # a connection
+    cdef object wrap            # its transport, or None; where that is None as well it is a plain one
 
     cdef int accept(self, int most) except -1
 
@@ -42,11 +45,13 @@ cdef class Transport(Socket):
     cdef list queue             # of bytes that the kernel did not take
     cdef Py_ssize_t queued      # how many they are
     cdef Py_ssize_t sent        # of the first of them
+    cdef bint seals             # what is written to the socket is not what the connection writes
     cdef bint reading
     cdef bint closing           # as soon as the queue is empty
     cdef bint closed
     cdef object error           # that closed it, or None
 
+    cdef int begin(self) except -1
     cdef int read(self) except -1
     cdef int drain(self) except -1
     cdef int update(self) except -1

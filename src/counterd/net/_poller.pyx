@@ -23,9 +23,9 @@ from posix.fcntl cimport O_RDONLY, open as c_open
 from posix.unistd cimport close as c_close
 
 from counterd.net.kernel cimport (
-    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, MSG_DONTWAIT,
-    MSG_NOSIGNAL, SHUT_WR, SOCK_CLOEXEC, SOCK_NONBLOCK, accept4, c_recv, c_send, c_shutdown, epoll_create1, epoll_ctl,
-    epoll_event, epoll_wait, socket_error,
+    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, AF_INET,
+    AF_INET6, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, SOCK_CLOEXEC, SOCK_NONBLOCK, accept4, c_recv, c_send, c_shutdown,
+    epoll_create1, epoll_ctl, epoll_event, epoll_wait, ntohs, sockaddr_in, sockaddr_in6, socket_error,
 )
 
 from counterd.net.sockets import BACKLOG
@@ -36,7 +36,9 @@ cdef extern from "<fcntl.h>" nogil:
 cdef enum:
     BATCH = 64          # sockets served before the loop has its turn
     ACCEPTS = 32        # connections accepted in one batch, of each listening socket: some 10 us each
-    READ_MAX = 262144   # bytes of one read
+
+READ_MAX = 262144       # bytes of one read
+cdef bytes MAPPED = bytes(10) + b"\xff\xff"    # before an IPv4 address in an IPv6 one
 
 REST_S = 0.1            # before accepting is tried again where it could not be done
 
@@ -55,6 +57,7 @@ cdef class Poller:
         if self.buffer == NULL or self.epoll < 0:
             raise os_error(errno)
         self.reserve()
+        self.limit_reads(READ_MAX)
         loop.add_reader(self.epoll, self.run)
 
     def __dealloc__(self):
@@ -64,11 +67,15 @@ cdef class Poller:
             c_close(self.spare)
         PyMem_Free(self.buffer)
 
-    def listen(self, int fd, make):
-        """Accepts connections on a listening socket from now on. make: gives a Connection for each."""
+    def listen(self, int fd, make, wrap=None):
+        """Accepts connections on a listening socket from now on.
+
+        make: gives a Connection for each. wrap: a Transport that is more than plain, or None.
+        """
         cdef Listener listener = Listener.__new__(Listener)
         listener.poller = self
         listener.make = make
+        listener.wrap = wrap
         self.watch(listener, fd, EPOLLIN)
         self.listeners.append(listener)
 
@@ -81,6 +88,10 @@ cdef class Poller:
             epoll_ctl(self.epoll, EPOLL_CTL_DEL, listener.fd, NULL)
             Py_DECREF(listener)
         self.listeners.clear()
+
+    def limit_reads(self, size):
+        """Reads so many bytes at once from now on, within READ_MAX."""
+        self.read_size = min(size, READ_MAX)
 
     def run(self):
         """One batch of what is ready."""
@@ -140,19 +151,29 @@ cdef class Poller:
         for listener in self.listeners:
             self.watch(listener, listener.fd, EPOLLIN)
 
-    cdef int accepted(self, int fd, make) except -1:
+    cdef int accepted(self, int fd, Listener listener, sockaddr_in6* peer) except -1:
         """Begins to serve a connection."""
-        cdef Transport transport = Transport.__new__(Transport)
-        transport.poller = self
-        transport.reading = True
+        cdef Transport transport = None
+        cdef Connection connection
         try:
-            transport.protocol = make()
+            if listener.wrap is not None:
+                transport = listener.wrap()
+            if transport is None:
+                transport = Transport.__new__(Transport)
+            transport.poller = self
+            transport.reading = True
+            transport.protocol = connection = listener.make()
+            connection.address = address_of(peer)
+            connection.port = ntohs(peer.sin6_port)
+            connection.sealed = transport.seals
             self.watch(transport, fd, EPOLLIN)
         except Exception:
             c_close(fd)
             raise
         try:
-            transport.protocol.connection_made(transport)
+            connection.connection_made(transport)
+            if not transport.closed:
+                transport.begin()
         except Exception:
             transport.abort()
             raise
@@ -206,10 +227,14 @@ cdef class Listener(Socket):
 
     cdef int accept(self, int most) except -1:
         cdef int _turn, fd
+        cdef sockaddr_in6 peer
+        cdef unsigned int size
         for _turn in range(most):
-            fd = accept4(self.fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)
+            size = sizeof(peer)
+            memset(&peer, 0, size)
+            fd = accept4(self.fd, &peer, &size, SOCK_NONBLOCK | SOCK_CLOEXEC)
             if fd >= 0:
-                self.poller.accepted(fd, self.make)
+                self.poller.accepted(fd, self, &peer)
             elif errno == EAGAIN:
                 return 0
             elif errno == EMFILE or errno == ENFILE:  # which the kernel says before it looks whether somebody waits
@@ -226,6 +251,10 @@ cdef class Listener(Socket):
 cdef class Transport(Socket):
     """A connected socket. A part of asyncio.Transport: what Connection asks for."""
 
+    cdef int begin(self) except -1:
+        """The connection stays."""
+        return 0
+
     cdef int ready(self, uint32_t events) except -1:
         if self.closed:
             return 0
@@ -240,7 +269,7 @@ cdef class Transport(Socket):
         return 0
 
     cdef int read(self) except -1:
-        cdef ssize_t size = c_recv(self.fd, self.poller.buffer, READ_MAX, MSG_DONTWAIT)
+        cdef ssize_t size = c_recv(self.fd, self.poller.buffer, self.poller.read_size, MSG_DONTWAIT)
         if size > 0:
             self.protocol.data_received(PyBytes_FromStringAndSize(<char*>self.poller.buffer, size))
         elif size == 0:
@@ -348,6 +377,18 @@ cdef class Transport(Socket):
     def abort(self):
         """Now."""
         self.end(None)
+
+
+cdef bytes address_of(sockaddr_in6* peer):
+    """The bytes of an IP address: 4, also of one that came to an IPv6 socket, or 16. None of another family."""
+    cdef sockaddr_in* older = <sockaddr_in*>peer
+    cdef bytes address
+    if peer.sin6_family == AF_INET:
+        return PyBytes_FromStringAndSize(<char*>&older.sin_addr, 4)
+    if peer.sin6_family != AF_INET6:
+        return None
+    address = PyBytes_FromStringAndSize(<char*>peer.sin6_addr.s6_addr, 16)
+    return address[12:] if address.startswith(MAPPED) else address
 
 
 cdef os_error(int number):

@@ -2,7 +2,7 @@
 #
 # Floor 3, header only: declarations, and what takes more than a line.
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef extern from "<sys/epoll.h>" nogil:
     ctypedef union epoll_data_t:
@@ -16,14 +16,34 @@ cdef extern from "<sys/epoll.h>" nogil:
     int epoll_wait(int epfd, epoll_event* events, int maxevents, int timeout)
     int EPOLLIN, EPOLLOUT, EPOLLERR, EPOLLHUP, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLL_CTL_DEL, EPOLL_CLOEXEC
 
+cdef extern from "<netinet/in.h>" nogil:
+    cdef struct in_addr:
+        uint32_t s_addr
+    cdef struct in6_addr:
+        uint8_t[16] s6_addr
+    cdef struct sockaddr_in:
+        uint16_t sin_family
+        uint16_t sin_port
+        in_addr sin_addr
+    cdef struct sockaddr_in6:
+        uint16_t sin6_family
+        uint16_t sin6_port
+        in6_addr sin6_addr
+    uint16_t ntohs(uint16_t number)
+
 cdef extern from "<sys/socket.h>" nogil:
-    int accept4(int fd, void* address, void* size, int flags)
+    int accept4(int fd, void* address, unsigned int* size, int flags)
     ssize_t c_send "send"(int fd, const void* data, size_t size, int flags)
     ssize_t c_recv "recv"(int fd, void* data, size_t size, int flags)
     int c_shutdown "shutdown"(int fd, int how)
     int getsockopt(int fd, int level, int name, void* value, unsigned int* size)
     int setsockopt(int fd, int level, int name, const void* value, unsigned int size)
     int MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, SOCK_CLOEXEC, SOCK_NONBLOCK, SOL_SOCKET, SO_ERROR
+    int AF_INET, AF_INET6, SO_PEERCRED, SO_PEERGROUPS
+    cdef struct ucred:
+        int pid
+        uint32_t uid
+        uint32_t gid
 
 
 cdef inline int socket_error(int fd) noexcept:

@@ -17,9 +17,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from counterd.net._connection import Connection, Roster
-from counterd.net._poller import Poller
+from counterd.net._poller import READ_MAX, Poller
+from counterd.net.access import EVERYONE, Access
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
 
     from counterd._core import Store
@@ -27,17 +29,48 @@ if TYPE_CHECKING:
     # Told a cause that repeats, by which log lines are bounded, and a sentence.
     Report = Callable[[str, str], None]
 
+REJECTED = ("max_connections", "memory", "descriptors", "allow", "per_address")
+HANDSHAKES_FAILED = ("timeout", "protocol", "certificate")
+
 STUCK_CHECK_S = 1.0
 STUCK_CHECKS = 128  # connections looked at in one go: some 2 us each
+IDLE_CHECKS = 1024  # numbers of connections looked at in one go: some 0.1 us each
+
+# Requests that are limited are read in pieces of a second's worth at most, by the size of a short one, so that a
+# connection is never paused for long because of a single read.
+REQUEST_SIZE = 12
+LIMITED_READ_MIN = 512
+
+# Bounds of the histograms; how many there are, and from where on, the arrays of Roster know.
+SECONDS_BOUNDS = tuple(2**power / 1e9 for power in range(10, 31))
+BYTES_BOUNDS = tuple(float(2**power) for power in range(4, 19))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Limits:
-    """What may change while the server runs. Timeouts are in seconds."""
+    """What may change while the server runs. Timeouts are in seconds; 0 is no limit, except of max_connections.
+
+    max_per_address: connections of one IP address. requests_per_second: of one connection, which is read more slowly
+    then. idle_timeout: how long a connection may send nothing. handshake_timeout: for TLS, from being accepted on.
+    """
 
     max_connections: int
     user_timeout: int
     write_timeout: int
+    max_per_address: int = 0
+    requests_per_second: int = 0
+    idle_timeout: int = 0
+    handshake_timeout: int = 5
+    access: Access = EVERYONE
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """counts has one more than bounds: what was above them all. A bound belongs to its own count; sum is of all."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum: float
 
 
 class Server(Roster):
@@ -45,7 +78,12 @@ class Server(Roster):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, store: Store, limits: Limits, report: Report) -> None:
         self.rejected: Counter[str] = Counter()
+        self.handshakes_failed: Counter[str] = Counter()
+        self.handshakes = 0
+        self.context: ssl.SSLContext | None = None
         self.slow_readers = 0
+        self.idle_closed = 0
+        self.killed = 0
         self.vanished = 0
         self._report = report
         self._poller: Poller | None = None
@@ -54,11 +92,14 @@ class Server(Roster):
         self._unchecked: deque[Connection] = deque()
         self._stuck_timer: asyncio.Handle | None = None
         self._departure = asyncio.Event()
+        self._idle_timer: asyncio.Handle | None = None
+        self.limits_changed()
 
     def listen(self, listening: socket.socket) -> None:
         """Begins to accept connections on a socket that is bound and listens; part() closes it."""
         if self._poller is None:
             self._poller = Poller(self.loop, self.reject)
+            self.limits_changed()
         patience = "write_timeout" if listening.family == socket.AF_UNIX else "user_timeout"
         self._poller.listen(listening.fileno(), partial(Connection, self, patience))
         self._listening.append(listening)
@@ -68,9 +109,10 @@ class Server(Roster):
         if self._poller is not None:
             self._poller.unlisten()
         self.parting = True
+        self.limits_changed()
         for listening in self._listening:
             listening.close()
-        for connection in list(self.connections):
+        for connection in list(self.connections.values()):
             connection.part()
 
     async def emptied(self) -> None:
@@ -79,13 +121,38 @@ class Server(Roster):
             self._departure.clear()
             await self._departure.wait()
 
+    def find(self, connection_id: str) -> Connection | None:
+        """The connection whose id that is, if it is still there."""
+        number, _, serial = connection_id.rpartition("-")
+        try:
+            connection = self.connections.get(int(number))
+        except ValueError:
+            return None
+        return connection if connection is not None and connection.id == f"{number}-{serial}" else None
+
+    def kill(self, connection: Connection) -> None:
+        """Ends a connection now; what it holds comes back."""
+        self.killed += 1
+        connection.abort()
+
+    def histograms(self) -> dict[str, Histogram]:
+        """Of batches, which are what one read brought: how long until they were answered, and their bytes."""
+        by_time, all_ns, by_size, all_bytes = self.batches()
+        return {
+            "batch_seconds": Histogram(SECONDS_BOUNDS, by_time, all_ns / 1e9),
+            "batch_bytes": Histogram(BYTES_BOUNDS, by_size, float(all_bytes)),
+        }
+
     def figures(self) -> dict[str, int]:
         """What only this floor counts."""
         return {
             "connections_max": self.limits.max_connections,
-            "rejected:max_connections": self.rejected["max_connections"],
-            "rejected:memory": self.rejected["memory"],
-            "rejected:descriptors": self.rejected["descriptors"],
+            **{f"rejected:{cause}": self.rejected[cause] for cause in REJECTED},
+            **{f"handshakes_failed:{cause}": self.handshakes_failed[cause] for cause in HANDSHAKES_FAILED},
+            "handshakes": self.handshakes,
+            "idle_closed": self.idle_closed,
+            "slowed": self.slowed,
+            "killed": self.killed,
             "slow_readers": self.slow_readers,
             "vanished_peers": self.vanished,
             "stuck_outputs": len(self._stuck),
@@ -96,6 +163,22 @@ class Server(Roster):
     def reject(self, cause: str, text: str) -> None:
         self.rejected[cause] += 1
         self._report(f"rejected:{cause}", f"connection refused: {text}")
+
+    def limits_changed(self) -> None:
+        """Has what others go by follow the limits."""
+        rate, timeout = self.limits.requests_per_second, self.limits.idle_timeout
+        if self._poller is not None:
+            self._poller.limit_reads(max(LIMITED_READ_MIN, rate * REQUEST_SIZE) if rate else READ_MAX)
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        if timeout and not self.parting:
+            self._idle_timer = self.loop.call_later(self._idle_period(), self._check_idle, 0)
+
+    def slowed_down(self, connection: Connection) -> None:
+        """It has sent more than it may, and is not read for a while."""
+        rate = self.limits.requests_per_second
+        self._report("slowed", f"{connection.origin()} sends more than {rate} requests a second: it is slowed down")
 
     def lost(self, connection: Connection, error: BaseException | None, owed: bool) -> None:
         """A connection is gone; told only while parting, of an error, or if output was still queued: owed."""
@@ -162,3 +245,20 @@ class Server(Roster):
             connection.abort()
             return
         self._stuck[connection] = (since, left)
+
+    def _idle_period(self) -> float:
+        """Between two rounds of looking, in seconds: a connection is closed at most that much late."""
+        return min(max(self.limits.idle_timeout / 8, 0.25), 10.0)
+
+    def _check_idle(self, first: int) -> None:
+        """Closes those that have sent nothing for too long, among the next few numbers."""
+        before = time.monotonic_ns() - self.limits.idle_timeout * 1_000_000_000
+        idle, more = self.idle_among(first, IDLE_CHECKS, before)
+        for connection in idle:
+            self.idle_closed += 1
+            self._report("idle", f"{connection.origin()} has sent nothing for {self.limits.idle_timeout} s: closed")
+            connection.close()
+        if more:
+            self._idle_timer = self.loop.call_soon(self._check_idle, first + IDLE_CHECKS)
+        else:
+            self._idle_timer = self.loop.call_later(self._idle_period(), self._check_idle, 0)

@@ -63,18 +63,6 @@ def open_tcp(address: str, port: int, keepalive: Keepalive) -> socket.socket:
     return listening
 
 
-def peer_address(descriptor: int) -> tuple[str, int]:
-    """The IP address and port that a connected socket's peer has, zeros if it has gone; ("", 0) for a Unix socket."""
-    connected = socket.socket(fileno=descriptor)
-    try:
-        address = connected.getpeername() if connected.family != socket.AF_UNIX else ("", 0)
-    except OSError:
-        address = ("::" if connected.family == socket.AF_INET6 else "0.0.0.0", 0)
-    finally:
-        connected.detach()
-    return address[0], address[1]
-
-
 class UnixSocket:
     """A listening Unix socket and its file, which is removed at the end if it is still ours."""
 

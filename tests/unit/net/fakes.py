@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from counterd.net._connection import Connection
@@ -167,17 +168,21 @@ class FakeTransport:
 class Net:
     """A server on a fake loop. reports: the causes it reported."""
 
-    def __init__(self, store: Store | None = None, max_connections: int = 10) -> None:
+    def __init__(self, store: Store | None = None, max_connections: int = 10, **limits: Any) -> None:
         self.loop = FakeLoop()
         self.store = store if store is not None else make_store(8000, 9000, name_memory=1 << 17)
-        self.limits = Limits(max_connections, user_timeout=25, write_timeout=5)
         self.reports: list[str] = []
-        self.server = Server(self.loop, self.store, self.limits, lambda cause, _: self.reports.append(cause))
+        made = Limits(max_connections, user_timeout=25, write_timeout=5, **limits)
+        self.server = Server(self.loop, self.store, made, lambda cause, _: self.reports.append(cause))
         self.peers: list[Peer] = []
 
     def connect(self, patience: str = "user_timeout", kind: int = socket.SOCK_SEQPACKET) -> Peer:
         self.peers.append(Peer(self, patience, kind))
         return self.peers[-1]
+
+    def limit(self, **limits: Any) -> None:
+        """Changes some of the limits."""
+        self.server.limits = replace(self.server.limits, **limits)
 
     def fill(self, count: int) -> None:
         """Counters for a Dump of 36 bytes each."""

@@ -51,9 +51,9 @@ def test_no_more_connections_than_the_limit(make_net: Callable[..., Net]) -> Non
     peers = [net.connect() for _ in range(4)]
     assert [peer.transport.aborted for peer in peers] == [False, False, True, True]
     assert net.reports == ["rejected:max_connections"] * 2
-    net.limits.max_connections = 3
+    net.limit(max_connections=3)
     assert not net.connect().transport.aborted
-    net.limits.max_connections = 1
+    net.limit(max_connections=1)
     assert net.connect().transport.aborted
     assert not any(peer.transport.aborted for peer in peers[:2])
     figures = net.server.figures()
@@ -69,7 +69,7 @@ def test_a_store_without_room_for_a_session_refuses(make_net: Callable[..., Net]
     assert net.connect().transport.aborted
     assert net.server.figures()["rejected:memory"] == 1
     assert net.reports == ["rejected:memory"]
-    assert net.server.connections == set()
+    assert net.server.connections == {}
 
 
 def test_what_a_refused_session_had_already_is_given_back(make_net: Callable[..., Net]) -> None:
@@ -133,7 +133,7 @@ def test_the_patience_can_change(make_net: Callable[..., Net], clock: FakeClock)
     net = make_net()
     peer, _ = net.clog("user_timeout")
     pass_seconds(net, clock, 10)
-    net.limits.user_timeout = 9
+    net.limit(user_timeout=9)
     pass_seconds(net, clock, 1)
     assert peer.transport.aborted
 
@@ -203,11 +203,11 @@ def test_it_serves_and_is_empty_when_the_last_has_gone(kind: str, tmp_path_facto
         reader, writer = await connect(kind, address)
         writer.write(wire.acquire(1, b"a", 1, 1) + NOOP)
         assert (await reader.readexactly(28))[16:] == REPLY
-        assert [connection.patience for connection in server.connections] == [patience]
+        assert [connection.patience for connection in server.connections.values()] == [patience]
         server.part()
         writer.close()
         await server.emptied()
-        assert server.connections == set()
+        assert server.connections == {}
         await asyncio.sleep(0)  # the driver's turn
         assert store.snapshot()["given_back"] == 1
         with pytest.raises(OSError, match="refused"):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from counterd.net.sockets import BACKLOG, Keepalive, UnixSocket, open_tcp, peer_address, set_keepalive
+from counterd.net.sockets import BACKLOG, Keepalive, UnixSocket, open_tcp, set_keepalive
 from machine import has_ipv6
 
 if TYPE_CHECKING:
@@ -64,16 +64,6 @@ def test_a_tcp_socket_hands_its_options_down(address: str) -> None:
         client, accepted = accept(listening)
         with client, accepted:
             assert options(accepted) == TCP_OPTIONS
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
-def test_where_a_peer_comes_from(address: str) -> None:
-    with open_tcp(address, 0, KEEPALIVE) as listening:
-        client, accepted = accept(listening)
-        with client, accepted:
-            assert peer_address(accepted.fileno()) == client.getsockname()[:2]
-            assert accepted.fileno() >= 0
-        assert peer_address(listening.fileno()) == ("::" if ":" in address else "0.0.0.0", 0)  # it has none
 
 
 def test_keepalive_can_change_for_those_accepted_later() -> None:

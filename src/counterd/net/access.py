@@ -1,0 +1,55 @@
+"""Who may connect: networks over TCP, users and groups over a Unix socket.
+
+Floor 3. Asked once for each connection, before anything else is done for it; names of users and groups are the caller's
+to look up.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass(frozen=True)
+class Access:
+    """Those who may connect. Empty networks let in every address; no users and no groups, every process.
+
+    users and groups are numbers. A process may connect if its user is named, or one of its groups is.
+    """
+
+    networks: tuple[Network, ...] = ()
+    users: frozenset[int] = frozenset()
+    groups: frozenset[int] = frozenset()
+    # By length of an address in bits and of the rest that does not count: however many networks, a few lookups.
+    _prefixes: dict[tuple[int, int], set[int]] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for network in self.networks:
+            rest = network.max_prefixlen - network.prefixlen
+            number = int(network.network_address) >> rest
+            self._prefixes.setdefault((network.max_prefixlen, rest), set()).add(number)
+
+    def allows_address(self, address: str) -> bool:
+        """Whether an IP address, as text, may connect. Raises OSError if it is none."""
+        return self.allows_packed(socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address))
+
+    def allows_packed(self, address: bytes) -> bool:
+        """Whether an IP address of 4 or 16 bytes may connect."""
+        if not self.networks:
+            return True
+        bits, number = len(address) * 8, int.from_bytes(address, "big")
+        return any(number >> rest in known for (length, rest), known in self._prefixes.items() if length == bits)
+
+    def allows_process(self, uid: int, gids: Iterable[int]) -> bool:
+        """Whether a process with that user and those groups may connect."""
+        return not (self.users or self.groups) or uid in self.users or not self.groups.isdisjoint(gids)
+
+
+EVERYONE = Access()

@@ -1,0 +1,65 @@
+"""Who may connect."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+
+from counterd.net.access import EVERYONE, Access
+
+
+def of(*networks: str) -> Access:
+    return Access(tuple(map(ipaddress.ip_network, networks)))
+
+
+@pytest.mark.parametrize(
+    ("address", "allowed"),
+    [
+        ("10.0.0.0", True),
+        ("10.255.255.255", True),
+        ("11.0.0.0", False),
+        ("192.0.2.7", True),
+        ("192.0.2.8", False),
+        ("2001:db8::1", True),
+        ("2001:db9::", False),
+        ("::1", True),
+        ("::10.0.0.1", False),
+        ("::2", False),
+    ],
+)
+def test_an_address_is_in_one_of_the_networks_or_not(address: str, allowed: bool) -> None:
+    access = of("10.0.0.0/8", "192.0.2.7", "2001:db8::/32", "::1")
+    assert access.allows_address(address) is allowed
+    assert access.allows_packed(ipaddress.ip_address(address).packed) is allowed
+
+
+@pytest.mark.parametrize(("network", "other"), [("0.0.0.0/0", "::1"), ("::/0", "127.0.0.1")])
+def test_all_of_one_family_is_nothing_of_the_other(network: str, other: str) -> None:
+    assert of(network).allows_address("1.2.3.4") is (network != "::/0")
+    assert not of(network).allows_address(other)
+
+
+def test_without_networks_every_address_may_connect() -> None:
+    assert EVERYONE.allows_address("203.0.113.9")
+    assert Access(users=frozenset({1})).allows_address("::1")
+
+
+def test_what_is_no_address_is_an_error() -> None:
+    with pytest.raises(OSError, match="illegal"):
+        of("10.0.0.0/8").allows_address("ten")
+
+
+@pytest.mark.parametrize(
+    ("users", "groups", "allowed"),
+    [((), (), True), ((7,), (), True), ((8,), (), False), ((), (20,), True), ((8,), (21,), True), ((8,), (22,), False)],
+)
+def test_a_process_is_known_by_its_user_or_by_one_of_its_groups(
+    users: tuple[int, ...], groups: tuple[int, ...], allowed: bool
+) -> None:
+    access = Access(users=frozenset(users), groups=frozenset(groups))
+    assert access.allows_process(7, {20, 21}) is allowed
+
+
+def test_networks_say_nothing_about_processes() -> None:
+    assert of("10.0.0.0/8").allows_process(7, ())
