@@ -382,7 +382,10 @@ cdef class Connection:
         cdef Py_ssize_t sent = 0
         if size == 0:
             return 0
-        if not self.queued and not self.sealed:
+        if self.sealed:
+            self.transport.write(output)
+            return 0
+        if not self.queued:
             sent = c_send(self.fd, PyBytes_AS_STRING(output), size, MSG_DONTWAIT | MSG_NOSIGNAL)
             if sent == size:
                 return 0

@@ -15,6 +15,7 @@ cdef class Poller:
     cdef int spare              # a descriptor to give up when there is none left
     cdef uint8_t* buffer        # what a read brings
     cdef size_t read_size       # of a read at most
+    cdef int handshakes         # steps of them in this batch
     cdef bint running
     cdef bint burying           # bury() is scheduled
 
@@ -53,6 +54,8 @@ cdef class Transport(Socket):
 
     cdef int begin(self) except -1
     cdef int read(self) except -1
+    cdef bint send_queue(self) except -1
     cdef int drain(self) except -1
+    cdef int enqueue(self, bytes data) except -1
     cdef int update(self) except -1
     cdef int end(self, error) except -1

@@ -23,8 +23,8 @@ from posix.fcntl cimport O_RDONLY, open as c_open
 from posix.unistd cimport close as c_close
 
 from counterd.net.kernel cimport (
-    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, AF_INET,
-    AF_INET6, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, SOCK_CLOEXEC, SOCK_NONBLOCK, accept4, c_recv, c_send, c_shutdown,
+    AF_INET, AF_INET6, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN,
+    EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, SOCK_CLOEXEC, SOCK_NONBLOCK, accept4, c_recv, c_send, c_shutdown,
     epoll_create1, epoll_ctl, epoll_event, epoll_wait, ntohs, sockaddr_in, sockaddr_in6, socket_error,
 )
 
@@ -37,10 +37,8 @@ cdef enum:
     BATCH = 64          # sockets served before the loop has its turn
     ACCEPTS = 32        # connections accepted in one batch, of each listening socket: some 10 us each
 
-READ_MAX = 262144       # bytes of one read
-cdef bytes MAPPED = bytes(10) + b"\xff\xff"    # before an IPv4 address in an IPv6 one
-
-REST_S = 0.1            # before accepting is tried again where it could not be done
+READ_MAX = 262144           # bytes of one read
+REST_S = 0.1                # before accepting is tried again where it could not be done
 
 
 cdef class Poller:
@@ -100,6 +98,7 @@ cdef class Poller:
         cdef int i = 0
         cdef Socket entry = None
         self.running = True
+        self.handshakes = 0
         try:
             while i < count:
                 try:
@@ -281,8 +280,8 @@ cdef class Transport(Socket):
             self.end(os_error(errno))
         return 0
 
-    cdef int drain(self) except -1:
-        """Sends what the kernel takes of the queue."""
+    cdef bint send_queue(self) except -1:
+        """Sends what the kernel takes of the queue; returns whether that was all."""
         cdef bytes first
         cdef ssize_t sent
         while self.queue:
@@ -292,17 +291,32 @@ cdef class Transport(Socket):
                 MSG_DONTWAIT | MSG_NOSIGNAL,
             )
             if sent < 0:
-                return 0 if errno == EAGAIN or errno == EINTR else self.end(os_error(errno))
+                if errno != EAGAIN and errno != EINTR:
+                    self.end(os_error(errno))
+                return False
             self.sent += sent
             self.queued -= sent
             if self.sent == PyBytes_GET_SIZE(first):
                 self.sent = 0
                 del self.queue[0]
+        return True
+
+    cdef int drain(self) except -1:
+        """There is room again for what is queued."""
+        if not self.send_queue():
+            return 0
         if self.closing:
             return self.end(None)
         self.update()
         self.protocol.resume_writing()
         return 0
+
+    cdef int enqueue(self, bytes data) except -1:
+        if self.queue is None:
+            self.queue = []
+        self.queue.append(data)
+        self.queued += PyBytes_GET_SIZE(data)
+        return self.update()
 
     cdef int update(self) except -1:
         cdef uint32_t events = (EPOLLIN if self.reading else 0) | (EPOLLOUT if self.queued else 0)
@@ -341,11 +355,7 @@ cdef class Transport(Socket):
         """What the kernel did not take when the connection tried it; it goes out when there is room."""
         if self.closed or self.closing or PyBytes_GET_SIZE(data) == 0:
             return
-        if self.queue is None:
-            self.queue = []
-        self.queue.append(data)
-        self.queued += PyBytes_GET_SIZE(data)
-        self.update()
+        self.enqueue(data)
         if self.queued == PyBytes_GET_SIZE(data):
             self.protocol.pause_writing()
 
@@ -377,6 +387,9 @@ cdef class Transport(Socket):
     def abort(self):
         """Now."""
         self.end(None)
+
+
+cdef bytes MAPPED = bytes(10) + b"\xff\xff"  # before an IPv4 address in an IPv6 one
 
 
 cdef bytes address_of(sockaddr_in6* peer):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import socket
+import ssl
 import struct
 import termios
 import time
@@ -18,10 +19,10 @@ from typing import TYPE_CHECKING
 
 from counterd.net._connection import Connection, Roster
 from counterd.net._poller import READ_MAX, Poller
+from counterd.net._tls import TlsTransport
 from counterd.net.access import EVERYONE, Access
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable
 
     from counterd._core import Store
@@ -80,7 +81,7 @@ class Server(Roster):
         self.rejected: Counter[str] = Counter()
         self.handshakes_failed: Counter[str] = Counter()
         self.handshakes = 0
-        self.context: ssl.SSLContext | None = None
+        self._context: ssl.SSLContext | None = None
         self.slow_readers = 0
         self.idle_closed = 0
         self.killed = 0
@@ -95,13 +96,25 @@ class Server(Roster):
         self._idle_timer: asyncio.Handle | None = None
         self.limits_changed()
 
+    @property
+    def context(self) -> ssl.SSLContext | None:
+        """TLS of the connections that are accepted over TCP from now on; None for plain ones. Renegotiation is off."""
+        return self._context
+
+    @context.setter
+    def context(self, context: ssl.SSLContext | None) -> None:
+        if context is not None:
+            context.options |= ssl.OP_NO_RENEGOTIATION
+        self._context = context
+
     def listen(self, listening: socket.socket) -> None:
         """Begins to accept connections on a socket that is bound and listens; part() closes it."""
         if self._poller is None:
             self._poller = Poller(self.loop, self.reject)
             self.limits_changed()
         patience = "write_timeout" if listening.family == socket.AF_UNIX else "user_timeout"
-        self._poller.listen(listening.fileno(), partial(Connection, self, patience))
+        wrap = None if listening.family == socket.AF_UNIX else self._wrap
+        self._poller.listen(listening.fileno(), partial(Connection, self, patience), wrap)
         self._listening.append(listening)
 
     def part(self) -> None:
@@ -180,6 +193,11 @@ class Server(Roster):
         rate = self.limits.requests_per_second
         self._report("slowed", f"{connection.origin()} sends more than {rate} requests a second: it is slowed down")
 
+    def tls_failed(self, connection: Connection, cause: str, reason: str) -> None:
+        """Its handshake led nowhere, or it sent what is no TLS; the transport ends it."""
+        self.handshakes_failed[cause] += 1
+        self._report(f"handshake:{cause}", f"TLS with {connection.origin()} failed: {reason}")
+
     def lost(self, connection: Connection, error: BaseException | None, owed: bool) -> None:
         """A connection is gone; told only while parting, of an error, or if output was still queued: owed."""
         self._stuck.pop(connection, None)
@@ -207,6 +225,9 @@ class Server(Roster):
         self._stuck.pop(connection, None)
 
     # ---- inside ----
+
+    def _wrap(self) -> TlsTransport | None:
+        return TlsTransport(self._context, self) if self._context is not None else None
 
     def _count_slow_reader(self, text: str) -> None:
         self.slow_readers += 1

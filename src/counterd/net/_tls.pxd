@@ -1,0 +1,27 @@
+# A transport that encrypts.
+
+from counterd.net._poller cimport Transport
+
+
+cdef class TlsTransport(Transport):
+    cdef object server
+    cdef object ssl             # the machine: bytes come to it by incoming and leave it by outgoing
+    cdef object incoming
+    cdef object outgoing
+    cdef object timer           # of the handshake, or None
+    cdef size_t appetite        # bytes of the next read
+    cdef bint heard             # the peer has sent something
+    cdef bint shaking           # the handshake is under way
+    cdef bint goodbye           # the peer has said close_notify
+    cdef bint silent            # this side has said its last word: nothing is encrypted any more, nor decrypted
+    cdef bint shutting          # writing is to be shut down once the queue is empty
+
+    cdef int advance(self, Py_ssize_t size) except -1
+    cdef bint shake(self) except -1
+    cdef int shaken(self) except -1
+    cdef bytes decrypt(self)
+    cdef int fail(self, error) except -1
+    cdef int transmit(self, bytes sealed) except -1
+    cdef int flush(self) except -1
+    cdef int say_goodbye(self) except -1
+    cdef int told_goodbye(self) except -1
