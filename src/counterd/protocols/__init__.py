@@ -1,6 +1,7 @@
 """The rooms: one folder per protocol, found by looking, so that deleting the folder removes the protocol.
 
 Floor 2. A room's package exports ROOM, the one thing the floors above read of it. Rooms never import each other.
+Nothing here needs what is compiled: whoever only shows what a room registers can import it anywhere.
 """
 
 from __future__ import annotations
@@ -9,12 +10,87 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
-    from counterd.settings import Setting
+    from counterd.settings import Reader, Setting
 
 Figures = Callable[[], Mapping[str, object]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One of the figures of a room's `Store.snapshot()`, for the metrics.
+
+    key: in the snapshot.
+    name: of the metric, without the prefix `counterd_`, with its unit; of a counter it ends in `_total`.
+    kind: a gauge goes up and down, a counter only rises.
+    labels: what tells it from others of the same name.
+    over: the key of another figure that this one is shown as a part of, from 0 to 1, or "".
+    """
+
+    key: str
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    over: str = ""
+
+    def value(self, snapshot: Mapping[str, float]) -> float:
+        """What the metric says, from a snapshot."""
+        return snapshot[self.key] / snapshot[self.over] if self.over else snapshot[self.key]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table, and what is in it:
+
+    name        bytes that a client chose
+    integer
+    text        of a few words
+    connection  the engine's number of a connection, which may have gone meanwhile (int)
+    since       a moment, in tenths of a second on the monotonic clock (int)
+    seconds     how long (float)
+    """
+
+    name: str
+    kind: Literal["name", "integer", "text", "connection", "since", "seconds"]
+    help: str
+
+
+class Walk(Protocol):
+    """A walk through a store, in steps between which the store serves others; one of a store at a time.
+
+    A row was true in itself when it was taken, in one of the steps. What comes, goes or changes between two steps may
+    be among the rows or not.
+    """
+
+    @property
+    def total(self) -> int:
+        """How many matched, whether or not they are among the rows; final once step() has returned True."""
+
+    def step(self) -> bool:
+        """Goes on for 250 us at most. True once the rows are there."""
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """The rows, in order, each in the order of the table's columns."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a room can list for people.
+
+    name: of letters, unique among the rooms.
+    sorts: the orders that the parameter `sort` knows, largest first, the default first of all; empty if it has none.
+    open: begins a walk through a store. Parameters are text, a character for each byte of a name (latin-1). Raises
+        ValueError, with a text for whoever asked, for one that is unknown, missing or wrong.
+    """
+
+    name: str
+    help: str
+    columns: tuple[Column, ...]
+    sorts: tuple[str, ...]
+    open: Callable[[Any, Mapping[str, str]], Walk]
 
 
 @dataclass(frozen=True)
@@ -27,6 +103,8 @@ class Room:
     make_store: makes the store from the effective values of all keys and a function that returns the figures
         of the floors above, for protocols whose clients can ask for statistics. May raise ValueError or MemoryError.
     reload: hands a running store the values of its settings that may change.
+    figures: what the metrics tell of its snapshot.
+    tables: what it can list for people.
     """
 
     name: str
@@ -36,9 +114,49 @@ class Room:
     reload: Callable[[Any, Mapping[str, Any]], None]
     aliases: Mapping[str, str] = field(default_factory=dict)
     window: str | None = None
+    figures: tuple[Figure, ...] = ()
+    tables: tuple[Table, ...] = ()
+
+
+def name_of_bytes(text: str) -> bytes:
+    """The reader of a parameter that is a name, or a part of one."""
+    try:
+        return text.encode("latin-1")
+    except UnicodeEncodeError:
+        raise ValueError("expected bytes, percent-encoded") from None
+
+
+def read_parameters(
+    parameters: Mapping[str, str], readers: Mapping[str, Reader], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The values of a table's parameters. Raises ValueError for one that has no reader, or neither text nor default."""
+    values = dict(defaults)
+    for name, text in parameters.items():
+        if name not in readers:
+            raise ValueError(f"there is no parameter {name!r}, only {', '.join(readers)}")
+        try:
+            values[name] = readers[name](text)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    for name in readers:
+        if name not in values:
+            raise ValueError(f"the parameter {name} is missing")
+    return values
 
 
 def find_rooms() -> tuple[Room, ...]:
-    """Every room that is installed, by name."""
+    """Every room that is installed, by name. Raises ValueError if two have a table of the same name."""
     packages = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
-    return tuple(importlib.import_module(f"{__name__}.{name}").ROOM for name in packages)
+    rooms = tuple(importlib.import_module(f"{__name__}.{name}").ROOM for name in packages)
+    check_tables(rooms)
+    return rooms
+
+
+def check_tables(rooms: tuple[Room, ...]) -> None:
+    """Raises ValueError if two tables have the same name."""
+    owners: dict[str, str] = {}
+    for room in rooms:
+        for table in room.tables:
+            if table.name in owners:
+                raise ValueError(f"both {owners[table.name]} and {room.name} have a table {table.name}")
+            owners[table.name] = room.name
