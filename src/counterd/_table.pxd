@@ -8,6 +8,7 @@
 # - an index has at least two slots for each entry, so a probe always ends; loops are bounded by the slot count anyway;
 # - a record is in use (RECORD_USED) or on the free list; it never moves while it is in use.
 
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
@@ -301,6 +302,12 @@ cdef inline void name_read(const Table* table, Record* record, uint8_t* target) 
     memcpy(target, record_name(record), prefix)
     if prefix < record.name_size:
         chain_read(table, name_chain(table, record), 0, target + prefix, record.name_size - prefix)
+
+
+cdef inline bytes name_bytes(const Table* table, Record* record):
+    cdef bytes name = PyBytes_FromStringAndSize(NULL, record.name_size)
+    name_read(table, record, <uint8_t*>PyBytes_AS_STRING(name))
+    return name
 
 
 # ---- records -------------------------------------------------------------------------------------------------------

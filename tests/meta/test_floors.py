@@ -25,6 +25,7 @@ FLOORS = {
     "_core": 1,
     "_audit": 1,
     "_table": 1,
+    "_walk": 1,
     "_wheel": 1,
     "protocols": 2,
     "net": 3,

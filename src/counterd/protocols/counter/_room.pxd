@@ -29,7 +29,9 @@ cdef enum Status:
 cdef class CounterStore(Store):
     cdef object figures
     cdef uint64_t[OPCODES] requests  # by Opcode, those that parsed
-    cdef uint64_t[256] refusals     # by Status
+    cdef bint draining          # nothing is handed out any more
+    cdef uint64_t walks         # along holders, ever: the region's cursor is the last one's
+    cdef uint64_t[OPCODES + 1][256] refusals  # by Opcode, the last for whatever is none; by Status
 
     cdef bytes stats_body(self)
 
@@ -38,7 +40,8 @@ cdef class CounterSession(Session):
     cdef uint8_t[4] dump_opaque     # of the Dump under way
     cdef uint8_t dump_flags         # likewise
 
-    cdef int reply_error(self, const uint8_t* request, uint8_t status) except -1
+    cdef int refuse_frame(self, const uint8_t* request, uint8_t verdict) except -1
+    cdef int reply_error(self, const uint8_t* request, uint8_t opcode, uint8_t status, const char* text) except -1
     cdef int reply_at_length(self, const uint8_t* request, uint8_t opcode) except -1
     cdef void parse_named(
         self, const uint8_t* body, uint32_t size, uint8_t opcode, uint8_t fixed, Frame* frame

@@ -101,8 +101,27 @@ cdef class CounterStore(Store):
         for opcode, name in COMMAND_NAMES.items():
             figures[f"command:{name}"] = self.requests[<int>opcode]
         for status, name in REFUSAL_NAMES.items():
-            figures[f"refused:{name}"] = self.refusals[<int>status]
+            figures[f"refused:{name}"] = sum([self.refusals[opcode][<int>status] for opcode in range(OPCODES + 1)])
         return figures
+
+    def outcomes(self):
+        """As Store.outcomes. What was granted is not counted, but what is left of the requests that parsed."""
+        cdef int opcode, status
+        cdef uint64_t parsed_refused
+        cdef dict found = {}
+        for opcode, name in COMMAND_NAMES.items():
+            parsed_refused = sum([self.refusals[opcode][<int>status] for status in STATUS_OF_OUTCOME])
+            found[name, "ok"] = self.requests[opcode] - parsed_refused
+            for status, text in REFUSAL_NAMES.items():
+                found[name, text] = self.refusals[opcode][status]
+        for status, text in REFUSAL_NAMES.items():
+            found["unknown", text] = sum(
+                [self.refusals[opcode][status] for opcode in range(OPCODES + 1) if opcode not in COMMAND_NAMES]
+            )
+        return [(name, text, count) for (name, text), count in found.items() if count]
+
+    def begin_drain(self):
+        self.draining = True
 
     cdef bytes stats_body(self):
         """Section "Stats": name length, value length, name, value, for each figure."""
@@ -194,14 +213,17 @@ cdef class CounterSession(Session):
         cdef const uint8_t* request = frame.data
         cdef const uint8_t* body = request + HEADER_SIZE
         cdef uint8_t opcode = request[1]
+        cdef uint8_t status
         cdef uint32_t number = 0
         cdef Outcome outcome
         if frame.verdict != OK:
-            return self.reply_error(request, frame.verdict)
+            return self.refuse_frame(request, frame.verdict)
         if opcode >= STATS and region.budget <= 0:
             return LATER
         store.requests[opcode] += 1
         if opcode == ACQUIRE:
+            if store.draining:
+                return self.reply_error(request, ACQUIRE, NOT_AVAILABLE, b"Draining")
             number = load_be32(body)
             outcome = counter_acquire(
                 region, self.connection, frame.tag, frame.key, frame.key_size, number, load_be32(body + 4), self.since
@@ -217,19 +239,27 @@ cdef class CounterSession(Session):
         else:
             return self.reply_at_length(request, opcode)
         if outcome != GRANTED:
-            return self.reply_error(request, STATUS_OF_OUTCOME[<int>outcome])
+            status = STATUS_OF_OUTCOME[<int>outcome]
+            return self.reply_error(request, opcode, status, error_text(status))
         if opcode == ACQUIRE or opcode == GET:
             reply_number(store, request, number)
         else:
             reply(store, opcode, OK, request + 8, 0)
         return DONE
 
-    cdef int reply_error(self, const uint8_t* request, uint8_t status) except -1:
-        """Section "Response status": the opcode and opaque of the request, and the message as the body."""
+    cdef int refuse_frame(self, const uint8_t* request, uint8_t verdict) except -1:
+        """Of one that did not parse: with a wrong magic, its opcode may be anything."""
+        cdef bint is_request = request[0] == REQUEST_MAGIC and request[1] < OPCODES
+        return self.reply_error(request, request[1] if is_request else <uint8_t>OPCODES, verdict, error_text(verdict))
+
+    cdef int reply_error(self, const uint8_t* request, uint8_t opcode, uint8_t status, const char* text) except -1:
+        """Section "Response status": the opcode and opaque of the request, and the message as the body.
+
+        opcode: what the refusal is counted under.
+        """
         cdef CounterStore store = <CounterStore>self.store
-        cdef const char* text = error_text(status)
         cdef uint32_t size = <uint32_t>strlen(text)
-        store.refusals[status] += 1
+        store.refusals[opcode][status] += 1
         memcpy(reply(store, request[1], status, request + 8, size), text, size)
         return DONE
 

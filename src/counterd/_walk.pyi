@@ -1,0 +1,6 @@
+from typing import Any
+
+class RankedWalk:
+    total: int
+    def step(self) -> bool: ...
+    def rows(self) -> list[tuple[Any, ...]]: ...

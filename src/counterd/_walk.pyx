@@ -1,0 +1,181 @@
+"""A walk through a table for people: the records that rank highest among those that match, a slice at a time.
+
+Floor 1. Sans-I/O, without a clock: a slice is so much work, counted, as a long name is worth a thousand short ones.
+
+Between two slices records come, go and change. So a record's number is all that the heap keeps, besides what it ranked
+when the walk passed it; whatever becomes a row is asked once more whether it is there, whether it matches and what it
+ranks, and its name and numbers are read at that one moment. What is there throughout, and ranks high enough
+throughout, is a row exactly once.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from counterd._core cimport Store
+from counterd._table cimport (
+    RECORD_USED, Record, Table, name_blocks, name_bytes, name_read, record_at, record_name,
+)
+from counterd.debug cimport debug_check
+
+cdef extern from *:
+    """
+    #include <string.h>
+    """
+    void* memmem(const void* haystack, size_t size, const void* needle, size_t needle_size) noexcept nogil
+
+cdef enum:
+    NAME_MAX = 65535
+    # Work is counted in units of some 8 ns. A step begins nothing when it has used up STEP_WORK, 0.1 ms; what it then
+    # ends is at most the search through one of the longest names, which takes as long again.
+    STEP_WORK = 12288
+    MATCH_WORK = 4
+    HEAP_WORK = 8           # of entering the heap; and of each of its entries, when it is sorted
+    BLOCK_WORK = 10         # a block of a name: a cache line from anywhere
+    BYTES_SHIFT = 3         # eight bytes of a name that is searched or copied
+    ROW_WORK = 40
+    NAMES_MAX = 4194304     # bytes of the names of all rows: what is made of them has to go through a socket in one piece
+
+
+cdef inline bint is_below(const Ranked* one, const Ranked* other) noexcept nogil:
+    return one.rank < other.rank or (one.rank == other.rank and one.number > other.number)
+
+
+cdef void heap_push(Ranked* heap, uint32_t size, Ranked item) noexcept nogil:
+    """Into a heap of so many."""
+    cdef uint32_t hole = size
+    while hole and is_below(&item, &heap[(hole - 1) // 2]):
+        heap[hole] = heap[(hole - 1) // 2]
+        hole = (hole - 1) // 2
+    heap[hole] = item
+
+
+cdef void heap_replace(Ranked* heap, uint32_t size, Ranked item) noexcept nogil:
+    """Puts it in the place of the lowest."""
+    cdef uint32_t hole = 0
+    cdef uint32_t child = 1
+    while child < size:
+        if child + 1 < size and is_below(&heap[child + 1], &heap[child]):
+            child += 1
+        if not is_below(&heap[child], &item):
+            break
+        heap[hole] = heap[child]
+        hole = child
+        child = 2 * hole + 1
+    heap[hole] = item
+
+
+cdef void heap_sort(Ranked* heap, uint32_t size) noexcept nogil:
+    """Highest first."""
+    cdef Ranked lowest
+    while size > 1:
+        size -= 1
+        lowest = heap[0]
+        heap_replace(heap, size, heap[size])
+        heap[size] = lowest
+
+
+cdef class RankedWalk:
+    """Of records that match, counts all and tells of the highest.
+
+    table: of the store, which is kept as long as the walk. needle: bytes that a name has to have in it, perhaps none.
+    limit: how many rows, from 1. There are fewer if their names take more than NAMES_MAX.
+    """
+
+    def __cinit__(self, Store store not None, bytes needle not None, uint32_t limit, *_):
+        self.store = store
+        self.needle = needle
+        self.capacity = limit
+        self.position = 1
+        self.names_left = NAMES_MAX
+        self.found = []
+        self.best = <Ranked*>PyMem_RawMalloc(limit * sizeof(Ranked))
+        self.name = <uint8_t*>PyMem_RawMalloc(NAME_MAX)
+        if self.best == NULL or self.name == NULL:
+            raise MemoryError("no room for a walk")
+
+    def __dealloc__(self):
+        PyMem_RawFree(self.best)
+        PyMem_RawFree(self.name)
+
+    cdef bint rank(self, const Record* record, uint64_t* rank) noexcept:
+        """Whether a record, in use, is to be told of; then where it stands."""
+        return False
+
+    cdef tuple row(self, bytes name, const Record* record):
+        """What is told of it."""
+        return ()
+
+    cpdef bint step(self) except -1:
+        """Goes on for 250 us at most. True once the rows are there."""
+        self.work = STEP_WORK
+        while self.position <= self.table.pool.fresh:
+            if self.work <= 0:
+                return False
+            self.visit(self.position)
+            self.position += 1
+        if not self.is_sorted:
+            if self.work <= 0:
+                return False
+            heap_sort(self.best, self.size)
+            self.work -= HEAP_WORK * self.size
+            self.is_sorted = True
+        while self.taken < self.size:
+            if self.work <= 0:
+                return False
+            self.take(self.best[self.taken].number)
+            self.taken += 1
+        return True
+
+    cdef bint matches(self, Record* record) noexcept:
+        cdef size_t size = PyBytes_GET_SIZE(self.needle)
+        cdef const uint8_t* name = record_name(record)
+        if size == 0:
+            return True
+        if record.name_size < size:
+            return False
+        self.work -= MATCH_WORK
+        if record.name_size > self.table.name_inline:
+            self.work -= BLOCK_WORK * name_blocks(self.table, record.name_size) + (record.name_size >> BYTES_SHIFT)
+            name_read(self.table, record, self.name)
+            name = self.name
+        return memmem(name, record.name_size, PyBytes_AS_STRING(self.needle), size) != NULL
+
+    cdef void visit(self, uint32_t number) noexcept:
+        cdef Record* record = record_at(self.table, number)
+        cdef Ranked item
+        self.work -= 1
+        if not record.flags & RECORD_USED or not self.rank(record, &item.rank) or not self.matches(record):
+            return
+        self.total += 1
+        item.number = number
+        if self.size < self.capacity:
+            heap_push(self.best, self.size, item)
+            self.size += 1
+        elif is_below(&self.best[0], &item):
+            heap_replace(self.best, self.size, item)
+        else:
+            return
+        self.work -= HEAP_WORK
+
+    cdef int take(self, uint32_t number) except -1:
+        """Makes a row of one of the best, if it is still there."""
+        cdef Record* record = record_at(self.table, number)
+        cdef uint64_t rank
+        debug_check(self.is_sorted)
+        self.work -= ROW_WORK
+        if not record.flags & RECORD_USED or not self.rank(record, &rank) or not self.matches(record):
+            return 0
+        self.names_left -= record.name_size
+        if self.names_left < 0:
+            self.taken = self.size - 1  # the others rank lower
+            return 0
+        self.work -= BLOCK_WORK * name_blocks(self.table, record.name_size) + (record.name_size >> BYTES_SHIFT)
+        row = self.row(name_bytes(self.table, record), record)
+        self.found.append((<uint64_t>0xffffffffffffffff - rank, number, row))
+        return 0
+
+    def rows(self):
+        """The rows, highest rank first, as they were when they were taken; none before step() has returned True."""
+        self.found.sort()
+        return [row for _, _, row in self.found]

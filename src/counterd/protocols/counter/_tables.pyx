@@ -1,0 +1,129 @@
+"""The counter room's tables for people: the counters, and who holds of one.
+
+Floor 2. Both are walks in slices, see _walk.pyx; the holders of one counter are walked along their list, by the
+region's cursor, which the ledger moves on when the holding that it is at goes.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from counterd._core cimport Counter, Holding, Region, counter_at, counter_exists
+from counterd._table cimport Record, name_tag, table_find
+from counterd._walk cimport RankedWalk
+from counterd.protocols.counter._room cimport CounterStore
+
+cdef enum:
+    HOLDERS_STEP = 1024     # holdings that a step counts, each a cache line from anywhere: 0.1 ms
+
+cdef enum Order:
+    CONSUMPTION
+    USAGE
+    PEAK
+    LIMIT
+
+cdef dict ORDERS = {"consumption": CONSUMPTION, "usage": USAGE, "peak": PEAK, "limit": LIMIT}
+
+
+cdef inline uint32_t peak_of(const Region* region, const Counter* counter) noexcept:
+    """As a Dump tells it: of the window, and what is held is its beginning."""
+    return counter.peak if counter.window == region.header.window else counter.consumption
+
+
+cdef class CountersWalk(RankedWalk):
+    """Counters that exist and have `match` in their names, those first that have most of what `sort` says."""
+
+    cdef Order order
+
+    def __cinit__(self, CounterStore store not None, bytes match, uint32_t limit, str sort):
+        self.table = &store.region.names
+        self.order = <Order><int>ORDERS[sort]
+
+    cdef bint rank(self, const Record* record, uint64_t* rank) noexcept:
+        cdef const Counter* counter = <const Counter*>record
+        cdef const Region* region = &self.store.region
+        if not counter_exists(region, counter):
+            return False
+        if self.order == CONSUMPTION:
+            rank[0] = counter.consumption
+        elif self.order == USAGE:
+            rank[0] = (<uint64_t>counter.consumption << 32) // max(<uint32_t>1, counter.limit)
+        elif self.order == PEAK:
+            rank[0] = peak_of(region, counter)
+        else:
+            rank[0] = counter.limit
+        return True
+
+    cdef tuple row(self, bytes name, const Record* record):
+        cdef const Counter* counter = <const Counter*>record
+        return (name, counter.consumption, counter.limit, peak_of(&self.store.region, counter))
+
+
+cdef class HoldersWalk:
+    """Who holds of the counter of that name, who came last first: counts all, and tells of `limit`.
+
+    A store's cursor is that of the last such walk that was begun: another one that is under way stops counting then.
+    """
+
+    cdef CounterStore store
+    cdef bytes name
+    cdef uint32_t tag
+    cdef size_t limit
+    cdef uint64_t ticket    # of the store, when this walk began; 0 = it has not
+    cdef bint counted
+    cdef readonly uint64_t total
+    cdef list found
+
+    def __cinit__(self, CounterStore store not None, bytes name not None, size_t limit):
+        self.store = store
+        self.name = name
+        self.tag = name_tag(&store.region.names, <const uint8_t*>PyBytes_AS_STRING(name), <uint32_t>len(name))
+        self.limit = limit
+        self.found = []
+
+    cdef uint32_t first(self) noexcept:
+        """The first holding, or 0."""
+        cdef Region* region = &self.store.region
+        cdef const uint8_t* name = <const uint8_t*>PyBytes_AS_STRING(self.name)
+        cdef uint32_t number = table_find(&region.names, self.tag, name, <uint32_t>len(self.name))
+        return counter_at(region, number).holders if number else 0
+
+    cpdef bint step(self) except -1:
+        """Goes on for 250 us at most. True once the rows are there."""
+        if self.counted:
+            self.collect()
+            return True
+        self.counted = self.count()
+        return False
+
+    cdef bint count(self) noexcept:
+        """Goes on counting; True if that is done."""
+        cdef Region* region = &self.store.region
+        cdef uint32_t _step
+        if self.ticket == 0:
+            self.store.walks += 1
+            self.ticket = self.store.walks
+            region.cursor = self.first()
+        if self.ticket != self.store.walks:
+            return True
+        for _step in range(HOLDERS_STEP):
+            if region.cursor == 0:
+                return True
+            self.total += 1
+            region.cursor = region.holdings[region.cursor].next_of_record
+        return False
+
+    cdef int collect(self) except -1:
+        """At one moment, and the last: connections that are told of are those that have these numbers now."""
+        cdef uint32_t entry = self.first()
+        cdef Holding* holding
+        self.found = []
+        while entry and <size_t>len(self.found) < self.limit:
+            holding = self.store.region.holdings + entry
+            self.found.append((holding.connection, holding.amount, holding.since))
+            entry = holding.next_of_record
+        self.total = max(self.total, <uint64_t>len(self.found))
+        return 0
+
+    def rows(self):
+        """(connection, amount, since), as Store.holders() tells them."""
+        return self.found
