@@ -7,6 +7,9 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from counterd._core cimport Store
 from counterd._table cimport Record, Table
 
+cdef enum:
+    BLOCK_WORK = 10         # what a line of memory from anywhere counts, a block for example
+
 
 cdef struct Ranked:
     uint64_t rank
@@ -21,7 +24,7 @@ cdef class RankedWalk:
     cdef uint32_t capacity
     cdef uint32_t size
     cdef uint8_t* name      # room for one that is in blocks
-    cdef uint32_t position  # of the walk: the next record
+    cdef uint32_t position  # the next record
     cdef uint32_t taken     # of the best, how many have become rows
     cdef int64_t names_left  # bytes that names of rows may still have
     cdef int64_t work       # left of this step

@@ -29,9 +29,8 @@ cdef enum:
     # Work is counted in units of some 8 ns. A step begins nothing when it has used up STEP_WORK, 0.1 ms; what it then
     # ends is at most the search through one of the longest names, which takes as long again.
     STEP_WORK = 12288
-    MATCH_WORK = 4
+    MATCH_WORK = 3
     HEAP_WORK = 8           # of entering the heap; and of each of its entries, when it is sorted
-    BLOCK_WORK = 10         # a block of a name: a cache line from anywhere
     BYTES_SHIFT = 3         # eight bytes of a name that is searched or copied
     ROW_WORK = 40
     NAMES_MAX = 4194304     # bytes of the names of all rows: what is made of them has to go through a socket in one piece

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from counterd.protocols import Figures, Room
+from counterd.protocols import Column, Figure, Figures, Room, Table, name_of_bytes, read_parameters
 from counterd.settings import Setting, choice, integer, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from counterd.protocols import Walk
     from counterd.protocols.throttr._store import ThrottrStore
 
 VALUE_SIZES = {"uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8}  # bytes
@@ -23,6 +24,8 @@ MESSAGE_MIN = 512
 MESSAGE_MAX = 1 << 26
 QUEUED_MIN, QUEUED_MAX = 1 << 12, 1 << 30
 GRACE_MAX_S = 3600  # as the end of time leaves room for, in _keys.pxd
+SORTS = ("value", "ttl")
+ROWS_MAX = 1000
 
 
 def make_store(values: Mapping[str, Any], _figures: Figures) -> ThrottrStore:
@@ -44,6 +47,49 @@ def reload(store: ThrottrStore, values: Mapping[str, Any]) -> None:
     store.limit_posted(values["throttr.max_queued"])
 
 
+def open_keys(store: ThrottrStore, parameters: Mapping[str, str]) -> Walk:
+    """Begins a walk through the keys."""
+    from counterd.protocols.throttr._tables import KeysWalk  # noqa: PLC0415 - as above
+
+    values = read_parameters(
+        parameters,
+        {"match": name_of_bytes, "sort": choice(*SORTS), "limit": integer(1, ROWS_MAX)},
+        {"match": b"", "sort": SORTS[0], "limit": 100},
+    )
+    return KeysWalk(store, values["match"], values["limit"], values["sort"])
+
+
+KEYS_HELP = "Keys that there are, by type; with throttr.expiry_grace, those in their grace too."
+FIGURES = (
+    Figure("counters", "throttr_keys", "gauge", KEYS_HELP, {"type": "quota"}),
+    Figure("buffers", "throttr_keys", "gauge", KEYS_HELP, {"type": "buffer"}),
+    Figure("keys_max", "throttr_keys_limit", "gauge", "Keys that there can be, if their values leave them memory."),
+    Figure("expired", "throttr_keys_expired_total", "counter", "Keys whose time was over."),
+    Figure("buffer_bytes", "throttr_buffer_bytes", "gauge", "Bytes in buffers."),
+    Figure("used_memory", "throttr_memory_bytes", "gauge", "Memory that counts against the limit."),
+    Figure("memory_limit", "throttr_memory_limit_bytes", "gauge", "The limit of memory."),
+    Figure("channels", "throttr_channels", "gauge", "Channels that somebody is subscribed to; a connection has its own."),
+    Figure("subscriptions", "throttr_subscriptions", "gauge", "Subscriptions; each connection has two from the start."),
+    Figure("dropped_subscribers", "throttr_subscribers_dropped_total", "counter", "Connections that took no events."),
+    Figure("longest_probe", "throttr_table_longest_probe", "gauge", "Slots that an insertion had to look past, at most."),
+    Figure("region", "throttr_region_bytes", "gauge", "Size of the mapping that has everything in it; used as needed."),
+)
+
+TABLES = (
+    Table(
+        "keys",
+        "The keys, those first that have the largest quota or value, or last longest; `match` has to be in their names.",
+        (
+            Column("name", "name", "of the key"),
+            Column("type", "text", "quota or buffer"),
+            Column("value", "integer", "the quota, or the bytes of a buffer"),
+            Column("ttl", "seconds", "how long it lasts"),
+        ),
+        SORTS,
+        open_keys,
+    ),
+)
+
 ROOM = Room(
     name="throttr",
     default_port=9000,
@@ -56,4 +102,6 @@ ROOM = Room(
     ),
     make_store=make_store,
     reload=reload,
+    figures=FIGURES,
+    tables=TABLES,
 )

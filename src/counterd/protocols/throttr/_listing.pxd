@@ -30,7 +30,8 @@ cdef class Lister(Member):
 
     cdef uint8_t* append(self, uint32_t size) noexcept
     cdef uint8_t* reply(self, uint32_t size) noexcept
-    cdef int reply_status(self, bint success) noexcept
+    cdef int reply_success(self) noexcept
+    cdef int refuse(self, const Frame* frame) noexcept
     cdef int info(self) except -1
     cdef int tell_connection(self, const Frame* frame) except -1
     cdef int write_connection(self, Member member, uint8_t* target) except -1

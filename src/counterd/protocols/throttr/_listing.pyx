@@ -77,8 +77,13 @@ cdef class Lister(Member):
         target[0] = 1
         return target + 1
 
-    cdef int reply_status(self, bint success) noexcept:
-        self.append(1)[0] = success
+    cdef int reply_success(self) noexcept:
+        self.append(1)[0] = 1
+        return DONE
+
+    cdef int refuse(self, const Frame* frame) noexcept:
+        (<ThrottrStore>self.store).refusals[frame.data[0]] += 1
+        self.append(1)[0] = 0
         return DONE
 
     # ---- at once ----
@@ -119,10 +124,10 @@ cdef class Lister(Member):
         cdef uint32_t number = load_le32(wanted)
         cdef Member member
         if number >= store.members_size or store.members[number] == NULL:
-            return self.reply_status(False)
+            return self.refuse(frame)
         member = <Member>store.members[number]
         if memcmp(member.id, wanted, ID_SIZE) != 0:
-            return self.reply_status(False)
+            return self.refuse(frame)
         self.write_connection(member, self.reply(1 + CONNECTION_SIZE))
         return DONE
 
@@ -164,7 +169,7 @@ cdef class Lister(Member):
             return LATER
         number = table_find(&region.names, frame.tag, frame.key, frame.key_size)
         if number == 0:
-            return self.reply_status(False)
+            return self.refuse(frame)
         count = counter_at(region, number).consumption
         if count > CHANNEL_STEPS:
             return self.list_all(CHANNEL, number)

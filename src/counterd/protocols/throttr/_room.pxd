@@ -11,7 +11,7 @@ cdef class ThrottrSession(Lister):
     cdef int execute(self, uint8_t opcode, const Frame* frame) except -1
     cdef uint32_t find_living(self, const Frame* frame) noexcept
     cdef void expect(self, uint32_t number) noexcept
-    cdef int without_room(self, int room) noexcept
+    cdef int without_room(self, const Frame* frame, int room) noexcept
     cdef int insert(self, const Frame* frame) except -1
     cdef int query(self, const Frame* frame) except -1
     cdef int update(self, const Frame* frame) except -1
@@ -23,6 +23,7 @@ cdef class ThrottrSession(Lister):
     cdef int get(self, const Frame* frame) except -1
     cdef int stat(self, const Frame* frame) except -1
     cdef int subscribe(self, const Frame* frame) except -1
+    cdef int unsubscribe(self, const Frame* frame) except -1
     cdef int publish(self, const Frame* frame) except -1
     cdef int event(self, const Frame* frame) except -1
     cdef int execute_nested(self, const Frame* frame, size_t start, uint32_t depth) except -1

@@ -154,7 +154,9 @@ cdef class ThrottrSession(Lister):
         cdef uint8_t opcode = frame.data[0]
         cdef int done
         if frame.verdict != 0:
-            return self.reply_status(False)
+            store.broken += 1
+            self.append(1)[0] = 0
+            return DONE
         store.requests[opcode].total += 1
         self.requests[opcode] += 1
         done = self.execute(opcode, frame)
@@ -183,7 +185,7 @@ cdef class ThrottrSession(Lister):
         if opcode == SUBSCRIBE:
             return self.subscribe(frame)
         if opcode == UNSUBSCRIBE:
-            return self.reply_status(self.leave_channel(frame.tag, frame.key, frame.key_size))
+            return self.unsubscribe(frame)
         if opcode == EVENT:
             return self.event(frame)
         if opcode == WHOAMI:
@@ -206,9 +208,9 @@ cdef class ThrottrSession(Lister):
         cdef uint32_t number = table_find(&store.keys.table, frame.tag, frame.key, frame.key_size)
         return number if number and key_lives(&store.keys, key_at(&store.keys, number), store.now_ns) else 0
 
-    cdef int without_room(self, int room) noexcept:
+    cdef int without_room(self, const Frame* frame, int room) noexcept:
         """What a request comes to that find_room() had no room for."""
-        return LATER if room == LATER else self.reply_status(False)
+        return LATER if room == LATER else self.refuse(frame)
 
     cdef int insert(self, const Frame* frame) except -1:
         """Section "INSERT"."""
@@ -221,18 +223,18 @@ cdef class ThrottrSession(Lister):
         cdef int room
         if number:
             if key_at(&store.keys, number).timer.due_ns > store.now_ns:
-                return self.reply_status(False)
+                return self.refuse(frame)
             key_expire(&store.keys, number)  # the next tick would have found it
         room = store.find_room(1, name_blocks(&store.keys.table, frame.key_size), 0)
         if room != DONE:
-            return self.without_room(room)
+            return self.without_room(frame, room)
         number = key_create(
             &store.keys, frame.tag, frame.key, frame.key_size, ttl_type, expires_ns, store.enter_epoch()
         )
         key_at(&store.keys, number).content.quota = load_number(frame.data + 1, n)
         self.allocated_bytes += n
         self.expect(number)
-        return self.reply_status(True)
+        return self.reply_success()
 
     cdef void expect(self, uint32_t number) noexcept:
         """A key's moment was set: if nothing was to come before it, the caller has to look at next_deadline()."""
@@ -248,7 +250,7 @@ cdef class ThrottrSession(Lister):
         cdef Key* key
         cdef uint8_t* target
         if number == 0:
-            return self.reply_status(False)
+            return self.refuse(frame)
         key = key_at(&store.keys, number)
         key_count_read(key, store.minute)
         self.consumed_bytes += n
@@ -267,7 +269,7 @@ cdef class ThrottrSession(Lister):
         cdef bint changed = False
         cdef Key* key
         if number == 0:
-            return self.reply_status(False)
+            return self.refuse(frame)
         key = key_at(&store.keys, number)
         key_count_read(key, store.minute)
         if frame.data[1] == QUOTA and not key.record.flags & KEY_BUFFER:
@@ -275,9 +277,10 @@ cdef class ThrottrSession(Lister):
         elif frame.data[1] == TTL:
             changed = True
             self.update_ttl(number, change, value)
-        if changed:
-            key_count_write(key, store.minute)
-        return self.reply_status(changed)
+        if not changed:
+            return self.refuse(frame)
+        key_count_write(key, store.minute)
+        return self.reply_success()
 
     cdef bint update_quota(self, Key* key, uint8_t change, uint64_t value) noexcept:
         cdef uint64_t quota = key.content.quota
@@ -311,9 +314,10 @@ cdef class ThrottrSession(Lister):
     cdef int purge(self, const Frame* frame) except -1:
         """Section "PURGE"."""
         cdef uint32_t number = self.find_living(frame)
-        if number:
-            key_remove(&(<ThrottrStore>self.store).keys, number)
-        return self.reply_status(number != 0)
+        if number == 0:
+            return self.refuse(frame)
+        key_remove(&(<ThrottrStore>self.store).keys, number)
+        return self.reply_success()
 
     cdef int set(self, const Frame* frame) except -1:
         """Section "SET"."""
@@ -330,14 +334,14 @@ cdef class ThrottrSession(Lister):
             key_expire(&store.keys, number)
         room = store.find_room(1, name_blocks(&store.keys.table, frame.key_size) + value_blocks(size), 0)
         if room != DONE:
-            return self.without_room(room)
+            return self.without_room(frame, room)
         number = key_create(
             &store.keys, frame.tag, frame.key, frame.key_size, ttl_type, expires_ns, store.enter_epoch()
         )
         key_make_buffer(&store.keys, number, frame.key + frame.key_size, size)
         self.allocated_bytes += size
         self.expect(number)
-        return self.reply_status(True)
+        return self.reply_success()
 
     cdef int overwrite(self, uint32_t number, const Frame* frame, int64_t expires_ns) except -1:
         """SET of a key that exists, or of one in its grace: that is told of success, and lost."""
@@ -346,15 +350,15 @@ cdef class ThrottrSession(Lister):
         cdef uint32_t size = frame.size - store.layouts[<int>SET].head - frame.key_size
         cdef int room
         if not key.record.flags & KEY_BUFFER:
-            return self.reply_status(False)
+            return self.refuse(frame)
         if not key_lives(&store.keys, key, store.now_ns):
-            return self.reply_status(True)
+            return self.reply_success()
         if value_blocks(size) == value_blocks(value_length(&store.keys, key)):
             value_replace(&store.keys, key, frame.key + frame.key_size, size)
         else:
             room = store.find_room(0, value_blocks(size), value_blocks(value_length(&store.keys, key)))
             if room != DONE:
-                return self.without_room(room)
+                return self.without_room(frame, room)
             value_free(&store.keys, key)
             value_write(&store.keys, key, frame.key + frame.key_size, size)
         key.record.note = frame.data[1]
@@ -362,7 +366,7 @@ cdef class ThrottrSession(Lister):
         key_count_write(key, store.minute)
         self.allocated_bytes += size
         self.expect(number)
-        return self.reply_status(True)
+        return self.reply_success()
 
     cdef int get(self, const Frame* frame) except -1:
         """Section "GET". A counter has an empty value."""
@@ -373,7 +377,7 @@ cdef class ThrottrSession(Lister):
         cdef Key* key
         cdef uint8_t* target
         if number == 0:
-            return self.reply_status(False)
+            return self.refuse(frame)
         key = key_at(&store.keys, number)
         key_count_read(key, store.minute)
         if key.record.flags & KEY_BUFFER:
@@ -393,7 +397,7 @@ cdef class ThrottrSession(Lister):
         cdef uint32_t number = self.find_living(frame)
         cdef Key* key
         if number == 0:
-            return self.reply_status(False)
+            return self.refuse(frame)
         key = key_at(&store.keys, number)
         self.write_stat(key, self.reply(33))
         key_count_read(key, store.minute)
@@ -405,10 +409,18 @@ cdef class ThrottrSession(Lister):
         cdef uint32_t blocks = SUBSCRIPTION_BLOCKS + name_blocks(&store.region.names, frame.key_size)
         cdef int room = store.find_room(0, blocks, 0)
         if room != DONE:
-            return self.without_room(room)
+            return self.without_room(frame, room)
         if not store.has_places(table_find(&store.region.names, frame.tag, frame.key, frame.key_size) == 0):
-            return self.reply_status(False)
-        return self.reply_status(self.enter_channel(frame.tag, frame.key, frame.key_size))
+            return self.refuse(frame)
+        if not self.enter_channel(frame.tag, frame.key, frame.key_size):
+            return self.refuse(frame)
+        return self.reply_success()
+
+    cdef int unsubscribe(self, const Frame* frame) except -1:
+        """Section "UNSUBSCRIBE"."""
+        if not self.leave_channel(frame.tag, frame.key, frame.key_size):
+            return self.refuse(frame)
+        return self.reply_success()
 
     cdef int publish(self, const Frame* frame) except -1:
         """Section "PUBLISH". Whoever publishes and is subscribed has the event first, then the reply."""
@@ -421,7 +433,7 @@ cdef class ThrottrSession(Lister):
             return LATER  # nobody is there who has gone
         number = table_find(&region.names, frame.tag, frame.key, frame.key_size)
         if number == 0:
-            return self.reply_status(False)
+            return self.refuse(frame)
         store.publish(number, self.connection, frame)
         self.published_bytes += store.event_payload
         entry = ledger_find(region, self.connection, number, frame.tag)
@@ -430,7 +442,7 @@ cdef class ThrottrSession(Lister):
             store.give(entry)
             self.post(b"\x01")
         else:
-            self.reply_status(True)
+            self.reply_success()
         region.budget -= PUBLISH_STEPS - store.deliver(PUBLISH_STEPS)
         if store.event is not None:
             store.stirred = True
@@ -455,7 +467,7 @@ cdef class ThrottrSession(Lister):
             self.requests[<int>EVENT] += 1
             payload = inner.key + inner.key_size
             size = inner.data + inner.size - payload
-        return self.reply_status(False)
+        return self.refuse(frame)
 
     cdef int execute_nested(self, const Frame* frame, size_t start, uint32_t depth) except -1:
         """What was `depth` EVENTs deep, whose statuses are at `start` of the output."""

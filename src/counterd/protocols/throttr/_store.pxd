@@ -70,7 +70,7 @@ cdef class ThrottrStore(Store):
     cdef uint64_t message_max
     cdef uint64_t memory_max
     cdef Layout[OPCODES] layouts
-    cdef int64_t now_ns         # of the call under way, or the last
+    cdef int64_t now_ns         # of the call under way, or the last, set_wall() included
     cdef int64_t wall_ns        # from that clock to Unix time
     cdef int64_t started_ns     # on that clock; -1 = not known yet
     cdef int64_t minute_end_ns
@@ -81,6 +81,8 @@ cdef class ThrottrStore(Store):
     cdef uint64_t serial        # of the last session
     cdef uint64_t repeated      # subscriptions that a connection has to a channel besides the first
     cdef Rate[OPCODES] requests
+    cdef uint64_t[OPCODES] refusals  # of those, answered 00
+    cdef uint64_t broken        # frames that are not among them: framing was lost
     cdef Rate read_bytes
     cdef Rate write_bytes
     cdef bytes event            # being given to the subscribers, from region.cursor on; or None

@@ -137,6 +137,7 @@ cdef class ThrottrStore(Store):
 
     cpdef set_wall(self, int64_t unix_ns, int64_t now_ns):
         self.wall_ns = unix_ns - now_ns
+        self.now_ns = now_ns
         if self.started_ns < 0:
             self.started_ns = now_ns
 
@@ -325,6 +326,25 @@ cdef class ThrottrStore(Store):
         for opcode, name in COMMAND_NAMES.items():
             figures[f"command:{name}"] = self.requests[<int>opcode].total
         return figures
+
+    def outcomes(self):
+        """As Store.outcomes: a request is answered 01, "ok", or 00, "refused"; or framing is lost with it."""
+        cdef int opcode
+        found = [("unknown", "framing_lost", self.broken)]
+        for opcode, name in COMMAND_NAMES.items():
+            found.append((name, "ok", self.requests[opcode].total - self.refusals[opcode]))
+            found.append((name, "refused", self.refusals[opcode]))
+        return [outcome for outcome in found if outcome[2]]
+
+    def held(self):
+        """As Store.held: nothing. A subscription keeps nobody from anything."""
+        return 0
+
+    def holdings_of(self, uint32_t _connection):
+        return 0
+
+    def leases(self, size_t _limit):
+        return []
 
     def audit(self):
         """As Store.audit: AssertionError at the first broken invariant, of the keys too."""

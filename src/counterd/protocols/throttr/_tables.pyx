@@ -1,0 +1,46 @@
+"""The throttr room's table for people: its keys.
+
+Floor 2. A walk in slices, see _walk.pyx. What has expired is not told of, by the moment of the store's last call.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from counterd._table cimport Record
+from counterd._walk cimport BLOCK_WORK, RankedWalk
+from counterd.protocols.throttr._keys cimport KEY_BUFFER, Key, Keys, key_expires, key_lives, value_length
+from counterd.protocols.throttr._store cimport ThrottrStore
+
+cdef double NS_PER_S = 1e9
+
+
+cdef class KeysWalk(RankedWalk):
+    """Keys that have `match` in their names: by `sort`, those with the largest quota or value first, or that last longest.
+    """
+
+    cdef bint by_ttl
+
+    def __cinit__(self, ThrottrStore store not None, bytes match, uint32_t limit, str sort):
+        self.table = &store.keys.table
+        self.by_ttl = sort == "ttl"
+
+    cdef inline uint64_t value(self, const Key* key) noexcept:
+        """A quota, or the size of a buffer."""
+        if not key.record.flags & KEY_BUFFER:
+            return key.content.quota
+        self.work -= BLOCK_WORK
+        return value_length(&(<ThrottrStore>self.store).keys, key)
+
+    cdef bint rank(self, const Record* record, uint64_t* rank) noexcept:
+        cdef ThrottrStore store = <ThrottrStore>self.store
+        cdef const Key* key = <const Key*>record
+        if not key_lives(&store.keys, key, store.now_ns):
+            return False
+        rank[0] = <uint64_t>key_expires(&store.keys, key) if self.by_ttl else self.value(key)
+        return True
+
+    cdef tuple row(self, bytes name, const Record* record):
+        cdef ThrottrStore store = <ThrottrStore>self.store
+        cdef const Key* key = <const Key*>record
+        cdef int64_t left_ns = key_expires(&store.keys, key) - store.now_ns
+        kind = "buffer" if key.record.flags & KEY_BUFFER else "quota"
+        return (name, kind, self.value(key), left_ns / NS_PER_S)
