@@ -10,12 +10,10 @@ throughout, is a row exactly once.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from counterd._core cimport Store
-from counterd._table cimport (
-    RECORD_USED, Record, Table, name_blocks, name_bytes, name_read, record_at, record_name,
-)
+from counterd._table cimport RECORD_USED, Record, name_blocks, name_bytes, name_read, record_at, record_name
 from counterd.debug cimport debug_check
 
 cdef extern from *:
@@ -33,7 +31,7 @@ cdef enum:
     HEAP_WORK = 8           # of entering the heap; and of each of its entries, when it is sorted
     BYTES_SHIFT = 3         # eight bytes of a name that is searched or copied
     ROW_WORK = 40
-    NAMES_MAX = 4194304     # bytes of the names of all rows: what is made of them has to go through a socket in one piece
+    NAMES_MAX = 4194304     # bytes of the names of all rows: what is made of them is to be sent in one piece
 
 
 cdef inline bint is_below(const Ranked* one, const Ranked* other) noexcept nogil:

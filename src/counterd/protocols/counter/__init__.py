@@ -59,9 +59,7 @@ def open_holders(store: CounterStore, parameters: Mapping[str, str]) -> Walk:
     """Begins a walk along the holders of one counter."""
     from counterd.protocols.counter._tables import HoldersWalk  # noqa: PLC0415 - as above
 
-    values = read_parameters(
-        parameters, {"name": name_of_bytes, "limit": integer(1, ROWS_MAX)}, {"limit": ROWS_MAX}
-    )
+    values = read_parameters(parameters, {"name": name_of_bytes, "limit": integer(1, ROWS_MAX)}, {"limit": ROWS_MAX})
     return HoldersWalk(store, values["name"], values["limit"])
 
 
@@ -73,7 +71,7 @@ FIGURES = (
     Figure("reclaimed", "counters_reclaimed_total", "counter", "Idle counters that made room for another."),
     Figure("expired", "counters_expired_total", "counter", "Idle counters that were freed after their window."),
     Figure("records", "table_load_ratio", "gauge", "Records in use, of those that there are.", over="buckets"),
-    Figure("longest_probe", "table_longest_probe", "gauge", "Slots that an insertion had to look past, at most."),
+    Figure("longest_probe", "table_longest_probe", "gauge", "Slots that an insertion looked past, at most."),
     Figure("holdings", "holdings", "gauge", "Holdings: how often a connection holds anything of a counter."),
     Figure("holdings_max", "holdings_limit", "gauge", "Holdings that there can be."),
     Figure("given_back", "holdings_returned_total", "counter", "Holdings of connections that ended, given back."),

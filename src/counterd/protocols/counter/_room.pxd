@@ -41,7 +41,7 @@ cdef class CounterSession(Session):
     cdef uint8_t dump_flags         # likewise
 
     cdef int refuse_frame(self, const uint8_t* request, uint8_t verdict) except -1
-    cdef int reply_error(self, const uint8_t* request, uint8_t opcode, uint8_t status, const char* text) except -1
+    cdef int reply_error(self, const uint8_t* request, uint8_t status) except -1
     cdef int reply_at_length(self, const uint8_t* request, uint8_t opcode) except -1
     cdef void parse_named(
         self, const uint8_t* body, uint32_t size, uint8_t opcode, uint8_t fixed, Frame* frame

@@ -84,6 +84,16 @@ cdef inline void reply_number(Store store, const uint8_t* request, uint32_t numb
     store_be32(reply(store, request[1], OK, request + 8, 4), number)
 
 
+cdef inline int reply_refusal(
+    CounterStore store, const uint8_t* request, uint8_t opcode, uint8_t status, const char* text
+) noexcept:
+    """The opcode and opaque of the request, and the text as the body. It is counted under `opcode`, OPCODES for none."""
+    cdef uint32_t size = <uint32_t>strlen(text)
+    store.refusals[opcode][status] += 1
+    memcpy(reply(store, request[1], status, request + 8, size), text, size)
+    return DONE
+
+
 cdef class CounterStore(Store):
     """The counters, and what Stats says of them.
 
@@ -213,7 +223,6 @@ cdef class CounterSession(Session):
         cdef const uint8_t* request = frame.data
         cdef const uint8_t* body = request + HEADER_SIZE
         cdef uint8_t opcode = request[1]
-        cdef uint8_t status
         cdef uint32_t number = 0
         cdef Outcome outcome
         if frame.verdict != OK:
@@ -223,7 +232,7 @@ cdef class CounterSession(Session):
         store.requests[opcode] += 1
         if opcode == ACQUIRE:
             if store.draining:
-                return self.reply_error(request, ACQUIRE, NOT_AVAILABLE, b"Draining")
+                return reply_refusal(store, request, ACQUIRE, NOT_AVAILABLE, b"Draining")
             number = load_be32(body)
             outcome = counter_acquire(
                 region, self.connection, frame.tag, frame.key, frame.key_size, number, load_be32(body + 4), self.since
@@ -239,29 +248,22 @@ cdef class CounterSession(Session):
         else:
             return self.reply_at_length(request, opcode)
         if outcome != GRANTED:
-            status = STATUS_OF_OUTCOME[<int>outcome]
-            return self.reply_error(request, opcode, status, error_text(status))
+            return self.reply_error(request, STATUS_OF_OUTCOME[<int>outcome])
         if opcode == ACQUIRE or opcode == GET:
             reply_number(store, request, number)
         else:
             reply(store, opcode, OK, request + 8, 0)
         return DONE
 
+    cdef int reply_error(self, const uint8_t* request, uint8_t status) except -1:
+        """Of a request that parsed."""
+        return reply_refusal(<CounterStore>self.store, request, request[1], status, error_text(status))
+
     cdef int refuse_frame(self, const uint8_t* request, uint8_t verdict) except -1:
-        """Of one that did not parse: with a wrong magic, its opcode may be anything."""
+        """Of one that did not: where the magic is wrong, so may be the opcode."""
         cdef bint is_request = request[0] == REQUEST_MAGIC and request[1] < OPCODES
-        return self.reply_error(request, request[1] if is_request else <uint8_t>OPCODES, verdict, error_text(verdict))
-
-    cdef int reply_error(self, const uint8_t* request, uint8_t opcode, uint8_t status, const char* text) except -1:
-        """Section "Response status": the opcode and opaque of the request, and the message as the body.
-
-        opcode: what the refusal is counted under.
-        """
-        cdef CounterStore store = <CounterStore>self.store
-        cdef uint32_t size = <uint32_t>strlen(text)
-        store.refusals[opcode][status] += 1
-        memcpy(reply(store, request[1], status, request + 8, size), text, size)
-        return DONE
+        cdef uint8_t opcode = request[1] if is_request else <uint8_t>OPCODES
+        return reply_refusal(<CounterStore>self.store, request, opcode, verdict, error_text(verdict))
 
     cdef int reply_at_length(self, const uint8_t* request, uint8_t opcode) except -1:
         """Stats, whose body is composed in Python, and Dump, whose first piece this is."""

@@ -68,17 +68,17 @@ FIGURES = (
     Figure("buffer_bytes", "throttr_buffer_bytes", "gauge", "Bytes in buffers."),
     Figure("used_memory", "throttr_memory_bytes", "gauge", "Memory that counts against the limit."),
     Figure("memory_limit", "throttr_memory_limit_bytes", "gauge", "The limit of memory."),
-    Figure("channels", "throttr_channels", "gauge", "Channels that somebody is subscribed to; a connection has its own."),
+    Figure("channels", "throttr_channels", "gauge", "Channels that are subscribed to; a connection has its own."),
     Figure("subscriptions", "throttr_subscriptions", "gauge", "Subscriptions; each connection has two from the start."),
     Figure("dropped_subscribers", "throttr_subscribers_dropped_total", "counter", "Connections that took no events."),
-    Figure("longest_probe", "throttr_table_longest_probe", "gauge", "Slots that an insertion had to look past, at most."),
+    Figure("longest_probe", "throttr_table_longest_probe", "gauge", "Slots that an insertion looked past, at most."),
     Figure("region", "throttr_region_bytes", "gauge", "Size of the mapping that has everything in it; used as needed."),
 )
 
 TABLES = (
     Table(
         "keys",
-        "The keys, those first that have the largest quota or value, or last longest; `match` has to be in their names.",
+        "The keys, the largest quotas and values first, or what lasts longest; `match` has to be in their names.",
         (
             Column("name", "name", "of the key"),
             Column("type", "text", "quota or buffer"),

@@ -7,15 +7,14 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from counterd._table cimport Record
 from counterd._walk cimport BLOCK_WORK, RankedWalk
-from counterd.protocols.throttr._keys cimport KEY_BUFFER, Key, Keys, key_expires, key_lives, value_length
+from counterd.protocols.throttr._keys cimport KEY_BUFFER, Key, key_expires, key_lives, value_length
 from counterd.protocols.throttr._store cimport ThrottrStore
 
 cdef double NS_PER_S = 1e9
 
 
 cdef class KeysWalk(RankedWalk):
-    """Keys that have `match` in their names: by `sort`, those with the largest quota or value first, or that last longest.
-    """
+    """Keys that have `match` in their names; `sort`: the largest quotas and values first, or what lasts longest."""
 
     cdef bint by_ttl
 
