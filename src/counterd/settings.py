@@ -26,6 +26,7 @@ class Setting:
     default: Any
     unit: str = ""
     reload: bool = False  # can change while the daemon runs
+    secret: bool = False  # is shown to nobody
 
 
 def boolean(text: str) -> bool:
@@ -87,6 +88,20 @@ def addresses(text: str) -> tuple[str, ...]:
     if len(set(words)) != len(words):
         raise ValueError(f"an address is there twice in {text!r}")
     return tuple(words)
+
+
+def networks(text: str) -> tuple[str, ...]:
+    """Networks in CIDR notation and IP addresses, separated by blanks or commas; none at all is allowed."""
+    found = []
+    for word in text.replace(",", " ").split():
+        try:
+            network = ipaddress.ip_network(word, strict=False)
+        except ValueError:
+            raise ValueError(f"expected networks such as 10.0.0.0/8 or IP addresses, not {word!r}") from None
+        if str(network.network_address) != str(ipaddress.ip_address(word.partition("/")[0])):
+            raise ValueError(f"{word} has bits beyond its prefix, expected {network}")
+        found.append(str(network))
+    return tuple(dict.fromkeys(found))
 
 
 def _in_range(number: int, text: str, minimum: int, maximum: int) -> int:

@@ -120,7 +120,7 @@ def test_what_it_held_comes_back(
     how: Callable[[Net], None], net: Net, start: Callable[..., daemon.Daemon], short_path: Path
 ) -> None:
     """Of three clients: one is idle, one does not read, and one was sent an answer that never arrived."""
-    settings = {**PATIENCE, "counter.bind": HERE, "counter.socket": str(short_path / "s")}
+    settings = {**PATIENCE, "counter.bind": HERE, "counter.insecure": "true", "counter.socket": str(short_path / "s")}
     counterd = start(settings, program=(*net.here, *daemon.MODULE))
     with counterd.connect(unix=True) as connection:
         peers.acquire_many(connection, [b"counter %d" % number for number in range(20_000)])
@@ -168,7 +168,7 @@ def test_a_machine_without_ipv6(net: Net, start: Callable[..., daemon.Daemon], s
 def test_an_address_that_the_machine_does_not_have(net: Net, tmp_path: Path) -> None:
     """That is a mistake, unlike ::1 in the default."""
     config = tmp_path / "a.conf"
-    config.write_text(daemon.config_text({"counter.bind": f"{THERE} {HERE}"}))
+    config.write_text(daemon.config_text({"counter.insecure": "true", "counter.bind": f"{THERE} {HERE}"}))
     result = daemon.run("-c", config, program=(*net.here, *daemon.MODULE))
     assert (result.returncode, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()

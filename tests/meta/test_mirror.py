@@ -32,6 +32,7 @@ ELSEWHERE = {
     "cli/bench.py": "is a process: tests/functional/test_counterbench_command.py",
     "cli/daemon.py": "is a process: tests/functional/test_start.py",
     "control/daemon.py": "is a process: tests/functional/test_start.py, test_reload.py and test_drain.py beside it",
+    "control/keys.py": "its readers, with a file around them: tests/unit/control/test_config.py",
     "control/service.py": "real sockets: tests/functional/test_start.py and tests/functional/test_reload.py",
     "control/systemd.py": "one system call: tests/functional/test_start.py",
     "protocols/__init__.py": "a declaration, and finding what is installed: tests/functional/test_start.py",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterd.settings import Setting, addresses, boolean, choice, integer, octal_mode, size
+from counterd.settings import Setting, addresses, boolean, choice, integer, networks, octal_mode, size
 
 ACCEPTED = [
     (boolean, "true", True),
@@ -32,9 +32,15 @@ ACCEPTED = [
     (addresses, "127.0.0.1", ("127.0.0.1",)),
     (addresses, "::1 127.0.0.1", ("::1", "127.0.0.1")),
     (addresses, " 10.0.0.1,10.0.0.2 , ::\t", ("10.0.0.1", "10.0.0.2", "::")),
+    (networks, "", ()),
+    (networks, "10.0.0.0/8, ::1 fe80::/10\t0.0.0.0/0", ("10.0.0.0/8", "::1/128", "fe80::/10", "0.0.0.0/0")),
+    (networks, "10.0.0.1 10.0.0.1/32", ("10.0.0.1/32",)),
 ]
 
 REFUSED = [
+    (networks, "localhost", "expected networks such as 10.0.0.0/8 or IP addresses, not 'localhost'"),
+    (networks, "10.0.0.0/33", "expected networks such as 10.0.0.0/8 or IP addresses, not '10.0.0.0/33'"),
+    (networks, "10.0.0.1/8", "10.0.0.1/8 has bits beyond its prefix, expected 10.0.0.0/8"),
     (boolean, "True", "expected true or false, not 'True'"),
     (boolean, "", "expected true or false, not ''"),
     (boolean, "1", "expected true or false, not '1'"),

@@ -8,17 +8,16 @@ also repair a file. Nothing here changes the process: applying values is the bus
 from __future__ import annotations
 
 import difflib
-import grp
-import os
-import pwd
-import re
+import importlib.util
+import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import counterd
+from counterd.control.keys import settings_for, split_bind
 from counterd.control.log import one_line
-from counterd.settings import Reader, Setting, addresses, boolean, choice, integer, octal_mode
+from counterd.settings import Setting, addresses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,14 +28,11 @@ SYSTEM_FILE = Path("/etc/counterd/counterd.conf")
 SHIPPED_FILE = Path(counterd.__file__).with_name("counterd.conf")
 
 OVERRIDE = "--set"
+SECRETS = {setting.key for setting in settings_for(()).values() if setting.secret}
 BLANKS = " \t\n\r\v\f"
 
-# Limits of the kernel: sun_path with its final NUL, then those of tcp(7) for TCP_KEEPIDLE, _KEEPINTVL and _KEEPCNT.
-SOCKET_PATH_MAX = 107
-KEEPALIVE_SECONDS_MAX = 32767
-KEEPALIVE_COUNT_MAX = 127
-TIMEOUT_MAX = 3600
-CONNECTIONS_MAX = (1 << 31) - 1
+# What the extra `admin` installs: if this is there, all of it is.
+ADMIN_NEEDS = "aiohttp"
 
 
 class ConfigError(Exception):
@@ -64,7 +60,7 @@ class Config:
 
     def where(self, key: str) -> str:
         """Where the value of a key is from, or would be: for messages."""
-        origin = self.origins[key]
+        origin = self.origins.get(key, "default")
         return str(self.path) if origin == "default" else origin
 
 
@@ -78,7 +74,9 @@ class Entry(NamedTuple):
     @property
     def where(self) -> str:
         """What a message about it begins with."""
-        return f"{OVERRIDE} {self.name}={self.text}" if self.origin == OVERRIDE else self.origin
+        if self.origin != OVERRIDE:
+            return self.origin
+        return f"{OVERRIDE} {self.name}={'...' if self.name in SECRETS else self.text}"
 
 
 # ---- yrmcds: everything that lets a file of the reference be used as it is ------------------------------------------
@@ -107,87 +105,30 @@ YRMCDS_NAMES: dict[str, str | None] = {
 }
 YRMCDS_SETTINGS = {key: Setting(key, addresses, ()) for key in ("virtual_ip", "bind_ip")}
 YRMCDS_BIND = "counter.bind"
+YRMCDS_INSECURE = "counter.insecure"
 EVERYWHERE = ("0.0.0.0", "::")
 
 
-def _yrmcds_bind(values: dict[str, Any], given: dict[str, Entry]) -> str | None:
-    """Turns virtual_ip and bind_ip into counter.bind, unless that is given itself; returns a warning or None."""
+def _yrmcds_bind(values: dict[str, Any], given: dict[str, Entry]) -> Iterator[str]:
+    """Turns virtual_ip and bind_ip into counter.bind, unless that is given itself; yields warnings.
+
+    yrmcds serves whoever reaches it, so its files mean counter.insecure = true: a warning, where ours would be refused.
+    """
     listed = tuple(dict.fromkeys(values.pop("virtual_ip", ()) + values.pop("bind_ip", ())))
     if YRMCDS_BIND not in values or YRMCDS_BIND in given:
-        return None
+        return
     values[YRMCDS_BIND] = listed or EVERYWHERE
     for name in ("bind_ip", "virtual_ip"):
         if name in given:
             given.setdefault(YRMCDS_BIND, given[name])
-    if listed:
-        if "bind_ip" in given:
-            return None
-        return f"bind_ip is not set: counter listens on virtual_ip ({' '.join(listed)}) only, yrmcds on all addresses"
-    return (
-        f"counter listens on ALL addresses ({' '.join(EVERYWHERE)}), as yrmcds does: whoever reaches this machine can"
-        f" use it; set {YRMCDS_BIND} or bind_ip"
-    )
-
-
-# ---- settings -------------------------------------------------------------------------------------------------------
-
-
-def settings_for(rooms: Iterable[Room]) -> dict[str, Setting]:
-    """Every setting there is, by key: the daemon's, then for each room those of its listener and its own."""
-    settings = (*_daemon(), *(setting for room in rooms for setting in (*_listener(room), *room.settings)))
-    return {setting.key: setting for setting in settings}
-
-
-def _daemon() -> Iterator[Setting]:
-    yield Setting("log.level", choice("error", "warning", "info", "debug"), "info", reload=True)
-    yield Setting("log.format", choice("text", "json"), "text", reload=True)
-    yield Setting("user", _account("user", pwd.getpwnam, pwd.getpwuid), "", "name or number")
-    yield Setting("group", _account("group", grp.getgrnam, grp.getgrgid), "", "name or number")
-    yield Setting("drain.timeout", integer(0, TIMEOUT_MAX), 10, "seconds", reload=True)
-
-
-def _listener(room: Room) -> Iterator[Setting]:
-    name = room.name
-    seconds, timeout = integer(1, KEEPALIVE_SECONDS_MAX), integer(1, TIMEOUT_MAX)
-    yield Setting(f"{name}.enable", boolean, False)
-    yield Setting(f"{name}.port", integer(0, 65535), room.default_port, "TCP port; 0 is any free one")
-    yield Setting(f"{name}.bind", addresses, ("127.0.0.1", "::1"), "IP addresses; none is no TCP")
-    yield Setting(f"{name}.socket", _socket_path, "", "absolute path; empty is no Unix socket")
-    yield Setting(f"{name}.socket_mode", octal_mode, 0o660, "octal permissions")
-    yield Setting(f"{name}.max_connections", integer(0, CONNECTIONS_MAX), 0, "connections; 0 is no limit", reload=True)
-    yield Setting(f"{name}.keepalive_idle", seconds, 10, "seconds", reload=True)
-    yield Setting(f"{name}.keepalive_interval", seconds, 5, "seconds", reload=True)
-    yield Setting(f"{name}.keepalive_count", integer(1, KEEPALIVE_COUNT_MAX), 3, "probes", reload=True)
-    yield Setting(f"{name}.user_timeout", timeout, 25, "seconds", reload=True)
-    yield Setting(f"{name}.write_timeout", timeout, 25, "seconds", reload=True)
-
-
-def _account(kind: str, by_name: Callable[[str], object], by_number: Callable[[int], object]) -> Reader:
-    """The name or number of a user or group that this machine knows; empty means none."""
-
-    def read(text: str) -> str:
-        try:
-            if re.fullmatch("[0-9]+", text):
-                by_number(int(text))
-            elif text:
-                by_name(text)
-        except (KeyError, ValueError):  # ValueError: a NUL, or more digits than int() takes
-            raise ValueError(f"there is no {kind} {text!r} on this machine") from None
-        return text
-
-    return read
-
-
-def _socket_path(text: str) -> str:
-    """An absolute path that fits into the address of a Unix socket; empty means none."""
-    if text and not text.startswith("/"):
-        raise ValueError(f"expected an absolute path, not {text!r}")
-    if "\0" in text:
-        raise ValueError(f"expected a path without NUL, not {text!r}")
-    length = len(os.fsencode(text))
-    if length > SOCKET_PATH_MAX:
-        raise ValueError(f"the path has {length} bytes, a Unix socket's can have {SOCKET_PATH_MAX}")
-    return text
+    if listed and "bind_ip" not in given:
+        yield f"bind_ip is not set: counter listens on virtual_ip ({' '.join(listed)}) only, yrmcds on all addresses"
+    if YRMCDS_INSECURE not in given and (open_to := " ".join(exposed("counter", values))):
+        values[YRMCDS_INSECURE] = True
+        where, ways = open_to, "counter.tls.cert or counter.allow"
+        if not listed:
+            where, ways = f"ALL addresses ({open_to})", f"{YRMCDS_BIND} or bind_ip, {ways}"
+        yield f"counter listens on {where}, as yrmcds does: whoever reaches this machine can use it; set {ways}"
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------
@@ -230,9 +171,9 @@ def load(path: Path, overrides: Sequence[str], rooms: Sequence[Room]) -> Config:
     given |= _by_key(_entries(((OVERRIDE, override) for override in overrides), problems), names, problems)
 
     values = _values(settings, given, problems)
-    if is_yrmcds and (warning := _yrmcds_bind(values, given)):
-        warnings.append(f"{path}: {warning}")
-    problems.extend(_contradictions(path, rooms, values, given))
+    if is_yrmcds:
+        warnings.extend(f"{path}: {warning}" for warning in _yrmcds_bind(values, given))
+    problems.extend(_contradictions(rooms, values, lambda key: given[key].where if key in given else str(path)))
     if problems:
         raise ConfigError(problems)
     origins = {key: given[key].origin if key in given else "default" for key in values}
@@ -243,6 +184,18 @@ def changed(old: Config, new: Config, settings: Mapping[str, Setting]) -> tuple[
     """The keys whose value is another one: those that can change while the daemon runs, and those that cannot."""
     keys = [key for key in settings if old.values[key] != new.values[key]]
     return [key for key in keys if settings[key].reload], [key for key in keys if not settings[key].reload]
+
+
+def merged(old: Config, new: Config, fixed: Iterable[str], rooms: Sequence[Room]) -> Config:
+    """The new configuration with the fixed keys as they were; ConfigError if the two do not go together."""
+    kept = tuple(fixed)
+    values = {**new.values, **{key: old.values[key] for key in kept}}
+    origins = {**new.origins, **{key: old.origins[key] for key in kept}}
+    config = Config(values, origins, new.warnings, new.path)
+    if problems := list(_contradictions(rooms, values, new.where)):
+        keys = ", ".join(kept)
+        raise ConfigError(f"{problem} (until a restart these stay as they were: {keys})" for problem in problems)
+    return config
 
 
 def _lines(path: Path, problems: list[str]) -> Iterator[tuple[str, str]]:
@@ -308,9 +261,26 @@ def _values(settings: Mapping[str, Setting], given: Mapping[str, Entry], problem
     return values
 
 
-def _contradictions(
-    path: Path, rooms: Sequence[Room], values: Mapping[str, Any], given: Mapping[str, Entry]
-) -> Iterator[str]:
+# ---- values that do not go together ----------------------------------------------------------------------------------
+
+
+def exposed(room: str, values: Mapping[str, Any], addresses: Iterable[str] = ()) -> list[str]:
+    """The addresses, else those of its `bind`, on which anybody beyond this machine could use a room."""
+    if any(values.get(f"{room}.{key}", True) for key in ("insecure", "allow", "tls.cert")):
+        return []
+    listed = tuple(addresses) or values.get(f"{room}.bind", ())
+    return [address for address in listed if not ipaddress.ip_address(address).is_loopback]
+
+
+def exposure(room: str, address: str) -> str:
+    """What is wrong with such an address, and the ways out."""
+    return (
+        f"{address} can be reached from other machines, by anybody: set {room}.tls.cert, or {room}.allow,"
+        f" or {room}.insecure = true if that is meant"
+    )
+
+
+def _contradictions(rooms: Sequence[Room], values: Mapping[str, Any], where: Callable[[str], str]) -> Iterator[str]:
     """Mistakes that no single value has. A key without a value is a mistake already and is no part of another."""
 
     def off(key: str) -> bool:
@@ -318,8 +288,31 @@ def _contradictions(
 
     switches = [f"{room.name}.enable" for room in rooms]
     if all(off(switch) for switch in switches):
-        yield f"{path}: nothing is enabled, set {' or '.join(switches)} = true"
-    for room in rooms:
-        bind, socket = f"{room.name}.bind", f"{room.name}.socket"
-        if values.get(f"{room.name}.enable") and off(bind) and off(socket):
-            yield f"{given[bind].where}: {room.name} is enabled but listens nowhere, {bind} and {socket} are both empty"
+        yield f"{where('')}: nothing is enabled, set {' or '.join(switches)} = true"
+    for name in (room.name for room in rooms if values.get(f"{room.name}.enable")):
+        bind, socket = f"{name}.bind", f"{name}.socket"
+        if off(bind) and off(socket):
+            yield f"{where(bind)}: {name} is enabled but listens nowhere, {bind} and {socket} are both empty"
+        for address in exposed(name, values):
+            yield f"{where(bind)}: {bind}: {exposure(name, address)}"
+        for key, needed in (
+            ("tls.key", "tls.cert"),
+            ("tls.client_ca", "tls.cert"),
+            ("tls.require_client_cert", "tls.client_ca"),
+        ):
+            if values.get(f"{name}.{key}") and off(f"{name}.{needed}"):
+                yield f"{where(f'{name}.{key}')}: {name}.{key} needs {name}.{needed}"
+    if values.get("admin.enable"):
+        yield from _admin_contradictions(values, where)
+
+
+def _admin_contradictions(values: Mapping[str, Any], where: Callable[[str], str]) -> Iterator[str]:
+    if importlib.util.find_spec(ADMIN_NEEDS) is None:
+        yield f"{where('admin.enable')}: admin.enable: it needs more to be installed: pip install 'counterd[admin]'"
+    host, port = split_bind(values["admin.bind"]) if "admin.bind" in values else ("", -1)
+    allowed = values.get("admin.allow", True) or values.get("admin.insecure", True)
+    if port >= 0 and not allowed and not ipaddress.ip_address(host).is_loopback:
+        yield (
+            f"{where('admin.bind')}: admin.bind: {host} can be reached from other machines, by anybody:"
+            f" set admin.allow, or admin.insecure = true if that is meant"
+        )

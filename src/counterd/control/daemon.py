@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from counterd.control import config as configuration
 from counterd.control.config import Config, ConfigError
+from counterd.control.keys import settings_for
 from counterd.control.limits import become, raise_descriptors, share_descriptors
 from counterd.control.log import Bounded
 from counterd.control.service import Service
@@ -47,7 +48,8 @@ class Daemon:
 
     def __init__(self, config: Config, rooms: Sequence[Room], writer: LogWriter, reread: Callable[[], Config]) -> None:
         self._config = config
-        self._settings = configuration.settings_for(rooms)
+        self._rooms = rooms
+        self._settings = settings_for(rooms)
         self._writer = writer
         self._reread = reread
         self._started_ns = time.monotonic_ns()
@@ -94,14 +96,13 @@ class Daemon:
             return
         try:
             new = self._reread()
+            changeable, fixed = configuration.changed(self._config, new, self._settings)
+            self._config = configuration.merged(self._config, new, fixed, self._rooms)
         except ConfigError as error:
             for problem in error.problems:
                 log.error("not reloaded: %s", problem)
             return
-        changeable, fixed = configuration.changed(self._config, new, self._settings)
-        values = {**new.values, **{key: self._config.values[key] for key in fixed}}
-        origins = {**new.origins, **{key: self._config.origins[key] for key in fixed}}
-        self._config = Config(values, origins, new.warnings, new.path)
+        values = self._config.values
         self._log_warnings()
         self._writer.configure(values["log.level"], values["log.format"])
         for service in self._services:

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counterd.control import config
-from counterd.control.config import Config, ConfigError, changed, find_file, load, settings_for
+from counterd.control.config import Config, ConfigError, changed, find_file, load, merged
+from counterd.control.keys import settings_for, split_bind
 from counterd.protocols import find_rooms
 from counterd.protocols.counter import ROOM as COUNTER
 from counterd.settings import Setting, integer
@@ -65,11 +66,13 @@ def problems(write):
 def test_every_room_has_the_settings_of_a_listener_and_its_own():
     keys = settings_for([GATE])
     listener = (
-        "enable port bind socket socket_mode max_connections keepalive_idle keepalive_interval keepalive_count"
-        " user_timeout write_timeout"
+        "enable port bind insecure allow tls.cert tls.key tls.client_ca tls.require_client_cert socket socket_mode"
+        " socket_user socket_group socket_allow max_connections max_connections_per_address max_requests_per_second"
+        " idle_timeout keepalive_idle keepalive_interval keepalive_count user_timeout write_timeout"
     )
     assert list(keys) == [
-        *("log.level", "log.format", "user", "group", "drain.timeout"),
+        *("log.level", "log.format", "user", "group", "drain.mode", "drain.timeout", "tls.handshake_timeout"),
+        *(f"admin.{name}" for name in ("enable", "bind", "token", "allow", "insecure", "hosts")),
         *(f"gate.{name}" for name in listener.split()),
         *("gate.width", "gate.height"),
     ]
@@ -83,13 +86,33 @@ def test_defaults(write):
         "log.format": "text",
         "user": "",
         "group": "",
+        "drain.mode": "close",
         "drain.timeout": 10,
+        "tls.handshake_timeout": 5,
+        "admin.enable": False,
+        "admin.bind": "127.0.0.1:11216",
+        "admin.token": "",
+        "admin.allow": (),
+        "admin.insecure": False,
+        "admin.hosts": (),
         "gate.enable": True,
         "gate.port": 7000,
         "gate.bind": ("127.0.0.1", "::1"),
+        "gate.insecure": False,
+        "gate.allow": (),
+        "gate.tls.cert": "",
+        "gate.tls.key": "",
+        "gate.tls.client_ca": "",
+        "gate.tls.require_client_cert": False,
         "gate.socket": "",
         "gate.socket_mode": 0o660,
+        "gate.socket_user": "",
+        "gate.socket_group": "",
+        "gate.socket_allow": (),
         "gate.max_connections": 0,
+        "gate.max_connections_per_address": 0,
+        "gate.max_requests_per_second": 0,
+        "gate.idle_timeout": 0,
         "gate.keepalive_idle": 10,
         "gate.keepalive_interval": 5,
         "gate.keepalive_count": 3,
@@ -105,7 +128,9 @@ def test_what_can_change_while_running():
     fixed = [key for key, setting in settings_for([GATE]).items() if not setting.reload]
     assert fixed == [
         *("user", "group"),
-        *(f"gate.{name}" for name in ("enable", "port", "bind", "socket", "socket_mode", "height")),
+        *(f"admin.{name}" for name in ("enable", "bind", "insecure")),
+        *(f"gate.{name}" for name in ("enable", "port", "bind", "insecure")),
+        *(f"gate.{name}" for name in ("socket", "socket_mode", "socket_user", "socket_group", "height")),
     ]
 
 
@@ -196,6 +221,14 @@ def test_one_enabled_room_is_enough(write):
 
 # ---- mistakes -------------------------------------------------------------------------------------------------------
 
+
+def reachable(address: str) -> str:
+    return (
+        f"F:2: counter.bind: {address} can be reached from other machines, by anybody: set counter.tls.cert, or"
+        " counter.allow, or counter.insecure = true if that is meant"
+    )
+
+
 MISTAKES = [
     ("counter.port", ["F:2: expected key = value, not 'counter.port'"]),
     ("= 5", ["F:2: expected key = value, not '= 5'"]),
@@ -228,10 +261,74 @@ MISTAKES = [
         "counter.stats_interval = 60\ncounter.stat_interval = 60",
         ["F:3: counter.stat_interval is given twice, first as counter.stats_interval in F:2"],
     ),
+    ("counter.bind = ::1 0.0.0.0 192.0.2.1", [reachable("0.0.0.0"), reachable("192.0.2.1")]),
+    ("counter.bind = ::", [reachable("::")]),
+    (
+        "counter.bind = ::\ncounter.tls.client_ca = /ca",
+        [reachable("::"), "F:3: counter.tls.client_ca needs counter.tls.cert"],
+    ),
+    ("counter.allow = 10.0.0.1/8", ["F:2: counter.allow: 10.0.0.1/8 has bits beyond its prefix, expected 10.0.0.0/8"]),
+    (
+        "counter.allow = localhost",
+        ["F:2: counter.allow: expected networks such as 10.0.0.0/8 or IP addresses, not 'localhost'"],
+    ),
+    ("counter.tls.cert = cert.pem", ["F:2: counter.tls.cert: expected an absolute path, not 'cert.pem'"]),
+    ("counter.tls.key = /key", ["F:2: counter.tls.key needs counter.tls.cert"]),
+    (
+        "counter.tls.cert = /cert\ncounter.tls.require_client_cert = true",
+        ["F:3: counter.tls.require_client_cert needs counter.tls.client_ca"],
+    ),
+    (
+        "counter.socket_user = no-such-user",
+        ["F:2: counter.socket_user: there is no user 'no-such-user' on this machine"],
+    ),
+    (
+        "counter.socket_allow = root",
+        ["F:2: counter.socket_allow: expected words such as user:NAME and group:NAME, not 'root'"],
+    ),
+    (
+        "counter.socket_allow = user:0 group:no-such-group",
+        ["F:2: counter.socket_allow: there is no group 'no-such-group' on this machine"],
+    ),
+    ("counter.idle_timeout = 86401", ["F:2: counter.idle_timeout: 86401 is out of range, expected 0 to 86400"]),
+    ("tls.handshake_timeout = 0", ["F:2: tls.handshake_timeout: 0 is out of range, expected 1 to 60"]),
+    ("drain.mode = slow", ["F:2: drain.mode: expected one of close, wait, not 'slow'"]),
+    *(
+        (
+            f"admin.bind = {text}",
+            [f"F:2: admin.bind: expected 127.0.0.1:11216, [::1]:11216 or unix:/absolute/path, not '{text}'"],
+        )
+        for text in (
+            "",
+            "11216",
+            "::1:11216",
+            "[127.0.0.1]:80",
+            "127.0.0.1",
+            "127.0.0.1:65536",
+            "localhost:80",
+            "unix:a",
+        )
+    ),
+    ("admin.bind = unix:/" + "a" * 107, ["F:2: admin.bind: the path has 108 bytes, a Unix socket's can have 107"]),
+    ("admin.token = a b", ["F:2: admin.token: expected at most 1024 visible ASCII characters, without blanks"]),
+    ("admin.hosts = a.example -b", ["F:2: admin.hosts: expected names of hosts, not '-b'"]),
+    (
+        "admin.enable = true\nadmin.bind = 0.0.0.0:11216",
+        [
+            "F:3: admin.bind: 0.0.0.0 can be reached from other machines, by anybody: set admin.allow, or"
+            " admin.insecure = true if that is meant"
+        ],
+    ),
     ("counter.bind =", ["F:2: counter is enabled but listens nowhere, counter.bind and counter.socket are both empty"]),
 ]
 
 
+@pytest.fixture
+def admin_installed(monkeypatch):
+    monkeypatch.setattr(config, "ADMIN_NEEDS", "asyncio")
+
+
+@pytest.mark.usefixtures("admin_installed")
 @pytest.mark.parametrize(("lines", "messages"), MISTAKES)
 def test_a_mistake_in_the_file(problems, lines, messages):
     assert problems(ON + lines) == messages
@@ -365,6 +462,9 @@ def test_any_file_and_overrides_are_a_configuration_or_a_config_error(tmp_path_f
 
 # ---- files of yrmcds ------------------------------------------------------------------------------------------------
 
+OPEN = ", as yrmcds does: whoever reaches this machine can use it; set "
+TLS_OR_ALLOW = "counter.tls.cert or counter.allow"
+
 YRMCDS = f"""
 # an instance of yrmcds with its counter protocol
 user = {pwd.getpwuid(os.getuid()).pw_name}
@@ -405,6 +505,7 @@ def test_a_file_of_yrmcds_is_used_as_it_is(write):
         "log.level": "warning",
         "counter.enable": True,
         "counter.bind": ("192.0.2.1", "192.0.2.7", "2001:db8::7"),
+        "counter.insecure": True,
         "counter.port": 11216,
         "counter.max_connections": 7,
         "counter.buckets": 20000,
@@ -416,6 +517,7 @@ def test_a_file_of_yrmcds_is_used_as_it_is(write):
         "F is a file of yrmcds, and these of its keys are not used: port, repl_port, max_connections, temp_dir,"
         " log.file, buckets, max_data_size, heap_data_limit, repl_buffer_size, initial_repl_sleep_delay_usec,"
         " secure_erase, lock_memory, memory_limit, workers, gc_interval, slave_timeout",
+        "F: counter listens on 192.0.2.1 192.0.2.7 2001:db8::7" + OPEN + TLS_OR_ALLOW,
     )
 
 
@@ -427,18 +529,31 @@ def test_each_key_of_memcache_makes_a_file_of_yrmcds_and_is_not_looked_at(write,
 
 
 EVERYWHERE_WARNING = (
-    "F: counter listens on ALL addresses (0.0.0.0 ::), as yrmcds does: whoever reaches this machine can use it;"
-    " set counter.bind or bind_ip"
+    "F: counter listens on ALL addresses (0.0.0.0 ::)" + OPEN + "counter.bind or bind_ip, " + TLS_OR_ALLOW
 )
+
+
+def open_on(addresses: str) -> str:
+    return f"F: counter listens on {addresses}{OPEN}{TLS_OR_ALLOW}"
+
+
 VIRTUAL_ONLY_WARNING = "F: bind_ip is not set: counter listens on virtual_ip (192.0.2.1) only, yrmcds on all addresses"
 
 
 @pytest.mark.parametrize(
     ("lines", "bind", "origin", "warnings"),
     [
-        ("virtual_ip = 192.0.2.1", ("192.0.2.1",), "F:2", (VIRTUAL_ONLY_WARNING,)),
-        ("bind_ip = 192.0.2.7", ("192.0.2.7",), "F:2", ()),
-        ("bind_ip = 192.0.2.7\nvirtual_ip = 192.0.2.1", ("192.0.2.1", "192.0.2.7"), "F:2", ()),
+        ("virtual_ip = 192.0.2.1", ("192.0.2.1",), "F:2", (VIRTUAL_ONLY_WARNING, open_on("192.0.2.1"))),
+        ("bind_ip = 192.0.2.7", ("192.0.2.7",), "F:2", (open_on("192.0.2.7"),)),
+        ("bind_ip = 127.0.0.2 ::1", ("127.0.0.2", "::1"), "F:2", ()),
+        ("bind_ip = 192.0.2.7\ncounter.allow = 192.0.2.0/24", ("192.0.2.7",), "F:2", ()),
+        ("bind_ip = 192.0.2.7\ncounter.insecure = true", ("192.0.2.7",), "F:2", ()),
+        (
+            "bind_ip = 192.0.2.7\nvirtual_ip = 192.0.2.1",
+            ("192.0.2.1", "192.0.2.7"),
+            "F:2",
+            (open_on("192.0.2.1 192.0.2.7"),),
+        ),
         ("bind_ip = 192.0.2.7\ncounter.bind = ::1", ("::1",), "F:3", ()),
         ("log.threshold = info", ("0.0.0.0", "::"), "default", (EVERYWHERE_WARNING,)),
         ("bind_ip =", ("0.0.0.0", "::"), "F:2", (EVERYWHERE_WARNING,)),
@@ -479,6 +594,52 @@ def test_a_file_of_yrmcds_for_a_daemon_without_counters(write):
     assert "counter.bind" not in found.values
 
 
+# ---- what only some may reach ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("line", ["counter.tls.cert = /cert", "counter.allow = 10.0.0.0/8", "counter.insecure = true"])
+def test_each_way_out_lets_a_room_be_served_to_others(write, line):
+    found = load(write(ON + "counter.bind = 0.0.0.0 ::\n" + line), [], [COUNTER])
+    assert found.values["counter.bind"] == ("0.0.0.0", "::")
+    assert found.warnings == ()
+
+
+def test_a_room_that_is_off_may_have_any_address(write):
+    load(write(ON + "gate.bind = ::"), [], [COUNTER, GATE])
+
+
+@pytest.mark.usefixtures("admin_installed")
+@pytest.mark.parametrize(
+    ("lines", "bind"),
+    [
+        ("admin.bind = 0.0.0.0:80\nadmin.allow = 10.0.0.0/8", ("0.0.0.0", 80)),
+        ("admin.bind = [::]:80\nadmin.insecure = true", ("::", 80)),
+        ("admin.bind = [::1]:0", ("::1", 0)),
+        ("admin.bind = unix:/run/admin", ("/run/admin", -1)),
+    ],
+)
+def test_where_admin_may_be_served(write, lines, bind):
+    found = load(write(f"{ON}admin.enable = true\n{lines}"), [], [COUNTER])
+    assert split_bind(found.values["admin.bind"]) == bind
+
+
+def test_admin_that_is_not_installed(problems, monkeypatch):
+    monkeypatch.setattr(config, "ADMIN_NEEDS", "no_such_module")
+    assert problems(ON + "admin.enable = true") == [
+        "F:2: admin.enable: it needs more to be installed: pip install 'counterd[admin]'"
+    ]
+
+
+def test_a_token_is_not_shown(problems):
+    assert problems(ON, "admin.token=my secret") == [
+        "--set admin.token=...: admin.token: expected at most 1024 visible ASCII characters, without blanks"
+    ]
+
+
+def test_a_file_of_yrmcds_that_does_not_want_to_be_open(problems):
+    assert problems(ON + "bind_ip = 192.0.2.1\ncounter.insecure = false") == [reachable("192.0.2.1")]
+
+
 # ---- changes --------------------------------------------------------------------------------------------------------
 
 
@@ -488,6 +649,25 @@ def test_changed_tells_what_can_change_while_running(write):
     new = load(write("gate.enable = true\ngate.height = 1\nlog.level = debug\ngate.port = 2"), [], [GATE])
     assert changed(old, same, settings_for([GATE])) == ([], [])
     assert changed(old, new, settings_for([GATE])) == (["log.level", "gate.width"], ["gate.port", "gate.height"])
+
+
+def test_merged_keeps_what_is_fixed(write):
+    old = load(write(ON + "counter.port = 1\ncounter.max_connections = 1"), [], [COUNTER])
+    new = load(write(ON + "counter.max_connections = 2"), [], [COUNTER])
+    both = merged(old, new, ["counter.port"], [COUNTER])
+    assert (both.values["counter.port"], both.origins["counter.port"]) == (1, "F:2")
+    assert (both.values["counter.max_connections"], both.origins["counter.max_connections"]) == (2, "F:2")
+
+
+def test_merged_does_not_open_an_address_that_is_to_be_given_up(write):
+    """The old address stays until a restart: it must not be left without the list of those who may use it."""
+    old = load(write(ON + "counter.bind = 192.0.2.1\ncounter.allow = 192.0.2.0/24"), [], [COUNTER])
+    new = load(write(ON), [], [COUNTER])
+    with pytest.raises(ConfigError) as caught:
+        merged(old, new, ["counter.bind"], [COUNTER])
+    assert caught.value.problems == (
+        reachable("192.0.2.1").replace("F:2", "F") + " (until a restart these stay as they were: counter.bind)",
+    )
 
 
 # ---- which file -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,188 @@
+"""Which keys a configuration has: their readers, defaults and units; of the daemon, of every room's listener, of admin.
+
+Floor 4. A room's own keys are in its ROOM. What two values say together is config.py's business.
+"""
+
+from __future__ import annotations
+
+import grp
+import ipaddress
+import os
+import pwd
+import re
+from typing import TYPE_CHECKING
+
+from counterd.settings import Reader, Setting, addresses, boolean, choice, integer, networks, octal_mode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from counterd.protocols import Room
+
+# Limits of the kernel: sun_path with its final NUL, then those of tcp(7) for TCP_KEEPIDLE, _KEEPINTVL and _KEEPCNT.
+SOCKET_PATH_MAX = 107
+KEEPALIVE_SECONDS_MAX = 32767
+KEEPALIVE_COUNT_MAX = 127
+TIMEOUT_MAX = 3600
+HANDSHAKE_TIMEOUT_MAX = 60  # a stranger holds a connection for so long
+IDLE_TIMEOUT_MAX = 86400
+CONNECTIONS_MAX = (1 << 31) - 1
+REQUESTS_MAX = 1_000_000_000  # a second: more than any connection can send
+TOKEN_MAX = 1024  # characters: it has to fit into a header of a request
+
+ACCOUNTS: dict[str, tuple[Callable[[str], int], Callable[[int], object]]] = {
+    "user": (lambda name: pwd.getpwnam(name).pw_uid, pwd.getpwuid),
+    "group": (lambda name: grp.getgrnam(name).gr_gid, grp.getgrgid),
+}
+UNIX_PREFIX = "unix:"
+
+
+def settings_for(rooms: Iterable[Room]) -> dict[str, Setting]:
+    """Every setting there is, by key: the daemon's, then for each room those of its listener and its own."""
+    listeners = (setting for room in rooms for setting in (*_listener(room), *room.settings))
+    return {setting.key: setting for setting in (*_daemon(), *_admin(), *listeners)}
+
+
+def _daemon() -> Iterator[Setting]:
+    yield Setting("log.level", choice("error", "warning", "info", "debug"), "info", reload=True)
+    yield Setting("log.format", choice("text", "json"), "text", reload=True)
+    yield Setting("user", _account("user"), "", "name or number")
+    yield Setting("group", _account("group"), "", "name or number")
+    yield Setting("drain.mode", choice("close", "wait"), "close", reload=True)
+    yield Setting("drain.timeout", integer(0, TIMEOUT_MAX), 10, "seconds", reload=True)
+    yield Setting("tls.handshake_timeout", integer(1, HANDSHAKE_TIMEOUT_MAX), 5, "seconds", reload=True)
+
+
+def _admin() -> Iterator[Setting]:
+    yield Setting("admin.enable", boolean, False)
+    yield Setting("admin.bind", _admin_bind, "127.0.0.1:11216", "IP address and port, or unix: and an absolute path")
+    yield Setting("admin.token", _token, "", "visible ASCII characters; empty is read-only", reload=True, secret=True)
+    yield Setting("admin.allow", networks, (), "CIDRs or addresses; none is everybody", reload=True)
+    yield Setting("admin.insecure", boolean, False)
+    yield Setting("admin.hosts", _hosts, (), "names of hosts", reload=True)
+
+
+def _listener(room: Room) -> Iterator[Setting]:
+    name = room.name
+    seconds, timeout = integer(1, KEEPALIVE_SECONDS_MAX), integer(1, TIMEOUT_MAX)
+    connections, requests = integer(0, CONNECTIONS_MAX), integer(0, REQUESTS_MAX)
+    idle = integer(0, IDLE_TIMEOUT_MAX)
+    yield Setting(f"{name}.enable", boolean, False)
+    yield Setting(f"{name}.port", integer(0, 65535), room.default_port, "TCP port; 0 is any free one")
+    yield Setting(f"{name}.bind", addresses, ("127.0.0.1", "::1"), "IP addresses; none is no TCP")
+    yield Setting(f"{name}.insecure", boolean, False)
+    yield Setting(f"{name}.allow", networks, (), "CIDRs or addresses; none is everybody", reload=True)
+    yield Setting(f"{name}.tls.cert", _path, "", "absolute path; empty is no TLS", reload=True)
+    yield Setting(f"{name}.tls.key", _path, "", "absolute path; empty is the certificate's file", reload=True)
+    yield Setting(f"{name}.tls.client_ca", _path, "", "absolute path; empty is no client certificates", reload=True)
+    yield Setting(f"{name}.tls.require_client_cert", boolean, False, reload=True)
+    yield Setting(f"{name}.socket", _socket_path, "", "absolute path; empty is no Unix socket")
+    yield Setting(f"{name}.socket_mode", octal_mode, 0o660, "octal permissions")
+    yield Setting(f"{name}.socket_user", _account("user"), "", "name or number")
+    yield Setting(f"{name}.socket_group", _account("group"), "", "name or number")
+    yield Setting(f"{name}.socket_allow", _accounts, (), "user:NAME and group:NAME; none is everybody", reload=True)
+    yield Setting(f"{name}.max_connections", connections, 0, "connections; 0 is no limit", reload=True)
+    yield Setting(f"{name}.max_connections_per_address", connections, 0, "connections; 0 is no limit", reload=True)
+    yield Setting(f"{name}.max_requests_per_second", requests, 0, "requests a second; 0 is no limit", reload=True)
+    yield Setting(f"{name}.idle_timeout", idle, 0, "seconds; 0 is no limit", reload=True)
+    yield Setting(f"{name}.keepalive_idle", seconds, 10, "seconds", reload=True)
+    yield Setting(f"{name}.keepalive_interval", seconds, 5, "seconds", reload=True)
+    yield Setting(f"{name}.keepalive_count", integer(1, KEEPALIVE_COUNT_MAX), 3, "probes", reload=True)
+    yield Setting(f"{name}.user_timeout", timeout, 25, "seconds", reload=True)
+    yield Setting(f"{name}.write_timeout", timeout, 25, "seconds", reload=True)
+
+
+# ---- readers --------------------------------------------------------------------------------------------------------
+
+
+def account_number(kind: str, text: str) -> int:
+    """The uid or gid of a "user" or "group", given by name or number; LookupError if this machine knows none."""
+    by_name, by_number = ACCOUNTS[kind]
+    try:
+        if re.fullmatch("[0-9]+", text):
+            by_number(int(text))
+            return int(text)
+        return by_name(text)
+    except (KeyError, ValueError):  # ValueError: a NUL, or more digits than int() takes
+        raise LookupError(f"there is no {kind} {text!r} on this machine") from None
+
+
+def _account(kind: str) -> Reader:
+    """The name or number of a user or group that this machine knows; empty means none."""
+
+    def read(text: str) -> str:
+        try:
+            if text:
+                account_number(kind, text)
+        except LookupError as error:
+            raise ValueError(*error.args) from None
+        return text
+
+    return read
+
+
+def _accounts(text: str) -> tuple[str, ...]:
+    """Words such as user:NAME and group:NAME."""
+    words = text.replace(",", " ").split()
+    for word in words:
+        kind, colon, name = word.partition(":")
+        if kind not in ACCOUNTS or not colon or not name:
+            raise ValueError(f"expected words such as user:NAME and group:NAME, not {word!r}")
+        _account(kind)(name)
+    return tuple(dict.fromkeys(words))
+
+
+def _path(text: str) -> str:
+    """An absolute path; empty means none."""
+    if text and not text.startswith("/"):
+        raise ValueError(f"expected an absolute path, not {text!r}")
+    if "\0" in text:
+        raise ValueError(f"expected a path without NUL, not {text!r}")
+    return text
+
+
+def _socket_path(text: str) -> str:
+    """An absolute path that fits into the address of a Unix socket; empty means none."""
+    length = len(os.fsencode(_path(text)))
+    if length > SOCKET_PATH_MAX:
+        raise ValueError(f"the path has {length} bytes, a Unix socket's can have {SOCKET_PATH_MAX}")
+    return text
+
+
+def split_bind(text: str) -> tuple[str, int]:
+    """What admin.bind means: an IP address and a port, or the path of a Unix socket and -1."""
+    if text.startswith(UNIX_PREFIX):
+        return text.removeprefix(UNIX_PREFIX), -1
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _admin_bind(text: str) -> str:
+    """An address with a port, such as 127.0.0.1:11216 or [::1]:11216, or unix: and an absolute path."""
+    if text.startswith(UNIX_PREFIX + "/"):
+        _socket_path(text.removeprefix(UNIX_PREFIX))
+        return text
+    match = re.fullmatch(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<four>[0-9.]+)):(?P<port>[0-9]{1,5})", text)
+    try:
+        if match is None or int(match["port"]) > 65535:
+            raise ValueError
+        ipaddress.IPv6Address(match["six"]) if match["six"] else ipaddress.IPv4Address(match["four"])
+    except ValueError:
+        raise ValueError(f"expected 127.0.0.1:11216, [::1]:11216 or unix:/absolute/path, not {text!r}") from None
+    return text
+
+
+def _token(text: str) -> str:
+    """What fits into a header of a request. Its errors do not show it."""
+    if not re.fullmatch(f"[!-~]{{0,{TOKEN_MAX}}}", text):
+        raise ValueError(f"expected at most {TOKEN_MAX} visible ASCII characters, without blanks")
+    return text
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    """Names of hosts, in small letters."""
+    words = text.replace(",", " ").lower().split()
+    for word in words:
+        if not re.fullmatch(r"[a-z0-9_]([a-z0-9_.-]{0,252}[a-z0-9_])?", word):
+            raise ValueError(f"expected names of hosts, not {word!r}")
+    return tuple(dict.fromkeys(words))
