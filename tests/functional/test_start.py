@@ -136,9 +136,9 @@ def notified(request: pytest.FixtureRequest, short_path: Path) -> Iterator[tuple
 def test_systemd_is_told(notified: tuple[socket.socket, str], start: Callable[..., daemon.Daemon]) -> None:
     listening, shown = notified
     running = start(env={"NOTIFY_SOCKET": shown})
-    assert listening.recv(4096) == b"READY=1"
+    assert listening.recv(4096) == b"READY=1\nSTATUS=serving counter"
     running.stop()
-    assert listening.recv(4096) == b"STOPPING=1"
+    assert listening.recv(4096) == b"STOPPING=1\nSTATUS=draining\nEXTEND_TIMEOUT_USEC=15000000"
 
 
 def test_ready_means_that_a_connection_is_accepted(tmp_path: Path, short_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_ready_means_that_a_connection_is_accepted(tmp_path: Path, short_path: P
         settings = {"counter.socket": str(short_path / "counterd")}
         env = {"NOTIFY_SOCKET": str(short_path / "notify")}
         with daemon.running(tmp_path / "d", settings, env=env, stderr=subprocess.DEVNULL) as running:
-            assert listening.recv(4096) == b"READY=1"
+            assert listening.recv(4096) == b"READY=1\nSTATUS=serving counter"
             with running.client() as client:
                 client.noop()
 

@@ -15,12 +15,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import structlog
 import uvloop
 
 from counterd.control import config as configuration
 from counterd.control.config import Config, ConfigError
 from counterd.control.daemon import Daemon
-from counterd.control.log import LogWriter
+from counterd.control.log import Foreign, LogWriter
+from counterd.control.service import prepare
+from counterd.control.systemd import passed_sockets
 from counterd.protocols import find_rooms
 from counterd.version import __version__
 
@@ -52,11 +55,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     rooms = find_rooms()
 
+    try:
+        passed = passed_sockets()
+    except OSError as error:
+        print(f"{configuration.PASSED}: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+
     def read() -> Config:
-        return configuration.load(configuration.find_file(options.config), options.overrides, rooms)
+        return configuration.load(configuration.find_file(options.config), options.overrides, rooms, passed)
 
     try:
         config = read()
+        if options.check:
+            for room in rooms:
+                if config.values[f"{room.name}.enable"]:
+                    prepare(room.name, config)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
@@ -84,12 +97,16 @@ def serve(config: Config, rooms: Sequence[Room], reread: Callable[[], Config]) -
     """Runs the daemon until a signal ends it; returns the exit status."""
     prepare_process()
     writer = LogWriter(config.values["log.level"], config.values["log.format"])
-    writer.start()
-    logging.basicConfig(handlers=[writer], level=logging.DEBUG)
+    structlog.configure(logger_factory=lambda *_: writer, **writer.chain())
+    logging.basicConfig(handlers=[Foreign(structlog.get_logger())], level=logging.DEBUG)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     try:
+        try:
+            daemon = Daemon(config, rooms, writer, reread)
+        finally:
+            writer.start()  # now: a thread keeps the privileges that the process had when it was started
         loop = uvloop.new_event_loop()
-        loop.run_until_complete(Daemon(config, rooms, writer, reread).run())
+        loop.run_until_complete(daemon.run())
         loop.close()
     except ConfigError as error:
         for problem in error.problems:

@@ -10,24 +10,28 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import counterd
-from counterd.control.keys import settings_for, split_bind
+from counterd.control.keys import settings_for, shown, split_bind
 from counterd.control.log import one_line
 from counterd.settings import Setting, addresses
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from counterd.control.systemd import Passed
     from counterd.protocols import Room
 
 SYSTEM_FILE = Path("/etc/counterd/counterd.conf")
 SHIPPED_FILE = Path(counterd.__file__).with_name("counterd.conf")
 
 OVERRIDE = "--set"
+PASSED = "LISTEN_FDS"
+ADMIN = "admin"
 SECRETS = {setting.key for setting in settings_for(()).values() if setting.secret}
 BLANKS = " \t\n\r\v\f"
 
@@ -51,12 +55,14 @@ class Config:
     origins: where each value comes from: `FILE:LINE`, `--set` or `default`.
     warnings: what whoever runs this should know, a line each; the caller logs them.
     path: the file that was read.
+    sockets: those that the process was started with, by the room they are for, or "admin".
     """
 
     values: Mapping[str, Any]
     origins: Mapping[str, str]
     warnings: tuple[str, ...]
     path: Path
+    sockets: Mapping[str, tuple[socket.socket, ...]] = field(default_factory=dict)
 
     def where(self, key: str) -> str:
         """Where the value of a key is from, or would be: for messages."""
@@ -147,10 +153,11 @@ def find_file(explicit: Path | None) -> Path:
     return SYSTEM_FILE
 
 
-def load(path: Path, overrides: Sequence[str], rooms: Sequence[Room]) -> Config:
+def load(path: Path, overrides: Sequence[str], rooms: Sequence[Room], passed: Sequence[Passed] = ()) -> Config:
     """The configuration in a file with the `key=value` of each --set on top of it.
 
-    Raises ConfigError with all mistakes in both.
+    passed: sockets that the process was started with; a room that has some is served there and nowhere else. Raises
+    ConfigError with all mistakes in all of these.
     """
     problems: list[str] = []
     warnings: list[str] = []
@@ -173,11 +180,12 @@ def load(path: Path, overrides: Sequence[str], rooms: Sequence[Room]) -> Config:
     values = _values(settings, given, problems)
     if is_yrmcds:
         warnings.extend(f"{path}: {warning}" for warning in _yrmcds_bind(values, given))
+    sockets = _assigned(passed, rooms, values, given, problems)
     problems.extend(_contradictions(rooms, values, lambda key: given[key].where if key in given else str(path)))
     if problems:
         raise ConfigError(problems)
     origins = {key: given[key].origin if key in given else "default" for key in values}
-    return Config(values, origins, tuple(warnings), path)
+    return Config(values, origins, tuple(warnings), path, sockets)
 
 
 def changed(old: Config, new: Config, settings: Mapping[str, Setting]) -> tuple[list[str], list[str]]:
@@ -191,7 +199,7 @@ def merged(old: Config, new: Config, fixed: Iterable[str], rooms: Sequence[Room]
     kept = tuple(fixed)
     values = {**new.values, **{key: old.values[key] for key in kept}}
     origins = {**new.origins, **{key: old.origins[key] for key in kept}}
-    config = Config(values, origins, new.warnings, new.path)
+    config = Config(values, origins, new.warnings, new.path, old.sockets)
     if problems := list(_contradictions(rooms, values, new.where)):
         keys = ", ".join(kept)
         raise ConfigError(f"{problem} (until a restart these stay as they were: {keys})" for problem in problems)
@@ -259,6 +267,60 @@ def _values(settings: Mapping[str, Setting], given: Mapping[str, Entry], problem
             del values[key]
             problems.append(f"{entry.where}: {entry.name}: {error}")
     return values
+
+
+# ---- sockets that the process was started with ----------------------------------------------------------------------
+
+
+def _assigned(
+    passed: Sequence[Passed],
+    rooms: Sequence[Room],
+    values: dict[str, Any],
+    given: dict[str, Entry],
+    problems: list[str],
+) -> dict[str, tuple[socket.socket, ...]]:
+    """Whose each socket is; what they listen on takes the place of the addresses in the configuration."""
+    places: dict[str, list[Passed]] = {}
+    switches = {**{room.name: f"{room.name}.enable" for room in rooms}, ADMIN: f"{ADMIN}.enable"}
+    for number, one in enumerate(passed):
+        owner = one.name.partition(".")[0]
+        if owner not in switches:
+            owner = next((name for name in switches if one.address in _addresses(name, values)), "")
+            one.name = owner  # for good: a reload must not lose it for another address in the file
+        if not owner:
+            problems.append(
+                f"{PASSED}: socket {number} listens on {shown(*one.address)}, and nothing here does: name it with"
+                f" FileDescriptorName={' or '.join(switches)}"
+            )
+        elif not values.get(switches[owner], True):
+            problems.append(f"{PASSED}: there is a socket for {owner}, but {switches[owner]} is false")
+        else:
+            places.setdefault(owner, []).append(one)
+    for owner, sockets in places.items():
+        where = [one.address for one in sockets]
+        if owner == ADMIN:
+            if len(sockets) > 1:
+                problems.append(f"{PASSED}: there are {len(sockets)} sockets for {ADMIN}, which has one address")
+            found: dict[str, Any] = {"bind": shown(*where[0])}
+        else:
+            tcp = [place for place in where if place[1] >= 0]
+            found = {
+                "bind": tuple(dict.fromkeys(host for host, _ in tcp)),
+                "port": tcp[0][1] if tcp else values.get(f"{owner}.port", 0),
+                "socket": next((path for path, port in where if port < 0), ""),
+            }
+        for name, value in found.items():
+            values[f"{owner}.{name}"] = value
+            given[f"{owner}.{name}"] = Entry(f"{owner}.{name}", "", PASSED)
+    return {owner: tuple(one.socket for one in sockets) for owner, sockets in places.items()}
+
+
+def _addresses(owner: str, values: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Where the configuration has a room or admin listen, as Passed.address says it."""
+    if owner == ADMIN:
+        return [split_bind(values["admin.bind"])] if "admin.bind" in values else []
+    tcp = [(host, values.get(f"{owner}.port", 0)) for host in values.get(f"{owner}.bind", ())]
+    return [*tcp, (values.get(f"{owner}.socket", ""), -1)]
 
 
 # ---- values that do not go together ----------------------------------------------------------------------------------

@@ -10,19 +10,23 @@ import asyncio
 import contextlib
 import functools
 import gc
-import logging
 import os
 import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from counterd.control import config as configuration
 from counterd.control.config import Config, ConfigError
+from counterd.control.drain import wait_for_holdings
 from counterd.control.keys import settings_for
-from counterd.control.limits import become, raise_descriptors, share_descriptors
+from counterd.control.limits import identity, raise_descriptors, share_descriptors
 from counterd.control.log import Bounded
-from counterd.control.service import Service
-from counterd.control.systemd import notify
+from counterd.control.privileges import drop_privileges
+from counterd.control.pulse import Pulse
+from counterd.control.service import Service, prepare
+from counterd.control.systemd import notify, watchdog_seconds
 from counterd.version import __version__
 
 if TYPE_CHECKING:
@@ -32,11 +36,16 @@ if TYPE_CHECKING:
     from counterd.net._connection import Connection
     from counterd.protocols import Room
 
-log = logging.getLogger("counterd")
+log = structlog.get_logger()
 
 # Lines of one cause that are logged in a period: enough to see it, too few to drown the rest.
 REPEATED_LINES = 5
 REPEATED_PERIOD_S = 10.0
+
+# What connections have left to read their last answers in when drain.timeout was spent on waiting for holdings.
+PARTING_S = 1.0
+# What systemd is to allow beyond drain.timeout, for everything that is closed after it.
+STOPPING_EXTRA_S = 5
 
 
 class Daemon:
@@ -44,21 +53,27 @@ class Daemon:
 
     reread: reads the configuration again, for SIGHUP. writer: where logs go. Raises ConfigError, with a line for each
     problem, if the sockets cannot be opened, the user not changed, or the memory not had.
+
+    services: the rooms that are enabled. state: "starting", "ready" or "draining". config: what is in force. settings:
+    all keys. pulse: how late the loop is. internal_errors: exceptions that nothing was to raise. started_ns: when it
+    was made, on the monotonic clock.
     """
 
     def __init__(self, config: Config, rooms: Sequence[Room], writer: LogWriter, reread: Callable[[], Config]) -> None:
-        self._config = config
+        self.state = "starting"
+        self.config = config
+        self.settings = settings_for(rooms)
+        self.writer = writer
+        self.started_ns = time.monotonic_ns()
+        self.internal_errors = 0
+        self.pulse: Pulse
         self._rooms = rooms
-        self._settings = settings_for(rooms)
-        self._writer = writer
         self._reread = reread
-        self._started_ns = time.monotonic_ns()
         self._repeated = Bounded(REPEATED_LINES, REPEATED_PERIOD_S)
-        self._internal_errors = 0
         self._stopping = asyncio.Event()
         enabled = [room for room in rooms if config.values[f"{room.name}.enable"]]
         descriptors = share_descriptors(raise_descriptors(), len(enabled))
-        self._services = [Service(room, config, descriptors) for room in enabled]
+        self.services = [Service(room, config, descriptors) for room in enabled]
         try:
             self._open()
         except BaseException:
@@ -69,24 +84,28 @@ class Daemon:
         """Serves until SIGTERM or SIGINT, then drains."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_internal_error)
+        self.pulse = Pulse(loop, functools.partial(notify, "WATCHDOG=1"), watchdog_seconds() / 2)
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._on_stop)
-            for service in self._services:
-                service.listen(loop, self._log_bounded)
+            for service in self.services:
+                service.listen(loop, self.report)
+            self._watch()
             loop.add_signal_handler(signal.SIGHUP, self.reload)
             loop.add_signal_handler(signal.SIGUSR1, self.log_stats)
             gc.collect()
             gc.freeze()  # what is alive now stays: no collection need ever walk it again
-            for service in self._services:
-                log.info("%s listens on %s", service.room.name, service.addresses())
-            log.info("ready: counterd %s", __version__, extra={"fields": {"pid": os.getpid()}})
+            for service in self.services:
+                log.info(f"{service.room.name} listens on {service.addresses()}")
+            log.info(f"ready: counterd {__version__}", pid=os.getpid())
             self._log_warnings()
-            notify("READY=1")
+            self.pulse.start()
+            self.state = "ready"
+            notify("READY=1", self._status())
             await self._stopping.wait()
-            notify("STOPPING=1")
             await self._drain()
         finally:
+            self.pulse.stop()
             self._close()
 
     def reload(self) -> None:
@@ -94,113 +113,158 @@ class Daemon:
         if self._stopping.is_set():
             log.warning("not reloaded: stopping")
             return
+        notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
-            new = self._reread()
-            changeable, fixed = configuration.changed(self._config, new, self._settings)
-            self._config = configuration.merged(self._config, new, fixed, self._rooms)
+            self._apply(self._reread())
         except ConfigError as error:
             for problem in error.problems:
-                log.error("not reloaded: %s", problem)
-            return
-        values = self._config.values
-        self._log_warnings()
-        self._writer.configure(values["log.level"], values["log.format"])
-        for service in self._services:
-            service.apply(self._config)
-        for key in fixed:
-            log.warning("%s: %s needs a restart to change", new.where(key), key)
-        log.info("reloaded %s: %s", new.path, ", ".join(changeable) or "nothing changed")
+                log.error(f"not reloaded: {problem}")
+        notify("READY=1", self._status())
 
     def log_stats(self) -> None:
         """Logs the figures of every room."""
-        for service in self._services:
-            figures = {**self._figures(service), **service.store.snapshot()}
-            log.info("stats of %s", service.room.name, extra={"fields": figures})
+        for service in self.services:
+            log.info(f"stats of {service.room.name}", **self._figures(service), **service.store.snapshot())
+
+    def report(
+        self, cause: str, text: str, level: str = "warning", error: BaseException | None = None, **fields: object
+    ) -> None:
+        """Logs what peers can cause without end: a few lines of each cause in a period, and how many were left out."""
+        suppressed = self._repeated.allow(f"{fields.get('room')}:{cause}", time.monotonic())
+        if suppressed is not None:
+            if suppressed:
+                fields["suppressed"] = suppressed
+            getattr(log, level)(text, exc_info=error, **fields, cause=cause)
 
     # ---- inside ----
 
+    def _apply(self, asked: Config) -> None:
+        """Makes everything that can go wrong first, and then swaps it in. Raises ConfigError."""
+        changeable, fixed = configuration.changed(self.config, asked, self.settings)
+        new = configuration.merged(self.config, asked, fixed, self._rooms)
+        problems: list[str] = []
+        ready = []
+        for service in self.services:
+            try:
+                ready.append(prepare(service.room.name, new))
+            except ConfigError as error:
+                problems += error.problems
+        if problems:
+            raise ConfigError(problems)
+        self.config = new
+        self._log_warnings()
+        self.writer.configure(new.values["log.level"], new.values["log.format"])
+        for service, one in zip(self.services, ready, strict=True):
+            service.apply(new, one)
+        self._watch()
+        for key in fixed:
+            log.warning(f"{asked.where(key)}: {key} needs a restart to change")
+        reread = [f"the TLS files of {service.room.name}" for service in self.services if service.ready.context]
+        log.info(f"reloaded {new.path}: {', '.join(changeable + reread) or 'nothing changed'}")
+
     def _open(self) -> None:
         problems: list[str] = []
-        for service in self._services:
+        for service in self.services:
             wrong, missing = service.open()
             problems += wrong
             for line in missing:
-                log.warning("%s; going on without it", line)
+                log.warning(f"{line}; going on without it")
         if problems:
             raise ConfigError(problems)
-        for service in self._services:
+        for service in self.services:
             try:
                 service.make_store(functools.partial(self._figures, service))
             except (ValueError, MemoryError) as error:
-                raise ConfigError([f"{self._config.path}: {service.room.name}: {error}"]) from None
+                raise ConfigError([f"{self.config.path}: {service.room.name}: {error}"]) from None
         self._change_user()
 
     def _change_user(self) -> None:
-        user, group = self._config.values["user"], self._config.values["group"]
+        """Gives up what was needed to open the sockets."""
+        user, group = self.config.values["user"], self.config.values["group"]
         key = "user" if user else "group"
         try:
-            uid, gid = become(user, group, [service.unix for service in self._services if service.unix])
+            uid, gid, name = identity(user, group)
+            for service in self.services:
+                service.hand_over(uid, gid)
+            drop_privileges(uid, gid, name)
         except (LookupError, OSError) as error:
-            raise ConfigError([f"{self._config.where(key)}: {key}: cannot become {user or group}: {error}"]) from None
-        log.debug("running as uid %d, gid %d", uid, gid)
+            became = f"{key}: cannot become {user or group}" if user or group else "cannot give up capabilities"
+            raise ConfigError([f"{self.config.where(key)}: {became}: {error}"]) from None
+        log.debug(f"running as uid {uid}, gid {gid}")
+        for line in (line for service in self.services for line in service.unreadable()):
+            log.warning(line)
 
     def _figures(self, service: Service) -> dict[str, object]:
         """What is counted above the engine."""
         return {
             "version": __version__,
             "pid": os.getpid(),
-            "uptime": (time.monotonic_ns() - self._started_ns) // 1_000_000_000,
+            "uptime": (time.monotonic_ns() - self.started_ns) // 1_000_000_000,
             **service.server.figures(),
-            "log_lines_lost": self._writer.dropped,
-            "internal_errors": self._internal_errors,
+            "log_lines_lost": self.writer.dropped,
+            "internal_errors": self.internal_errors,
         }
 
     def _on_internal_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An exception that nothing was to raise: a bug. Its connection is closed by the loop, the others go on."""
-        self._internal_errors += 1
+        self.internal_errors += 1
         error = context.get("exception")
-        self._log_bounded("internal", f"internal error: {context.get('message', error)}", logging.ERROR, error)
+        self.report("internal", f"internal error: {context.get('message', error)}", "error", error)
 
-    def _log_bounded(
-        self, cause: str, text: str, level: int = logging.WARNING, error: BaseException | None = None
-    ) -> None:
-        """Logs what peers can cause without end: a few lines of each cause in a period, and how many were left out."""
-        suppressed = self._repeated.allow(cause, time.monotonic())
-        if suppressed is not None:
-            fields = {"cause": cause, **({"suppressed": suppressed} if suppressed else {})}
-            log.log(level, "%s", text, exc_info=error, extra={"fields": fields})
+    def _watch(self) -> None:
+        """Connections are told of one by one only to whoever debugs: it costs more than they do."""
+        for service in self.services:
+            service.watch(functools.partial(self._on_connection, service) if self.writer.writes("debug") else None)
+
+    def _on_connection(self, service: Service, event: str, connection: Connection) -> None:
+        fields = {"requests": connection.requests} if event == "closed" else {}
+        name = service.room.name
+        log.debug(f"connection {event}", id=f"{name}-{connection.id}", peer=connection.origin(), **fields)
+
+    def _status(self) -> str:
+        return f"STATUS=serving {', '.join(service.room.name for service in self.services)}"
 
     def _log_warnings(self) -> None:
-        for warning in self._config.warnings:
-            log.warning("%s", warning)
+        for warning in self.config.warnings:
+            log.warning(warning)
 
     def _on_stop(self) -> None:
         if self._stopping.is_set():
             log.warning("a second signal: exiting at once")
             self._close()
-            self._writer.close(0.1)
+            self.writer.close(0.1)
             os._exit(1)
         log.info("stopping: answering what was received")
         self._stopping.set()
 
     async def _drain(self) -> None:
-        """Accepts no more, answers what was received, closes."""
-        for service in self._services:
+        """Accepts no more; waits for what is held, if that is configured; answers what was received, and closes."""
+        self.state = "draining"
+        timeout = left = self.config.values["drain.timeout"]
+        notify("STOPPING=1", "STATUS=draining", f"EXTEND_TIMEOUT_USEC={(timeout + STOPPING_EXTRA_S) * 1_000_000}")
+        if self.config.values["drain.mode"] == "wait":
+            begun = time.monotonic()
+            for service in self.services:
+                service.unlisten()
+            log.info(f"draining: nothing new is given out, and what is held has {timeout} s to come back")
+            await wait_for_holdings(self.services, timeout)
+            left = max(timeout - (time.monotonic() - begun), min(timeout, PARTING_S))
+        for service in self.services:
             service.part()
-        gone = asyncio.gather(*(service.server.emptied() for service in self._services))
+        gone = asyncio.gather(*(service.server.emptied() for service in self.services))
         try:
-            await asyncio.wait_for(gone, self._config.values["drain.timeout"])
+            await asyncio.wait_for(gone, left)
         except asyncio.TimeoutError:
-            if left := self._connections():
-                log.warning("drain.timeout is over: %d connections were cut off", len(left))
-            for connection in left:
+            if remaining := self._connections():
+                log.warning(f"drain.timeout is over: {len(remaining)} connections were cut off")
+            for connection in remaining:
                 connection.abort()
         log.info("stopped")
 
     def _connections(self) -> list[Connection]:
-        return [connection for service in self._services for connection in service.server.connections.values()]
+        return [connection for service in self.services for connection in service.server.connections.values()]
 
     def _close(self) -> None:
-        for service in self._services:
+        for service in self.services:
             with contextlib.suppress(OSError):
                 service.close()

@@ -157,6 +157,13 @@ def split_bind(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def shown(address: str, port: int) -> str:
+    """An IP address and a port, or a path and -1, for people."""
+    if port < 0:
+        return UNIX_PREFIX + address
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def _admin_bind(text: str) -> str:
     """An address with a port, such as 127.0.0.1:11216 or [::1]:11216, or unix: and an absolute path."""
     if text.startswith(UNIX_PREFIX + "/"):

@@ -10,14 +10,8 @@ import os
 import pwd
 import resource
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from counterd._core import LIMIT_CONNECTIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from counterd.net.sockets import UnixSocket
 
 # Descriptors that are not connections: listening sockets, logs, the loop's own, and room for what accept() needs, so
 # that a connection too many is refused by us and counted, and never meets EMFILE.
@@ -44,24 +38,14 @@ def effective_connections(configured: int, descriptors: int) -> int:
     return min(configured, possible) if configured else possible
 
 
-def become(user: str, group: str, owned: Iterable[UnixSocket]) -> tuple[int, int]:
-    """Gives up root for a user and a group, each a name or a number; empty keeps what is. Returns uid and gid.
+def identity(user: str, group: str) -> tuple[int, int, str]:
+    """The uid and gid that a user and a group mean, each a name or a number, and the user's name; empty keeps what is.
 
-    owned: sockets whose files go to that user too. Raises LookupError for an unknown name, PermissionError when this
-    process may not.
+    Raises LookupError for an unknown name.
     """
     account = (pwd.getpwuid(int(user)) if user.isdigit() else pwd.getpwnam(user)) if user else None
     uid = account.pw_uid if account else os.geteuid()
     gid = account.pw_gid if account else os.getegid()
     if group:
         gid = int(group) if group.isdigit() else grp.getgrnam(group).gr_gid
-    if (uid, gid) != (os.geteuid(), os.getegid()):
-        for unix in owned:
-            unix.chown(uid, gid)
-        if account:
-            os.initgroups(account.pw_name, gid)
-        else:
-            os.setgroups([gid])
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
-    return uid, gid
+    return uid, gid, account.pw_name if account else ""

@@ -1,12 +1,13 @@
-"""Logs: records are written by one thread, so that whoever logs never waits for whoever reads.
+"""Logs: lines are written by one thread, so that whoever logs never waits for whoever reads.
 
-Floor 4. A record is formatted where it is logged and queued as one line of bytes. The queue is bounded in lines and
-each line in bytes; what does not fit, or cannot be written, is dropped and counted, and a line says so as soon as one
-can be written again. One record is one line in both formats, and nothing in a message can begin another:
+Floor 4. structlog makes an event of a call and hands it down a chain that ends in one line of bytes, which is queued.
+The queue is bounded in lines and each line in bytes; what does not fit, or cannot be written, is dropped and counted,
+and a line says so as soon as one can be written again. One event is one line in both formats, and nothing in a message
+can begin another:
     text  2026-11-20T05:08:30.123Z INFO  message key=value other="with blanks" exc="Traceback ...\\n..."
     json  {"ts": "2026-11-20T05:08:30.123Z", "level": "info", "msg": "message", "key": "value", "exc": "Traceback ..."}
-Fields are given as `extra={"fields": {...}}`; an exception is the field `exc`, the end of a traceback if that is long.
-A line that is still too long is cut: text ends in [cut], json keeps the beginning of the message and has `"cut": true`.
+An exception is the field `exc`, the end of a traceback if that is long. A line that is still too long is cut: text ends
+in [cut], json keeps the beginning of the message and has `"cut": true`.
 """
 
 from __future__ import annotations
@@ -17,13 +18,26 @@ import os
 import queue
 import re
 import select
+import sys
 import threading
+import traceback
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+# structlog's console, which is not used here, would import all of rich where that is installed: 25 ms of each start.
+_rich = sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
+import structlog  # noqa: E402
+
+if _rich is None:
+    del sys.modules["rich"]
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from structlog.typing import EventDict
+
+    Line = Callable[[Mapping[str, Any]], bytes]
 
 LINE_MAX = 8192  # bytes, with the newline; 1,024 lines of it are 8 MiB, the most that logs can hold
 CAPACITY = 1024  # lines
@@ -31,8 +45,7 @@ CUT = b" [cut]\n"
 CUT_MESSAGE = 500  # characters, of at most 12 bytes each in JSON
 TRACEBACK_MAX = 4096  # characters
 CLOSE_TIMEOUT = 1.0  # seconds
-
-_tracebacks = logging.Formatter()
+UNFORMATTED = "a log record cannot be formatted"
 
 
 def one_line(text: str) -> str:
@@ -42,37 +55,52 @@ def one_line(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
-def text_line(record: logging.LogRecord) -> bytes:
-    """A record for people: time in UTC, level, message, fields."""
-    fields = "".join(f" {one_line(key)}={_text_value(value)}" for key, value in _fields(record).items())
-    line = f"{_timestamp(record)} {record.levelname:<5} {one_line(record.getMessage())}{fields}\n".encode()
+def text_line(event: Mapping[str, Any]) -> bytes:
+    """An event for people: time in UTC, level, message, fields."""
+    ts, level, message, fields = _parts(event)
+    shown = "".join(f" {one_line(key)}={_text_value(value)}" for key, value in fields.items())
+    line = f"{ts} {level.upper():<5} {one_line(message)}{shown}\n".encode()
     if len(line) > LINE_MAX:
         line = line[: LINE_MAX - len(CUT)].decode(errors="ignore").encode() + CUT
     return line
 
 
-def json_line(record: logging.LogRecord) -> bytes:
-    """A record for programs: an object with ts, level, msg and the fields, which cannot take the place of these."""
-    head = {"ts": _timestamp(record), "level": record.levelname.lower(), "msg": record.getMessage()}
-    line = _json({**head, **_fields(record), **head})
+def json_line(event: Mapping[str, Any]) -> bytes:
+    """An event for programs: an object with ts, level, msg and the fields, which cannot take the place of these."""
+    ts, level, message, fields = _parts(event)
+    head = {"ts": ts, "level": level, "msg": message}
+    line = _json({**head, **fields, **head})
     if len(line) > LINE_MAX:
-        line = _json({**head, "msg": head["msg"][:CUT_MESSAGE], "cut": True})
+        line = _json({**head, "msg": message[:CUT_MESSAGE], "cut": True})
     return line
 
 
-FORMATS: Mapping[str, Callable[[logging.LogRecord], bytes]] = {"text": text_line, "json": json_line}
+FOREIGN = ((logging.ERROR, "error"), (logging.WARNING, "warning"), (logging.INFO, "info"))
+SEVERITIES = {"debug": 0, "info": 1, "warning": 2, "error": 3, "critical": 3}
+FORMATS: Mapping[str, Line] = {"text": text_line, "json": json_line}
 
 
-def _timestamp(record: logging.LogRecord) -> str:
-    moment = datetime.fromtimestamp(record.created, timezone.utc)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _parts(event: Mapping[str, Any]) -> tuple[str, str, str, dict[str, Any]]:
+    """Time, level, message and fields of an event."""
+    fields = dict(event)
+    return fields.pop("timestamp"), fields.pop("level"), str(fields.pop("event")), fields
 
 
-def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    fields = dict(getattr(record, "fields", {}))
-    if record.exc_info:
-        fields["exc"] = _tracebacks.formatException(record.exc_info)[-TRACEBACK_MAX:]
-    return fields
+def _stamp(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Adds when it happened, to the millisecond."""
+    moment = datetime.now(timezone.utc)
+    event["timestamp"] = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return event
+
+
+def _explain(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Makes the field exc of an exception; True is the one being handled."""
+    error = event.pop("exc_info", None)
+    if error is True:
+        error = sys.exc_info()[1]
+    if error:
+        event["exc"] = "".join(traceback.format_exception(error)).rstrip("\n")[-TRACEBACK_MAX:]
+    return event
 
 
 def _text_value(value: object) -> str:
@@ -85,31 +113,39 @@ def _json(fields: Mapping[str, Any]) -> bytes:
     return json.dumps(fields, allow_nan=False, default=str).encode() + b"\n"
 
 
-def _record(level: str, message: str, **fields: object) -> logging.LogRecord:
-    """A record of the log's own."""
-    return logging.makeLogRecord({"levelname": level, "msg": message, "fields": fields})
+def _own(level: str, message: str, **fields: object) -> EventDict:
+    """An event of the log's own."""
+    return _stamp(None, level, {"level": level, "event": message, **fields})
 
 
-class LogWriter(logging.Handler):
-    """Writes records to a file descriptor from a thread of its own; it is no logger's handler until it is added to one.
+def _place() -> str:
+    """The line of code that is logging."""
+    frame = sys._getframe()
+    while frame.f_back and re.match(f"(structlog|logging|{__name__})($|[.])", frame.f_globals["__name__"]):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+class LogWriter:
+    """Writes lines to a file descriptor from a thread of its own.
 
     level: the least severe level that is written: error, warning, info or debug.
     format: text or json.
     fd: where lines are written, blocking or not; it is not closed here.
     capacity: how many lines can wait.
 
-    Records are accepted from the beginning and are written once start() was called. A loop's thread can log while the
-    reader of fd is stuck, slow or gone: emit never waits and never raises.
+    Lines are accepted from the beginning and are written once start() was called. A loop's thread can log while the
+    reader of fd is stuck, slow or gone: whoever logs never waits, and no mistake in a value raises.
     """
 
     def __init__(self, level: str, format: str, fd: int = 2, capacity: int = CAPACITY) -> None:
-        super().__init__()
         self._fd = fd
         self._capacity = capacity
         # Not queue.Queue: a finalizer that logs while its lock is held would wait for itself.
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        # Each is counted by one side only, emit under the handler's lock and the writer, and needs no other lock.
+        # Each is counted by one side only, put() under its lock and the writer, and needs no other lock.
+        self._lock = threading.RLock()
         self._refused = 0
         self._failed = 0
         self._reported = 0
@@ -121,28 +157,35 @@ class LogWriter(logging.Handler):
         return self._refused + self._failed
 
     def configure(self, level: str, format: str) -> None:
-        """Changes level and format for the records from now on, at any time. Raises ValueError or KeyError."""
-        self.setLevel(level.upper())
-        self._line = FORMATS[format]
+        """Changes level and format for the events from now on, at any time. Raises KeyError."""
+        self._severity, self._line = SEVERITIES[level], FORMATS[format]
+
+    def writes(self, level: str) -> bool:
+        """Whether events of a level are written at all."""
+        return SEVERITIES[level] >= self._severity
+
+    def chain(self) -> dict[str, Any]:
+        """What structlog.configure() and structlog.wrap_logger() need so that events come here."""
+        return {
+            "processors": [self._sift, _stamp, _explain, self._render],
+            "wrapper_class": structlog.make_filtering_bound_logger("debug"),
+            "cache_logger_on_first_use": True,
+        }
 
     def start(self) -> None:
         """Starts the thread, once."""
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Queues a record's line, or drops it."""
-        if self._queue.qsize() >= self._capacity:
-            self._refused += 1
-            return
-        try:
-            line = self._line(record)
-        except Exception as error:  # noqa: BLE001 - a mistake in a log call costs its line and nothing else
-            place = f"{record.pathname}:{record.lineno}"
-            line = self._line(
-                _record("ERROR", "a log record cannot be formatted", place=place, error=type(error).__name__)
-            )
-        self._queue.put(line)
+    def put(self, line: bytes) -> None:
+        """Queues a line, or drops it."""
+        with self._lock:
+            if self._queue.qsize() >= self._capacity:
+                self._refused += 1
+            else:
+                self._queue.put(line)
+
+    debug = info = warning = error = critical = put  # structlog calls the method that it was called by
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Writes what is queued, waiting at most timeout seconds for it, and stops. Later calls do nothing."""
@@ -150,7 +193,19 @@ class LogWriter(logging.Handler):
         if thread:
             self._queue.put(None)
             thread.join(timeout)
-        super().close()
+
+    def _sift(self, _logger: object, method: str, event: EventDict) -> EventDict:
+        """Ends the way of what is too little to be written, before it costs anything."""
+        if not self.writes(method):
+            raise structlog.DropEvent
+        event["level"] = method
+        return event
+
+    def _render(self, _logger: object, _method: str, event: EventDict) -> bytes:
+        try:
+            return self._line(event)
+        except Exception as error:  # noqa: BLE001 - a mistake in a log call costs its line and nothing else
+            return self._line(_own("error", UNFORMATTED, place=_place(), error=type(error).__name__))
 
     def _run(self) -> None:
         for line in iter(self._queue.get, None):
@@ -164,7 +219,7 @@ class LogWriter(logging.Handler):
         """Says how many lines were lost since this was last said."""
         dropped = self.dropped
         lost = dropped - self._reported
-        if lost and self._write(self._line(_record("WARNING", "log lines were lost", lines=lost))):
+        if lost and self._write(self._line(_own("warning", "log lines were lost", lines=lost))):
             self._reported = dropped
 
     def _write(self, line: bytes) -> bool:
@@ -180,6 +235,24 @@ class LogWriter(logging.Handler):
             except OSError:
                 return False
         return True
+
+
+class Foreign(logging.Handler):
+    """Hands what libraries log with the standard library's logging to structlog, with the field `logger`."""
+
+    def __init__(self, log: Any) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = next((name for floor, name in FOREIGN if record.levelno >= floor), "debug")
+        try:
+            message = record.getMessage()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._log.error(UNFORMATTED, place=f"{record.pathname}:{record.lineno}", error=type(error).__name__)
+        else:
+            cause = record.exc_info[1] if record.exc_info else None
+            getattr(self._log, level)(message, logger=record.name, exc_info=cause)
 
 
 @dataclass

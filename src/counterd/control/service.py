@@ -6,25 +6,90 @@ Floor 4.
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any
+import ipaddress
+import os
+import socket
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from counterd.control.config import ConfigError
+from counterd.control.keys import account_number, shown
 from counterd.control.limits import effective_connections
+from counterd.control.tls import TLSError, make_context
 from counterd.control.windows import Windows
+from counterd.net.access import Access
 from counterd.net.server import Limits, Server
 from counterd.net.sockets import Keepalive, UnixSocket, open_tcp, set_keepalive
 
 if TYPE_CHECKING:
     import asyncio
-    import socket
+    import ssl
+    from collections.abc import Callable
 
     from counterd._core import Store
     from counterd.control.config import Config
-    from counterd.net.server import Report
+    from counterd.net._connection import Connection
     from counterd.protocols import Figures, Room
+
+    # Told a cause that repeats, a sentence, and fields of the line.
+    Report = Callable[..., None]
+    Watch = Callable[[str, Connection], None]
+
+TLS_FILES = ("tls.cert", "tls.key", "tls.client_ca")
+
+# Which key the limit is that a report is about.
+LIMITS_OF_CAUSES = {
+    "rejected:max_connections": "max_connections",
+    "rejected:per_address": "max_connections_per_address",
+    "slowed": "max_requests_per_second",
+    "idle": "idle_timeout",
+}
+
+
+class Ready(NamedTuple):
+    """What a configuration makes of a room's files and names, all of it checked: to be swapped in at once."""
+
+    access: Access
+    context: ssl.SSLContext | None
+
+
+def prepare(room: str, config: Config) -> Ready:
+    """Reads what the settings of a room name outside of the configuration. Raises ConfigError."""
+
+    def setting(name: str) -> Any:
+        return config.values[f"{room}.{name}"]
+
+    context = None
+    problems = []
+    if setting("tls.cert"):
+        try:
+            cert, key, client_ca = map(setting, TLS_FILES)
+            context = make_context(cert, key, client_ca, setting("tls.require_client_cert"))
+        except TLSError as error:
+            key = f"{room}.tls.{error.name}"
+            problems.append(f"{config.where(key)}: {key}: {error}")
+    numbers: dict[str, set[int]] = {"user": set(), "group": set()}
+    for word in setting("socket_allow"):
+        kind, _, name = word.partition(":")
+        try:
+            numbers[kind].add(account_number(kind, name))
+        except LookupError as error:
+            problems.append(f"{config.where(f'{room}.socket_allow')}: {room}.socket_allow: {error.args[0]}")
+    if problems:
+        raise ConfigError(problems)
+    networks = tuple(map(ipaddress.ip_network, setting("allow")))
+    # As they are on a socket of both families, which only systemd opens.
+    mapped = tuple(
+        ipaddress.IPv6Network(f"::ffff:{network.network_address}/{network.prefixlen + 96}")
+        for network in networks
+        if network.version == 4
+    )
+    return Ready(Access(networks + mapped, frozenset(numbers["user"]), frozenset(numbers["group"])), context)
 
 
 class Service:
     """A room on its way through the life of the process: open(), make_store(), listen(), apply() and close().
+
+    ready: what is in force of the files and names that its settings mention.
 
     descriptors: how many its connections may use.
     """
@@ -33,16 +98,26 @@ class Service:
         self.room = room
         self.tcp: list[socket.socket] = []
         self.unix: UnixSocket | None = None
+        self.ready: Ready
         self.store: Store
         self.server: Server
         self.windows: Windows
         self._config = config
         self._descriptors = descriptors
+        self._passed_unix: list[socket.socket] = []
+        self._report: Report
 
     def open(self) -> tuple[list[str], list[str]]:
         """Opens all its sockets; returns what is wrong and what is merely missing, a line each."""
         problems: list[str] = []
         missing: list[str] = []
+        try:
+            self.ready = prepare(self.room.name, self._config)
+        except ConfigError as error:
+            problems += error.problems
+        if self.room.name in self._config.sockets:
+            self._take(self._config.sockets[self.room.name])
+            return problems, missing
         port = self._setting("port")
         for address in self._setting("bind"):
             try:
@@ -59,11 +134,26 @@ class Service:
         if path:
             try:
                 self.unix = UnixSocket(path, self._setting("socket_mode"))
+                self._own(-1, -1)
             except OSError as error:
                 problems.append(f"{self._where('socket')}: cannot listen on {path}: {error.strerror or error}")
         if not self.tcp and not self.unix and not problems:
             problems, missing = missing, []
         return problems, missing
+
+    def hand_over(self, uid: int, gid: int) -> None:
+        """Gives the file of its Unix socket to the user the daemon is going to be. Raises OSError."""
+        if self.unix and (uid, gid) != (os.geteuid(), os.getegid()):
+            self._own(uid, gid)
+
+    def unreadable(self) -> list[str]:
+        """The files that this process cannot read again: a reload would find out too late."""
+        found = [(f"{self.room.name}.{name}", self._setting(name)) for name in TLS_FILES]
+        return [
+            f"{self._config.where(key)}: {key}: uid {os.geteuid()} cannot read {path}: a reload will be refused"
+            for key, path in found
+            if path and not os.access(path, os.R_OK)
+        ]
 
     def make_store(self, figures: Figures) -> None:
         """Raises ValueError or MemoryError."""
@@ -71,30 +161,40 @@ class Service:
 
     def listen(self, loop: asyncio.AbstractEventLoop, report: Report) -> None:
         """Begins to accept connections."""
-        self.server = Server(loop, self.store, self._limits(), report)
+        self._report = report
+        self.server = Server(loop, self.store, self._limits(), self._told)
         self.windows = Windows(self.server, self._window())
-        self.apply(self._config)
+        self.apply(self._config, self.ready)
         self.windows.turn()
-        for listening in self.tcp:
+        for listening in self._listening():
             self.server.listen(listening)
-        if self.unix:
-            self.server.listen(self.unix.socket)
 
-    def apply(self, config: Config) -> None:
-        """Takes over the settings that may change while running."""
+    def apply(self, config: Config, ready: Ready) -> None:
+        """Takes over the settings that may change while running, and what prepare() made of them."""
         self._config = config
+        self.ready = ready
         self.server.limits = self._limits()
+        self.server.context = ready.context
         for listening in self.tcp:
             set_keepalive(listening, self._keepalive())
         self.room.reload(self.store, config.values)
         self.windows.set_interval(self._window())
 
+    def watch(self, watch: Watch | None) -> None:
+        """Has the coming and going of each connection told, or no longer."""
+        self.server.watch = watch
+
     def addresses(self) -> str:
         """Where it listens, for people."""
         places = [shown(*listening.getsockname()[:2]) for listening in self.tcp]
-        if self.unix:
-            places.append(f"unix:{self.unix.path}")
+        if self.unix or self._passed_unix:
+            places.append(f"unix:{self._setting('socket')}")
         return ", ".join(places)
+
+    def unlisten(self) -> None:
+        """Accepts no more, and has the store give out nothing new."""
+        self.server.unlisten()
+        self.store.begin_drain()
 
     def part(self) -> None:
         """Begins the end: see Server.part."""
@@ -102,11 +202,43 @@ class Service:
         self.windows.stop()
 
     def close(self) -> None:
-        for listening in self.tcp:
-            listening.close()
         if self.unix:
             self.unix.unlink()
-            self.unix.socket.close()
+        for listening in self._listening():
+            listening.close()
+
+    def _take(self, passed: tuple[socket.socket, ...]) -> None:
+        """Sockets that were opened by somebody else, who keeps their files."""
+        for listening in passed:
+            if listening.family == socket.AF_UNIX:
+                self._passed_unix.append(listening)
+            else:
+                listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self.tcp.append(listening)
+
+    def _listening(self) -> list[socket.socket]:
+        return [*self.tcp, *([self.unix.socket] if self.unix else []), *self._passed_unix]
+
+    def _own(self, uid: int, gid: int) -> None:
+        """Gives the socket's file to those that are configured, else to these; -1 leaves it."""
+        user, group = self._setting("socket_user"), self._setting("socket_group")
+        uid = account_number("user", user) if user else uid
+        gid = account_number("group", group) if group else gid
+        if self.unix and (uid, gid) != (-1, -1):
+            self.unix.chown(uid, gid)
+
+    def _told(self, cause: str, text: str) -> None:
+        """Passes on what the server reports, with the limit that it is about."""
+        limit = self._limit(cause)
+        self._report(cause, text, room=self.room.name, **({"limit": limit} if limit else {}))
+
+    def _limit(self, cause: str) -> str | None:
+        name = LIMITS_OF_CAUSES.get(cause)
+        if name is None:
+            return None
+        if name == "max_connections" and self._setting(name) != self.server.limits.max_connections:
+            return "open files of the process"
+        return f"{self.room.name}.{name} = {self._setting(name)}"
 
     def _setting(self, name: str) -> Any:
         return self._config.values[f"{self.room.name}.{name}"]
@@ -119,13 +251,17 @@ class Service:
         return f"{self._config.where(key)}: {key}"
 
     def _limits(self) -> Limits:
-        connections = effective_connections(self._setting("max_connections"), self._descriptors)
-        return Limits(connections, self._setting("user_timeout"), self._setting("write_timeout"))
+        return Limits(
+            max_connections=effective_connections(self._setting("max_connections"), self._descriptors),
+            user_timeout=self._setting("user_timeout"),
+            write_timeout=self._setting("write_timeout"),
+            max_per_address=self._setting("max_connections_per_address"),
+            requests_per_second=self._setting("max_requests_per_second"),
+            idle_timeout=self._setting("idle_timeout"),
+            handshake_timeout=self._config.values["tls.handshake_timeout"],
+            access=self.ready.access,
+        )
 
     def _keepalive(self) -> Keepalive:
         names = ("keepalive_idle", "keepalive_interval", "keepalive_count", "user_timeout")
         return Keepalive(*map(self._setting, names))
-
-
-def shown(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -1,6 +1,7 @@
-"""The one thing systemd needs to be told: sd_notify(3), a datagram to the socket it names.
+"""What systemd is told and tells: sd_notify(3), its watchdog, and sockets that it has opened.
 
-Floor 4. Written here because it is one system call, and the libraries for it bring a C library or are unmaintained.
+Floor 4. Written here because it is a datagram and a few variables of the environment, and the libraries for it bring a
+C library or are unmaintained.
 """
 
 from __future__ import annotations
@@ -8,14 +9,70 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+FIRST_PASSED = 3  # SD_LISTEN_FDS_START
 
 
-def notify(state: str) -> None:
-    """Sends a state such as READY=1, if there is anybody to tell. Never fails: the daemon works without."""
+def notify(*states: str) -> None:
+    """Sends states such as READY=1, if there is anybody to tell. Never fails: the daemon works without."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
     if address.startswith("@"):  # the abstract namespace
         address = "\0" + address[1:]
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-        sender.sendto(state.encode(), address)
+        sender.setblocking(False)  # a manager that does not read is not waited for
+        sender.sendto("\n".join(states).encode(), address)
+
+
+def watchdog_seconds() -> float:
+    """How often the watchdog wants to hear WATCHDOG=1 at least; 0 if it is off, or meant for another process."""
+    microseconds = os.environ.get("WATCHDOG_USEC", "")
+    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()) or not microseconds.isdecimal():
+        return 0.0
+    return int(microseconds) / 1e6
+
+
+@dataclass
+class Passed:
+    """A listening socket that this process was started with. name: what its unit calls it, or ""."""
+
+    socket: socket.socket
+    name: str
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """IP address and port, or path and -1; an abstract path begins with @."""
+        name = self.socket.getsockname()
+        if self.socket.family != socket.AF_UNIX:
+            return name[0], name[1]
+        return (name if isinstance(name, str) else "@" + os.fsdecode(name[1:])), -1
+
+
+def passed_sockets(environ: MutableMapping[str, str] = os.environ, first: int = FIRST_PASSED) -> list[Passed]:
+    """The sockets of LISTEN_FDS, from then on ours and no child's. Raises OSError for what does not listen."""
+    mine = environ.get("LISTEN_PID") == str(os.getpid())
+    count, names = (environ.pop(name, "") for name in ("LISTEN_FDS", "LISTEN_FDNAMES"))
+    environ.pop("LISTEN_PID", None)
+    if not mine or not count.isdecimal():
+        return []
+    named = dict(enumerate(names.split(":")))
+    found = []
+    for index in range(int(count)):
+        os.set_inheritable(first + index, False)
+        passed = socket.socket(fileno=first + index)
+        stream = passed.type == socket.SOCK_STREAM and passed.family in (
+            socket.AF_INET,
+            socket.AF_INET6,
+            socket.AF_UNIX,
+        )
+        if not stream or not passed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            raise OSError(f"descriptor {first + index} is no socket that listens for streams")
+        passed.setblocking(False)
+        found.append(Passed(passed, named.get(index, "")))
+    return found

@@ -18,6 +18,7 @@ cdef class Roster:
     cdef readonly Driver driver
     cdef readonly dict connections  # by the engine's number
     cdef object _limits
+    cdef public object watch        # told "opened" or "closed" and the connection; None = nobody wants to know
     cdef public bint parting
     cdef readonly uint64_t slowed   # pauses of connections that sent more than they may
     cdef int64_t request_ns         # of a connection's time that a request takes up; 0 = any number may come

@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import Callable
 
 from counterd._core import Store
 from counterd.net.driver import Driver
@@ -10,6 +11,7 @@ class Roster:
     driver: Driver
     connections: dict[int, Connection]
     limits: Limits
+    watch: Callable[[str, Connection], None] | None
     parting: bool
     slowed: int
     def idle_among(self, first: int, count: int, before_ns: int) -> tuple[list[Connection], bool]: ...

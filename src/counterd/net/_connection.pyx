@@ -122,6 +122,8 @@ cdef class Roster:
         self.highest = max(self.highest, number)
         if connection.address is not None:
             self.addresses[connection.address] = self.addresses.get(connection.address, 0) + 1
+        if self.watch is not None:
+            self.watch("opened", connection)
         return 0
 
     cdef int remove(self, Connection connection, error) except -1:
@@ -131,6 +133,8 @@ cdef class Roster:
             self.addresses[address] -= 1
             if not self.addresses[address]:
                 del self.addresses[address]
+        if self.watch is not None:
+            self.watch("closed", connection)
         if self.parting or connection.queued or error is not None:
             self.lost(connection, error, connection.queued)
         return 0

@@ -117,14 +117,18 @@ class Server(Roster):
         self._poller.listen(listening.fileno(), partial(Connection, self, patience), wrap)
         self._listening.append(listening)
 
-    def part(self) -> None:
-        """Accepts no more, and ends each connection once what it has asked so far is answered."""
+    def unlisten(self) -> None:
+        """Accepts no more; connections that are there go on."""
         if self._poller is not None:
             self._poller.unlisten()
-        self.parting = True
-        self.limits_changed()
         for listening in self._listening:
             listening.close()
+
+    def part(self) -> None:
+        """Accepts no more, and ends each connection once what it has asked so far is answered."""
+        self.unlisten()
+        self.parting = True
+        self.limits_changed()
         for connection in list(self.connections.values()):
             connection.part()
 

@@ -10,26 +10,23 @@ import json
 import logging
 import os
 import re
-import sys
 import threading
 import time
 from contextlib import suppress
 
 import pytest
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterd.control.log import LINE_MAX, TRACEBACK_MAX, Bounded, LogWriter, json_line, one_line, text_line
+from counterd.control.log import LINE_MAX, TRACEBACK_MAX, Bounded, Foreign, LogWriter, json_line, one_line, text_line
 
 PATIENCE = 20  # seconds after which something hangs
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 
-def record(message: object, *args: object, level: int = logging.INFO, exc_info=None, **fields: object):
-    made = logging.LogRecord("name", level, "place.py", 7, message, args, exc_info)
-    made.created = 1795151310.1239
-    made.fields = fields
-    return made
+def record(message: object, level: str = "info", **fields: object) -> dict[str, object]:
+    return {"timestamp": "2026-11-20T05:08:30.123Z", "level": level, "event": message, **fields}
 
 
 def in_time(function, *args) -> None:
@@ -90,10 +87,8 @@ def pipe():
     made.close()
 
 
-def logger_for(writer: LogWriter) -> logging.Logger:
-    logger = logging.Logger("test")
-    logger.addHandler(writer)
-    return logger
+def logger_for(writer: LogWriter):
+    return structlog.wrap_logger(writer, **writer.chain())
 
 
 def messages(data: bytes) -> list[str]:
@@ -111,10 +106,9 @@ def messages(data: bytes) -> list[str]:
     ("made", "line"),
     [
         (record("listening"), "INFO  listening"),
-        (record("%s of %d", "one", 2), "INFO  one of 2"),
-        (record("x", level=logging.ERROR), "ERROR x"),
-        (record("x", level=logging.WARNING), "WARNING x"),
-        (record("x", level=logging.DEBUG), "DEBUG x"),
+        (record("x", level="error"), "ERROR x"),
+        (record("x", level="warning"), "WARNING x"),
+        (record("x", level="debug"), "DEBUG x"),
         (record(5), "INFO  5"),
         (record("x", port=11215, host="::1"), "INFO  x port=11215 host=::1"),
         (record("x", a="", b="b c", c='"', d="e=f", e="\\"), r'INFO  x a="" b="b c" c="\"" d="e=f" e="\\"'),
@@ -130,8 +124,7 @@ def test_text(made, line):
 @pytest.mark.parametrize(
     ("made", "fields"),
     [
-        (record("%s of %d", "one", 2), {"level": "info", "msg": "one of 2"}),
-        (record("x", level=logging.WARNING), {"level": "warning", "msg": "x"}),
+        (record("x", level="warning"), {"level": "warning", "msg": "x"}),
         (record("x", port=1, on=True, no=None), {"level": "info", "msg": "x", "port": 1, "on": True, "no": None}),
         (record("x", path=OSError), {"level": "info", "msg": "x", "path": "<class 'OSError'>"}),
         (record("x", msg="y", level_="z"), {"level": "info", "msg": "x", "level_": "z"}),
@@ -146,31 +139,45 @@ def test_json(made, fields):
     assert line.count(b"\n") == 1
 
 
-@pytest.fixture
-def exc_info():
+def logged(pipe: Pipe, format: str, log) -> str:
+    """The line that a call makes."""
+    writer = LogWriter("debug", format, pipe.writing)
+    log(logger_for(writer))
+    writer.start()
+    writer.close(PATIENCE)
+    return pipe.read_to_end().decode()
+
+
+def raised(message: str) -> ValueError:
     try:
-        raise ValueError("wrong\nhere")
-    except ValueError:
-        return sys.exc_info()
+        raise ValueError(message)
+    except ValueError as error:
+        return error
 
 
-def test_an_exception_is_a_field(exc_info):
-    line = text_line(record("failed", exc_info=exc_info, port=1)).decode()
-    head = re.escape(r'2026-11-20T05:08:30.123Z INFO  failed port=1 exc="Traceback (most recent call last):\n')
-    assert re.fullmatch(head + r".*" + re.escape(r'ValueError: wrong\nhere"') + "\n", line)
-    fields = json.loads(json_line(record("failed", exc_info=exc_info)))
+def test_an_exception_is_a_field(pipe):
+    line = logged(pipe, "text", lambda log: log.info("failed", exc_info=raised("wrong\nhere"), port=1))
+    head = re.escape(r'INFO  failed port=1 exc="Traceback (most recent call last):\n')
+    assert re.fullmatch(TIME + " " + head + r".*" + re.escape(r'ValueError: wrong\nhere"') + "\n", line)
+
+
+def test_an_exception_is_a_field_of_json(pipe):
+    def log(logger) -> None:
+        try:
+            raise ValueError("wrong\nhere")
+        except ValueError:
+            logger.exception("failed")
+
+    fields = json.loads(logged(pipe, "json", log))
+    assert (fields["level"], fields["msg"]) == ("error", "failed")
     assert fields["exc"].startswith("Traceback (most recent call last):\n")
     assert fields["exc"].endswith("ValueError: wrong\nhere")
 
 
-def test_a_long_traceback_keeps_its_end():
-    try:
-        raise ValueError("x" * TRACEBACK_MAX + "end")
-    except ValueError:
-        made = record("failed", exc_info=sys.exc_info())
-    expected = "x" * (TRACEBACK_MAX - 3) + "end"
-    assert json.loads(json_line(made))["exc"] == expected
-    assert text_line(made).decode().endswith(f" exc={expected}\n")
+def test_a_long_traceback_keeps_its_end(pipe):
+    error = raised("x" * TRACEBACK_MAX + "end")
+    line = logged(pipe, "text", lambda log: log.info("failed", exc_info=error))
+    assert line.endswith(" exc=" + "x" * (TRACEBACK_MAX - 3) + "end\n")
 
 
 def test_a_text_line_that_is_too_long_is_cut():
@@ -203,8 +210,8 @@ def test_a_json_line_that_is_too_long_is_cut_and_is_json_still():
 
 @given(st.text(st.characters()), st.dictionaries(st.text(st.characters()), st.text(st.characters())))
 def test_any_record_is_one_line(message, fields):
-    made = record(message)
-    made.fields = fields
+    made = {**fields, **record(message)}
+    fields = {key: value for key, value in fields.items() if key not in record("")}
     text = text_line(made).decode()
     assert text.endswith("\n")
     assert text[:-1].isprintable()
@@ -233,7 +240,7 @@ def test_lines_are_written_in_order(pipe):
     logger.info("before start")
     writer.start()
     for number in range(40):
-        logger.info("line %d", number, extra={"fields": {"port": number}})
+        logger.info("line %d", number, port=number)
     writer.close(PATIENCE)
     expected = [f"INFO  line {number} port={number}" for number in range(40)]
     assert messages(pipe.read_to_end()) == ["INFO  before start", *expected]
@@ -243,11 +250,11 @@ def test_lines_are_written_in_order(pipe):
 def test_arguments_are_taken_when_the_record_is_logged(pipe):
     writer = LogWriter("info", "text", pipe.writing)
     things = [1]
-    logger_for(writer).info("things %s", things)
+    logger_for(writer).info("things %s", things, list=things)
     things.append(2)
     writer.start()
     writer.close(PATIENCE)
-    assert messages(pipe.read_to_end()) == ["INFO  things [1]"]
+    assert messages(pipe.read_to_end()) == ["INFO  things [1] list=[1]"]
 
 
 def test_level_and_format_can_change(pipe):
@@ -380,34 +387,36 @@ class Unprintable:
 
 
 @pytest.mark.parametrize(
-    ("log", "error"),
+    ("format", "field", "error"),
     [
-        (lambda logger: logger.info("%d", "x"), "TypeError"),
-        (lambda logger: logger.info("%s", Unprintable()), "RuntimeError"),
-        (lambda logger: logger.info("x", extra={"fields": {"a": Unprintable()}}), "RuntimeError"),
-        (lambda logger: logger.info("x", extra={"fields": 5}), "TypeError"),
+        ("text", Unprintable(), "RuntimeError"),
+        ("json", Unprintable(), "RuntimeError"),
+        ("json", float("nan"), "ValueError"),
     ],
 )
-@pytest.mark.parametrize("format", ["text", "json"])
-def test_a_mistake_in_a_log_call_is_logged_instead_and_not_raised(pipe, capfd, log, error, format):
-    writer = LogWriter("info", format, pipe.writing)
-    log(logger_for(writer))
-    writer.start()
-    writer.close(PATIENCE)
-    line = pipe.read_to_end().decode()
+def test_a_value_that_cannot_be_shown_is_logged_as_that_and_not_raised(pipe, format, field, error):
+    line = logged(pipe, format, lambda log: log.info("x", a=field))
+    assert line.count("\n") == 1
     assert "ERROR" in line.upper()
     assert "a log record cannot be formatted" in line
     assert error in line
     assert __file__ in line
-    assert capfd.readouterr().err == ""
 
 
-def test_a_number_that_json_does_not_have_makes_no_invalid_line(pipe):
-    writer = LogWriter("info", "json", pipe.writing)
-    logger_for(writer).info("x", extra={"fields": {"rate": float("nan")}})
+def test_what_libraries_log_comes_too(pipe):
+    writer = LogWriter("info", "text", pipe.writing)
+    logger = logging.Logger("some.library")
+    logger.addHandler(Foreign(logger_for(writer)))
+    logger.debug("too little")
+    logger.info("%s of %d", "one", 2)
+    logger.log(logging.CRITICAL, "x", exc_info=raised("y"))
+    logger.warning("%d", "x")
     writer.start()
     writer.close(PATIENCE)
-    assert json.loads(pipe.read_to_end())["msg"] == "a log record cannot be formatted"
+    one, two, three = messages(pipe.read_to_end())
+    assert one == "INFO  one of 2 logger=some.library"
+    assert two.startswith('ERROR x logger=some.library exc="Traceback')
+    assert three.startswith(f"ERROR a log record cannot be formatted place={__file__}:")
 
 
 def test_lines_go_to_standard_error_unless_told_otherwise(capfd):

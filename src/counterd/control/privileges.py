@@ -1,0 +1,69 @@
+"""What the process gives up once its sockets are open: its user, every capability, and the way to new ones.
+
+Floor 4. By ctypes: four system calls that the standard library does not have. All of it but the user is a thread's own,
+so it has to happen while there is only one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+# <linux/prctl.h>, <linux/capability.h>
+PR_SET_DUMPABLE = 4
+PR_CAPBSET_READ = 23
+PR_CAPBSET_DROP = 24
+PR_SET_NO_NEW_PRIVS = 38
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+CAPABILITY_VERSION_3 = 0x20080522
+
+
+def drop_privileges(uid: int, gid: int, user: str) -> None:
+    """Becomes a user and group for good, without a capability; not to be called while there are other threads.
+
+    user: the name whose further groups it gets, or "" for none. If uid and gid are what they were, groups stay. Raises
+    OSError.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    _empty_bounding_set(libc)
+    if (uid, gid) != (os.geteuid(), os.getegid()):
+        if user:
+            os.initgroups(user, gid)
+        else:
+            os.setgroups([gid])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+        # The kernel has just forbidden core dumps, whatever the limit says, and /proc/self to whoever watches us.
+        _prctl(libc, PR_SET_DUMPABLE, 1)
+    _clear_capabilities(libc)
+    _prctl(libc, PR_SET_NO_NEW_PRIVS, 1)
+
+
+def _prctl(libc: ctypes.CDLL, option: int, argument: int) -> int:
+    result: int = libc.prctl(option, *map(ctypes.c_ulong, (argument, 0, 0, 0)))
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def _empty_bounding_set(libc: ctypes.CDLL) -> None:
+    """What not even a program that root starts with a file's capabilities could have again; for root only."""
+    try:
+        for capability in range(64):
+            if _prctl(libc, PR_CAPBSET_READ, capability):  # EINVAL beyond the last that this kernel has
+                _prctl(libc, PR_CAPBSET_DROP, capability)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EPERM):
+            raise
+
+
+def _clear_capabilities(libc: ctypes.CDLL) -> None:
+    """Effective, permitted, inheritable and ambient ones."""
+    _prctl(libc, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
+    if libc.capset(header, (ctypes.c_uint32 * 6)()) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

@@ -1,0 +1,67 @@
+"""How late the event loop is: a timer that measures what everything else on the loop waits for.
+
+Floor 4. It feeds systemd's watchdog too, because a loop that does not come to this does not come to a request either.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+from typing import TYPE_CHECKING
+
+from counterd.net.server import Histogram
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+PERIOD_S = 0.1
+# Seconds. The loop's timers have milliseconds: a loop that is idle is in one of the first two.
+BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class Pulse:
+    """Beats every PERIOD_S from start() to stop().
+
+    feed: told every feed_s seconds that the loop is alive; 0 is never.
+    last, max: how late the last beat was and the latest of all, in seconds.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, feed: Callable[[], object], feed_s: float = 0.0) -> None:
+        self.last = self.max = 0.0
+        self._loop = loop
+        self._feed = feed
+        self._feed_ns = int(feed_s * 1e9)
+        self._fed_ns = 0
+        self._counts = [0] * (len(BOUNDS) + 1)
+        self._sum = 0.0
+        self._due_ns = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Feeds at once, and beats from now on."""
+        self._wait(time.monotonic_ns())
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def histogram(self) -> Histogram:
+        """How late the beats were, in seconds."""
+        return Histogram(BOUNDS, tuple(self._counts), self._sum)
+
+    def _beat(self) -> None:
+        now = time.monotonic_ns()
+        late = self.last = max(0, now - self._due_ns) / 1e9
+        self.max = max(self.max, late)
+        self._counts[bisect.bisect_left(BOUNDS, late)] += 1
+        self._sum += late
+        self._wait(now)
+
+    def _wait(self, now: int) -> None:
+        if self._feed_ns and now - self._fed_ns >= self._feed_ns:
+            self._fed_ns = now
+            self._feed()
+        period = min(PERIOD_S, self._feed_ns / 1e9) if self._feed_ns else PERIOD_S
+        self._due_ns = now + int(period * 1e9)
+        self._timer = self._loop.call_later(period, self._beat)
