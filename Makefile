@@ -14,10 +14,10 @@ CONFIG ?= conf/counterd.conf
 
 help:
 	@echo 'make setup   build counterd into $(VENV)'
-	@echo 'make run     setup, then the daemon in the foreground with $(CONFIG)'
+	@echo 'make run     setup, then the daemon in the foreground with $(CONFIG) and its dashboard'
 	@echo 'make test    setup, then the tests (COUNTERD_BUILD=debug: with assertions compiled in)'
 	@echo 'make lint    ruff, mypy, cython-lint'
-	@echo 'make docs    write docs/api/ from the docstrings'
+	@echo 'make docs    write docs/api/ from the docstrings, man/ from --help and the configuration'
 	@echo 'make clean   remove what the above made'
 	@echo ''
 	@echo 'make bench            the engine, ns a frame, and a round trip'
@@ -35,7 +35,7 @@ $(VENV)/.ready:
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.ready $(SOURCES)
-	$(PIP) --no-build-isolation .
+	$(PIP) --no-build-isolation '.[admin]'
 	@touch $@
 
 $(VENV)/.tools: pyproject.toml | $(VENV)/.built
@@ -43,7 +43,7 @@ $(VENV)/.tools: pyproject.toml | $(VENV)/.built
 	@touch $@
 
 run: $(VENV)/.built
-	@exec $(BIN)/counterd -c $(CONFIG) $(ARGS)
+	@exec $(BIN)/counterd -c $(CONFIG) --set admin.enable=true $(ARGS)
 
 test: setup
 	$(BIN)/python -m pytest $(ARGS)
@@ -55,6 +55,7 @@ lint: setup
 
 docs: setup
 	$(BIN)/python tools/api.py
+	$(BIN)/python tools/man.py
 
 bench: setup
 	$(BIN)/python -m pytest benchmarks $(ARGS)

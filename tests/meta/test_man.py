@@ -1,0 +1,80 @@
+"""The pages in man/ say what the program does, and formatters have nothing to object."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from counterd.cli import daemon
+from counterd.control.config import settings_for
+from counterd.protocols import find_rooms
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "man").iterdir())
+
+
+@pytest.fixture(scope="module")
+def man() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("man", ROOT / "tools" / "man.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def text(page: str) -> str:
+    return (ROOT / "man" / page).read_text("utf-8")
+
+
+@pytest.mark.parametrize("page", ["counterbench.1", "counterctl.1", "counterd.conf.5"])
+def test_a_page_says_what_the_program_says(man: ModuleType, page: str) -> None:
+    assert set(man.PARTS) == {"counterbench.1", "counterctl.1", "counterd.conf.5"}
+    assert man.renewed(page, text(page)) == text(page), "`make docs` writes it anew"
+
+
+def test_a_page_without_marks_is_found(man: ModuleType) -> None:
+    with pytest.raises(ValueError, match="has no lines"):
+        man.renewed("counterctl.1", ".Sh NAME\n")
+
+
+def test_every_setting_is_in_the_page() -> None:
+    items = re.findall(r"^\.It Ic (\S+) =", text("counterd.conf.5"), re.MULTILINE)
+    assert sorted(items) == sorted(settings_for(find_rooms()))
+
+
+def test_every_option_of_the_daemon_is_in_its_page(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        daemon.parse(["--help"])
+    options = set(re.findall(r"(?<![\w-])--?[a-z]+", capsys.readouterr().out))
+    assert {"-c", "--config", "--check"} <= options
+    items = re.findall(r"^\.It Fl (.*)$", text("counterd.1"), re.MULTILINE)
+    said = {f"-{flag}".replace("-Fl ", "--") for item in items for flag in re.findall(r"(?:^|, Fl )((?:Fl )?\w+)", item)}
+    assert said == options
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_formatters_have_nothing_to_object(page: Path) -> None:
+    mandoc = shutil.which("mandoc")
+    if mandoc is None:
+        reason = "no mandoc; on Debian or Ubuntu: apt-get install mandoc"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    done = subprocess.run([mandoc, "-Tlint", page], capture_output=True, text=True, check=False)
+    # Whether the other pages are installed is no fault of this one.
+    assert [line for line in done.stdout.splitlines() if "referenced manual not found" not in line] == []
+
+
+def test_words_of_the_language_are_escaped(man: ModuleType) -> None:
+    assert man.escaped(r".a \b `c`") == r"\&.a \eb \(gac\(ga"
+    assert man.quoted('say "a"') == r'"say \(dqa\(dq"'
+    assert man.sentences(["One thing.  Another", "one, e.g. this."]) == ["One thing.", "Another one, e.g. this."]

@@ -1,0 +1,178 @@
+"""Writes what the pages in man/ have in common with the program, between two marks. Run it with `make docs`.
+
+counterd.conf(5) says what the comments of the configuration file say; the commands of click say what their --help does.
+All else in the pages is written by hand. It needs the installed package with its extras.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+import counterd
+from counterd.cli import bench, ctl
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+MAN = Path(__file__).parents[1] / "man"
+BEGIN = '.\\" Written by `make docs` from here'
+END = '.\\" to here'
+
+SECTION = re.compile(r"# -+ (.+)")
+KEY = re.compile(r"(?:# )?([a-z_]+(?:\.[a-z_]+)*) =(.*)")
+LINE_MAX = 78
+
+
+def renewed(page: str, text: str) -> str:
+    """A page whose part between the marks says what the program says. Raises ValueError if it has no such part."""
+    head, begin, rest = text.partition(f"{BEGIN}\n")
+    _, end, tail = rest.partition(f"{END}\n")
+    if not begin or not end:
+        raise ValueError(f"{page} has no lines {BEGIN!r} and {END!r}")
+    return "".join((head, begin, *(f"{line}\n" for line in PARTS[page]()), end, tail))
+
+
+# ---- counterd.conf(5) ------------------------------------------------------------------------------------------------
+
+
+def configuration() -> Iterator[str]:
+    """A subsection for each section of the file, an item for each key."""
+    lines = Path(counterd.__file__).with_name("counterd.conf").read_text("utf-8").splitlines()
+    in_list = False
+    words: list[str] = []
+    for line in lines[lines.index("") :]:  # the first paragraph is about the file
+        if section := SECTION.fullmatch(line):
+            if in_list:
+                yield ".El"
+            yield f".Ss {section[1]}"
+            yield ".Bl -tag -width Ds"
+            in_list = True
+        elif key := KEY.fullmatch(line):
+            yield f".It Ic {key[1]} = {value(key[2].strip())}"
+            yield from sentences(words)
+            words = []
+        elif line:
+            words.append(line.removeprefix("#").strip())
+    yield ".El"
+
+
+def value(text: str) -> str:
+    """A default, as an argument of a macro."""
+    return f"Ar {quoted(text)}" if text else '""'
+
+
+# ---- the commands of click -------------------------------------------------------------------------------------------
+# From what was declared, not from what --help makes of it: every version of click lays that out in its own way.
+
+
+def commands(main: click.Group, name: str) -> Iterator[str]:
+    """The options of a command, then the same for each of its own commands."""
+    yield f".Ss Options of {name}"
+    yield from options(main.params)
+    yield from inner(main, click.Context(main, info_name=name))
+
+
+def inner(group: click.Group, parent: click.Context) -> Iterator[str]:
+    for name in group.list_commands(parent):
+        command = group.get_command(parent, name)
+        assert command is not None
+        context = click.Context(command, info_name=name, parent=parent)
+        yield f".Ss {context.command_path.partition(' ')[2]}"
+        yield f".Dl {escaped(' '.join((name, *operands(command))))}"
+        yield from prose(command.help or "")
+        yield from options(each for each in command.params if each.name not in {above.name for above in group.params})
+        if isinstance(command, click.Group):
+            yield from inner(command, context)
+
+
+def operands(command: click.Command) -> Iterator[str]:
+    """What follows a command's name on the command line."""
+    yield "[OPTIONS]"
+    if isinstance(command, click.Group):
+        yield "COMMAND [ARGUMENTS]..."
+    for each in command.params:
+        if isinstance(each, click.Argument):
+            word = each.metavar or (each.name or "").upper() + ("..." if each.nargs == -1 else "")
+            yield word if each.required or word.startswith("[") else f"[{word}]"
+
+
+def options(parameters: Iterable[click.Parameter]) -> Iterator[str]:
+    """All but --help, which every command has."""
+    shown = [each for each in parameters if isinstance(each, click.Option)]
+    if shown:
+        yield ".Bl -tag -width Ds"
+        for option in shown:
+            yield f".It {' , '.join(flag(each) for each in option.opts)}{argument(option)}"
+            yield from sentences([option.help or "", *notes(option)])
+        yield ".El"
+
+
+def flag(text: str) -> str:
+    return f"Fl Fl {text[2:]}" if text.startswith("--") else f"Fl {text[1:]}"
+
+
+def argument(option: click.Option) -> str:
+    """What it takes, as a macro after its flags."""
+    if option.is_flag or option.count:
+        return ""
+    if isinstance(option.type, click.Choice):
+        return f" Ar {quoted('|'.join(option.type.choices))}"
+    return f" Ar {quoted(option.metavar or option.type.name.split()[0].upper())}"
+
+
+def notes(option: click.Option) -> Iterator[str]:
+    if option.show_default and option.default is not None:
+        yield f"[default: {option.default}]"
+    if option.show_envvar:
+        yield f"[environment: {option.envvar}]"
+
+
+def prose(text: str) -> Iterator[str]:
+    """Help of click: paragraphs, and after a backspace one whose lines stay as they are."""
+    for number, paragraph in enumerate(inspect.cleandoc(text).split("\n\n")):
+        if paragraph.startswith("\b\n"):
+            yield ".Bd -literal -offset 2n"
+            yield from (escaped(line) for line in inspect.cleandoc(paragraph[2:]).splitlines())
+            yield ".Ed"
+        else:
+            if number:
+                yield ".Pp"
+            yield from sentences(paragraph.splitlines())
+
+
+# ---- the language of the pages ---------------------------------------------------------------------------------------
+
+
+def sentences(lines: Iterable[str]) -> list[str]:
+    """Text, each sentence beginning a line, as the formatters want it."""
+    parts = re.split(r"(?<=[.?!])(?<!\.\.\.) (?=[A-Z(\[])", re.sub(r"\s+", " ", " ".join(lines)).strip())
+    return [escaped(line) for part in parts for line in textwrap.wrap(part, LINE_MAX, break_on_hyphens=False)]
+
+
+def escaped(text: str) -> str:
+    """A line of text that is taken as it stands."""
+    text = text.replace("\\", "\\e").replace("`", "\\(ga").replace("^", "\\(ha").replace("~", "\\(ti")
+    return f"\\&{text}" if text.startswith((".", "'")) else text
+
+
+def quoted(text: str) -> str:
+    """One argument of a macro."""
+    return '"{}"'.format(escaped(text).replace('"', "\\(dq"))
+
+
+PARTS: dict[str, Callable[[], Iterator[str]]] = {
+    "counterd.conf.5": configuration,
+    "counterctl.1": lambda: commands(ctl.main, "counterctl"),
+    "counterbench.1": lambda: commands(bench.main, "counterbench"),
+}
+
+
+if __name__ == "__main__":
+    for each in PARTS:
+        (MAN / each).write_text(renewed(each, (MAN / each).read_text("utf-8")), "utf-8")
