@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
+import json
 import os
 import re
 import shutil
 import subprocess
+from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from counterd.control.config import load, settings_for
+from counterd.protocols import find_rooms
+
+if TYPE_CHECKING:
+    from counterd.control.config import Config
 
 ROOT = Path(__file__).parents[2]
 SYSTEMD = ROOT / "deploy" / "systemd"
+CONTAINERFILE = ROOT / "deploy" / "container" / "Containerfile"
 PROGRAM = "/opt/counterd/bin/counterd"
 EXPOSURE_MAX = 2.0
 
@@ -45,3 +59,150 @@ def test_the_service_may_do_little(analyze: str) -> None:
     exposure = re.search(r"Overall exposure level for counterd\.service: ([0-9.]+)", done.stdout)
     assert exposure, done.stdout + done.stderr
     assert float(exposure[1]) < EXPOSURE_MAX
+
+
+# ---- the container ----
+
+
+def instructions() -> list[list[tuple[str, str]]]:
+    """Of the Containerfile: for each stage what it says, as instruction and rest."""
+    text = re.sub(r"^\s*#.*\n", "", CONTAINERFILE.read_text("utf-8"), flags=re.MULTILINE).replace("\\\n", " ")
+    stages: list[list[tuple[str, str]]] = [[]]
+    for line in text.splitlines():
+        if line:
+            word, _, rest = line.partition(" ")
+            if word == "FROM":
+                stages.append([])
+            stages[-1].append((word, rest.strip()))
+    return stages
+
+
+def test_the_image_runs_as_nobody_and_says_how_it_is() -> None:
+    _, build, final = instructions()
+    assert ("FROM", "${BASE} AS build") in build
+    last = dict(final)
+    assert (last["USER"], last["STOPSIGNAL"], last["ENTRYPOINT"]) == ("10001:10001", "SIGTERM", '["counterd"]')
+    options, _, command = last["HEALTHCHECK"].partition("CMD ")
+    program, _, code = json.loads(command)
+    assert program == "python"
+    ast.parse(code)
+    host, port = settings_for(())["admin.bind"].default.rsplit(":", 1)
+    assert f"'http://{host}:{port}/readyz'" in code
+    assert "--timeout=3s" in options
+
+
+def test_what_the_image_is_made_from_is_in_its_context() -> None:
+    allowed = re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text("utf-8"), re.MULTILINE)
+    copied = [
+        source
+        for word, rest in itertools.chain(*instructions())
+        if word == "COPY" and not rest.startswith("--from")
+        for source in rest.split()[:-1]
+    ]
+    assert {"src", "setup.py"} <= set(copied)
+    for source in copied:
+        assert (ROOT / source).exists()
+        assert any(source == each or source.startswith(f"{each}/") for each in allowed), source
+
+
+def test_what_the_image_installs_is_pinned() -> None:
+    declared = map(Requirement, metadata.requires("counterd") or ())
+    needed = [each for each in declared if each.marker is None or each.marker.evaluate({"extra": "admin"})]
+    build = re.findall(r"^[A-Za-z].*", (CONTAINERFILE.with_name("build.in")).read_text("utf-8"), re.MULTILINE)
+    assert json.dumps(build) in (ROOT / "pyproject.toml").read_text("utf-8")
+    for requirements, lock in [(needed, "requirements.lock"), (map(Requirement, build), "build.lock")]:
+        for each in requirements:
+            assert each.specifier.contains(pins(lock)[each.name.lower()]), lock
+
+
+def pins(lock: str) -> dict[str, str]:
+    """The versions in a file of pinned requirements, each of which has a hash."""
+    text = (CONTAINERFILE.parent / lock).read_text("utf-8")
+    found = re.findall(r"^([\w.-]+)==(\S+)(?: ;[^\\\n]*)? \\\n +--hash=sha256:", text, re.MULTILINE)
+    assert len(found) == text.count("==")
+    return dict(found)
+
+
+def test_the_configuration_of_the_image_is_right() -> None:
+    config = load(CONTAINERFILE.with_name("counterd.conf"), (), find_rooms())
+    assert config.warnings == ()
+    assert config.values["admin.enable"]
+
+
+# ---- Kubernetes ----
+
+
+@pytest.fixture(scope="module")
+def kubernetes() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The configuration and what a pod is like."""
+    configuration, deployment = yaml.safe_load_all((ROOT / "deploy/kubernetes/sidecar.yaml").read_text("utf-8"))
+    assert (configuration["kind"], deployment["kind"]) == ("ConfigMap", "Deployment")
+    template = deployment["spec"]["template"]
+    assert deployment["spec"]["selector"]["matchLabels"] == template["metadata"]["labels"]
+    return configuration, template["spec"]
+
+
+@pytest.fixture
+def sidecar(kubernetes: tuple[dict[str, Any], dict[str, Any]]) -> dict[str, Any]:
+    (container,) = kubernetes[1]["initContainers"]
+    return container
+
+
+@pytest.fixture
+def served(kubernetes: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path) -> Config:
+    """What the sidecar makes of its ConfigMap."""
+    (name, text), *others = kubernetes[0]["data"].items()
+    assert (name, others) == ("counterd.conf", [])
+    path = tmp_path / name
+    path.write_text(text)
+    return load(path, (), find_rooms())
+
+
+def test_the_sidecar_is_started_before_the_application_and_asked_how_it_is(
+    sidecar: dict[str, Any], served: Config
+) -> None:
+    assert sidecar["restartPolicy"] == "Always"
+    (port,) = sidecar["ports"]
+    assert served.values["admin.bind"] == f"0.0.0.0:{port['containerPort']}"
+    probes = {kind: sidecar[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")}
+    assert {kind: probe["path"] for kind, probe in probes.items()} == {
+        "startup": "/readyz",
+        "readiness": "/readyz",
+        "liveness": "/livez",
+    }
+    assert {probe["port"] for probe in probes.values()} == {port["name"]}
+
+
+def test_the_sidecar_may_do_nothing(sidecar: dict[str, Any]) -> None:
+    context = sidecar["securityContext"]
+    user = dict(instructions()[-1])["USER"]
+    assert f"{context['runAsUser']}:{context['runAsGroup']}" == user
+    assert context["runAsNonRoot"]
+    assert context["readOnlyRootFilesystem"]
+    assert not context["allowPrivilegeEscalation"]
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert sidecar["resources"]["limits"]["memory"]
+
+
+def test_the_socket_is_shared(
+    kubernetes: tuple[dict[str, Any], dict[str, Any]], sidecar: dict[str, Any], served: Config
+) -> None:
+    _, pod = kubernetes
+    (application,) = pod["containers"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    ours = {mount["mountPath"]: mount["name"] for mount in sidecar["volumeMounts"]}
+    theirs = {mount["mountPath"]: mount["name"] for mount in application["volumeMounts"]}
+    folder = str(Path(served.values["counter.socket"]).parent)
+    assert ours[folder] == theirs[folder]
+    assert "emptyDir" in volumes[ours[folder]]
+    assert "subPath" not in str(sidecar["volumeMounts"])
+    assert volumes[ours["/etc/counterd"]]["configMap"]["name"] == kubernetes[0]["metadata"]["name"]
+    (url,) = (each["value"] for each in application["env"] if each["name"] == "COUNTERD_URL")
+    assert url == f"counter+unix://{served.values['counter.socket']}"
+    assert pod["securityContext"]["fsGroup"] == sidecar["securityContext"]["runAsGroup"]
+
+
+def test_the_pod_is_given_the_time_to_drain(kubernetes: tuple[dict[str, Any], dict[str, Any]], served: Config) -> None:
+    assert served.values["drain.mode"] == "wait"
+    assert kubernetes[1]["terminationGracePeriodSeconds"] > served.values["drain.timeout"] + 10

@@ -57,7 +57,9 @@ def test_every_option_of_the_daemon_is_in_its_page(capsys: pytest.CaptureFixture
     options = set(re.findall(r"(?<![\w-])--?[a-z]+", capsys.readouterr().out))
     assert {"-c", "--config", "--check"} <= options
     items = re.findall(r"^\.It Fl (.*)$", text("counterd.1"), re.MULTILINE)
-    said = {f"-{flag}".replace("-Fl ", "--") for item in items for flag in re.findall(r"(?:^|, Fl )((?:Fl )?\w+)", item)}
+    said = {
+        f"-{flag}".replace("-Fl ", "--") for item in items for flag in re.findall(r"(?:^|, Fl )((?:Fl )?\w+)", item)
+    }
     assert said == options
 
 

@@ -18,7 +18,23 @@ FUNCTION_LINES_MAX = 70
 
 FOLDERS = ("src", "tests", "benchmarks", "conf", "docs", "tools", ".ci", ".github", "deploy", "man")
 CODE = {".py", ".pyx", ".pxd", ".pyi"}
-TEXT = CODE | {".md", ".toml", ".cfg", ".conf", ".json", ".yml", ".yaml", ".sh", ".service", ".socket", ".sysusers", ".lock", ".1", ".5", ".txt"}
+TEXT = CODE | {
+    ".md",
+    ".toml",
+    ".cfg",
+    ".conf",
+    ".json",
+    ".yml",
+    ".yaml",
+    ".sh",
+    ".service",
+    ".socket",
+    ".sysusers",
+    ".lock",
+    ".1",
+    ".5",
+    ".txt",
+}
 NOT_OURS = re.compile(r"__pycache__|\.egg-info|/node_modules/")
 # Spelled so that this file does not have them.
 UNFINISHED = re.compile(rf"\b(?:{'|'.join(('TO' + 'DO', 'FIX' + 'ME', 'X' * 3, 'HA' + 'CK'))})\b")
