@@ -18,7 +18,8 @@ FUNCTION_LINES_MAX = 70
 
 FOLDERS = ("src", "tests", "benchmarks", "conf", "docs", "tools", ".ci", ".github", "deploy", "man")
 CODE = {".py", ".pyx", ".pxd", ".pyi"}
-TEXT = CODE | {
+TEXT = CODE | {".md", ".toml", ".cfg", ".conf", ".json", ".yml", ".yaml", ".sh", ".txt"}
+TEXT |= {".service", ".socket", ".sysusers", ".lock", ".in", ".1", ".5"}
     ".md",
     ".toml",
     ".cfg",
