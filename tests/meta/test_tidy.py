@@ -20,22 +20,6 @@ FOLDERS = ("src", "tests", "benchmarks", "conf", "docs", "tools", ".ci", ".githu
 CODE = {".py", ".pyx", ".pxd", ".pyi"}
 TEXT = CODE | {".md", ".toml", ".cfg", ".conf", ".json", ".yml", ".yaml", ".sh", ".txt"}
 TEXT |= {".service", ".socket", ".sysusers", ".lock", ".in", ".1", ".5"}
-    ".md",
-    ".toml",
-    ".cfg",
-    ".conf",
-    ".json",
-    ".yml",
-    ".yaml",
-    ".sh",
-    ".service",
-    ".socket",
-    ".sysusers",
-    ".lock",
-    ".1",
-    ".5",
-    ".txt",
-}
 NOT_OURS = re.compile(r"__pycache__|\.egg-info|/node_modules/")
 # Spelled so that this file does not have them.
 UNFINISHED = re.compile(rf"\b(?:{'|'.join(('TO' + 'DO', 'FIX' + 'ME', 'X' * 3, 'HA' + 'CK'))})\b")
