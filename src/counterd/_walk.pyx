@@ -106,7 +106,7 @@ cdef class RankedWalk:
     cpdef bint step(self) except -1:
         """Goes on for 250 us at most. True once the rows are there."""
         self.work = STEP_WORK
-        while self.position <= self.table.pool.fresh:
+        while not self.is_sorted and self.position <= self.table.pool.fresh:
             if self.work <= 0:
                 return False
             self.visit(self.position)
@@ -173,6 +173,6 @@ cdef class RankedWalk:
         return 0
 
     def rows(self):
-        """The rows, highest rank first, as they were when they were taken; none before step() has returned True."""
+        """The rows, highest rank first, as they were when they were taken. Of use once step() has returned True."""
         self.found.sort()
         return [row for _, _, row in self.found]

@@ -134,6 +134,7 @@ class Parsed:
     """One request. status: what parsing already decided; breaks: framing is lost with it."""
 
     size: int
+    magic: int
     opcode: int
     flags: int
     opaque: bytes
@@ -149,7 +150,8 @@ def parse(data: bytes) -> Parsed | None:
     if len(data) < 12:
         return None
     magic, opcode, flags, _, length = struct.unpack_from(">BBBBI", data)
-    request = Parsed(12, opcode, flags, data[8:12], INVALID if opcode in COMMANDS or magic != 0x90 else UNKNOWN)
+    status = INVALID if opcode in COMMANDS or magic != 0x90 else UNKNOWN
+    request = Parsed(12, magic, opcode, flags, data[8:12], status)
     request.breaks = magic != 0x90 or length > BODY_MAX
     if request.breaks:
         return request
@@ -197,6 +199,8 @@ class Model:
         self.sessions: list[ModelSession] = []
         self.sessions_total = 0
         self.tally: Tally[str] = Tally()
+        self.outcomes: Tally[tuple[str, str]] = Tally()
+        self.draining = False
         self.calls = 0
 
     # -- sessions --
@@ -258,6 +262,7 @@ class Model:
                 session.kept = session.kept[request.size :]
                 if request.opcode == DUMP and request.status == OK:
                     self.tally["command:dump"] += 1
+                    self.outcomes["dump", "ok"] += 1
                     session.dump = ModelDump(request.opaque, bool(request.flags & LIMITS), since)
                     continue
                 reply = self._execute(session, request)
@@ -301,7 +306,7 @@ class Model:
         if status == OK:
             self.tally[f"command:{COMMANDS[request.opcode]}"] += 1
             if request.opcode == ACQUIRE:
-                status = self._acquire(session, request)
+                status = NOT_AVAILABLE if self.draining else self._acquire(session, request)
                 body = struct.pack(">I", request.resources)
             elif request.opcode == RELEASE:
                 status = self._release(session, request)
@@ -310,8 +315,10 @@ class Model:
                 status = OK if counter else NOT_FOUND
                 body = struct.pack(">I", counter.consumption) if counter else b""
         if status != OK:
-            body = TEXTS[status]
+            body = b"Draining" if self.draining and status == NOT_AVAILABLE else TEXTS[status]
             self.tally[f"refused:{REFUSALS[status]}"] += 1
+        operation = "unknown" if request.magic != 0x90 else COMMANDS.get(request.opcode, "unknown")
+        self.outcomes[operation, REFUSALS.get(status, "ok")] += 1
         return self._reply(request.opcode, status, request.opaque, body)
 
     @staticmethod

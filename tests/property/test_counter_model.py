@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter as Tally
 from typing import Any
 
 from hypothesis import HealthCheck, assume, settings
@@ -232,6 +233,12 @@ class CounterMachine(RuleBasedStateMachine):
         self.store.begin_window(number)
         self.model.begin_window(number)
 
+    @rule(rarely=st.integers(0, 30))
+    def begin_drain(self, rarely: int) -> None:
+        if rarely == 30:
+            self.store.begin_drain()
+            self.model.draining = True
+
     @rule(holdings=st.sampled_from([0, 1, 2, 5, 100]))
     def limit_holdings(self, holdings: int) -> None:
         self.store.limit_holdings(holdings)
@@ -245,12 +252,20 @@ class CounterMachine(RuleBasedStateMachine):
         expected = self.model.figures()
         if any(session.more and session.dump is None for session in self.model.sessions):
             del expected["command:dump"]  # one may have begun without a word
+        else:
+            assert sorted(self.store.outcomes()) == sorted((*key, n) for key, n in self.model.outcomes.items())
         snapshot = self.store.snapshot()
         assert {name: snapshot[name] for name in expected} == expected
         assert self.store.next_deadline() == self.model.next_deadline()
         for name in COLLIDING:
             amounts = sorted(amount for _, amount, _ in self.store.holders(name))
             assert amounts == sorted(held.holdings[name] for held in self.holding() if name in held.holdings)
+        leases = self.store.leases(self.model.holdings_max)
+        assert len(leases) == self.store.held()
+        assert sorted((name, amount) for _, name, amount, _ in leases) == sorted(
+            lease for held in self.holding() for lease in held.holdings.items()
+        )
+        assert all(self.store.holdings_of(number) == n for number, n in Tally(lease[0] for lease in leases).items())
 
     def holding(self) -> set[ModelSession]:
         return {*self.model.sessions, *self.model.leaving}
