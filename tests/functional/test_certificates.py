@@ -1,0 +1,150 @@
+"""TLS files of a running daemon: rotated under live connections, and refused whole when one of them is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import trustme
+
+import daemon
+from counterd.protocols.counter import wire
+from functional import peers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Scene:
+    """One daemon with TLS whose files a test can change. settings: what it has; files: by name, of one authority."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.authority = trustme.CA()
+        self.issue()
+        self.authority.cert_pem.write_to_path(self.path("ca"))
+        self.settings = {"counter.tls.cert": self.path("cert"), "counter.tls.key": self.path("key")}
+        self.counterd: daemon.Daemon
+
+    def path(self, name: str) -> str:
+        return str(self.directory / f"{name}.pem")
+
+    def issue(self) -> None:
+        """A new certificate and its key."""
+        issued = self.authority.issue_cert("127.0.0.1", key_type=trustme.KeyType.ECDSA)
+        issued.cert_chain_pems[0].write_to_path(self.path("cert"))
+        issued.private_key_pem.write_to_path(self.path("key"))
+
+    @contextlib.contextmanager
+    def connected(self, certificate: trustme.LeafCert | None = None) -> Iterator[ssl.SSLSocket]:
+        context = ssl.create_default_context(cafile=self.path("ca"))
+        if certificate is not None:
+            certificate.configure_cert(context)
+        with (
+            socket.create_connection(self.counterd.address, daemon.PATIENCE) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+        ):
+            yield connection
+
+    def serial(self) -> str:
+        """Of the certificate that a new connection gets."""
+        with self.connected() as connection:
+            return str(connection.getpeercert()["serialNumber"])
+
+    def not_reloaded(self) -> str:
+        """Has it reread its files, and gives what it says is wrong."""
+        count = len(self.counterd.lines("not reloaded"))
+        self.counterd.send_signal(signal.SIGHUP)
+        return self.counterd.wait_for_log("not reloaded", count + 1).partition("not reloaded: ")[2]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    scene = Scene(tmp_path_factory.mktemp("tls"))
+    with daemon.running(scene.directory / "daemon", scene.settings) as scene.counterd:
+        yield scene
+
+
+@pytest.fixture
+def scene(running: Scene) -> Iterator[Scene]:
+    """The daemon, which has files that are right before each test."""
+    running.issue()
+    running.counterd.reload(running.settings)
+    return running
+
+
+def test_certificates_change_under_live_connections(scene: Scene) -> None:
+    with scene.connected() as old:
+        assert peers.ask(old, wire.acquire(1, b"jobs", 2, 2)).status == 0
+        before = scene.serial()
+        scene.issue()
+        assert scene.serial() == before, "files are read when they are to be, not when they change"
+        scene.counterd.reload(scene.settings)
+        assert scene.counterd.lines(r"reloaded .*: the TLS files of counter$")
+        assert scene.serial() != before
+        assert peers.ask(old, wire.get(2, b"jobs")).body == (2).to_bytes(4, "big")
+
+
+def test_a_key_that_is_not_the_certificates(scene: Scene) -> None:
+    before = scene.serial()
+    scene.authority.issue_cert("127.0.0.1").private_key_pem.write_to_path(scene.path("key"))
+    scene.counterd.config.write_text(daemon.config_text(scene.settings | {"counter.max_connections": 7}))
+    assert scene.not_reloaded() == (
+        f"{scene.counterd.config}:5: counter.tls.key: the private key in {scene.path('key')} is not that of the"
+        f" certificate in {scene.path('cert')}"
+    )
+    assert scene.serial() == before
+    scene.issue()
+    scene.counterd.reload(scene.settings)
+    assert scene.serial() != before
+    assert not scene.counterd.lines("max_connections")
+
+
+@pytest.mark.parametrize("spoil", ["missing", "empty"])
+def test_a_certificate_that_is_none(scene: Scene, spoil: str) -> None:
+    before = scene.serial()
+    if spoil == "missing":
+        Path(scene.path("cert")).unlink()
+    else:
+        os.truncate(scene.path("cert"), 0)
+    why = "{} cannot be read" if spoil == "missing" else "there is no certificate in PEM in {}"
+    assert why.format(scene.path("cert")) in scene.not_reloaded()
+    assert scene.serial() == before
+
+
+def test_clients_can_be_made_to_show_who_they_are(scene: Scene) -> None:
+    mine = scene.authority.issue_cert("client@example.org")
+    needed = scene.settings | {"counter.tls.client_ca": scene.path("ca"), "counter.tls.require_client_cert": "true"}
+    with scene.connected() as old:
+        scene.counterd.reload(needed)
+        assert peers.ask(old, wire.noop(1)).status == 0, "it was let in, and stays"
+        with scene.connected(mine) as shown:
+            assert peers.ask(shown, wire.noop(1)).status == 0
+        with pytest.raises((ssl.SSLError, ConnectionError, AssertionError)), scene.connected() as nobody:
+            peers.ask(nobody, wire.noop(1))
+
+
+def test_tls_can_be_turned_off_and_on(scene: Scene) -> None:
+    with scene.connected() as old:
+        scene.counterd.reload({})
+        with scene.counterd.connect() as plain:
+            assert peers.ask(plain, wire.noop(1)).status == 0
+            scene.counterd.reload(scene.settings)
+            assert scene.serial()
+            assert peers.ask(plain, wire.noop(2)).status == 0
+        assert peers.ask(old, wire.noop(1)).status == 0
+
+
+def test_check_looks_into_the_files(scene: Scene, tmp_path: Path) -> None:
+    config = tmp_path / "x.conf"
+    config.write_text(daemon.config_text({"counter.tls.cert": scene.path("ca")}))
+    result = daemon.run("-c", config, "--check")
+    assert result.returncode == 2
+    wanted = f"{config}:4: counter.tls.cert: there is no private key in PEM in {scene.path('ca')}"
+    assert result.stderr.startswith(wanted)

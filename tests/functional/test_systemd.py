@@ -1,0 +1,173 @@
+"""What systemd does for a service: its sockets, its watchdog, and what it wants to be told meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def manager(short_path: Path) -> Iterator[socket.socket]:
+    """A socket like that of systemd, which it is told through."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(short_path / "notify"))
+        listening.settimeout(daemon.PATIENCE)
+        yield listening
+
+
+def passing(*listening: socket.socket, names: str | None = None) -> tuple[str, ...]:
+    """The daemon, with these sockets as systemd would pass them."""
+    code = "import os\nos.environ['LISTEN_PID'] = str(os.getpid())\n"
+    code += f"os.environ['LISTEN_FDS'] = '{len(listening)}'\n"
+    code += "" if names is None else f"os.environ['LISTEN_FDNAMES'] = {names!r}\n"
+    # Out of the way first: one of them may be where another has to go.
+    code += f"high = [os.dup2(fd, 100 + fd) for fd in {[one.fileno() for one in listening]}]\n"
+    code += "for number, fd in enumerate(high, 3):\n    os.dup2(fd, number)\n    os.close(fd)"
+    return daemon.after(code)
+
+
+def inherit(*sockets: socket.socket) -> None:
+    for one in sockets:
+        one.set_inheritable(True)
+
+
+@pytest.fixture
+def run_with(start: Callable[..., daemon.Daemon], monkeypatch: pytest.MonkeyPatch) -> Callable[..., daemon.Daemon]:
+    """Starts it with sockets."""
+    real = daemon.subprocess.Popen
+
+    def run_with(settings: dict[str, object], *listening: socket.socket, names: str | None = None) -> daemon.Daemon:
+        inherit(*listening)
+        fds = [one.fileno() for one in listening]
+        monkeypatch.setattr(daemon.subprocess, "Popen", lambda *args, **more: real(*args, **more, pass_fds=fds))
+        try:
+            return start(settings, program=passing(*listening, names=names))
+        finally:
+            monkeypatch.undo()
+            for one in listening:
+                one.close()
+
+    return run_with
+
+
+def test_sockets_that_systemd_opened(run_with: Callable[..., daemon.Daemon], short_path: Path) -> None:
+    """Whoever connects before the daemon runs is served by it, and the files are not its own to remove."""
+    path = short_path / "s"
+    tcp = socket.create_server(("127.0.0.1", 0))
+    unix = socket.socket(socket.AF_UNIX)
+    unix.bind(str(path))
+    unix.listen()
+    with socket.create_connection(tcp.getsockname()) as early:
+        counterd = run_with({"counter.socket": short_path / "not"}, tcp, unix, names="counter.tcp:counter.unix")
+        port = early.getpeername()[1]
+        assert counterd.lines(rf"counter listens on 127.0.0.1:{port}, unix:{path}$")
+        early.settimeout(daemon.PATIENCE)
+        early.sendall(bytes.fromhex("900000000000000000000000"))
+        assert early.recv(100)
+        with counterd.connect() as connected:
+            assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+        counterd.reload({"counter.max_connections": 7})
+        assert not counterd.lines("restart")
+        assert counterd.stats()["connections_max"] == 7
+    assert counterd.stop() == 0
+    assert path.exists()
+    assert not (short_path / "not").exists()
+
+
+def test_a_socket_without_a_name_is_known_by_its_address(run_with: Callable[..., daemon.Daemon]) -> None:
+    tcp = socket.create_server(("127.0.0.1", 0))
+    port = tcp.getsockname()[1]
+    counterd = run_with({"counter.port": port, "throttr.enable": "true", "throttr.port": 0}, tcp)
+    assert counterd.lines(f"counter listens on 127.0.0.1:{port}$")
+    counterd.reload({"counter.port": 0, "throttr.enable": "true", "throttr.port": 0})
+    assert not counterd.lines("not reloaded|restart")
+    assert counterd.stats()
+
+
+@pytest.mark.parametrize(
+    ("settings", "address", "names", "problem"),
+    [
+        ({}, "127.0.0.1", None, "LISTEN_FDS: socket 0 listens on 127.0.0.1:{port}, and nothing here does"),
+        ({}, "127.0.0.1", "throttr", "LISTEN_FDS: there is a socket for throttr, but throttr.enable is false"),
+        ({}, "0.0.0.0", "counter", "LISTEN_FDS: counter.bind: 0.0.0.0 can be reached from other machines, by anybody"),
+    ],
+)
+def test_sockets_that_do_not_fit(
+    tmp_path: Path, settings: dict[str, object], address: str, names: str | None, problem: str
+) -> None:
+    config = tmp_path / "x.conf"
+    config.write_text(daemon.config_text(settings))
+    with socket.create_server((address, 0)) as tcp:
+        inherit(tcp)
+        result = daemon.subprocess.run(
+            [*passing(tcp, names=names), "-c", str(config)],
+            pass_fds=[tcp.fileno()],
+            capture_output=True,
+            text=True,
+            timeout=daemon.PATIENCE,
+            env=daemon.environment(),
+            check=False,
+        )
+        assert result.returncode == 2
+        (line,) = result.stderr.splitlines()
+        assert line.startswith(problem.format(port=tcp.getsockname()[1]))
+
+
+def received(manager: socket.socket, wanted: str) -> list[str]:
+    """What comes up to the wanted state."""
+    found: list[str] = []
+    while wanted not in found:
+        found += manager.recv(4096).decode().split("\n")
+    return found
+
+
+# Its loop is stuck for a while, and nothing else of it is.
+STICKS = "import signal, sys, time\nsignal.signal(signal.SIGUSR2, lambda *_: time.sleep(0.6))"
+
+
+def test_the_watchdog_hears_of_a_loop_that_is_stuck(
+    start: Callable[..., daemon.Daemon], manager: socket.socket
+) -> None:
+    program = (sys.executable, "-c", f"{STICKS}\nfrom counterd.cli.daemon import main\nsys.exit(main(sys.argv[1:]))")
+    counterd = start(env={"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "200000"}, program=program)
+    received(manager, "READY=1")
+    for _ in range(3):
+        received(manager, "WATCHDOG=1")
+    counterd.send_signal(signal.SIGUSR2)
+    gaps, last = [], time.monotonic()
+    while not gaps or max(gaps) < 0.4:
+        received(manager, "WATCHDOG=1")
+        gaps.append(time.monotonic() - last)
+        last = time.monotonic()
+    assert max(gaps) > 0.5
+    received(manager, "WATCHDOG=1")
+
+
+def test_it_is_told_of_a_reload_and_of_stopping(start: Callable[..., daemon.Daemon], manager: socket.socket) -> None:
+    counterd = start({"drain.timeout": 20}, env={"NOTIFY_SOCKET": manager.getsockname()})
+    assert "STATUS=serving counter" in received(manager, "STATUS=serving counter")
+    before = time.monotonic_ns() // 1000
+    for change in ("", "nonsense\n"):  # also if nothing came of it
+        counterd.config.write_text(counterd.config.read_text() + change)
+        counterd.send_signal(signal.SIGHUP)
+        states = received(manager, "READY=1")
+        (moment,) = (int(state.partition("=")[2]) for state in states if state.startswith("MONOTONIC_USEC="))
+        assert states[0] == "RELOADING=1"
+        assert before <= moment <= time.monotonic_ns() // 1000
+    assert counterd.lines("reloaded")
+    assert counterd.lines("not reloaded")
+    counterd.stop()
+    assert received(manager, "STOPPING=1")[-1] == f"EXTEND_TIMEOUT_USEC={25_000_000}"
+    assert os.getpid() != counterd.pid

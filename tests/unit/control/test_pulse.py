@@ -1,0 +1,90 @@
+"""The pulse, on a clock and a loop of the test's own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from counterd.control import pulse
+from counterd.control.pulse import BOUNDS, Pulse
+
+
+class Scene:
+    """now: nanoseconds. pulse: it. fed: when it fed the watchdog, in seconds."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now = 7_000_000_000
+        self.fed: list[float] = []
+        self.timers: list[tuple[float, object]] = []
+        monkeypatch.setattr(pulse, "time", SimpleNamespace(monotonic_ns=lambda: self.now))
+
+    def call_later(self, wait: float, call: object) -> SimpleNamespace:
+        self.timers.append((wait, call))
+        return SimpleNamespace(cancel=self.timers.clear)
+
+    def start(self, feed_s: float = 0.0) -> Pulse:
+        made = Pulse(self, lambda: self.fed.append(self.now / 1e9), feed_s)
+        made.start()
+        return made
+
+    def beat(self, late: float = 0.0) -> None:
+        wait, call = self.timers.pop()
+        self.now += round((wait + late) * 1e9)
+        call()
+
+
+@pytest.fixture
+def scene(monkeypatch) -> Scene:
+    return Scene(monkeypatch)
+
+
+def test_how_late_each_beat_was(scene):
+    beating = scene.start()
+    for late in (0.0, 0.001, 0.0015, 3.0, 60.0, 0.004):
+        scene.beat(late)
+    assert (beating.last, beating.max) == (0.004, 60.0)
+    histogram = beating.histogram()
+    counts = dict(zip((*BOUNDS, "more"), histogram.counts, strict=True))
+    assert {bound: count for bound, count in counts.items() if count} == {
+        0.001: 2,
+        0.002: 1,
+        0.005: 1,
+        5.0: 1,
+        "more": 1,
+    }
+    assert histogram.bounds == BOUNDS
+    assert histogram.sum == pytest.approx(63.0065)
+    assert scene.fed == []
+
+
+def test_a_timer_that_comes_early_is_not_late(scene):
+    beating = scene.start()
+    scene.beat(-0.001)
+    assert (beating.last, beating.histogram().sum) == (0.0, 0.0)
+
+
+def test_the_watchdog_is_fed_as_often_as_it_wants(scene):
+    scene.start(feed_s=0.25)
+    for _ in range(10):
+        scene.beat()
+    assert scene.fed == pytest.approx([7.0, 7.3, 7.6, 7.9])
+
+
+def test_a_watchdog_that_wants_more_than_there_are_beats(scene):
+    scene.start(feed_s=0.02)
+    scene.beat()
+    scene.beat()
+    assert scene.fed == pytest.approx([7.0, 7.02, 7.04])
+
+
+def test_a_loop_that_is_stuck_does_not_feed(scene):
+    scene.start(feed_s=0.1)
+    scene.beat(late=5.0)
+    assert scene.fed == pytest.approx([7.0, 12.1])
+
+
+def test_nothing_after_stop(scene):
+    scene.start().stop()
+    assert scene.timers == []
+    Pulse(scene, lambda: None).stop()

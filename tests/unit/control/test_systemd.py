@@ -1,0 +1,97 @@
+"""Sockets that somebody else has opened, and whose watchdog it is. What is sent to systemd is in tests/functional."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+
+import pytest
+
+from counterd.control import systemd
+from counterd.control.systemd import passed_sockets, watchdog_seconds
+
+
+@pytest.fixture
+def descriptors():
+    """Copies of sockets, at numbers that follow each other."""
+    first = 800
+    used = []
+
+    def place(*sockets: socket.socket) -> int:
+        for number, one in enumerate(sockets, first):
+            used.append(os.dup2(one.fileno(), number))
+            one.close()
+        return first
+
+    yield place
+    for number in used:
+        with contextlib.suppress(OSError):  # its owner has closed it
+            os.close(number)
+
+
+def listening(family: int = socket.AF_INET, address: object = ("127.0.0.1", 0)) -> socket.socket:
+    made = socket.socket(family)
+    made.bind(address)
+    made.listen()
+    return made
+
+
+def environ(count: int, names: str | None = None, pid: int | None = None) -> dict[str, str]:
+    made = {"LISTEN_PID": str(pid or os.getpid()), "LISTEN_FDS": str(count), "OTHER": "x"}
+    return made | ({} if names is None else {"LISTEN_FDNAMES": names})
+
+
+def test_what_was_passed(descriptors, short_path):
+    tcp, path = listening(), str(short_path / "s")
+    port = tcp.getsockname()[1]
+    first = descriptors(tcp, listening(socket.AF_UNIX, path), listening(socket.AF_UNIX, "\0" + path))
+    env = environ(3, "counter.tcp:throttr")
+    passed = passed_sockets(env, first)
+    assert [(one.name, one.address) for one in passed] == [
+        ("counter.tcp", ("127.0.0.1", port)),
+        ("throttr", (path, -1)),
+        ("", ("@" + path, -1)),
+    ]
+    assert [one.socket.fileno() for one in passed] == [first, first + 1, first + 2]
+    assert not any(one.socket.get_inheritable() or one.socket.getblocking() for one in passed)
+    assert env == {"OTHER": "x"}, "no child may think that they are its own"
+    for one in passed:
+        one.socket.close()
+
+
+def test_what_is_for_another_process_or_nothing(descriptors):
+    first = descriptors(listening())
+    for env in (environ(1, pid=1), environ(0), {}, {"LISTEN_FDS": "1"}, environ(1) | {"LISTEN_FDS": "x"}):
+        assert passed_sockets(env, first) == []
+        assert env.keys() <= {"OTHER"}
+
+
+@pytest.mark.parametrize("make", [socket.socket, lambda: socket.socket(type=socket.SOCK_DGRAM)])
+def test_what_does_not_listen(descriptors, make):
+    first = descriptors(make())
+    with pytest.raises(OSError, match=f"descriptor {first} is no socket that listens for streams"):
+        passed_sockets(environ(1), first)
+
+
+def test_what_is_no_socket():
+    reading, writing = os.pipe()
+    with pytest.raises(OSError, match="Socket operation on non-socket"):
+        passed_sockets(environ(1), reading)
+    os.close(writing)
+    os.close(reading)
+
+
+@pytest.mark.parametrize(
+    ("env", "seconds"),
+    [
+        ({}, 0.0),
+        ({"WATCHDOG_USEC": "1500000"}, 1.5),
+        ({"WATCHDOG_USEC": "1500000", "WATCHDOG_PID": str(os.getpid())}, 1.5),
+        ({"WATCHDOG_USEC": "1500000", "WATCHDOG_PID": "1"}, 0.0),
+        ({"WATCHDOG_USEC": "soon"}, 0.0),
+    ],
+)
+def test_whose_watchdog_it_is(monkeypatch, env, seconds):
+    monkeypatch.setattr(systemd.os, "environ", env)
+    assert watchdog_seconds() == seconds
