@@ -147,3 +147,37 @@ def test_what_peers_send_is_not_logged(start: Callable[..., daemon.Daemon], capf
     counterd.stop()
     assert not counterd.lines("s3cr3t")
     assert "s3cr3t" not in "".join(capfd.readouterr())
+
+
+def test_a_connection_that_is_refused_is_told_with_the_limit(start: Callable[..., daemon.Daemon]) -> None:
+    counterd = start({"counter.max_connections": 2, "counter.max_connections_per_address": 1})
+    with counterd.client() as client:
+        client.noop()
+        with counterd.connect() as refused:
+            assert refused.recv(1) == b""
+        line = counterd.wait_for_log("WARNING connection refused: 127.0.0.1 has 1 open")
+        assert 'room=counter limit="counter.max_connections_per_address = 1" cause=rejected:per_address' in line
+        counterd.reload({"counter.max_connections": 1})
+        with counterd.connect() as refused:
+            assert refused.recv(1) == b""
+        line = counterd.wait_for_log("WARNING connection refused: 1 connections are open")
+        assert 'room=counter limit="counter.max_connections = 1" cause=rejected:max_connections' in line
+
+
+def test_who_debugs_sees_connections_come_and_go(start: Callable[..., daemon.Daemon]) -> None:
+    counterd = start({"log.level": "debug"})
+    with counterd.client() as client:
+        client.noop()
+        opened = counterd.wait_for_log("DEBUG connection opened")
+        client.noop()
+    closed = counterd.wait_for_log("DEBUG connection closed")
+    found = re.search(r" id=(counter-[0-9]+-[0-9]+) peer=(127\.0\.0\.1:[0-9]+)$", opened)
+    assert found
+    assert closed.endswith(f" id={found[1]} peer={found[2]} requests=2")
+    counterd.reload({})
+    counterd.stats()
+    assert len(counterd.lines("DEBUG connection")) == 2
+    counterd.reload({"log.level": "debug"})
+    with counterd.client() as client:
+        client.noop()
+        counterd.wait_for_log("DEBUG connection opened", 2)
