@@ -28,7 +28,7 @@ class Files:
         self.write("other", authority.issue_cert("127.0.0.1").private_key_pem.bytes())
         self.write("ca", authority.cert_pem.bytes())
         self.write("text", b"not a \xff certificate\n")
-        self.write("broken", issued.cert_chain_pems[0].bytes().replace(b"MII", b"XXX", 1))
+        self.write("broken", issued.cert_chain_pems[0].bytes().replace(b"MII", b"???", 1))
 
     def write(self, name: str, content: bytes) -> None:
         (self.directory / name).write_bytes(content)
