@@ -368,9 +368,13 @@ cdef class Connection:
         return 0
 
     def quicken(self):
-        """The time that its requests took is over."""
+        """The time that its requests took is over, unless more of them were executed meanwhile."""
+        cdef int64_t now_ns = monotonic_ns()
         self.slow_timer = None
-        self.active_ns = monotonic_ns()
+        if self.paid_ns > now_ns and self.server.request_ns:
+            self.slow_timer = self.server.loop.call_later((self.paid_ns - now_ns) / 1e9, self.quicken)
+            return
+        self.active_ns = now_ns
         self.settle()
 
     cdef bint is_idle(self, int64_t before_ns) noexcept:

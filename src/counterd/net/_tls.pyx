@@ -14,8 +14,8 @@ What a peer may do, and what it costs:
   stream can do so at any point, also by a reset, so close_notify would protect nothing here: requests carry their own
   length, one that is cut is never executed, and what the peer holds comes back either way, as it does when it dies.
 - never answer our close_notify: it is not waited for.
-- ask for new keys, send empty records or records of a byte: OpenSSL bounds some of it, and a read takes READ_FIRST bytes
-  only until most of what comes is data, so that a read is never much work.
+- ask for new keys, send empty records or records of a byte: OpenSSL bounds some of it, and a read takes no more than
+  READ_FIRST bytes until most of what comes is data, so that a read is never much work.
 - renegotiate: refused (Server.context). Not read: what OpenSSL has to say is queued, and that stops reading.
 - begin handshakes without end: HANDSHAKES steps of them in a batch, the rest waits while others are served.
 """

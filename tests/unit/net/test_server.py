@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import ipaddress
+import itertools
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
 
+from counterd.net._connection import peer_process
+from counterd.net.access import Access
 from counterd.net.server import STUCK_CHECK_S, Limits, Server
 from counterd.net.sockets import Keepalive, UnixSocket, open_tcp
 from counterd.protocols.counter import wire
 from counterd.protocols.counter._room import CounterSession, CounterStore
+from machine import has_ipv6
 from property.model import KEY, make_store
 from unit.net.fakes import FakeClock, Net, nets
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from counterd._core import Session
+    from unit.net.fakes import Peer
 
 NOOP = wire.noop(1)
 REPLY = wire.frame(0, 1, magic=0x91)
@@ -176,6 +184,373 @@ def test_why_a_connection_was_lost_is_counted(
     figures = net.server.figures()
     assert (figures["slow_readers"], figures["vanished_peers"]) == (slow, vanished)
     assert net.reports == ["slow_reader"] * slow + ["vanished"] * vanished
+
+
+# ---- who may connect ------------------------------------------------------------------------------------------------
+
+
+class Reached(Net):
+    """A server that listens on 127.0.0.1, where a test connects from any address of that network."""
+
+    def __init__(self, **limits: Any) -> None:
+        super().__init__(**limits)
+        self.listening = open_tcp("127.0.0.1", 0, Keepalive(10, 5, 3, 25))
+        self.server.listen(self.listening)
+        (self.batch,) = self.loop.readers.values()
+        self.clients: list[socket.socket] = []
+
+    def reach(self, address: str = "127.0.0.1") -> socket.socket:
+        self.clients.append(socket.create_connection(self.listening.getsockname(), source_address=(address, 0)))
+        self.clients[-1].settimeout(5)
+        self.batch()
+        return self.clients[-1]
+
+    def addresses(self) -> list[str]:
+        return [connection.peer()[0] for connection in self.server.connections.values()]
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        self.batch()
+        self.loop.run()
+        self.server.part()
+        super().close()
+
+
+@pytest.fixture
+def make_reached() -> Iterator[Callable[..., Reached]]:
+    made: list[Reached] = []
+    yield lambda **limits: made.append(Reached(**limits)) or made[-1]  # type: ignore[func-returns-value]
+    for each in made:
+        each.close()
+
+
+def networks(*texts: str) -> Access:
+    return Access(tuple(map(ipaddress.ip_network, texts)))
+
+
+def test_only_addresses_that_are_allowed_may_connect(make_reached: Callable[..., Reached]) -> None:
+    net = make_reached(access=networks("127.0.0.2", "127.3.0.0/16"))
+    for address in ("127.0.0.1", "127.0.0.2", "127.3.255.1", "127.4.0.1"):
+        net.reach(address)
+    assert net.addresses() == ["127.0.0.2", "127.3.255.1"]
+    assert net.clients[0].recv(1) == b""
+    assert net.reports == ["rejected:allow"] * 2
+    assert net.server.figures()["rejected:allow"] == 2
+    net.limit(access=networks("127.0.0.1"))
+    net.reach()
+    assert net.addresses() == ["127.0.0.2", "127.3.255.1", "127.0.0.1"]
+
+
+def test_connections_of_an_address_are_counted_from_the_beginning(make_reached: Callable[..., Reached]) -> None:
+    net = make_reached()
+    first, _ = net.reach("127.0.0.2"), net.reach("127.0.0.2")
+    net.limit(max_per_address=2)
+    assert net.reach("127.0.0.2").recv(1) == b""
+    net.reach("127.0.0.3")
+    assert net.server.figures()["rejected:per_address"] == 1
+    assert net.addresses() == ["127.0.0.2", "127.0.0.2", "127.0.0.3"]
+    first.close()
+    net.batch()
+    net.reach("127.0.0.2")
+    assert net.addresses() == ["127.0.0.2", "127.0.0.3", "127.0.0.2"]
+
+
+def test_the_first_limit_that_is_met_is_the_one_that_is_named(make_reached: Callable[..., Reached]) -> None:
+    net = make_reached(max_connections=1, max_per_address=1, access=networks("127.0.0.1", "127.0.0.2"))
+    for address in ("127.0.0.1", "127.0.0.1", "127.0.0.2", "127.0.0.3"):
+        net.reach(address)
+    net.limit(max_connections=2)
+    net.reach("127.0.0.1")
+    assert net.reports == [
+        f"rejected:{cause}" for cause in ("max_connections", "max_connections", "allow", "per_address")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("users", "groups", "allowed"),
+    [
+        ({os.geteuid()}, (), True),
+        ((), {os.getegid()}, True),
+        ({os.geteuid() + 1}, {os.getegid() + 1_000_000}, False),
+        ((), {os.getgroups()[-1]} if os.getgroups() else {os.getegid()}, True),
+    ],
+)
+def test_only_processes_that_are_allowed_may_connect(
+    make_net: Callable[..., Net], *, users: set[int], groups: set[int], allowed: bool
+) -> None:
+    net = make_net(access=Access(networks("203.0.113.0/24").networks, frozenset(users), frozenset(groups)))
+    peer = net.connect()
+    assert peer.transport.aborted is not allowed
+    assert net.reports == [] if allowed else ["rejected:allow"]
+    if allowed:
+        assert peer.connection.origin() == f"unix uid={os.geteuid()} pid={os.getpid()}"
+
+
+def test_which_process_it_is() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs:
+        assert peer_process(ours.fileno()) == (os.getpid(), os.geteuid(), {os.getegid(), *os.getgroups()})
+    with pytest.raises(OSError, match="descriptor"):
+        peer_process(-1)
+
+
+# ---- who is there ---------------------------------------------------------------------------------------------------
+
+
+def test_a_connection_is_found_by_its_id_as_long_as_it_is_there(make_net: Callable[..., Net]) -> None:
+    net = make_net()
+    first, second = net.connect(), net.connect()
+    assert list(net.server.connections) == [first.connection.number, second.connection.number]
+    assert [net.server.find(peer.connection.id) for peer in (first, second)] == [first.connection, second.connection]
+    gone, number = first.connection.id, first.connection.number
+    first.lose()
+    net.loop.run()
+    third = net.connect()
+    assert third.connection.number == number
+    assert third.connection.id != gone
+    for wrong in (gone, "", "-", "1", "x-1", f"{number}-", f"{number}-x", f"0{third.connection.id}", "9-9-9"):
+        assert net.server.find(wrong) is None
+    assert net.server.find(third.connection.id) is third.connection
+
+
+def test_a_connection_whose_number_goes_to_another_stays(make_net: Callable[..., Net]) -> None:
+    """The engine lets go of one that has ended; it still gets its answers."""
+    net = make_net()
+    net.fill(6000)
+    ended = net.connect()
+    ended.send(wire.dump(1))
+    ended.connection.eof_received()
+    number = ended.connection.number
+    while number not in [peer.connection.number for peer in net.peers[1:]]:
+        net.connect()
+    assert len(net.server.connections) == len(net.peers)
+    assert net.server.connections[number] is net.peers[-1].connection
+    assert net.server.find(ended.connection.id) is ended.connection
+    assert len(ended.finish()) == 6000 * 36 + 12
+    for peer in net.peers:
+        peer.lose()
+    assert net.server.connections == {}
+
+
+def test_who_is_killed_is_counted(make_net: Callable[..., Net]) -> None:
+    net = make_net()
+    peer = net.connect()
+    net.server.kill(peer.connection)
+    assert peer.transport.aborted
+    assert net.server.figures()["killed"] == 1
+
+
+def test_where_it_comes_from_is_known_after_it_has_gone(make_reached: Callable[..., Reached]) -> None:
+    net = make_reached()
+    port = net.reach("127.0.0.7").getsockname()[1]
+    (connection,) = net.server.connections.values()
+    net.server.kill(connection)
+    net.loop.run()
+    assert connection.peer() == ("127.0.0.7", port)
+    assert connection.origin() == f"127.0.0.7:{port}"
+
+
+def test_an_ipv4_address_is_one_on_an_ipv6_socket_too(make_net: Callable[..., Net]) -> None:
+    if not has_ipv6():
+        pytest.skip("no IPv6 on this machine")
+    net = make_net(access=networks("127.0.0.0/8", "::1"))
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listening:
+        listening.setblocking(False)
+        net.server.listen(listening)
+        (batch,) = net.loop.readers.values()
+        port = listening.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as old, socket.create_connection(("::1", port)) as new:
+            batch()
+            origins = [connection.origin() for connection in net.server.connections.values()]
+            assert origins == [f"127.0.0.1:{old.getsockname()[1]}", f"[::1]:{new.getsockname()[1]}"]
+        batch()
+        net.loop.run()
+        net.server.part()
+
+
+# ---- how much, and how often ----------------------------------------------------------------------------------------
+
+
+def frozen(net: Net, peer: Peer) -> float | None:
+    """For how long it is not read, if it is not."""
+    timers = net.loop.live_timers()
+    assert bool(timers) is not peer.transport.reading
+    return timers[0] if timers else None
+
+
+def test_one_that_sends_too_much_is_read_when_its_requests_have_taken_their_time(make_net: Callable[..., Net]) -> None:
+    net = make_net(requests_per_second=10)
+    peer = net.connect()
+    peer.send(NOOP * 10)
+    assert peer.recv() == REPLY * 10
+    assert frozen(net, peer) is None
+    peer.send(NOOP * 20)
+    assert peer.recv() == REPLY * 20  # what was read is answered
+    assert frozen(net, peer) == pytest.approx(2, abs=0.2)
+    assert net.server.figures()["slowed"] == 1
+    assert net.reports == ["slowed"]
+    net.loop.fire()  # the loop's time is not the connection's, by which nothing has passed
+    assert frozen(net, peer) == pytest.approx(2, abs=0.2)
+    assert net.server.figures()["slowed"] == 1
+
+
+def test_one_that_sends_no_more_than_it_may_is_never_stopped(make_net: Callable[..., Net]) -> None:
+    net = make_net(requests_per_second=1_000_000)
+    peer = net.connect()
+    for _ in range(100):
+        peer.send(NOOP * 100)
+        assert peer.recv() == REPLY * 100
+    assert frozen(net, peer) is None
+    net.limit(requests_per_second=2)
+    peer.send(NOOP)  # what it sent before is not held against it
+    assert frozen(net, peer) is None
+    net.limit(requests_per_second=0)
+    peer.send(NOOP * 100)
+    assert frozen(net, peer) is None
+
+
+def test_requests_that_had_to_wait_for_a_turn_count_as_well(make_net: Callable[..., Net]) -> None:
+    net = make_net(requests_per_second=1000)
+    peer = net.connect()
+    peer.send(NOOP * 20_000)
+    assert peer.finish() == REPLY * 20_000
+    assert not peer.transport.reading
+    net.loop.fire()  # the timer was for the first of them
+    assert frozen(net, peer) == pytest.approx(19, abs=0.9)
+    net.limit(requests_per_second=0)
+    net.loop.fire()
+    assert peer.transport.reading
+
+
+def test_slowing_ends_with_the_connection(make_net: Callable[..., Net]) -> None:
+    net = make_net(requests_per_second=1)
+    lost, parting, ended, broken = [net.connect() for _ in range(4)]
+    for peer in (lost, parting):
+        peer.send(NOOP * 9)
+        assert not peer.transport.reading
+    lost.lose()
+    parting.connection.part()
+    assert parting.transport.eof_written
+    assert parting.transport.reading
+    ended.send(NOOP * 9)
+    ended.connection.eof_received()
+    assert ended.transport.closed
+    broken.send(NOOP * 9 + b"\x55" * 12)
+    assert broken.transport.reading
+    assert broken.transport.eof_written
+    for peer in (parting, ended, broken):
+        peer.lose()
+    assert net.loop.live_timers() == []
+
+
+def test_limited_reads_are_short(make_reached: Callable[..., Reached]) -> None:
+    net = make_reached(requests_per_second=50)
+    net.reach().sendall(NOOP * 2000)
+    for requests in (50, 100):
+        net.batch()
+        (connection,) = net.server.connections.values()
+        assert connection.requests == requests
+    net.limit(requests_per_second=0)
+    net.loop.fire()
+    net.batch()
+    assert connection.requests == 2000
+
+
+# ---- those that say nothing -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def since(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """For what the server reads; connections read the real one."""
+    clock = FakeClock()
+    clock.now_ns = time.monotonic_ns()
+    monkeypatch.setattr("counterd.net.server.time", clock)
+    return clock
+
+
+def test_one_that_sends_nothing_for_too_long_is_closed(make_net: Callable[..., Net], since: FakeClock) -> None:
+    net = make_net(idle_timeout=60)
+    quiet = [net.connect() for _ in range(3)]
+    assert net.loop.live_timers() == [7.5]
+    since.now_ns += 59 * S
+    net.loop.fire()
+    assert not any(peer.transport.closed for peer in quiet)
+    since.now_ns += 2 * S
+    net.loop.fire()
+    assert all(peer.transport.closed for peer in quiet)
+    assert net.server.figures()["idle_closed"] == 3
+    assert net.reports == ["idle"] * 3
+
+
+def test_one_that_is_kept_from_sending_is_not_idle(make_net: Callable[..., Net], since: FakeClock) -> None:
+    net = make_net(idle_timeout=60, requests_per_second=1)
+    clogged, _ = net.clog()
+    slowed, parting, active = net.connect(), net.connect(), net.connect()
+    slowed.send(NOOP * 9)
+    parting.connection.part()
+    since.now_ns += 1000 * S
+    idle, more = net.server.idle_among(0, 100, since.now_ns)
+    assert (idle, more) == ([active.connection], False)
+    assert net.server.idle_among(0, 100, time.monotonic_ns() - S) == ([], False)
+    clogged.recv_all()
+    clogged.transport.drain()
+    assert clogged.connection.active_ns > active.connection.active_ns
+
+
+def test_many_are_looked_at_in_slices(
+    make_net: Callable[..., Net], since: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("counterd.net.server.IDLE_CHECKS", 2)
+    net = make_net(idle_timeout=1)
+    quiet = [net.connect() for _ in range(5)]
+    since.now_ns += 2 * S
+    net.loop.fire()
+    looked_at = [sum(peer.transport.closed for peer in quiet)]
+    while net.loop.turn():
+        looked_at.append(sum(peer.transport.closed for peer in quiet))
+    assert looked_at == [1, 3, 5]
+    assert net.loop.live_timers() == [0.25]
+
+
+def test_the_timeout_can_change(make_net: Callable[..., Net], since: FakeClock) -> None:
+    net = make_net()
+    peer = net.connect()
+    since.now_ns += 10 * S
+    assert net.loop.live_timers() == []
+    net.limit(idle_timeout=8)
+    assert net.loop.live_timers() == [1.0]
+    net.loop.fire()
+    assert peer.transport.closed
+    net.limit(idle_timeout=0)
+    assert net.loop.live_timers() == []
+    net.limit(idle_timeout=8)
+    net.server.part()
+    assert 1.0 not in net.loop.live_timers()
+
+
+# ---- what a batch takes ---------------------------------------------------------------------------------------------
+
+
+def test_batches_are_counted_by_what_they_bring_and_take(make_net: Callable[..., Net]) -> None:
+    net = make_net()
+    peer = net.connect()
+    sizes = [1, 16, 17, 32, 262_144, 262_145]
+    for size in sizes:
+        peer.connection.data_received(bytes(size))
+        peer = net.connect()
+    histograms = net.server.histograms()
+    assert set(histograms) == {"batch_seconds", "batch_bytes"}
+    for histogram in histograms.values():
+        assert len(histogram.counts) == len(histogram.bounds) + 1
+        assert sum(histogram.counts) == len(sizes)
+        assert all(after == 2 * before for before, after in itertools.pairwise(histogram.bounds))
+    by_size = histograms["batch_bytes"]
+    assert by_size.sum == sum(sizes)
+    counted = dict(zip((*by_size.bounds, "above"), by_size.counts, strict=True))
+    assert {bound: count for bound, count in counted.items() if count} == {16: 2, 32: 2, 262_144: 1, "above": 1}
+    assert 0 < histograms["batch_seconds"].sum < 1
+    assert histograms["batch_seconds"].bounds[0] == 1.024e-6
 
 
 # ---- on a real loop -------------------------------------------------------------------------------------------------

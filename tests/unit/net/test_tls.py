@@ -1,0 +1,596 @@
+"""TLS between a server and peers of all kinds: what is answered, what is counted, and how it ends.
+
+The sockets and OpenSSL on both sides are real; batches run when a test says so, and the loop is a fake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import socket
+import ssl
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from certificates import certificate, client_context, server_context
+from counterd.net._connection import Connection
+from counterd.net.sockets import Keepalive, UnixSocket, open_tcp
+from counterd.protocols.counter import wire
+from property.model import TURNS_MAX
+from unit.net.fakes import Net, nets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NOOP = wire.noop(1)
+REPLY = wire.frame(0, 1, magic=0x91)
+HOLD = wire.acquire(1, b"held", 1, 9)
+RESET = struct.pack("ii", 1, 0)
+HANDSHAKES = 4  # steps in a batch
+
+
+class Site:
+    """A server over TCP with TLS, on a fake loop."""
+
+    def __init__(self, net: Net, listening: socket.socket, **options: Any) -> None:
+        self.net = net
+        self.loop, self.server = net.loop, net.server
+        self.listening = listening
+        self.server.context = server_context(**options)
+        self.server.listen(listening)
+        (self._batch,) = self.loop.readers.values()
+        self._stack = contextlib.ExitStack()
+
+    def turn(self) -> None:
+        """A batch, and what it left to do."""
+        self._batch()
+        self.loop.run()
+
+    def peer(self, context: ssl.SSLContext | None = None, **options: Any) -> Peer:
+        """One that has connected, and says nothing yet."""
+        connected = self._stack.enter_context(socket.create_connection(self.listening.getsockname()))
+        connected.setblocking(False)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.turn()
+        return Peer(self, connected, context or client_context(**options))
+
+    def connect(self, **options: Any) -> Peer:
+        """One that has had its handshake."""
+        peer = self.peer(**options)
+        peer.shake()
+        return peer
+
+    def failed(self) -> dict[str, int]:
+        """Handshakes that failed, by cause."""
+        return {
+            key.partition(":")[2]: value
+            for key, value in self.server.figures().items()
+            if key.startswith("handshakes_failed:") and value
+        }
+
+    def close(self) -> None:
+        self._stack.close()
+        for connection in list(self.server.connections.values()):
+            connection.abort()
+        self.loop.run()
+        self.server.part()
+        assert self.server.connections == {}
+        assert self.server.handshakes == 0
+        assert self.loop.errors == []
+
+
+class Peer:
+    """The other side: OpenSSL, and a socket that it does not see."""
+
+    def __init__(self, site: Site, connected: socket.socket, context: ssl.SSLContext) -> None:
+        self.site = site
+        self.socket = connected
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.ssl = context.wrap_bio(self.incoming, self.outgoing, server_hostname="127.0.0.1")
+
+    @property
+    def connection(self) -> Any:
+        """The server's side of it; of the last one that came."""
+        return list(self.site.server.connections.values())[-1]
+
+    def flush(self) -> None:
+        """What it has to say goes to the server."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.socket.sendall(self.outgoing.read())
+
+    def fetch(self) -> bool:
+        """What the server has sent; returns whether it was anything."""
+        try:
+            data = self.socket.recv(1 << 20)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.incoming.write_eof()
+            return False
+        self.incoming.write(data)
+        return True
+
+    def shake(self) -> None:
+        for _ in range(TURNS_MAX):
+            try:
+                self.ssl.do_handshake()
+            except ssl.SSLWantReadError:
+                self.flush()
+                self.site.turn()
+                self.fetch()
+                continue
+            self.flush()
+            self.site.turn()
+            return
+        raise AssertionError("no end of the handshake")
+
+    def send(self, data: bytes) -> None:
+        while data:
+            data = data[self.ssl.write(data) :]
+        self.flush()
+
+    def read(self) -> bytes:
+        """All that has come by now; what follows close_notify is no part of it."""
+        self.fetch()
+        received = b""
+        with contextlib.suppress(ssl.SSLWantReadError):
+            while piece := self.ssl.read(1 << 20):
+                received += piece
+        return received
+
+    def ask(self, data: bytes) -> bytes:
+        self.send(data)
+        self.site.turn()
+        return self.read()
+
+    def at_end(self) -> bool:
+        """Whether close_notify has come."""
+        try:
+            return self.ssl.read(1) == b""
+        except ssl.SSLWantReadError:
+            return False
+
+    def alert(self) -> str:
+        """What the server complained about."""
+        while self.fetch():
+            pass
+        try:
+            self.ssl.read(1)
+        except ssl.SSLError as error:
+            return error.reason or str(error)
+        return ""
+
+    def closed(self) -> bool:
+        """Whether the server has shut it down."""
+        try:
+            while self.socket.recv(1 << 20):
+                pass
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            pass
+        return True
+
+
+@pytest.fixture
+def make_site() -> Iterator[Callable[..., Site]]:
+    with contextlib.ExitStack() as stack:
+        make = stack.enter_context(nets())
+
+        def made(*, clients: ssl.VerifyMode = ssl.CERT_NONE, **limits: Any) -> Site:
+            listening = open_tcp("127.0.0.1", 0, Keepalive(60, 30, 3, 25))
+            site = Site(make(**limits), listening, clients=clients)
+            stack.callback(site.close)
+            return site
+
+        yield made
+
+
+@pytest.fixture
+def site(make_site: Callable[..., Site]) -> Site:
+    return make_site()
+
+
+def versions() -> list[ssl.TLSVersion]:
+    return [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]
+
+
+# ---- what is answered -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", versions())
+def test_requests_are_answered(site: Site, version: ssl.TLSVersion) -> None:
+    context = client_context()
+    context.minimum_version = context.maximum_version = version
+    peer = site.peer(context)
+    assert site.server.figures()["handshakes"] == 1
+    assert peer.connection.tls() == ("", "", "")
+    peer.shake()
+    assert site.server.figures()["handshakes"] == 0
+    assert site.loop.live_timers() == []
+    assert peer.ask(NOOP * 3) == REPLY * 3
+    assert peer.ask(NOOP) == REPLY
+    assert peer.connection.tls() == (peer.ssl.version(), peer.ssl.cipher()[0], "")
+    assert peer.connection.requests == 4
+
+
+def test_requests_that_come_with_the_end_of_the_handshake_are_answered(site: Site) -> None:
+    peer = site.peer()
+    with pytest.raises(ssl.SSLWantReadError):
+        peer.ssl.do_handshake()
+    peer.flush()
+    site.turn()
+    peer.fetch()
+    peer.ssl.do_handshake()
+    assert peer.ask(NOOP) == REPLY
+
+
+def test_a_byte_at_a_time(site: Site) -> None:
+    peer = site.peer()
+    for _ in range(TURNS_MAX):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            peer.ssl.do_handshake()
+            break
+        for byte in peer.outgoing.read():
+            peer.socket.send(bytes([byte]))
+            site.turn()
+        peer.fetch()
+    peer.ssl.write(NOOP)
+    sent = peer.outgoing.read()
+    for byte in sent:
+        assert peer.read() == b""
+        peer.socket.send(bytes([byte]))
+        site.turn()
+    assert peer.read() == REPLY
+
+
+def test_one_read_is_one_answer_of_however_many_records(site: Site) -> None:
+    peer = site.connect()
+    for _ in range(20):
+        peer.ssl.write(NOOP)
+    before = site.server.histograms()["batch_bytes"]
+    assert peer.ask(b"") == REPLY * 20
+    after = site.server.histograms()["batch_bytes"]
+    assert (sum(after.counts) - sum(before.counts), after.sum - before.sum) == (1, 20 * len(NOOP))
+
+
+def test_much_goes_both_ways(site: Site) -> None:
+    """More than a record, and more than the first reads take."""
+    peer = site.connect()
+    received = peer.ask(NOOP * 5000)
+    while len(received) < 5000 * len(REPLY):
+        site.turn()
+        received += peer.read()
+    assert received == REPLY * 5000
+
+
+def test_output_that_the_peer_does_not_take_stops_reading(site: Site) -> None:
+    site.net.fill(8000)
+    peer = site.connect()
+    with socket.socket(fileno=os.dup(peer.connection.fd)) as ours:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32768)
+    peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    peer.send(wire.dump(2) + NOOP)
+    for _ in range(5):
+        site.turn()
+    assert 0 < peer.connection.queue_size() < 400_000
+    assert site.server.figures()["stuck_outputs"] == 1
+    assert peer.connection.requests == 1  # the other waits behind the Dump
+    peer.send(NOOP)
+    received = bytearray()
+    while not received.endswith(REPLY * 2):
+        received += peer.read()
+        site.turn()
+    assert len(received) == 8000 * (12 + 24) + 12 + 2 * len(REPLY)
+    assert site.server.figures()["stuck_outputs"] == 0
+
+
+def test_a_context_is_for_those_that_come_later(site: Site, tmp_path: Path) -> None:
+    first = site.connect()
+    site.server.context = None
+    with socket.create_connection(site.listening.getsockname()) as plain:
+        plain.sendall(NOOP)
+        site.turn()
+        site.turn()
+        assert plain.recv(100) == REPLY
+        assert first.connection.tls() is None
+        site.server.context = server_context()
+        assert site.connect().ask(NOOP) == REPLY
+        assert first.ask(NOOP) == REPLY
+
+
+def test_a_unix_socket_has_no_tls(site: Site, tmp_path: Path) -> None:
+    path = os.path.relpath(tmp_path / "s")
+    site.server.listen(UnixSocket(path, 0o600).socket)
+    with socket.socket(socket.AF_UNIX) as plain:
+        plain.connect(path)
+        plain.sendall(NOOP)
+        site.turn()
+        site.turn()
+        assert plain.recv(100) == REPLY
+        assert next(iter(site.server.connections.values())).tls() is None
+
+
+# ---- certificates ---------------------------------------------------------------------------------------------------
+
+
+def test_the_name_in_a_clients_certificate_is_known(make_site: Callable[..., Site]) -> None:
+    site = make_site(clients=ssl.CERT_REQUIRED)
+    peer = site.connect(own=certificate("worker"))
+    assert peer.ask(NOOP) == REPLY
+    assert "commonName=worker" in peer.connection.tls()[2]
+
+
+@pytest.mark.parametrize("own", [None, ("stranger", "theirs")])
+@pytest.mark.parametrize("version", versions())
+def test_a_client_without_the_right_certificate(
+    make_site: Callable[..., Site], own: tuple[str, str] | None, version: ssl.TLSVersion
+) -> None:
+    site = make_site(clients=ssl.CERT_REQUIRED)
+    context = client_context(own=certificate(*own) if own else None)
+    context.minimum_version = context.maximum_version = version
+    peer = site.peer(context)
+    with contextlib.suppress(ssl.SSLError):  # in the newer version it hears of it only after its handshake
+        peer.shake()
+    assert site.failed() == {"certificate": 1}
+    assert site.net.reports == ["handshake:certificate"]
+    if version == ssl.TLSVersion.TLSv1_3:
+        assert "ALERT" in peer.alert()
+    assert peer.closed()
+
+
+def test_a_client_that_does_not_trust_the_server(site: Site) -> None:
+    peer = site.peer(trusts="theirs")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        peer.shake()
+    peer.flush()
+    site.turn()
+    assert site.failed() == {"certificate": 1}
+
+
+# ---- what is no TLS -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data", [NOOP * 10, b"GET / HTTP/1.0\r\n\r\n", bytes(3000), b"\x16\x03\x01\xff\xff" + bytes(50)]
+)
+def test_a_peer_that_speaks_something_else_is_closed(site: Site, data: bytes) -> None:
+    peer = site.peer()
+    peer.socket.sendall(data)
+    site.turn()
+    site.turn()
+    assert site.failed() == {"protocol": 1}
+    assert site.net.reports == ["handshake:protocol"]
+    assert site.server.figures()["handshakes"] == 0
+    assert peer.closed()
+    assert site.loop.live_timers() == [1.0]
+    site.loop.fire()
+    site.loop.run()
+    assert site.server.connections == {}
+
+
+def test_garbage_within_tls_ends_it(site: Site) -> None:
+    peer = site.connect()
+    assert peer.ask(HOLD)
+    peer.socket.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
+    site.turn()
+    assert site.failed() == {"protocol": 1}
+    assert peer.alert()
+    assert peer.closed()
+    peer.socket.sendall(bytes(1 << 16))
+    for _ in range(TURNS_MAX):
+        site.turn()
+        if not site.loop.live_timers():
+            break
+        site.loop.fire()
+    assert site.net.store.snapshot()["given_back"] == 1
+
+
+def test_endless_garbage_is_not_read_for_long(site: Site) -> None:
+    peer = site.peer()
+    for _ in range(TURNS_MAX):
+        if not site.server.connections:
+            break
+        with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+            peer.socket.send(bytes(1 << 16))
+        site.turn()
+    assert site.server.connections == {}
+    assert site.failed() == {"protocol": 1}
+
+
+def test_half_a_handshake_is_given_up(make_site: Callable[..., Site]) -> None:
+    site = make_site(handshake_timeout=7)
+    peer = site.peer()
+    with pytest.raises(ssl.SSLWantReadError):
+        peer.ssl.do_handshake()
+    peer.flush()
+    site.turn()
+    assert site.loop.live_timers() == [7]
+    site.loop.fire()
+    site.loop.run()
+    assert site.failed() == {"timeout": 1}
+    assert (site.server.connections, site.server.handshakes) == ({}, 0)
+    assert peer.closed()
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01"])
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_peer_that_goes_before_its_handshake(site: Site, *, said: bytes, reset: bool) -> None:
+    """One that never said anything only looked whether somebody listens."""
+    peer = site.peer()
+    peer.socket.sendall(said)
+    site.turn()
+    if reset:
+        peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    peer.socket.close()
+    site.turn()
+    assert (site.server.connections, site.server.handshakes) == ({}, 0)
+    assert site.failed() == ({"protocol": 1} if said else {})
+
+
+def test_a_batch_has_few_steps_of_handshakes_and_serves_the_others(site: Site) -> None:
+    served = site.connect()
+    peers = [site.peer() for _ in range(3 * HANDSHAKES)][:9]
+    for peer in peers:
+        with pytest.raises(ssl.SSLWantReadError):
+            peer.ssl.do_handshake()
+        peer.flush()
+    assert served.ask(NOOP) == REPLY
+    for batches in range(1, 4):
+        assert sum(peer.fetch() for peer in peers) == min(HANDSHAKES, len(peers) - (batches - 1) * HANDSHAKES)
+        site.turn()
+
+
+# ---- the end --------------------------------------------------------------------------------------------------------
+
+
+def test_the_peers_close_notify_is_its_last_byte(site: Site) -> None:
+    peer = site.connect()
+    assert peer.ask(HOLD)
+    peer.ssl.write(NOOP)
+    with pytest.raises(ssl.SSLWantReadError):
+        peer.ssl.unwrap()
+    peer.flush()
+    site.turn()
+    peer.fetch()
+    with pytest.raises(ssl.SSLError, match="APPLICATION_DATA_AFTER_CLOSE_NOTIFY"):
+        peer.ssl.unwrap()  # the answer to its last request
+    assert peer.closed()
+    assert site.server.connections == {}
+    assert site.net.store.snapshot()["given_back"] == 1
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_an_end_without_close_notify_is_one_too(site: Site, *, cut: bool) -> None:
+    peer = site.connect()
+    assert peer.ask(HOLD)
+    peer.ssl.write(NOOP)
+    peer.flush()
+    if cut:
+        peer.ssl.write(HOLD)
+        peer.socket.sendall(peer.outgoing.read()[:-1])
+    peer.socket.shutdown(socket.SHUT_WR)
+    for _ in range(3):
+        site.turn()
+    assert peer.read() == REPLY
+    assert peer.at_end()
+    assert peer.closed()
+    assert site.net.store.snapshot()["given_back"] == 1
+    assert site.failed() == {}
+
+
+def test_a_reset_gives_back(site: Site) -> None:
+    peer = site.connect()
+    assert peer.ask(HOLD)
+    peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    peer.socket.close()
+    site.turn()
+    assert site.server.connections == {}
+    assert site.net.store.snapshot()["given_back"] == 1
+    assert site.failed() == {}
+
+
+def test_a_connection_that_is_killed_or_closed(site: Site) -> None:
+    killed = site.connect()
+    site.server.kill(killed.connection)
+    site.loop.run()
+    assert killed.closed()
+    closed = site.connect()
+    closed.connection.close()
+    site.loop.run()
+    closed.fetch()
+    assert closed.at_end()
+    assert closed.closed()
+
+
+def test_parting_from_an_idle_connection(site: Site) -> None:
+    peer = site.connect()
+    peer.connection.part()
+    peer.fetch()
+    assert peer.at_end()
+    assert peer.closed()
+    assert site.loop.live_timers() == [1.0]
+    peer.send(NOOP)  # which nobody reads any more
+    site.turn()
+    peer.socket.close()
+    site.turn()
+    assert site.server.connections == {}
+
+
+def test_what_has_arrived_when_parting_begins_is_answered(site: Site) -> None:
+    """More than a read, and nothing of it is data as it is in the kernel."""
+    peer = site.connect()
+    for _ in range(150):
+        peer.ssl.write(NOOP)
+    peer.flush()
+    peer.connection.part()
+    received = b""
+    for _ in range(8):
+        site.turn()
+        received += peer.read()
+    assert received == REPLY * 150
+    assert peer.at_end()
+
+
+def test_parting_ends_a_handshake(site: Site) -> None:
+    silent, halfway = site.peer(), site.peer()
+    with pytest.raises(ssl.SSLWantReadError):
+        halfway.ssl.do_handshake()
+    halfway.flush()
+    site.server.part()
+    for _ in range(3):
+        site.turn()
+    assert silent.closed()
+    assert halfway.closed()
+    assert (site.server.connections, site.server.handshakes) == ({}, 0)
+
+
+def test_a_broken_frame_is_answered_and_then_close_notify_comes(site: Site) -> None:
+    peer = site.connect()
+    assert peer.ask(b"\x55" * 12).endswith(b"Invalid arguments")
+    assert peer.at_end()
+    assert peer.closed()
+
+
+# ---- before and instead ---------------------------------------------------------------------------------------------
+
+
+def test_who_is_not_let_in_costs_no_handshake(make_site: Callable[..., Site]) -> None:
+    site = make_site(max_connections=1)
+    site.connect()
+    refused = site.peer()
+    assert refused.closed()
+    assert site.server.figures()["handshakes"] == 0
+    assert site.net.reports == ["rejected:max_connections"]
+
+
+def test_nothing_is_left_of_a_connection(site: Site) -> None:
+
+    def left() -> tuple[int, int]:
+        gc.collect()
+        objects = sum(isinstance(each, (ssl.SSLObject, Connection)) for each in gc.get_objects())
+        return objects, len(list(Path("/proc/self/fd").iterdir()))
+
+    before = left()
+    for said in (HOLD, b"\x55" * 12, b""):
+        peer = site.connect()
+        peer.ask(said)
+        peer.socket.close()
+        site.turn()
+        broken = site.peer()
+        broken.socket.sendall(NOOP)
+        broken.socket.close()
+        for _ in range(3):
+            site.turn()
+            site.loop.fire()
+        del peer, broken
+    assert left() == before
+
+
+def test_renegotiation_is_off(site: Site) -> None:
+    assert site.server.context is not None
+    assert site.server.context.options & ssl.OP_NO_RENEGOTIATION
