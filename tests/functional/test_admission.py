@@ -1,0 +1,118 @@
+"""Who is let in over real sockets, who is slowed down, and who is sent away for saying nothing."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from certificates import client_context, server_context
+from counterd.net.access import Access
+from counterd.protocols.counter import wire
+from daemon import wait_until
+from functional import peers
+from serving import serving
+
+if TYPE_CHECKING:
+    import socket
+    from pathlib import Path
+
+NOOP = wire.noop(1)
+REPLY = wire.frame(0, 1, magic=0x91)
+
+
+def secured(connected: socket.socket, tls: bool = True) -> socket.socket:
+    return client_context().wrap_socket(connected, server_hostname="127.0.0.1") if tls else connected
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_addresses_that_are_not_allowed_never_get_a_word(tls: bool) -> None:
+    access = Access((ipaddress.ip_network("127.0.0.2/32"),))
+    with serving(context=server_context() if tls else None, access=access) as server:
+        with server.connect() as refused:
+            assert peers.ends(refused)
+        with secured(server.connect("127.0.0.2"), tls) as connection:
+            assert peers.ask(connection, NOOP).opaque == 1
+            (known,) = server.call(lambda: list(server.server.connections.values()))
+            assert known.origin() == f"127.0.0.2:{connection.getsockname()[1]}"
+        figures = server.figures()
+        assert (figures["rejected:allow"], figures["handshakes_failed:protocol"]) == (1, 0)
+        assert server.reports == [
+            ("rejected:allow", "connection refused: 127.0.0.1 is not among the addresses allowed")
+        ]
+
+
+def test_an_address_has_its_share() -> None:
+    with (
+        serving(max_per_address=2) as server,
+        server.connect() as first,
+        server.connect(),
+        server.connect() as third,
+        server.connect("127.0.0.2") as other,
+    ):
+        assert peers.ends(third)
+        assert peers.ask(other, NOOP).opaque == 1
+        first.close()
+        server.wait_for(connections=2)
+        with server.connect() as fourth:
+            assert peers.ask(fourth, NOOP).opaque == 1
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_only_some_users_may_use_the_unix_socket(short_path: Path, allowed: bool) -> None:
+    access = Access(users=frozenset({os.geteuid() + (0 if allowed else 1)}))
+    with serving(str(short_path / "s"), access=access) as server, server.connect_unix() as unix:
+        if allowed:
+            assert peers.ask(unix, NOOP).opaque == 1
+        else:
+            assert peers.ends(unix)
+        with server.connect() as tcp:
+            assert peers.ask(tcp, NOOP).opaque == 1
+        assert server.figures()["rejected:allow"] == (not allowed)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_one_that_asks_too_often_gets_every_answer_later(tls: bool) -> None:
+    """A second's worth at once, and then no more than the rate."""
+    with (
+        serving(context=server_context() if tls else None, requests_per_second=1000) as server,
+        secured(server.connect(), tls) as connection,
+    ):
+        began = time.monotonic()
+        connection.sendall(NOOP * 1400)
+        assert peers.receive(connection, 1400 * len(REPLY)) == REPLY * 1400
+        connection.sendall(NOOP)
+        assert peers.receive(connection, len(REPLY)) == REPLY
+        assert time.monotonic() - began > 0.39
+        assert 1 <= server.figures()["slowed"] < 100
+        assert server.reports[0][0] == "slowed"
+
+
+def test_one_that_says_nothing_is_closed_and_what_it_held_comes_back() -> None:
+    with (
+        serving(context=server_context(), idle_timeout=1) as server,
+        secured(server.connect()) as idle,
+        secured(server.connect()) as busy,
+    ):
+        assert peers.ask(idle, wire.acquire(1, b"held", 1, 1)).status == 0
+        while server.in_use(b"held"):
+            assert peers.ask(busy, NOOP).opaque == 1
+            time.sleep(0.05)
+        assert idle.recv(1) == b""
+        assert peers.ask(busy, NOOP).opaque == 1
+        assert server.figures()["idle_closed"] == 1
+
+
+def test_one_that_is_killed(short_path: Path) -> None:
+    with serving(str(short_path / "s")) as server, server.connect() as killed, server.connect_unix() as other:
+        assert peers.ask(killed, wire.acquire(1, b"held", 1, 1)).status == 0
+        assert peers.ask(other, NOOP).opaque == 1
+        ids = server.call(lambda: {each.origin()[:4]: each.id for each in server.server.connections.values()})
+        server.call(lambda: server.server.kill(server.server.find(ids["127."])))
+        assert peers.ends(killed)
+        wait_until(lambda: server.in_use(b"held") == 0, "it comes back")
+        assert peers.ask(other, NOOP).opaque == 1
+        assert server.call(server.server.find, ids["127."]) is None

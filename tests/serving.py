@@ -1,0 +1,105 @@
+"""A net.Server on uvloop, in a thread of the test: for what no configuration is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import uvloop
+
+from counterd.net.server import Limits, Server
+from counterd.net.sockets import Keepalive, UnixSocket, open_tcp
+from daemon import PATIENCE, wait_until
+from property.model import make_store
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Iterator
+
+
+class Serving:
+    """One that runs. address: of TCP; reports: what it reported, as (cause, sentence)."""
+
+    def __init__(self, path: str, context: ssl.SSLContext | None, limits: dict[str, Any]) -> None:
+        self.reports: list[tuple[str, str]] = []
+        self.errors: list[Any] = []
+        self.loop = uvloop.new_event_loop()
+        self.loop.set_exception_handler(lambda _, error: self.errors.append(error))
+        self.path = path
+        made = Limits(**{"max_connections": 1000, "user_timeout": 25, "write_timeout": 25, **limits})
+        self.store = make_store(30_000, 30_000, name_memory=1 << 17)
+        self.server = Server(self.loop, self.store, made, lambda *report: self.reports.append(report))
+        self.server.context = context
+        listening = open_tcp("127.0.0.1", 0, Keepalive(60, 30, 3, 25))
+        self.address: tuple[str, int] = listening.getsockname()
+        self.server.listen(listening)
+        if path:
+            self.server.listen(UnixSocket(path, 0o600).socket)
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+
+    def connect(self, source: str = "127.0.0.1") -> socket.socket:
+        """Plain, from one of the addresses of this machine."""
+        return socket.create_connection(self.address, PATIENCE, source_address=(source, 0))
+
+    def connect_unix(self) -> socket.socket:
+        connected = socket.socket(socket.AF_UNIX)
+        connected.settimeout(PATIENCE)
+        connected.connect(self.path)
+        return connected
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls it in the server's thread, and returns what it gives."""
+        result: Future[Any] = Future()
+
+        def called() -> None:
+            try:
+                result.set_result(function(*arguments))
+            except BaseException as error:  # noqa: BLE001 - the test is to have it
+                result.set_exception(error)
+
+        self.loop.call_soon_threadsafe(called)
+        return result.result(PATIENCE)
+
+    def figures(self) -> dict[str, int]:
+        return {**self.call(self.server.figures), "connections": self.call(len, self.server.connections)}
+
+    def wait_for(self, **wanted: int) -> None:
+        """Until these figures are as given. In a keyword, `__` stands for the colon of a name."""
+        names = {name.replace("__", ":"): value for name, value in wanted.items()}
+        wait_until(lambda: names.items() <= self.figures().items(), f"figures {names}")
+
+    def in_use(self, name: bytes) -> int:
+        """What anybody holds of a counter."""
+        from counterd.protocols.counter import wire
+
+        session = self.call(self.store.session)
+        answer: bytes = self.call(session.receive, wire.get(1, name), 0)
+        self.call(session.closed, 0)
+        return int.from_bytes(answer[12:], "big") if answer[2] == 0 else 0
+
+    def stop(self) -> None:
+        async def parted() -> None:
+            self.server.part()
+            await asyncio.wait_for(self.server.emptied(), PATIENCE)
+
+        asyncio.run_coroutine_threadsafe(parted(), self.loop).result(2 * PATIENCE)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(PATIENCE)
+        self.loop.close()
+        assert self.errors == []
+        assert self.server.handshakes == 0
+
+
+@contextlib.contextmanager
+def serving(path: str = "", context: ssl.SSLContext | None = None, **limits: Any) -> Iterator[Serving]:
+    """While the block runs; then it parts from whoever is there."""
+    running = Serving(path, context, limits)
+    try:
+        yield running
+    finally:
+        running.stop()
