@@ -371,6 +371,7 @@ class ThrottrMachine(RuleBasedStateMachine):
         overview = [LIST, STATS, CHANNELS, CONNECTIONS]
         self.tell(last, b"".join(encode(self.size, opcode) for opcode in overview), [])
         self.compare(fetched=True)
+        assert sorted(self.store.outcomes()) == sorted((*key, count) for key, count in self.model.outcomes.items())
         for pair in list(self.pairs):
             self.forget(pair)
         self.fetch()

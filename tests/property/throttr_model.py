@@ -318,6 +318,7 @@ class Model:
         self.sessions: dict[bytes, ModelSession] = {}
         self.sessions_total = 0
         self.requests: dict[str, Meter] = {name: Meter() for name in NAMES.values()}
+        self.outcomes: Tally[tuple[str, str]] = Tally()
 
     @property
     def minute(self) -> int:
@@ -418,6 +419,8 @@ class Model:
         self.requests[name].add(self.minute)
         session.tally[name] += 1
         said = getattr(self, f"_{name}")(session, *request.fields)
+        refused = said == FAILED or (isinstance(said, list) and len(said) == 1)
+        self.outcomes[name, "refused" if refused else "ok"] += 1
         if isinstance(said, list):
             return said
         return [Exact(said) if isinstance(said, bytes) else said]
@@ -640,6 +643,7 @@ class ModelSession:
             self.kept = self.kept[request.size :]
             if request.breaks:
                 self.answers.append(Exact(FAILED))
+                self.store.outcomes["unknown", "framing_lost"] += 1
                 self.closing = True
                 self.store.leave(self)
             else:

@@ -717,3 +717,71 @@ def test_a_refusal_for_want_of_name_memory_starts_no_sweep_that_could_drop_nothi
     assert client.acquire(b"M" * 60) == NO_MEMORY
     assert client.store.next_deadline() == -1
     assert [client.get(name) for name in names] == [0] * len(names)
+
+
+# ---- for operators --------------------------------------------------------------------------------------------------
+
+
+def test_outcomes_tell_requests_apart_and_ok_is_what_was_not_refused(client: Client) -> None:
+    assert client.store.outcomes() == []
+    client.raw(wire.acquire(1, b"a", 2, 3) * 3 + wire.get(1, b"a") + wire.get(1, b"b") + wire.noop(1) * 4)
+    client.raw(wire.release(1, b"a", 1) + wire.release(1, b"a", 2) + wire.acquire(1, b"a", 2, 1) + wire.dump(1))
+    client.raw(wire.frame(wire.Opcode.STATS, 1, b"?") + wire.frame(0x04, 1) + wire.frame(0xFF, 1))
+    client.raw(wire.frame(wire.Opcode.GET, 1, magic=0x91))
+    assert sorted(client.store.outcomes()) == [
+        ("acquire", "invalid_arguments", 1),
+        ("acquire", "not_available", 2),
+        ("acquire", "ok", 1),
+        ("dump", "ok", 1),
+        ("get", "not_found", 1),
+        ("get", "ok", 1),
+        ("noop", "ok", 4),
+        ("release", "not_acquired", 1),
+        ("release", "ok", 1),
+        ("stats", "invalid_arguments", 1),
+        ("unknown", "invalid_arguments", 1),
+        ("unknown", "unknown_command", 2),
+    ]
+
+
+def test_draining_refuses_every_acquire_and_nothing_else(client: Client) -> None:
+    other = Client(client.store)
+    assert client.acquire(b"a", 2, 5) == OK
+    client.store.begin_drain()
+    for name, resources, maximum in ((b"a", 1, 9), (b"b", 1, 9), (b"a", 9, 9)):
+        refusal = other.raw(wire.acquire(OPAQUE, name, resources, maximum))
+        assert refusal == bytes.fromhex("91 02 21 00 00000008 deadbeef") + b"Draining"
+    assert other.raw(wire.acquire(OPAQUE, b"a", 2, 1)) == error(2, INVALID)
+    assert (client.get(b"a"), client.get(b"b")) == (2, None)
+    assert client.limits() == {b"a": 5}
+    assert client.one(wire.noop(OPAQUE)).status == OK
+    assert client.release(b"a", 3) == NOT_ACQUIRED
+    assert client.release(b"a", 1) == OK
+    assert client.store.held() == 1
+    assert client.release(b"a", 1) == OK
+    assert client.store.held() == 0
+    assert client.store.snapshot()["refused:not_available"] == 3
+    client.store.begin_drain()
+    other.close()
+
+
+def test_leases_are_by_connection_and_those_of_leavers_are_among_them() -> None:
+    store = make_store(8, 20, name_memory=640)
+    clients = [Client(store) for _ in range(4)]
+    for number in (2, 0, 3):
+        for name in (b"x", b"y" * 60)[: number or 1]:
+            clients[number].now_ns = number * 1_000_000_000
+            assert clients[number].acquire(name, number + 1) == OK
+    assert store.leases(100) == [
+        (1, b"x", 1, 0),
+        (3, b"y" * 60, 3, 20),
+        (3, b"x", 3, 20),
+        (4, b"y" * 60, 4, 30),
+        (4, b"x", 4, 30),
+    ]
+    assert [len(store.leases(limit)) for limit in range(7)] == [0, 1, 2, 3, 4, 5, 5]
+    assert [store.holdings_of(number) for number in (0, 1, 2, 3, 4, 5, (1 << 32) - 1)] == [0, 1, 0, 2, 2, 0, 0]
+    clients[2].close()
+    assert (store.held(), store.holdings_of(3), len(store.leases(100))) == (5, 2, 5)
+    settle(store)
+    assert (store.held(), store.holdings_of(3), len(store.leases(100))) == (3, 0, 3)

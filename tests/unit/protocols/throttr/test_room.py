@@ -717,3 +717,27 @@ def test_only_four_widths(size: int) -> None:
             expiry_grace_ns=0,
             hash_key=bytes(16),
         )
+
+
+def test_outcomes_tell_requests_apart_and_a_drain_changes_nothing(room: Room, client: Connection) -> None:
+    encoder = room.encoder
+    client.send(encoder.insert(b"a", 1, 60), encoder.insert(b"a", 1, 60), encoder.query(b"b"), encoder.subscribe(b"c"))
+    room.store.begin_drain()
+    client.send(encoder.unsubscribe(b"c"), encoder.unsubscribe(b"c"), encoder.insert(b"b", 1, 60), encoder.whoami())
+    room.settle()
+    room.connect().session.receive(b"\xff", room.now)
+    assert sorted(room.store.outcomes()) == [
+        ("insert", "ok", 2),
+        ("insert", "refused", 1),
+        ("query", "refused", 1),
+        ("subscribe", "ok", 1),
+        ("unknown", "framing_lost", 1),
+        ("unsubscribe", "ok", 1),
+        ("unsubscribe", "refused", 1),
+        ("whoami", "ok", 1),
+    ]
+
+
+def test_subscriptions_are_not_holdings_to_wait_for(room: Room, client: Connection) -> None:
+    assert client.ask(room.encoder.subscribe(b"c"))
+    assert (room.store.held(), room.store.holdings_of(1), room.store.leases(10)) == (0, 0, [])

@@ -1,0 +1,118 @@
+"""The counter room's tables: what their columns say. Order, slices and what happens between them is tested elsewhere:
+tests/unit/test_walk.py and tests/property/test_tables.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from counterd.protocols import find_rooms
+from counterd.protocols.counter._tables import HoldersWalk
+from property.model import OK, Client, make_store, settle
+
+TABLES = {table.name: table for room in find_rooms() for table in room.tables}
+
+
+def listed(store: Any, table: str, **parameters: str) -> tuple[list[dict[str, Any]], int]:
+    """The rows by column, and how many there would be."""
+    walk = TABLES[table].open(store, parameters)
+    while not walk.step():
+        pass
+    columns = [column.name for column in TABLES[table].columns]
+    return [dict(zip(columns, row, strict=True)) for row in walk.rows()], walk.total
+
+
+@pytest.fixture
+def client() -> Client:
+    """a: 1 of 10, at most 6; b: 4 of 5; c: nothing of 3, at most 2; d: 2 of 100, the same name as before."""
+    client = Client(make_store())
+    for name, resources, maximum in ((b"a", 6, 10), (b"b", 4, 5), (b"c", 2, 3), (b"d\xff", 2, 100)):
+        assert client.acquire(name, resources, maximum) == OK
+    assert client.release(b"a", 5) == OK
+    assert client.release(b"c", 2) == OK
+    return client
+
+
+@pytest.mark.parametrize(
+    ("sort", "names"),
+    [
+        ("consumption", [b"b", b"d\xff", b"a", b"c"]),
+        ("usage", [b"b", b"a", b"d\xff", b"c"]),
+        ("peak", [b"a", b"b", b"c", b"d\xff"]),
+        ("limit", [b"d\xff", b"a", b"b", b"c"]),
+    ],
+)
+def test_counters_by(client: Client, sort: str, names: list[bytes]) -> None:
+    rows, total = listed(client.store, "counters", sort=sort)
+    assert [row["name"] for row in rows] == names
+    assert total == 4
+    rows, total = listed(client.store, "counters", sort=sort, limit="2", match="d\xff")
+    assert ([row["name"] for row in rows], total) == ([b"d\xff"], 1)
+
+
+def test_counters_tell_what_a_dump_tells(client: Client) -> None:
+    for _ in range(2):
+        rows, _ = listed(client.store, "counters")
+        assert {row["name"]: (row["consumption"], row["peak"]) for row in rows} == client.dump()
+        assert {row["name"]: row["limit"] for row in rows} == client.limits()
+        client.store.begin_window(1)
+    assert {row["name"] for row in rows} == {b"a", b"b", b"d\xff"}
+    assert rows[-1] == {"name": b"a", "consumption": 1, "limit": 10, "peak": 1}
+
+
+def test_holders_who_came_last_first() -> None:
+    store = make_store()
+    clients = [Client(store) for _ in range(3)]
+    for number, client in enumerate(clients):
+        client.now_ns = number * 1_000_000_000
+        assert client.acquire(b"\xe4", number + 1) == OK
+    rows, total = listed(store, "holders", name="\xe4")
+    assert rows == [
+        {"connection": connection, "amount": amount, "since": since}
+        for connection, amount, since in store.holders(b"\xe4")
+    ]
+    assert [(row["amount"], row["since"]) for row in rows] == [(3, 20), (2, 10), (1, 0)]
+    assert listed(store, "holders", name="\xe4", limit="2") == (rows[:2], 3)
+    clients[1].close()
+    settle(store)
+    assert listed(store, "holders", name="\xe4") == ([rows[0], rows[2]], 2)
+    assert listed(store, "holders", name="none") == listed(store, "holders", name="") == ([], 0)
+    assert total == 3
+
+
+def test_the_last_walk_along_holders_has_the_cursor() -> None:
+    """The other one ends: it tells of those that there are, and has counted as far as it came."""
+    store = make_store(4, 4000)
+    clients = [Client(store) for _ in range(2)]
+    sessions = [store.session() for _ in range(3000)]
+    for session in sessions:
+        session.receive(bytes.fromhex("90020000 0000000b 00000000 00000001 00010000 0001 61"), 0)
+    first, second = (HoldersWalk(store, b"a", 5) for _ in range(2))
+    assert not first.step()
+    assert not second.step()
+    for _ in range(2):
+        assert not first.step() or first.total == 1024
+    assert (first.rows(), first.total) == (store.holders(b"a")[:5], 1024)
+    while not second.step():
+        pass
+    assert (second.rows(), second.total) == (store.holders(b"a")[:5], 3000)
+    assert clients[0].get(b"a") == 3000
+
+
+def test_a_counter_that_takes_the_place_of_the_one_that_is_walked_is_another() -> None:
+    store = make_store(1, 4000)
+    sessions = [store.session() for _ in range(2000)]
+    for session in sessions:
+        session.receive(bytes.fromhex("90020000 0000000b 00000000 00000001 00010000 0001 61"), 0)
+    walk = HoldersWalk(store, b"a", 5)
+    assert not walk.step()
+    for session in sessions:
+        session.closed(0)
+    settle(store)
+    other = Client(store)
+    assert other.acquire(b"b", 7) == OK
+    while not walk.step():
+        pass
+    assert walk.rows() == []

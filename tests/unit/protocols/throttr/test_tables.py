@@ -1,0 +1,89 @@
+"""The throttr room's table of keys: what it tells, and of which."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from counterd.protocols import find_rooms
+from counterd.protocols.throttr._room import open_store
+from counterd.protocols.throttr.wire import Encoder, TTLType, ValueSize
+
+(KEYS,) = (table for room in find_rooms() for table in room.tables if room.name == "throttr")
+SECOND = 1_000_000_000
+START = 1000 * SECOND
+NEVER_S = 9_000_000_000
+
+
+def make_store(grace_ns: int = 0) -> tuple[Any, Any, Encoder]:
+    store = open_store(
+        value_size=8,
+        memory_limit=16 << 20,
+        max_message=1 << 20,
+        max_queued=1 << 20,
+        expiry_grace_ns=grace_ns,
+        hash_key=bytes(16),
+    )
+    store.set_wall(START, START)
+    return store, store.session(START), Encoder(ValueSize.UINT64)
+
+
+def listed(store: Any, **parameters: str) -> tuple[list[Any], int]:
+    walk = KEYS.open(store, parameters)
+    while not walk.step():
+        pass
+    return walk.rows(), walk.total
+
+
+def test_keys_by_value_and_by_what_is_left_of_them() -> None:
+    store, session, encoder = make_store()
+    requests = [
+        encoder.insert(b"small", 7, 60, TTLType.SECONDS),
+        encoder.insert(b"large", 2**64 - 1, 1500, TTLType.MILLISECONDS),
+        encoder.set(b"text\xff", b"x" * 5000, 2, TTLType.HOURS),
+        encoder.set(b"empty" * 20, b"", 2**64 - 1, TTLType.HOURS),
+    ]
+    assert session.receive(b"".join(requests), START) == b"\1" * 4
+    rows, total = listed(store)
+    (empty,) = (row for row in rows if row[0] == b"empty" * 20)
+    assert empty[1:3] == ("buffer", 0)
+    assert empty[3] > NEVER_S
+    assert [row for row in rows if row is not empty] == [
+        (b"large", "quota", 2**64 - 1, 1.5),
+        (b"text\xff", "buffer", 5000, 7200.0),
+        (b"small", "quota", 7, 60.0),
+    ]
+    assert (rows[-1], total) == (empty, 4)
+    assert [row[0] for row in listed(store, sort="ttl")[0]] == [b"empty" * 20, b"text\xff", b"small", b"large"]
+    assert listed(store, match="t\xff") == ([rows[1]], 1)
+    assert [row[0] for row in listed(store, match="a", limit="1")[0]] == [b"large"]
+
+
+def test_what_has_expired_is_not_told_of_swept_or_not() -> None:
+    """The moment is that of the last call; set_wall(), which comes once a second, is one."""
+    store, session, encoder = make_store(grace_ns=10 * SECOND)
+    session.receive(encoder.insert(b"a", 1, 2, TTLType.SECONDS) + encoder.insert(b"b", 1, 5, TTLType.SECONDS), START)
+    store.set_wall(START + SECOND, START + SECOND)
+    assert [row[3] for row in listed(store, sort="ttl")[0]] == [4.0, 1.0]
+    store.set_wall(START + 2 * SECOND, START + 2 * SECOND)
+    assert listed(store) == ([(b"b", "quota", 1, 3.0)], 1)
+    assert store.snapshot()["keys"] == 2
+
+
+def test_a_walk_ends_while_keys_come_and_go() -> None:
+    store, session, encoder = make_store()
+    for first in range(0, 40_000, 1000):
+        session.receive(
+            b"".join(encoder.insert(b"%d" % n, n, 60, TTLType.SECONDS) for n in range(first, first + 1000)), START
+        )
+        while session.more:
+            session.take_output(START + first * SECOND // 1000)
+    walk = KEYS.open(store, {"limit": "3"})
+    steps = 0
+    while not walk.step():
+        purge = encoder.purge(b"%d" % (39_999 - steps))
+        insert = encoder.insert(b"%d" % (50_000 + steps), 5, 60, TTLType.SECONDS)
+        assert session.receive(purge + insert, START) == b"\1\1"
+        steps += 1
+    assert steps > 2
+    assert [row[2] for row in walk.rows()] == [39_999 - steps - n for n in range(3)]
+    store.audit()

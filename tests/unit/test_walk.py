@@ -1,0 +1,105 @@
+"""Walks through a table: what is found, in which order, in which slices. The counter room's table is the one walked.
+
+What happens between two slices is in tests/property/test_tables.py.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from counterd._walk import RankedWalk
+from counterd.protocols.counter import wire
+from counterd.protocols.counter._tables import CountersWalk
+from property.model import make_store
+
+NAMES_MAX = 4 << 20
+
+
+def filled(amounts: dict[bytes, int], **options: Any) -> tuple[Any, Any]:
+    """A store with these counters, made in this order, and the session that holds them all."""
+    store = make_store(len(amounts) + 1, len(amounts) + 1, **options)
+    session = store.session()
+    for name, amount in amounts.items():
+        reply = session.receive(wire.acquire(0, name, amount, 0xFFFFFFFF), 1_000_000_000 * store.held())
+        assert reply[2] == 0
+    return store, session
+
+
+def walked(
+    store: Any, match: bytes = b"", limit: int = 1000, sort: str = "consumption"
+) -> tuple[Any, int, list[bytes]]:
+    """The walk at its end, how many steps that took, and the names."""
+    walk = CountersWalk(store, match, limit, sort)
+    steps = 1
+    while not walk.step():
+        steps += 1
+        assert steps < 1000, "it never comes to its end"
+    return walk, steps, [row[0] for row in walk.rows()]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 7, 8, 100, 499, 500, 501])
+@pytest.mark.parametrize("spread", [1, 3, 1000])
+def test_those_that_rank_highest_in_order_and_of_equals_the_lower_record(limit: int, spread: int) -> None:
+    chosen = random.Random(limit * spread)
+    amounts = {b"%d" % number: chosen.randint(1, spread) for number in range(500)}
+    store, _session = filled(amounts)
+    walk, _, names = walked(store, limit=limit)
+    assert names == sorted(amounts, key=lambda name: -amounts[name])[:limit]
+    assert walk.total == 500
+
+
+@pytest.mark.parametrize("size", [1, 4, 35, 36, 37, 60, 88, 89, 500, 65535])
+def test_a_name_matches_where_it_has_it_anywhere(size: int) -> None:
+    """Inline, in a chain of blocks, and across their edges; not in what is left of a longer name in its place."""
+    name = bytes(random.Random(size).randrange(1, 250) for _ in range(size))
+    store, _session = filled({name: 1, b"\xff\xfe": 1, b"\0": 1}, name_memory=1 << 20)
+    for start in {0, 1, 20, 27, 28, 29, 86, 87, 88, 89, size // 2, size - 2, size - 1}:
+        part = name[max(start, 0) : max(start, 0) + 20]
+        if part:
+            assert name in walked(store, part)[2]
+    assert walked(store, name)[2] == [name]
+    assert walked(store, name + b"\xff")[2] == []
+    assert walked(store, b"\xff")[2] == [b"\xff\xfe"]
+    assert walked(store, b"\0")[2] == [b"\0"]
+
+
+def test_a_slice_is_so_many_records_or_one_name_of_64_kib() -> None:
+    amounts = {b"%d" % number: 1 for number in range(30_000)}
+    store, session = filled(amounts)
+    walk, steps, names = walked(store, limit=10)
+    assert (walk.total, steps, names) == (30_000, 3, [b"%d" % number for number in range(10)])
+    assert walked(store, b"77", limit=1)[1] > 6
+    session.closed(0)
+    store, session = filled({b"%d" % digit + b"x" * 65534: 1 for digit in range(9)}, name_memory=1 << 20)
+    assert walked(store, b"none")[1] == 10
+
+
+def test_the_names_of_all_rows_have_a_bound_and_those_that_rank_highest_are_told() -> None:
+    amounts = {b"%03d" % number + b"x" * 65532: number for number in range(1, 71)}
+    store, _session = filled(amounts, name_memory=8 << 20)
+    walk, _, names = walked(store)
+    assert names == [b"%03d" % number + b"x" * 65532 for number in range(70, 70 - NAMES_MAX // 65535, -1)]
+    assert walk.total == 70
+
+
+def test_a_walk_keeps_its_store() -> None:
+    store, session = filled({b"a": 3})
+    walk = CountersWalk(store, b"", 1, "peak")
+    session.closed(0)
+    del store, session
+    assert walk.step()
+    assert walk.rows() == [(b"a", 3, 0xFFFFFFFF, 3)]
+    assert walk.step()
+    assert len(walk.rows()) == 1
+
+
+def test_what_it_is_made_of() -> None:
+    store, _session = filled({b"a": 1})
+    with pytest.raises(TypeError):
+        CountersWalk(None, b"", 1, "peak")  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        CountersWalk(store, None, 1, "peak")  # type: ignore[arg-type]
+    assert issubclass(CountersWalk, RankedWalk)
