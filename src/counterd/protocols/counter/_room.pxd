@@ -33,6 +33,7 @@ cdef class CounterStore(Store):
     cdef uint64_t walks         # along holders, ever: the region's cursor is the last one's
     cdef uint64_t[OPCODES + 1][256] refusals  # by Opcode, the last for whatever is none; by Status
 
+    cdef uint64_t refused(self, uint8_t status) noexcept
     cdef bytes stats_body(self)
 
 

@@ -111,8 +111,16 @@ cdef class CounterStore(Store):
         for opcode, name in COMMAND_NAMES.items():
             figures[f"command:{name}"] = self.requests[<int>opcode]
         for status, name in REFUSAL_NAMES.items():
-            figures[f"refused:{name}"] = sum([self.refusals[opcode][<int>status] for opcode in range(OPCODES + 1)])
+            figures[f"refused:{name}"] = self.refused(status)
         return figures
+
+    cdef uint64_t refused(self, uint8_t status) noexcept:
+        """Replies with that status."""
+        cdef uint64_t count = 0
+        cdef int opcode
+        for opcode in range(OPCODES + 1):
+            count += self.refusals[opcode][status]
+        return count
 
     def outcomes(self):
         """As Store.outcomes. What was granted is not counted, but what is left of the requests that parsed."""
