@@ -85,6 +85,22 @@ def test_the_names_of_all_rows_have_a_bound_and_those_that_rank_highest_are_told
     assert walk.total == 70
 
 
+def test_a_record_that_was_freed_or_taken_by_another_is_no_row() -> None:
+    """Both at once: the blocks of two names are taken by one, and so is the record of one of the two."""
+    names = [b"x%d" % digit + b"-" * 32798 for digit in range(2)]
+    store, session = filled({names[0]: 1, names[1]: 1, b"x": 1}, name_memory=2 * 547 * 64)
+    walk = CountersWalk(store, b"x", 10, "limit")
+    assert not walk.step()
+    assert walk.total == 2
+    for request in (wire.release(0, names[0], 1), wire.release(0, names[1], 1), wire.acquire(0, b"y" * 65535, 1, 1)):
+        assert session.receive(request, 10_000_000_000)[2] == 0
+    assert (store.snapshot()["records"], store.snapshot()["reclaimed"]) == (2, 2)
+    while not walk.step():
+        pass
+    assert walk.rows() == [(b"x", 1, 0xFFFFFFFF, 1)]
+    assert walk.total == 3
+
+
 def test_a_walk_keeps_its_store() -> None:
     store, session = filled({b"a": 3})
     walk = CountersWalk(store, b"", 1, "peak")
