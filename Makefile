@@ -7,7 +7,7 @@ export COUNTERD_BUILD
 VENV ?= $(if $(filter release,$(COUNTERD_BUILD)),.venv,.venv-$(COUNTERD_BUILD))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-SOURCES := setup.py pyproject.toml $(shell find src -name '*.py' -o -name '*.py[xi]' -o -name '*.pxd' -o -name '*.conf')
+SOURCES := setup.py pyproject.toml $(shell find src -name '*.py' -o -name '*.py[xi]' -o -name '*.pxd' -o -name '*.conf' -o -name '*.html')
 CONFIG ?= conf/counterd.conf
 
 .PHONY: help setup run test lint docs bench bench-peers bench-regress bench-baseline bench-smoke clean

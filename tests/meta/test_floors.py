@@ -34,8 +34,9 @@ FLOORS = {
     "__main__": 5,
     "client": 5,
     "bench": 5,
+    "admin": 5,
 }
-HEADERS = {"byteorder", "siphash", "debug", "settings", "errors", "units", "version", "__init__"}
+HEADERS = {"byteorder", "siphash", "debug", "settings", "frames", "errors", "units", "version", "__init__"}
 
 # All that the engine and the rooms may use besides counterd: nothing here knows a clock, a socket, a file or a loop.
 BELOW_NET = {
@@ -52,6 +53,7 @@ SIDES = {
     "bench": re.compile(
         rf"counterd\.(errors|units|version|byteorder|client|net\.(clock|kernel))$|counterd\.bench\b|{WIRE}"
     ),
+    "admin": re.compile(r"counterd\.(errors|units|version|settings|frames|protocols)$|counterd\.admin\b"),
 }
 
 CYTHON_IMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+c?import\s+(.*)|c?import\s+(.*))$", re.MULTILINE)
@@ -188,6 +190,9 @@ def test_nobody_names_a_room(source: str) -> None:
         ("client/x.py", "from counterd.net.sockets import open_tcp", "side"),
         ("client/x.py", "from counterd.protocols.counter._room import CounterStore", "side"),
         ("bench/x.pyx", "from counterd._core cimport Session", "side"),
+        ("admin/x.py", "from counterd.control.inspector import Inspector", "side"),
+        ("admin/x.py", "from counterd.protocols.counter import wire", "side"),
+        ("control/x.py", "from counterd.admin import link", "floor 5"),
     ],
 )
 def test_these_would_be_found(source: str, text: str, wrong: str) -> None:
@@ -204,6 +209,7 @@ def test_these_would_be_found(source: str, text: str, wrong: str) -> None:
         ("client/x.py", "from counterd.protocols.counter.wire import Status\nimport socket"),
         ("bench/x.pyx", "from counterd.net.clock cimport monotonic_ns\nfrom counterd.bench.plan import Plan"),
         ("cli/x.py", "from counterd.client import Client"),
+        ("admin/x.py", "from counterd.protocols import find_rooms\nfrom counterd.frames import frame"),
     ],
 )
 def test_these_are_allowed(source: str, text: str) -> None:

@@ -15,6 +15,7 @@ BENCHMARKS = ROOT / "benchmarks"
 
 # Modules without a test file of their own, and where they are tested instead, or why they are not.
 ELSEWHERE = {
+    "admin/__main__.py": "is a process: tests/functional/test_admin.py",
     "__main__.py": "one call; tests/daemon.py starts every daemon through it",
     "byteorder.pxd": "inlined everywhere; tests/unit/protocols/counter/test_room.py compares byte by byte",
     "_table.pxd": "inlined in _core: tests/unit/test_core.py, and with records of other sizes by the other rooms",

@@ -1,0 +1,118 @@
+"""/events: figures and a table, again and again, to any number of pages that look at them, for one question each.
+
+A side. Whoever is slow misses what came meanwhile and gets the latest: there is no queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from counterd.admin.link import AskError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+LISTENERS_MAX = 16
+STATS_PERIOD_S = 1.0
+TABLE_PERIOD_S = 2.0
+RETRY_MS = 2000  # after which a browser connects again
+
+Fetch = "Callable[[], Awaitable[Any]]"
+
+
+def event(name: str, data: Any) -> bytes:
+    """One event. JSON has no raw line breaks, so it is one line of data."""
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+class Feed:
+    """One question that is asked each period while somebody listens, and its latest answer."""
+
+    def __init__(self, name: str, period: float, fetch: Callable[[], Awaitable[Any]]) -> None:
+        self.latest = b""
+        self.listeners: set[Listener] = set()
+        self._name = name
+        self._period = period
+        self._fetch = fetch
+        self._task: asyncio.Task[None] | None = None
+
+    def join(self, listener: Listener) -> None:
+        self.listeners.add(listener)
+        if self.latest:
+            listener.tell(self)
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+
+    def leave(self, listener: Listener) -> None:
+        self.listeners.discard(listener)
+        if not self.listeners and self._task is not None:
+            self._task.cancel()
+            self._task = None
+            self.latest = b""
+
+    async def _run(self) -> None:
+        while True:
+            with contextlib.suppress(AskError):  # the daemon is busy or ending: the next one, perhaps
+                self.latest = event(self._name, await self._fetch())
+                for listener in self.listeners:
+                    listener.tell(self)
+            await asyncio.sleep(self._period)
+
+
+class Listener:
+    """One stream: which of its feeds have news."""
+
+    def __init__(self) -> None:
+        self._news: dict[Feed, None] = {}
+        self._awake = asyncio.Event()
+
+    def tell(self, feed: Feed) -> None:
+        self._news[feed] = None
+        self._awake.set()
+
+    async def next(self) -> bytes:
+        """The latest of all that has news, once there is any."""
+        await self._awake.wait()
+        self._awake.clear()
+        news, self._news = self._news, {}
+        return b"".join(feed.latest for feed in news)
+
+
+class Hub:
+    """All streams. stats, table: ask the daemon; table with the name of one and its parameters."""
+
+    def __init__(
+        self, stats: Callable[[], Awaitable[Any]], table: Callable[[str, Mapping[str, str]], Awaitable[Any]]
+    ) -> None:
+        self.listening = 0
+        self._stats = Feed("stats", STATS_PERIOD_S, stats)
+        self._table = table
+        self._tables: dict[tuple[str, tuple[tuple[str, str], ...]], Feed] = {}
+
+    def feeds(self, table: str | None, parameters: Mapping[str, str]) -> list[Feed]:
+        """The feeds of a stream: the figures, and the table if there is one."""
+        if table is None:
+            return [self._stats]
+        key = (table, tuple(sorted(parameters.items())))
+        if key not in self._tables:
+            self._tables[key] = Feed("table", TABLE_PERIOD_S, lambda: self._table(table, parameters))
+        return [self._stats, self._tables[key]]
+
+    @contextlib.contextmanager
+    def listen(self, table: str | None, parameters: Mapping[str, str]) -> Any:
+        """A listener, while the block runs."""
+        listener = Listener()
+        feeds = self.feeds(table, parameters)
+        self.listening += 1
+        try:
+            for feed in feeds:
+                feed.join(listener)
+            yield listener
+        finally:
+            self.listening -= 1
+            for feed in feeds:
+                feed.leave(listener)
+            self._tables = {key: feed for key, feed in self._tables.items() if feed.listeners}

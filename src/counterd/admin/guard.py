@@ -1,0 +1,93 @@
+"""Who may ask what: addresses, names of hosts, pages of other sites, the token.
+
+A side, without I/O. A browser is the way in that a socket on the loopback interface leaves open: any page that somebody
+on this machine looks at can send requests here. A Host that is neither an address nor a name that we know gives away a
+page that has bound its own name to our address; Origin and Sec-Fetch-Site give away the others.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LOCALHOST = "localhost"
+BEARER = "bearer "
+
+
+class Refusal(Exception):
+    """A request that is not answered. status: as in HTTP; the text is for whoever asked."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Guard:
+    """The settings of admin: token, networks that may connect (none = all), further names of hosts."""
+
+    token: str = ""
+    networks: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] = ()
+    hosts: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Guard:
+        """From the hello of the daemon."""
+        networks = tuple(map(ipaddress.ip_network, settings["allow"]))
+        return cls(settings["token"], networks, frozenset(settings["hosts"]))
+
+    def allows_peer(self, address: str) -> bool:
+        """Whether an IP address may connect. Who may use a Unix socket is up to its file."""
+        if not self.networks:
+            return True
+        return any(ipaddress.ip_address(address.partition("%")[0]) in network for network in self.networks)
+
+    def check(self, method: str, hosts: list[str], headers: Mapping[str, str]) -> None:
+        """Raises Refusal for a request that nobody was to send; hosts are the values of its Host headers."""
+        if len(hosts) != 1:
+            raise Refusal(400, "expected one Host header")
+        if not self._knows(host_name(hosts[0])):
+            raise Refusal(403, "this host is not known here; admin.hosts can list further names")
+        origin = headers.get("Origin")
+        if origin is not None and origin.lower() not in {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}:
+            raise Refusal(403, "pages of other sites get no answer")
+        site = headers.get("Sec-Fetch-Site", "none")
+        visited = headers.get("Sec-Fetch-Mode") == "navigate" and method == "GET"  # somebody followed a link
+        if site not in ("none", "same-origin") and not visited:
+            raise Refusal(403, "pages of other sites get no answer")
+        self._check_token(method, headers.get("Authorization"))
+
+    def _check_token(self, method: str, given: str | None) -> None:
+        """Reading needs none; but one that is given has to be right."""
+        if method == "DELETE" and not self.token:
+            raise Refusal(403, "read-only: admin.token is not set")
+        if given is None:
+            if method == "DELETE":
+                raise Refusal(401, "this needs the token: Authorization: Bearer TOKEN")
+            return
+        if not self.token:
+            return  # a proxy's, perhaps: there is none of ours to compare it with
+        token = given[len(BEARER) :].strip() if given[: len(BEARER)].lower() == BEARER else ""
+        if not hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self.token.encode()):
+            raise Refusal(401, "this is not the token")
+
+    def _knows(self, name: str) -> bool:
+        if name == LOCALHOST or name in self.hosts:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def host_name(host: str) -> str:
+    """The name or address in a Host header, in small letters and without brackets; "" if it has none."""
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9_.-]+))(?::[0-9]{0,5})?", host)
+    return (match[1] or match[2]).lower().removesuffix(".") if match else ""

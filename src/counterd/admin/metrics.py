@@ -1,0 +1,183 @@
+"""What /stats says, as metrics: names and units as Prometheus's conventions have them.
+
+A side, without HTTP. A room's own figures are those that it registers, so a new room needs no line here. Nothing is
+kept between two scrapes: what is counted, the daemon counts.
+"""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, exposition
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from counterd.protocols import Figure, Room
+
+    Family = CounterMetricFamily | GaugeMetricFamily
+
+PREFIX = "counterd_"
+
+# Of each room: name, kind, help, then labels and the figure's key for each sample.
+ROOM_METRICS: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
+    ("connections", "gauge", "Connections that are open.", {"": "curr_connections"}),
+    ("connections_limit", "gauge", "Connections that can be open at once.", {"": "connections_max"}),
+    ("connections_opened_total", "counter", "Connections that were let in.", {"": "total_connections"}),
+    (
+        "connections_rejected_total",
+        "counter",
+        "Connections that were closed when they came, by cause.",
+        {f"cause={cause}": f"rejected:{cause}" for cause in
+         ("allow", "max_connections", "per_address", "memory", "descriptors")},
+    ),
+    (
+        "connections_closed_total",
+        "counter",
+        "Connections that were closed here for a reason, by cause.",
+        {
+            "cause=slow_reader": "slow_readers",
+            "cause=vanished": "vanished_peers",
+            "cause=idle": "idle_closed",
+            "cause=killed": "killed",
+        },
+    ),
+    (
+        "handshakes_failed_total",
+        "counter",
+        "TLS handshakes that failed, by cause.",
+        {f"cause={cause}": f"handshakes_failed:{cause}" for cause in ("timeout", "protocol", "certificate")},
+    ),
+    ("handshakes", "gauge", "TLS handshakes under way.", {"": "handshakes"}),
+    ("connections_slowed_total", "counter", "Times that a connection had to wait for its rate.", {"": "slowed"}),
+    ("slow_readers", "gauge", "Connections whose output is stuck now.", {"": "stuck_outputs"}),
+    ("received_bytes_total", "counter", "Bytes read from connections.", {"": "bytes_in"}),
+    ("sent_bytes_total", "counter", "Bytes written to connections.", {"": "bytes_out"}),
+)  # fmt: skip
+
+ROOM_HISTOGRAMS = {
+    "batch_seconds": "From reading what a connection sent to having sent the replies.",
+    "batch_bytes": "Bytes read from a connection at a time.",
+}
+
+
+class Scrape(Collector):
+    """The metrics of one answer to /stats."""
+
+    def __init__(self, stats: Mapping[str, Any], rooms: Sequence[Room]) -> None:
+        self._stats = stats
+        self._rooms = {room.name: room for room in rooms}
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._of_daemon()
+        yield from self._of_process()
+        yield from self._of_rooms()
+        families: dict[str, Family] = {}
+        for name, stats in self._stats["rooms"].items():
+            for figure in self._rooms[name].figures:
+                add_figure(families, figure, name, stats["figures"])
+        yield from families.values()
+
+    def _of_daemon(self) -> Iterator[Metric]:
+        stats = self._stats
+        build = {"version": stats["version"], "python": platform.python_version(), "uvloop": version("uvloop")}
+        yield InfoMetricFamily(f"{PREFIX}build", "What this counterd is made of.", build)
+        yield gauge("uptime_seconds", "Since the start of the daemon.", stats["uptime_seconds"])
+        yield gauge("ready", "1 while connections are let in.", stats["state"] == "ready")
+        yield gauge("draining", "1 while it is ending.", stats["state"] == "draining")
+        yield counter("log_lines_lost", "Log lines that could not be written.", stats["log"]["lines_lost"])
+        yield counter("internal_errors", "Errors that are bugs of counterd.", stats["internal_errors"])
+        yield counter("admin_restarts", "Times that the admin process was replaced.", stats["admin"]["restarts"])
+        late = HistogramMetricFamily(f"{PREFIX}event_loop_lag_seconds", "How late timers of the event loop were.")
+        add_histogram(late, (), stats["histograms"].get("loop_lag_seconds"))
+        yield late
+
+    def _of_process(self) -> Iterator[Metric]:
+        """Under the names that Prometheus's own libraries give them; of the daemon, not of the admin process."""
+        process = self._stats["process"]
+        cpu = "User and system CPU time that the daemon has used, in seconds."
+        yield CounterMetricFamily("process_cpu_seconds", cpu, process["cpu_seconds"])
+        for name, key, text in (
+            ("process_resident_memory_bytes", "resident_bytes", "Resident memory of the daemon, in bytes."),
+            ("process_open_fds", "open_fds", "File descriptors that the daemon has open."),
+            ("process_max_fds", "max_fds", "File descriptors that the daemon can have open."),
+            ("process_start_time_seconds", "start_time_seconds", "Start of the daemon, in seconds since 1970."),
+        ):
+            yield GaugeMetricFamily(name, text, process[key])
+
+    def _of_rooms(self) -> Iterator[Metric]:
+        rooms = self._stats["rooms"]
+        requests = CounterMetricFamily(
+            f"{PREFIX}requests", "Requests by operation and status.", labels=("room", "operation", "status")
+        )
+        for room, stats in rooms.items():
+            for operation, status, count in stats["outcomes"]:
+                requests.add_metric((room, operation, status), count)
+        yield requests
+        for name, kind, text, samples in ROOM_METRICS:
+            label = next(iter(samples)).partition("=")[0]
+            found = family(name, kind, text, ("room", label) if label else ("room",))
+            for room, stats in rooms.items():
+                for labelled, key in samples.items():
+                    value = labelled.partition("=")[2]
+                    found.add_metric((room, value) if value else (room,), stats["figures"][key])
+            yield found
+        for name, text in ROOM_HISTOGRAMS.items():
+            histogram = HistogramMetricFamily(PREFIX + name, text, labels=("room",))
+            for room, stats in rooms.items():
+                add_histogram(histogram, (room,), stats["histograms"].get(name))
+            yield histogram
+
+
+def encode(stats: Mapping[str, Any], rooms: Sequence[Room], accept: str) -> tuple[bytes, str]:
+    """The metrics in the format that the Accept header prefers, and its content type."""
+    try:
+        encoder, content_type = exposition.choose_encoder(accept)
+    except ValueError:  # a version that is none
+        encoder, content_type = exposition.choose_encoder("")
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Scrape(stats, rooms))
+    return encoder(registry), content_type
+
+
+def family(name: str, kind: str, text: str, labels: Iterable[str]) -> Family:
+    """An empty family; of a counter the name may end in _total."""
+    made = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+    return made(PREFIX + name, text, labels=tuple(labels))
+
+
+def gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(PREFIX + name, text, value)
+
+
+def counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(PREFIX + name, text, value)
+
+
+def add_figure(families: dict[str, Family], figure: Figure, room: str, snapshot: Mapping[str, float]) -> None:
+    """Adds what a room registers to the family of its name, which other figures and rooms may have begun."""
+    if figure.name not in families:
+        families[figure.name] = family(figure.name, figure.kind, figure.help, ("room", *figure.labels))
+    families[figure.name].add_metric((room, *figure.labels.values()), figure.value(snapshot))
+
+
+def add_histogram(
+    histogram: HistogramMetricFamily, labels: tuple[str, ...], counted: Mapping[str, Any] | None
+) -> None:
+    """Adds counts of ours, each of its own bucket, as the cumulative ones that Prometheus wants."""
+    if counted is None:
+        return
+    bounds = (*map(floatToGoString, counted["bounds"]), "+Inf")
+    histogram.add_metric(labels, list(zip(bounds, accumulate(counted["counts"]), strict=True)), counted["sum"])

@@ -1,0 +1,231 @@
+"""What is served at which path: reads the request, asks the daemon, writes the answer.
+
+A side. Nothing here is found in a file system, and a body is never read. Names are bytes: they come percent-encoded,
+travel as text with one character for each byte, and go out percent-encoded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import re
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, quote_from_bytes, unquote
+
+from aiohttp import web
+
+from counterd.admin import metrics
+from counterd.admin.events import LISTENERS_MAX, RETRY_MS, Hub
+from counterd.admin.guard import Guard, Refusal
+from counterd.admin.link import AskError
+from counterd.admin.peer import PATIENCE_S, PLAIN, Peer, Peers
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from counterd.admin.link import Link
+    from counterd.protocols import Room
+
+    Handler = Callable[[web.BaseRequest, dict[str, str]], Awaitable[web.StreamResponse]]
+
+LIVE_PATIENCE_S = 1.0  # an orchestrator's probe wants to hear "no" rather than nothing
+ASK_PATIENCE_S = 9.0  # less than a connection's, so that whoever asked hears why
+PARAMETERS_MAX = 16
+CONNECTION_PATH = "/connections/"
+
+HEADERS = {
+    **PLAIN,
+    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "DENY",
+}
+
+
+class Site:
+    """All that is served. link: leads to the daemon; rooms: those that are installed."""
+
+    def __init__(self, link: Link, rooms: Sequence[Room]) -> None:
+        self.peers = Peers(Guard())
+        self._link = link
+        self._rooms = rooms
+        self._hub = Hub(self._stats, self._rows)
+        self._page = resources.files("counterd.admin").joinpath("dashboard.html").read_bytes()
+        self._page_policy = page_policy(self._page.decode())
+        self._handlers: dict[str, Handler] = {
+            "/": self._on_page,
+            "/config": self._on_config,
+            "/connections": self._on_connections,
+            "/events": self._on_events,
+            "/livez": self._on_livez,
+            "/metrics": self._on_metrics,
+            "/readyz": self._on_readyz,
+            "/stats": self._on_stats,
+        }
+        self._tables = {f"/{table.name}": table for room in rooms for table in room.tables}
+
+    def configure(self, settings: Mapping[str, Any]) -> None:
+        """Takes over the settings that the daemon hands down."""
+        self.peers.guard = Guard.of(settings)
+
+    def protocol_factory(self, loop: asyncio.AbstractEventLoop) -> Callable[[], Peer]:
+        """What makes a protocol for each connection."""
+        manager = web.Server(self._handle)
+        return lambda: Peer(self.peers, manager, loop)
+
+    # ---- every request ----
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        peer = request.protocol
+        assert isinstance(peer, Peer)
+        peer.begin()
+        try:
+            response = await self._answer(request)
+        except (Refusal, AskError) as error:
+            response = refused(error.status, str(error))
+        except ConnectionError:
+            raise  # whoever asked has gone
+        except Exception as error:  # noqa: BLE001 - a bug: one answer less, and the daemon's log says so
+            self._link.note(f"{request.method} {request.path}: {type(error).__name__}: {error}")
+            response = refused(500, "an internal error")
+        finally:
+            peer.end()
+        if not response.prepared:
+            for name, value in HEADERS.items():
+                response.headers.setdefault(name, value)
+        return response
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.peers.guard.check(request.method, request.headers.getall("Host", []), request.headers)
+        if request.body_exists:
+            raise Refusal(413, "nothing here takes a body")
+        path, _, query = request.raw_path.partition("?")
+        if request.method == "DELETE" and path.startswith(CONNECTION_PATH):
+            return await self._on_delete(path.removeprefix(CONNECTION_PATH))
+        handler = self._handlers.get(path) or (self._on_table if path in self._tables else None)
+        if handler is None and not path.startswith(CONNECTION_PATH):
+            raise Refusal(404, "there is nothing at this path")
+        if handler is None or request.method not in ("GET", "HEAD"):
+            response = refused(405, "this method is not for this path")
+            response.headers["Allow"] = "GET, HEAD" if handler else "DELETE"
+            return response
+        if handler == self._on_events:
+            return await handler(request, parameters_of(query))
+        return await asyncio.wait_for(handler(request, parameters_of(query)), PATIENCE_S)
+
+    # ---- each path ----
+
+    async def _on_page(self, request: web.BaseRequest, parameters: dict[str, str]) -> web.StreamResponse:
+        policy = {"Content-Security-Policy": self._page_policy}
+        return web.Response(body=self._page, content_type="text/html", charset="utf-8", headers=policy)
+
+    async def _on_stats(self, request: web.BaseRequest, parameters: dict[str, str]) -> web.StreamResponse:
+        return answered(await self._stats())
+
+    async def _on_metrics(self, request: web.BaseRequest, parameters: dict[str, str]) -> web.StreamResponse:
+        accept = ",".join(request.headers.getall("Accept", []))
+        body, content_type = metrics.encode(await self._stats(), self._rooms, accept)
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def _on_livez(self, request: web.BaseRequest, parameters: dict[str, str]) -> web.StreamResponse:
+        await self._link.ask("ping", LIVE_PATIENCE_S)
+        return web.Response(text="ok\n")
+
+    async def _on_readyz(self, request: web.BaseRequest, parameters: dict[str, str]) -> web.StreamResponse:
+        state = (await self._link.ask("ping", LIVE_PATIENCE_S))["state"]
+        return web.Response(status=200 if state == "ready" else 503, text=f"{state}\n")
+
+    async def _on_config(self, request: web.BaseRequest, parameters: dict[str, str]) -> web.StreamResponse:
+        return answered(await self._link.ask("config", ASK_PATIENCE_S))
+
+    async def _on_table(self, request: web.BaseRequest, parameters: dict[str, str]) -> web.StreamResponse:
+        return answered(await self._rows(request.raw_path.partition("?")[0][1:], parameters))
+
+    async def _on_connections(self, request: web.BaseRequest, parameters: dict[str, str]) -> web.StreamResponse:
+        return answered(await self._link.ask("connections", ASK_PATIENCE_S, parameters=parameters))
+
+    async def _on_delete(self, given: str) -> web.StreamResponse:
+        return answered(await self._link.ask("close", ASK_PATIENCE_S, connection=unquote(given, "latin-1")))
+
+    async def _on_events(self, request: web.BaseRequest, parameters: dict[str, str]) -> web.StreamResponse:
+        if request.method == "HEAD":
+            raise Refusal(405, "this is a stream")
+        table = parameters.pop("table", None)
+        if table is None and parameters:
+            raise Refusal(400, "parameters are for a table")
+        if table is not None:
+            await self._rows(table, parameters)  # whatever is wrong with them is said now
+        if self._hub.listening >= LISTENERS_MAX:
+            raise Refusal(503, f"{LISTENERS_MAX} streams are open, and no more can be")
+        with self._hub.listen(table, parameters) as listener:
+            response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream; charset=utf-8"})
+            await response.prepare(request)
+            await response.write(f"retry: {RETRY_MS}\n\n".encode())
+            while not self._link.ended.is_set():
+                await response.write(await listener.next())
+        return response
+
+    # ---- asking the daemon ----
+
+    async def _stats(self) -> Any:
+        return await self._link.ask("figures", ASK_PATIENCE_S)
+
+    async def _rows(self, name: str, parameters: Mapping[str, str]) -> Any:
+        """A table, with its names percent-encoded."""
+        table = self._tables.get(f"/{name}")
+        if table is None:
+            raise Refusal(404, "there is no such table")
+        found = await self._link.ask("table", ASK_PATIENCE_S, table=name, parameters=parameters)
+        names = [column.name for column in table.columns if column.kind == "name"]
+        for row in found["rows"]:
+            for column in names:
+                row[column] = quote_from_bytes(row[column].encode("latin-1"), safe="")
+        return found
+
+
+def parameters_of(query: str) -> dict[str, str]:
+    """The parameters in a query, as latin-1 text: a character for each byte. Raises Refusal."""
+    octets = query.encode("utf-8", "surrogateescape").decode("latin-1")  # what was not even encoded
+    try:
+        pairs = parse_qsl(
+            octets, keep_blank_values=True, strict_parsing=bool(octets), encoding="latin-1", max_num_fields=PARAMETERS_MAX
+        )
+    except ValueError as error:
+        raise Refusal(400, f"the query cannot be read: {error}") from None
+    parameters = dict(pairs)
+    if len(parameters) != len(pairs):
+        raise Refusal(400, "a parameter is there twice")
+    return parameters
+
+
+def answered(data: Any) -> web.Response:
+    return web.Response(body=json.dumps(data).encode(), content_type="application/json")
+
+
+def refused(status: int, text: str) -> web.Response:
+    """An error; the connection ends with it, whatever else was to come on it."""
+    response = web.Response(status=status, body=json.dumps({"error": text}).encode(), content_type="application/json")
+    if status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    if status == 503:
+        response.headers["Retry-After"] = "1"
+    response.force_close()
+    return response
+
+
+def page_policy(page: str) -> str:
+    """The Content-Security-Policy of a page whose scripts and styles are all in it: those, and nothing else, run."""
+
+    def hashes(tag: str) -> str:
+        inline = re.findall(rf"<{tag}\b[^>]*>(.*?)</{tag}>", page, re.DOTALL)
+        digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in inline)
+        return " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
+
+    return (
+        f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )

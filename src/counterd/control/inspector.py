@@ -1,0 +1,322 @@
+"""Answers what the admin process asks: from the daemon, its servers and what the rooms register.
+
+Floor 4. Answers are JSON, as bytes. The loop serves requests meanwhile, so whatever grows with what is in a store, or
+with the number of connections, is answered in steps of SLICE_NS, between which the caller lets the loop go on.
+Figures are made at most ten times a second, however many ask.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import time
+from collections.abc import Generator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from counterd.protocols import read_parameters
+from counterd.settings import choice, integer
+from counterd.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from counterd.control.daemon import Daemon
+    from counterd.control.service import Service
+    from counterd.net._connection import Connection
+    from counterd.protocols import Column, Table
+    from counterd.settings import Setting
+
+Steps = Generator[None, None, bytes]
+
+SLICE_NS = 250_000
+FIGURES_PERIOD_NS = 100_000_000
+ROWS_MAX = 1000
+ROWS_BYTES_MAX = 4 << 20  # of rows in an answer: a name can have 64 KiB, and a thousand of them no frame holds
+PROBES = 512  # numbers of connections looked at between two looks at the clock: 40 ns each
+MASKED = "***"
+PAGE_SIZE = resource.getpagesize()
+
+
+class Refused(Exception):
+    """A question that is not answered. status: as in HTTP; the text is for whoever asked."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Inspector:
+    """To be made once the services listen: where they do is looked at now."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._services = {service.room.name: service for service in daemon.services}
+        self._addresses = {name: service.addresses().split(", ") for name, service in self._services.items()}
+        self._tables = {table.name: (s, table) for s in daemon.services for table in s.room.tables}
+        self._started = time.time() - (time.monotonic_ns() - daemon.started_ns) / 1e9
+        self._other_descriptors = len(os.listdir("/proc/self/fd")) - self._connected()
+        self._figures = b""
+        self._figures_ns = -FIGURES_PERIOD_NS
+
+    def answer(self, question: Mapping[str, Any]) -> bytes | Steps:
+        """The answer, or the steps to it, which may raise too. Raises Refused; any other error of a question that the
+        admin process would not ask."""
+        what = question["ask"]
+        if what == "ping":
+            return encoded({"state": self._daemon.state})
+        if what == "figures":
+            return self.figures()
+        if what == "config":
+            return encoded(self._config())
+        if what == "close":
+            return encoded(self._close(question["connection"]))
+        if what == "table":
+            return self._table(question["table"], question["parameters"])
+        if what == "connections":
+            return self._connections(question["parameters"])
+        raise ValueError(f"unknown question {what!r}")
+
+    def figures(self) -> bytes:
+        """All that is counted, as of at most a tenth of a second ago."""
+        now = time.monotonic_ns()
+        if now - self._figures_ns >= FIGURES_PERIOD_NS:
+            self._figures = encoded(self._count(now))
+            self._figures_ns = now
+        return self._figures
+
+    # ---- figures ----
+
+    def _count(self, now: int) -> dict[str, Any]:
+        daemon = self._daemon
+        pulse = daemon.pulse
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "uptime_seconds": (now - daemon.started_ns) / 1e9,
+            "state": daemon.state,
+            "loop": {"lag_seconds": pulse.last, "lag_max_seconds": pulse.max},
+            "process": self._process(),
+            "log": {"lines_lost": daemon.writer.dropped},
+            "internal_errors": daemon.internal_errors,
+            "admin": daemon.admin.figures(),
+            "rooms": {name: self._room(name, service) for name, service in self._services.items()},
+            "histograms": {"loop_lag_seconds": asdict(pulse.histogram())},
+            "tables": [shape(service, table) for service, table in self._tables.values()],
+        }
+
+    def _room(self, name: str, service: Service) -> dict[str, Any]:
+        return {
+            "addresses": self._addresses[name],
+            "figures": {**service.server.figures(), **service.store.snapshot()},
+            "outcomes": service.store.outcomes(),
+            "histograms": {key: asdict(counted) for key, counted in service.server.histograms().items()},
+        }
+
+    def _process(self) -> dict[str, Any]:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        # The size of this directory is the number of its entries since Linux 6.2; counting them would take milliseconds.
+        descriptors = os.stat("/proc/self/fd").st_size or self._other_descriptors + self._connected()
+        return {
+            "cpu_seconds": used.ru_utime + used.ru_stime,
+            "resident_bytes": int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_SIZE,
+            "open_fds": descriptors,
+            "max_fds": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            "start_time_seconds": self._started,
+        }
+
+    def _connected(self) -> int:
+        return sum(len(service.server.connections) for service in self._services.values())
+
+    # ---- tables ----
+
+    def _table(self, name: str, parameters: Mapping[str, str]) -> Steps:
+        if name not in self._tables:
+            raise Refused(404, f"there is no table {name!r} here")
+        service, table = self._tables[name]
+        begun = time.monotonic_ns()
+        try:
+            walk = table.open(service.store, parameters)
+        except ValueError as error:
+            raise Refused(400, str(error)) from None
+        while not walk.step():
+            yield
+        rows = [found(service, table, row, begun) for row in walk.rows()]
+        yield
+        rest = {"table": name, "room": service.room.name, "columns": [column["name"] for column in columns(table)]}
+        made = ({key: value for cells in map(shown, table.columns, row) for key, value in cells} for row in rows)
+        return (yield from listed(made, {**rest, "total": walk.total}))
+
+    # ---- connections ----
+
+    def _connections(self, parameters: Mapping[str, str]) -> Steps:
+        try:
+            values = read_parameters(
+                parameters,
+                {"limit": integer(1, ROWS_MAX), "after": split_id, "room": choice(*self._services)},
+                {"limit": 100, "after": ("", -1), "room": None},
+            )
+        except ValueError as error:
+            raise Refused(400, str(error)) from None
+        after_room, after = values["after"]
+        limit: int = values["limit"]
+        rows: list[dict[str, Any]] = []
+        for name in sorted(self._services):
+            if name < after_room or values["room"] not in (None, name):
+                continue
+            for connection in self._connected_beyond(name, after if name == after_room else -1):
+                if connection is None:
+                    yield
+                    continue
+                if len(rows) == limit:
+                    return (yield from listed(rows, {"next": rows[-1]["id"]}))
+                rows.append(self._connection(name, connection))
+        return (yield from listed(rows, {"next": None}))
+
+    def _connected_beyond(self, room: str, number: int) -> Iterator[Connection | None]:
+        """The connections of a room with a larger number, by number; None where it is time for a pause."""
+        connections = self._services[room].server.connections
+        last = max(connections, default=-1)  # the only thing here that takes all at once: 15 ns each
+        yield None
+        begun = time.monotonic_ns()
+        for probed in range(number + 1, last + 1):
+            connection = connections.get(probed)
+            if connection is not None:
+                yield connection
+            if (connection is not None or probed % PROBES == 0) and time.monotonic_ns() - begun > SLICE_NS:
+                yield None
+                begun = time.monotonic_ns()
+
+    def _connection(self, room: str, connection: Connection) -> dict[str, Any]:
+        now = time.monotonic_ns()
+        tls = connection.tls()
+        return {
+            "id": f"{room}-{connection.id}",
+            "room": room,
+            "peer": connection.origin(),
+            "age_seconds": (now - connection.since_ns) / 1e9,
+            "idle_seconds": (now - connection.active_ns) / 1e9,
+            "requests": connection.requests,
+            "holdings": self._services[room].store.holdings_of(connection.number),
+            "tls": None if tls is None else dict(zip(("version", "cipher", "subject"), tls, strict=True)),
+        }
+
+    def _close(self, connection_id: str) -> dict[str, Any]:
+        room, _, own = connection_id.partition("-")
+        service = self._services.get(room)
+        connection = service.server.find(own) if service else None
+        if service is None or connection is None:
+            raise Refused(404, "there is no such connection, or not any more")
+        service.server.kill(connection)
+        return {"closed": connection_id}
+
+    # ---- configuration ----
+
+    def _config(self) -> dict[str, Any]:
+        config = self._daemon.config
+        values = [
+            {
+                "key": key,
+                "value": masked(setting, config.values[key]),
+                "origin": config.origins[key],
+                "default": masked(setting, setting.default),
+                "unit": setting.unit,
+                "reload": setting.reload,
+            }
+            for key, setting in self._daemon.settings.items()
+        ]
+        return {"path": str(config.path), "values": values}
+
+
+def encoded(data: Any) -> bytes:
+    return json.dumps(data, ensure_ascii=False).encode("utf-8", "surrogateescape")
+
+
+def listed(rows: Iterable[Mapping[str, Any]], rest: Mapping[str, Any]) -> Steps:
+    """An object with these rows, made in slices, and the rest; if they are too long, "truncated" says so."""
+    texts: list[bytes] = []
+    left = ROWS_BYTES_MAX
+    begun = time.monotonic_ns()
+    for row in rows:
+        texts.append(encoded(row))
+        left -= len(texts[-1])
+        if left < 0:
+            rest = {**rest, "truncated": True}
+            texts.pop()
+            break
+        if time.monotonic_ns() - begun > SLICE_NS:
+            yield
+            begun = time.monotonic_ns()
+    return b'{"rows": [' + b", ".join(texts) + b"], " + encoded(rest)[1:]
+
+
+def columns(table: Table) -> list[dict[str, str]]:
+    """What an answer's rows have: a connection is its id and its peer, a moment is how long ago it was."""
+    made = []
+    for column in table.columns:
+        if column.kind == "connection":
+            made.append({"name": column.name, "kind": "connection", "help": column.help})
+            made.append({"name": "peer", "kind": "text", "help": "where it comes from"})
+        elif column.kind == "since":
+            made.append({"name": "age_seconds", "kind": "seconds", "help": f"{column.help}: how long ago"})
+        else:
+            made.append(asdict(column))
+    return made
+
+
+def shape(service: Service, table: Table) -> dict[str, Any]:
+    """A table as /stats lists it."""
+    return {
+        "name": table.name,
+        "room": service.room.name,
+        "help": table.help,
+        "columns": columns(table),
+        "sorts": list(table.sorts),
+    }
+
+
+def found(service: Service, table: Table, row: tuple[Any, ...], begun: int) -> list[Any]:
+    """A row with the connections in place of their numbers, or None where one is gone.
+
+    begun: when the walk was. Who came after that may have the number of one who has gone.
+    """
+    cells = list(row)
+    for place, column in enumerate(table.columns):
+        if column.kind == "connection":
+            connection = service.server.connections.get(cells[place])
+            there = connection is not None and connection.since_ns <= begun
+            cells[place] = (service.room.name, connection) if there else None
+    return cells
+
+
+def shown(column: Column, value: Any) -> Iterator[tuple[str, Any]]:
+    """A cell as the members of a row."""
+    if column.kind == "connection":
+        yield column.name, f"{value[0]}-{value[1].id}" if value else ""
+        yield "peer", value[1].origin() if value else ""
+    elif column.kind == "since":
+        yield "age_seconds", max(0.0, time.monotonic_ns() // 100_000_000 - value) / 10
+    elif column.kind == "name":
+        yield column.name, value.decode("latin-1")
+    else:
+        yield column.name, value
+
+
+def split_id(text: str) -> tuple[str, int]:
+    """The room and the engine's number in the id of a connection."""
+    room, _, own = text.partition("-")
+    number = own.partition("-")[0]
+    if not number.isdecimal() or len(number) > 10:
+        raise ValueError(f"expected the id of a connection, not {text!r}")
+    return room, int(number)
+
+
+def masked(setting: Setting, value: Any) -> Any:
+    """A value as somebody would write it; secrets only say that they are there."""
+    if setting.secret and value:
+        return MASKED
+    if "octal" in setting.unit:
+        return f"{value:04o}"
+    return " ".join(map(str, value)) if isinstance(value, tuple) else value

@@ -1,0 +1,44 @@
+"""Frames on the socket between the daemon and its admin process: a length, then so many bytes of JSON.
+
+Floor 0: bytes in, bodies out. What they say is decided by control/admin.py and admin/link.py, its two ends.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FRAME_MAX = 16 << 20  # bytes of a body
+_LENGTH = struct.Struct(">I")
+
+
+def frame(body: bytes) -> bytes:
+    """A frame with this body. Raises ValueError if that is too long."""
+    if len(body) > FRAME_MAX:
+        raise ValueError(f"a body of {len(body)} bytes, at most {FRAME_MAX} go into a frame")
+    return _LENGTH.pack(len(body)) + body
+
+
+class Frames:
+    """Takes a stream apart. limit: bytes that a body may have, at most FRAME_MAX."""
+
+    def __init__(self, limit: int = FRAME_MAX) -> None:
+        self._limit = limit
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The bodies that are complete now. Raises ValueError once the stream announces one that is too long."""
+        self._rest += data
+        while len(self._rest) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._rest)
+            if length > self._limit:
+                raise ValueError(f"a frame of {length} bytes, at most {self._limit} are allowed")
+            end = _LENGTH.size + length
+            if len(self._rest) < end:
+                return
+            body = bytes(self._rest[_LENGTH.size : end])
+            del self._rest[:end]
+            yield body
