@@ -16,7 +16,6 @@ from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
-    InfoMetricFamily,
     Metric,
 )
 from prometheus_client.registry import Collector
@@ -93,7 +92,10 @@ class Scrape(Collector):
     def _of_daemon(self) -> Iterator[Metric]:
         stats = self._stats
         build = {"version": stats["version"], "python": platform.python_version(), "uvloop": version("uvloop")}
-        yield InfoMetricFamily(f"{PREFIX}build", "What this counterd is made of.", build)
+        # As a gauge: of the two formats only OpenMetrics has a type for it.
+        made_of = GaugeMetricFamily(f"{PREFIX}build_info", "What this counterd is made of; always 1.", labels=tuple(build))
+        made_of.add_metric(tuple(build.values()), 1)
+        yield made_of
         yield gauge("uptime_seconds", "Since the start of the daemon.", stats["uptime_seconds"])
         yield gauge("ready", "1 while connections are let in.", stats["state"] == "ready")
         yield gauge("draining", "1 while it is ending.", stats["state"] == "draining")

@@ -43,6 +43,7 @@ KEEPALIVE = Keepalive(idle=10, interval=5, count=3, user_timeout=25)
 
 RESTART_MIN_S = 0.1
 RESTART_MAX_S = 10.0
+STEADY_S = 10.0  # one that lived for so long has had another reason to end than the one before
 LISTEN_PERIOD_S = 5.0  # the process says something as often
 SILENT_MAX = 4  # periods; counted, so that a daemon that was stopped itself does not blame the process
 REST = 4  # times as long as what was done: a fifth of the loop's time
@@ -133,10 +134,11 @@ class Admin:
                 await self._child.open()
                 self._child.hello(self._settings())
                 why = await self._child.ended()
+                self._child = None
             except OSError as error:
                 why = f"cannot be started: {error.strerror or error}"
             self._restarts += 1
-            if time.monotonic() - begun > RESTART_MAX_S:
+            if time.monotonic() - begun > STEADY_S:
                 delay = RESTART_MIN_S
             self._report("admin", f"the admin process {why}; another one starts in {delay:g} s")
             await asyncio.sleep(delay)
@@ -158,8 +160,13 @@ class Child(asyncio.Protocol):
         self._report = report
         self._loop = asyncio.get_running_loop()
         self._socket, theirs = socket.socketpair()
-        with theirs:
+        try:
             self._process, self._words = spawn(listening, theirs)
+        except OSError:
+            self._socket.close()
+            raise
+        finally:
+            theirs.close()
         self._transport: asyncio.Transport | None = None
         self._gone = asyncio.Event()
         self._why = ""

@@ -1,0 +1,394 @@
+"""The daemon's end of the admin process, at whose other end is a test that does not behave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import uvloop
+
+from counterd.control import admin as module
+from counterd.control.admin import Admin, close_listening, open_listening
+from counterd.control.config import ConfigError
+from counterd.control.inspector import Refused
+from counterd.frames import Frames, frame
+from counterd.net.sockets import UnixSocket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Generator
+    from pathlib import Path
+
+PATIENCE = 10.0
+
+
+class Inspector:
+    """steps: how many an answer to "table" takes. asked: all questions."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.steps = 3
+        self.working = 0
+
+    def answer(self, question: dict[str, Any]) -> Any:
+        self.asked.append(question)
+        what = question["ask"]
+        if what == "ping":
+            return b'{"state": "ready"}'
+        if what == "refuse":
+            raise Refused(404, "no")
+        if what in ("table", "bug", "late"):
+            return self.take_steps(what)
+        raise ValueError(f"unknown question {what!r}")
+
+    def take_steps(self, what: str) -> Generator[None, None, bytes]:
+        self.working += 1
+        assert self.working == 1, "one at a time"
+        for _ in range(self.steps):
+            yield
+        self.working -= 1
+        if what == "late":
+            raise Refused(400, "too late")
+        if what == "bug":
+            raise ZeroDivisionError
+        return b'"' + b"x" * 300_000 + b'"'
+
+
+class Process:
+    """What stands for the process: it lives until it is killed. socket: its end."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self.socket = connected
+        self.killed = False
+        self.returncode = -9
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def poll(self) -> int | None:
+        return -9 if self.killed else None
+
+    def wait(self, timeout: float) -> int:
+        return -9
+
+
+class World:
+    """An Admin with processes that the test plays. reports: what it said. complaints: the loop's."""
+
+    def __init__(self, admin: Admin, inspector: Inspector, started: list[Process], reports: list[str]) -> None:
+        self.admin = admin
+        self.inspector = inspector
+        self.started = started
+        self.reports = reports
+        self.complaints: list[dict[str, Any]] = []
+        self._frames = Frames()
+        self._received: list[dict[str, Any]] = []
+
+    @property
+    def process(self) -> Process:
+        return self.started[-1]
+
+    async def ask(self, what: str, number: int = 1) -> None:
+        await self.send(frame(json.dumps({"id": number, "ask": what}).encode()))
+
+    async def send(self, data: bytes) -> None:
+        await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(self.process.socket, data), PATIENCE)
+
+    async def receive(self) -> dict[str, Any]:
+        while not self._received:
+            data = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.process.socket, 1 << 20), PATIENCE)
+            assert data, "it was cut off"
+            self._received += map(json.loads, self._frames.feed(data))
+        return self._received.pop(0)
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, self.reports
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[World], Coroutine[Any, Any, None]]], None]:
+    """Runs a scene with a World in it."""
+    started: list[Process] = []
+    reports: list[str] = []
+
+    def spawn(listening: socket.socket, connected: socket.socket) -> tuple[Any, int]:
+        theirs = connected.dup()
+        theirs.setblocking(False)
+        started.append(Process(theirs))
+        words, end = os.pipe2(os.O_NONBLOCK)
+        os.write(end, b"Traceback\nImportError: no module\n")
+        os.close(end)
+        return started[-1], words
+
+    monkeypatch.setattr(module, "spawn", spawn)
+    monkeypatch.setattr(module, "RESTART_MIN_S", 0.001)
+
+    async def perform(scene: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+        inspector: Any = Inspector()
+        config: Any = SimpleNamespace(values={"admin.token": "t", "admin.allow": ("10.0.0.0/8",), "admin.hosts": ()})
+        admin = Admin(config, socket.socket(), inspector, lambda cause, text: reports.append(text))
+        world = World(admin, inspector, started, reports)
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: world.complaints.append(context))
+        await admin.start()
+        try:
+            await world.until(lambda: started)
+            assert await world.receive() == {"hello": {"token": "t", "allow": ["10.0.0.0/8"], "hosts": []}}
+            await scene(world)
+        finally:
+            admin.stop()
+            for process in started:
+                process.socket.close()
+            await asyncio.sleep(0)
+
+    def run(scene: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+        loop = uvloop.new_event_loop()
+        try:
+            loop.run_until_complete(perform(scene))
+        finally:
+            loop.close()
+
+    return run
+
+
+def test_questions_are_answered(play) -> None:
+    async def scene(world: World) -> None:
+        await world.ask("ping", 5)
+        assert await world.receive() == {"id": 5, "answer": {"state": "ready"}}
+        await world.ask("refuse", 6)
+        assert await world.receive() == {"id": 6, "error": {"status": 404, "text": "no"}}
+        await world.ask("late", 7)
+        assert await world.receive() == {"id": 7, "error": {"status": 400, "text": "too late"}}
+        await world.ask("table", 8)
+        assert len((await world.receive())["answer"]) == 300_000
+        assert world.admin.figures() == {"restarts": 0}
+
+    play(scene)
+
+
+def test_a_reload_hands_down_the_settings(play) -> None:
+    async def scene(world: World) -> None:
+        values = {"admin.token": "new", "admin.allow": (), "admin.hosts": ("a", "b"), "admin.bind": "elsewhere"}
+        world.admin.reload(SimpleNamespace(values=values))
+        assert await world.receive() == {"hello": {"token": "new", "allow": [], "hosts": ["a", "b"]}}
+
+    play(scene)
+
+
+def test_a_bug_costs_one_answer(play) -> None:
+    async def scene(world: World) -> None:
+        await world.ask("bug", 1)
+        assert (await world.receive())["error"]["status"] == 500
+        assert [type(context["exception"]) for context in world.complaints] == [ZeroDivisionError]
+        await world.ask("ping", 2)
+        assert (await world.receive())["id"] == 2
+
+    play(scene)
+
+
+def test_answers_that_take_steps_are_made_one_at_a_time_and_only_so_many_wait(play) -> None:
+    async def scene(world: World) -> None:
+        world.inspector.steps = 10
+        asked = b"".join(frame(json.dumps({"id": number, "ask": "table"}).encode()) for number in range(12))
+        await world.send(asked + frame(b'{"id": 99, "ask": "ping"}'))
+        answers = [await world.receive() for _ in range(13)]
+        assert [answer["id"] for answer in answers if answer.get("error", {}).get("status") == 503] == [8, 9, 10, 11]
+        assert [answer["id"] for answer in answers if "answer" in answer] == [99, *range(8)]
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"\xff\xff\xff\xff", frame(b"x" * 100), frame(b"[]"), frame(b"1"), frame(b'{"ask": "ping"}'),
+     frame(b'{"id": 1}'), frame(b'{"id": 1, "ask": "nonsense"}'), frame(b'{"id": {}, "ask": "ping"}'),
+     frame(b"[" * 60_000), b"\x00\x01\x00\x01"],
+    ids=["length", "text", "list", "number", "without id", "without question", "unknown", "id", "deep", "long"],
+)  # fmt: skip
+def test_nonsense_ends_it(sent: bytes, play) -> None:
+    async def scene(world: World) -> None:
+        await world.send(sent)
+        await world.until(lambda: len(world.started) == 2)
+        assert world.started[0].killed
+        assert "asked what it should not" in world.reports[0]
+        assert world.admin.figures() == {"restarts": 1}
+        assert world.complaints == []
+
+    play(scene)
+
+
+def test_one_that_ends_is_replaced_and_its_last_words_are_told(play) -> None:
+    async def scene(world: World) -> None:
+        world.process.socket.shutdown(socket.SHUT_RDWR)
+        await world.until(lambda: len(world.started) == 2)
+        assert world.reports == [
+            "the admin process ended with status -9: ImportError: no module; another one starts in 0.001 s"
+        ]
+
+    play(scene)
+
+
+def test_each_time_later(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RESTART_MAX_S", 0.003)
+
+    async def scene(world: World) -> None:
+        for number in range(1, 5):
+            world.process.socket.shutdown(socket.SHUT_RDWR)
+            await world.until(lambda wanted=number + 1: len(world.started) == wanted)
+        assert [report.rsplit(" in ", 1)[1] for report in world.reports] == ["0.001 s", "0.002 s", "0.003 s", "0.003 s"]
+
+    play(scene)
+
+
+def test_one_that_cannot_be_started_is_tried_again(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(world: World) -> None:
+        spawn = module.spawn
+
+        def fail(*_: object) -> None:
+            module.spawn = spawn
+            raise OSError(11, "Resource temporarily unavailable")
+
+        monkeypatch.setattr(module, "spawn", fail)
+        world.process.socket.shutdown(socket.SHUT_RDWR)
+        await world.until(lambda: len(world.started) == 2)
+        assert world.reports[1].startswith("the admin process cannot be started: Resource temporarily unavailable")
+
+    play(scene)
+
+
+def test_one_that_says_nothing_is_replaced(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LISTEN_PERIOD_S", 0.005)
+
+    async def scene(world: World) -> None:
+        for number in range(10):
+            await asyncio.sleep(0.004)
+            await world.ask("ping", number)
+        assert len(world.started) == 1
+        await world.until(lambda: len(world.started) == 2)
+        assert "has said nothing for" in world.reports[0]
+
+    play(scene)
+
+
+def test_one_that_does_not_read_costs_a_bounded_memory_and_is_replaced(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LISTEN_PERIOD_S", 0.02)
+
+    async def scene(world: World) -> None:
+        question = frame(b'{"id": 1, "ask": "table"}')
+        sent = 0
+        while len(world.started) == 1:
+            try:
+                sent += world.process.socket.send(question)
+            except BlockingIOError:
+                await asyncio.sleep(0.001)
+            except (BrokenPipeError, ConnectionResetError):
+                await world.until(lambda: len(world.started) == 2)
+        # Two answers are beyond the bound; those that are refused at once are short.
+        assert len([asked for asked in world.inspector.asked if asked["ask"] == "table"]) < 5_000
+        assert "has said nothing for" in world.reports[0]
+
+    play(scene)
+
+
+def test_a_flood_leaves_the_loop_most_of_its_time(play) -> None:
+    """Questions are not even taken from the socket while it rests."""
+
+    async def scene(world: World) -> None:
+        flood = frame(b'{"id": 1, "ask": "ping"}') * 20_000
+        sending = asyncio.create_task(world.send(flood))
+        receiving = asyncio.create_task(receive_all(world))
+        rested = 0
+        while len(world.inspector.asked) < 2_000:
+            rested += world.admin._child._is_resting
+            before = len(world.inspector.asked)
+            await asyncio.sleep(0)
+            assert len(world.inspector.asked) - before < 2_000  # not all at once
+        assert rested > 10
+        sending.cancel()
+        receiving.cancel()
+
+    play(scene)
+
+
+async def receive_all(world: World) -> None:
+    while True:
+        await world.receive()
+
+
+def test_what_goes_wrong_there_is_said_here(play) -> None:
+    async def scene(world: World) -> None:
+        await world.send(frame(json.dumps({"note": "x" * 1000}).encode()))
+        await world.until(lambda: world.reports)
+        assert world.reports == [f"the admin process says: {'x' * 200}"]
+
+    play(scene)
+
+
+# ---- sockets and processes ------------------------------------------------------------------------------------------
+
+
+def config(bind: str) -> Any:
+    return SimpleNamespace(values={"admin.bind": bind}, where=lambda key: "file:7")
+
+
+def test_listening_on_an_address() -> None:
+    listening = open_listening(config("127.0.0.1:0"))
+    assert isinstance(listening, socket.socket)
+    host, port = listening.getsockname()
+    try:
+        with pytest.raises(ConfigError, match=f"^file:7: admin.bind: cannot listen on 127.0.0.1:{port}: it is in use$"):
+            open_listening(config(f"{host}:{port}"))
+    finally:
+        close_listening(listening)
+
+
+def test_listening_on_a_unix_socket(short_path: Path) -> None:
+    listening = open_listening(config(f"unix:{short_path}/s"))
+    assert isinstance(listening, UnixSocket)
+    assert (short_path / "s").stat().st_mode & 0o777 == 0o660
+    close_listening(listening)
+    assert not (short_path / "s").exists()
+    with pytest.raises(ConfigError, match="cannot listen on unix:/nowhere/s: No such file"):
+        open_listening(config("unix:/nowhere/s"))
+
+
+def test_only_two_descriptors_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing of what a service manager told the daemon."""
+    told = "import json, os, sys; print(json.dumps([os.listdir('/proc/self/fd'), sys.argv[1:], *os.environ]))"
+    run = subprocess.Popen
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/x")
+    monkeypatch.setattr(
+        module.subprocess, "Popen", lambda command, **rest: run([sys.executable, "-c", told, *command[3:]], **rest)
+    )
+    ours, theirs = socket.socketpair()
+    with socket.socket() as listening, ours, theirs:
+        process, words = module.spawn(listening, theirs)
+        assert process.wait(PATIENCE) == 0
+        descriptors, arguments, *names = json.loads(os.read(words, 65_536))
+        os.close(words)
+        passed = {listening.fileno(), theirs.fileno()}
+        others = {int(text) for text in descriptors} - passed - {0, 1, 2}
+        assert len([number for number in others if not is_inheritable(number)]) == 1  # that of the listing itself
+        assert {int(text) for text in descriptors} >= passed
+        assert arguments == [str(listening.fileno()), str(theirs.fileno()), str(os.getpid())]
+        assert "PATH" in names
+        assert "NOTIFY_SOCKET" not in names
+        assert not listening.get_inheritable()
+        assert not theirs.get_inheritable()
+
+
+def is_inheritable(descriptor: int) -> bool:
+    """Of what the tests themselves were given; the daemon has none such."""
+    try:
+        return os.get_inheritable(descriptor)
+    except OSError:
+        return False

@@ -1,0 +1,376 @@
+"""What the admin process is answered. The services are stand-ins; tests/functional/test_admin.py has real ones."""
+
+from __future__ import annotations
+
+import json
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from counterd.control import inspector as module
+from counterd.control.inspector import Inspector, Refused
+from counterd.net.server import Histogram
+from counterd.protocols import Column, Table
+from counterd.settings import Setting, boolean, integer, octal_mode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+
+class Connection:
+    """One from an address, or of a process on this machine."""
+
+    def __init__(self, number: int, serial: int, since_ns: int = 0, tls: tuple[str, str, str] | None = None) -> None:
+        self.number = number
+        self.id = f"{number}-{serial}"
+        self.since_ns = since_ns
+        self.active_ns = time.monotonic_ns()
+        self.requests = 10 * number
+        self._tls = tls
+
+    def origin(self) -> str:
+        return f"127.0.0.1:{5000 + self.number}"
+
+    def tls(self) -> tuple[str, str, str] | None:
+        return self._tls
+
+
+class Server:
+    def __init__(self, connections: Iterable[Connection]) -> None:
+        self.connections = {connection.number: connection for connection in connections}
+        self.killed: list[str] = []
+
+    def figures(self) -> dict[str, int]:
+        return {"killed": len(self.killed)}
+
+    def histograms(self) -> dict[str, Histogram]:
+        return {"batch_seconds": Histogram((0.5, 1.0), (3, 2, 1), 4.5)}
+
+    def find(self, own: str) -> Connection | None:
+        return next((connection for connection in self.connections.values() if connection.id == own), None)
+
+    def kill(self, connection: Connection) -> None:
+        self.killed.append(connection.id)
+        del self.connections[connection.number]
+
+
+class Walk:
+    """Takes some steps, and then has these rows."""
+
+    def __init__(self, rows: list[tuple[Any, ...]], steps: int = 1) -> None:
+        self._rows = rows
+        self._steps = steps
+        self.total = len(rows) + 7
+
+    def step(self) -> bool:
+        self._steps -= 1
+        return self._steps <= 0
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return self._rows
+
+
+COLUMNS = (
+    Column("name", "name", "of it"),
+    Column("holder", "connection", "who has it"),
+    Column("since", "since", "when it came"),
+    Column("amount", "integer", "how much"),
+)
+SETTINGS = {
+    setting.key: setting
+    for setting in (
+        Setting("a.number", integer(0, 9), 1, "things", reload=True),
+        Setting("a.switch", boolean, False),
+        Setting("a.mode", octal_mode, 0o660, "octal permissions"),
+        Setting("a.list", str, ()),
+        Setting("a.token", str, "", secret=True),
+    )
+}
+
+
+def service(name: str, connections: Iterable[Connection] = (), opened: Callable[..., Any] | None = None) -> Any:
+    tables = (Table(f"things_{name}", "Things.", COLUMNS, ("amount",), opened),) if opened else ()
+    store = SimpleNamespace(
+        snapshot=lambda: {"things": 5}, outcomes=lambda: [("take", "ok", 3)], holdings_of=lambda number: number + 1
+    )
+    return SimpleNamespace(
+        room=SimpleNamespace(name=name, tables=tables),
+        server=Server(connections),
+        store=store,
+        addresses=lambda: "127.0.0.1:1, unix:/s",
+    )
+
+
+def inspector(*services: Any) -> Inspector:
+    values = {"a.number": 2, "a.switch": True, "a.mode": 0o644, "a.list": ("x", "y"), "a.token": "s3cret"}
+    origins = dict.fromkeys(values, "default") | {"a.number": "f:1"}
+    daemon: Any = SimpleNamespace(
+        services=services,
+        state="ready",
+        started_ns=time.monotonic_ns() - 5_000_000_000,
+        pulse=SimpleNamespace(last=0.001, max=0.5, histogram=lambda: Histogram((1.0,), (1, 0), 0.1)),
+        writer=SimpleNamespace(dropped=3),
+        internal_errors=4,
+        admin=SimpleNamespace(figures=lambda: {"restarts": 2}),
+        config=SimpleNamespace(path="/c", values=values, origins=origins),
+        settings=SETTINGS,
+    )
+    return Inspector(daemon)
+
+
+def ask(asked: Inspector, what: str, **arguments: Any) -> Any:
+    """The answer, whether at once or in steps."""
+    return finish(asked.answer({"ask": what, **arguments}))[0]
+
+
+def finish(answer: Any) -> tuple[Any, int]:
+    """The answer, and how many pauses there were on the way."""
+    pauses = 0
+    while not isinstance(answer, bytes):
+        try:
+            next(answer)
+            pauses += 1
+        except StopIteration as done:
+            answer = done.value
+    return json.loads(answer), pauses
+
+
+def refused(asked: Inspector, what: str, **arguments: Any) -> tuple[int, str]:
+    with pytest.raises(Refused) as info:
+        ask(asked, what, **arguments)
+    return info.value.status, str(info.value)
+
+
+# ---- figures --------------------------------------------------------------------------------------------------------
+
+
+def test_figures_of_the_daemon_and_of_each_room() -> None:
+    figures = ask(inspector(service("one"), service("two")), "figures")
+    assert figures["state"] == "ready"
+    assert 5 <= figures["uptime_seconds"] < 60
+    assert figures["loop"] == {"lag_seconds": 0.001, "lag_max_seconds": 0.5}
+    assert (figures["log"], figures["internal_errors"]) == ({"lines_lost": 3}, 4)
+    assert figures["admin"] == {"restarts": 2}
+    assert figures["histograms"] == {"loop_lag_seconds": {"bounds": [1.0], "counts": [1, 0], "sum": 0.1}}
+    assert list(figures["rooms"]) == ["one", "two"]
+    assert figures["rooms"]["one"] == {
+        "addresses": ["127.0.0.1:1", "unix:/s"],
+        "figures": {"killed": 0, "things": 5},
+        "outcomes": [["take", "ok", 3]],
+        "histograms": {"batch_seconds": {"bounds": [0.5, 1.0], "counts": [3, 2, 1], "sum": 4.5}},
+    }
+
+
+def test_figures_of_the_process() -> None:
+    process = ask(inspector(), "figures")["process"]
+    assert process["cpu_seconds"] > 0
+    assert process["resident_bytes"] > 1 << 20
+    assert 3 < process["open_fds"] < process["max_fds"]
+    assert abs(process["start_time_seconds"] - (time.time() - 5)) < 2
+
+
+def test_descriptors_where_the_kernel_does_not_count_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = service("one", [Connection(1, 1)])
+    asked = inspector(counted)
+    before = ask(asked, "figures")["process"]["open_fds"]
+    monkeypatch.setattr(module.os, "stat", lambda _: SimpleNamespace(st_size=0))
+    monkeypatch.setattr(module, "FIGURES_PERIOD_NS", 0)
+    counted.server.connections[2] = Connection(2, 2)
+    assert abs(ask(asked, "figures")["process"]["open_fds"] - (before + 1)) <= 1
+
+
+def test_figures_are_not_counted_for_everybody_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = inspector(service("one"))
+    monkeypatch.setattr(module.time, "monotonic_ns", lambda: 10**15)
+    assert asked.figures() is asked.figures()
+    before = asked.figures()
+    monkeypatch.setattr(module.time, "monotonic_ns", lambda: 10**15 + module.FIGURES_PERIOD_NS)
+    assert asked.figures() is not before
+
+
+def test_the_tables_that_there_are() -> None:
+    (table,) = ask(inspector(service("one", opened=lambda *_: None), service("two")), "figures")["tables"]
+    assert (table["name"], table["room"], table["sorts"]) == ("things_one", "one", ["amount"])
+    assert [(column["name"], column["kind"]) for column in table["columns"]] == [
+        ("name", "name"), ("holder", "connection"), ("peer", "text"), ("age_seconds", "seconds"), ("amount", "integer")
+    ]  # fmt: skip
+
+
+def test_ping_says_how_the_daemon_is() -> None:
+    assert ask(inspector(), "ping") == {"state": "ready"}
+
+
+def test_what_the_admin_process_does_not_ask() -> None:
+    with pytest.raises(ValueError, match="unknown question 'more'"):
+        ask(inspector(), "more")
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_table() -> None:
+    tenths = time.monotonic_ns() // 100_000_000
+    rows = [(bytes(range(256)), 1, tenths - 25, 3), (b"", 2, tenths + 1, 4)]
+    given: list[tuple[Any, Mapping[str, str]]] = []
+
+    def opened(store: Any, parameters: Mapping[str, str]) -> Walk:
+        given.append((store, parameters))
+        return Walk(rows)
+
+    one = service("one", [Connection(1, 77)], opened)
+    answer = ask(inspector(one), "table", table="things_one", parameters={"limit": "5"})
+    assert given == [(one.store, {"limit": "5"})]
+    assert (answer["table"], answer["room"], answer["total"]) == ("things_one", "one", 9)
+    assert answer["columns"] == ["name", "holder", "peer", "age_seconds", "amount"]
+    first, second = answer["rows"]
+    assert first["name"].encode("latin-1") == bytes(range(256))
+    assert (first["holder"], first["peer"], first["amount"]) == ("one-1-77", "127.0.0.1:5001", 3)
+    assert 2.5 <= first["age_seconds"] < 30
+    assert second == {"name": "", "holder": "", "peer": "", "age_seconds": 0.0, "amount": 4}
+    assert "truncated" not in answer
+
+
+def test_who_came_after_the_walk_began_is_not_taken_for_a_holder() -> None:
+    """The number of a connection that has gone is given to another."""
+    later = Connection(1, 78, since_ns=time.monotonic_ns() + 60_000_000_000)
+    asked = inspector(service("one", [later], lambda *_: Walk([(b"x", 1, 0, 1)])))
+    (row,) = ask(asked, "table", table="things_one", parameters={})["rows"]
+    assert (row["holder"], row["peer"]) == ("", "")
+
+
+def test_a_walk_goes_step_by_step() -> None:
+    asked = inspector(service("one", opened=lambda *_: Walk([], steps=10)))
+    _, pauses = finish(asked.answer({"ask": "table", "table": "things_one", "parameters": {}}))
+    assert pauses == 10
+
+
+def test_rows_are_made_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLICE_NS", 0)
+    asked = inspector(service("one", opened=lambda *_: Walk([(b"x", 0, 0, 1)] * 50)))
+    answer, pauses = finish(asked.answer({"ask": "table", "table": "things_one", "parameters": {}}))
+    assert len(answer["rows"]) == 50
+    assert pauses >= 50
+
+
+def test_an_answer_is_bounded() -> None:
+    """A thousand names of 64 KiB are more than a frame holds."""
+    name = bytes([0xFF]) * 65_535
+    asked = inspector(service("one", opened=lambda *_: Walk([(name, 0, 0, 1)] * 1000)))
+    answer = ask(asked, "table", table="things_one", parameters={})
+    assert answer["truncated"] is True
+    assert 10 < len(answer["rows"]) < module.ROWS_BYTES_MAX / len(name)
+    assert answer["total"] == 1007
+
+
+def test_tables_that_cannot_be_had() -> None:
+    def opened(store: Any, parameters: Mapping[str, str]) -> Walk:
+        raise ValueError("sort: expected one of amount, not 'size'")
+
+    asked = inspector(service("one", opened=opened))
+    assert refused(asked, "table", table="nothing", parameters={})[0] == 404
+    assert refused(asked, "table", table="things_one", parameters={}) == (400, "sort: expected one of amount, not 'size'")
+
+
+# ---- connections ----------------------------------------------------------------------------------------------------
+
+
+def test_a_connection() -> None:
+    sealed = Connection(7, 3, time.monotonic_ns() - 2_000_000_000, ("TLSv1.3", "AES", "CN=x"))
+    (row,) = ask(inspector(service("one", [sealed])), "connections", parameters={})["rows"]
+    assert 2 <= row.pop("age_seconds") < 30
+    assert 0 <= row.pop("idle_seconds") < 30
+    assert row == {
+        "id": "one-7-3",
+        "room": "one",
+        "peer": "127.0.0.1:5007",
+        "requests": 70,
+        "holdings": 8,
+        "tls": {"version": "TLSv1.3", "cipher": "AES", "subject": "CN=x"},
+    }
+
+
+@pytest.fixture
+def crowded() -> Inspector:
+    """Two rooms: numbers 0, 3, ... 27 in one, 5 and 2000 in the other, and one that has no number any more."""
+    two = service("two", [Connection(2000, 1), Connection(5, 2)])
+    one = service("one", [*(Connection(number, 9) for number in range(27, -1, -3)), Connection(-4, 4)])
+    return inspector(two, one)
+
+
+ALL = [*(f"one-{number}-9" for number in range(0, 30, 3)), "two-5-2", "two-2000-1"]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 10, 11, 12, 13, 1000])
+def test_pages_have_every_connection_once(crowded: Inspector, limit: int) -> None:
+    seen: list[str] = []
+    parameters = {"limit": str(limit)}
+    while True:
+        page = ask(crowded, "connections", parameters=parameters)
+        seen += [row["id"] for row in page["rows"]]
+        assert len(page["rows"]) == limit or page["next"] is None
+        if page["next"] is None:
+            break
+        assert page["next"] == seen[-1]
+        parameters["after"] = page["next"]
+    assert seen == ALL
+
+
+def test_of_one_room(crowded: Inspector) -> None:
+    page = ask(crowded, "connections", parameters={"room": "two", "limit": "1"})
+    assert [row["id"] for row in page["rows"]] == ["two-5-2"]
+    page = ask(crowded, "connections", parameters={"room": "two", "after": page["next"]})
+    assert [row["id"] for row in page["rows"]] == ["two-2000-1"]
+
+
+def test_a_page_goes_on_after_one_that_has_gone(crowded: Inspector) -> None:
+    page = ask(crowded, "connections", parameters={"after": "one-7-1", "limit": "1"})
+    assert [row["id"] for row in page["rows"]] == ["one-9-9"]
+
+
+def test_looking_for_connections_pauses(crowded: Inspector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLICE_NS", 0)
+    _, pauses = finish(crowded.answer({"ask": "connections", "parameters": {}}))
+    assert pauses > len(ALL)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"limit": "0"}, {"limit": "1001"}, {"limit": "x"}, {"room": "three"}, {"after": "one"}, {"after": "one-x-1"},
+     {"after": "one-99999999999-1"}, {"after": "one--1"}, {"more": "1"}],
+)  # fmt: skip
+def test_parameters_that_are_none(crowded: Inspector, parameters: dict[str, str]) -> None:
+    assert refused(crowded, "connections", parameters=parameters)[0] == 400
+
+
+def test_closing_one() -> None:
+    one = service("one", [Connection(7, 3)])
+    asked = inspector(one)
+    assert ask(asked, "close", connection="one-7-3") == {"closed": "one-7-3"}
+    assert one.server.killed == ["7-3"]
+    assert refused(asked, "close", connection="one-7-3")[0] == 404
+
+
+@pytest.mark.parametrize("given", ["one-7-4", "two-7-3", "7-3", "", "one", "one-", "-7-3", "one-7-3 ", "one-7-3-1", "\0"])
+def test_only_that_one_is_closed(given: str) -> None:
+    one = service("one", [Connection(7, 3)])
+    assert refused(inspector(one), "close", connection=given)[0] == 404
+    assert one.server.killed == []
+
+
+# ---- configuration --------------------------------------------------------------------------------------------------
+
+
+def test_configuration() -> None:
+    config = ask(inspector(), "config")
+    assert config["path"] == "/c"
+    number, switch, mode, listed, token = config["values"]
+    assert number == {
+        "key": "a.number", "value": 2, "origin": "f:1", "default": 1, "unit": "things", "reload": True
+    }  # fmt: skip
+    assert (switch["value"], switch["default"]) == (True, False)
+    assert (mode["value"], mode["default"]) == ("0644", "0660")
+    assert (listed["value"], listed["default"]) == ("x y", "")
+    assert (token["value"], token["default"]) == ("***", "")
+    assert "s3cret" not in json.dumps(config)
