@@ -46,7 +46,9 @@ class Guard:
         """Whether an IP address may connect. Who may use a Unix socket is up to its file."""
         if not self.networks:
             return True
-        return any(ipaddress.ip_address(address.partition("%")[0]) in network for network in self.networks)
+        peer = ipaddress.ip_address(address.partition("%")[0])
+        peer = getattr(peer, "ipv4_mapped", None) or peer  # a socket of both families, which only systemd opens
+        return any(peer in network for network in self.networks)
 
     def check(self, method: str, hosts: list[str], headers: Mapping[str, str]) -> None:
         """Raises Refusal for a request that nobody was to send; hosts are the values of its Host headers."""

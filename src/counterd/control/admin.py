@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import errno
 import json
-import logging
 import os
 import socket
 import subprocess
@@ -21,7 +20,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
-from counterd.control.config import ConfigError
+from counterd.control.config import ADMIN, ConfigError
 from counterd.control.inspector import SLICE_NS, Refused, Steps, encoded
 from counterd.control.keys import split_bind
 from counterd.control.service import shown
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 
     from counterd.control.config import Config
     from counterd.control.inspector import Inspector
-
-log = logging.getLogger("counterd")
 
 MODULE = "counterd.admin"
 SETTINGS = ("token", "allow", "hosts")  # of admin.*: what the process is told
@@ -53,11 +50,13 @@ OUTPUT_MAX = 256 << 10  # bytes unread, beyond which no more is answered
 LAST_WORDS = 64 << 10  # what a pipe holds
 
 # What a service manager tells this process, and nobody else.
-NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
 def open_listening(config: Config) -> socket.socket | UnixSocket:
-    """The socket that admin.bind asks for. Raises ConfigError."""
+    """The socket that the process was started with, else the one that admin.bind asks for. Raises ConfigError."""
+    if ADMIN in config.sockets:
+        return config.sockets[ADMIN][0]
     host, port = split_bind(config.values["admin.bind"])
     try:
         return open_tcp(host, port, KEEPALIVE) if port >= 0 else UnixSocket(host, SOCKET_MODE)
@@ -92,7 +91,6 @@ class Admin:
         self._listening = listening
         self._inspector = inspector
         self._report = report
-        self._restarts = 0
         self._child: Child | None = None
         self._keeping: asyncio.Task[None] | None = None
 
@@ -114,14 +112,12 @@ class Admin:
             self._child.end()
         close_listening(self._listening)
 
-    def figures(self) -> dict[str, int]:
-        return {"restarts": self._restarts}
-
     def address(self) -> str:
         """Where it listens, for people."""
-        if isinstance(self._listening, UnixSocket):
-            return f"unix:{self._listening.path}"
-        return shown(*self._listening.getsockname()[:2])
+        listening = self._socket()
+        if listening.family == socket.AF_UNIX:
+            return f"unix:{listening.getsockname()}"
+        return shown(*listening.getsockname()[:2])
 
     # ---- inside ----
 
@@ -137,7 +133,7 @@ class Admin:
                 self._child = None
             except OSError as error:
                 why = f"cannot be started: {error.strerror or error}"
-            self._restarts += 1
+            self._inspector.restarts += 1
             if time.monotonic() - begun > STEADY_S:
                 delay = RESTART_MIN_S
             self._report("admin", f"the admin process {why}; another one starts in {delay:g} s")

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from counterd.control import config as configuration
+from counterd.control.admin import Admin, close_listening, open_listening
 from counterd.control.config import Config, ConfigError
 from counterd.control.drain import wait_for_holdings
+from counterd.control.inspector import Inspector
 from counterd.control.keys import settings_for
 from counterd.control.limits import identity, raise_descriptors, share_descriptors
 from counterd.control.log import Bounded
@@ -27,9 +29,11 @@ from counterd.control.privileges import drop_privileges
 from counterd.control.pulse import Pulse
 from counterd.control.service import Service, prepare
 from counterd.control.systemd import notify, watchdog_seconds
+from counterd.net.sockets import UnixSocket
 from counterd.version import __version__
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Sequence
 
     from counterd.control.log import LogWriter
@@ -56,7 +60,7 @@ class Daemon:
 
     services: the rooms that are enabled. state: "starting", "ready" or "draining". config: what is in force. settings:
     all keys. pulse: how late the loop is. internal_errors: exceptions that nothing was to raise. started_ns: when it
-    was made, on the monotonic clock.
+    was made, on the monotonic clock. admin: the admin process, if it is enabled.
     """
 
     def __init__(self, config: Config, rooms: Sequence[Room], writer: LogWriter, reread: Callable[[], Config]) -> None:
@@ -67,6 +71,8 @@ class Daemon:
         self.started_ns = time.monotonic_ns()
         self.internal_errors = 0
         self.pulse: Pulse
+        self.admin: Admin | None = None
+        self._admin_listening: socket.socket | UnixSocket | None = None
         self._rooms = rooms
         self._reread = reread
         self._repeated = Bounded(REPEATED_LINES, REPEATED_PERIOD_S)
@@ -97,6 +103,10 @@ class Daemon:
             gc.freeze()  # what is alive now stays: no collection need ever walk it again
             for service in self.services:
                 log.info(f"{service.room.name} listens on {service.addresses()}")
+            if self._admin_listening is not None:
+                self.admin = Admin(self.config, self._admin_listening, Inspector(self), self.report)
+                await self.admin.start()
+                log.info(f"admin listens on {self.admin.address()}")
             log.info(f"ready: counterd {__version__}", pid=os.getpid())
             self._log_warnings()
             self.pulse.start()
@@ -157,6 +167,8 @@ class Daemon:
         for service, one in zip(self.services, ready, strict=True):
             service.apply(new, one)
         self._watch()
+        if self.admin is not None:
+            self.admin.reload(new)
         for key in fixed:
             log.warning(f"{asked.where(key)}: {key} needs a restart to change")
         reread = [f"the TLS files of {service.room.name}" for service in self.services if service.ready.context]
@@ -169,6 +181,11 @@ class Daemon:
             problems += wrong
             for line in missing:
                 log.warning(f"{line}; going on without it")
+        if self.config.values["admin.enable"]:
+            try:
+                self._admin_listening = open_listening(self.config)
+            except ConfigError as error:
+                problems += error.problems
         if problems:
             raise ConfigError(problems)
         for service in self.services:
@@ -186,6 +203,8 @@ class Daemon:
             uid, gid, name = identity(user, group)
             for service in self.services:
                 service.hand_over(uid, gid)
+            if isinstance(self._admin_listening, UnixSocket) and (uid, gid) != (os.geteuid(), os.getegid()):
+                self._admin_listening.chown(uid, gid)
             drop_privileges(uid, gid, name)
         except (LookupError, OSError) as error:
             became = f"{key}: cannot become {user or group}" if user or group else "cannot give up capabilities"
@@ -265,6 +284,10 @@ class Daemon:
         return [connection for service in self.services for connection in service.server.connections.values()]
 
     def _close(self) -> None:
+        if self.admin is not None:
+            self.admin.stop()
+        elif self._admin_listening is not None:
+            close_listening(self._admin_listening)
         for service in self.services:
             with contextlib.suppress(OSError):
                 service.close()

@@ -101,6 +101,7 @@ def test_reading_needs_no_token_and_closing_does() -> None:
 def test_who_may_connect() -> None:
     assert OPEN.allows_peer("192.0.2.1")
     assert CLOSED.allows_peer("10.255.0.1")
+    assert CLOSED.allows_peer("::ffff:10.255.0.1")
     assert CLOSED.allows_peer("fd00::1%eth0")
     assert not CLOSED.allows_peer("192.0.2.1")
     assert not CLOSED.allows_peer("127.0.0.1")

@@ -35,6 +35,7 @@ class Inspector:
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
         self.steps = 3
+        self.restarts = 0
         self.working = 0
 
     def answer(self, question: dict[str, Any]) -> Any:
@@ -170,7 +171,7 @@ def test_questions_are_answered(play) -> None:
         assert await world.receive() == {"id": 7, "error": {"status": 400, "text": "too late"}}
         await world.ask("table", 8)
         assert len((await world.receive())["answer"]) == 300_000
-        assert world.admin.figures() == {"restarts": 0}
+        assert world.inspector.restarts == 0
 
     play(scene)
 
@@ -220,7 +221,7 @@ def test_nonsense_ends_it(sent: bytes, play) -> None:
         await world.until(lambda: len(world.started) == 2)
         assert world.started[0].killed
         assert "asked what it should not" in world.reports[0]
-        assert world.admin.figures() == {"restarts": 1}
+        assert world.inspector.restarts == 1
         assert world.complaints == []
 
     play(scene)
@@ -337,7 +338,7 @@ def test_what_goes_wrong_there_is_said_here(play) -> None:
 
 
 def config(bind: str) -> Any:
-    return SimpleNamespace(values={"admin.bind": bind}, where=lambda key: "file:7")
+    return SimpleNamespace(values={"admin.bind": bind}, sockets={}, where=lambda key: "file:7")
 
 
 def test_listening_on_an_address() -> None:
@@ -359,6 +360,13 @@ def test_listening_on_a_unix_socket(short_path: Path) -> None:
     assert not (short_path / "s").exists()
     with pytest.raises(ConfigError, match="cannot listen on unix:/nowhere/s: No such file"):
         open_listening(config("unix:/nowhere/s"))
+
+
+def test_a_socket_that_the_daemon_was_started_with() -> None:
+    with socket.socket() as passed:
+        given = config("127.0.0.1:1")
+        given.sockets["admin"] = (passed,)
+        assert open_listening(given) is passed
 
 
 def test_only_two_descriptors_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
