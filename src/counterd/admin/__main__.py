@@ -1,8 +1,8 @@
 """`python -m counterd.admin LISTENING LINK DAEMON`: the admin process, which only the daemon starts.
 
-A side. Its arguments are the numbers of two descriptors it was given, a listening socket and the socket to the daemon, and the
-daemon's pid. It ends when the daemon does, and only then: a signal that is meant for all processes of a service comes
-here too, while the daemon drains and somebody wants to know how far it is.
+A side. Its arguments are the numbers of two descriptors it was given, a listening socket and the socket to the daemon,
+and the daemon's pid. It ends when the daemon does, and only then: a signal that is meant for all processes of a service
+comes here too, while the daemon drains and somebody wants to know how far it is.
 """
 
 from __future__ import annotations

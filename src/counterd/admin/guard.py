@@ -56,8 +56,8 @@ class Guard:
             raise Refusal(400, "expected one Host header")
         if not self._knows(host_name(hosts[0])):
             raise Refusal(403, "this host is not known here; admin.hosts can list further names")
-        origin = headers.get("Origin")
-        if origin is not None and origin.lower() not in {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}:
+        ours = (f"http://{hosts[0].lower()}", f"https://{hosts[0].lower()}")
+        if headers.get("Origin", ours[0]).lower() not in ours:
             raise Refusal(403, "pages of other sites get no answer")
         site = headers.get("Sec-Fetch-Site", "none")
         visited = headers.get("Sec-Fetch-Mode") == "navigate" and method == "GET"  # somebody followed a link

@@ -93,7 +93,7 @@ class Scrape(Collector):
         stats = self._stats
         build = {"version": stats["version"], "python": platform.python_version(), "uvloop": version("uvloop")}
         # As a gauge: of the two formats only OpenMetrics has a type for it.
-        made_of = GaugeMetricFamily(f"{PREFIX}build_info", "What this counterd is made of; always 1.", labels=tuple(build))
+        made_of = family("build_info", "gauge", "What this counterd is made of; always 1.", build)
         made_of.add_metric(tuple(build.values()), 1)
         yield made_of
         yield gauge("uptime_seconds", "Since the start of the daemon.", stats["uptime_seconds"])
@@ -175,9 +175,7 @@ def add_figure(families: dict[str, Family], figure: Figure, room: str, snapshot:
     families[figure.name].add_metric((room, *figure.labels.values()), figure.value(snapshot))
 
 
-def add_histogram(
-    histogram: HistogramMetricFamily, labels: tuple[str, ...], counted: Mapping[str, Any] | None
-) -> None:
+def add_histogram(histogram: HistogramMetricFamily, labels: tuple[str, ...], counted: Mapping[str, Any] | None) -> None:
     """Adds counts of ours, each of its own bucket, as the cumulative ones that Prometheus wants."""
     if counted is None:
         return

@@ -1,15 +1,15 @@
 """One HTTP connection: aiohttp's, with the bounds that it lacks.
 
-A side. Nobody can keep a connection for longer than they use it: PATIENCE_S is for the head of a request, from the moment
-the connection is there or the last answer has gone out, and for taking an answer. What a request is answered
-within is up to the site. There are CONNECTIONS_MAX connections; one more takes the place of that which has been without
-a request for longest, so whoever only opens connections keeps nobody else out.
+A side. Nobody can keep a connection for longer than they use it: PATIENCE_S is for the head of a request, from the
+moment the connection is there or the last answer is known, and for taking an answer. What a request is answered within
+is up to the site. There are CONNECTIONS_MAX connections; one more takes the place of that which has been without a
+request for longest, so whoever only opens connections keeps nobody else out.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -36,7 +36,7 @@ class Peers:
         self.busy: set[Peer] = set()
 
     def admit(self, address: str) -> bool:
-        """Whether a connection from there (an IP address, "" for a Unix socket) may stay. It may have cost another's."""
+        """Whether a connection from there (an IP address, "" for a Unix socket) may stay; another may go for it."""
         if address and not self.guard.allows_peer(address):
             return False
         if len(self.idle) + len(self.busy) >= CONNECTIONS_MAX:
@@ -55,7 +55,6 @@ class Peer(web.RequestHandler):
             manager,
             loop=loop,
             access_log=None,  # type: ignore[arg-type] # what aiohttp documents to switch it off
-            keepalive_timeout=0,  # the timer here is stricter
             lingering_time=0,
             max_line_size=HEAD_LINE_MAX,
             max_field_size=HEAD_FIELD_MAX,

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from counterd.control.config import ADMIN, ConfigError
 from counterd.control.inspector import SLICE_NS, Refused, Steps, encoded
-from counterd.control.keys import split_bind
-from counterd.control.service import shown
+from counterd.control.keys import shown, split_bind
 from counterd.frames import Frames, frame
 from counterd.net.sockets import Keepalive, UnixSocket, open_tcp
 
@@ -187,7 +186,7 @@ class Child(asyncio.Protocol):
         """Waits until it is gone, and says why, as the rest of a sentence."""
         await self._gone.wait()
         self._process.kill()  # it has closed its socket, so it is of no use even if it lives
-        while self._process.poll() is None:
+        while self._process.poll() is None:  # noqa: ASYNC110 - nothing tells, and it takes a moment
             await asyncio.sleep(0.01)
         return self._epitaph()
 

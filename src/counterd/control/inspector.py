@@ -37,6 +37,7 @@ ROWS_MAX = 1000
 ROWS_BYTES_MAX = 4 << 20  # of rows in an answer: a name can have 64 KiB, and a thousand of them no frame holds
 PROBES = 512  # numbers of connections looked at between two looks at the clock: 40 ns each
 MASKED = "***"
+DESCRIPTORS = Path("/proc/self/fd")
 PAGE_SIZE = resource.getpagesize()
 
 
@@ -61,7 +62,7 @@ class Inspector:
         self._addresses = {name: service.addresses().split(", ") for name, service in self._services.items()}
         self._tables = {table.name: (s, table) for s in daemon.services for table in s.room.tables}
         self._started = time.time() - (time.monotonic_ns() - daemon.started_ns) / 1e9
-        self._other_descriptors = len(os.listdir("/proc/self/fd")) - self._connected()
+        self._other_descriptors = len(list(DESCRIPTORS.iterdir())) - self._connected()
         self._figures = b""
         self._figures_ns = -FIGURES_PERIOD_NS
 
@@ -121,8 +122,8 @@ class Inspector:
 
     def _process(self) -> dict[str, Any]:
         used = resource.getrusage(resource.RUSAGE_SELF)
-        # The size of this directory is the number of its entries since Linux 6.2; counting them would take milliseconds.
-        descriptors = os.stat("/proc/self/fd").st_size or self._other_descriptors + self._connected()
+        # Since Linux 6.2 the size of that directory is the number of its entries; to count them takes milliseconds.
+        descriptors = DESCRIPTORS.stat().st_size or self._other_descriptors + self._connected()
         return {
             "cpu_seconds": used.ru_utime + used.ru_stime,
             "resident_bytes": int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_SIZE,

@@ -176,7 +176,7 @@ def test_descriptors_where_the_kernel_does_not_count_them(monkeypatch: pytest.Mo
     counted = service("one", [Connection(1, 1)])
     asked = inspector(counted)
     before = ask(asked, "figures")["process"]["open_fds"]
-    monkeypatch.setattr(module.os, "stat", lambda _: SimpleNamespace(st_size=0))
+    monkeypatch.setattr(module, "DESCRIPTORS", SimpleNamespace(stat=lambda: SimpleNamespace(st_size=0)))
     monkeypatch.setattr(module, "FIGURES_PERIOD_NS", 0)
     counted.server.connections[2] = Connection(2, 2)
     assert abs(ask(asked, "figures")["process"]["open_fds"] - (before + 1)) <= 1
@@ -271,7 +271,8 @@ def test_tables_that_cannot_be_had() -> None:
 
     asked = inspector(service("one", opened=opened))
     assert refused(asked, "table", table="nothing", parameters={})[0] == 404
-    assert refused(asked, "table", table="things_one", parameters={}) == (400, "sort: expected one of amount, not 'size'")
+    why = "sort: expected one of amount, not 'size'"
+    assert refused(asked, "table", table="things_one", parameters={}) == (400, why)
 
 
 # ---- connections ----------------------------------------------------------------------------------------------------
@@ -353,7 +354,9 @@ def test_closing_one() -> None:
     assert refused(asked, "close", connection="one-7-3")[0] == 404
 
 
-@pytest.mark.parametrize("given", ["one-7-4", "two-7-3", "7-3", "", "one", "one-", "-7-3", "one-7-3 ", "one-7-3-1", "\0"])
+@pytest.mark.parametrize(
+    "given", ["one-7-4", "two-7-3", "7-3", "", "one", "one-", "-7-3", "one-7-3 ", "one-7-3-1", "\0"]
+)
 def test_only_that_one_is_closed(given: str) -> None:
     one = service("one", [Connection(7, 3)])
     assert refused(inspector(one), "close", connection=given)[0] == 404

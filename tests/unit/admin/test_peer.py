@@ -1,0 +1,220 @@
+"""Connections that do not behave: slow, many, large, deaf."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from counterd.admin import events, peer
+from unit.admin.serving import STATS, World, serve, until
+
+if TYPE_CHECKING:
+    from counterd.admin.peer import Peers
+
+GET = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "PATIENCE_S", 0.05)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /stats HTTP/1.1\r\nHo", b"\r\n" * 10, GET[:-2]])
+def test_whoever_asks_nothing_is_cut_off(sent: bytes, hasty: None) -> None:
+    async def scene(world: World) -> None:
+        async with world.client() as client:
+            client.writer.write(sent)
+            assert await client.ends() == b""
+        assert world.link.asked == []
+
+    serve(scene)
+
+
+def test_bytes_that_drip_buy_no_time(hasty: None) -> None:
+    async def scene(world: World) -> None:
+        async with world.client() as client:
+            ended = asyncio.create_task(client.ends())
+            client.writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: ")
+            while not ended.done():
+                client.writer.write(b"x")
+                await asyncio.sleep(0.005)
+            assert await ended == b""
+        assert world.link.asked == []
+
+    serve(scene)
+
+
+def test_time_begins_anew_with_each_answer() -> None:
+    async def scene(world: World) -> None:
+        async with world.client() as client:
+            ends = []
+            for _ in range(3):
+                assert (await client.request("/livez")).status == 200
+                (one,) = world.site.peers.idle
+                ends.append(one._idle_timer.when())
+            assert ends[0] < ends[1] < ends[2]
+
+    serve(scene)
+
+
+def test_an_answer_may_take_longer_than_a_question(hasty: None) -> None:
+    async def scene(world: World) -> None:
+        async def slow(*_: object, **__: object) -> object:
+            await asyncio.sleep(0.2)
+            return STATS
+
+        world.link.ask = slow
+        assert (await world.get("/stats")).json == STATS
+
+    serve(scene)
+
+
+def test_whoever_takes_no_answer_is_cut_off(hasty: None) -> None:
+    """What the kernel does not take for it is given up."""
+
+    async def scene(world: World) -> None:
+        world.link.answers["figures"] = {"long": "x" * (16 << 20)}
+        async with world.client() as client:
+            client.writer.write(GET.replace(b"livez", b"stats"))
+            await until(lambda: world.link.asked)
+            await until(lambda: not world.site.peers.idle and not world.site.peers.busy)
+            with contextlib.suppress(ConnectionError):
+                assert len(await client.reader.read(1 << 30)) < 16 << 20
+
+    serve(scene)
+
+
+def test_a_stream_that_nobody_takes_is_cut_off(hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "STATS_PERIOD_S", 0.001)
+
+    async def scene(world: World) -> None:
+        world.link.answers["figures"] = {"long": "x" * (4 << 20)}
+        async with world.client() as client:
+            client.writer.write(GET.replace(b"livez", b"events"))
+            await until(lambda: world.site.peers.busy)
+            await until(lambda: not world.site.peers.busy)
+
+    serve(scene)
+
+
+def test_a_connection_too_many_takes_the_place_of_the_idlest() -> None:
+    async def scene(world: World) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            first = await stack.enter_async_context(world.client())
+            await until(lambda: len(world.site.peers.idle) == 1)
+            second = await stack.enter_async_context(world.client())
+            await until(lambda: len(world.site.peers.idle) == 2)
+            assert (await first.request("/livez")).status == 200  # from now on the second is the idlest
+            for _ in range(peer.CONNECTIONS_MAX - 2):
+                await stack.enter_async_context(world.client())
+            await until(lambda: len(world.site.peers.idle) == peer.CONNECTIONS_MAX)
+            assert (await world.get("/livez")).status == 200
+            assert await second.ends() == b""
+            assert (await first.request("/livez")).status == 200
+
+    serve(scene)
+
+
+def test_while_all_wait_for_answers_there_is_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "CONNECTIONS_MAX", 2)
+
+    async def scene(world: World) -> None:
+        go = asyncio.Event()
+
+        async def slow(*_: object, **__: object) -> object:
+            await go.wait()
+            return STATS
+
+        world.link.ask = slow
+        asked = [asyncio.create_task(world.get("/stats")) for _ in range(2)]
+        await until(lambda: len(world.site.peers.busy) == 2)
+        async with world.client() as client:
+            assert (await client.ends()).startswith(b"HTTP/1.1 503 ")
+        go.set()
+        assert [(await task).status for task in asked] == [200, 200]
+        world.link.ask = type(world.link)().ask
+        assert (await world.get("/livez")).status == 200
+
+    serve(scene)
+
+
+def test_who_may_not_connect_hears_nothing_of_what_is_there() -> None:
+    async def scene(world: World) -> None:
+        async with world.client() as client:
+            client.writer.write(GET)
+            assert b"Content-Length: 0" in await client.ends()
+        assert world.link.asked == []
+
+    serve(scene, allow=["192.0.2.0/24"])
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /" + b"x" * 10_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 10_000 + b"\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\n" + b"".join(b"X%d: x\r\n" % n for n in range(100)) + b"\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: a\x00b\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\n Host: localhost\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\n\r\n",
+        b"GET /livez HTTP/9.9\r\nHost: localhost\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"\x00\x01\x02\r\n\r\n",
+        b"GET\r\n\r\n",
+    ],
+    ids=["line", "field", "fields", "nul", "lengths", "folded", "no host", "version", "tls", "binary", "short"],
+)
+def test_what_is_no_request_gets_a_short_answer_and_an_end(sent: bytes) -> None:
+    async def scene(world: World) -> None:
+        async with world.client() as client:
+            client.writer.write(sent)
+            answer = await client.answer()
+            assert 400 <= answer.status < 500
+            assert answer.headers["server"] == "counterd"
+            assert len(answer.body) < 100
+            assert await client.ends() == b""
+        assert world.link.asked == []
+
+    serve(scene)
+
+
+def test_requests_that_come_at_once_are_answered_in_order() -> None:
+    async def scene(world: World) -> None:
+        async with world.client() as client:
+            client.writer.write(GET * 50 + GET.replace(b"livez", b"nothing"))
+            assert [(await client.answer()).status for _ in range(51)] == [200] * 50 + [404]
+            assert await client.ends() == b""
+
+    serve(scene)
+
+
+def test_a_flood_of_requests_is_not_stored() -> None:
+    """While the first is being answered the others are left in the kernel, but for some."""
+
+    async def scene(world: World) -> None:
+        go = asyncio.Event()
+
+        async def slow(*_: object, **__: object) -> object:
+            await go.wait()
+            return STATS
+
+        world.link.ask = slow
+        async with world.client() as client:
+            client.writer.write(GET * 400_000)
+            await until(lambda: world.site.peers.busy)
+            before = client.writer.transport.get_write_buffer_size()
+            await asyncio.sleep(0.05)
+            assert stored(world.site.peers) < 1_000
+            assert client.writer.transport.get_write_buffer_size() > 0 < before
+            go.set()
+            client.writer.transport.abort()
+
+    serve(scene)
+
+
+def stored(peers: Peers) -> int:
+    return sum(len(one._messages) for one in peers.busy)

@@ -1,0 +1,312 @@
+"""What is served at which path, to whom."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import re
+from importlib import resources
+
+import pytest
+
+from counterd.admin import events, site
+from counterd.admin.guard import Refusal
+from counterd.admin.link import AskError
+from counterd.admin.site import page_policy, parameters_of
+from unit.admin.serving import BUSY, STATS, World, serve, until
+
+# ---- paths ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_daemon_says_is_served_as_json() -> None:
+    async def scene(world: World) -> None:
+        async with world.client() as client:  # one connection for all
+            assert (await client.request("/stats")).json == STATS
+            assert (await client.request("/config")).json == {"path": "/c", "values": []}
+            answer = await client.request("/connections?limit=5&after=room-1-2&room=room")
+            assert answer.json == {"rows": [], "next": None}
+            assert answer.headers["content-type"] == "application/json"
+            assert world.link.asked[-1] == (
+                "connections",
+                {"parameters": {"limit": "5", "after": "room-1-2", "room": "room"}},
+            )
+            assert (await client.request("/stats", "HEAD")).status == 200
+
+    serve(scene)
+
+
+def test_health() -> None:
+    async def scene(world: World) -> None:
+        assert (await world.get("/livez")).body == b"ok\n"
+        assert (await world.get("/readyz")).status == 200
+        world.link.answers["ping"] = {"state": "draining"}
+        assert (await world.get("/livez")).status == 200
+        answer = await world.get("/readyz")
+        assert (answer.status, answer.body) == (503, b"draining\n")
+        world.link.answers["ping"] = AskError(503, "the daemon has not answered within 1 s")
+        assert (await world.get("/livez")).status == 503
+        assert (await world.get("/readyz")).status == 503
+
+    serve(scene)
+
+
+def test_metrics_in_two_formats() -> None:
+    async def scene(world: World) -> None:
+        answer = await world.get("/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert b"\ncounterd_ready 1.0\n" in answer.body
+        answer = await world.get("/metrics", Accept="application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+        assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+        assert answer.body.endswith(b"# EOF\n")
+        world.link.answers["figures"] = BUSY
+        assert (await world.get("/metrics")).status == 503
+
+    serve(scene)
+
+
+def test_names_are_bytes_on_the_way_in_and_out() -> None:
+    async def scene(world: World) -> None:
+        every = "".join(f"%{byte:02x}" for byte in range(256))
+        answer = await world.get(f"/things?match={every}&sort=size")
+        what, asked = world.link.asked[0]
+        assert (what, asked["table"], asked["parameters"]["sort"]) == ("table", "things", "size")
+        assert asked["parameters"]["match"].encode("latin-1") == bytes(range(256))
+        assert answer.json == {"rows": [{"name": "a%20b%FF", "size": 1}], "total": 1}
+        await world.get("/things?match=a+b%2B")
+        assert world.link.asked[1][1]["parameters"] == {"match": "a b+"}
+
+    serve(scene)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/nothing", "/../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/things/", "//stats", "/stats/", "/Stats",
+     "/dashboard.html", "http://localhost/stats", "*", "/things%00", "/%73tats", "/static/../stats"],
+)  # fmt: skip
+def test_nothing_else_is_served(path: str) -> None:
+    async def scene(world: World) -> None:
+        assert (await world.get(path)).status in (400, 404)
+        assert world.link.asked == []
+
+    serve(scene)
+
+
+def test_methods() -> None:
+    async def scene(world: World) -> None:
+        for method in ("POST", "PUT", "OPTIONS", "PATCH", "TRACE", "DELETE"):
+            answer = await world.get("/stats", method, Authorization="Bearer t")
+            assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
+        answer = await world.get("/connections/room-1-2")
+        assert (answer.status, answer.headers["allow"]) == (405, "DELETE")
+        assert (await world.get("/events", "HEAD")).status == 405
+        assert world.link.asked == []
+
+    serve(scene, token="t")
+
+
+def test_bodies_are_refused_unread() -> None:
+    async def scene(world: World) -> None:
+        for headers in ({"Content-Length": "1000000000"}, {"Transfer-Encoding": "chunked"}):
+            async with world.client() as client:
+                client.writer.write(
+                    b"GET /stats HTTP/1.1\r\nHost: localhost\r\n"
+                    + b"".join(f"{name}: {value}\r\n".encode() for name, value in headers.items())
+                    + b"\r\n5\r\nxxxxx"
+                )
+                assert (await client.answer()).status == 413
+                assert await client.ends() == b""
+        assert world.link.asked == []
+
+    serve(scene)
+
+
+def test_two_requests_in_disguise_are_one_or_none() -> None:
+    """A length and chunks at once: what a proxy takes for a body must not be taken for a request here."""
+
+    async def scene(world: World) -> None:
+        async with world.client() as client:
+            client.writer.write(
+                b"GET /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"
+                b"0\r\n\r\nGET /stats HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            )
+            assert (await client.answer()).status in (400, 413)
+            assert await client.ends() == b""
+        assert world.link.asked == []
+
+    serve(scene)
+
+
+def test_refusals_of_the_daemon_are_passed_on() -> None:
+    async def scene(world: World) -> None:
+        world.link.answers["table"] = AskError(400, "sort: expected one of size, not 'x'")
+        answer = await world.get("/things?sort=x")
+        assert (answer.status, answer.json) == (400, {"error": "sort: expected one of size, not 'x'"})
+        world.link.answers["table"] = BUSY
+        answer = await world.get("/things")
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+
+    serve(scene)
+
+
+def test_a_bug_is_told_to_the_daemon_and_not_to_the_world() -> None:
+    async def scene(world: World) -> None:
+        world.link.answers["figures"] = ZeroDivisionError("secret")
+        answer = await world.get("/stats")
+        assert (answer.status, answer.json) == (500, {"error": "an internal error"})
+        assert world.link.notes == ["GET /stats: ZeroDivisionError: secret"]
+
+    serve(scene)
+
+
+# ---- security -------------------------------------------------------------------------------------------------------
+
+
+def test_every_answer_has_the_headers_that_keep_browsers_out() -> None:
+    async def scene(world: World) -> None:
+        for path in ("/stats", "/", "/nothing", "/metrics", "/stats?"):
+            headers = (await world.get(path, "POST" if path == "/stats?" else "GET")).headers
+            assert "default-src 'none'" in headers["content-security-policy"]
+            assert headers["x-content-type-options"] == "nosniff"
+            assert headers["cache-control"] == "no-store"
+            assert headers["server"] == "counterd"
+            assert headers["cross-origin-resource-policy"] == "same-origin"
+            assert not [name for name in headers if name.startswith("access-control-")]
+
+    serve(scene)
+
+
+def test_who_asks_is_looked_at_before_anything_else() -> None:
+    async def scene(world: World) -> None:
+        assert (await world.get("/stats", host="evil.example")).status == 403
+        assert (await world.get("/stats", Origin="http://evil.example")).status == 403
+        assert (await world.get("/nothing", host="evil.example")).status == 403
+        assert world.link.asked == []
+
+    serve(scene)
+
+
+def test_closing_needs_the_token() -> None:
+    async def scene(world: World) -> None:
+        answer = await world.get("/connections/room-1-2", "DELETE")
+        assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+        assert (await world.get("/connections/room-1-2", "DELETE", Authorization="Bearer x")).status == 401
+        assert world.link.asked == []
+        answer = await world.get("/connections/room-1-%32", "DELETE", Authorization="Bearer t")
+        assert (answer.status, answer.json) == (200, {"closed": "x"})
+        assert world.link.asked == [("close", {"connection": "room-1-2"})]
+
+    serve(scene, token="t")
+
+
+def test_without_a_token_nothing_is_closed() -> None:
+    async def scene(world: World) -> None:
+        answer = await world.get("/connections/room-1-2", "DELETE", Authorization="Bearer ")
+        assert (answer.status, answer.json["error"].split(":")[0]) == (403, "read-only")
+        assert world.link.asked == []
+
+    serve(scene)
+
+
+def test_settings_change_while_it_serves() -> None:
+    async def scene(world: World) -> None:
+        assert (await world.get("/livez", host="a.example")).status == 403
+        world.site.configure({"token": "", "allow": [], "hosts": ["a.example"]})
+        assert (await world.get("/livez", host="a.example")).status == 200
+
+    serve(scene)
+
+
+# ---- the dashboard --------------------------------------------------------------------------------------------------
+
+
+def test_the_page_and_a_policy_that_lets_only_its_own_script_run() -> None:
+    page = resources.files("counterd.admin").joinpath("dashboard.html").read_bytes()
+
+    async def scene(world: World) -> None:
+        answer = await world.get("/")
+        assert answer.body == page
+        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+        policy = answer.headers["content-security-policy"]
+        for tag in ("script", "style"):
+            (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page.decode(), re.DOTALL)
+            digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+            assert f"{tag}-src 'sha256-{digest}'" in policy
+        assert "unsafe" not in policy
+
+    serve(scene)
+
+
+def test_a_page_without_scripts_runs_none() -> None:
+    assert "script-src 'none'; style-src 'none'" in page_policy("<p>script</p>")
+
+
+# ---- streams --------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "STATS_PERIOD_S", 0.01)
+
+    async def scene(world: World) -> None:
+        async with world.client() as client:
+            client.writer.write(b"GET /events?table=things&match=%ff HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            status, headers = await client.head()
+            assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+            assert "default-src 'none'" in headers["content-security-policy"]
+            text = b""
+            while text.count(b"event: stats") < 3 or b"event: table" not in text:
+                text += await asyncio.wait_for(client.reader.read(65_536), 10)
+            assert b"retry: 2000\n\n" in text
+            (table,) = set(re.findall(rb"event: table\ndata: (.*)\n", text))
+            assert json.loads(table) == {"rows": [{"name": "a%20b%FF", "size": 1}], "total": 1}
+            assert ("table", {"table": "things", "parameters": {"match": "\xff"}}) in world.link.asked
+
+    serve(scene)
+
+
+def test_a_stream_ends_with_its_listener(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "STATS_PERIOD_S", 0.01)
+
+    async def scene(world: World) -> None:
+        async with world.client() as client:
+            client.writer.write(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await client.head()
+            assert world.site._hub.listening == 1
+        await until(lambda: not world.site._hub.listening)
+
+    serve(scene)
+
+
+def test_streams_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site, "LISTENERS_MAX", 1)
+    monkeypatch.setattr(events, "STATS_PERIOD_S", 0.01)
+
+    async def scene(world: World) -> None:
+        assert (await world.get("/events?table=nothing")).status == 404
+        assert (await world.get("/events?match=x")).status == 400
+        async with world.client() as client:
+            client.writer.write(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await client.head()
+            assert (await world.get("/events")).status == 503
+            world.link.answers["table"] = AskError(400, "sort: bad")
+            assert (await world.get("/events?table=things&sort=x")).status == 400
+
+    serve(scene)
+
+
+# ---- queries --------------------------------------------------------------------------------------------------------
+
+
+def test_parameters() -> None:
+    assert parameters_of("") == {}
+    assert parameters_of("a=&b=%00%e4%C3%A4") == {"a": "", "b": "\0\xe4\xc3\xa4"}
+    assert parameters_of("a=%zz") == {"a": "%zz"}
+    assert parameters_of("a=\udcff") == {"a": "\xff"}
+
+
+@pytest.mark.parametrize("query", ["a", "a=1&a=2", "&", "a=1&&b=2", "&".join(f"k{n}=1" for n in range(17))])
+def test_queries_that_are_none(query: str) -> None:
+    with pytest.raises(Refusal) as info:
+        parameters_of(query)
+    assert info.value.status == 400
