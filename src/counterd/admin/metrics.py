@@ -147,7 +147,7 @@ def encode(stats: Mapping[str, Any], rooms: Sequence[Room], accept: str) -> tupl
     """The metrics in the format that the Accept header prefers, and its content type."""
     try:
         encoder, content_type = exposition.choose_encoder(accept)
-    except ValueError:  # a version that is none
+    except (TypeError, ValueError):  # a version that is none
         encoder, content_type = exposition.choose_encoder("")
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Scrape(stats, rooms))

@@ -1,0 +1,124 @@
+"""The metrics: what Prometheus reads of them, and that their names are what its users expect."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+from prometheus_client.parser import text_string_to_metric_families as text
+
+from counterd.admin import metrics
+from counterd.protocols import find_rooms
+from unit.admin.serving import ROOM, STATS
+
+OPENMETRICS = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.4"
+BATCHES = {"bounds": [1.024e-06, 0.5], "counts": [5, 2, 1], "sum": 4.5}
+KEYS = sorted({key for *_, samples in metrics.ROOM_METRICS for key in samples.values()})
+
+
+def of_room(number: int, keys: list[str]) -> dict[str, Any]:
+    return {
+        "addresses": ["127.0.0.1:1"],
+        "figures": {key: place + number for place, key in enumerate(keys)},
+        "outcomes": [["acquire", "ok", number], ["acquire", "not_available", 0], ["get", 'a"b\\c', 7]],
+        "histograms": {"batch_seconds": BATCHES, "batch_bytes": {**BATCHES, "bounds": [16, 32]}},
+    }
+
+
+def stats(**rooms: Any) -> dict[str, Any]:
+    return {**STATS, "rooms": rooms}
+
+
+def samples(asked: dict[str, Any], accept: str = "") -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    body, content_type = metrics.encode(asked, [ROOM], accept)
+    parse = openmetrics if "openmetrics" in content_type else text
+    found = [sample for family in parse(body.decode()) for sample in family.samples]
+    by_name = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in found}
+    assert len(by_name) == len(found), "a sample is there twice"
+    return by_name
+
+
+def value(found: dict[Any, float], name: str, **labels: str) -> float:
+    return found[name, frozenset(labels.items())]
+
+
+@pytest.mark.parametrize("accept", ["", OPENMETRICS])
+def test_everything_is_there(accept: str) -> None:
+    found = samples(stats(room=of_room(100, [*KEYS, "things", "made"])), accept)
+    assert value(found, "counterd_uptime_seconds") == 5.5
+    assert (value(found, "counterd_ready"), value(found, "counterd_draining")) == (1, 0)
+    assert value(found, "counterd_log_lines_lost_total") == 3
+    assert value(found, "counterd_internal_errors_total") == 4
+    assert value(found, "counterd_admin_restarts_total") == 2
+    assert value(found, "process_cpu_seconds_total") == 1.5
+    assert value(found, "process_resident_memory_bytes") == 1 << 20
+    assert value(found, "process_open_fds") == 9
+    assert value(found, "process_max_fds") == 99
+    assert value(found, "process_start_time_seconds") == 1e9
+    assert value(found, "counterd_requests_total", room="room", operation="acquire", status="ok") == 100
+    assert value(found, "counterd_requests_total", room="room", operation="get", status='a"b\\c') == 7
+    for name, _, _, of in metrics.ROOM_METRICS:
+        for labelled, key in of.items():
+            label, _, cause = labelled.partition("=")
+            labels = {"room": "room", **({label: cause} if label else {})}
+            assert value(found, f"counterd_{name}", **labels) == 100 + KEYS.index(key)
+    assert value(found, "counterd_things", room="room", state="new") == 100 + len(KEYS)
+    assert value(found, "counterd_things_made_total", room="room") == 101 + len(KEYS)
+
+
+def test_buckets_add_up() -> None:
+    found = samples(stats(room=of_room(0, [*KEYS, "things", "made"])))
+    buckets = [value(found, "counterd_batch_seconds_bucket", room="room", le=le) for le in ("1.024e-06", "0.5", "+Inf")]
+    assert buckets == [5, 7, 8]
+    assert value(found, "counterd_batch_seconds_count", room="room") == 8
+    assert value(found, "counterd_batch_seconds_sum", room="room") == 4.5
+    assert value(found, "counterd_batch_bytes_bucket", room="room", le="16.0") == 5
+    assert value(found, "counterd_event_loop_lag_seconds_bucket", le="+Inf") == 8
+
+
+def test_without_rooms_there_are_those_of_the_daemon() -> None:
+    found = samples({**stats(), "state": "draining"})
+    assert (value(found, "counterd_ready"), value(found, "counterd_draining")) == (0, 1)
+    assert not [name for name, _ in found if "connections" in name]
+
+
+def test_the_build() -> None:
+    ((labels, one),) = [(dict(labels), it) for (name, labels), it in samples(stats()).items() if name.endswith("_info")]
+    assert labels["version"] == "1.2.3"
+    assert re.fullmatch(r"3\.\d+\.\d+\S*", labels["python"])
+    assert re.fullmatch(r"0\.\d+\.\d+", labels["uvloop"])
+    assert one == 1
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        ("", "text/plain; version=0.0.4"),
+        ("*/*", "text/plain; version=0.0.4"),
+        ("text/html, x", "text/plain; version=0.0.4"),
+        ("application/openmetrics-text", "application/openmetrics-text; version=1.0.0"),
+        (OPENMETRICS, "application/openmetrics-text; version=1.0.0"),
+        ("application/openmetrics-text;version=nonsense", "text/plain; version=0.0.4"),
+        ("text/plain;version=;;;=,,", "text/plain; version=0.0.4"),
+    ],
+)
+def test_the_format_is_the_one_that_is_asked_for(accept: str, expected: str) -> None:
+    body, content_type = metrics.encode(stats(), [], accept)
+    assert content_type.startswith(expected)
+    assert body.endswith(b"# EOF\n") == ("openmetrics" in expected)
+
+
+def test_the_names_of_all_rooms_follow_the_conventions() -> None:
+    rooms = find_rooms()
+    keys = {room.name: [*KEYS, *(key for one in room.figures for key in (one.key, one.over) if key)] for room in rooms}
+    asked = stats(**{name: of_room(1, of) for name, of in keys.items()})
+    families = list(text(metrics.encode(asked, rooms, "")[0].decode()))
+    assert len({family.name for family in families}) == len(families)
+    for family in families:
+        assert re.fullmatch(r"(counterd|process)(_[a-z]+)+", family.name)
+        assert family.documentation.endswith(".") or family.documentation.endswith("always 1.")
+        assert family.type in ("counter", "gauge", "histogram")
+        assert (family.type == "counter") == any(sample.name.endswith("_total") for sample in family.samples)
+        assert not re.search(r"_(ms|kb|mb|percent|milliseconds|minutes|total)$", family.name)
