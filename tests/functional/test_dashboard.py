@@ -1,0 +1,322 @@
+"""The dashboard in a browser, from the real daemon: what an operator sees and does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+
+import counterd
+import daemon
+from counterd import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from playwright.sync_api import Browser
+
+    Open = Callable[..., Page]
+
+PAGE = Path(counterd.__file__).parent / "admin" / "dashboard.html"
+TOKEN = "open-sesame"
+SETTINGS = {"throttr.enable": "true", "throttr.bind": "127.0.0.1", "throttr.port": "0"}
+ADMIN = {"admin.enable": "true", "admin.bind": "127.0.0.1:0", "admin.token": TOKEN}
+NARROW, WIDE = {"width": 360, "height": 740}, {"width": 1600, "height": 1000}
+MS = 1000 * daemon.PATIENCE
+
+# What has to be readable, on what: WCAG 2.1, 1.4.3 for text, and 1.4.11 for what is drawn or framed.
+TEXT = [("--ink", "--page"), ("--soft", "--page"), ("--accent", "--page"), ("--page", "--ink")]
+TEXT += [(colour, "--card") for colour in ("--ink", "--soft", "--accent", "--bad")] + [("--ink", "--well")]
+DRAWN = [(colour, "--card") for colour in ("--edge", "--good", "--warn", "--bad")] + [("--accent", "--well")]
+
+CONTRAST = """([front, back]) => {
+    const light = (name) => {
+        const probe = document.body.appendChild(document.createElement("i"));
+        probe.style.color = `var(${name})`;
+        const parts = getComputedStyle(probe).color.match(/[0-9.]+/g).slice(0, 3).map((one) => one / 255);
+        probe.remove();
+        const [r, g, b] = parts.map((one) => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const [low, high] = [light(front), light(back)].sort((one, other) => one - other);
+    return (high + 0.05) / (low + 0.05);
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium, for all tests here."""
+    program = shutil.which("chromium")
+    if program is None:
+        reason = "no chromium; the Debian and Ubuntu package has that name"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    options = ["--no-sandbox"] if os.geteuid() == 0 else []  # root has to do without
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=program, args=options)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[daemon.Daemon]:
+    """A daemon with two rooms and the admin endpoint, for all tests here."""
+    with daemon.running(tmp_path_factory.mktemp("dashboard"), {**SETTINGS, **ADMIN}) as running:
+        yield running
+
+
+def url(running: daemon.Daemon) -> str:
+    (address,) = running.served("admin listens on")
+    return f"http://{address.host}:{address.port}/"
+
+
+@pytest.fixture
+def open_page(browser: Browser, served: daemon.Daemon) -> Iterator[Open]:
+    """Opens the dashboard in a window of its own. Whatever the browser complains of fails the test."""
+    contexts, complaints = [], []
+
+    def opened(path: str = "", at: str | None = None, **options: Any) -> Page:
+        context = browser.new_context(**{"viewport": {"width": 1400, "height": 900}, **options})
+        context.set_default_timeout(MS)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto((at or url(served)) + path)
+        return page
+
+    expect.set_options(timeout=MS)
+    opened.complaints = complaints  # type: ignore[attr-defined] - for the tests of what goes wrong
+    yield opened
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def row(page: Page, name: str) -> Any:
+    return page.locator("#table tbody tr", has=page.get_by_role("button", name=name, exact=True))
+
+
+def test_it_is_one_page_that_loads_nothing_and_runs_nothing_but_its_script() -> None:
+    text = PAGE.read_text("utf-8")
+    assert len(text.splitlines()) <= 850
+    body = text[text.index("</style>") : text.index("<script>")]
+    assert not re.search(r"<[^>]*\s(?:on\w+|style|src)=", body)
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text)
+    assert text.count("<script") == text.count("<style") == 1
+
+
+def test_it_names_no_room() -> None:
+    script = PAGE.read_text("utf-8").partition("<script>")[2]
+    assert not re.search(r"\b(?:counter|throttr|consumption)\b", script)
+
+
+def test_a_counter_that_a_client_just_acquired(open_page: Open, served: daemon.Daemon) -> None:
+    page = open_page()
+    expect(page.locator("#state")).to_have_text("Ready")
+    with served.client() as client:
+        assert client.acquire("db pool", 3, maximum=5) == 3
+        expect(row(page, "db pool").locator("td")).to_have_text(["db pool", "", "3", "5", "3"])
+        assert client.acquire("db pool", 2, maximum=5) == 2
+        expect(row(page, "db pool").locator("td")).to_have_text(["db pool", "", "5", "5", "5"])
+        expect(row(page, "db pool").locator(".bar")).to_have_class(re.compile("full"))
+
+
+def test_rates_times_and_rooms(open_page: Open, served: daemon.Daemon) -> None:
+    page = open_page()
+    rooms = page.locator("#rooms section")
+    expect(rooms.locator("h2")).to_have_text(["counter", "throttr"])
+    with served.client() as client:
+
+        def asked() -> bool:
+            for _ in range(20):
+                with contextlib.suppress(errors.NotAvailable):
+                    client.acquire("rated", 1, maximum=1)
+            page.wait_for_timeout(100)
+            reasons = rooms.first.get_by_text("Refused in the last minute: not available").count()
+            return bool(reasons) and tile(page, "Refused") != "0/s"
+
+        daemon.wait_until(asked, "refusals are shown")
+    expect(rooms.first.locator("tbody tr", has_text="acquire")).to_be_visible()
+    assert tile(page, "Requests") != "0/s"
+    assert re.fullmatch(r"[0-9.]+ (?:µs|ms)", tile(page, "Latency, p99"))
+    assert re.fullmatch(r"[0-9.,]+(?:0| µs| ms)?", tile(page, "Loop lag"))
+    assert re.fullmatch(r"[0-9.]+MiB", tile(page, "Memory"))
+    assert page.locator(".tile .line").first.get_attribute("d")
+
+
+def tile(page: Page, label: str) -> str:
+    return page.locator(".tile", has=page.get_by_text(label, exact=True)).locator("p").inner_text()
+
+
+def test_names_are_bytes_and_never_markup(open_page: Open, served: daemon.Daemon) -> None:
+    names = {
+        b"<img src=x onerror=alert(1)>": "<img src=x onerror=alert(1)>",
+        "Köln".encode(): "Köln",
+        b"raw \xff\x00": r"raw \xff\x00",
+        "turned\u202eround".encode(): r"turned\u{202e}round",
+        b"long " + b"n" * 2000: "long " + "n" * 195 + "…",
+    }
+    with served.client() as client:
+        for name in names:
+            client.acquire(name, 1, maximum=2)
+        page = open_page()
+        for shown in names.values():
+            expect(row(page, shown)).to_be_visible()
+        assert page.locator("img").count() == 0
+        page.get_by_label("Search by name").fill(r"\xff")
+        expect(page.locator("#table tbody button")).to_have_text([r"raw \xff\x00"])
+
+
+def test_search_and_order_and_that_a_link_keeps_them(open_page: Open, served: daemon.Daemon) -> None:
+    with served.client() as client:
+        for name, amount, maximum in (("sorted a&b=c", 1, 9), ("sorted +%2f", 2, 2), ("other", 1, 1)):
+            client.acquire(name, amount, maximum=maximum)
+        page = open_page()
+        page.get_by_label("Search by name").fill("sorted ")
+        names = page.locator("#table tbody button")
+        expect(names).to_have_text(["sorted +%2f", "sorted a&b=c"])
+        page.get_by_label("Order").select_option("limit")
+        expect(names).to_have_text(["sorted a&b=c", "sorted +%2f"])
+        expect(page.locator("#table-about")).to_have_text("2 found, by limit")
+        page.reload()
+        expect(page.get_by_label("Search by name")).to_have_value("sorted ")
+        expect(names).to_have_text(["sorted a&b=c", "sorted +%2f"])
+        page.get_by_label("Search by name").fill("+%")
+        expect(names).to_have_text(["sorted +%2f"])
+        page.get_by_label("Search by name").fill("nobody has that")
+        expect(page.get_by_text("No name has that in it.")).to_be_visible()
+        page.get_by_label("Table").select_option("keys")
+        expect(page.locator("#table-title")).to_have_text("Keys")
+
+
+def test_holders_by_keyboard_alone(open_page: Open, served: daemon.Daemon) -> None:
+    with served.client() as client:
+        client.acquire("by key", 2, maximum=7)
+        page = open_page(f"#match={quote('by key')}")
+        expect(row(page, "by key")).to_be_visible()
+        page.get_by_label("Rows").focus()
+        page.keyboard.press("Tab")  # the list itself, if it scrolls
+        if page.evaluate("document.activeElement.tagName") != "BUTTON":
+            page.keyboard.press("Tab")
+        name = page.get_by_role("button", name="by key", exact=True)
+        expect(name).to_be_focused()
+        assert name.evaluate("(one) => getComputedStyle(one).outlineStyle") != "none"
+        page.keyboard.press("Enter")
+        dialog = page.locator("#holders")
+        expect(dialog.locator("tbody td")).to_have_text([re.compile(r"127\.0\.0\.1:\d+"), "2", re.compile(r"\d s")])
+        client.acquire("by key", 1, maximum=7)
+        expect(dialog.locator("tbody td").nth(1)).to_have_text("3")
+        dialog.locator("tbody button").focus()
+        page.keyboard.press("Enter")
+        expect(page.locator("#connection")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.locator("#connection")).not_to_be_visible()
+        expect(dialog).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(dialog).not_to_be_visible()
+        expect(name).to_be_focused()
+
+
+def test_a_connection_is_ended_by_whoever_has_the_token(open_page: Open, served: daemon.Daemon) -> None:
+    with served.client() as client:
+        client.acquire("ended", 2, maximum=7)
+        page = open_page()
+        row(page, "ended").get_by_role("button").click()
+        page.locator("#holders tbody button").click()
+        page.get_by_label("Token").fill("guessed")
+        page.get_by_role("button", name="End connection").click()
+        expect(page.locator("#refusal")).not_to_be_empty()
+        assert client.get("ended") == 2
+        assert "401" in open_page.complaints.pop()  # type: ignore[attr-defined]
+        page.get_by_label("Token").fill(TOKEN)
+        page.get_by_role("button", name="End connection").click()
+        expect(page.locator("#said")).to_have_text(re.compile("^Connection counter-.* was ended$"))
+    served.wait_for_stats(killed=1, holdings=0)
+    stored = "JSON.stringify([{...localStorage}, {...sessionStorage}]) + location + document.cookie"
+    assert TOKEN not in page.evaluate(stored)
+
+
+def test_connections_are_listed_and_searched(open_page: Open, served: daemon.Daemon) -> None:
+    with served.connect() as one, served.connect() as other:
+        page = open_page()
+        peers = [f"{host}:{port}" for host, port in (one.getsockname(), other.getsockname())]
+        for peer in peers:
+            expect(page.locator("#connections").get_by_role("button", name=peer)).to_be_visible()
+        page.get_by_label("Search connections").fill(peers[1])
+        expect(page.locator("#connections tbody button")).to_have_text([peers[1]])
+        page.locator("#connections tbody button").click()
+        expect(page.locator("#connection .facts")).to_contain_text("none")
+        page.get_by_role("button", name="Close").click()
+        page.get_by_label("Room", exact=True).select_option("throttr")
+        expect(page.get_by_text("No connection has that in it.")).to_be_visible()
+
+
+def test_light_and_dark(open_page: Open) -> None:
+    page = open_page(color_scheme="dark", reduced_motion="reduce")
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(background)
+    assert sum(map(int, re.findall(r"\d+", dark))) < 3 * 64
+    assert page.evaluate("getComputedStyle(document.querySelector('main')).transitionDuration") == "0s"
+    for theme in ("dark", "light"):
+        page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+        assert {pair: page.evaluate(CONTRAST, pair) for pair in TEXT if page.evaluate(CONTRAST, pair) < 4.5} == {}
+        assert {pair: page.evaluate(CONTRAST, pair) for pair in DRAWN if page.evaluate(CONTRAST, pair) < 3} == {}
+    light = page.evaluate(background)
+    toggle = page.get_by_role("button", name="Theme: auto")
+    toggle.click()  # now the other one, whatever the system has
+    assert page.evaluate(background) == dark
+    page.reload()
+    assert page.evaluate(background) == dark
+    page.get_by_role("button", name="Theme: dark").click()
+    assert page.evaluate(background) == light
+
+
+@pytest.mark.parametrize("size", [NARROW, WIDE], ids=["narrow", "wide"])
+def test_it_fits(size: dict[str, int], open_page: Open, served: daemon.Daemon) -> None:
+    with served.client() as client:
+        client.acquire("fitting " * 20, 1, maximum=7)
+        page = open_page(viewport=size)
+        shown = row(page, "fitting " * 20).get_by_role("button")
+        expect(shown).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") == size["width"]
+        shown.click()
+        expect(page.locator("#holders tbody td").first).to_be_visible()
+        assert page.evaluate("document.querySelector('#holders').scrollWidth") <= size["width"]
+
+
+def test_a_drain_and_the_end(open_page: Open, start: Callable[..., daemon.Daemon]) -> None:
+    running = start(ADMIN)
+    page = open_page(at=url(running))
+    expect(page.locator("#state")).to_have_text("Ready")
+    running.stop()
+    expect(page.locator("#state")).to_have_text("Connection lost")
+    expect(page.locator("#notes")).to_contain_text("No answer from the daemon")
+    expect(page).to_have_title(re.compile("^Connection lost"))
+    page.evaluate("onStats({...kept.at(-1).stats, state: 'draining', uptime_seconds: kept.at(-1).at + 1})")
+    expect(page.locator("#state")).to_have_text("Draining")
+    expect(page.locator("#notes")).to_contain_text("grants nothing any more")
+    open_page.complaints.clear()  # type: ignore[attr-defined] - that nobody answered
+
+
+def test_what_it_keeps_is_bounded(open_page: Open) -> None:
+    page = open_page()
+    expect(page.locator("#state")).to_have_text("Ready")
+    days = """(seconds) => {
+        const now = kept.at(-1);
+        const step = (at) => onStats({ ...now.stats, uptime_seconds: now.at + at, pid: 1 });
+        for (let at = 1; at <= seconds; at++) step(at);
+        return [kept.length, document.querySelectorAll("#tiles *, #rooms *").length,
+            [...tiles.values()].map((one) => one.trend.points.length)];
+    }"""
+    (_, elements, _), (seconds, later, points) = page.evaluate(days, 300), page.evaluate(days, 600)
+    assert (later, seconds <= 100, max(points) <= 200) == (elements, True, True)
