@@ -52,6 +52,7 @@ from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import DumpEntry
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
@@ -85,13 +86,16 @@ class Client:
     one connection. After a fork it belongs to the parent; in the child it connects anew when it is used. A signal
     handler may close() it; a call of one that has interrupted another of its thread is a RuntimeError.
 
-    host: a host, counter://HOST[:PORT] or counter+unix:///PATH, or several of these, which are tried in order. They are
-    several ways to *one* server: two servers would be two limits.
+    host: a host, counter://HOST[:PORT], counters://HOST[:PORT] (with TLS) or counter+unix:///PATH, or several of these,
+    which are tried in order. They are several ways to *one* server: two servers would be two limits.
     port: for hosts without one.
     path: of a Unix socket, instead of host and port.
+    tls: True for TLS with the certificates that this system trusts, or an ssl.SSLContext. In a URL, ?cacert=FILE&
+    cert=FILE&key=FILE (PEM, any of them) after counters://HOST:PORT says whom to trust, and with what certificate the
+    client shows who it is; the files are read for each connection.
     timeout: seconds that each call may take as a whole, then Timeout. What an acquire is granted after that is given
     back.
-    connect_timeout: seconds that connecting to one address may take. None: as timeout.
+    connect_timeout: seconds that connecting to one address may take, and TLS's handshake. None: as timeout.
     watch: start a thread that sees at once when the connection is lost, for holds with a callback or "reacquire".
 
     Names are bytes, or text that is sent as UTF-8, of 1 to 65,535 bytes; numbers are 0 to 2^32-1. Anything else is a
@@ -110,11 +114,12 @@ class Client:
         port: int = PORT,
         *,
         path: str | os.PathLike[str] | None = None,
+        tls: bool | ssl.SSLContext = False,
         timeout: float = 5.0,
         connect_timeout: float | None = None,
         watch: bool = False,
     ) -> None:
-        self._addresses = read_addresses(host, port, path)
+        self._addresses = read_addresses(host, port, path, tls=tls)
         self._timeout, self._connect_timeout = check_timeouts(timeout, connect_timeout)
         self._closed = False
         self._backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
@@ -147,7 +152,7 @@ class Client:
     def fileno(self) -> int:
         """The descriptor of the connection's socket, for who hands it to another process. Connects if need be.
 
-        What is held lasts as long as any process has it open.
+        What is held lasts as long as any process has it open. With TLS the other process can do no more than that.
         """
         return self._connected().fileno()
 
@@ -312,7 +317,7 @@ class Client:
         for address in self._addresses:
             where = str(address)
             try:
-                connected = connected_socket(address.path or (address.host, address.port), self._connect_timeout)
+                connected = connected_socket(address, self._connect_timeout)
             except TimeoutError:
                 failure = not_accepted(where, self._connect_timeout)
             except OSError as error:

@@ -1,40 +1,63 @@
-"""Where a server is: host and port, the path of a Unix socket, or a URL that says either.
+"""Where a server is: host and port, the path of a Unix socket, or a URL that says either; and whether TLS is spoken.
 
-Stands beside the floors, shared by the clients. Nothing here touches a socket.
+Stands beside the floors, shared by the clients. Nothing here touches a socket, or imports ssl before it is needed.
 """
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Sequence
 
 PORT = 11215  # of the counter protocol
 PORT_MAX = 65535
 
 
+class Tls(NamedTuple):
+    """TLS with these files of PEM. "": the certificates that this system trusts, none of our own, the key with it."""
+
+    cacert: str = ""
+    cert: str = ""
+    key: str = ""
+
+
 class Address(NamedTuple):
-    """host and port of a TCP address, or the path of a Unix socket; the others are then "", 0 and ""."""
+    """host and port of a TCP address, or the path of a Unix socket; the others are then "", 0 and "". tls: None = no"""
 
     host: str = ""
     port: int = 0
     path: str = ""
+    tls: Tls | ssl.SSLContext | None = None
 
     def __str__(self) -> str:
         if self.path:
             return self.path
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    def make_context(self) -> ssl.SSLContext | None:
+        """What a connection is secured with, if it is. OSError: a file cannot be used."""
+        if self.tls is None:
+            return None
+        from counterd.client import _tls  # noqa: PLC0415 - ssl takes as long to import as all else
+
+        return _tls.make_context(self.tls)
+
 
 def read_addresses(
-    hosts: str | Sequence[str], port: int, path: str | os.PathLike[str] | None, scheme: str = "counter"
+    hosts: str | Sequence[str],
+    port: int,
+    path: str | os.PathLike[str] | None,
+    scheme: str = "counter",
+    tls: bool | ssl.SSLContext = False,
 ) -> list[Address]:
     """What a client is given, as addresses of one server: path alone if there is one, else each host or URL.
 
-    Raises ValueError for a URL of another kind, a port that cannot be, and where nothing is left to connect to.
+    Raises ValueError for a URL of another kind, a port that cannot be, TLS for a Unix socket, and where nothing is left
+    to connect to.
     """
     if isinstance(port, int) and not 0 <= port <= PORT_MAX:  # getaddrinfo() would take it modulo 65536
         raise ValueError(f"port must be 0 to {PORT_MAX}, not {port}")
@@ -44,13 +67,26 @@ def read_addresses(
         found = [read_address(host, port, scheme) for host in ([hosts] if isinstance(hosts, str) else hosts)]
     if not found:
         raise ValueError("no address to connect to")
-    return found
+    return [with_tls(address, tls) for address in found] if tls else found
+
+
+def with_tls(address: Address, tls: bool | ssl.SSLContext) -> Address:
+    """The address with TLS, and that context. ValueError if it has a Unix socket, or says otherwise what to use."""
+    if address.path:
+        raise ValueError(f"{address.path}: there is no TLS on a Unix socket")
+    if isinstance(tls, bool):
+        return address if address.tls else address._replace(tls=Tls())
+    if not hasattr(tls, "wrap_bio"):
+        raise TypeError(f"tls is True, False or an ssl.SSLContext, not {tls!r}")
+    if address.tls not in (None, Tls()):
+        raise ValueError(f"{address}: the files in its URL, and a context, are two ways to say the same")
+    return address._replace(tls=tls)
 
 
 def read_address(text: str, port: int, scheme: str = "counter") -> Address:
-    """A host, SCHEME://HOST[:PORT] or SCHEME+unix:///PATH. port is for where none is said.
+    """A host, SCHEME://HOST[:PORT], SCHEMEs://HOST[:PORT][?cacert=FILE&cert=FILE&key=FILE] or SCHEME+unix:///PATH.
 
-    Raises ValueError, which shows the text.
+    port is for where none is said. Raises ValueError, which shows the text.
     """
     if "://" not in text:
         if text.count(":") == 1 or text.startswith("["):  # an IPv6 address has two colons at least
@@ -61,13 +97,25 @@ def read_address(text: str, port: int, scheme: str = "counter") -> Address:
         said = url.port
     except ValueError as error:
         raise ValueError(f"{text!r}: {error}") from None
-    rest = url.query or url.fragment or url.username or url.password
-    if url.scheme == f"{scheme}s":
-        raise ValueError(f"{text!r}: this release has no TLS")
+    rest = url.fragment or url.username or url.password
+    secure = url.scheme == f"{scheme}s"
     if url.scheme == f"{scheme}+unix":
-        if url.netloc or rest or len(url.path) < 2:
+        if url.netloc or url.query or rest or len(url.path) < 2:
             raise ValueError(f"{text!r}: expected {scheme}+unix:///PATH")
         return Address(path=os.fsdecode(unquote_to_bytes(url.path)))
-    if url.scheme != scheme or not url.hostname or rest or url.path not in ("", "/"):
-        raise ValueError(f"{text!r}: expected {scheme}://HOST:PORT or {scheme}+unix:///PATH")
-    return Address(url.hostname, port if said is None else said)
+    if url.scheme not in (scheme, f"{scheme}s") or not url.hostname or rest or url.path not in ("", "/"):
+        raise ValueError(f"{text!r}: expected {scheme}://HOST:PORT, {scheme}s://HOST:PORT or {scheme}+unix:///PATH")
+    if url.query and not secure:
+        raise ValueError(f"{text!r}: nothing follows the address of {scheme}://HOST:PORT")
+    tls = _read_query(text, url.query, scheme) if secure else None
+    return Address(url.hostname, port if said is None else said, tls=tls)
+
+
+def _read_query(text: str, query: str, scheme: str) -> Tls:
+    said = parse_qsl(query, keep_blank_values=True, errors="surrogateescape")
+    files = dict(said)
+    if len(files) < len(said) or not files.keys() <= {*Tls._fields} or not all(files.values()):
+        raise ValueError(f"{text!r}: expected {scheme}s://HOST:PORT?cacert=FILE&cert=FILE&key=FILE, or fewer of these")
+    if "key" in files and "cert" not in files:
+        raise ValueError(f"{text!r}: a key needs its cert")
+    return Tls(**files)

@@ -20,8 +20,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from counterd.errors import ConnectionLost, ServerError, Timeout
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Iterator
     from types import TracebackType
+
+    from counterd.client._addresses import Address
+    from counterd.client._tls import SecureSocket
 
 RECEIVE_SIZE = 65536  # bytes
 POLL_MAX = 2**31 - 1  # ms
@@ -42,18 +46,18 @@ class DeadlinePassed(Exception):
 
 
 class Connection:
-    """One blocking connection to host and port or to the Unix socket at path, made at once. Not thread-safe.
+    """One blocking connection to an address, made at once. Not thread-safe.
 
     timeout: seconds that connecting to an address may take, and then each call as a whole. A client overrides
     _received(), and does all that needs the connection within _exchange().
     """
 
-    def __init__(self, host: str, port: int, path: str | os.PathLike[str] | None, timeout: float) -> None:
-        self._where = address_text(host, port, path)
+    def __init__(self, address: Address, timeout: float) -> None:
+        self._where = str(address)
         self._timeout = timeout
         self._closed = ""  # why the connection is closed
         try:
-            self._socket = connected_socket((host, port) if path is None else os.fspath(path), timeout)
+            self._socket = connected_socket(address, timeout)
         except TimeoutError:
             raise not_accepted(self._where, timeout) from None
         except OSError as error:
@@ -110,7 +114,10 @@ class Connection:
         self._read()
 
     def _read(self) -> None:
-        data = self._socket.recv(RECEIVE_SIZE)
+        try:
+            data = self._socket.recv(RECEIVE_SIZE)
+        except BlockingIOError:  # of TLS there may be less than a record
+            return
         if not data:
             raise closed_by_server(self._where)
         self._received(data)
@@ -165,26 +172,48 @@ def refuse_itself(near: object, far: object) -> None:
         raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
 
 
-def connected_socket(address: tuple[str, int] | str, timeout: float) -> socket.socket:
+def connected_socket(address: Address, timeout: float) -> socket.socket | SecureSocket:
+    """Connecting to an address may take so many seconds, and as many again what TLS begins with."""
     timeout = min(timeout, POLL_MAX / 1000)  # math.inf is one that calls may have
-    if isinstance(address, tuple):
-        connected = socket.create_connection(address, timeout)
+    if not address.path:
+        connected = socket.create_connection((address.host, address.port), timeout)
         try:
             refuse_itself(connected.getsockname(), connected.getpeername())
         except OSError:
             connected.close()
             raise
         set_options(connected)
+        if address.tls is not None:
+            from counterd.client import _tls  # noqa: PLC0415 - ssl takes as long to import as all else
+
+            return _tls.secured(connected, address.tls, address.host, timeout)
     else:
         connected = socket.socket(socket.AF_UNIX)
         try:
             connected.settimeout(timeout)
-            connected.connect(address)
+            connected.connect(address.path)
         except BaseException:
             connected.close()
             raise
     connected.setblocking(False)
     return connected
+
+
+async def open_transport(loop: asyncio.AbstractEventLoop, protocol: asyncio.BaseProtocol, address: Address) -> None:
+    """Connects the protocol, for asyncio: what connected_socket() does, until it is cancelled. OSError."""
+    if address.path:
+        await loop.create_unix_connection(lambda: protocol, address.path)
+        return
+    try:
+        context = address.make_context()
+        transport, _ = await loop.create_connection(lambda: protocol, address.host, address.port, ssl=context)
+    except OSError as error:
+        if address.tls is None:
+            raise
+        from counterd.client import _tls  # noqa: PLC0415
+
+        raise _tls.handshake_error(error) from None
+    refuse_itself(transport.get_extra_info("sockname"), transport.get_extra_info("peername"))
 
 
 def as_bytes(text: str | bytes) -> bytes:
@@ -197,10 +226,6 @@ def as_bytes(text: str | bytes) -> bytes:
 
 
 # ---- one wording for all clients ----
-
-
-def address_text(host: str, port: int, path: str | os.PathLike[str] | None) -> str:
-    return f"{host}:{port}" if path is None else os.fspath(path)
 
 
 def cannot_connect(where: str, error: OSError) -> ConnectionLost:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from counterd.client._pipeline import Request
+    from counterd.client._tls import SecureSocket
 
 PUSH_SLICE_S = 0.05  # what somebody who only sends may wait before looking whether nobody reads any more
 SETTLE_S = 1.0  # what an interrupted caller waits to learn whether something was granted to it
@@ -71,7 +72,13 @@ class ThreadCall(Call):
 class Link:
     """A connected socket, and the calls that are under way through it. Everything but reading is done with the lock."""
 
-    def __init__(self, connected: socket.socket, where: str, timeout: float, on_end: Callable[[Link], object]) -> None:
+    def __init__(
+        self,
+        connected: socket.socket | SecureSocket,
+        where: str,
+        timeout: float,
+        on_end: Callable[[Link], object],
+    ) -> None:
         self.where = where
         self._on_end = on_end  # called with the lock
         self._timeout = timeout

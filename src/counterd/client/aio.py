@@ -27,7 +27,7 @@ from counterd.client._connection import (
     lost,
     no_connection,
     not_accepted,
-    refuse_itself,
+    open_transport,
 )
 from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, Asked
 from counterd.client._pipeline import Requests, released
@@ -37,10 +37,10 @@ from counterd.protocols.counter import wire
 
 if TYPE_CHECKING:
     import os
+    import ssl
     from collections.abc import Callable, Coroutine, Sequence
     from types import TracebackType
 
-    from counterd.client._addresses import Address
     from counterd.client._pipeline import Request
     from counterd.protocols.counter.wire import DumpEntry
 
@@ -98,10 +98,11 @@ class Client:
         port: int = PORT,
         *,
         path: str | os.PathLike[str] | None = None,
+        tls: bool | ssl.SSLContext = False,
         timeout: float = 5.0,
         connect_timeout: float | None = None,
     ) -> None:
-        self._addresses = read_addresses(host, port, path)
+        self._addresses = read_addresses(host, port, path, tls=tls)
         self._timeout, self._connect_timeout = check_timeouts(timeout, connect_timeout)
         self._closed = False
         self._backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
@@ -295,7 +296,7 @@ class Client:
         for address in self._addresses:
             link = Link(loop, str(address), self._timeout, self._on_end, self._turns.wake)
             try:
-                await asyncio.wait_for(_opened(loop, address, link), self._connect_timeout)
+                await asyncio.wait_for(open_transport(loop, link, address), self._connect_timeout)
             except (TimeoutError, asyncio.TimeoutError):
                 self._failure = not_accepted(link.where, self._connect_timeout)
             except OSError as error:
@@ -447,14 +448,6 @@ class Client:
                     self._again.append(hold)
             if self._again:
                 await asyncio.sleep(max(backoff.delay(), self._retry_at - loop.time()))
-
-
-async def _opened(loop: asyncio.AbstractEventLoop, address: Address, link: Link) -> None:
-    if address.path:
-        await loop.create_unix_connection(lambda: link, address.path)
-    else:
-        transport, _ = await loop.create_connection(lambda: link, address.host, address.port)
-        refuse_itself(transport.get_extra_info("sockname"), transport.get_extra_info("peername"))
 
 
 class Hold:

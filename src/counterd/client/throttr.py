@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from counterd.client._addresses import read_addresses
 from counterd.client._connection import (
     CLOSED,
     Connection,
     DeadlinePassed,
-    address_text,
     as_bytes,
     cannot_connect,
     closed_by_server,
@@ -27,6 +26,7 @@ from counterd.client._connection import (
     no_connection,
     not_accepted,
     not_answered,
+    open_transport,
     too_late,
 )
 from counterd.client._events import EVENTS_MAX, Events
@@ -54,8 +54,12 @@ from counterd.protocols.throttr.wire import (
 )
 
 if TYPE_CHECKING:
+    import os
+    import ssl
     from collections.abc import AsyncIterator, Callable, Iterator
     from types import TracebackType
+
+    from counterd.client._addresses import Address
 
 __all__ = [
     "AsyncClient",
@@ -85,6 +89,10 @@ _AT_ONCE = 0.001
 T = TypeVar("T")
 
 
+def _address(host: str, port: int, path: str | os.PathLike[str] | None, tls: bool | ssl.SSLContext) -> Address:
+    return read_addresses(host, port, path, "throttr", tls)[0]
+
+
 def _id(id: bytes | str) -> bytes:
     return bytes.fromhex(id) if isinstance(id, str) else id
 
@@ -92,8 +100,12 @@ def _id(id: bytes | str) -> bytes:
 class Client(Connection):
     """One connection to a server, and its subscriptions. Not thread-safe: one Client for each thread.
 
-    Connects at once, to host and port or to the Unix socket at path; use it in a `with`, or close() it.
-    timeout: seconds that connecting to an address may take, and then each call as a whole.
+    Connects at once; use it in a `with`, or close() it.
+    host: a host, throttr://HOST[:PORT], throttrs://HOST[:PORT] (with TLS) or throttr+unix:///PATH.
+    port: for a host without one.
+    path: of a Unix socket, instead of host and port.
+    tls: True or an ssl.SSLContext, as with counterd.client.Client, and so is what may follow in a URL.
+    timeout: seconds that connecting to an address may take, TLS's handshake, and then each call as a whole.
     value_size: "uint8", "uint16", "uint32" or "uint64", as the server is set. Nothing on the wire tells, so with
     another than the server's everything goes wrong in ways that need not look like it.
     value_max: bytes of the largest value or payload that the server may send; more is a ProtocolError.
@@ -115,6 +127,7 @@ class Client(Connection):
         port: int = PORT,
         *,
         path: str | os.PathLike[str] | None = None,
+        tls: bool | ssl.SSLContext = False,
         timeout: float = 5.0,
         value_size: str | ValueSize = ValueSize.UINT16,
         value_max: int = wire.VALUE_MAX,
@@ -124,7 +137,7 @@ class Client(Connection):
         self._parser = wire.Parser(self.encoder.size, value_max)
         self._events = Events(events_max)
         self._results: list[Any] = []  # of replies that were received; at most one, as one call is under way
-        super().__init__(host, port, path, timeout)
+        super().__init__(_address(host, port, path, tls), timeout)
 
     def insert(self, key: str | bytes, quota: int, ttl: int, ttl_type: int = TTLType.SECONDS) -> bool:
         """Makes a counter (INSERT). False if there is such a key already, or no room."""
@@ -442,16 +455,17 @@ class AsyncClient:
         port: int = PORT,
         *,
         path: str | os.PathLike[str] | None = None,
+        tls: bool | ssl.SSLContext = False,
         timeout: float = 5.0,
         value_size: str | ValueSize = ValueSize.UINT16,
         value_max: int = wire.VALUE_MAX,
         events_max: int = EVENTS_MAX,
     ) -> None:
         self.encoder = Encoder(ValueSize.named(value_size))  # for event()
-        self._address = (host, port, path)
+        self._address = _address(host, port, path, tls)
         self._timeout = timeout
         parser = wire.Parser(self.encoder.size, value_max)
-        self._link = _Link(address_text(host, port, path), parser, timeout, events_max)
+        self._link = _Link(str(self._address), parser, timeout, events_max)
         self._connecting = False
 
     async def __aenter__(self) -> AsyncClient:
@@ -471,12 +485,8 @@ class AsyncClient:
         self._connecting = True
         link = self._link
         loop = asyncio.get_running_loop()
-        host, port, path = self._address
         try:
-            if path is None:
-                await asyncio.wait_for(loop.create_connection(lambda: link, host, port), self._timeout)
-            else:
-                await asyncio.wait_for(loop.create_unix_connection(lambda: link, os.fspath(path)), self._timeout)
+            await asyncio.wait_for(open_transport(loop, link, self._address), self._timeout)
         except (TimeoutError, asyncio.TimeoutError):
             link.drop("it was not accepted")
             raise not_accepted(link.where, self._timeout) from None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from counterd.client._addresses import Address, read_address, read_addresses
+from counterd.client._addresses import Address, Tls, read_address, read_addresses
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,9 @@ from counterd.client._addresses import Address, read_address, read_addresses
         ("counter://host:65535", Address("host", 65535), "host:65535"),
         ("COUNTER://[::1]:8", Address("::1", 8), "[::1]:8"),
         ("counter://[fe80::1%25lo]", Address("fe80::1%25lo", 7), "[fe80::1%25lo]:7"),
+        ("counters://host", Address("host", 7, tls=Tls()), "host:7"),
+        ("counters://[::1]:8/?cacert=a", Address("::1", 8, tls=Tls("a")), "[::1]:8"),
+        ("counters://h?key=/k&cert=/a%20b%FF", Address("h", 7, tls=Tls(cert="/a b\udcff", key="/k")), "h:7"),
         ("counter+unix:///run/counterd", Address(path="/run/counterd"), "/run/counterd"),
         ("counter+unix:///a%20b%25/%C3%A9", Address(path="/a b%/é"), "/a b%/é"),
         ("counter+unix:///%FF", Address(path="/\udcff"), "/\udcff"),
@@ -35,13 +39,18 @@ def test_reads(text: str, address: Address, shown: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("counters://host", "this release has no TLS"),
-        ("http://host", "expected counter://HOST:PORT or counter"),
+        ("http://host", "expected counter://HOST:PORT, counters://HOST:PORT or counter"),
+        ("counters://", "expected counter://HOST"),
+        ("counters+unix:///p", "expected counter://HOST"),
+        ("counters://host?a=1", "expected counters://HOST:PORT\\?cacert=FILE"),
+        ("counters://host?cacert=", "expected counters://HOST:PORT\\?cacert=FILE"),
+        ("counters://host?cert=a&cert=b", "expected counters://HOST:PORT\\?cacert=FILE"),
+        ("counters://host?key=a", "a key needs its cert"),
         ("://host", "expected counter://HOST"),
         ("counter://", "expected counter://HOST"),
         ("counter://:1", "expected counter://HOST"),
         ("counter://host/path", "expected counter://HOST"),
-        ("counter://host?a=1", "expected counter://HOST"),
+        ("counter://host?cacert=a", "nothing follows the address of counter://HOST"),
         ("counter://host#a", "expected counter://HOST"),
         ("counter://me@host", "expected counter://HOST"),
         ("counter://me:secret@host", "expected counter://HOST"),
@@ -93,3 +102,32 @@ def test_nothing_to_connect_to(hosts: Any, path: str | None) -> None:
 def test_a_port_that_cannot_be(port: int) -> None:
     with pytest.raises(ValueError, match=f"port must be 0 to 65535, not {port}"):
         read_addresses("localhost", port, None)
+
+
+# ---- TLS ----
+
+
+def test_the_argument_says_so_for_all_addresses() -> None:
+    hosts = ["a", "counter://b", "counters://c?cacert=/x"]
+    assert [each.tls for each in read_addresses(hosts, 7, None)] == [None, None, Tls("/x")]
+    assert [each.tls for each in read_addresses(hosts, 7, None, tls=True)] == [Tls(), Tls(), Tls("/x")]
+
+
+def test_a_context_is_what_is_used() -> None:
+    context = ssl.create_default_context()
+    read = read_addresses(["a", "counters://b"], 7, None, tls=context)
+    assert [each.make_context() for each in read] == [context, context]
+    assert Address("a", 7).make_context() is None
+    with pytest.raises(ValueError, match="c:7: the files in its URL, and a context, are two ways to say the same"):
+        read_addresses("counters://c?cacert=/x", 7, None, tls=context)
+
+
+def test_what_is_no_context() -> None:
+    with pytest.raises(TypeError, match=r"tls is True, False or an ssl\.SSLContext, not '/ca\.pem'"):
+        read_addresses("a", 7, None, tls="/ca.pem")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("host", "path"), [("unused", "/p"), ("counter+unix:///p", None)])
+def test_a_unix_socket_has_none(host: str, path: str | None) -> None:
+    with pytest.raises(ValueError, match=r"^/p: there is no TLS on a Unix socket"):
+        read_addresses(host, 7, path, tls=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from counterd.client._addresses import Address
 from counterd.client._connection import Connection, as_bytes, check_timeouts
 from counterd.errors import ConnectionLost, Timeout
 
@@ -43,7 +44,7 @@ class Keeper(Connection):
 def pair() -> Iterator[tuple[Keeper, socket.socket]]:
     """A connection, and the server's end of it."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        keeper = Keeper("127.0.0.1", listening.getsockname()[1], None, 0.2)
+        keeper = Keeper(Address(*listening.getsockname()), 0.2)
         accepted, _ = listening.accept()
     with accepted, keeper:
         yield keeper, accepted

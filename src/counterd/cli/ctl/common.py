@@ -58,9 +58,10 @@ class Server:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What every client is made with: `Client(**server.arguments)`."""
-        host, port, path = self.address
-        return {"timeout": self.timeout} | ({"path": path} if path else {"host": host, "port": port})
+        """What every client is made with: `Client(**server.arguments)`. OSError: a file for TLS cannot be used."""
+        host, port, path, tls = self.address
+        where = {"path": path} if path else {"host": host, "port": port}
+        return {"timeout": self.timeout, **where} | ({"tls": self.address.make_context()} if tls else {})
 
 
 class Target(Server):
@@ -78,21 +79,30 @@ class Target(Server):
 pass_target = click.make_pass_decorator(Target)
 
 
+# What chosen_address() makes an address of.
+ADDRESS_OPTIONS = ("url", "host", "port", "socket", "tls", "cacert", "cert", "key")
+
+
 def address_options(scheme: str, port: int, variable: str) -> Callable[[F], F]:
-    """--url, --host, --port, --socket and --timeout, which chosen_address() makes an address of."""
+    """ADDRESS_OPTIONS, and --timeout."""
+    pem = click.Path(exists=True, dir_okay=False)
     given = [
         click.option(
             "-u",
             "--url",
             envvar=variable,
             show_envvar=True,
-            help=f"The server: {scheme}://host:port or {scheme}+unix:///path.",
+            help=f"The server: {scheme}://host:port, {scheme}s://host:port (TLS) or {scheme}+unix:///path.",
         ),
         click.option("-h", "--host", help=f"Its host.  [default: {HOST}]"),
         click.option(
             "-p", "--port", type=click.IntRange(1, 65535), metavar="PORT", help=f"Its port.  [default: {port}]"
         ),
         click.option("-s", "--socket", metavar="PATH", help="Its Unix socket."),
+        click.option("--tls", is_flag=True, help="Speak TLS. What follows says so too."),
+        click.option("--cacert", type=pem, metavar="FILE", help="Whom to trust.  [default: as this system does]"),
+        click.option("--cert", type=pem, metavar="FILE", help="The certificate to show, if the server asks for one."),
+        click.option("--key", type=pem, metavar="FILE", help="Its key.  [default: in the same file]"),
         click.option("--timeout", type=TIME_LIMIT, default=5.0, help="How long an answer may take.  [default: 5s]"),
     ]
 
@@ -114,14 +124,31 @@ def chosen_address(context: click.Context, scheme: str, port: int) -> Address:
     by_url = context.get_parameter_source("url") is ParameterSource.COMMANDLINE
     if by_url + over_tcp + (path is not None) > 1:
         raise click.UsageError("a server is at a --url, or a --host and --port, or a --socket")
-    if path is not None:
-        if not path:
-            raise click.UsageError("the --socket has no name")
-        return Address(path=path)
     try:
-        return read_address(host or HOST if over_tcp or url is None else url, options["port"] or port, scheme)
+        if path is None:
+            read = read_address(host or HOST if over_tcp or url is None else url, options["port"] or port, scheme)
+        elif path:
+            read = Address(path=path)
+        else:
+            raise click.UsageError("the --socket has no name")
+        return secured(read, options)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+
+
+def secured(address: Address, options: dict[str, Any]) -> Address:
+    """The address with TLS, if the options say so; they go before what a URL says. ValueError if that cannot be."""
+    from counterd.client._addresses import Tls, with_tls
+
+    files = {name: options[name] for name in Tls._fields if options[name] is not None}
+    if not (options["tls"] or files):
+        return address
+    address = with_tls(address, True)
+    assert isinstance(address.tls, Tls)
+    tls = address.tls._replace(**({"key": ""} if "cert" in files else {}) | files)
+    if tls.key and not tls.cert:
+        raise ValueError("the --key needs its --cert")
+    return address._replace(tls=tls)
 
 
 # ---- values of the command line ----

@@ -295,9 +295,12 @@ def place(address: Address) -> list[str]:
     """The address as counterbench's options say it. The default is its own, which goes with its --protocol."""
     if address.path:
         return ["--socket", address.path]
-    if (address.host, address.port) == (HOST, PORT):
-        return []
-    return ["--host", address.host, "--port", str(address.port)]
+    is_default = (address.host, address.port) == (HOST, PORT)
+    words = [] if is_default else ["--host", address.host, "--port", str(address.port)]
+    if isinstance(address.tls, tuple):
+        words.append("--tls")
+        words += [word for name, file in address.tls._asdict().items() if file for word in (f"--{name}", file)]
+    return words
 
 
 @click.command()

@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from counterd.cli.ctl.common import (
+    ADDRESS_OPTIONS,
     DURATION,
     EXIT_NOT_AVAILABLE,
     Bytes,
@@ -83,9 +84,7 @@ def throttr(context: click.Context, /, timeout: float, value_size: str, **_: obj
     """Quotas, buffers and channels."""
     above = context.parent
     assert above is not None
-    if any(
-        above.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in ("url", "host", "port", "socket")
-    ):
+    if any(above.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in ADDRESS_OPTIONS):
         raise click.UsageError("that is where the counters are: the address of the keys stands after `throttr`")
     if context.get_parameter_source("timeout") is ParameterSource.DEFAULT:
         timeout = above.find_object(Target).timeout  # type: ignore[union-attr]  # which the group above has made

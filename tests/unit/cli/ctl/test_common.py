@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import pytest
@@ -29,7 +29,7 @@ from counterd.cli.ctl.common import (
     shown,
     terminations_interrupt,
 )
-from counterd.client._addresses import Address
+from counterd.client._addresses import Address, Tls
 from counterd.errors import (
     ConnectionLost,
     InvalidArguments,
@@ -39,6 +39,9 @@ from counterd.errors import (
     ProtocolError,
     Timeout,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 HERE = Target(Address("127.0.0.1", 1), 5.0)
 
@@ -92,6 +95,56 @@ def test_where_no_server_can_be(arguments: list[str], why: str) -> None:
     done = CliRunner().invoke(where, arguments)
     assert done.exit_code == EXIT_USAGE
     assert why in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "url", "address"),
+    [
+        (["--tls"], None, Address("127.0.0.1", 11215, tls=Tls())),
+        (["-h", "a", "--cacert", "CA"], None, Address("a", 11215, tls=Tls("CA"))),
+        (["-u", "counters://a", "--cert", "C", "--key", "K"], None, Address("a", 11215, tls=Tls("", "C", "K"))),
+        ([], "counters://a?cacert=x&cert=y&key=z", Address("a", 11215, tls=Tls("x", "y", "z"))),
+        (["--cert", "C"], "counters://a?cacert=x&cert=y&key=z", Address("a", 11215, tls=Tls("x", "C"))),
+        (["--tls"], "counter://a", Address("a", 11215, tls=Tls())),
+        (["-p", "7"], "counters://a", Address("127.0.0.1", 7)),
+    ],
+)
+def test_tls(arguments: list[str], url: str | None, address: Address, tmp_path: Path) -> None:
+    """Options go before what a URL says, file by file."""
+    files = {name: tmp_path / name for name in ("CA", "C", "K")}
+    for file in files.values():
+        file.touch()
+    found: list[Address] = []
+
+    @click.command()
+    @common.address_options("counter", 11215, "COUNTERD_URL")
+    @click.pass_context
+    def find(context: click.Context, /, **_: object) -> None:
+        found.append(common.chosen_address(context, "counter", 11215))
+
+    words = [str(files.get(word, word)) for word in arguments]
+    done = CliRunner().invoke(find, words, env={"COUNTERD_URL": url}, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert address.tls is None or isinstance(address.tls, Tls)
+    tls = address.tls and Tls(*(str(files.get(name, name)) for name in address.tls))
+    assert found == [address._replace(tls=tls)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["-s", "/x", "--tls"], "/x: there is no TLS on a Unix socket"),
+        (["--key", __file__], "the --key needs its --cert"),
+        (["--cacert", "/none"], "'/none' does not exist"),
+    ],
+)
+def test_where_tls_cannot_be(arguments: list[str], why: str) -> None:
+    done = CliRunner().invoke(where, arguments, env={"COUNTERD_URL": None})
+    assert (done.exit_code, why in done.stderr) == (EXIT_USAGE, True)
+
+
+def test_a_client_is_made_with_a_context() -> None:
+    assert Server(Address("a", 7, tls=Tls()), 5.0).arguments["tls"].check_hostname
 
 
 # ---- values ----

@@ -1,0 +1,265 @@
+"""A socket with TLS on it: nothing stays behind that poll() does not tell of, and nothing is encrypted twice."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+import secure
+from counterd.client import _tls
+from counterd.client._addresses import Tls
+from counterd.client._tls import SecureSocket, make_context, secured
+from daemon import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from secure import Certificates
+
+MANY = bytes(range(256)) * 256  # four records
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return secure.Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def ends(certificates: Certificates) -> Iterator[tuple[SecureSocket, ssl.SSLSocket]]:
+    """The client's end, and the server's."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        far, _ = listener.accept()
+    server = certificates.server_context().wrap_socket(far, server_side=True, do_handshake_on_connect=False)
+    server.settimeout(PATIENCE)
+    thread = threading.Thread(target=server.do_handshake)
+    thread.start()
+    with server:
+        client = SecureSocket(near, certificates.client_context(), "localhost", PATIENCE)
+        thread.join()
+        yield client, server
+        client.close()
+
+
+def is_readable(client: SecureSocket, milliseconds: int = 0) -> bool:
+    poller = select.poll()
+    poller.register(client, select.POLLIN)
+    return bool(poller.poll(milliseconds))
+
+
+def received(client: SecureSocket, size: int) -> bytes:
+    """So many bytes, of which poll() tells."""
+    data = b""
+    while len(data) < size:
+        assert is_readable(client, 15_000)
+        with contextlib.suppress(BlockingIOError):
+            data += client.recv(65536)
+    return data
+
+
+def test_nothing_stays_behind(ends: tuple[SecureSocket, ssl.SSLSocket]) -> None:
+    client, server = ends
+    for _ in range(100):
+        server.sendall(b"x" * 100)
+    assert received(client, 10_000) == b"x" * 10_000
+    assert not is_readable(client)
+    with pytest.raises(BlockingIOError):
+        client.recv(65536)
+
+
+def test_a_record_that_comes_in_pieces(certificates: Certificates) -> None:
+    """The server's side is made by hand: a byte at a time."""
+    near, far = socket.socketpair()
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = certificates.server_context().wrap_bio(incoming, outgoing, server_side=True)
+
+    def shake_hands() -> None:
+        while True:
+            try:
+                server.do_handshake()
+                return
+            except ssl.SSLWantReadError:
+                far.sendall(outgoing.read())
+                incoming.write(far.recv(65536))
+
+    thread = threading.Thread(target=shake_hands)
+    thread.start()
+    with near, far:
+        client = SecureSocket(near, certificates.client_context(), "localhost", PATIENCE)
+        thread.join()
+        server.write(b"one")
+        record = outgoing.read()
+        for byte in record[:-1]:
+            far.sendall(bytes([byte]))
+            with pytest.raises(BlockingIOError):
+                client.recv(65536)
+        far.sendall(record[-1:])
+        assert client.recv(65536) == b"one"
+
+
+def test_sends_until_the_kernel_takes_no_more(ends: tuple[SecureSocket, ssl.SSLSocket]) -> None:
+    """What was encrypted and did not go out is not told as sent; and what follows it is exactly the rest."""
+    client, server = ends
+    client._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    data = MANY * 64
+    left = memoryview(data)
+    with contextlib.suppress(BlockingIOError):
+        while left:
+            left = left[client.send(left) :]
+    assert left, "the kernel has taken it all"
+    with pytest.raises(BlockingIOError):
+        client.send(left)
+    got = bytearray()
+
+    def receive() -> None:
+        while len(got) < len(data):
+            got.extend(server.recv(65536))
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    poller = select.poll()
+    poller.register(client, select.POLLOUT)
+    while left:
+        poller.poll()
+        with contextlib.suppress(BlockingIOError):
+            left = left[client.send(bytearray(left)) :]
+    thread.join()
+    assert got == data
+
+
+def test_the_end_is_told_after_what_came_before_it(ends: tuple[SecureSocket, ssl.SSLSocket]) -> None:
+    """Also if the server keeps the connection open below."""
+    client, server = ends
+    server.sendall(b"last")
+    server.settimeout(0.0)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        server.unwrap()
+    assert received(client, 4) == b"last"
+    assert is_readable(client, 1000)
+    assert client.recv(65536) == b""
+    assert client.recv(65536) == b""
+
+
+def test_an_end_without_a_word_is_one(ends: tuple[SecureSocket, ssl.SSLSocket]) -> None:
+    client, server = ends
+    server.sendall(b"last")
+    server.shutdown(socket.SHUT_WR)
+    assert received(client, 4) == b"last"
+    assert is_readable(client, 1000)
+    assert client.recv(65536) == b""
+
+
+def test_closing_says_nothing(ends: tuple[SecureSocket, ssl.SSLSocket]) -> None:
+    """Another process may have the descriptor, and what is held lasts as long."""
+    client, server = ends
+    with socket.socket(fileno=socket.dup(client.fileno())):
+        client.close()
+        server.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            server.recv(1)
+        server.settimeout(PATIENCE)
+
+
+def test_what_cannot_be_decrypted(ends: tuple[SecureSocket, ssl.SSLSocket]) -> None:
+    client, server = ends
+    server.sendall(b"fine")
+    assert received(client, 4) == b"fine"
+    socket.socket.send(server, b"\x17\x03\x03\x00\x20" + bytes(32))
+    assert is_readable(client, 1000)
+    with pytest.raises(OSError, match=r"(?i)mac|decryption"):
+        client.recv(65536)
+
+
+# ---- beginning ----
+
+
+@pytest.mark.parametrize(
+    ("host", "trusts", "why"),
+    [("elsewhere", True, "Hostname mismatch"), ("localhost", False, "CERTIFICATE_VERIFY_FAILED")],
+)
+def test_whom_it_does_not_trust(host: str, trusts: bool, why: str, certificates: Certificates) -> None:
+    with secure.Server(certificates.server_context()) as server:
+        near = socket.create_connection(server.address)
+        tls = Tls(cacert=certificates.cacert if trusts else certificates.other)
+        with pytest.raises(OSError, match=f"^TLS handshake: .*{why}"):
+            secured(near, tls, host, PATIENCE)
+        assert near.fileno() == -1
+        assert server.wait_for_ends(1) == ["reset"]
+        assert "ALERT" in str(server.failed[0]), "the server was told why"
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"", "the server closed the connection: it may speak no TLS there"),
+        (b"\x91\x00\x00\x01" + bytes(28), ": it may speak no TLS there"),
+    ],
+)
+def test_who_speaks_no_tls(answer: bytes, why: str, certificates: Certificates) -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        far.sendall(answer)
+        far.shutdown(socket.SHUT_WR)
+        with pytest.raises(OSError, match=f"^TLS handshake: .*{why}$"):
+            secured(near, certificates.client_context(), "localhost", PATIENCE)
+
+
+def test_a_handshake_has_its_time(certificates: Certificates) -> None:
+    near, far = socket.socketpair()
+    with near, far, pytest.raises(TimeoutError):
+        secured(near, certificates.client_context(), "localhost", 0.02)
+    assert near.fileno() == -1
+
+
+def test_whatever_interrupts_a_handshake(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
+    near, far = socket.socketpair()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_tls, "SecureSocket", interrupt)
+    with near, far, pytest.raises(KeyboardInterrupt):
+        secured(near, certificates.client_context(), "localhost", PATIENCE)
+    assert near.fileno() == -1
+
+
+# ---- files ----
+
+
+def test_a_client_shows_who_it_is(certificates: Certificates) -> None:
+    for files in ({"cert": certificates.cert, "key": certificates.key}, {"cert": certificates.both}):
+        with secure.Server(certificates.server_context(asks=True)) as server:
+            tls = Tls(cacert=certificates.cacert, **files)
+            client = secured(socket.create_connection(server.address), tls, "localhost", PATIENCE)
+            assert client._tls.cipher() is not None
+            client.close()
+            assert server.wait_for_ends(1) == ["closed"]
+
+
+def test_a_context_is_used_as_it_is(certificates: Certificates) -> None:
+    context = certificates.client_context()
+    assert make_context(context) is context
+
+
+def test_without_files_it_trusts_the_system() -> None:
+    context = make_context(Tls())
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+
+
+def test_files_that_cannot_be_used(certificates: Certificates) -> None:
+    c = certificates
+    for tls, why in [
+        (Tls(cacert="/none"), "^/none: No such file or directory$"),
+        (Tls(cacert=c.key), f"^{c.key}: "),
+        (Tls(cert="/none"), "^/none: No such file or directory$"),
+        (Tls(cert=c.cert), f"^{c.cert}: "),
+        (Tls(cert=c.both, key=c.other), f"^{c.both} with {c.other}: "),
+    ]:
+        with pytest.raises(OSError, match=why):
+            make_context(tls)
