@@ -81,10 +81,19 @@ class Relay:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._threads = [threading.Thread(target=self._accept)]
         self._accepted: list[socket.socket] = []
+        self._passing = threading.Event()
+        self._passing.set()
 
     @property
     def address(self) -> Address:
         return Address(*self._listener.getsockname())
+
+    def pause(self) -> None:
+        """Passes nothing on until resume()."""
+        self._passing.clear()
+
+    def resume(self) -> None:
+        self._passing.set()
 
     def drop(self) -> None:
         """Ends all connections."""
@@ -125,7 +134,9 @@ class Relay:
 
     def _passes(self, near: ssl.SSLSocket, far: socket.socket) -> bool:
         """What is there, in both directions. Whether there may be more."""
-        for ready in select.select([near, far], [], [])[0]:
+        readable = select.select([near, far], [], [])[0]
+        self._passing.wait()
+        for ready in readable:
             while True:
                 data = ready.recv(RECEIVE_SIZE)
                 if not data:

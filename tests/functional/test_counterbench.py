@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import re
 import socket
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import machine
+import secure
 from counterd.protocols.counter.wire import Opcode
 from daemon import wait_until
-from loading import load, plan_of, running
+from loading import load, load_fails, plan_of, running
 from scripted import Peer, Request, Server, refusal
 
 if TYPE_CHECKING:
@@ -398,3 +400,67 @@ def test_the_real_server(start: Callable[..., daemon.Daemon]) -> None:
     run = load(counterd, requests=20_000, depth=16, names=100, processes=2, connections=4)
     assert (run.requests, run.errors) == (20_000, {})
     assert counterd.stats()["curr_connections"] == 1
+
+
+# ---- TLS ----
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> secure.Certificates:
+    return secure.Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"requests": 500, "depth": 3, "connections": 3},
+        {"requests": 4000, "depth": 2000, "connections": 2, "processes": 2, "names": 100},
+        {"requests": 20, "keep_alive": False},
+        {"requests": 60, "hold": "fixed:2ms", "churn": 50, "rate": 2000.0, "verify": True},
+    ],
+)
+def test_over_tls(options: dict[str, Any], certificates: secure.Certificates) -> None:
+    with secure.Server(certificates.server_context()) as server:
+        run = load(server, tls=True, cacert=certificates.cacert, **options)
+        assert (run.requests, run.errors, run.failed()) == (options["requests"], {}, False)
+        assert (run.label.count("TLS"), run.options["tls"]) == (1, True)
+
+
+def test_a_certificate_of_its_own(certificates: secure.Certificates) -> None:
+    with secure.Server(certificates.server_context(asks=True)) as server:
+        files = {"cacert": certificates.cacert, "cert": certificates.cert, "key": certificates.key}
+        assert not load(server, tls=True, requests=10, **files).failed()
+        said = load_fails(server, tls=True, requests=10, cacert=certificates.cacert)
+        assert "no connection is left" in said
+        assert "TLS: " in said
+
+
+@pytest.mark.parametrize(
+    ("file", "why"), [("other", "TLS handshake: .*CERTIFICATE_VERIFY_FAILED"), ("none", "/none: No such file or dir")]
+)
+def test_whom_it_does_not_trust(file: str, why: str, certificates: secure.Certificates) -> None:
+    with secure.Server(certificates.server_context()) as server:
+        said = load_fails(server, tls=True, requests=10, cacert=getattr(certificates, file, "/none"))
+        assert re.search(f"cannot connect to 127.0.0.1:[0-9]+: {why}", said)
+
+
+def test_a_server_without_tls(server: Server) -> None:
+    server.serve = lambda peer: peer.socket.recv(1)  # type: ignore[method-assign,assignment,return-value]
+    assert "it may speak no TLS, or have no room" in load_fails(server, tls=True, requests=10)
+
+
+def test_handshakes_that_fail_during_the_load(certificates: secure.Certificates) -> None:
+    """Are errors, and connections that are opened again."""
+
+    class Hostile(secure.Server):
+        def serve(self, peer: Peer) -> None:
+            if peer.number % 3 != 2:
+                super().serve(peer)
+            elif peer.number % 2:
+                peer.socket.sendall(b"no TLS at all" * 10)
+
+    with Hostile(certificates.server_context()) as server:
+        run = load(server, tls=True, cacert=certificates.cacert, requests=50, connections=4)
+        assert run.requests == 50
+        assert run.errors.keys() == {"network error"}
+        assert run.evidence[0].startswith("TLS: ")

@@ -22,6 +22,7 @@ ELSEWHERE = {
     "_audit.pxd": "part of _core: tests/unit/test_core.py calls it after every step",
     "debug.pxd": "switches assertions on in the debug build, which runs all tests",
     "bench/_load.pyx": "is a process: tests/functional/test_counterbench.py, test_counterbench_faults.py beside it",
+    "bench/_tls.pyx": "a connection of _load.pyx: the end of tests/functional/test_counterbench.py",
     "bench/_task.pyx": "the base of Load: tests/functional/test_counterbench.py and test_counterbench_throttr.py",
     "bench/_memory.pxd": "room of _load.pyx: pipelines and holds in tests/functional/test_counterbench.py",
     "bench/_random.pxd": "the names of tests/functional/test_counterbench.py are compared with the laws",

@@ -12,6 +12,7 @@ from counterd.bench._words cimport Op, Reply, Template
 cdef enum Phase:
     SHUT                    # no socket
     OPENING                 # connect is under way
+    SECURING                # TLS's handshake is
     OPEN
 
 cdef enum Purpose:
@@ -96,6 +97,9 @@ cdef class Load(Task):
     cdef uint32_t turned_away
     cdef bytes address
     cdef int family
+    cdef object context             # of TLS, or None
+    cdef str host                   # whose certificate the server has to have
+    cdef list layers                # of the links
 
     # time
     cdef Stage stage
@@ -137,6 +141,8 @@ cdef class Load(Task):
     cdef int open(self, Link* link, int64_t now) except -1
     cdef int listen(self, Link* link, uint32_t events) except -1
     cdef int opened(self, Link* link, int64_t now) except -1
+    cdef int secure(self, Link* link) except -1
+    cdef int insecure(self, Link* link, error) except -1
     cdef int broken(self, Link* link, int error, int64_t now) except -1
     cdef int fail(self, Link* link, ErrorKind kind) except -1
     cdef int close(self, Link* link) except -1
@@ -162,6 +168,7 @@ cdef class Load(Task):
     cdef int flush(self, int64_t now) except -1
     cdef int write(self, Link* link, int64_t now) except -1
     cdef bint send(self, Link* link, const uint8_t* data, size_t size) except -1
+    cdef bint say(self, Link* link, const uint8_t* data, size_t size) except -1
     cdef int read(self, Link* link) except -1
     cdef int answered(self, Link* link, const Request* request, const Reply* reply, int64_t now) except -1
     cdef int wrong(self, Link* link, const uint8_t* data, size_t size, const Request* request) except -1

@@ -28,6 +28,7 @@ from counterd.bench._board cimport (
 )
 from counterd.bench._random cimport random_exponential
 from counterd.bench._task cimport Task
+from counterd.bench._tls cimport Layer
 from counterd.bench._words cimport (
     ABSENT, ACQUIRE, CLEAR, COUNTER, FAILED, FILL, GET, GRANTED, INSERT, LOWER, PURGE, RELEASE, REPLY_MAX, SET, UPDATE,
     reply_read, request_write,
@@ -46,7 +47,7 @@ from counterd.bench._task import OP_NAMES
 
 cdef enum:
     EVENTS = 256
-    INBOX = 262144
+    INBOX = 262144              # more than a Layer receives
     OUTBOX = 1048576            # many times the longest request
     FILL_DEPTH = 64             # requests at once, to make the names exist
     WATCHED_MAX = 1024          # and to see whether permits are back
@@ -61,9 +62,10 @@ GIVE_BACK_S = 30.0  # that it may take before: longer is an error
 
 
 cdef class Load(Task):
-    """plan: a Plan; index: which of its processes this is; address: where to connect to, as the kernel wants it."""
+    """plan: a Plan; index: which of its processes this is; address: where to connect to, as the kernel wants it;
+    context: the ssl.SSLContext of its connections, if they speak TLS."""
 
-    def __cinit__(self, plan, Board board not None, int index, bytes address not None):
+    def __cinit__(self, plan, Board board not None, int index, bytes address not None, context=None):
         cdef uint32_t i
         cdef size_t reply_max = REPLY_MAX + self.dialect.value_size
         self.board = board
@@ -75,6 +77,7 @@ cdef class Load(Task):
         self.set_times(plan, index)
         self.connections = plan.connections // plan.processes + (index < plan.connections % plan.processes)
         self.wanted = self.connections + (1 if self.kill_interval_ns else 0)
+        self.context, self.host, self.layers = context, plan.host, [None] * (self.connections + 1)
         self.links = <Link*>allocate(self.connections + 1, sizeof(Link))
         for i in range(self.connections + 1):
             self.links[i].fd, self.links[i].index = -1, i
@@ -154,7 +157,7 @@ cdef class Load(Task):
             if self.sheet.connected + self.shut - self.turned_away >= self.wanted or now > self.grace_ns:
                 for i in range(self.wanted):
                     self.shut -= self.links[i].turned_away
-                    if self.links[i].phase == OPENING or self.links[i].turned_away:
+                    if SHUT < self.links[i].phase < OPEN or self.links[i].turned_away:
                         self.broken(self.links + i, ETIMEDOUT, now)
                 self.stage = FILLING
                 self.grace_ns = now + self.settle_max_ns
@@ -249,6 +252,8 @@ cdef class Load(Task):
         if link.phase == OPENING:
             error = socket_error(link.fd)
             return self.broken(link, error, monotonic_ns()) if error else self.opened(link, monotonic_ns())
+        if link.phase == SECURING:
+            return self.secure(link)
         if events & EPOLLOUT:
             self.write(link, monotonic_ns())
         return self.read(link) if link.phase == OPEN else 0
@@ -288,6 +293,10 @@ cdef class Load(Task):
 
     cdef int opened(self, Link* link, int64_t now) except -1:
         self.listen(link, EPOLLIN)
+        if self.context is not None and link.phase == OPENING:
+            link.phase = SECURING
+            self.layers[link.index] = Layer(self.context, self.host)
+            return self.secure(link)
         link.phase = OPEN
         self.sheet.connected += 1
         if self.kill_interval_ns and link.index < self.connections:
@@ -296,6 +305,21 @@ cdef class Load(Task):
             self.request(link, ACQUIRE, link.marker, now, MARKER)
         self.feed(link, now)
         return self.write(link, now)
+
+    cdef int secure(self, Link* link) except -1:
+        """The next step of TLS's handshake. What there is to send has always room: it is the first that is sent."""
+        cdef Layer layer = self.layers[link.index]
+        cdef bytes reply
+        try:
+            reply = layer.shake_hands(link.fd)
+        except OSError as error:
+            return self.insecure(link, error)
+        sent = not reply or self.send(link, <const uint8_t*>PyBytes_AS_STRING(reply), len(reply))
+        return self.opened(link, monotonic_ns()) if sent and layer.agreed else 0
+
+    cdef int insecure(self, Link* link, error) except -1:
+        text_write(self.sheet.evidence, f"TLS: {error}")
+        return self.fail(link, NETWORK)
 
     cdef int broken(self, Link* link, int error, int64_t now) except -1:
         """A socket failed, or the server closed it (error 0)."""
@@ -645,9 +669,17 @@ cdef class Load(Task):
                 size += request_write(template, self.outbox + size, self.dialect.protocol, request.name, link.opaque)
                 link.opaque += 1
                 link.unwritten -= 1
-            if not self.send(link, self.outbox, size):
+            if not self.say(link, self.outbox, size):
                 return 0
         return 0
+
+    cdef bint say(self, Link* link, const uint8_t* data, size_t size) except -1:
+        """As send(), of what goes into TLS where that is spoken."""
+        cdef bytes sealed
+        if self.context is None:
+            return self.send(link, data, size)
+        sealed = (<Layer>self.layers[link.index]).seal(data, size)
+        return self.send(link, <const uint8_t*>PyBytes_AS_STRING(sealed), len(sealed))
 
     cdef bint send(self, Link* link, const uint8_t* data, size_t size) except -1:
         """Whether the kernel took it all. If not, the rest waits until it can; or the connection is broken."""
@@ -685,7 +717,13 @@ cdef class Load(Task):
         cdef Request request
         cdef Reply reply
         memcpy(self.inbox, link.tail, link.tail_size)
-        size = c_recv(link.fd, self.inbox + link.tail_size, INBOX, MSG_DONTWAIT)
+        try:
+            if self.context is None:
+                size = c_recv(link.fd, self.inbox + link.tail_size, INBOX, MSG_DONTWAIT)
+            else:
+                size = (<Layer>self.layers[link.index]).receive(link.fd, self.inbox + link.tail_size)
+        except OSError as error:
+            return self.insecure(link, error)
         now = monotonic_ns()
         if size <= 0:
             if size < 0 and (errno == EAGAIN or errno == EINTR):

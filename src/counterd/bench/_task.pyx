@@ -27,7 +27,7 @@ OP_NAMES = (  # as in Op
 cdef class Task:
     """plan: a Plan; index: which of its processes this is."""
 
-    def __cinit__(self, plan, board, int index, address):
+    def __cinit__(self, plan, board, int index, *_):
         self.dialect.protocol = PROTOCOLS[plan.protocol]
         self.dialect.width = NUMBER_SIZES[plan.number_type]
         self.dialect.value_size = plan.buffer_size

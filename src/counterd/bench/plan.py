@@ -122,6 +122,10 @@ class Plan:
     host: str = "127.0.0.1"
     port: int = 0  # 0 = the protocol's
     socket: str | None = None
+    tls: bool = False
+    cacert: str | None = None  # files for TLS; None: whom this system trusts, no certificate of our own, the key in it
+    cert: str | None = None
+    key: str | None = None
     connections: int = 50
     depth: int = 1
     keep_alive: bool = True
@@ -180,6 +184,9 @@ class Plan:
         pairs = not self.work.weights
         hold = self.hold.mean if self.hold else 0.0
         return [
+            (self.tls and self.socket is not None, "there is no TLS on a Unix socket"),
+            (not self.tls and any((self.cacert, self.cert, self.key)), "--cacert, --cert and --key are for --tls"),
+            (self.key is not None and self.cert is None, "the --key needs its --cert"),
             (min(self.connections, self.processes) < 1, "there is at least one connection, and one thread"),
             (not 1 <= self.depth <= DEPTH_MAX, f"there are 1 to {DEPTH_MAX} requests in flight, not {self.depth}"),
             (self.requests is not None and self.requests < 0, "a number of requests is not negative"),

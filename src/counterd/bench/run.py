@@ -20,10 +20,12 @@ from counterd.bench import verify
 from counterd.bench._board import Board
 from counterd.bench._load import Load
 from counterd.bench.result import Moment, Run, histogram, percentiles
+from counterd.client._tls import secured
 from counterd.errors import CounterdError
 from counterd.units import duration, rate, several
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Iterator
 
     from hdrh.histogram import HdrHistogram
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from counterd.bench.plan import Plan
 
 LOOK_S = 0.05
+TRY_S = 5.0  # that the first connection may take, which is to say whether there can be others
 LEAVE_S = 10.0  # that processes may take to close their connections
 FOREVER_NS = 1 << 62
 PR_SET_PDEATHSIG = 1
@@ -71,13 +74,13 @@ def run(
     """
     interruption = interruption or Interruption()
     allow_descriptors(plan.connections // plan.processes + 1 + RESERVE)
-    address = resolve(plan)
+    address, context = resolve(plan)
     try:
         before = verify.look(plan) if plan.verify else {}
     except CounterdError as error:
         raise LoadError(f"--verify needs an answer to Dump: {error}") from None
     board = Board(plan.processes, plan.names if plan.verify else 0)
-    loads = [Load(plan, board, index, address) for index in range(plan.processes)]
+    loads = [Load(plan, board, index, address, context) for index in range(plan.processes)]
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     with _interruptible(board, interruption), _processes(loads) as pids:
         watching = _Watching(plan, board, pids, watch)
@@ -116,6 +119,8 @@ def describe(plan: Plan) -> str:
         words.append(f"held {plan.hold.kind}:{duration(plan.hold.mean * 1e9)}")
     if plan.churn:
         words.append(f"{rate(plan.churn)} killed")
+    if plan.tls or plan.socket is not None:
+        words.append("TLS" if plan.tls else "Unix socket")
     if not plan.keep_alive:
         words.append("a connection for each request")
     return ", ".join(words)
@@ -138,8 +143,11 @@ def allow_descriptors(wanted: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def resolve(plan: Plan) -> bytes:
-    """The server's address as the kernel wants it: the first that takes a connection. LoadError: none does."""
+def resolve(plan: Plan) -> tuple[bytes, ssl.SSLContext | None]:
+    """(the server's address as the kernel wants it, what connections are secured with)
+
+    The address is the first that takes a connection. LoadError: none does.
+    """
     if plan.socket is not None:
         path = os.fsencode(plan.socket)
         if len(path) > 107:
@@ -151,16 +159,22 @@ def resolve(plan: Plan) -> bytes:
         except OSError as error:
             raise LoadError(f"cannot connect to {plan.host}: {error.strerror or error}") from None
         found = [(info[0], info[4]) for info in infos]
+    where = plan.socket or f"{plan.host}:{plan.port}"
+    try:
+        context = verify.context_of(plan)
+    except OSError as error:
+        raise LoadError(f"cannot connect to {where}: {error}") from None
     for family, address in found:
         try:
             with socket.socket(family, socket.SOCK_STREAM) as connection:
-                connection.settimeout(5)
+                connection.settimeout(TRY_S)
                 connection.connect(address)
+                if context is not None:
+                    secured(connection, context, plan.host, TRY_S).close()
         except OSError as error:
             failure = error
             continue
-        return _sockaddr(family, address)
-    where = plan.socket or f"{plan.host}:{plan.port}"
+        return _sockaddr(family, address), context
     raise LoadError(f"cannot connect to {where}: {failure.strerror or failure}")
 
 

@@ -72,6 +72,7 @@ class Written(click.Path):
 
 
 FILE = Written()
+PEM = click.Path(exists=True, dir_okay=False)
 
 
 @click.group(invoke_without_command=True, context_settings={"max_content_width": 110})
@@ -84,6 +85,10 @@ FILE = Written()
     help=f"Its port.  [default: {', '.join(f'{port} for {name}' for name, port in planning.PROTOCOLS.items())}]",
 )
 @click.option("-s", "--socket", metavar="PATH", help="Its Unix socket, instead of host and port.")
+@click.option("--tls", is_flag=True, help="Speak TLS.")
+@click.option("--cacert", type=PEM, metavar="FILE", help="Whom to trust.  [default: as this system does]")
+@click.option("--cert", type=PEM, metavar="FILE", help="The certificate to show, if the server asks for one.")
+@click.option("--key", type=PEM, metavar="FILE", help="Its key.  [default: in the same file]")
 @click.option(
     "--protocol",
     type=click.Choice(list(planning.PROTOCOLS)),
@@ -298,6 +303,7 @@ def read_plan(options: dict[str, Any]) -> Plan:
     work = options["ops"] or Work.read(planning.work_of(options["protocol"]))
     plan = Plan(
         protocol=options["protocol"], host=options["host"], port=options["port"] or 0, socket=options["socket"],
+        tls=options["tls"], cacert=options["cacert"], cert=options["cert"], key=options["key"],
         connections=options["connections"], depth=options["pipeline"], keep_alive=options["keep_alive"],
         requests=options["requests"], duration=duration, warmup=options["warmup"], processes=options["threads"],
         rate=options["rate"], arrivals=options["arrivals"], work=work, keys=options["keys"],

@@ -51,9 +51,10 @@ def handshake_error(error: OSError) -> OSError:
     """With words, where asyncio and OpenSSL have few: that the server closed the connection, or speaks no TLS."""
     if not isinstance(error, (ssl.SSLError, ConnectionError)) or isinstance(error, ConnectionRefusedError):
         return error
-    text = str(error) or "the server closed the connection"
-    hint = ": it may speak no TLS there" if getattr(error, "reason", None) in NOT_TLS or not str(error) else ""
-    return OSError(f"TLS handshake: {text}{hint}")
+    ended = isinstance(error, (ConnectionError, ssl.SSLEOFError))
+    is_hinted = ended or getattr(error, "reason", None) in NOT_TLS
+    text = (error.strerror if ended else str(error)) or "the server closed the connection"
+    return OSError(f"TLS handshake: {text}{': it may speak no TLS, or have no room' if is_hinted else ''}")
 
 
 def _text(error: OSError) -> str:
@@ -122,10 +123,14 @@ class SecureSocket:
 
     def _decrypted(self) -> list[bytes]:
         pieces = []
+        incoming, read = self._incoming, self._tls.read
         try:
-            while piece := self._tls.read(RECORD):
-                pieces.append(piece)
-            self._ended = True
+            while not self._ended and (incoming.pending or incoming.eof):  # an exception costs more than to look
+                piece = read(RECORD)
+                if piece:
+                    pieces.append(piece)
+                else:
+                    self._ended = True
         except ssl.SSLWantReadError:
             pass
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError):

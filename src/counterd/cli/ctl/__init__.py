@@ -34,6 +34,9 @@ MODULES = {
     "dump": "data",
     "watch": "data",
     "run": "run",
+    "holders": "admin",
+    "connections": "admin",
+    "kill": "admin",
     "top": "top",
     "throttr": "throttr",
     "bench": "data",
@@ -75,5 +78,6 @@ def main(context: click.Context, /, timeout: float, **_: object) -> None:
       counterctl get db:main
       counterctl dump --held --sort consumption     what is in use now
       counterctl -u counter+unix:///run/counterd.sock stats
+      counterctl holders db:main                    who has it; asks the admin endpoint
     """
     context.obj = common.Target(common.chosen_address(context, "counter", common.PORT), timeout)

@@ -1,0 +1,246 @@
+"""`counterctl holders`, `connections` and `kill`: what only the admin endpoint of a server tells, and does.
+
+Floor 5. HTTP with the standard library, over TCP or a Unix socket. The token is never on the command line, where every
+user of the machine could read it, and never in a message.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+import click
+from click.core import ParameterSource
+
+from counterd.cli.ctl.common import ADDRESS_OPTIONS, EXIT_NOT_AVAILABLE, NAME, Target, say, shown
+from counterd.cli.ctl.output import Column, Kind, Output, Row, output_option
+from counterd.errors import ConnectionLost, Timeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from http.client import HTTPConnection
+
+URL = "http://127.0.0.1:11216"
+PORT = 11216
+PAGE = 1000  # rows: the most that the server tells at once
+OK, BAD_REQUEST, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, BUSY = 200, 400, 401, 403, 404, 503
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+class Endpoint(NamedTuple):
+    """Where it is: host and port, or the path of a Unix socket. timeout: seconds that an answer may take."""
+
+    url: str
+    host: str
+    port: int
+    path: str
+    token: str
+    timeout: float
+
+    def ask(self, method: str, path: str, *, may_miss: bool = False, **parameters: object) -> Any:
+        """What it answers; None if it knows of no such thing, and that may be. Ends the command with what it refuses.
+
+        Raises ConnectionLost or Timeout.
+        """
+        import json
+        from http.client import HTTPException
+
+        query = urlencode({name: value for name, value in parameters.items() if value is not None})
+        try:
+            connection = self._connected()
+        except OSError as error:
+            raise ConnectionLost(
+                f"cannot connect to the admin endpoint at {self.url}: {error}; `admin.enable = true` in the server's "
+                "configuration opens it, and --admin says where it is"
+            ) from error
+        try:
+            headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+            connection.request(method, f"{path}?{query}" if query else path, headers=headers)
+            response = connection.getresponse()
+            answer = json.loads(response.read())
+            why = "" if response.status == OK else str(answer["error"])
+        except TimeoutError:
+            raise Timeout(f"{self.url} did not answer within {self.timeout:g} s") from None
+        except OSError as error:
+            raise ConnectionLost(f"lost the connection to {self.url}: {error}") from error
+        except (HTTPException, ValueError, LookupError, TypeError):
+            raise ConnectionLost(f"{self.url} is no admin endpoint of counterd") from None
+        finally:
+            connection.close()
+        if response.status == NOT_FOUND and may_miss:
+            return None
+        if response.status != OK:
+            refused(response.status, why)
+        return answer
+
+    def _connected(self) -> HTTPConnection:
+        import socket
+        from http.client import HTTPConnection
+
+        connection = HTTPConnection(self.host, self.port, self.timeout)
+        if self.path:
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(self.timeout)
+        try:
+            if self.path:
+                connection.sock.connect(self.path)
+            else:
+                connection.connect()
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
+
+HINTS = {
+    UNAUTHORIZED: "COUNTERD_ADMIN_TOKEN has the token, or the file of --token-file",
+    FORBIDDEN: "what changes something needs `admin.token` in the server's configuration",
+}
+
+
+def refused(status: int, text: str) -> NoReturn:
+    """Ends the command with what the endpoint says."""
+    if status == BAD_REQUEST:
+        raise click.UsageError(text)
+    if status not in (UNAUTHORIZED, FORBIDDEN, NOT_FOUND, BUSY):
+        raise ConnectionLost(f"the server failed: {text} (status {status})")
+    hint = "" if status == FORBIDDEN and "read-only" not in text else HINTS.get(status, "")
+    say(f"{text}; {hint}" if hint else text)
+    click.get_current_context().exit(EXIT_NOT_AVAILABLE)
+
+
+# ---- options ----
+
+
+def admin_options(function: F) -> F:
+    """--admin and --token-file: what endpoint_of() makes an Endpoint of."""
+    function = click.option(
+        "--admin",
+        metavar="URL",
+        envvar="COUNTERD_ADMIN",
+        show_envvar=True,
+        default=URL,
+        help=f"The admin endpoint: http://host:port or unix:/path.  [default: {URL}]",
+    )(function)
+    return click.option("--token-file", type=click.File(), metavar="FILE", help="The token is in there.")(function)
+
+
+def read_url(url: str) -> tuple[str, int, str]:
+    """(host, port, path of a Unix socket)"""
+    if url.startswith("unix:/"):
+        return "localhost", PORT, re.sub("^//(?=/)", "", url.removeprefix("unix:"))
+    try:
+        read = urlsplit(url)
+        port = read.port
+    except ValueError as error:
+        raise click.UsageError(f"{url!r}: {error}") from None
+    rest = read.query or read.fragment or read.username or read.password or read.path.strip("/")
+    if read.scheme != "http" or not read.hostname or rest:
+        raise click.UsageError(f"{url!r}: expected http://HOST:PORT or unix:/PATH")
+    return read.hostname, PORT if port is None else port, ""
+
+
+def endpoint_of(context: click.Context, admin: str, token_file: Any) -> Endpoint:
+    """What the options of admin_options() say."""
+    above = context.find_root()
+    if any(above.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in ADDRESS_OPTIONS):
+        raise click.UsageError("that is where the counters are: where the admin endpoint is says --admin")
+    token = (token_file.read() if token_file else os.environ.get("COUNTERD_ADMIN_TOKEN", "")).strip()
+    if not token.isascii() or not token.isprintable():
+        raise click.UsageError("a token is printable ASCII, on one line")
+    target = above.find_object(Target)
+    assert target is not None  # which the group has made
+    return Endpoint(admin, *read_url(admin), token, target.timeout)
+
+
+# ---- commands ----
+
+
+@click.command()
+@click.argument("name", type=NAME)
+@click.option("--limit", type=click.IntRange(1, PAGE), default=PAGE, metavar="N", help="Only so many.")
+@admin_options
+@output_option
+@click.pass_context
+def holders(context: click.Context, /, name: bytes, limit: int, output: Output, **where: Any) -> None:
+    """Shows who holds a counter, and since when. Exit status 1 if nobody does."""
+    answer = endpoint_of(context, **where).ask("GET", "/holders", name=name, limit=limit)
+    columns = [
+        Column("connection", nothing="being given back"),
+        Column("peer"),
+        Column("amount", Kind.NUMBER),
+        Column("age_seconds", Kind.SPAN, title="age"),
+    ]
+    output.rows(columns, [listed(columns, row) for row in answer["rows"]])
+    if not answer["rows"]:
+        say(f"nobody holds {shown(name)}")
+        context.exit(EXIT_NOT_AVAILABLE)
+    if answer["total"] > len(answer["rows"]):
+        say(f"these are {len(answer['rows']):,} of {answer['total']:,}")
+
+
+@click.command()
+@click.option("--room", metavar="NAME", help="Only those of this protocol: counter, throttr.")
+@click.option("--limit", type=click.IntRange(0), metavar="N", help="Only the first so many.")
+@admin_options
+@output_option
+@click.pass_context
+def connections(context: click.Context, /, room: str | None, limit: int | None, output: Output, **where: Any) -> None:
+    """Shows who is connected. JSON and CSV have all that is known of TLS.
+
+    What stands under id is what `counterctl kill` takes.
+    """
+    columns = [
+        Column("id"),
+        Column("room"),
+        Column("peer"),
+        Column("age_seconds", Kind.SPAN, title="age"),
+        Column("idle_seconds", Kind.SPAN, title="idle"),
+        Column("requests", Kind.NUMBER),
+        Column("holdings", Kind.NUMBER),
+        Column("tls"),
+        Column("tls_cipher", detail=True),
+        Column("tls_subject", detail=True),
+    ]
+    found = all_connections(endpoint_of(context, **where), room, limit)
+    output.rows(columns, [listed(columns, row) for row in found])
+
+
+def all_connections(endpoint: Endpoint, room: str | None, limit: int | None) -> Iterator[dict[str, Any]]:
+    """Page by page. Who comes or goes meanwhile may be among them or not."""
+    after = None
+    while limit is None or limit > 0:
+        page = PAGE if limit is None else min(limit, PAGE)
+        answer = endpoint.ask("GET", "/connections", room=room, limit=page, after=after)
+        for row in answer["rows"]:
+            secure = row["tls"] or {"version": None, "cipher": None, "subject": None}
+            yield {**row, "tls": secure["version"], "tls_cipher": secure["cipher"], "tls_subject": secure["subject"]}
+        after = answer["next"]
+        if after is None:
+            return
+        limit = None if limit is None else limit - len(answer["rows"])
+
+
+@click.command()
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@admin_options
+@click.pass_context
+def kill(context: click.Context, /, ids: tuple[str, ...], **where: Any) -> None:
+    """Ends connections; what they hold is given back. Needs the server's admin.token.
+
+    An ID is what `counterctl connections` and `counterctl holders` show. It never means another connection later.
+    """
+    endpoint = endpoint_of(context, **where)
+    paths = {each: f"/connections/{quote(each, safe='')}" for each in ids}
+    missing = [each for each, path in paths.items() if endpoint.ask("DELETE", path, may_miss=True) is None]
+    if missing:
+        say(f"not found: {', '.join(missing)}")
+        context.exit(EXIT_NOT_AVAILABLE)
+
+
+def listed(columns: list[Column], row: dict[str, Any]) -> Row:
+    """The cells of a row. An empty text is nothing."""
+    return [None if row[column.name] == "" else row[column.name] for column in columns]

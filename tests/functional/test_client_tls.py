@@ -1,0 +1,275 @@
+"""The clients and counterctl over TLS: what they promise over a plain connection they promise here as well."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import daemon
+import loops
+import secure
+import servers
+from counterd.client import Client, aio, throttr
+from counterd.errors import ConnectionLost, Timeout
+from daemon import PATIENCE, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from counterd.client import Hold
+    from secure import Certificates, Relay
+
+COUNTERCTL = Path(sys.executable).parent / "counterctl"
+ROOMS = {"throttr.enable": "true", "throttr.port": "0", "throttr.bind": "127.0.0.1"}
+MANY = [f"name {number}" for number in range(20_000)]  # so many replies are dozens of records
+
+
+class Secured:
+    """A counterd with TLS in front: counters and keys; plain: a client that sees what is in use."""
+
+    def __init__(self, certificates: Certificates, counters: Relay, keys: Relay, plain: servers.Server) -> None:
+        self.certificates = certificates
+        self.counters = counters
+        self.keys = keys
+        self.used = plain.used
+        self.wait_for_use = plain.wait_for_use
+
+    @property
+    def url(self) -> str:
+        return f"counters://localhost:{self.counters.address.port}?cacert={self.certificates.cacert}"
+
+    def client(self, **options: Any) -> Client:
+        return Client(self.url, **{"timeout": PATIENCE, **options})
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    certificates = secure.Certificates(tmp_path_factory.mktemp("certificates"))
+    context = certificates.server_context()
+    with (
+        daemon.running(tmp_path_factory.mktemp("counterd"), ROOMS) as running,
+        secure.Relay(running.addresses[0], context) as counters,
+        secure.Relay(running.served("throttr listens on")[0], context) as keys,
+        running.client() as observer,
+    ):
+        yield Secured(certificates, counters, keys, servers.Server(running.address, observer))
+
+
+# ---- the blocking client ----
+
+
+def test_the_whole_protocol(server: Secured) -> None:
+    with server.client() as client:
+        client.noop()
+        with client.hold("whole", 2, maximum=3) as hold:
+            assert (client.get("whole"), hold.lost) == (2, False)
+        assert client.get("whole") == 0
+        pipeline = client.pipeline()
+        for name in MANY:
+            pipeline.acquire(name, maximum=1)
+        assert pipeline.execute() == [1] * len(MANY)
+        assert sum(entry.consumption for entry in client.dump()) == len(MANY)
+    server.wait_for_use(MANY[0], 0)
+
+
+def test_a_context_of_ones_own(server: Secured) -> None:
+    with Client(*server.counters.address, tls=server.certificates.client_context()) as client:
+        client.noop()
+
+
+def test_whom_it_does_not_trust(server: Secured) -> None:
+    with pytest.raises(ConnectionLost, match=r"^cannot connect to 127.*: TLS handshake: .*CERTIFICATE_VERIFY_FAILED"):
+        Client(*server.counters.address, tls=True)
+    with pytest.raises(ConnectionLost, match=r"^cannot connect to localhost:.*: /none: No such file or directory$"):
+        Client(f"counters://localhost:{server.counters.address.port}?cacert=/none")
+
+
+def test_threads_share_it(server: Secured) -> None:
+    """Requests and replies of all sizes, at once: who reads for all leaves nothing in TLS's buffers."""
+    with server.client() as client:
+        errors: list[BaseException] = []
+
+        def work(number: int) -> None:
+            try:
+                for length in range(1, 40):
+                    name = f"{number}" * length * number * 20
+                    with client.hold(name, maximum=1, timeout=0):
+                        assert client.get(name) == 1
+            except BaseException as error:  # noqa: BLE001 - looked at below
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 9)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert client._link.calls.held == 0
+
+
+def test_a_loss_is_seen_and_told(server: Secured) -> None:
+    lost = threading.Event()
+
+    def tell(_: Hold) -> None:
+        lost.set()
+
+    with server.client(watch=True) as client:
+        with client.hold("told", maximum=1, on_lost=tell):
+            server.counters.drop()
+            assert lost.wait(PATIENCE)
+        with pytest.raises(ConnectionLost, match="lost 1 of lost"):
+            lose(server, client)
+        with client.hold("lost", maximum=1, timeout=PATIENCE):  # through another connection
+            assert server.used("lost") == 1
+
+
+def lose(server: Secured, client: Client) -> None:
+    with client.hold("lost", maximum=1) as hold:
+        server.counters.drop()
+        wait_until(lambda: hold.lost, "lost")
+
+
+def test_what_is_granted_too_late_is_given_back(server: Secured) -> None:
+    with server.client(timeout=0.05) as client:
+        client.noop()
+        server.counters.pause()
+        try:
+            with pytest.raises(Timeout):
+                client.acquire("late", maximum=1)
+        finally:
+            server.counters.resume()
+        server.wait_for_use("late", 0)
+        client.noop()
+
+
+def test_a_fork_leaves_the_connection_to_the_parent(server: Secured) -> None:
+    """The child says nothing on it, closes its copy, and makes one of its own."""
+    with server.client() as client, client.hold("forked", maximum=2) as hold:
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                client.acquire("forked", maximum=2)
+                status = client.get("forked") - 2
+            finally:
+                os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0
+        server.wait_for_use("forked", 1)
+        client.noop()
+        assert not hold.lost
+
+
+# ---- asyncio ----
+
+
+async def lose_in_a_task(server: Secured, client: aio.Client) -> None:
+    async with client.hold("lost", maximum=1) as hold:
+        server.counters.drop()
+        await loops.until(lambda: hold.lost, "lost")
+
+
+@pytest.mark.parametrize("loop", loops.NEW_LOOP)
+def test_asyncio(loop: str, server: Secured) -> None:
+    async def main() -> None:
+        async with aio.Client(server.url, timeout=PATIENCE) as client:
+            pipeline = client.pipeline()
+            for name in MANY[:5000]:
+                pipeline.acquire(name, maximum=1)
+            assert sum(await pipeline.execute()) == 5000
+            cancelled = [asyncio.ensure_future(client.acquire("cancelled", maximum=9)) for _ in range(9)]
+            await asyncio.sleep(0)
+            for task in cancelled:
+                task.cancel()
+            await client.noop()
+            await loops.until(lambda: server.used("cancelled") == 0, "given back")
+            with pytest.raises(ConnectionLost, match="lost 1 of lost"):
+                await lose_in_a_task(server, client)
+        for options in ({"tls": True}, {"tls": ssl.create_default_context()}):
+            with pytest.raises(ConnectionLost, match=r"TLS handshake: .*CERTIFICATE_VERIFY_FAILED"):
+                async with aio.Client(*server.counters.address, **options):
+                    pass
+
+    loops.run(main(), loop)
+
+
+# ---- throttr ----
+
+
+def test_throttr(server: Secured) -> None:
+    value = os.urandom(60_000)
+    context = server.certificates.client_context()
+    with throttr.Client(*server.keys.address, tls=context, timeout=PATIENCE) as client:
+        assert client.set("key", value, ttl=60)
+        for _ in range(20):
+            found = client.get("key")
+            assert found is not None
+            assert found.value == value
+        client.subscribe("channel")
+        for number in range(100):
+            assert client.publish("channel", f"{number}")
+        assert [event.payload for event in client.events(timeout=0.02)] == [b"%d" % number for number in range(100)]
+
+    async def main() -> None:
+        url = f"throttrs://localhost:{server.keys.address.port}?cacert={server.certificates.cacert}"
+        async with throttr.AsyncClient(url, timeout=PATIENCE) as client:
+            found = await asyncio.gather(*[client.get("key") for _ in range(20)])
+            assert all(each is not None and each.value == value for each in found)
+
+    loops.run(main())
+
+
+# ---- counterctl ----
+
+
+def ctl(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COUNTERCTL, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=daemon.environment(env),
+        check=False,
+    )
+
+
+def test_counterctl(server: Secured) -> None:
+    """The permits last as long as the command that has inherited the connection, also after counterctl was killed."""
+    host, port, cacert = "localhost", str(server.counters.address.port), server.certificates.cacert
+    script = "kill -KILL $PPID; echo; read line"
+    with subprocess.Popen(
+        [COUNTERCTL, "-h", host, "-p", port, "--cacert", cacert, "run", "inherited", "--max", "1", "sh", "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=daemon.environment(),
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdin is not None
+        running.stdout.readline()
+        running.wait()
+        done = ctl("get", "inherited", "--output", "csv", COUNTERD_URL=server.url)
+        assert (done.stdout, done.stderr) == ("name,consumption\ninherited,1\n", "")
+        running.stdin.write(b"\n")
+    server.wait_for_use("inherited", 0)
+    done = ctl("-u", f"counters://localhost:{port}", "ping")
+    assert (done.returncode, "CERTIFICATE_VERIFY_FAILED" in done.stderr) == (3, True)
+    url = f"throttrs://localhost:{server.keys.address.port}?cacert={cacert}"
+    assert ctl("throttr", "-u", url, "insert", "quota", "7", "--ttl", "60s").returncode == 0
+
+
+def test_counterctl_of_a_server_without_tls(server: Secured) -> None:
+    host, port = server.counters._behind
+    done = ctl("-h", host, "-p", str(port), "--tls", "ping")
+    assert done.returncode == 3
+    assert "it may speak no TLS" in done.stderr
+
+
+def test_nothing_is_left(server: Secured) -> None:
+    wait_until(lambda: not any(server.used(name) for name in ("lost", "told", "forked", "late")), "all is given back")

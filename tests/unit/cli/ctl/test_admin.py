@@ -1,0 +1,294 @@
+"""holders, connections and kill beside a small server that answers in the shapes of the admin endpoint."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+from click.testing import CliRunner
+
+from counterd.cli.ctl import main
+from counterd.cli.ctl.admin import read_url
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from click.testing import Result
+
+TOKEN = "a-token"
+HOLDERS = [
+    {"connection": "counter-12-3401", "peer": "127.0.0.1:5432", "amount": 2, "age_seconds": 3.2},
+    {"connection": "", "peer": "", "amount": 1, "age_seconds": 90},
+]
+TLS = {"version": "TLSv1.3", "cipher": "TLS_AES_256_GCM_SHA384", "subject": "CN=me"}
+
+
+def connection(number: int, tls: dict[str, str] | None = None) -> dict[str, Any]:
+    return {
+        "id": f"counter-{number}-{number}", "room": "counter", "peer": f"127.0.0.1:{number}", "age_seconds": 12.5,
+        "idle_seconds": 0.25, "requests": 1_234_567, "holdings": 1, "tls": tls,
+    }  # fmt: skip
+
+
+class Admin(HTTPServer):
+    """asked: (method, path, parameters, headers). answers: what it says in place of what it would."""
+
+    def __init__(self, address: Any) -> None:
+        if isinstance(address, str):
+            self.address_family = socket.AF_UNIX
+        self.asked: list[tuple[str, str, dict[str, str], dict[str, str]]] = []
+        self.answer: tuple[int, bytes] | None = None
+        self.connections = [connection(number) for number in range(2500)]
+        super().__init__(address, Handler)
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.005,))
+        self._thread.start()
+
+    def server_bind(self) -> None:
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+
+    def reply(self, method: str, path: str, parameters: dict[str, str], token: str | None) -> tuple[int, bytes]:
+        if self.answer is not None:
+            return self.answer
+        status, body = 200, {}
+        if path == "/holders":
+            rows = HOLDERS if parameters["name"] == "db\xff%" else []
+            body = {"columns": [], "rows": rows[: int(parameters["limit"])], "total": len(rows)}
+        elif method == "GET" and path == "/connections":
+            begin = int(parameters.get("after", "counter--1").split("-", 1)[1].partition("-")[0] or -1) + 1
+            end = begin + int(parameters["limit"])
+            rows = self.connections[begin:end]
+            body = {"rows": rows, "next": rows[-1]["id"] if end < len(self.connections) else None}
+        elif token is None:
+            status, body = 401, {"error": "this needs the token: Authorization: Bearer TOKEN"}
+        elif path != "/connections/counter-1-1":
+            status, body = 404, {"error": "no such connection"}
+        return status, json.dumps(body).encode()
+
+    def close(self) -> None:
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Admin
+
+    def answer(self) -> None:
+        url = urlsplit(self.path)
+        parameters = dict(parse_qsl(url.query, encoding="latin-1"))
+        self.server.asked.append((self.command, url.path, parameters, dict(self.headers)))
+        status, body = self.server.reply(self.command, url.path, parameters, self.headers["Authorization"])
+        if status:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_DELETE = answer
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Admin]:
+    admin = Admin(("127.0.0.1", 0))
+    yield admin
+    admin.close()
+
+
+@pytest.fixture
+def admin(server: Admin) -> Iterator[Admin]:
+    server.asked.clear()
+    yield server
+    server.answer = None
+
+
+def ctl(admin: Admin | str, *arguments: str | bytes, token: str | None = None) -> Result:
+    url = admin if isinstance(admin, str) else f"http://127.0.0.1:{admin.server_address[1]}"
+    env = {"COUNTERD_ADMIN": url, "COUNTERD_ADMIN_TOKEN": token, "COUNTERD_URL": None}
+    return CliRunner().invoke(main, arguments, env=env)  # type: ignore[arg-type]
+
+
+# ---- holders ----
+
+
+def test_holders(admin: Admin) -> None:
+    done = ctl(admin, "holders", b"db\xff%".decode("utf-8", "surrogateescape"))
+    assert done.stdout.splitlines() == [
+        "connection        peer            amount     age",
+        "counter-12-3401   127.0.0.1:5432       2  3.20 s",
+        "being given back  -                    1   1 min",
+    ]
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert admin.asked[0][:3] == ("GET", "/holders", {"name": "db\xff%", "limit": "1000"})
+    assert "Authorization" not in admin.asked[0][3]
+
+
+def test_holders_for_programs(admin: Admin) -> None:
+    done = ctl(admin, "holders", "--output", "json", b"db\xff%".decode("utf-8", "surrogateescape"))
+    assert json.loads(done.stdout) == [HOLDERS[0], {**HOLDERS[1], "connection": None, "peer": None}]
+
+
+def test_more_than_are_shown(admin: Admin) -> None:
+    done = ctl(admin, "holders", "--limit", "1", b"db\xff%".decode("utf-8", "surrogateescape"))
+    assert len(done.stdout.splitlines()) == 2
+    assert done.stderr == "counterctl: these are 1 of 2\n"
+
+
+def test_nobody_holds_it(admin: Admin) -> None:
+    done = ctl(admin, "holders", "free")
+    assert (done.exit_code, done.stderr) == (1, "counterctl: nobody holds free\n")
+
+
+# ---- connections ----
+
+
+def test_connections(admin: Admin) -> None:
+    admin.connections[1] = connection(1, TLS)
+    done = ctl(admin, "connections", "--limit", "2", "--room", "counter")
+    assert [" ".join(line.split()) for line in done.stdout.splitlines()] == [
+        "id room peer age idle requests holdings tls",
+        "counter-0-0 counter 127.0.0.1:0 12.5 s 250 ms 1.23M 1 -",
+        "counter-1-1 counter 127.0.0.1:1 12.5 s 250 ms 1.23M 1 TLSv1.3",
+    ]
+    assert admin.asked[0][2] == {"limit": "2", "room": "counter"}
+    (row,) = json.loads(ctl(admin, "connections", "--limit", "2", "--output", "json").stdout)[1:]
+    assert (row["tls"], row["tls_cipher"], row["tls_subject"]) == (TLS["version"], TLS["cipher"], "CN=me")
+
+
+def test_all_connections_page_by_page(admin: Admin) -> None:
+    done = ctl(admin, "connections", "--output", "csv")
+    assert [line.partition(",")[0] for line in done.stdout.splitlines()[1:]] == [row["id"] for row in admin.connections]
+    assert [asked[2].get("after") for asked in admin.asked] == [None, "counter-999-999", "counter-1999-1999"]
+    assert len(ctl(admin, "connections", "--limit", "1001", "--output", "csv").stdout.splitlines()) == 1002
+    assert admin.asked[-1][2] == {"limit": "1", "after": "counter-999-999"}
+    assert ctl(admin, "connections", "--limit", "0", "--output", "csv").stdout.count("\n") == 1
+
+
+# ---- kill ----
+
+
+def test_kill(admin: Admin, tmp_path: Path) -> None:
+    done = ctl(admin, "kill", "counter-1-1", token=TOKEN)
+    assert (done.exit_code, done.output) == (0, "")
+    assert admin.asked[0][:2] == ("DELETE", "/connections/counter-1-1")
+    assert admin.asked[0][3]["Authorization"] == f"Bearer {TOKEN}"
+    file = tmp_path / "token"
+    file.write_text("another\n")
+    assert ctl(admin, "kill", "--token-file", str(file), "counter-1-1", token=TOKEN).exit_code == 0
+    assert admin.asked[1][3]["Authorization"] == "Bearer another"
+
+
+def test_all_that_are_there_are_killed(admin: Admin) -> None:
+    done = ctl(admin, "kill", "a/b", "counter-1-1", "c?d", token=TOKEN)
+    assert (done.exit_code, done.stderr) == (1, "counterctl: not found: a/b, c?d\n")
+    assert [asked[1] for asked in admin.asked] == [
+        "/connections/a%2Fb",
+        "/connections/counter-1-1",
+        "/connections/c%3Fd",
+    ]
+
+
+# ---- what may go wrong ----
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "exit_code", "said"),
+    [
+        (400, "limit: expected 1 to 1000", 2, "limit: expected 1 to 1000"),
+        (401, "this is not the token", 1, "this is not the token; COUNTERD_ADMIN_TOKEN has the token, or"),
+        (
+            403,
+            "read-only: admin.token is not set",
+            1,
+            "read-only: admin.token is not set; what changes something",
+        ),
+        (403, "this host is not known here", 1, "counterctl: this host is not known here\n"),
+        (404, "there is no table 'holders' here", 1, "counterctl: there is no table 'holders' here\n"),
+        (503, "too many ask", 1, "counterctl: too many ask\n"),
+        (500, "an internal error", 3, "the server failed: an internal error (status 500)"),
+    ],
+)
+def test_what_is_refused(admin: Admin, status: int, text: str, exit_code: int, said: str) -> None:
+    admin.answer = status, json.dumps({"error": text}).encode()
+    done = ctl(admin, "holders", "x")
+    assert (done.exit_code, done.stdout) == (exit_code, "")
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize("answer", [(200, b"<html>"), (404, b"[]"), (404, b"{}"), (0, b"\x91\0\0\x01"), (0, b"")])
+def test_who_is_no_admin_endpoint(admin: Admin, answer: tuple[int, bytes]) -> None:
+    admin.answer = answer
+    done = ctl(admin, "connections")
+    assert done.exit_code == 3
+    assert "is no admin endpoint of counterd\n" in done.stderr or "lost the connection to" in done.stderr
+
+
+def test_a_server_that_does_not_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        done = ctl(url, "--timeout", "20ms", "connections")
+    assert (done.exit_code, done.stderr) == (3, f"counterctl: {url} did not answer within 0.02 s\n")
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "unix:/no/such"])
+def test_no_server(url: str) -> None:
+    done = ctl(url, "holders", "x")
+    assert done.exit_code == 3
+    assert f"cannot connect to the admin endpoint at {url}: " in done.stderr
+    assert "`admin.enable = true` in the server's configuration opens it, and --admin says where" in done.stderr
+
+
+@pytest.mark.parametrize("token", ["två", "a\nb", "a\x1bb"])
+def test_a_token_that_cannot_be_is_not_shown(admin: Admin, token: str) -> None:
+    done = ctl(admin, "kill", "x", token=token)
+    assert done.exit_code == 2
+    assert "a token is printable ASCII" in done.stderr
+    assert token not in done.stderr
+
+
+def test_the_address_of_the_counters_is_another() -> None:
+    """Else `counterctl -h elsewhere kill` would kill here."""
+    done = ctl("http://127.0.0.1:1", "-h", "elsewhere", "kill", "x")
+    assert done.exit_code == 2
+    assert "where the admin endpoint is says --admin" in done.stderr
+
+
+def test_over_a_unix_socket(short_path: Path) -> None:
+    path = str(short_path / "admin")
+    admin = Admin(path)
+    try:
+        for url in (f"unix:{path}", f"unix://{path}"):
+            assert ctl(url, "holders", b"db\xff%".decode("utf-8", "surrogateescape")).exit_code == 0
+        assert admin.asked[0][3]["Host"] == "localhost:11216"
+    finally:
+        admin.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "read"),
+    [
+        ("http://host", ("host", 11216, "")),
+        ("http://[::1]:7/", ("::1", 7, "")),
+        ("unix:/run/a", ("localhost", 11216, "/run/a")),
+        ("unix:///run/a", ("localhost", 11216, "/run/a")),
+    ],
+)
+def test_urls(url: str, read: tuple[str, int, str]) -> None:
+    assert read_url(url) == read
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["host:11216", "https://host", "http://", "http://h/path", "http://me@h", "http://h?a", "http://h:x", "unix:"],
+)
+def test_urls_that_make_no_sense(url: str) -> None:
+    assert ctl(url, "connections").exit_code == 2
