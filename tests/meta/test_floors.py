@@ -51,7 +51,7 @@ WIRE = r"counterd\.protocols\.\w+(\.wire)?$"
 SIDES = {
     "client": re.compile(rf"counterd\.errors$|counterd\.client\b|{WIRE}"),
     "bench": re.compile(
-        rf"counterd\.(errors|units|version|byteorder|client|net\.(clock|kernel))$|counterd\.bench\b|{WIRE}"
+        rf"counterd\.(errors|units|version|byteorder|client(\._addresses|\._tls)?|net\.(clock|kernel))$|counterd\.bench\b|{WIRE}"
     ),
     "admin": re.compile(r"counterd\.(errors|units|version|settings|frames|protocols)$|counterd\.admin\b"),
 }
