@@ -26,6 +26,8 @@ PAGES = {
 # Examples that are not run: one more needs a better reason than that it would be work.
 NOT_RUN_MAX = {"python": 0, "sh": 5}
 SERVED = {"throttr.enable": "true", "throttr.port": "0", "throttr.bind": "127.0.0.1"}
+# Without examples that could be run here, but with links.
+LINKED = {name: (ROOT / name).read_text("utf-8") for name in ("SECURITY.md", "docs/operations.md")}
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
@@ -60,9 +62,9 @@ def test_few_examples_are_not_run() -> None:
     assert all(found[language] <= most for language, most in NOT_RUN_MAX.items()), found
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", PAGES | LINKED)
 def test_links_lead_somewhere(name: str) -> None:
-    links = LINK.findall(PAGES[name])
+    links = LINK.findall((PAGES | LINKED)[name])
     assert links
     for path, heading in links:
         page = (ROOT / name).parent / path if path else ROOT / name

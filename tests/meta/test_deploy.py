@@ -206,3 +206,13 @@ def test_the_socket_is_shared(
 def test_the_pod_is_given_the_time_to_drain(kubernetes: tuple[dict[str, Any], dict[str, Any]], served: Config) -> None:
     assert served.values["drain.mode"] == "wait"
     assert kubernetes[1]["terminationGracePeriodSeconds"] > served.values["drain.timeout"] + 10
+
+
+# ---- alerts ----
+
+
+def test_there_is_a_runbook_for_each_alert() -> None:
+    rules = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text("utf-8"))
+    alerts = [rule["alert"] for group in rules["groups"] for rule in group["rules"]]
+    runbook = (ROOT / "docs/operations.md").read_text("utf-8").partition("\n## Runbook\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^### (.+)$", runbook, re.MULTILINE) == alerts
