@@ -6,7 +6,6 @@ stops with KillSignal, and starts again while clients wait. What the lines and n
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import signal
@@ -20,12 +19,14 @@ import pytest
 
 import daemon
 from counterd.client import Client
-from counterd.control.config import settings_for
+from counterd.control.keys import settings_for
+from machine import has_ipv6
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SYSTEMD = Path(__file__).parents[2] / "deploy" / "systemd"
+DEPLOY = Path(__file__).parents[2] / "deploy"
+SYSTEMD = DEPLOY / "systemd"
 WATCHDOG_US = 400_000  # less than WatchdogSec, so that it need not be waited for
 FIRST_PASSED = 3
 
@@ -60,7 +61,8 @@ class Systemd:
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notify.bind(str(folder / "notify"))
         self._notify.settimeout(daemon.PATIENCE)
-        self.sockets = [self._listen(folder, each) for each in unit("counterd.socket")["ListenStream"]]
+        streams = [each for each in unit("counterd.socket")["ListenStream"] if "::" not in each or has_ipv6()]
+        self.sockets = [self._listen(folder, each) for each in streams]
 
     def close(self) -> None:
         for each in (self._notify, *self.sockets):
@@ -175,9 +177,10 @@ def test_a_day(systemd: Systemd, service: daemon.Daemon) -> None:
     assert held.get("jobs") == 2, "what was held is held"
 
     # Stopped, and started again: the sockets are systemd's, so who comes meanwhile waits.
-    assert service.stop() == 0
+    service.send_signal(signal.SIGTERM)
     systemd.hear("STOPPING=1")
     held.close()
+    assert service.ended() == 0
     waiting = [socket.create_connection(systemd.sockets[0].getsockname()), socket.socket(socket.AF_UNIX)]
     waiting[1].connect(systemd.sockets[-1].getsockname())
     again = systemd.start()
@@ -190,6 +193,30 @@ def test_a_day(systemd: Systemd, service: daemon.Daemon) -> None:
         for each in waiting:
             each.close()
         assert again.stop() == 0
+
+
+def healthy(port: int) -> bool:
+    """What the HEALTHCHECK of the image says."""
+    code = re.search(r'CMD \["python", "-c", "(.*)"\]', (DEPLOY / "container" / "Containerfile").read_text("utf-8"))
+    assert code
+    command = [sys.executable, "-c", code[1].replace("11216", str(port))]
+    return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def test_the_image_is_healthy_while_it_is_ready(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = {"admin.enable": "true", "admin.bind": f"127.0.0.1:{port}", "drain.mode": "wait"}
+    with daemon.running(tmp_path, settings) as running, running.client() as holder:
+        daemon.wait_until(lambda: healthy(port), "a health check that succeeds")
+        holder.acquire("jobs", maximum=1)
+        running.send_signal(signal.SIGTERM)
+        running.wait_for_log("draining: waiting")
+        assert not healthy(port), "it drains: a balancer is to send nobody here"
+        holder.close()
+        assert running.ended() == 0
+        assert not healthy(port)
 
 
 def test_the_numbers_of_the_unit_go_together() -> None:

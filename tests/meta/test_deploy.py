@@ -17,7 +17,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from counterd.control.config import load, settings_for
+from counterd.control.config import load
+from counterd.control.keys import settings_for
 from counterd.protocols import find_rooms
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from counterd.cli import daemon
-from counterd.control.config import settings_for
+from counterd.control.keys import settings_for
 from counterd.protocols import find_rooms
 
 if TYPE_CHECKING:
