@@ -135,7 +135,11 @@ def test_every_module_is_on_a_floor() -> None:
 
 @pytest.mark.parametrize(
     "source",
-    [source for source in sources() if source.startswith(("_core", "_audit", "_table", "_walk", "_wheel", "protocols/"))],
+    [
+        source
+        for source in sources()
+        if source.startswith(("_core", "_audit", "_table", "_walk", "_wheel", "protocols/"))
+    ],
 )
 def test_nothing_below_net_calls_the_system(source: str) -> None:
     """Neither by an import nor through a header of C."""

@@ -87,7 +87,7 @@ cdef inline void reply_number(Store store, const uint8_t* request, uint32_t numb
 cdef inline int reply_refusal(
     CounterStore store, const uint8_t* request, uint8_t opcode, uint8_t status, const char* text
 ) noexcept:
-    """The opcode and opaque of the request, and the text as the body. It is counted under `opcode`, OPCODES for none."""
+    """The opcode and opaque of the request, and the text as the body. Counted under `opcode`, OPCODES for none."""
     cdef uint32_t size = <uint32_t>strlen(text)
     store.refusals[opcode][status] += 1
     memcpy(reply(store, request[1], status, request + 8, size), text, size)
