@@ -129,12 +129,14 @@ class Daemon:
         except ConfigError as error:
             for problem in error.problems:
                 log.error(f"not reloaded: {problem}")
-        notify("READY=1", self._status())
+        finally:
+            notify("READY=1", self._status())
 
     def log_stats(self) -> None:
         """Logs the figures of every room."""
         for service in self.services:
-            log.info(f"stats of {service.room.name}", **self._figures(service), **service.store.snapshot())
+            figures = {**self._figures(service), **service.store.snapshot()}
+            log.info(f"stats of {service.room.name}", **figures)
 
     def report(
         self, cause: str, text: str, level: str = "warning", error: BaseException | None = None, **fields: object

@@ -41,12 +41,15 @@ def drop_privileges(uid: int, gid: int, user: str) -> None:
     _prctl(libc, PR_SET_NO_NEW_PRIVS, 1)
 
 
-def _prctl(libc: ctypes.CDLL, option: int, argument: int) -> int:
-    result: int = libc.prctl(option, *map(ctypes.c_ulong, (argument, 0, 0, 0)))
+def _checked(result: int) -> int:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return result
+
+
+def _prctl(libc: ctypes.CDLL, option: int, argument: int) -> int:
+    return _checked(libc.prctl(option, *map(ctypes.c_ulong, (argument, 0, 0, 0))))
 
 
 def _empty_bounding_set(libc: ctypes.CDLL) -> None:
@@ -64,6 +67,4 @@ def _clear_capabilities(libc: ctypes.CDLL) -> None:
     """Effective, permitted, inheritable and ambient ones."""
     _prctl(libc, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
-    if libc.capset(header, (ctypes.c_uint32 * 6)()) < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    _checked(libc.capset(header, (ctypes.c_uint32 * 6)()))

@@ -38,10 +38,11 @@ TLS_FILES = ("tls.cert", "tls.key", "tls.client_ca")
 
 # Which key the limit is that a report is about.
 LIMITS_OF_CAUSES = {
-    "rejected:max_connections": "max_connections",
-    "rejected:per_address": "max_connections_per_address",
-    "slowed": "max_requests_per_second",
-    "idle": "idle_timeout",
+    "rejected:max_connections": "{room}.max_connections",
+    "rejected:per_address": "{room}.max_connections_per_address",
+    "slowed": "{room}.max_requests_per_second",
+    "idle": "{room}.idle_timeout",
+    "handshake:timeout": "tls.handshake_timeout",
 }
 
 
@@ -233,12 +234,13 @@ class Service:
         self._report(cause, text, room=self.room.name, **({"limit": limit} if limit else {}))
 
     def _limit(self, cause: str) -> str | None:
-        name = LIMITS_OF_CAUSES.get(cause)
-        if name is None:
+        if cause not in LIMITS_OF_CAUSES:
             return None
-        if name == "max_connections" and self._setting(name) != self.server.limits.max_connections:
+        key = LIMITS_OF_CAUSES[cause].format(room=self.room.name)
+        value = self._config.values[key]
+        if cause == "rejected:max_connections" and value != self.server.limits.max_connections:
             return "open files of the process"
-        return f"{self.room.name}.{name} = {self._setting(name)}"
+        return f"{key} = {value}"
 
     def _setting(self, name: str) -> Any:
         return self._config.values[f"{self.room.name}.{name}"]
