@@ -145,6 +145,17 @@ def test_a_holder_from_its_counter_to_its_end(admin: Admin) -> None:
     assert admin.ask("/stats").json["rooms"]["counter"]["figures"]["killed"] == 1
 
 
+def test_the_longest_name(admin: Admin) -> None:
+    name = b"\xff" * 65_535
+    with admin.counterd.connect() as holder:
+        assert peers.ask(holder, wire.acquire(1, name, 1, 1)).status == 0
+        asked = urllib.parse.quote_from_bytes(name, safe="")
+        (row,) = admin.ask(f"/counters?match={asked}").json["rows"]
+        assert row["name"] == asked
+        (held,) = admin.ask(f"/holders?name={asked}").json["rows"]
+        assert held["amount"] == 1
+
+
 def test_pages_of_connections(admin: Admin) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(25):

@@ -87,7 +87,7 @@ class Link(asyncio.Protocol):
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._transport is not None
-        self._transport.write(frame(json.dumps(message).encode()))
+        self._transport.write(frame(json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogateescape")))
 
     def _receive(self, message: dict[str, Any]) -> None:
         if "hello" in message:

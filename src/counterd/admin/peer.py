@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CONNECTIONS_MAX = 64
 PATIENCE_S = 10.0
 
-HEAD_LINE_MAX = 8190  # bytes of the request line: a name of 64 KiB does not fit, and never has in any server's
+HEAD_LINE_MAX = 3 * 65_535 + 1024  # bytes of the request line: the longest name, percent-encoded, and the rest
 HEAD_FIELD_MAX = 8190
 HEAD_FIELDS_MAX = 64
 

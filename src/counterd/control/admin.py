@@ -44,7 +44,7 @@ LISTEN_PERIOD_S = 5.0  # the process says something as often
 SILENT_MAX = 4  # periods; counted, so that a daemon that was stopped itself does not blame the process
 REST = 4  # times as long as what was done: a fifth of the loop's time
 WALKS_MAX = 8
-QUESTION_MAX = 64 << 10  # bytes: a name of 8 KiB, escaped
+QUESTION_MAX = 256 << 10  # bytes: a name of 64 KiB, a byte of which takes two, and the rest
 OUTPUT_MAX = 256 << 10  # bytes unread, beyond which no more is answered
 LAST_WORDS = 64 << 10  # what a pipe holds
 
@@ -132,6 +132,9 @@ class Admin:
                 self._child = None
             except OSError as error:
                 why = f"cannot be started: {error.strerror or error}"
+                if self._child is not None:
+                    self._child.end()
+                    self._child = None
             self._inspector.restarts += 1
             if time.monotonic() - begun > STEADY_S:
                 delay = RESTART_MIN_S

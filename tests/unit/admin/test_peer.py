@@ -154,7 +154,7 @@ def test_who_may_not_connect_hears_nothing_of_what_is_there() -> None:
 @pytest.mark.parametrize(
     "sent",
     [
-        b"GET /" + b"x" * 10_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /" + b"x" * 200_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 10_000 + b"\r\n\r\n",
         b"GET /livez HTTP/1.1\r\nHost: localhost\r\n" + b"".join(b"X%d: x\r\n" % n for n in range(100)) + b"\r\n",
         b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: a\x00b\r\n\r\n",

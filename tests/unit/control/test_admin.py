@@ -212,7 +212,7 @@ def test_answers_that_take_steps_are_made_one_at_a_time_and_only_so_many_wait(pl
     "sent",
     [b"\xff\xff\xff\xff", frame(b"x" * 100), frame(b"[]"), frame(b"1"), frame(b'{"ask": "ping"}'),
      frame(b'{"id": 1}'), frame(b'{"id": 1, "ask": "nonsense"}'), frame(b'{"id": {}, "ask": "ping"}'),
-     frame(b"[" * 60_000), b"\x00\x01\x00\x01"],
+     frame(b"[" * 60_000), b"\x00\x04\x00\x01"],
     ids=["length", "text", "list", "number", "without id", "without question", "unknown", "id", "deep", "long"],
 )  # fmt: skip
 def test_nonsense_ends_it(sent: bytes, play) -> None:
