@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from counterd.client import Hold
-    from secure import Certificates, Relay
+    from secure import Certificates
 
 COUNTERCTL = Path(sys.executable).parent / "counterctl"
 ROOMS = {"throttr.enable": "true", "throttr.port": "0", "throttr.bind": "127.0.0.1"}
@@ -33,18 +36,19 @@ MANY = [f"name {number}" for number in range(20_000)]  # so many replies are doz
 
 
 class Secured:
-    """A counterd with TLS in front: counters and keys; plain: a client that sees what is in use."""
+    """A counterd with TLS. counters, keys: where they are; observer: sees what is in use, over the Unix socket."""
 
-    def __init__(self, certificates: Certificates, counters: Relay, keys: Relay, plain: servers.Server) -> None:
+    def __init__(self, running: daemon.Daemon, certificates: Certificates, observer: Client) -> None:
+        self.daemon = running
         self.certificates = certificates
-        self.counters = counters
-        self.keys = keys
-        self.used = plain.used
-        self.wait_for_use = plain.wait_for_use
+        self.counters = running.address
+        self.keys = running.served("throttr listens on")[0]
+        seen = servers.Server(running.address, observer)
+        self.used, self.wait_for_use = seen.used, seen.wait_for_use
 
     @property
     def url(self) -> str:
-        return f"counters://localhost:{self.counters.address.port}?cacert={self.certificates.cacert}"
+        return f"counters://localhost:{self.counters.port}?cacert={self.certificates.cacert}"
 
     def client(self, **options: Any) -> Client:
         return Client(self.url, **{"timeout": PATIENCE, **options})
@@ -53,14 +57,18 @@ class Secured:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     certificates = secure.Certificates(tmp_path_factory.mktemp("certificates"))
-    context = certificates.server_context()
-    with (
-        daemon.running(tmp_path_factory.mktemp("counterd"), ROOMS) as running,
-        secure.Relay(running.addresses[0], context) as counters,
-        secure.Relay(running.served("throttr listens on")[0], context) as keys,
-        running.client() as observer,
-    ):
-        yield Secured(certificates, counters, keys, servers.Server(running.address, observer))
+    with tempfile.TemporaryDirectory() as directory:  # whose name is short enough for a Unix socket
+        path = f"{directory}/s"
+        rooms = {**ROOMS, "counter.socket": path}
+        rooms |= {f"{room}.tls.cert": certificates.server for room in ("counter", "throttr")}
+        with daemon.running(tmp_path_factory.mktemp("counterd"), rooms) as running, Client(path=path) as observer:
+            yield Secured(running, certificates, observer)
+
+
+def cut(descriptor: int) -> None:
+    """Ends a connection as a server does that closes it: both sides see that the other one has ended."""
+    with socket.socket(fileno=os.dup(descriptor)) as connection:
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 # ---- the blocking client ----
@@ -81,15 +89,15 @@ def test_the_whole_protocol(server: Secured) -> None:
 
 
 def test_a_context_of_ones_own(server: Secured) -> None:
-    with Client(*server.counters.address, tls=server.certificates.client_context()) as client:
+    with Client(*server.counters, tls=server.certificates.client_context()) as client:
         client.noop()
 
 
 def test_whom_it_does_not_trust(server: Secured) -> None:
     with pytest.raises(ConnectionLost, match=r"^cannot connect to 127.*: TLS handshake: .*CERTIFICATE_VERIFY_FAILED"):
-        Client(*server.counters.address, tls=True)
+        Client(*server.counters, tls=True)
     with pytest.raises(ConnectionLost, match=r"^cannot connect to localhost:.*: /none: No such file or directory$"):
-        Client(f"counters://localhost:{server.counters.address.port}?cacert=/none")
+        Client(f"counters://localhost:{server.counters.port}?cacert=/none")
 
 
 def test_threads_share_it(server: Secured) -> None:
@@ -123,29 +131,29 @@ def test_a_loss_is_seen_and_told(server: Secured) -> None:
 
     with server.client(watch=True) as client:
         with client.hold("told", maximum=1, on_lost=tell):
-            server.counters.drop()
+            cut(client.fileno())
             assert lost.wait(PATIENCE)
         with pytest.raises(ConnectionLost, match="lost 1 of lost"):
-            lose(server, client)
+            lose(client)
         with client.hold("lost", maximum=1, timeout=PATIENCE):  # through another connection
             assert server.used("lost") == 1
 
 
-def lose(server: Secured, client: Client) -> None:
+def lose(client: Client) -> None:
     with client.hold("lost", maximum=1) as hold:
-        server.counters.drop()
+        cut(client.fileno())
         wait_until(lambda: hold.lost, "lost")
 
 
 def test_what_is_granted_too_late_is_given_back(server: Secured) -> None:
     with server.client(timeout=0.05) as client:
         client.noop()
-        server.counters.pause()
+        server.daemon.send_signal(signal.SIGSTOP)
         try:
             with pytest.raises(Timeout):
                 client.acquire("late", maximum=1)
         finally:
-            server.counters.resume()
+            server.daemon.send_signal(signal.SIGCONT)
         server.wait_for_use("late", 0)
         client.noop()
 
@@ -170,9 +178,11 @@ def test_a_fork_leaves_the_connection_to_the_parent(server: Secured) -> None:
 # ---- asyncio ----
 
 
-async def lose_in_a_task(server: Secured, client: aio.Client) -> None:
+async def lose_in_a_task(client: aio.Client) -> None:
     async with client.hold("lost", maximum=1) as hold:
-        server.counters.drop()
+        assert client._link is not None
+        assert client._link._transport is not None
+        cut(client._link._transport.get_extra_info("socket").fileno())
         await loops.until(lambda: hold.lost, "lost")
 
 
@@ -191,10 +201,10 @@ def test_asyncio(loop: str, server: Secured) -> None:
             await client.noop()
             await loops.until(lambda: server.used("cancelled") == 0, "given back")
             with pytest.raises(ConnectionLost, match="lost 1 of lost"):
-                await lose_in_a_task(server, client)
+                await lose_in_a_task(client)
         for options in ({"tls": True}, {"tls": ssl.create_default_context()}):
             with pytest.raises(ConnectionLost, match=r"TLS handshake: .*CERTIFICATE_VERIFY_FAILED"):
-                async with aio.Client(*server.counters.address, **options):
+                async with aio.Client(*server.counters, **options):
                     pass
 
     loops.run(main(), loop)
@@ -206,7 +216,7 @@ def test_asyncio(loop: str, server: Secured) -> None:
 def test_throttr(server: Secured) -> None:
     value = os.urandom(60_000)
     context = server.certificates.client_context()
-    with throttr.Client(*server.keys.address, tls=context, timeout=PATIENCE) as client:
+    with throttr.Client(*server.keys, tls=context, timeout=PATIENCE) as client:
         assert client.set("key", value, ttl=60)
         for _ in range(20):
             found = client.get("key")
@@ -218,7 +228,7 @@ def test_throttr(server: Secured) -> None:
         assert [event.payload for event in client.events(timeout=0.02)] == [b"%d" % number for number in range(100)]
 
     async def main() -> None:
-        url = f"throttrs://localhost:{server.keys.address.port}?cacert={server.certificates.cacert}"
+        url = f"throttrs://localhost:{server.keys.port}?cacert={server.certificates.cacert}"
         async with throttr.AsyncClient(url, timeout=PATIENCE) as client:
             found = await asyncio.gather(*[client.get("key") for _ in range(20)])
             assert all(each is not None and each.value == value for each in found)
@@ -242,7 +252,7 @@ def ctl(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 def test_counterctl(server: Secured) -> None:
     """The permits last as long as the command that has inherited the connection, also after counterctl was killed."""
-    host, port, cacert = "localhost", str(server.counters.address.port), server.certificates.cacert
+    host, port, cacert = "localhost", str(server.counters.port), server.certificates.cacert
     script = "kill -KILL $PPID; echo; read line"
     with subprocess.Popen(
         [COUNTERCTL, "-h", host, "-p", port, "--cacert", cacert, "run", "inherited", "--max", "1", "sh", "-c", script],
@@ -260,15 +270,8 @@ def test_counterctl(server: Secured) -> None:
     server.wait_for_use("inherited", 0)
     done = ctl("-u", f"counters://localhost:{port}", "ping")
     assert (done.returncode, "CERTIFICATE_VERIFY_FAILED" in done.stderr) == (3, True)
-    url = f"throttrs://localhost:{server.keys.address.port}?cacert={cacert}"
+    url = f"throttrs://localhost:{server.keys.port}?cacert={cacert}"
     assert ctl("throttr", "-u", url, "insert", "quota", "7", "--ttl", "60s").returncode == 0
-
-
-def test_counterctl_of_a_server_without_tls(server: Secured) -> None:
-    host, port = server.counters._behind
-    done = ctl("-h", host, "-p", str(port), "--tls", "ping")
-    assert done.returncode == 3
-    assert "it may speak no TLS" in done.stderr
 
 
 def test_nothing_is_left(server: Secured) -> None:

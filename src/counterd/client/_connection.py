@@ -17,6 +17,7 @@ import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from counterd.client._addresses import Tls
 from counterd.errors import ConnectionLost, ServerError, Timeout
 
 if TYPE_CHECKING:
@@ -205,7 +206,10 @@ async def open_transport(loop: asyncio.AbstractEventLoop, protocol: asyncio.Base
         await loop.create_unix_connection(lambda: protocol, address.path)
         return
     try:
-        context = address.make_context()
+        if isinstance(address.tls, Tls):  # to read the files takes milliseconds, those of the system tens of them
+            context = await loop.run_in_executor(None, address.make_context)
+        else:
+            context = address.make_context()
         transport, _ = await loop.create_connection(lambda: protocol, address.host, address.port, ssl=context)
     except OSError as error:
         if address.tls is None:

@@ -1,0 +1,100 @@
+"""counterctl holders, connections and kill beside the real daemon and its admin process, on a Unix socket."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import daemon
+from daemon import PATIENCE, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COUNTERCTL = Path(sys.executable).parent / "counterctl"
+TOKEN = "a-token"
+NAME = b"db \xff%/+"
+
+
+class Place:
+    """A daemon, and the URL of its admin endpoint."""
+
+    def __init__(self, running: daemon.Daemon, url: str) -> None:
+        self.daemon = running
+        self.url = url
+
+    def ctl(self, *arguments: str | bytes, token: str = TOKEN) -> subprocess.CompletedProcess[str]:
+        env = daemon.environment({"COUNTERD_ADMIN": self.url, "COUNTERD_ADMIN_TOKEN": token})
+        return subprocess.run(
+            [COUNTERCTL, *arguments], capture_output=True, text=True, timeout=PATIENCE, env=env, check=False
+        )
+
+    def rows(self, *arguments: str | bytes) -> list[dict[str, Any]]:
+        done = self.ctl(*arguments, "--output", "json")
+        assert done.returncode == 0, done.stderr
+        rows: list[dict[str, Any]] = json.loads(done.stdout)
+        return rows
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with tempfile.TemporaryDirectory() as directory:  # whose name is short enough for a Unix socket
+        url = f"unix:{directory}/admin"
+        settings = {"admin.enable": "true", "admin.bind": url, "admin.token": TOKEN}
+        with daemon.running(tmp_path_factory.mktemp("counterd"), settings) as running:
+            wait_until((Path(directory) / "admin").is_socket, "the admin endpoint listens")
+            yield Place(running, url)
+
+
+def test_who_holds_it_and_that_it_can_be_ended(place: Place) -> None:
+    """The connection that kill is given, and no other."""
+    with place.daemon.client() as one, place.daemon.client() as other:
+        one.acquire(NAME, 2, maximum=9)
+        other.acquire(NAME, 3, maximum=9)
+        rows = place.rows("holders", NAME)
+        assert {row["amount"]: row["age_seconds"] < PATIENCE for row in rows} == {2: True, 3: True}
+        assert all(row["peer"].startswith("127.0.0.1:") for row in rows)
+        (victim,) = [row["connection"] for row in rows if row["amount"] == 3]
+        shown = {row["id"]: row for row in place.rows("connections", "--room", "counter")}
+        assert shown.keys() == {row["connection"] for row in rows}
+        assert (shown[victim]["holdings"], shown[victim]["tls"]) == (1, None)
+        done = place.ctl("kill", victim)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        wait_until(lambda: one.get(NAME) == 2, "what it held is given back")
+        assert [row["amount"] for row in place.rows("holders", NAME)] == [2]
+        again = place.ctl("kill", victim)
+        assert (again.returncode, again.stderr) == (1, f"counterctl: not found: {victim}\n")
+
+
+def test_whom_it_does_not_obey(place: Place) -> None:
+    for token, said in (("", "this needs the token"), ("another", "this is not the token")):
+        done = place.ctl("kill", "counter-1-1", token=token)
+        assert done.returncode == 1
+        assert said in done.stderr
+        assert "COUNTERD_ADMIN_TOKEN" in done.stderr
+
+
+def test_what_nobody_holds(place: Place) -> None:
+    done = place.ctl("holders", "nothing")
+    assert (done.returncode, done.stderr) == (1, "counterctl: nobody holds nothing\n")
+
+
+def test_page_by_page(place: Place) -> None:
+    """The pages of the server are a thousand rows at most."""
+    clients = []
+    try:
+        for _ in range(1100):
+            clients.append(place.daemon.connect())
+        with place.daemon.client() as client:
+            wait_until(lambda: client.stats()["curr_connections"] == "1101", "all are accepted")
+            ids = [row["id"] for row in place.rows("connections")]
+        assert len(ids) == len({*ids}) == 1101
+    finally:
+        for each in clients:
+            each.close()
