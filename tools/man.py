@@ -138,7 +138,7 @@ def prose(text: str) -> Iterator[str]:
     for number, paragraph in enumerate(inspect.cleandoc(text).split("\n\n")):
         if paragraph.startswith("\b\n"):
             yield ".Bd -literal -offset 2n"
-            yield from (escaped(line) for line in inspect.cleandoc(paragraph[2:]).splitlines())
+            yield from (guarded(escaped(line)) for line in inspect.cleandoc(paragraph[2:]).splitlines())
             yield ".Ed"
         else:
             if number:
@@ -152,13 +152,18 @@ def prose(text: str) -> Iterator[str]:
 def sentences(lines: Iterable[str]) -> list[str]:
     """Text, each sentence beginning a line, as the formatters want it."""
     parts = re.split(r"(?<=[.?!])(?<!\.\.\.) (?=[A-Z(\[])", re.sub(r"\s+", " ", " ".join(lines)).strip())
-    return [escaped(line) for part in parts for line in textwrap.wrap(part, LINE_MAX, break_on_hyphens=False)]
+    wrapped = (line for part in parts for line in textwrap.wrap(escaped(part), LINE_MAX, break_on_hyphens=False))
+    return [guarded(line) for line in wrapped]
 
 
 def escaped(text: str) -> str:
-    """A line of text that is taken as it stands."""
-    text = text.replace("\\", "\\e").replace("`", "\\(ga").replace("^", "\\(ha").replace("~", "\\(ti")
-    return f"\\&{text}" if text.startswith((".", "'")) else text
+    """Text whose characters are taken as they stand."""
+    return text.replace("\\", "\\e").replace("`", "\\(ga").replace("^", "\\(ha").replace("~", "\\(ti")
+
+
+def guarded(line: str) -> str:
+    """A line that is no macro."""
+    return f"\\&{line}" if line.startswith((".", "'")) else line
 
 
 def quoted(text: str) -> str:

@@ -77,6 +77,6 @@ def test_formatters_have_nothing_to_object(page: Path) -> None:
 
 
 def test_words_of_the_language_are_escaped(man: ModuleType) -> None:
-    assert man.escaped(r".a \b `c`") == r"\&.a \eb \(gac\(ga"
+    assert man.guarded(man.escaped(r".a \b `c`")) == r"\&.a \eb \(gac\(ga"
     assert man.quoted('say "a"') == r'"say \(dqa\(dq"'
     assert man.sentences(["One thing.  Another", "one, e.g. this."]) == ["One thing.", "Another one, e.g. this."]
