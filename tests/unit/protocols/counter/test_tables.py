@@ -116,3 +116,12 @@ def test_a_counter_that_takes_the_place_of_the_one_that_is_walked_is_another() -
     while not walk.step():
         pass
     assert walk.rows() == []
+
+
+def test_who_comes_behind_the_count_is_counted_if_told_of() -> None:
+    client = Client(make_store())
+    walk = HoldersWalk(client.store, b"a", 5)
+    assert not walk.step()
+    assert client.acquire(b"a") == OK
+    assert walk.step()
+    assert (len(walk.rows()), walk.total) == (1, 1)

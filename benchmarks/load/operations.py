@@ -1,0 +1,213 @@
+"""What operating counterd costs: everything on beside everything off, scrapes with many connections, memory that stays.
+
+    python benchmarks/load/operations.py [--rounds 15] [--seconds 1] [--only TEXT] [--smoke]
+
+on      the admin endpoint, /metrics scraped once a second, a dashboard open with the busiest counters, logs in JSON
+off     the daemon alone
+
+Both daemons are bound to one core and everything else to another; their rounds alternate, and a ratio is the median of
+the rounds' ratios. Exit status: 0 if what is promised below holds, 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import http.client
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from counterd.bench.plan import Plan, Work
+from peers import servers
+from peers.compare import load, lowest_peak
+from peers.servers import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CPU_MAX = 1.03  # of on, beside off
+P99_MAX = 1.2
+SCRAPE_MAX_MS = 50
+GROWTH_MAX = 1.02  # of resident memory
+NAMES = 100_000
+CONNECTIONS = 50
+IDLE = 15_000
+SCRAPES = 50
+SOAK_REQUESTS = 10_000_000
+SOAK_CONNECTIONS = 200_000
+SOAK_PARTS = 10
+WATCH = "/events?table=counters&sort=consumption&limit=50"
+
+
+@dataclasses.dataclass(frozen=True)
+class Operated(Server):
+    """A daemon whose admin endpoint answers at a Unix socket; off, it has none."""
+
+    admin: Path | None = None
+
+    def get(self, path: str) -> bytes:
+        with contextlib.closing(self._ask(path)) as response:
+            return response.read()
+
+    def watch(self, path: str, stop: threading.Event) -> None:
+        """Reads what the server sends of its own accord."""
+        with contextlib.closing(self._ask(path)) as response:
+            while not stop.is_set() and response.readline():
+                pass
+
+    def _ask(self, path: str) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection("localhost", timeout=10)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(str(self.admin))
+        connection.request("GET", path)
+        response = connection.getresponse()
+        if response.status != http.client.OK:
+            raise RuntimeError(f"{path}: {response.status} {response.reason}")
+        return response
+
+
+@contextlib.contextmanager
+def operated(core: int, directory: Path) -> Iterator[Operated]:
+    """Everything on, and looked at."""
+    admin = directory / "admin"
+    settings = ["log.format=json", "admin.enable=true", f"admin.bind=unix:{admin}"]
+    with servers.counterd(core, *settings) as server:
+        found = Operated(**dataclasses.asdict(server), admin=admin)
+        end = time.monotonic() + servers.START_S
+        while True:
+            try:
+                found.get("/livez")
+                break
+            except OSError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
+        yield found
+
+
+@contextlib.contextmanager
+def looked_at(server: Operated) -> Iterator[None]:
+    """A scraper and a dashboard."""
+    stop = threading.Event()
+
+    def scrape() -> None:
+        while not stop.wait(1):
+            server.get("/metrics")
+
+    threads = [threading.Thread(target=scrape), threading.Thread(target=server.watch, args=(WATCH, stop))]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def plan_of(depth: int, seconds: float) -> Plan:
+    return Plan(
+        connections=CONNECTIONS, depth=depth, names=NAMES, work=Work.read("acquire-release"), duration=seconds,
+        warmup=0.2,
+    )  # fmt: skip
+
+
+def say(promise: str, measured: float, limit: float, unit: str = "") -> bool:
+    kept = measured <= limit
+    print(f"{promise:62}{measured:9.3f}{unit}  at most {limit}{unit}  {'' if kept else 'NOT KEPT'}", flush=True)
+    return kept
+
+
+def overhead(options: argparse.Namespace) -> bool:
+    """CPU a request in a closed loop, and p99 at half of the peak."""
+    kept = True
+    core, _ = servers.two_cores()
+    with tempfile.TemporaryDirectory() as directory, servers.counterd(core) as off:
+        with operated(core, Path(directory)) as on, looked_at(on):
+            running = {"off": off, "on": on}
+            for depth in (1, 64):
+                plan = plan_of(depth, options.seconds)
+                for server in running.values():
+                    load(server, dataclasses.replace(plan, prefill=True))
+                peak = lowest_peak(running, plan, {})
+                for name, figure, chosen, limit in (
+                    ("CPU of the daemon a request", "server CPU us", plan, CPU_MAX),
+                    ("p99 at half of the peak", "p99 ms", dataclasses.replace(plan, rate=peak / 2), P99_MAX),
+                ):
+                    ratios = []
+                    for number in range(options.rounds):
+                        order = ("off", "on") if number % 2 else ("on", "off")
+                        found = {each: load(running[each], dataclasses.replace(chosen, seed=number + 1)) for each in order}
+                        ratios.append(found["on"][figure] / found["off"][figure])
+                    kept &= say(f"{name}, {depth} in flight, on / off", statistics.median(ratios), limit)
+    return kept
+
+
+def scrapes(options: argparse.Namespace) -> bool:
+    """How long /metrics takes while many connections are open."""
+    core, _ = servers.two_cores()
+    idle = 500 if options.smoke else IDLE
+    with tempfile.TemporaryDirectory() as directory, operated(core, Path(directory)) as server:
+        with contextlib.ExitStack() as stack:
+            for _ in range(idle):
+                stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            taken = []
+            for _ in range(SCRAPES):
+                before = time.perf_counter()
+                server.get("/metrics")
+                taken.append((time.perf_counter() - before) * 1e3)
+            stated = re.search(rb'counterd_connections\{room="counter"\} (\S+)', server.get("/metrics"))
+            if stated is None or float(stated[1]) < idle:
+                raise RuntimeError(f"the connections are not all there: {stated and stated[1]}")
+    return say(f"a scrape with {idle:,} idle connections, slowest of {SCRAPES}", max(taken), SCRAPE_MAX_MS, " ms")
+
+
+def soak(options: argparse.Namespace) -> bool:
+    """Resident memory after many requests and connections, beside that after the first tenth of them."""
+    core, _ = servers.two_cores()
+    scale = 1000 if options.smoke else 1
+    sizes = []
+    with tempfile.TemporaryDirectory() as directory, operated(core, Path(directory)) as server, looked_at(server):
+        for part in range(SOAK_PARTS):
+            common = {"duration": None, "warmup": 0, "seed": part + 1}
+            requests = SOAK_REQUESTS // SOAK_PARTS // scale
+            load(server, dataclasses.replace(plan_of(64, 1), requests=requests, prefill=True, **common))
+            connections = SOAK_CONNECTIONS // SOAK_PARTS // scale
+            load(server, dataclasses.replace(plan_of(1, 1), requests=connections, keep_alive=False, **common))
+            sizes.append(server.resident())
+            print(f"  {part + 1} of {SOAK_PARTS}: {sizes[-1] / 1e6:.1f} MB", flush=True)
+    return say("resident memory at the end, beside that after a tenth", sizes[-1] / sizes[0], GROWTH_MAX)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], bool]] = {"overhead": overhead, "scrapes": scrapes, "soak": soak}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each round")
+    parser.add_argument("--only", default="", help=f"only those of {', '.join(PARTS)} that contain this")
+    parser.add_argument("--smoke", action="store_true", help="tiny counts, whatever comes out: only that it runs")
+    options = parser.parse_args()
+    if options.smoke:
+        options.rounds, options.seconds = 1, 0.3
+    servers.allow_connections()
+    os.sched_setaffinity(0, {servers.two_cores()[1]})
+    kept = [part(options) for name, part in PARTS.items() if options.only in name]
+    sys.exit(0 if options.smoke or all(kept) else 1)
+
+
+if __name__ == "__main__":
+    main()
