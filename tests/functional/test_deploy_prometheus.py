@@ -68,6 +68,8 @@ def test_every_alert_is_tested_and_says_what_to_do() -> None:
     assert len(re.findall(r"severity: (?:critical|warning)\n", text)) == len(names)
     assert tested == names
     assert len(expressions()["alerts"]) == len(names)
+    runbook = (DEPLOY.parent / "docs" / "operations.md").read_text("utf-8")
+    assert [name for name in names if f"\n### {name}\n" not in runbook] == []
 
 
 def test_every_metric_and_every_label_exists(tmp_path: Path) -> None:
