@@ -25,12 +25,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-# structlog's console, which is not used here, would import all of rich where that is installed: 25 ms of each start.
-_rich = sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
-import structlog  # noqa: E402
-
-if _rich is None:
-    del sys.modules["rich"]
+import structlog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -78,13 +78,7 @@ def prepare(room: str, config: Config) -> Ready:
     if problems:
         raise ConfigError(problems)
     networks = tuple(map(ipaddress.ip_network, setting("allow")))
-    # As they are on a socket of both families, which only systemd opens.
-    mapped = tuple(
-        ipaddress.IPv6Network(f"::ffff:{network.network_address}/{network.prefixlen + 96}")
-        for network in networks
-        if network.version == 4
-    )
-    return Ready(Access(networks + mapped, frozenset(numbers["user"]), frozenset(numbers["group"])), context)
+    return Ready(Access(networks, frozenset(numbers["user"]), frozenset(numbers["group"])), context)
 
 
 class Service:

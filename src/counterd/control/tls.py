@@ -26,7 +26,6 @@ def make_context(cert: str, key: str = "", client_ca: str = "", require_client_c
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_RENEGOTIATION  # of no use to us, and work for a peer to cause
     _check_certificates("cert", cert)
     key_name = "key" if key else "cert"
     if key:
