@@ -18,6 +18,8 @@ cdef class Roster:
     cdef readonly Driver driver
     cdef readonly dict connections  # by the engine's number
     cdef object _limits
+    cdef Py_ssize_t max_connections
+    cdef bint guarded               # not everybody may connect, or not as often as they like
     cdef public object watch        # told "opened" or "closed" and the connection; None = nobody wants to know
     cdef public bint parting
     cdef readonly uint64_t slowed   # pauses of connections that sent more than they may

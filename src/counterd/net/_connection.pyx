@@ -27,6 +27,8 @@ from counterd.net.kernel cimport (
     MSG_DONTWAIT, MSG_NOSIGNAL, SO_PEERCRED, SO_PEERGROUPS, SOL_SOCKET, c_send, getsockopt, ucred,
 )
 
+from counterd.net.access import EVERYONE
+
 cdef extern from *:
     int __builtin_clzll(unsigned long long value) nogil
 
@@ -67,16 +69,19 @@ cdef class Roster:
 
     cdef int adopt(self, limits) except -1:
         self._limits = limits
+        self.max_connections = limits.max_connections
+        self.guarded = limits.access != EVERYONE or limits.max_per_address > 0
         self.request_ns = SECOND // limits.requests_per_second if limits.requests_per_second else 0
         return 0
 
     cdef Session admit(self, Connection connection):
         """A session for a connection that may stay, or None; the caller closes it then."""
         cdef Session session
-        if not self.admits(connection):
+        if (self.guarded or len(self.connections) >= self.max_connections) and not self.admits(connection):
             return None
+        connection.since_ns = connection.active_ns = monotonic_ns()
         try:
-            session = self.store.session(monotonic_ns())
+            session = self.store.session(connection.since_ns)
         except MemoryError as error:
             self.reject("memory", str(error))
             self.driver.wake()  # what it has already had may have to be given back
@@ -97,7 +102,7 @@ cdef class Roster:
         elif limits.access.networks and not limits.access.allows_packed(address):
             self.reject("allow", f"{connection.peer()[0]} is not among the addresses allowed")
             return False
-        if len(self.connections) >= limits.max_connections:
+        if len(self.connections) >= self.max_connections:
             self.reject("max_connections", f"{len(self.connections)} connections are open, the limit")
             return False
         if limits.max_per_address and self.addresses.get(address, 0) >= limits.max_per_address:
@@ -130,9 +135,9 @@ cdef class Roster:
         cdef bytes address = connection.address
         del self.connections[connection.number]
         if address is not None:
-            self.addresses[address] -= 1
-            if not self.addresses[address]:
-                del self.addresses[address]
+            count = self.addresses.pop(address)
+            if count > 1:
+                self.addresses[address] = count - 1
         if self.watch is not None:
             self.watch("closed", connection)
         if self.parting or connection.queued or error is not None:
@@ -193,7 +198,6 @@ cdef class Connection:
         session.owner = self
         self.session = session
         self.store = session.store
-        self.since_ns = self.active_ns = monotonic_ns()
         self.transport = transport
         if self.server.parting:
             self.part()

@@ -8,6 +8,7 @@ from counterd.net.kernel cimport sockaddr_in6
 
 cdef class Poller:
     cdef object loop
+    cdef public object wrap     # gives a transport that is more than plain, or None
     cdef object reject          # called with a cause and a sentence for a connection that had to be turned away
     cdef list listeners
     cdef list dying             # transports that have closed, and whose connections have yet to hear of it
@@ -36,7 +37,7 @@ cdef class Socket:              # in the epoll set
 
 cdef class Listener(Socket):
     cdef object make            # a connection
-    cdef object wrap            # its transport, or None; where that is None as well it is a plain one
+    cdef bint wraps             # its transport is what the poller's wrap gives
 
     cdef int accept(self, int most) except -1
 

@@ -65,15 +65,15 @@ cdef class Poller:
             c_close(self.spare)
         PyMem_Free(self.buffer)
 
-    def listen(self, int fd, make, wrap=None):
+    def listen(self, int fd, make, bint wraps=False):
         """Accepts connections on a listening socket from now on.
 
-        make: gives a Connection for each. wrap: a Transport that is more than plain, or None.
+        make: gives a Connection for each. wraps: whether `wrap` gives the transports, unless it is None.
         """
         cdef Listener listener = Listener.__new__(Listener)
         listener.poller = self
         listener.make = make
-        listener.wrap = wrap
+        listener.wraps = wraps
         self.watch(listener, fd, EPOLLIN)
         self.listeners.append(listener)
 
@@ -155,9 +155,9 @@ cdef class Poller:
         cdef Transport transport = None
         cdef Connection connection
         try:
-            if listener.wrap is not None:
-                transport = listener.wrap()
-            if transport is None:
+            if listener.wraps and self.wrap is not None:
+                transport = self.wrap()
+            else:
                 transport = Transport.__new__(Transport)
             transport.poller = self
             transport.reading = True

@@ -258,8 +258,12 @@ cdef class TlsTransport(Transport):
             c_shutdown(self.fd, SHUT_WR)
 
     def close(self):
+        cdef bint owed = self.queued > 0
         self.say_goodbye()
-        Transport.close(self)
+        if owed:
+            Transport.close(self)
+        else:
+            self.end(None)  # a goodbye that the kernel does not take is not waited for: nobody would look after that
 
     cdef int end(self, error) except -1:
         if self.shaking and self.heard and error is not None and not self.closed:

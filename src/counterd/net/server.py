@@ -106,15 +106,17 @@ class Server(Roster):
         if context is not None:
             context.options |= ssl.OP_NO_RENEGOTIATION
         self._context = context
+        if self._poller is not None:
+            self._poller.wrap = partial(TlsTransport, context, self) if context is not None else None
 
     def listen(self, listening: socket.socket) -> None:
         """Begins to accept connections on a socket that is bound and listens; part() closes it."""
         if self._poller is None:
             self._poller = Poller(self.loop, self.reject)
+            self.context = self._context  # which, as the limits, it has to know
             self.limits_changed()
         patience = "write_timeout" if listening.family == socket.AF_UNIX else "user_timeout"
-        wrap = None if listening.family == socket.AF_UNIX else self._wrap
-        self._poller.listen(listening.fileno(), partial(Connection, self, patience), wrap)
+        self._poller.listen(listening.fileno(), partial(Connection, self, patience), listening.family != socket.AF_UNIX)
         self._listening.append(listening)
 
     def unlisten(self) -> None:
@@ -229,9 +231,6 @@ class Server(Roster):
         self._stuck.pop(connection, None)
 
     # ---- inside ----
-
-    def _wrap(self) -> TlsTransport | None:
-        return TlsTransport(self._context, self) if self._context is not None else None
 
     def _count_slow_reader(self, text: str) -> None:
         self.slow_readers += 1
