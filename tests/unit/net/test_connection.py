@@ -11,7 +11,7 @@ import pytest
 from counterd.protocols.counter import wire
 from counterd.protocols.counter._room import CounterSession, CounterStore
 from counterd.protocols.throttr._room import open_store
-from property.model import KEY, NO_MEMORY, frames_of, make_store
+from property.model import KEY, NO_MEMORY, Client, frames_of, make_store
 from unit.net.fakes import FakeClock, Net, nets
 
 if TYPE_CHECKING:
@@ -265,6 +265,36 @@ def test_more_requests_than_one_turn_has_time_for_are_answered_in_order(net: Net
     for output, peer in zip(outputs, peers, strict=True):
         assert [int.from_bytes(frame[8:12], "big") for frame in frames_of(output)] == list(range(20_000))
         assert peer.transport.reading
+
+
+# ---- what is known of it -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [0, 5, 12, 100])
+def test_requests_are_counted_in_whatever_pieces_they_come(cut: int) -> None:
+    client = Client(make_store(10, 10))
+    data = wire.noop(1) * 200 + wire.get(1, b"nobody") + b"\x55" * 12  # the last breaks the framing, and is answered
+    client.raw(data[:cut])
+    client.raw(data[cut:])
+    assert client.session.requests == 202
+    client.raw(wire.noop(1))
+    assert client.session.requests == 202
+
+
+def test_requests_that_wait_for_a_turn_are_counted_when_they_are_executed() -> None:
+    client = Client(make_store(10, 10))
+    client.session.receive(wire.noop(1) * 10_000, 0)
+    assert 4096 <= client.session.requests < 10_000
+    client.raw(b"")
+    assert client.session.requests == 10_000
+
+
+def test_a_connection_has_a_number_until_it_leaves() -> None:
+    first = Client(make_store(10, 10))
+    second = Client(first.store)
+    assert 0 < first.session.number != second.session.number > 0
+    first.session.closed(0)
+    assert first.session.number == 0
 
 
 # ---- the end --------------------------------------------------------------------------------------------------------

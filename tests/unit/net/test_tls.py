@@ -507,6 +507,34 @@ def test_a_connection_that_is_killed_or_closed(site: Site) -> None:
     assert closed.closed()
 
 
+def fill(peer: Peer) -> None:
+    """The kernel takes no more from the server, and it is no TLS that it has taken."""
+    with socket.socket(fileno=os.dup(peer.connection.fd)) as ours, contextlib.suppress(BlockingIOError):
+        while True:
+            ours.send(bytes(1 << 16))
+
+
+def test_a_goodbye_that_the_kernel_does_not_take_is_not_waited_for(site: Site) -> None:
+    peer = site.connect()
+    fill(peer)
+    peer.connection.close()
+    site.loop.run()
+    assert site.server.connections == {}
+
+
+def test_after_a_goodbye_that_had_to_wait_the_end_comes_too(site: Site) -> None:
+    peer = site.connect()
+    fill(peer)
+    peer.connection.part()
+    assert peer.connection.queue_size() > 0
+    assert site.server.figures()["stuck_outputs"] == 0  # LINGER_S is what ends it otherwise
+    for _ in range(TURNS_MAX):
+        if peer.closed():
+            break
+        site.turn()
+    assert peer.connection.queue_size() == 0
+
+
 def test_parting_from_an_idle_connection(site: Site) -> None:
     peer = site.connect()
     peer.connection.part()
