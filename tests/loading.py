@@ -8,7 +8,6 @@ import multiprocessing
 import multiprocessing.process
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,12 +15,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from counterd.bench import result
 from counterd.bench.plan import Hold, Keys, Plan, Work
 from counterd.bench.run import LoadError, run
 from daemon import PATIENCE, wait_until
+from machine import installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -146,11 +144,7 @@ class Place:
 def other_server(protocol: str, directory: Path) -> Iterator[Place]:
     """The real one, on a Unix socket. Skips the test where it is not installed; fails it if the environment has CI."""
     path = str(directory / "s")
-    program = {"redis": "redis-server", "memcached": "memcached"}[protocol]
-    if shutil.which(program) is None:
-        if os.environ.get("CI"):
-            pytest.fail(f"no {program}")
-        pytest.skip(f"no {program}; the Debian and Ubuntu package is {protocol.replace('redis', 'redis-server')}")
+    program = installed({"redis": "redis-server", "memcached": "memcached"}[protocol])
     options = {"redis": ["--port", "0", "--unixsocket", path, "--save", ""],
                "memcached": ["-s", path, "-u", "root"]}[protocol]  # fmt: skip
     with subprocess.Popen([program, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:

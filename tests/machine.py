@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import shutil
 import socket
 import time
 from typing import TYPE_CHECKING
+
+import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,3 +38,17 @@ def has_ipv6() -> bool:
     except OSError:
         return False
     return True
+
+
+def installed(program: str, package: str | None = None) -> str:
+    """The path of a program that Debian has, in a package of the same name if none is given.
+
+    Skips the test where it is not installed; fails it if the environment has CI set.
+    """
+    found = shutil.which(program) or shutil.which(program, path="/usr/sbin")
+    if found is None:
+        reason = f"no {program}; on Debian or Ubuntu: apt-get install {package or program}"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return found

@@ -7,14 +7,14 @@ skipped, except in CI, where that would hide that nothing was compared.
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import socket
 import subprocess
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+
+from machine import installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,13 +58,7 @@ def running(directory: Path) -> Iterator[Address]:
 
     Skips the test if it is not installed; fails it if the environment has CI set, or if it does not start.
     """
-    program = shutil.which("yrmcdsd") or shutil.which("/usr/sbin/yrmcdsd")
-    if program is None:
-        reason = "no yrmcdsd; the Debian and Ubuntu package is yrmcds"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    process, address = _started(program, directory)
+    process, address = _started(installed("yrmcdsd", "yrmcds"), directory)
     try:
         yield address
     finally:

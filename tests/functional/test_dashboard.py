@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 import counterd
 import daemon
 from counterd import errors
+from machine import installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,12 +54,7 @@ CONTRAST = """([front, back]) => {
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Debian's Chromium, for all tests here."""
-    program = shutil.which("chromium")
-    if program is None:
-        reason = "no chromium; the Debian and Ubuntu package has that name"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    program = installed("chromium")
     options = ["--no-sandbox"] if os.geteuid() == 0 else []  # root has to do without
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=program, args=options)

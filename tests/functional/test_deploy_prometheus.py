@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import daemon
+from machine import installed
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
@@ -32,13 +29,13 @@ LABELS = re.compile(r"\b((?:counterd|process)_[a-z_]+)\{([^}]*)\}")
 
 
 def promtool(*arguments: str | Path) -> None:
-    program = shutil.which("promtool")
-    if program is None:
-        reason = "no promtool; the Debian and Ubuntu package is prometheus"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=daemon.PATIENCE, check=False)
+    done = subprocess.run(
+        [installed("promtool", "prometheus"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=daemon.PATIENCE,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 import daemon
+from machine import installed
 
 HOLDER = Path(__file__).with_name("holder.py")
 HERE, THERE = "198.51.100.1", "198.51.100.2"  # TEST-NET-2, seen by nobody but the two
@@ -68,10 +68,7 @@ def ip(*arguments: str) -> None:
 @pytest.fixture
 def net() -> Iterator[Net]:
     names = (f"counterd-{os.getpid()}-0", f"counterd-{os.getpid()}-1")
-    if shutil.which("ip") is None:
-        if os.environ.get("CI"):
-            pytest.fail("there is no ip; the package is iproute2")
-        pytest.skip("there is no ip; the package is iproute2")
+    installed("ip", "iproute2")
     with contextlib.ExitStack() as stack:
         try:
             for name in names:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import json
-import os
 import re
-import shutil
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +18,7 @@ from packaging.requirements import Requirement
 from counterd.control.config import load
 from counterd.control.keys import settings_for
 from counterd.protocols import find_rooms
+from machine import installed
 
 if TYPE_CHECKING:
     from counterd.control.config import Config
@@ -33,13 +32,7 @@ EXPOSURE_MAX = 2.0
 
 @pytest.fixture
 def analyze() -> str:
-    program = shutil.which("systemd-analyze")
-    if program is None:
-        reason = "no systemd-analyze; on Debian or Ubuntu: apt-get install systemd"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return program
+    return installed("systemd-analyze", "systemd")
 
 
 # ---- systemd ----
