@@ -85,6 +85,9 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"protocol": "redis", "work": Work.read("mix:insert=1,update=1"), "name_size": 2}, "names of 2 bytes are all"),
     ({"verify": True, "names": 1 << 25}, "--verify keeps count of 16777216"),
+    ({"tls": True, "socket": "/s"}, "there is no TLS on a Unix socket"),
+    ({"cacert": "/ca"}, "--cacert, --cert and --key are for --tls"),
+    ({"tls": True, "key": "/k"}, "the --key needs its --cert"),
 ]
 
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 import scripted
 from counterd.cli.ctl import main
 from counterd.cli.ctl.data import place
-from counterd.client._addresses import Address
+from counterd.client._addresses import Address, Tls
 from counterd.protocols.counter.wire import Opcode, Status
 from steps import Script, Step
 
@@ -246,6 +246,9 @@ def test_bench_is_given_the_address() -> None:
     assert place(Address("127.0.0.1", 11215)) == []  # which another protocol does not have
     assert place(Address("::1", 7)) == ["--host", "::1", "--port", "7"]
     assert place(Address(path="/run/x")) == ["--socket", "/run/x"]
+    assert place(Address("127.0.0.1", 11215, tls=Tls())) == ["--tls"]
+    words = place(Address("a", 7, tls=Tls("c", "d")))
+    assert " ".join(words) == "--host a --port 7 --tls --cacert c --cert d"
 
 
 def test_bench_has_the_help_of_counterbench() -> None:
