@@ -69,6 +69,7 @@ bench-smoke: setup
 	$(BIN)/python benchmarks/micro/ratios.py --rounds 1
 	$(BIN)/python benchmarks/peers/compare.py --smoke --out build/smoke/results
 	$(BIN)/python benchmarks/load/tls.py --rounds 1 --seconds 0.01 --connections 10
+	$(BIN)/python benchmarks/load/operations.py --smoke
 
 bench-regress: setup
 	$(BIN)/python benchmarks/regress.py

@@ -19,7 +19,6 @@ import os
 import re
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -130,28 +129,38 @@ def say(promise: str, measured: float, limit: float, unit: str = "") -> bool:
     return kept
 
 
+def beside(running: dict[str, Server], plan: Plan, figure: str, rounds: int) -> float:
+    """The median of on / off, over rounds of both."""
+    ratios = []
+    for number in range(rounds):
+        order = ("off", "on") if number % 2 else ("on", "off")
+        found = {name: load(running[name], dataclasses.replace(plan, seed=number + 1)) for name in order}
+        ratios.append(found["on"][figure] / found["off"][figure])
+    return statistics.median(ratios)
+
+
 def overhead(options: argparse.Namespace) -> bool:
     """CPU a request in a closed loop, and p99 at half of the peak."""
     kept = True
     core, _ = servers.two_cores()
-    with tempfile.TemporaryDirectory() as directory, servers.counterd(core) as off:
-        with operated(core, Path(directory)) as on, looked_at(on):
-            running = {"off": off, "on": on}
-            for depth in (1, 64):
-                plan = plan_of(depth, options.seconds)
-                for server in running.values():
-                    load(server, dataclasses.replace(plan, prefill=True))
-                peak = lowest_peak(running, plan, {})
-                for name, figure, chosen, limit in (
-                    ("CPU of the daemon a request", "server CPU us", plan, CPU_MAX),
-                    ("p99 at half of the peak", "p99 ms", dataclasses.replace(plan, rate=peak / 2), P99_MAX),
-                ):
-                    ratios = []
-                    for number in range(options.rounds):
-                        order = ("off", "on") if number % 2 else ("on", "off")
-                        found = {each: load(running[each], dataclasses.replace(chosen, seed=number + 1)) for each in order}
-                        ratios.append(found["on"][figure] / found["off"][figure])
-                    kept &= say(f"{name}, {depth} in flight, on / off", statistics.median(ratios), limit)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        servers.counterd(core) as off,
+        operated(core, Path(directory)) as on,
+        looked_at(on),
+    ):
+        running = {"off": off, "on": on}
+        for depth in (1, 64):
+            plan = plan_of(depth, options.seconds)
+            for server in running.values():
+                load(server, dataclasses.replace(plan, prefill=True))
+            half = dataclasses.replace(plan, rate=lowest_peak(running, plan, {}) / 2)
+            for name, figure, chosen, limit in (
+                ("CPU of the daemon a request", "server CPU us", plan, CPU_MAX),
+                ("p99 at half of the peak", "p99 ms", half, P99_MAX),
+            ):
+                ratio = beside(running, chosen, figure, options.rounds)
+                kept &= say(f"{name}, {depth} in flight, on / off", ratio, limit)
     return kept
 
 
@@ -159,35 +168,38 @@ def scrapes(options: argparse.Namespace) -> bool:
     """How long /metrics takes while many connections are open."""
     core, _ = servers.two_cores()
     idle = 500 if options.smoke else IDLE
-    with tempfile.TemporaryDirectory() as directory, operated(core, Path(directory)) as server:
-        with contextlib.ExitStack() as stack:
-            for _ in range(idle):
-                stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
-            taken = []
-            for _ in range(SCRAPES):
-                before = time.perf_counter()
-                server.get("/metrics")
-                taken.append((time.perf_counter() - before) * 1e3)
-            stated = re.search(rb'counterd_connections\{room="counter"\} (\S+)', server.get("/metrics"))
-            if stated is None or float(stated[1]) < idle:
-                raise RuntimeError(f"the connections are not all there: {stated and stated[1]}")
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        operated(core, Path(directory)) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        for _ in range(idle):
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        taken = []
+        for _ in range(SCRAPES):
+            before = time.perf_counter()
+            server.get("/metrics")
+            taken.append((time.perf_counter() - before) * 1e3)
+        stated = re.search(rb'counterd_connections\{room="counter"\} (\S+)', server.get("/metrics"))
+        if stated is None or float(stated[1]) < idle:
+            raise RuntimeError(f"the connections are not all there: {stated and stated[1]}")
     return say(f"a scrape with {idle:,} idle connections, slowest of {SCRAPES}", max(taken), SCRAPE_MAX_MS, " ms")
 
 
 def soak(options: argparse.Namespace) -> bool:
     """Resident memory after many requests and connections, beside that after the first tenth of them."""
     core, _ = servers.two_cores()
-    scale = 1000 if options.smoke else 1
+    parts, scale = (2, 1000) if options.smoke else (SOAK_PARTS, 1)
     sizes = []
     with tempfile.TemporaryDirectory() as directory, operated(core, Path(directory)) as server, looked_at(server):
-        for part in range(SOAK_PARTS):
+        for part in range(parts):
             common = {"duration": None, "warmup": 0, "seed": part + 1}
             requests = SOAK_REQUESTS // SOAK_PARTS // scale
             load(server, dataclasses.replace(plan_of(64, 1), requests=requests, prefill=True, **common))
             connections = SOAK_CONNECTIONS // SOAK_PARTS // scale
             load(server, dataclasses.replace(plan_of(1, 1), requests=connections, keep_alive=False, **common))
             sizes.append(server.resident())
-            print(f"  {part + 1} of {SOAK_PARTS}: {sizes[-1] / 1e6:.1f} MB", flush=True)
+            print(f"  {part + 1} of {parts}: {sizes[-1] / 1e6:.1f} MB", flush=True)
     return say("resident memory at the end, beside that after a tenth", sizes[-1] / sizes[0], GROWTH_MAX)
 
 

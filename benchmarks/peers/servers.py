@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import resource
 import shutil
 import signal
@@ -104,8 +105,8 @@ def counterd(core: int | None = None, *settings: str, room: str = "counter") -> 
     with _process(command, core, stderr=subprocess.PIPE, text=True) as process:
         port = 0
         for line in process.stderr:
-            if f"{room} listens on 127" in line:
-                port = int(line.rsplit(":", 1)[1])
+            if found := re.search(rf"{room} listens on 127\.0\.0\.1:(\d+)", line):  # a line of text or of JSON
+                port = int(found[1])
             if "ready" in line:
                 break
         else:
