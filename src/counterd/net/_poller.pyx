@@ -182,7 +182,10 @@ cdef class Poller:
         return 0
 
     cdef int forget(self, Transport transport) except -1:
-        c_close(transport.fd)  # which takes it out of the epoll set: no other process has a copy, since none is forked
+        # Closing alone would leave it in the epoll set for as long as another process has a copy, and a child that this
+        # one starts has copies until it is another program: the set would tell of what is freed below.
+        epoll_ctl(self.epoll, EPOLL_CTL_DEL, transport.fd, NULL)
+        c_close(transport.fd)
         try:
             transport.protocol.connection_lost(transport.error)
         except Exception as error:

@@ -342,6 +342,20 @@ def test_the_end_of_a_connection_that_stays_is_told_once(polled: Polled) -> None
     assert select.select([descriptor], [], [], 0)[0] == []
 
 
+def test_what_is_closed_is_forgotten_although_a_copy_of_it_is_open(polled: Polled) -> None:
+    """As a child process has one between its fork and its exec."""
+    client, probe = polled.connect()
+    copy = os.dup(probe.transport_of.fileno())
+    try:
+        probe.transport_of.abort()
+        polled.loop.run()
+        client.sendall(b"for nobody")
+        (descriptor,) = polled.loop.readers
+        assert select.select([descriptor], [], [], 0)[0] == []
+    finally:
+        os.close(copy)
+
+
 def test_a_refused_connection_keeps_no_descriptor(polled: Polled) -> None:
     clients = [polled.client() for _ in range(30)]
     gc.collect()  # what earlier tests left behind closes here, and not below
