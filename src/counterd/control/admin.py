@@ -275,7 +275,7 @@ class Child(asyncio.Protocol):
     # ---- answers that take steps ----
 
     def _walk_on(self, spent_ns: int) -> None:
-        if self._walks and not self._is_walking and not self._is_stuck:
+        if self._walks and not self._is_walking:
             self._is_walking = True
             self._loop.call_later(REST * spent_ns / 1e9, self._step)
 
