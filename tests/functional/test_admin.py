@@ -201,12 +201,11 @@ def test_what_was_asked_is_counted(admin: Admin) -> None:
         return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
 
     acquired = 'counterd_requests_total{operation="acquire",room="counter",status="ok"}'
+    before = metrics().get(acquired, 0)
     with admin.counterd.client() as client:
-        assert client.acquire("counted", 1, maximum=1)
-        before = daemon.wait_until(lambda: metrics() if acquired in metrics() else None, "figures are fresh")
-        assert client.release("counted", 1) is None
-        assert client.acquire("counted", 1, maximum=1)
-        daemon.wait_until(lambda: metrics()[acquired] == before[acquired] + 1, "it is counted")
+        for _ in range(2):
+            assert client.acquire("counted", 1, maximum=2)
+    daemon.wait_until(lambda: metrics().get(acquired, 0) >= before + 2, "they are counted")
     now = metrics()
     assert now['counterd_connections_opened_total{room="counter"}'] >= 1
     assert now['counterd_batch_seconds_count{room="counter"}'] >= 3
