@@ -112,6 +112,46 @@ def holder(net: Net, counterd: daemon.Daemon, name: str, *arguments: str) -> Ite
             process.kill()
 
 
+def probed(net: Net, counterd: daemon.Daemon) -> list[float]:
+    """When the daemon's connections are probed next: in proc(5), timer 02 and its time in hundredths of a second."""
+    table = subprocess.run([*net.here, "cat", "/proc/net/tcp"], capture_output=True, text=True, check=True).stdout
+    found = []
+    for line in table.splitlines()[1:]:
+        _, local, _, state, _, timer, *_ = line.split()
+        if int(local.partition(":")[2], 16) == counterd.address.port and state == "01" and timer.startswith("02:"):
+            found.append(int(timer.partition(":")[2], 16) / 100)
+    return sorted(found)
+
+
+def test_other_hosts_are_probed(net: Net, start: Callable[..., daemon.Daemon], short_path: Path) -> None:
+    """As it was configured when they came; what is on the same machine is not: it cannot vanish unnoticed."""
+    ip("-n", net.names[0], "link", "set", "lo", "up")
+    settings = {
+        "counter.bind": f"{HERE} 127.0.0.1",
+        "counter.insecure": "true",
+        "counter.socket": str(short_path / "s"),
+    }
+    counterd = start(settings, program=(*net.here, *daemon.MODULE))
+    connect = (
+        f"import socket, sys; s = socket.create_connection(('127.0.0.1', {counterd.address.port})); sys.stdin.read()"
+    )
+    with subprocess.Popen([*net.here, sys.executable, "-c", connect], stdin=subprocess.PIPE) as neighbour:
+        with holder(net, counterd, "old"), counterd.connect(unix=True) as connection:
+            counterd.reload({"counter.keepalive_idle": 1000})
+            with holder(net, counterd, "new"):
+                daemon.wait_until(
+                    lambda: (
+                        daemon.numbers(wire.decode_stats(peers.ask(connection, wire.stats(1)).body))["curr_connections"]
+                        == 4
+                    ),
+                    "the neighbour has come",
+                )
+                old, new = probed(net, counterd)
+        neighbour.kill()
+    assert old <= 10
+    assert 990 < new <= 1000
+
+
 @pytest.mark.parametrize("how", [Net.cut, Net.lose], ids=["cut", "lost"])
 def test_what_it_held_comes_back(
     how: Callable[[Net], None], net: Net, start: Callable[..., daemon.Daemon], short_path: Path

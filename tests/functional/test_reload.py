@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +17,7 @@ from functional import peers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 def test_changes_the_log(start: Callable[..., daemon.Daemon]) -> None:
@@ -91,30 +91,6 @@ def test_changes_drain_timeout(start: Callable[..., daemon.Daemon]) -> None:
         counterd.wait_for_stats(stuck_outputs=1)
         counterd.reload({"drain.timeout": 0})
         assert counterd.stop() == 0
-
-
-def keepalive_seconds(counterd: daemon.Daemon) -> list[float]:
-    """When the daemon's connections are probed next: in proc(5), timer 02 and its time in hundredths of a second."""
-    found = []
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        _, local, _, state, _, timer, *_ = line.split()
-        if int(local.partition(":")[2], 16) == counterd.address.port and state == "01" and timer.startswith("02:"):
-            found.append(int(timer.partition(":")[2], 16) / 100)
-    return found
-
-
-def test_changes_keepalive_for_new_connections(start: Callable[..., daemon.Daemon]) -> None:
-    counterd = start()
-    with counterd.client() as first:
-        first.noop()
-        (seconds,) = keepalive_seconds(counterd)
-        assert 5 < seconds <= 10
-        counterd.reload({"counter.keepalive_idle": 1000})
-        with counterd.client() as second:
-            second.noop()
-            old, new = sorted(keepalive_seconds(counterd))
-            assert old <= 10
-            assert 990 < new <= 1000
 
 
 def test_nothing_changed(start: Callable[..., daemon.Daemon]) -> None:

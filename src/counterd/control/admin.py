@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MODULE = "counterd.admin"
 SETTINGS = ("token", "allow", "hosts")  # of admin.*: what the process is told
 SOCKET_MODE = 0o660
-KEEPALIVE = Keepalive(idle=10, interval=5, count=3, user_timeout=25)
+KEEPALIVE = Keepalive(idle=10, interval=2, count=7, user_timeout=25)
 
 RESTART_MIN_S = 0.1
 RESTART_MAX_S = 10.0

@@ -86,8 +86,8 @@ def _listener(room: Room) -> Iterator[Setting]:
     yield Setting(f"{name}.max_requests_per_second", requests, 0, "requests a second; 0 is no limit", reload=True)
     yield Setting(f"{name}.idle_timeout", idle, 0, "seconds; 0 is no limit", reload=True)
     yield Setting(f"{name}.keepalive_idle", seconds, 10, "seconds", reload=True)
-    yield Setting(f"{name}.keepalive_interval", seconds, 5, "seconds", reload=True)
-    yield Setting(f"{name}.keepalive_count", integer(1, KEEPALIVE_COUNT_MAX), 3, "probes", reload=True)
+    yield Setting(f"{name}.keepalive_interval", seconds, 2, "seconds", reload=True)
+    yield Setting(f"{name}.keepalive_count", integer(1, KEEPALIVE_COUNT_MAX), 7, "probes", reload=True)
     yield Setting(f"{name}.user_timeout", timeout, 25, "seconds", reload=True)
     yield Setting(f"{name}.write_timeout", timeout, 25, "seconds", reload=True)
 

@@ -39,7 +39,7 @@ cdef extern from "<sys/socket.h>" nogil:
     int getsockopt(int fd, int level, int name, void* value, unsigned int* size)
     int setsockopt(int fd, int level, int name, const void* value, unsigned int size)
     int MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, SOCK_CLOEXEC, SOCK_NONBLOCK, SOL_SOCKET, SO_ERROR
-    int AF_INET, AF_INET6, SO_PEERCRED, SO_PEERGROUPS
+    int AF_INET, AF_INET6, SO_KEEPALIVE, SO_PEERCRED, SO_PEERGROUPS
     cdef struct ucred:
         int pid
         uint32_t uid
