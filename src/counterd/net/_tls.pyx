@@ -277,7 +277,10 @@ cdef class TlsTransport(Transport):
         """Version, cipher, and the subject of the peer's certificate; empty as long as they are not known."""
         if self.shaking:
             return "", "", ""
-        certificate = self.ssl.getpeercert() or {}
+        try:
+            certificate = self.ssl.getpeercert() or {}
+        except ValueError:  # there was no end of the handshake, or what came after it was no TLS
+            return "", "", ""
         subject = ", ".join(f"{name}={value}" for part in certificate.get("subject", ()) for name, value in part)
         return self.ssl.version() or "", self.ssl.cipher()[0], subject
 

@@ -366,6 +366,7 @@ def test_a_peer_that_speaks_something_else_is_closed(site: Site, data: bytes) ->
     assert site.failed() == {"protocol": 1}
     assert site.net.reports == ["handshake:protocol"]
     assert site.server.figures()["handshakes"] == 0
+    assert peer.connection.tls() == ("", "", "")
     assert peer.closed()
     assert site.loop.live_timers() == [1.0]
     site.loop.fire()
@@ -379,6 +380,7 @@ def test_garbage_within_tls_ends_it(site: Site) -> None:
     peer.socket.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
     site.turn()
     assert site.failed() == {"protocol": 1}
+    assert peer.connection.tls() == ("", "", "")
     assert peer.alert()
     assert peer.closed()
     peer.socket.sendall(bytes(1 << 16))
