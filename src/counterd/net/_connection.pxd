@@ -54,7 +54,7 @@ cdef class Connection:
     cdef object transport
     cdef object linger_timer
     cdef object slow_timer          # until which it is not read, since it has sent too much; or None
-    cdef int64_t paid_ns            # the moment up to which its requests take up its time
+    cdef readonly int64_t paid_ns   # the moment up to which its requests take up its time
     cdef Session session
     cdef Store store
     cdef Py_ssize_t discarded       # bytes thrown away while lingering
@@ -73,6 +73,7 @@ cdef class Connection:
     cpdef connection_lost(self, exc)
     cdef int read_sealed(self, Py_ssize_t size) except -1
     cdef int charge(self, uint64_t requests, int64_t now_ns) except -1
+    cdef int slow_down(self, int64_t now_ns) except -1
     cdef bint is_idle(self, int64_t before_ns) noexcept
     cdef int send(self, bytes output) except -1
     cdef int settle(self) except -1

@@ -24,6 +24,7 @@ class Connection(asyncio.Protocol):
     number: int
     since_ns: int
     active_ns: int
+    paid_ns: int
     @property
     def id(self) -> str: ...
     @property

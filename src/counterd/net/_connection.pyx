@@ -24,7 +24,8 @@ from counterd._core cimport Session, Store
 from counterd.net.clock cimport monotonic_ns
 from counterd.net.driver cimport Driver
 from counterd.net.kernel cimport (
-    MSG_DONTWAIT, MSG_NOSIGNAL, SO_PEERCRED, SO_PEERGROUPS, SOL_SOCKET, c_send, getsockopt, ucred,
+    MSG_DONTWAIT, MSG_NOSIGNAL, POLLRDHUP, SO_PEERCRED, SO_PEERGROUPS, SOL_SOCKET, c_send, getsockopt, poll, pollfd,
+    ucred,
 )
 
 from counterd.net.access import EVERYONE
@@ -37,10 +38,12 @@ cdef extern from "<sys/ioctl.h>" nogil:
     unsigned long FIONREAD
 
 cdef int64_t SECOND = 1000000000
+cdef int64_t SLOW_CHECK_NS = SECOND     # between two looks at a connection that is slowed down
 
 cdef enum:
     LINGER_S = 1            # long enough for a reply to cross any network, and for its reader to look
     LINGER_BYTES = 1048576  # no honest peer has more under way
+    GOODBYE_MAX = 100       # bytes of a close_notify at most
 
 
 cdef class Roster:
@@ -365,18 +368,28 @@ cdef class Connection:
             return 0
         self.paid_ns = max(self.paid_ns, now_ns - SECOND) + <int64_t>requests * self.server.request_ns
         if self.paid_ns > now_ns and self.slow_timer is None:
-            self.slow_timer = self.server.loop.call_later((self.paid_ns - now_ns) / 1e9, self.quicken)
+            self.slow_down(now_ns)
             self.transport.pause_reading()
             self.server.slowed += 1
             self.server.slowed_down(self)
         return 0
 
-    def quicken(self):
-        """The time that its requests took is over, unless more of them were executed meanwhile."""
+    cdef int slow_down(self, int64_t now_ns) except -1:
+        cdef int64_t left_ns = min(self.paid_ns - now_ns, SLOW_CHECK_NS)
+        self.slow_timer = self.server.loop.call_later(left_ns / 1e9, self.quicken, self.server.request_ns)
+        return 0
+
+    def quicken(self, int64_t request_ns):
+        """Has it read again if the time that its requests took is over, or it has gone: what it holds has to come back.
+
+        request_ns: of the server, when the time was reckoned. Under another limit nothing is held against it.
+        """
         cdef int64_t now_ns = monotonic_ns()
         self.slow_timer = None
-        if self.paid_ns > now_ns and self.server.request_ns:
-            self.slow_timer = self.server.loop.call_later((self.paid_ns - now_ns) / 1e9, self.quicken)
+        if self.server.request_ns != request_ns:
+            self.paid_ns = 0
+        if self.paid_ns > now_ns and not has_gone(self.fd):
+            self.slow_down(now_ns)
             return
         self.active_ns = now_ns
         self.settle()
@@ -442,6 +455,15 @@ cdef class Connection:
             self.store.stirred = False
             self.server.driver.wake()
         return 0
+
+
+cdef bint has_gone(int fd) noexcept:
+    """Whether the peer has sent its last byte and all has been read, or all but a goodbye."""
+    cdef pollfd state
+    cdef int unread = 0
+    state.fd = fd
+    state.events = POLLRDHUP
+    return poll(&state, 1, 0) > 0 and ioctl(fd, FIONREAD, &unread) == 0 and unread <= GOODBYE_MAX
 
 
 def peer_process(int fd):

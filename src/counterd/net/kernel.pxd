@@ -16,6 +16,13 @@ cdef extern from "<sys/epoll.h>" nogil:
     int epoll_wait(int epfd, epoll_event* events, int maxevents, int timeout)
     int EPOLLIN, EPOLLOUT, EPOLLERR, EPOLLHUP, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLL_CTL_DEL, EPOLL_CLOEXEC
 
+cdef extern from "<poll.h>" nogil:
+    cdef struct pollfd:
+        int fd
+        short events
+    int poll(pollfd* states, unsigned long count, int timeout_ms)
+    int POLLRDHUP
+
 cdef extern from "<netinet/in.h>" nogil:
     cdef struct in_addr:
         uint32_t s_addr

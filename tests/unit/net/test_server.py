@@ -373,10 +373,12 @@ def test_an_ipv4_address_is_one_on_an_ipv6_socket_too(make_net: Callable[..., Ne
 
 
 def frozen(net: Net, peer: Peer) -> float | None:
-    """For how long it is not read, if it is not."""
+    """For how long it is not read, if it is not; it is looked at once a second."""
     timers = net.loop.live_timers()
     assert bool(timers) is not peer.transport.reading
-    return timers[0] if timers else None
+    left = (peer.connection.paid_ns - time.monotonic_ns()) / S
+    assert timers == ([pytest.approx(min(1, left), abs=0.1)] if timers else [])
+    return left if timers else None
 
 
 def test_one_that_sends_too_much_is_read_when_its_requests_have_taken_their_time(make_net: Callable[..., Net]) -> None:
@@ -421,6 +423,42 @@ def test_requests_that_had_to_wait_for_a_turn_count_as_well(make_net: Callable[.
     net.limit(requests_per_second=0)
     net.loop.fire()
     assert peer.transport.reading
+
+
+@pytest.mark.parametrize("rate", [0, 500])
+def test_another_limit_forgives_what_was_sent_under_the_last(make_net: Callable[..., Net], rate: int) -> None:
+    net = make_net(requests_per_second=1)
+    peer = net.connect()
+    peer.send(NOOP * 900)
+    net.limit(requests_per_second=rate)
+    net.loop.fire()
+    assert frozen(net, peer) is None
+    peer.send(NOOP * 400)
+    assert frozen(net, peer) is None
+
+
+@pytest.mark.parametrize(("last", "is_over"), [(b"", True), (NOOP[:11], True), (NOOP * 9, False)])
+def test_one_that_is_slowed_down_and_goes_is_waited_for_no_longer(
+    make_reached: Callable[..., Reached], last: bytes, *, is_over: bool
+) -> None:
+    """Unless it has sent requests that have yet to be read."""
+    net = make_reached(requests_per_second=1)
+    client = net.reach()
+    client.sendall(NOOP * 42)
+    net.batch()
+    assert len(client.recv(1000)) == 42 * len(REPLY)
+    net.loop.fire()
+    net.batch()
+    (connection,) = net.server.connections.values()
+    assert connection.requests == 42
+    client.sendall(last)
+    client.shutdown(socket.SHUT_WR)
+    net.batch()
+    assert net.server.connections
+    net.loop.fire()
+    for _ in range(2):
+        net.batch()
+    assert (net.server.connections == {}) is is_over
 
 
 def test_slowing_ends_with_the_connection(make_net: Callable[..., Net]) -> None:
