@@ -1,5 +1,7 @@
 # A transport that encrypts.
 
+from libc.stdint cimport uint16_t
+
 from counterd.net._poller cimport Transport
 
 
@@ -9,13 +11,16 @@ cdef class TlsTransport(Transport):
     cdef object incoming
     cdef object outgoing
     cdef object timer           # of the handshake, or None
-    cdef size_t appetite        # bytes of the next read
+    cdef size_t missing         # bytes of a record that has begun to arrive
+    cdef uint16_t length        # the last two bytes of its header
+    cdef int heading            # how much of a header has arrived
     cdef bint heard             # the peer has sent something
     cdef bint shaking           # the handshake is under way
     cdef bint goodbye           # the peer has said close_notify
     cdef bint silent            # this side has said its last word: nothing is encrypted any more, nor decrypted
     cdef bint shutting          # writing is to be shut down once the queue is empty
 
+    cdef void follow(self, size_t size) noexcept
     cdef int advance(self, Py_ssize_t size) except -1
     cdef bint shake(self) except -1
     cdef int shaken(self) except -1

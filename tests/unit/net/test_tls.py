@@ -31,6 +31,7 @@ REPLY = wire.frame(0, 1, magic=0x91)
 HOLD = wire.acquire(1, b"held", 1, 9)
 RESET = struct.pack("ii", 1, 0)
 HANDSHAKES = 4  # steps in a batch
+READ_BEYOND = 512  # bytes
 
 
 class Site:
@@ -250,12 +251,32 @@ def test_a_byte_at_a_time(site: Site) -> None:
 
 def test_one_read_is_one_answer_of_however_many_records(site: Site) -> None:
     peer = site.connect()
-    for _ in range(20):
+    for _ in range(12):
         peer.ssl.write(NOOP)
     before = site.server.histograms()["batch_bytes"]
-    assert peer.ask(b"") == REPLY * 20
+    assert peer.ask(b"") == REPLY * 12
     after = site.server.histograms()["batch_bytes"]
-    assert (sum(after.counts) - sum(before.counts), after.sum - before.sum) == (1, 20 * len(NOOP))
+    assert (sum(after.counts) - sum(before.counts), after.sum - before.sum) == (1, 12 * len(NOOP))
+
+
+@pytest.mark.parametrize("version", versions())
+def test_a_read_takes_what_is_missing_of_a_record_and_few_further_ones(site: Site, version: ssl.TLSVersion) -> None:
+    """So one who sends records that are much work, and no data, keeps nobody waiting for long."""
+    context = client_context()
+    context.minimum_version = context.maximum_version = version
+    peer = site.peer(context)
+    peer.shake()
+    peer.ssl.write(NOOP * 1300)
+    for _ in range(100):
+        peer.ssl.write(NOOP)
+    peer.flush()
+    site.turn()
+    assert peer.connection.requests == 0  # nothing was known of the record yet
+    site.turn()
+    assert 1300 < peer.connection.requests <= 1300 + READ_BEYOND // 34
+    for _ in range(100 * 41 // READ_BEYOND):
+        site.turn()
+    assert peer.connection.requests == 1400
 
 
 def test_much_goes_both_ways(site: Site) -> None:
@@ -559,7 +580,7 @@ def test_what_has_arrived_when_parting_begins_is_answered(site: Site) -> None:
     peer.flush()
     peer.connection.part()
     received = b""
-    for _ in range(8):
+    for _ in range(14):
         site.turn()
         received += peer.read()
     assert received == REPLY * 150
