@@ -95,6 +95,8 @@ def networks(text: str) -> tuple[str, ...]:
     found = []
     for word in text.replace(",", " ").split():
         try:
+            if "%" in word:  # who comes is compared without the interface
+                raise ValueError
             network = ipaddress.ip_network(word, strict=False)
         except ValueError:
             raise ValueError(f"expected networks such as 10.0.0.0/8 or IP addresses, not {word!r}") from None

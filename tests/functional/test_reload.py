@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import time
@@ -133,6 +134,15 @@ def test_a_file_that_is_gone_changes_nothing(start: Callable[..., daemon.Daemon]
     counterd.send_signal(signal.SIGHUP)
     counterd.wait_for_log(f"not reloaded: {counterd.config}: cannot be read")
     assert counterd.stats()["connections_max"] == 5
+
+
+def test_a_file_that_has_become_a_pipe_is_not_waited_for(start: Callable[..., daemon.Daemon]) -> None:
+    counterd = start()
+    counterd.config.unlink()
+    os.mkfifo(counterd.config)
+    counterd.send_signal(signal.SIGHUP)
+    counterd.wait_for_log("not reloaded: .*is no regular file")
+    assert counterd.stats()["curr_connections"] == 1
 
 
 def test_set_still_replaces_what_the_file_says(start: Callable[..., daemon.Daemon]) -> None:

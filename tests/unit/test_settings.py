@@ -40,6 +40,7 @@ ACCEPTED = [
 REFUSED = [
     (networks, "localhost", "expected networks such as 10.0.0.0/8 or IP addresses, not 'localhost'"),
     (networks, "10.0.0.0/33", "expected networks such as 10.0.0.0/8 or IP addresses, not '10.0.0.0/33'"),
+    (networks, "fe80::1%lo", "expected networks such as 10.0.0.0/8 or IP addresses, not 'fe80::1%lo'"),
     (networks, "10.0.0.1/8", "10.0.0.1/8 has bits beyond its prefix, expected 10.0.0.0/8"),
     (boolean, "True", "expected true or false, not 'True'"),
     (boolean, "", "expected true or false, not ''"),

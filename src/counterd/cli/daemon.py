@@ -64,6 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def read() -> Config:
         return configuration.load(configuration.find_file(options.config), options.overrides, rooms, passed)
 
+    def reread() -> Config:
+        path = configuration.find_file(options.config)
+        if path.exists() and not path.is_file():  # a pipe has been read, and nobody may ever write to it again
+            raise ConfigError([f"{path}: is no regular file, and is only read at the start"])
+        return read()
+
     try:
         config = read()
         if options.check:
@@ -78,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"warning: {warning}", file=sys.stderr)
         print(f"{config.path}: ok")
         return 0
-    return serve(config, rooms, read)
+    return serve(config, rooms, reread)
 
 
 def prepare_process() -> None:

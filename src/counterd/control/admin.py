@@ -171,7 +171,7 @@ class Child(asyncio.Protocol):
         self._frames = Frames(QUESTION_MAX)
         self._questions: Iterator[bytes] = iter(())
         self._walks: deque[tuple[int, Steps]] = deque()
-        self._is_resting = self._is_walking = self._is_stuck = False
+        self._has_questions = self._is_resting = self._is_walking = self._is_stuck = False
         self._heard = True
         self._silent = 0
 
@@ -219,7 +219,7 @@ class Child(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_stuck = False
-        self._read_or_not()
+        self._go_on()
         self._walk_on(0)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -234,23 +234,27 @@ class Child(asyncio.Protocol):
         if self._transport is None:
             return
         begun = time.monotonic_ns()
-        more = True
+        self._has_questions = True
         try:
-            while more and time.monotonic_ns() - begun < SLICE_NS:
+            while self._has_questions and not self._is_stuck and time.monotonic_ns() - begun < SLICE_NS:
                 body = next(self._questions, None)
-                more = body is not None
+                self._has_questions = body is not None
                 if body is not None:
                     self._take(json.loads(body))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             self._cut(f"asked what it should not: {type(error).__name__}: {error}")
             return
         self._is_resting = True
         self._read_or_not()
-        self._loop.call_later(REST * (time.monotonic_ns() - begun) / 1e9, self._rested, more)
+        self._loop.call_later(REST * (time.monotonic_ns() - begun) / 1e9, self._rested)
 
-    def _rested(self, more: bool) -> None:
+    def _rested(self) -> None:
         self._is_resting = False
-        if more:
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """What has been read comes first."""
+        if self._has_questions and not self._is_resting and not self._is_stuck:
             self._take_questions()
         else:
             self._read_or_not()
@@ -271,6 +275,8 @@ class Child(asyncio.Protocol):
                 raise Refused(503, f"{WALKS_MAX} others are being answered")
         except Refused as refused:
             self._refuse(number, refused)
+        except OSError as error:  # no descriptors, for one
+            self._refuse(number, Refused(503, f"it cannot be found out now: {error.strerror}"))
 
     # ---- answers that take steps ----
 

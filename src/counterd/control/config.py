@@ -230,7 +230,8 @@ def _entries(lines: Iterable[tuple[str, str]], problems: list[str]) -> list[Entr
     for origin, line in lines:
         name, equals, text = (part.strip(BLANKS) for part in line.partition("="))
         if not name or not equals:
-            problems.append(f"{origin}: expected key = value, not {line!r}")
+            hidden = line.startswith(tuple(SECRETS))
+            problems.append(f"{origin}: expected key = value, not {'...' if hidden else repr(line)}")
             continue
         if len(text) >= 2 and text[0] == text[-1] == '"':
             text = text[1:-1]

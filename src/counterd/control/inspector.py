@@ -70,6 +70,10 @@ class Inspector:
         """The answer, or the steps to it, which may raise too. Raises Refused; any other error of a question that the
         admin process would not ask."""
         what = question["ask"]
+        parameters = question.get("parameters", {})
+        texts = (question.get("connection", ""), question.get("table", ""), *parameters, *parameters.values())
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("expected texts")
         if what == "ping":
             return encoded({"state": self._daemon.state})
         if what == "figures":
@@ -79,9 +83,9 @@ class Inspector:
         if what == "close":
             return encoded(self._close(question["connection"]))
         if what == "table":
-            return self._table(question["table"], question["parameters"])
+            return self._table(question["table"], parameters)
         if what == "connections":
-            return self._connections(question["parameters"])
+            return self._connections(parameters)
         raise ValueError(f"unknown question {what!r}")
 
     def figures(self) -> bytes:

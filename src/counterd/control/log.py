@@ -89,11 +89,11 @@ def _stamp(_logger: object, _method: str, event: EventDict) -> EventDict:
 
 
 def _explain(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Makes the field exc of an exception; True is the one being handled."""
+    """Makes the field exc of an exception; True, or what is none, is the one being handled."""
     error = event.pop("exc_info", None)
-    if error is True:
-        error = sys.exc_info()[1]
-    if error:
+    if error is not None and not isinstance(error, BaseException):
+        error = sys.exc_info()[1] if error else None
+    if error is not None:
         event["exc"] = "".join(traceback.format_exception(error)).rstrip("\n")[-TRACEBACK_MAX:]
     return event
 

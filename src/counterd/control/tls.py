@@ -5,8 +5,11 @@ Floor 4. A context is never changed: who has begun with one keeps it, and new fi
 
 from __future__ import annotations
 
+import os
 import ssl
-from pathlib import Path
+import stat
+
+FILE_MAX = 1 << 20  # bytes: some thousand certificates, which the loop waits for at a reload
 
 
 class TLSError(Exception):
@@ -40,29 +43,36 @@ def make_context(cert: str, key: str = "", client_ca: str = "", require_client_c
         raise TLSError(key_name, f"there is no private key in PEM in {key or cert}{_reason(error)}") from None
     except ValueError as error:
         raise TLSError(key_name, f"the private key in {key or cert} {error}") from None
+    except OSError as error:  # it was there a moment ago
+        raise TLSError(key_name, f"{cert} and {key or cert} cannot be read: {error.strerror}") from None
     if client_ca:
-        _check_certificates("client_ca", client_ca)
-        context.load_verify_locations(client_ca)
+        context.load_verify_locations(cadata=_check_certificates("client_ca", client_ca))
         context.verify_mode = ssl.CERT_REQUIRED if require_client_cert else ssl.CERT_OPTIONAL
     return context
 
 
 def _read(name: str, path: str) -> bytes:
+    """What is in a file that ends: a pipe could keep a daemon that reloads waiting for ever."""
     try:
-        return Path(path).read_bytes()
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise TLSError(name, f"{path} is no regular file")
+            content = file.read(FILE_MAX + 1)
     except OSError as error:
         raise TLSError(name, f"{path} cannot be read: {error.strerror}") from None
+    if len(content) > FILE_MAX:
+        raise TLSError(name, f"{path} has more than {FILE_MAX} bytes")
+    return content
 
 
-def _check_certificates(name: str, path: str) -> None:
-    """OpenSSL does not say which of its files it means: this one is looked at alone."""
-    text = _read(name, path).decode("ascii", "replace")
+def _check_certificates(name: str, path: str) -> str:
+    """The text of a file. OpenSSL does not say which of its files it means: this one is looked at alone."""
+    text = _read(name, path).decode("ascii", "replace").replace("\N{REPLACEMENT CHARACTER}", "?")
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(
-            cadata=text.replace("\N{REPLACEMENT CHARACTER}", "?")
-        )
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=text)
     except (ssl.SSLError, ValueError) as error:
         raise TLSError(name, f"there is no certificate in PEM in {path}{_reason(error)}") from None
+    return text
 
 
 def _reason(error: Exception) -> str:

@@ -45,6 +45,12 @@ class Inspector:
             return b'{"state": "ready"}'
         if what == "refuse":
             raise Refused(404, "no")
+        if what == "exhausted":
+            raise OSError(24, "Too many open files")
+        if what == "long":
+            return b'"' + b"x" * 100_000 + b'"'
+        if what == "attribute":
+            raise AttributeError
         if what in ("table", "bug", "late"):
             return self.take_steps(what)
         raise ValueError(f"unknown question {what!r}")
@@ -212,8 +218,10 @@ def test_answers_that_take_steps_are_made_one_at_a_time_and_only_so_many_wait(pl
     "sent",
     [b"\xff\xff\xff\xff", frame(b"x" * 100), frame(b"[]"), frame(b"1"), frame(b'{"ask": "ping"}'),
      frame(b'{"id": 1}'), frame(b'{"id": 1, "ask": "nonsense"}'), frame(b'{"id": {}, "ask": "ping"}'),
-     frame(b"[" * 60_000), b"\x00\x04\x00\x01"],
-    ids=["length", "text", "list", "number", "without id", "without question", "unknown", "id", "deep", "long"],
+     frame(b'{"id": 1e400, "ask": "ping"}'), frame(b'{"id": 1, "ask": "attribute"}'), frame(b"[" * 60_000),
+     b"\x00\x04\x00\x01"],
+    ids=["length", "text", "list", "number", "without id", "without question", "unknown", "id", "infinite", "attribute",
+         "deep", "long"],
 )  # fmt: skip
 def test_nonsense_ends_it(sent: bytes, play) -> None:
     async def scene(world: World) -> None:
@@ -276,6 +284,30 @@ def test_one_that_says_nothing_is_replaced(play, monkeypatch: pytest.MonkeyPatch
         assert len(world.started) == 1
         await world.until(lambda: len(world.started) == 2)
         assert "has said nothing for" in world.reports[0]
+
+    play(scene)
+
+
+def test_what_cannot_be_found_out_costs_one_answer(play) -> None:
+    async def scene(world: World) -> None:
+        await world.ask("exhausted", 1)
+        answer = await world.receive()
+        assert answer["error"] == {"status": 503, "text": "it cannot be found out now: Too many open files"}
+        await world.ask("ping", 2)
+        assert (await world.receive())["id"] == 2
+        assert world.complaints == []
+
+    play(scene)
+
+
+def test_what_came_at_once_is_not_answered_while_answers_are_unread(play) -> None:
+    async def scene(world: World) -> None:
+        await world.send(b"".join(frame(b'{"id": %d, "ask": "long"}' % number) for number in range(100)))
+        await world.until(lambda: world.admin._child._is_stuck)
+        for _ in range(100):
+            await asyncio.sleep(0.0001)
+        assert len(world.inspector.asked) < 20
+        assert [(await world.receive())["id"] for _ in range(100)] == list(range(100))
 
     play(scene)
 

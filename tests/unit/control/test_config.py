@@ -634,6 +634,8 @@ def test_a_token_is_not_shown(problems):
     assert problems(ON, "admin.token=my secret") == [
         "--set admin.token=...: admin.token: expected at most 1024 visible ASCII characters, without blanks"
     ]
+    assert problems(ON, "admin.token: secret") == ["--set: expected key = value, not ..."]
+    assert problems(f"{ON}admin.token secret\n") == ["F:2: expected key = value, not ..."]
 
 
 def test_a_file_of_yrmcds_that_does_not_want_to_be_open(problems):

@@ -208,6 +208,17 @@ def test_what_the_admin_process_does_not_ask() -> None:
         ask(inspector(), "more")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [{"connection": 5}, {"table": ["x"]}, {"parameters": {"limit": 5}}, {"parameters": ["x"]}, {"parameters": None}],
+)
+def test_questions_are_made_of_text(arguments: dict[str, Any]) -> None:
+    question = {"connection": "x", "table": "things_one", "parameters": {}, **arguments}
+    for what in ("close", "table", "connections"):
+        with pytest.raises((TypeError, AttributeError)):
+            inspector(service("one", opened=lambda *_: Walk([]))).answer({"ask": what, **question})
+
+
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
 

@@ -386,6 +386,26 @@ class Unprintable:
         raise RuntimeError("no")
 
 
+class Hollow(Exception):
+    def __len__(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("given", "exc"),
+    [((ValueError, ValueError("x"), None), "KeyError: 'y'"), ("text", "KeyError: 'y'"), (Hollow("z"), "Hollow: z")],
+    ids=["tuple", "text", "hollow"],
+)
+def test_whatever_is_said_to_be_an_exception_is_logged(pipe, given, exc):
+    def log(logger) -> None:
+        try:
+            raise KeyError("y")
+        except KeyError:
+            logger.info("x", exc_info=given)
+
+    assert exc in logged(pipe, "text", log)
+
+
 @pytest.mark.parametrize(
     ("format", "field", "error"),
     [

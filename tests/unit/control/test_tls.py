@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 import subprocess
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trustme
 
+from counterd.control import tls
 from counterd.control.tls import TLSError, make_context
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ class Files:
         self.write("both", issued.private_key_and_cert_chain_pem.bytes())
         self.write("other", authority.issue_cert("127.0.0.1").private_key_pem.bytes())
         self.write("ca", authority.cert_pem.bytes())
+        os.mkfifo(self.fifo)
+        self.write("long", b"\n" * (tls.FILE_MAX + 1))
         self.write("text", b"not a \xff certificate\n")
         self.write("broken", issued.cert_chain_pems[0].bytes().replace(b"MII", b"???", 1))
 
@@ -62,6 +66,10 @@ def test_certificates_of_clients(files):
         (("none", "key", ""), "cert", "{none} cannot be read: No such file or directory"),
         (("cert", "none", ""), "key", "{none} cannot be read: No such file or directory"),
         (("cert", "key", "none"), "client_ca", "{none} cannot be read: No such file or directory"),
+        (("fifo", "key", ""), "cert", "{fifo} is no regular file"),
+        (("cert", "fifo", ""), "key", "{fifo} is no regular file"),
+        (("cert", "key", "fifo"), "client_ca", "{fifo} is no regular file"),
+        (("long", "key", ""), "cert", "{long} has more than 1048576 bytes"),
         (("", "", ""), "cert", "{directory} cannot be read: Is a directory"),
         (("text", "key", ""), "cert", "there is no certificate in PEM in {text}"),
         (("broken", "key", ""), "cert", "there is no certificate in PEM in {broken}"),
@@ -76,11 +84,18 @@ def test_certificates_of_clients(files):
 )
 def test_files_that_cannot_be_used(files, given, name, why):
     cert, key, client_ca = given
-    paths = {word: getattr(files, word) for word in ("none", "text", "broken", "key", "cert", "other")}
+    paths = {word: getattr(files, word) for word in ("none", "fifo", "long", "text", "broken", "key", "cert", "other")}
     with pytest.raises(TLSError) as caught:
         make_context(getattr(files, cert), key and getattr(files, key), client_ca and getattr(files, client_ca))
     assert caught.value.name == name
     assert str(caught.value).startswith(why.format(directory=getattr(files, ""), **paths))
+
+
+def test_a_key_that_goes_while_it_is_read(files, monkeypatch):
+    read = tls._read
+    monkeypatch.setattr(tls, "_read", lambda name, path: read(name, path) if name == "cert" else b"")
+    with pytest.raises(TLSError, match="cannot be read: No such file or directory"):
+        make_context(files.cert, files.none)
 
 
 def test_a_passphrase_is_not_asked_for(files):
