@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -170,6 +171,18 @@ def test_figures_of_the_process() -> None:
     assert process["resident_bytes"] > 1 << 20
     assert 3 < process["open_fds"] < process["max_fds"]
     assert abs(process["start_time_seconds"] - (time.time() - 5)) < 2
+
+
+def test_figures_when_no_descriptor_is_left() -> None:
+    asked = inspector()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        process = ask(asked, "figures")["process"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert process["resident_bytes"] > 1 << 20
+    assert process["open_fds"] > process["max_fds"] == 3
 
 
 def test_descriptors_where_the_kernel_does_not_count_them(monkeypatch: pytest.MonkeyPatch) -> None:
