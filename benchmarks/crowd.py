@@ -103,11 +103,8 @@ class Crowd:
 
     async def start(self) -> None:
         """All have connected, and have what they keep."""
-        for number in range(WORKERS):
-            member = Member(self._open_client(number))
-            self._members.append(member)
-            for _ in range(KEPT):
-                await self._acquire(member, b"kept %d" % (number % 5), WORKERS * KEPT)
+        self._members += [Member(self._open_client(number)) for number in range(WORKERS)]
+        await asyncio.gather(*map(self._keep, self._members))
         self._tasks += [asyncio.create_task(self._work(member)) for member in self._members]
         self._tasks += [asyncio.create_task(self._come_and_go(number)) for number in range(COMERS)]
         self._going.set()
@@ -132,7 +129,7 @@ class Crowd:
     async def pause(self) -> Books:
         """Nothing is under way any more; what all hold."""
         self._going.clear()
-        while self._under_way:
+        while self._under_way:  # noqa: ASYNC110 - for a moment, and not often
             await asyncio.sleep(0.001)
         permits: collections.Counter[bytes] = collections.Counter()
         for member in self._members:
@@ -170,6 +167,10 @@ class Crowd:
             yield
         finally:
             self._under_way -= 1
+
+    async def _keep(self, member: Member) -> None:
+        for number in range(KEPT):
+            await self._acquire(member, b"kept %d" % number, WORKERS)
 
     async def _work(self, member: Member) -> None:
         while not member.has_ended:

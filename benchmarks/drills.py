@@ -17,272 +17,40 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
-import glob
 import http.client
-import json
 import os
 import re
 import resource
 import signal
 import socket
-import ssl
-import subprocess
 import sys
 import tempfile
 import time
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import trustme
-
 from counterd.client import Client, throttr
-from counterd.errors import CounterdError
-from crowd import Figures, Handle
-from peers import servers
+from counterd.protocols.counter import wire
+from stage import PATIENCE, POLL_S, Stage, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    import io
+    import ssl
+    from collections.abc import Callable
 
-T = TypeVar("T")
+    from crowd import Figures
+    from stage import Daemon
 
-PATIENCE = 15.0  # seconds; longer than anything takes that works
-POLL_S = 0.005
 HOUR_S = 3600
-FAKETIME = "/usr/lib/*/faketime/libfaketime.so.1"
+EARLY_MS, LATE_MS = -5, 2000  # of a TTL: two clocks are compared; and both processes wait for a core
+FAKETIME = "*/faketime/libfaketime.so.1"  # in /usr/lib
 SMALL_PIPE = 4096  # bytes: is full soon
 QUEUED_LINES = 1024  # that the daemon keeps for whoever reads slowly
 RESERVED = 64  # descriptors that the daemon keeps for itself
 REPLACED_S = 40.0  # within which an admin process that hangs is replaced
-
-
-class Report:
-    """What is printed, and whether all promises were kept."""
-
-    def __init__(self) -> None:
-        self.kept = True
-
-    def title(self, text: str) -> None:
-        print(f"\n{text}", flush=True)
-
-    def figure(self, what: str, value: object) -> None:
-        print(f"  {what:64}{value if isinstance(value, (str, int)) else f'{value:,.2f}':>14}", flush=True)
-
-    def promise(self, what: str, value: object, kept: bool) -> None:
-        self.kept &= kept
-        print(f"  {what:64}{value!s:>14}  {'kept' if kept else 'NOT KEPT'}", flush=True)
-
-    def load(self, what: str, during: Figures, before: Figures | None = None) -> None:
-        """Requests, and what became of them. before: what these are compared with, if they are."""
-        self.figure(f"{what}: requests a second", f"{during.rate:,.0f}")
-        self.figure(f"{what}: p99, ms", during.p99_ms)
-        if before is not None:
-            self.figure(f"{what}: requests a second, beside those before", during.rate / before.rate)
-            self.figure(f"{what}: p99, beside that before", during.p99_ms / before.p99_ms)
-        self.figure(f"{what}: slowest request, ms", during.longest_ms)
-        self.nothing_failed(what, during)
-
-    def nothing_failed(self, what: str, figures: Figures) -> None:
-        said = "".join(f"\n    {each}" for each in figures.failed[:3])
-        self.promise(f"{what}: requests that failed, of {figures.requests + figures.came:,}", f"{len(figures.failed)}{said}",
-                     not figures.failed)  # fmt: skip
-
-
-class Stage:
-    """What all drills need: a directory, certificates of one authority, and the options."""
-
-    def __init__(self, directory: Path, options: argparse.Namespace) -> None:
-        self.directory = directory
-        self.seconds: float = options.seconds
-        self.is_smoke: bool = options.smoke
-        self.cores = servers.two_cores()
-        os.sched_setaffinity(0, {self.cores[1]})
-        self.report = Report()
-        self.cert = directory / "cert.pem"
-        self._authority = trustme.CA()
-        self._daemons = 0
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        self._authority.configure_trust(self.context)
-
-    def issue(self) -> None:
-        """Puts a new certificate in the place of the old one, at once."""
-        new = self.cert.with_suffix(".new")
-        self._authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(new))
-        new.replace(self.cert)
-
-    @contextlib.contextmanager
-    def daemon(
-        self, settings: Mapping[str, str] | None = None, *, environment: Mapping[str, str] | None = None,
-        descriptors: int = 0, stderr: int | None = None,
-    ) -> Iterator[Daemon]:  # fmt: skip
-        """One that runs, with clients at work. descriptors: the limit, if any. stderr: in place of a file."""
-        self._daemons += 1
-        directory = self.directory / str(self._daemons)
-        directory.mkdir()
-        self.issue()
-        daemon = Daemon(self, directory, settings or {})
-        try:
-            daemon.start(environment or {}, descriptors, stderr)
-            yield daemon
-        finally:
-            daemon.end()
-
-
-class Daemon:
-    """One that runs. process, crowd: it, and its clients. control: a client of the drill's own, which holds nothing."""
-
-    process: subprocess.Popen[bytes]
-    crowd: Handle
-    control: Client
-
-    def __init__(self, stage: Stage, directory: Path, settings: Mapping[str, str]) -> None:
-        self.stage = stage
-        self.path = str(directory / "counter")
-        self.log = directory / "log"
-        self._admin = str(directory / "admin")
-        self._config = directory / "counterd.conf"
-        self._settings = {
-            "counter.enable": "true", "counter.port": "0", "counter.bind": "127.0.0.1", "counter.socket": self.path,
-            "counter.buckets": "10000", "counter.tls.cert": str(stage.cert), "admin.enable": "true",
-            "admin.bind": f"unix:{self._admin}", "drain.timeout": "30", **settings,
-        }  # fmt: skip
-        self._ending: list[Callable[[], object]] = []
-
-    def start(self, environment: Mapping[str, str], descriptors: int, stderr: int | None) -> None:
-        self.write()
-        core, _ = self.stage.cores
-        limit = ["prlimit", f"--nofile={descriptors}"] if descriptors else []
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*limit, "taskset", "--cpu-list", str(core), sys.executable, "-m", "counterd", "-c", str(self._config)],
-                stdin=subprocess.DEVNULL, stderr=log if stderr is None else stderr, start_new_session=True,
-                env={**os.environ, **environment},
-            )  # fmt: skip
-        self._ending.append(self._stop)
-        self.addresses = wait_until(self._served, "it is up")
-        self.crowd = Handle(self.path, self.port("counter"), self.stage.context)
-        self._ending.append(self.crowd.end)
-        self.control = Client(path=self.path)
-        self._ending.append(self.control.close)
-
-    def end(self) -> None:
-        for step in reversed(self._ending):
-            step()
-
-    def write(self, **changes: str) -> None:
-        """Its configuration file. In a keyword, `__` stands for the dot of a key."""
-        changed = {key.replace("__", "."): value for key, value in changes.items()}
-        self._config.write_text("".join(f"{key} = {value}\n" for key, value in {**self._settings, **changed}.items()))
-
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def reload(self, word: str) -> None:
-        """Has it read its file again, and waits for a line with that word."""
-        before = self.lines(word)
-        self.signal(signal.SIGHUP)
-        wait_until(lambda: len(self.lines(word)) > len(before), f"a line with {word!r}")
-
-    def lines(self, word: str) -> list[str]:
-        return [line for line in self.log.read_text().splitlines() if word in line]
-
-    def port(self, room: str) -> int:
-        return int(self.addresses[room]["addresses"][0].rsplit(":", 1)[1])
-
-    # ---- what it says ----
-
-    def ask(self, path: str) -> tuple[int, bytes]:
-        """Status and body of the admin endpoint's answer. Raises OSError."""
-        connection = http.client.HTTPConnection("localhost")
-        with self.connect_admin() as connection.sock:
-            connection.request("GET", path)
-            response = connection.getresponse()
-            return response.status, response.read()
-
-    def connect_admin(self) -> socket.socket:
-        connected = socket.socket(socket.AF_UNIX)
-        connected.settimeout(PATIENCE)
-        connected.connect(self._admin)
-        return connected
-
-    def stats(self) -> dict[str, Any]:
-        return json.loads(self.ask("/stats")[1])
-
-    def figures(self) -> dict[str, int]:
-        """Those of the counter room, over its own protocol: that works whatever the admin endpoint does."""
-        return {name: int(value) for name, value in self.control.stats().items() if value.isdecimal()}
-
-    def is_alive(self) -> bool:
-        try:
-            return self.ask("/livez")[0] == http.client.OK
-        except (OSError, http.client.HTTPException):
-            return False
-
-    def admin_pid(self) -> int | None:
-        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return int(found[0]) if found else None
-
-    # ---- promises of all drills ----
-
-    def agrees(self, when: str) -> None:
-        """What the server says is held is what the clients' books say; they stand still meanwhile."""
-        books = self.crowd.call("pause")
-
-        def equal() -> bool:
-            seen = {entry.name: entry.consumption for entry in self.control.dump() if entry.consumption}
-            figures = self.figures()
-            return (seen, figures["holdings"], figures["holdings_leaving"]) == (books.permits, books.holdings, 0)
-
-        self.stage.report.promise(f"{when}: held as in the clients' books, permits", sum(books.permits.values()), holds(equal))
-        self.crowd.call("resume")
-
-    def is_left_empty(self) -> None:
-        """After all clients have gone with what they held, nothing is."""
-        self.crowd.call("hang_up")
-
-        def empty() -> bool:
-            figures = self.figures()
-            return not (figures["holdings"] or figures["holdings_leaving"] or figures["busy"]) and figures["curr_connections"] == 1
-
-        self.stage.report.promise("all clients gone: held, and leaving", 0, holds(empty))
-        self.stage.report.promise("internal errors", self.figures()["internal_errors"], self.figures()["internal_errors"] == 0)
-
-    # ---- inside ----
-
-    def _served(self) -> dict[str, Any] | None:
-        if self.process.poll() is not None:
-            raise RuntimeError(f"counterd did not come up: {self.log.read_text()}")
-        try:
-            found = self.stats()
-        except (OSError, http.client.HTTPException):
-            return None
-        return found["rooms"] if found["state"] == "ready" else None
-
-    def _stop(self) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-
-def wait_until(condition: Callable[[], T], what: str, seconds: float = PATIENCE) -> T:
-    end = time.monotonic() + seconds
-    while not (result := condition()):
-        if time.monotonic() > end:
-            raise RuntimeError(f"not within {seconds:g} s: {what}")
-        time.sleep(POLL_S)
-    return result
-
-
-def holds(condition: Callable[[], bool]) -> bool:
-    """Whether it becomes true: what a client has sent or closed is on its way for a moment."""
-    with contextlib.suppress(RuntimeError):
-        return wait_until(condition, "", 5.0)
-    return False
 
 
 # ---- drain ----
@@ -317,8 +85,9 @@ def drain(stage: Stage) -> None:
         report.figure("the last releases, permits", held)
         report.figure("drain in all, s", ended - begun)
         report.figure("the last release to the end of the process, ms", 1e3 * (ended - last.last_release))
-        report.promise("permits cut off", last.lost, last.lost == 0)
-        report.promise("ended because nothing was held", status, status == 0 and bool(daemon.lines("nothing is held any more")))
+        report.none("permits cut off", last.lost)
+        said = bool(daemon.lines("nothing is held any more"))
+        report.promise("ended because nothing was held; exit status", status, status == 0 and said)
     report.title("drain.mode = close: SIGTERM under load")
     with stage.daemon() as daemon:
         daemon.agrees("before")
@@ -334,12 +103,12 @@ def drain(stage: Stage) -> None:
         cut = daemon.crowd.call("mark")
         report.figure("permits held then, which their holders were told are lost", cut.lost)
         report.promise("clients that were told", cut.cut, books.clients == 0)
-        report.promise("clients that heard anything else, or nothing", len(cut.failed) - cut.cut, len(cut.failed) == cut.cut)
+        report.none("clients that heard anything else, or nothing", len(cut.failed) - cut.cut)
         report.promise("exit status", status, status == 0)
 
 
 def is_refused(daemon: Daemon) -> bool:
-    for family, address in ((socket.AF_UNIX, daemon.path), (socket.AF_INET, ("127.0.0.1", daemon.port("counter")))):
+    for family, address in ((socket.AF_UNIX, daemon.path), (socket.AF_INET, ("127.0.0.1", daemon.ports["counter"]))):
         with socket.socket(family) as sock, contextlib.suppress(ConnectionRefusedError, FileNotFoundError):
             sock.connect(address)
             return False
@@ -359,10 +128,10 @@ def reload(stage: Stage) -> None:
         garbage = stage.directory / "garbage.pem"
         garbage.write_text("-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----\n")
         mistakes = {
-            "a key that does not exist": {"counter__max_conections": "1"},
-            "a certificate that is none": {"counter__tls__cert": str(garbage)},
-            "a file that cannot be read": {"counter__tls__cert": str(unreadable)},
-            "a file that is not there": {"counter__tls__client_ca": str(stage.directory / "missing.pem")},
+            "key": {"counter__max_conections": "1"},
+            "certificate": {"counter__tls__cert": str(garbage)},
+            "unreadable file": {"counter__tls__cert": str(unreadable)},
+            "missing file": {"counter__tls__client_ca": str(stage.directory / "missing.pem")},
         }
         before = daemon.crowd.measure(stage.seconds)
         daemon.crowd.call("come", False)
@@ -374,17 +143,16 @@ def reload(stage: Stage) -> None:
         end = time.monotonic() + stage.seconds
         while refused < len(mistakes) or time.monotonic() < end:
             # With a change that would throw them all out, if it were taken over.
-            daemon.write(counter__max_connections="1", counter__idle_timeout="1", **list(mistakes.values())[refused % len(mistakes)])
+            mistake = list(mistakes.values())[refused % len(mistakes)]
+            daemon.write(counter__max_connections="1", counter__idle_timeout="1", **mistake)
             daemon.reload("not reloaded:")
             refused += 1
         report.load(f"{refused} reloads", daemon.crowd.call("mark"), before)
-        for what in mistakes:
-            report.figure(f"tried: {what}", "")
+        report.figure("mistakes: " + ", ".join(mistakes), len(mistakes))
         report.promise("reloads that were refused", refused, not daemon.lines(" reloaded "))
-        report.promise("connections that were closed or opened", daemon.figures()["total_connections"] - opened,
-                       daemon.figures()["total_connections"] == opened)  # fmt: skip
-        report.promise("/config says the same", "", daemon.ask("/config") == config)
-        report.promise("the certificate is the same", "", serial_of(stage, daemon) == serial)
+        report.none("connections that were closed or opened", daemon.figures()["total_connections"] - opened)
+        report.promise("/config", "as before", daemon.ask("/config") == config)
+        report.promise("the certificate", "as before", serial_of(stage, daemon) == serial)
         daemon.agrees("after")
         daemon.write()
         daemon.reload(" reloaded ")
@@ -395,7 +163,7 @@ def reload(stage: Stage) -> None:
 def serial_of(stage: Stage, daemon: Daemon) -> str:
     """Of the certificate that a new connection sees."""
     with (
-        socket.create_connection(("127.0.0.1", daemon.port("counter")), PATIENCE) as sock,
+        socket.create_connection(("127.0.0.1", daemon.ports["counter"]), PATIENCE) as sock,
         stage.context.wrap_socket(sock, server_hostname="127.0.0.1") as secured,
     ):
         return serial(secured)
@@ -415,7 +183,7 @@ def rotation(stage: Stage) -> None:
     report.title("the certificate rotated, under load")
     with stage.daemon() as daemon, contextlib.ExitStack() as stack:
         before = daemon.crowd.measure(stage.seconds)
-        seen, old = [serial_of(stage, daemon)], Client("127.0.0.1", daemon.port("counter"), tls=stage.context)
+        seen, old = [serial_of(stage, daemon)], Client("127.0.0.1", daemon.ports["counter"], tls=stage.context)
         stack.callback(old.close)
         old.acquire("held throughout", maximum=1)
         rotations = 2 if stage.is_smoke else 10
@@ -447,15 +215,14 @@ def descriptors(stage: Stage) -> None:
         daemon.crowd.call("come", False)
         daemon.agrees("before")
         daemon.crowd.call("mark")
-        intrude(daemon, "rejected:max_connections", f"RLIMIT_NOFILE {limit}, of which {RESERVED} are kept back", stage.seconds)
-        used = len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
+        intrude(daemon, "max_connections", f"RLIMIT_NOFILE {limit}, {RESERVED} kept back")
+        used = len(list(Path(f"/proc/{daemon.process.pid}/fd").iterdir()))
         allowed = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (used + 5, limit))
         restarts = daemon.stats()["admin"]["restarts"]
-        intrude(daemon, "rejected:descriptors", "the kernel has none left (EMFILE)", stage.seconds)
+        intrude(daemon, "descriptors", "the kernel has none left")
         report.load("meanwhile", daemon.crowd.call("mark"), before)
         resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, allowed)
-        report.promise("restarts of the admin process", daemon.stats()["admin"]["restarts"] - restarts,
-                       daemon.stats()["admin"]["restarts"] == restarts)  # fmt: skip
+        report.none("restarts of the admin process", daemon.stats()["admin"]["restarts"] - restarts)
         daemon.agrees("after")
         daemon.crowd.call("come", True)
         after = daemon.crowd.measure(stage.seconds)
@@ -464,23 +231,23 @@ def descriptors(stage: Stage) -> None:
         daemon.is_left_empty()
 
 
-def intrude(daemon: Daemon, cause: str, what: str, seconds: float) -> None:
+def intrude(daemon: Daemon, cause: str, what: str) -> None:
     """Connects more often than there is room for; who is not let in is closed at once, and counted."""
     report = daemon.stage.report
-    before = daemon.figures()[cause]
+    before = daemon.figures()[f"rejected:{cause}"]
     with contextlib.ExitStack() as stack:
         intruders = []
         for _ in range(100):
             intruders.append(stack.enter_context(socket.socket(socket.AF_UNIX)))
             intruders[-1].connect(daemon.path)
         wait_until(lambda: daemon.figures()["curr_connections"] > 1, "they were looked at")
-        time.sleep(seconds / 4)
+        time.sleep(max(0.2, daemon.stage.seconds / 4))  # figures are made ten times a second
         refused = sum(is_closed(each) for each in intruders)
-        counted = daemon.figures()[cause] - before
-        report.promise(f"{what}: turned away, of {len(intruders)}", refused, 0 < refused < len(intruders))
-        report.promise(f"{what}: counted as {cause}", counted, counted == refused)
-        alive = daemon.ask("/livez")[0], daemon.ask("/stats")[0]
-        report.promise(f"{what}: /livez and /stats", f"{alive[0]}, {alive[1]}", alive == (200, 200))
+        counted = daemon.figures()[f"rejected:{cause}"] - before
+        report.promise(f"{what}: turned away, of {len(intruders)} connections", refused, 0 < refused < len(intruders))
+        report.promise(f"counted as {cause}", counted, counted == refused)
+        statuses = [daemon.status(path) for path in ("/livez", "/metrics")]
+        report.promise("/livez and /metrics meanwhile", str(statuses), statuses == [200, 200])
     wait_until(lambda: daemon.figures()["curr_connections"] < 20, "they have gone")
 
 
@@ -502,26 +269,17 @@ def output(stage: Stage) -> None:
     report.title("standard error is a pipe that nobody reads, log.level = debug")
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, SMALL_PIPE)
-    try:
-        with stage.daemon({"log.level": "debug"}, stderr=writing) as daemon:
-            lost = lose_lines(daemon)
-            os.set_blocking(reading, False)
-            said = wait_until(lambda: lines_lost(reading, daemon), "it says how many lines were lost")
-            counted = daemon.figures()["log_lines_lost"]
-            report.promise("read again: lines that it says were lost", said, lost <= said == counted)
-            daemon.is_left_empty()
-            drain_pipe(reading)
-    finally:
-        os.close(reading)
-        os.close(writing)
+    debug = {"log.level": "debug"}
+    with open(reading, "rb", 0) as tap, open(writing, "wb", 0), stage.daemon(debug, stderr=writing) as daemon:  # noqa: PTH123
+        lost = lose_lines(daemon)
+        told, counted = told_lost(tap, daemon)
+        report.promise("read again: lines that it says were lost", told, lost <= told == counted)
+        daemon.is_left_empty()
+        tap.close()  # or the end would wait for somebody who reads the last lines
     report.title("standard error is on a disk that is full (/dev/full), log.level = debug")
-    full = os.open("/dev/full", os.O_WRONLY)
-    try:
-        with stage.daemon({"log.level": "debug"}, stderr=full) as daemon:
-            lose_lines(daemon)
-            daemon.is_left_empty()
-    finally:
-        os.close(full)
+    with open("/dev/full", "wb", 0) as full, stage.daemon(debug, stderr=full.fileno()) as daemon:  # noqa: PTH123
+        lose_lines(daemon)
+        daemon.is_left_empty()
 
 
 def lose_lines(daemon: Daemon) -> int:
@@ -533,6 +291,8 @@ def lose_lines(daemon: Daemon) -> int:
     while time.monotonic() < end or connections < QUEUED_LINES:  # two lines each
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(daemon.path)
+            sock.send(wire.noop(0))
+            sock.recv(wire.HEADER_SIZE)  # so that it is not faster than the server: no queue of connects is full
         connections += 1
     report.load(f"{connections:,} connections, two lines each", daemon.crowd.call("mark"), before)
     lost = daemon.figures()["log_lines_lost"]
@@ -541,22 +301,19 @@ def lose_lines(daemon: Daemon) -> int:
     return lost
 
 
-def drain_pipe(reading: int) -> bytes:
+def told_lost(tap: io.FileIO, daemon: Daemon) -> tuple[int, int]:
+    """How many lines were lost by what it says, and by what it counts, once the two do not differ, or after a while."""
+    os.set_blocking(tap.fileno(), False)
     said = b""
-    with contextlib.suppress(BlockingIOError):
-        while read := os.read(reading, 1 << 16):
+    end = time.monotonic() + PATIENCE
+    while True:
+        while read := tap.read(1 << 16):
             said += read
-    return said
-
-
-_SAID: list[bytes] = []
-
-
-def lines_lost(reading: int, daemon: Daemon) -> int:
-    """What it has said were lost in all, once that is all that was."""
-    _SAID.append(drain_pipe(reading))
-    said = sum(map(int, re.findall(rb"log lines were lost lines=(\d+)", b"".join(_SAID))))
-    return said if said == daemon.figures()["log_lines_lost"] else 0
+        told = sum(map(int, re.findall(rb"log lines were lost lines=(\d+)", said)))
+        counted = daemon.figures()["log_lines_lost"]
+        if told == counted or time.monotonic() > end:
+            return told, counted
+        time.sleep(POLL_S)
 
 
 # ---- clock ----
@@ -565,28 +322,28 @@ def lines_lost(reading: int, daemon: Daemon) -> int:
 def clock(stage: Stage) -> None:
     report = stage.report
     report.title("the clock steps an hour back, two forth, and one back, under load")
-    library = next(iter(glob.glob(FAKETIME)), None)
+    library = next(Path("/usr/lib").glob(FAKETIME), None)
     if library is None:
         raise SystemExit("no libfaketime: apt-get install faketime")
     shift = stage.directory / "shift"
     shift.write_text("+0")
     environment = {
-        "LD_PRELOAD": library, "FAKETIME_TIMESTAMP_FILE": str(shift), "FAKETIME_NO_CACHE": "1", "NO_FAKE_STAT": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1",
+        "LD_PRELOAD": str(library), "FAKETIME_TIMESTAMP_FILE": str(shift), "FAKETIME_NO_CACHE": "1",
+        "NO_FAKE_STAT": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1",
     }  # fmt: skip
-    settings = {"counter.stats_interval": "10", "throttr.enable": "true", "throttr.port": "0", "throttr.bind": "127.0.0.1"}
+    settings = {"throttr.enable": "true", "counter.stats_interval": "10"}
     with stage.daemon(settings, environment=environment) as daemon:
         before = daemon.crowd.measure(stage.seconds)
         daemon.agrees("before")
         window, begun = daemon.figures()["window"], time.monotonic()
         daemon.crowd.call("mark")
         steps = (-HOUR_S, HOUR_S, 0)
-        with throttr.Client("127.0.0.1", daemon.port("throttr")) as keys:
+        with throttr.Client("127.0.0.1", daemon.ports["throttr"]) as keys:
             for offset in steps:
                 late = lifetimes(keys, stage, lambda offset=offset: shift.write_text(f"{offset:+d}"))
-                report.promise(f"{offset:+d} s: the log's time is off by, s", offset, abs(logged_offset(daemon) - offset) < 5)
-                slack = 1000 if stage.is_smoke else 250
-                report.promise(f"{offset:+d} s: keys with a TTL go late by at most, ms", f"{late:.0f}", -5 <= late <= slack)
+                logged = logged_offset(daemon)
+                report.promise("the log's time is off by, s", f"{logged:+.1f}", abs(logged - offset) < 5)
+                report.promise("keys go later than their TTL, at most ms", f"{late:.0f}", EARLY_MS <= late <= LATE_MS)
         turned = daemon.figures()["window"] - window
         most = (time.monotonic() - begun) / 10 + 1 + len(steps)
         report.promise("statistics windows that began", turned, turned <= most)
@@ -597,7 +354,7 @@ def clock(stage: Stage) -> None:
 
 def lifetimes(keys: throttr.Client, stage: Stage, step: Callable[[], object]) -> float:
     """Makes keys before and after a step of the clock; how much later than due the last of them goes, ms."""
-    ttl_ms = int(300 * (1 if stage.is_smoke else 5 * stage.seconds))
+    ttl_ms = int(1e3 * stage.seconds)
     due = {}
     for number in range(10):
         if number == 5:
@@ -612,7 +369,7 @@ def lifetimes(keys: throttr.Client, stage: Stage, step: Callable[[], object]) ->
             if keys.get(name) is None:
                 late = 1e3 * (time.monotonic() - moment)
                 worst = max(worst, late) if late >= 0 else late
-                if late < -5:
+                if late < EARLY_MS:
                     return late  # too early
                 del due[name]
         time.sleep(0.002)
@@ -635,6 +392,7 @@ def admin(stage: Stage) -> None:
     report = stage.report
     report.title("the admin endpoint attacked, its process killed and stopped, under load")
     with stage.daemon() as daemon:
+        os.nice(10)  # the clients, who share a core with the attacker, are not to wait for it
         before = daemon.crowd.measure(stage.seconds)
         report.figure("before: requests a second", f"{before.rate:,.0f}")
         report.figure("before: p99, ms", before.p99_ms)
@@ -671,7 +429,7 @@ def oversized(daemon: Daemon, stack: contextlib.ExitStack, end: float) -> int:
     """Request lines, fields and bodies that are too long."""
     tried = 0
     big = b"x" * (1 << 20)
-    shapes = (b"GET /%b HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nA: %b\r\n\r\n", b"POST / HTTP/1.1\r\nContent-Length: 9999999\r\n\r\n%b")
+    shapes = (b"GET /%b HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nA: %b\r\n\r\n", b"POST / HTTP/1.1\r\n\r\n%b")
     while time.monotonic() < end:
         with contextlib.suppress(OSError), daemon.connect_admin() as sock:
             sock.sendall(shapes[tried % len(shapes)] % big)

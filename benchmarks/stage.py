@@ -1,0 +1,273 @@
+"""What drills are played on: a real daemon with clients at work, its certificates, and the promises of all drills."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import trustme
+
+from counterd.client import Client
+from counterd.errors import ConnectionLost
+from crowd import Figures, Handle
+from peers import servers
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator, Mapping
+
+T = TypeVar("T")
+
+PATIENCE = 15.0  # seconds; longer than anything takes that works
+POLL_S = 0.005
+
+
+class Report:
+    """What is printed, and whether all promises were kept."""
+
+    def __init__(self) -> None:
+        self.kept = True
+
+    def title(self, text: str) -> None:
+        print(f"\n{text}", flush=True)
+
+    def figure(self, what: str, value: object) -> None:
+        print(f"  {what:64}{value if isinstance(value, (str, int)) else f'{value:,.2f}':>14}", flush=True)
+
+    def promise(self, what: str, value: object, kept: bool) -> None:
+        self.kept &= kept
+        print(f"  {what:64}{value!s:>14}  {'kept' if kept else 'NOT KEPT'}", flush=True)
+
+    def load(self, what: str, during: Figures, before: Figures | None = None) -> None:
+        """Requests, and what became of them. before: what these are compared with, if they are."""
+        self.figure(f"{what}: requests a second", f"{during.rate:,.0f}")
+        self.figure(f"{what}: p99, ms", during.p99_ms)
+        if before is not None:
+            self.figure(f"{what}: requests a second, beside those before", during.rate / before.rate)
+            self.figure(f"{what}: p99, beside that before", during.p99_ms / before.p99_ms)
+        self.figure(f"{what}: slowest request, ms", during.longest_ms)
+        self.nothing_failed(what, during)
+
+    def nothing_failed(self, what: str, figures: Figures) -> None:
+        asked = figures.requests + figures.came
+        self.none(f"{what}: requests that failed, of {asked:,}", len(figures.failed))
+        for text in figures.failed[:3]:
+            print(f"    {text}")
+
+    def none(self, what: str, count: int) -> None:
+        self.promise(what, count, count == 0)
+
+
+class Stage:
+    """What all drills need: a directory, certificates of one authority, and the options."""
+
+    def __init__(self, directory: Path, options: argparse.Namespace) -> None:
+        self.directory = directory
+        self.seconds: float = options.seconds
+        self.is_smoke: bool = options.smoke
+        self.cores = servers.two_cores()
+        os.sched_setaffinity(0, {self.cores[1]})
+        self.report = Report()
+        self.cert = directory / "cert.pem"
+        self._authority = trustme.CA()
+        self._daemons = 0
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._authority.configure_trust(self.context)
+
+    def issue(self) -> None:
+        """Puts a new certificate in the place of the old one, at once."""
+        new = self.cert.with_suffix(".new")
+        self._authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(new))
+        new.replace(self.cert)
+
+    @contextlib.contextmanager
+    def daemon(
+        self, settings: Mapping[str, str] | None = None, *, environment: Mapping[str, str] | None = None,
+        descriptors: int = 0, stderr: int | None = None,
+    ) -> Iterator[Daemon]:  # fmt: skip
+        """One that runs, with clients at work. descriptors: the limit, if any. stderr: in place of a file."""
+        self._daemons += 1
+        directory = self.directory / str(self._daemons)
+        directory.mkdir()
+        self.issue()
+        daemon = Daemon(self, directory, settings or {})
+        try:
+            daemon.start(environment or {}, descriptors, stderr)
+            yield daemon
+        finally:
+            daemon.end()
+
+
+class Daemon:
+    """One that runs. process, crowd: it, and its clients. control: a client of the drill's own, which holds nothing."""
+
+    process: subprocess.Popen[bytes]
+    crowd: Handle
+    control: Client
+
+    def __init__(self, stage: Stage, directory: Path, settings: Mapping[str, str]) -> None:
+        self.stage = stage
+        self.path = str(directory / "counter")
+        self.log = directory / "log"
+        self._admin = str(directory / "admin")
+        self._config = directory / "counterd.conf"
+        self.ports = {room: free_port() for room in ("counter", "throttr")}  # no log tells, where that is blocked
+        self._settings = {
+            "counter.enable": "true", "counter.port": str(self.ports["counter"]), "counter.bind": "127.0.0.1", "counter.socket": self.path,
+            "counter.buckets": "10000", "counter.tls.cert": str(stage.cert),
+            "throttr.port": str(self.ports["throttr"]), "throttr.bind": "127.0.0.1", "admin.enable": "true",
+            "admin.bind": f"unix:{self._admin}", "drain.timeout": "30", **settings,
+        }  # fmt: skip
+        self._ending: list[Callable[[], object]] = []
+
+    def start(self, environment: Mapping[str, str], descriptors: int, stderr: int | None) -> None:
+        self.write()
+        core, _ = self.stage.cores
+        limit = ["prlimit", f"--nofile={descriptors}"] if descriptors else []
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*limit, "taskset", "--cpu-list", str(core), sys.executable, "-m", "counterd", "-c", str(self._config)],
+                stdin=subprocess.DEVNULL, stderr=log if stderr is None else stderr, start_new_session=True,
+                env={**os.environ, **environment},
+            )  # fmt: skip
+        self._ending.append(self._stop)
+        wait_until(self._serves, "it is up")
+        self.crowd = Handle(self.path, self.ports["counter"], self.stage.context)
+        self._ending.append(self.crowd.end)
+        self.control = Client(path=self.path)
+        self._ending.append(self.control.close)
+
+    def end(self) -> None:
+        for step in reversed(self._ending):
+            step()
+
+    def write(self, **changes: str) -> None:
+        """Its configuration file. In a keyword, `__` stands for the dot of a key."""
+        changed = {key.replace("__", "."): value for key, value in changes.items()}
+        self._config.write_text("".join(f"{key} = {value}\n" for key, value in {**self._settings, **changed}.items()))
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def reload(self, word: str) -> None:
+        """Has it read its file again, and waits for a line with that word."""
+        before = self.lines(word)
+        self.signal(signal.SIGHUP)
+        wait_until(lambda: len(self.lines(word)) > len(before), f"a line with {word!r}")
+
+    def lines(self, word: str) -> list[str]:
+        return [line for line in self.log.read_text().splitlines() if word in line]
+
+    # ---- what it says ----
+
+    def ask(self, path: str) -> tuple[int, bytes]:
+        """Status and body of the admin endpoint's answer. Raises OSError."""
+        connection = http.client.HTTPConnection("localhost")
+        with self.connect_admin() as connection.sock:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read()
+
+    def connect_admin(self) -> socket.socket:
+        connected = socket.socket(socket.AF_UNIX)
+        connected.settimeout(PATIENCE)
+        connected.connect(self._admin)
+        return connected
+
+    def stats(self) -> dict[str, Any]:
+        return json.loads(self.ask("/stats")[1])
+
+    def figures(self) -> dict[str, int]:
+        """Those of the counter room, over its own protocol: that works whatever the admin endpoint does."""
+        return {name: int(value) for name, value in self.control.stats().items() if value.isdecimal()}
+
+    def status(self, path: str) -> int:
+        """0 if it does not answer."""
+        try:
+            return self.ask(path)[0]
+        except (OSError, http.client.HTTPException):
+            return 0
+
+    def is_alive(self) -> bool:
+        return self.status("/livez") == http.client.OK
+
+    def admin_pid(self) -> int | None:
+        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(found[0]) if found else None
+
+    # ---- promises of all drills ----
+
+    def agrees(self, when: str) -> None:
+        """What the server says is held is what the clients' books say; they stand still meanwhile."""
+        books = self.crowd.call("pause")
+
+        def equal() -> bool:
+            seen = {entry.name: entry.consumption for entry in self.control.dump() if entry.consumption}
+            figures = self.figures()
+            return (seen, figures["holdings"], figures["holdings_leaving"]) == (books.permits, books.holdings, 0)
+
+        permits = sum(books.permits.values())
+        self.stage.report.promise(f"{when}: held as in the clients' books, permits", permits, holds(equal))
+        self.crowd.call("resume")
+
+    def is_left_empty(self) -> None:
+        """After all clients have gone with what they held, nothing is."""
+        self.crowd.call("hang_up")
+
+        def empty() -> bool:
+            figures = self.figures()
+            left = [figures[name] for name in ("holdings", "holdings_leaving", "busy", "curr_connections")]
+            return left == [0, 0, 0, 1]
+
+        self.stage.report.promise("all clients gone: held, and leaving", 0, holds(empty))
+        self.stage.report.none("internal errors", self.figures()["internal_errors"])
+
+    # ---- inside ----
+
+    def _serves(self) -> bool:
+        if self.process.poll() is not None:
+            raise RuntimeError(f"counterd did not come up: {self.log.read_text()}")
+        with contextlib.suppress(ConnectionLost), Client(path=self.path) as client:
+            client.noop()
+            return True
+        return False
+
+    def _stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def wait_until(condition: Callable[[], T], what: str, seconds: float = PATIENCE) -> T:
+    end = time.monotonic() + seconds
+    while not (result := condition()):
+        if time.monotonic() > end:
+            raise RuntimeError(f"not within {seconds:g} s: {what}")
+        time.sleep(POLL_S)
+    return result
+
+
+def holds(condition: Callable[[], bool]) -> bool:
+    """Whether it becomes true: what a client has sent or closed is on its way for a moment."""
+    with contextlib.suppress(RuntimeError):
+        return wait_until(condition, "", 5.0)
+    return False

@@ -1,0 +1,22 @@
+"""The drills of docs/operations.md, with tiny durations: what they promise that is no time is kept."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_all_drills_are_played_and_all_promises_kept() -> None:
+    found = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "drills.py", "--smoke"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (found.returncode, found.stderr) == (0, ""), found.stdout
+    operations = (ROOT / "docs" / "operations.md").read_text("utf-8")
+    described = re.findall("^### .*", operations.partition("## Drills")[2], re.MULTILINE)
+    assert len(described) == 7
+    assert len(re.findall("all clients gone", found.stdout)) == 7  # two drains end without, as does the server
