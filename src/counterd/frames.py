@@ -1,6 +1,7 @@
 """Frames on the socket between the daemon and its admin process: a length, then so many bytes of JSON.
 
-Floor 0: bytes in, bodies out. What they say is decided by control/admin.py and admin/link.py, its two ends.
+Floor 0: bytes in, bodies out; and the error that takes the place of an answer. What the bodies say is decided by
+control/admin.py and admin/link.py, the two ends.
 """
 
 from __future__ import annotations
@@ -13,6 +14,14 @@ if TYPE_CHECKING:
 
 FRAME_MAX = 16 << 20  # bytes of a body
 _LENGTH = struct.Struct(">I")
+
+
+class Refused(Exception):
+    """What comes in the place of an answer. status: as in HTTP; the text is for whoever asked."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 def frame(body: bytes) -> bytes:

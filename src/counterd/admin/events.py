@@ -10,17 +10,15 @@ import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from counterd.admin.link import AskError
+from counterd.frames import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 LISTENERS_MAX = 16
 STATS_PERIOD_S = 1.0
 TABLE_PERIOD_S = 2.0
 RETRY_MS = 2000  # after which a browser connects again
-
-Fetch = "Callable[[], Awaitable[Any]]"
 
 
 def event(name: str, data: Any) -> bytes:
@@ -55,7 +53,7 @@ class Feed:
 
     async def _run(self) -> None:
         while True:
-            with contextlib.suppress(AskError):  # the daemon is busy or ending: the next one, perhaps
+            with contextlib.suppress(Refused):  # the daemon is busy or ending: the next one, perhaps
                 self.latest = event(self._name, await self._fetch())
                 for listener in self.listeners:
                     listener.tell(self)
@@ -102,7 +100,7 @@ class Hub:
         return [self._stats, self._tables[key]]
 
     @contextlib.contextmanager
-    def listen(self, table: str | None, parameters: Mapping[str, str]) -> Any:
+    def listen(self, table: str | None, parameters: Mapping[str, str]) -> Iterator[Listener]:
         """A listener, while the block runs."""
         listener = Listener()
         feeds = self.feeds(table, parameters)

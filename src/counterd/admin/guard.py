@@ -13,19 +13,13 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from counterd.frames import Refused
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LOCALHOST = "localhost"
 BEARER = "bearer "
-
-
-class Refusal(Exception):
-    """A request that is not answered. status: as in HTTP; the text is for whoever asked."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
 
 
 @dataclass(frozen=True)
@@ -51,33 +45,33 @@ class Guard:
         return any(peer in network for network in self.networks)
 
     def check(self, method: str, hosts: list[str], headers: Mapping[str, str]) -> None:
-        """Raises Refusal for a request that nobody was to send; hosts are the values of its Host headers."""
+        """Raises Refused for a request that nobody was to send; hosts are the values of its Host headers."""
         if len(hosts) != 1:
-            raise Refusal(400, "expected one Host header")
+            raise Refused(400, "expected one Host header")
         if not self._knows(host_name(hosts[0])):
-            raise Refusal(403, "this host is not known here; admin.hosts can list further names")
+            raise Refused(403, "this host is not known here; admin.hosts can list further names")
         ours = (f"http://{hosts[0].lower()}", f"https://{hosts[0].lower()}")
         if headers.get("Origin", ours[0]).lower() not in ours:
-            raise Refusal(403, "pages of other sites get no answer")
+            raise Refused(403, "pages of other sites get no answer")
         site = headers.get("Sec-Fetch-Site", "none")
         visited = headers.get("Sec-Fetch-Mode") == "navigate" and method == "GET"  # somebody followed a link
         if site not in ("none", "same-origin") and not visited:
-            raise Refusal(403, "pages of other sites get no answer")
+            raise Refused(403, "pages of other sites get no answer")
         self._check_token(method, headers.get("Authorization"))
 
     def _check_token(self, method: str, given: str | None) -> None:
         """Reading needs none; but one that is given has to be right."""
         if method == "DELETE" and not self.token:
-            raise Refusal(403, "read-only: admin.token is not set")
+            raise Refused(403, "read-only: admin.token is not set")
         if given is None:
             if method == "DELETE":
-                raise Refusal(401, "this needs the token: Authorization: Bearer TOKEN")
+                raise Refused(401, "this needs the token: Authorization: Bearer TOKEN")
             return
         if not self.token:
             return  # a proxy's, perhaps: there is none of ours to compare it with
         token = given[len(BEARER) :].strip() if given[: len(BEARER)].lower() == BEARER else ""
         if not hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self.token.encode()):
-            raise Refusal(401, "this is not the token")
+            raise Refused(401, "this is not the token")
 
     def _knows(self, name: str) -> bool:
         if name == LOCALHOST or name in self.hosts:

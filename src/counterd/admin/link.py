@@ -13,7 +13,7 @@ import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from counterd.frames import Frames, frame
+from counterd.frames import Frames, Refused, frame
 
 if TYPE_CHECKING:
     import socket
@@ -21,14 +21,6 @@ if TYPE_CHECKING:
 
 # A question that waits costs the child a few hundred bytes; HTTP lets 64 be there at once, the event streams 17.
 ASKED_MAX = 256
-
-
-class AskError(Exception):
-    """The daemon refuses, or cannot be asked. status: as in HTTP; the text is for whoever asked."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
 
 
 class Link(asyncio.Protocol):
@@ -50,9 +42,9 @@ class Link(asyncio.Protocol):
         return link
 
     async def ask(self, what: str, patience: float, **arguments: Any) -> Any:
-        """The daemon's answer. Raises AskError: what it says, or 503 if it says nothing for patience seconds."""
+        """The daemon's answer. Raises Refused: what it says, or 503 if it says nothing for patience seconds."""
         if self._transport is None or len(self._asked) >= ASKED_MAX:
-            raise AskError(503, "the daemon is being asked too much")
+            raise Refused(503, "the daemon is being asked too much")
         self._number += 1
         number = self._number
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
@@ -60,7 +52,7 @@ class Link(asyncio.Protocol):
         try:
             return await asyncio.wait_for(answer, patience)
         except asyncio.TimeoutError:
-            raise AskError(503, f"the daemon has not answered within {patience:g} s") from None
+            raise Refused(503, f"the daemon has not answered within {patience:g} s") from None
         finally:
             del self._asked[number]
 
@@ -97,7 +89,7 @@ class Link(asyncio.Protocol):
         if waiting is None or waiting.done():
             return
         if error := message.get("error"):
-            waiting.set_exception(AskError(error["status"], error["text"]))
+            waiting.set_exception(Refused(error["status"], error["text"]))
         else:
             waiting.set_result(message["answer"])
 
@@ -105,6 +97,6 @@ class Link(asyncio.Protocol):
 async def keep_alive(link: Link, period: float) -> None:
     """Asks now and then, for the daemon replaces a child that says nothing."""
     while True:
-        with contextlib.suppress(AskError):
+        with contextlib.suppress(Refused):
             await link.ask("ping", period)
         await asyncio.sleep(period)

@@ -18,9 +18,9 @@ from aiohttp import web
 
 from counterd.admin import metrics
 from counterd.admin.events import LISTENERS_MAX, RETRY_MS, Hub
-from counterd.admin.guard import Guard, Refusal
-from counterd.admin.link import AskError
+from counterd.admin.guard import Guard
 from counterd.admin.peer import PLAIN, Peer, Peers
+from counterd.frames import Refused
 
 if TYPE_CHECKING:
     import asyncio
@@ -85,7 +85,7 @@ class Site:
         peer.begin()
         try:
             response = await self._answer(request)
-        except (Refusal, AskError) as error:
+        except Refused as error:
             response = refused(error.status, str(error))
         except ConnectionError:
             raise  # whoever asked has gone
@@ -102,13 +102,13 @@ class Site:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         self.peers.guard.check(request.method, request.headers.getall("Host", []), request.headers)
         if request.body_exists:
-            raise Refusal(413, "nothing here takes a body")
+            raise Refused(413, "nothing here takes a body")
         path, _, query = request.raw_path.partition("?")
         if request.method == "DELETE" and path.startswith(CONNECTION_PATH):
             return await self._on_delete(path.removeprefix(CONNECTION_PATH))
         handler = self._handlers.get(path) or (self._on_table if path in self._tables else None)
         if handler is None and not path.startswith(CONNECTION_PATH):
-            raise Refusal(404, "there is nothing at this path")
+            raise Refused(404, "there is nothing at this path")
         if handler is None or request.method not in ("GET", "HEAD"):
             response = refused(405, "this method is not for this path")
             response.headers["Allow"] = "GET, HEAD" if handler else "DELETE"
@@ -151,14 +151,14 @@ class Site:
 
     async def _on_events(self, request: web.BaseRequest, parameters: dict[str, str]) -> web.StreamResponse:
         if request.method == "HEAD":
-            raise Refusal(405, "this is a stream")
+            raise Refused(405, "this is a stream")
         table = parameters.pop("table", None)
         if table is None and parameters:
-            raise Refusal(400, "parameters are for a table")
+            raise Refused(400, "parameters are for a table")
         if table is not None:
             await self._rows(table, parameters)  # whatever is wrong with them is said now
         if self._hub.listening >= LISTENERS_MAX:
-            raise Refusal(503, f"{LISTENERS_MAX} streams are open, and no more can be")
+            raise Refused(503, f"{LISTENERS_MAX} streams are open, and no more can be")
         with self._hub.listen(table, parameters) as listener:
             response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream; charset=utf-8"})
             await response.prepare(request)
@@ -176,7 +176,7 @@ class Site:
         """A table, with its names percent-encoded."""
         table = self._tables.get(f"/{name}")
         if table is None:
-            raise Refusal(404, "there is no such table")
+            raise Refused(404, "there is no such table")
         found = await self._link.ask("table", ASK_PATIENCE_S, table=name, parameters=parameters)
         names = [column.name for column in table.columns if column.kind == "name"]
         for row in found["rows"]:
@@ -186,16 +186,16 @@ class Site:
 
 
 def parameters_of(query: str) -> dict[str, str]:
-    """The parameters in a query, as latin-1 text: a character for each byte. Raises Refusal."""
+    """The parameters in a query, as latin-1 text: a character for each byte. Raises Refused."""
     octets = query.encode("utf-8", "surrogateescape").decode("latin-1")  # what was not even encoded
     try:
         # Strictly, which an empty query does not pass; blank values are values.
         pairs = parse_qsl(octets, True, True, "latin-1", max_num_fields=PARAMETERS_MAX) if octets else []
     except ValueError as error:
-        raise Refusal(400, f"the query cannot be read: {error}") from None
+        raise Refused(400, f"the query cannot be read: {error}") from None
     parameters = dict(pairs)
     if len(parameters) != len(pairs):
-        raise Refusal(400, "a parameter is there twice")
+        raise Refused(400, "a parameter is there twice")
     return parameters
 
 

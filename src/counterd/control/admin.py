@@ -21,9 +21,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 from counterd.control.config import ADMIN, ConfigError
-from counterd.control.inspector import SLICE_NS, Refused, Steps, encoded
+from counterd.control.inspector import SLICE_NS, Steps, encoded
 from counterd.control.keys import shown, split_bind
-from counterd.frames import Frames, frame
+from counterd.frames import Frames, Refused, frame
 from counterd.net.sockets import Keepalive, UnixSocket, open_tcp
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from counterd.frames import Refused
 from counterd.protocols import read_parameters
 from counterd.settings import choice, integer
 from counterd.version import __version__
@@ -41,14 +42,6 @@ MASKED = "***"
 DESCRIPTORS = Path("/proc/self/fd")
 MEMORY = "/proc/self/statm"
 PAGE_SIZE = resource.getpagesize()
-
-
-class Refused(Exception):
-    """A question that is not answered. status: as in HTTP; the text is for whoever asked."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
 
 
 class Inspector:

@@ -7,8 +7,8 @@ import contextlib
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from counterd.admin.link import AskError
 from counterd.admin.site import Site
+from counterd.frames import Refused
 from counterd.protocols import Column, Figure, Room, Table
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Link:
         self.notes.append(text)
 
 
-BUSY = AskError(503, "busy")
+BUSY = Refused(503, "busy")
 
 
 class Answer(NamedTuple):

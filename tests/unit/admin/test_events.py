@@ -10,7 +10,7 @@ import pytest
 
 from counterd.admin import events as module
 from counterd.admin.events import Hub, event
-from counterd.admin.link import AskError
+from counterd.frames import Refused
 from unit.admin.serving import until
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Daemon:
     async def stats(self) -> Any:
         self.asked.append("stats")
         if self.refuses:
-            raise AskError(503, "busy")
+            raise Refused(503, "busy")
         return {"asked": len(self.asked)}
 
     async def table(self, name: str, parameters: Mapping[str, str]) -> Any:

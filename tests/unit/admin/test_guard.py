@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from counterd.admin.guard import Guard, Refusal, host_name
+from counterd.admin.guard import Guard, host_name
+from counterd.frames import Refused
 
 OPEN = Guard.of({"token": "", "allow": [], "hosts": ["figures.example"]})
 CLOSED = Guard.of({"token": "s3cret", "allow": ["10.0.0.0/8", "fd00::/8"], "hosts": []})
@@ -15,7 +16,7 @@ def refused(guard: Guard, method: str = "GET", host: str | list[str] = "localhos
     hosts = [host] if isinstance(host, str) else host
     try:
         guard.check(method, hosts, {name.replace("_", "-"): value for name, value in headers.items()})
-    except Refusal as refusal:
+    except Refused as refusal:
         return refusal.status
     return None
 

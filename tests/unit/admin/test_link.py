@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.admin import link as module
-from counterd.admin.link import AskError, Link, keep_alive
-from counterd.frames import Frames, frame
+from counterd.admin.link import Link, keep_alive
+from counterd.frames import Frames, Refused, frame
 from unit.admin.serving import until
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def test_a_refusal_is_an_error() -> None:
     async def scene(link: Link, daemon: Daemon) -> None:
         asked = asyncio.create_task(link.ask("close", 10, connection="x"))
         daemon.say({"id": (await daemon.receive())["id"], "error": {"status": 404, "text": "gone"}})
-        with pytest.raises(AskError, match="gone") as info:
+        with pytest.raises(Refused, match="gone") as info:
             await asked
         assert info.value.status == 404
 
@@ -76,7 +76,7 @@ def test_a_refusal_is_an_error() -> None:
 
 def test_a_daemon_that_says_nothing_is_not_waited_for() -> None:
     async def scene(link: Link, daemon: Daemon) -> None:
-        with pytest.raises(AskError, match=r"not answered within 0\.01 s") as info:
+        with pytest.raises(Refused, match=r"not answered within 0\.01 s") as info:
             await link.ask("ping", 0.01)
         assert info.value.status == 503
         daemon.say({"id": (await daemon.receive())["id"], "answer": "late"})  # is thrown away
@@ -94,7 +94,7 @@ def test_only_so_many_questions_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(link: Link, daemon: Daemon) -> None:
         waiting = [asyncio.create_task(link.ask("ping", 10)) for _ in range(2)]
         await daemon.receive()
-        with pytest.raises(AskError, match="too much"):
+        with pytest.raises(Refused, match="too much"):
             await link.ask("ping", 10)
         for task in waiting:
             task.cancel()
@@ -128,7 +128,7 @@ def test_after_the_end_nothing_can_be_asked() -> None:
     async def scene(link: Link, daemon: Daemon) -> None:
         daemon.socket.shutdown(socket.SHUT_RDWR)
         await asyncio.wait_for(link.ended.wait(), 10)
-        with pytest.raises(AskError):
+        with pytest.raises(Refused):
             await link.ask("ping", 1)
         link.note("to nobody")
 

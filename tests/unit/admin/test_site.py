@@ -12,9 +12,8 @@ from importlib import resources
 import pytest
 
 from counterd.admin import events, site
-from counterd.admin.guard import Refusal
-from counterd.admin.link import AskError
 from counterd.admin.site import page_policy, parameters_of
+from counterd.frames import Refused
 from unit.admin.serving import BUSY, STATS, World, serve, until
 
 # ---- paths ----------------------------------------------------------------------------------------------------------
@@ -45,7 +44,7 @@ def test_health() -> None:
         assert (await world.get("/livez")).status == 200
         answer = await world.get("/readyz")
         assert (answer.status, answer.body) == (503, b"draining\n")
-        world.link.answers["ping"] = AskError(503, "the daemon has not answered within 1 s")
+        world.link.answers["ping"] = Refused(503, "the daemon has not answered within 1 s")
         assert (await world.get("/livez")).status == 503
         assert (await world.get("/readyz")).status == 503
 
@@ -140,7 +139,7 @@ def test_two_requests_in_disguise_are_one_or_none() -> None:
 
 def test_refusals_of_the_daemon_are_passed_on() -> None:
     async def scene(world: World) -> None:
-        world.link.answers["table"] = AskError(400, "sort: expected one of size, not 'x'")
+        world.link.answers["table"] = Refused(400, "sort: expected one of size, not 'x'")
         answer = await world.get("/things?sort=x")
         assert (answer.status, answer.json) == (400, {"error": "sort: expected one of size, not 'x'"})
         world.link.answers["table"] = BUSY
@@ -289,7 +288,7 @@ def test_streams_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
             client.writer.write(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await client.head()
             assert (await world.get("/events")).status == 503
-            world.link.answers["table"] = AskError(400, "sort: bad")
+            world.link.answers["table"] = Refused(400, "sort: bad")
             assert (await world.get("/events?table=things&sort=x")).status == 400
 
     serve(scene)
@@ -307,6 +306,6 @@ def test_parameters() -> None:
 
 @pytest.mark.parametrize("query", ["a", "a=1&a=2", "&", "a=1&&b=2", "&".join(f"k{n}=1" for n in range(17))])
 def test_queries_that_are_none(query: str) -> None:
-    with pytest.raises(Refusal) as info:
+    with pytest.raises(Refused) as info:
         parameters_of(query)
     assert info.value.status == 400

@@ -18,8 +18,7 @@ import uvloop
 from counterd.control import admin as module
 from counterd.control.admin import Admin, close_listening, open_listening
 from counterd.control.config import ConfigError
-from counterd.control.inspector import Refused
-from counterd.frames import Frames, frame
+from counterd.frames import Frames, Refused, frame
 from counterd.net.sockets import UnixSocket
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.control import inspector as module
-from counterd.control.inspector import Inspector, Refused
+from counterd.control.inspector import Inspector
+from counterd.frames import Refused
 from counterd.net.server import Histogram
 from counterd.protocols import Column, Table
 from counterd.settings import Setting, boolean, integer, octal_mode
