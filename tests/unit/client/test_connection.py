@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from counterd.client._addresses import Address
-from counterd.client._connection import Connection, as_bytes, check_timeouts
+from counterd.client._connection import Connection, as_bytes, check_timeouts, set_options
 from counterd.errors import ConnectionLost, Timeout
 
 if TYPE_CHECKING:
@@ -116,3 +116,29 @@ def test_timeouts_that_nothing_could_meet(seconds: float) -> None:
         check_timeouts(seconds, 1)
     with pytest.raises(ValueError, match=f"^connect_timeout must be more than 0 seconds, not {seconds}$"):
         check_timeouts(1, seconds)
+
+
+class Recorder:
+    def __init__(self, host: str | None) -> None:
+        self.host = host
+        self.options: dict[tuple[int, int], int] = {}
+
+    def getpeername(self) -> tuple[str, int]:
+        if self.host is None:
+            raise OSError("not connected")
+        return self.host, 11215
+
+    def setsockopt(self, level: int, name: int, value: int) -> None:
+        self.options[level, name] = value
+
+
+@pytest.mark.parametrize(
+    ("host", "probed"),
+    [("198.51.100.1", True), ("2001:db8::1", True), ("::12", True), (None, True), ("127.0.0.1", False), ("::1", False)],
+)
+def test_only_servers_elsewhere_are_probed(host: str | None, probed: bool) -> None:
+    recorder = Recorder(host)
+    set_options(recorder)  # type: ignore[arg-type]
+    assert ((socket.SOL_SOCKET, socket.SO_KEEPALIVE) in recorder.options) == probed
+    assert recorder.options[socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT] == 10_000
+    assert recorder.options[socket.IPPROTO_TCP, socket.TCP_NODELAY] == 1
