@@ -255,7 +255,7 @@ def test_a_port_that_nobody_listens_on_is_not_oneself() -> None:
             itself.setblocking(False)
             loop = asyncio.get_running_loop()
             create = loop.create_connection
-            loop.create_connection = lambda factory, *_: create(factory, sock=itself)  # type: ignore[method-assign]
+            loop.create_connection = lambda factory, *_, **__: create(factory, sock=itself)  # type: ignore[method-assign]
             with pytest.raises(ConnectionLost, match="refused"):
                 await client.noop()
         await client.close()

@@ -386,14 +386,19 @@ def test_acquires_again(server: servers.Server) -> None:
         assert server.used("again") == 0
 
 
-def test_acquires_again_when_others_have_it_meanwhile(mortal: Mortal) -> None:
+def test_acquires_again_when_others_have_it_meanwhile(mortal: Mortal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_yet(**_: object) -> None:
+        raise ConnectionLost("not yet")
+
     with mortal.client(watch=True) as client, mortal.client() as other:
         with client.hold("taken", maximum=1, on_lost="reacquire") as hold:
-            mortal.kill()
-            client._retry_at = time.monotonic() + 0.3  # so that the other one is first
-            mortal.start()
-            client_is_back(other)
-            with other.hold("taken", maximum=1, timeout=PATIENCE):
+            with contextlib.ExitStack() as meanwhile:
+                with monkeypatch.context() as patched:
+                    patched.setattr(client, "_connected", not_yet)  # so that the other one is first
+                    mortal.kill()
+                    mortal.start()
+                    client_is_back(other)
+                    meanwhile.enter_context(other.hold("taken", maximum=1, timeout=PATIENCE))
                 wait_until(lambda: not client._link.closed, "connected again")
                 time.sleep(0.05)
                 assert hold.lost
