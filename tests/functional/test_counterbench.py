@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import socket
+import ssl
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -430,18 +431,11 @@ def test_a_certificate_of_its_own(certificates: secure.Certificates) -> None:
     with secure.Server(certificates.server_context(asks=True)) as server:
         files = {"cacert": certificates.cacert, "cert": certificates.cert, "key": certificates.key}
         assert not load(server, tls=True, requests=10, **files).failed()
+    context = certificates.server_context(asks=True)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2  # which refuses within the handshake, 1.3 a moment after it
+    with secure.Server(context) as server:
         said = load_fails(server, tls=True, requests=10, cacert=certificates.cacert)
-        assert "no connection is left" in said
-        assert "TLS: " in said
-
-
-@pytest.mark.parametrize(
-    ("file", "why"), [("other", "TLS handshake: .*CERTIFICATE_VERIFY_FAILED"), ("none", "/none: No such file or dir")]
-)
-def test_whom_it_does_not_trust(file: str, why: str, certificates: secure.Certificates) -> None:
-    with secure.Server(certificates.server_context()) as server:
-        said = load_fails(server, tls=True, requests=10, cacert=getattr(certificates, file, "/none"))
-        assert re.search(f"cannot connect to 127.0.0.1:[0-9]+: {why}", said)
+    assert re.search("cannot connect to 127.0.0.1:[0-9]+: TLS handshake: ", said)
 
 
 def test_a_server_without_tls(server: Server) -> None:
