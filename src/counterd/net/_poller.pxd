@@ -6,6 +6,10 @@ from counterd.net._connection cimport Connection
 from counterd.net.kernel cimport sockaddr_in6
 
 
+cdef enum:
+    HANDSHAKES = 4              # steps of handshakes in a batch, of all connections: some 1 ms each
+
+
 cdef class Poller:
     cdef object loop
     cdef public object wrap     # gives a transport that is more than plain, or None
@@ -17,10 +21,13 @@ cdef class Poller:
     cdef uint8_t* buffer        # what a read brings
     cdef size_t read_size       # of a read at most
     cdef int handshakes         # steps of them in this batch
+    cdef object waiting         # transports whose handshakes go on in a later batch, in order
+    cdef bint calling           # call_up() is scheduled
     cdef bint running
     cdef bint burying           # bury() is scheduled
 
     cdef int accepted(self, int fd, Listener listener, sockaddr_in6* peer) except -1
+    cdef int put_off(self, Transport transport) except -1
     cdef int forget(self, Transport transport) except -1
     cdef int watch(self, Socket entry, int fd, uint32_t events) except -1
     cdef int fail(self, entry, error) except -1
@@ -49,6 +56,7 @@ cdef class Transport(Socket):
     cdef Py_ssize_t sent        # of the first of them
     cdef bint seals             # what is written to the socket is not what the connection writes
     cdef bint reading
+    cdef bint called            # it has waited, and it is its turn
     cdef bint closing           # as soon as the queue is empty
     cdef bint closed
     cdef object error           # that closed it, or None

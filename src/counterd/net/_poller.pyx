@@ -13,6 +13,7 @@ States of a transport:
 """
 
 import os
+from collections import deque
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
@@ -49,6 +50,7 @@ cdef class Poller:
         self.epoll = self.spare = -1
         self.loop = loop
         self.reject = reject
+        self.waiting = deque()
         self.listeners = []
         self.dying = []
         self.buffer = <uint8_t*>PyMem_Malloc(READ_MAX)
@@ -119,6 +121,29 @@ cdef class Poller:
         self.burying = False
         while self.dying:
             self.forget(self.dying.pop())
+
+    cdef int put_off(self, Transport transport) except -1:
+        """Reads it in a later batch. Till then the epoll set is silent about it: if it told of all that wait, again and
+        again, it would tell of the others the later the more these are."""
+        self.watch(transport, transport.fd, 0)
+        self.waiting.append(transport)
+        if not self.calling:
+            self.calling = True
+            self.loop.call_soon(self.call_up)
+        return 0
+
+    def call_up(self):
+        """Those that have waited longest have their turn in the next batch."""
+        cdef Transport transport
+        cdef int _turn
+        for _turn in range(min(HANDSHAKES, len(self.waiting))):
+            transport = self.waiting.popleft()
+            transport.called = True
+            if not transport.closed:
+                transport.update()
+        self.calling = bool(self.waiting)
+        if self.calling:
+            self.loop.call_soon(self.call_up)
 
     def reserve(self):
         self.spare = c_open(b"/dev/null", O_RDONLY | O_CLOEXEC)

@@ -17,7 +17,8 @@ What a peer may do, and what it costs:
 - ask for new keys, send empty records or records of a byte: OpenSSL bounds some of it, and a read takes no more than
   the rest of a record and READ_BEYOND bytes, so that it is never much work: new keys take some 15 us each time.
 - renegotiate: refused (Server.context). Not read: what OpenSSL has to say is queued, and that stops reading.
-- begin handshakes without end: HANDSHAKES steps of them in a batch, the rest waits while others are served.
+- begin handshakes without end: HANDSHAKES steps of them in a batch, the rest waits, in order, while others are
+  served.
 """
 
 import os
@@ -27,7 +28,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint8_t, uint16_t
 
-from counterd.net._poller cimport Transport
+from counterd.net._poller cimport HANDSHAKES, Transport
 from counterd.net.kernel cimport MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, c_recv, c_send, c_shutdown
 
 cdef enum:
@@ -35,7 +36,6 @@ cdef enum:
     HEADER = 5              # of a record; the last two are the length of what follows
     READ_SHAKING = 2048     # bytes of a read while the handshake is under way: a hello with all that is in them today
     READ_BEYOND = 512       # bytes of a read besides what is missing of a record: at most 23 further records
-    HANDSHAKES = 4          # steps of handshakes in a batch, of all connections: some 1 ms each
 
 cdef WantRead = ssl.SSLWantReadError
 cdef ZeroReturn = ssl.SSLZeroReturnError
@@ -65,8 +65,9 @@ cdef class TlsTransport(Transport):
         cdef ssize_t size
         cdef size_t most = READ_SHAKING
         if self.shaking:
-            if self.poller.handshakes >= HANDSHAKES:
-                return 0  # the epoll set tells of it again
+            if self.poller.handshakes >= HANDSHAKES or (self.poller.waiting and not self.called):
+                return self.poller.put_off(self)
+            self.called = False
             self.poller.handshakes += 1
         else:
             most = self.missing + READ_BEYOND
@@ -134,7 +135,6 @@ cdef class TlsTransport(Transport):
             self.fail(error)
             return False
         self.shaken()
-        self.flush()  # tickets for coming back
         return True
 
     cdef int shaken(self) except -1:
@@ -173,7 +173,7 @@ cdef class TlsTransport(Transport):
         except Error as error:
             self.fail(error)
             return b""
-        self.flush()  # answers to what was no data
+        self.flush()  # the last of the handshake, tickets for coming back, answers to what was no data
         return data if pieces is None else b"".join(pieces)
 
     cdef int told_goodbye(self) except -1:

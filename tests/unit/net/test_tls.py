@@ -43,12 +43,12 @@ class Site:
         self.listening = listening
         self.server.context = server_context(**options)
         self.server.listen(listening)
-        (self._batch,) = self.loop.readers.values()
+        (self.batch,) = self.loop.readers.values()
         self._stack = contextlib.ExitStack()
 
     def turn(self) -> None:
         """A batch, and what it left to do."""
-        self._batch()
+        self.batch()
         self.loop.run()
 
     def peer(self, context: ssl.SSLContext | None = None, **options: Any) -> Peer:
@@ -466,6 +466,23 @@ def test_a_batch_has_few_steps_of_handshakes_and_serves_the_others(site: Site) -
     for batches in range(1, 4):
         assert sum(peer.fetch() for peer in peers) == min(HANDSHAKES, len(peers) - (batches - 1) * HANDSHAKES)
         site.turn()
+
+
+def test_handshakes_wait_in_order_and_out_of_the_way(site: Site) -> None:
+    """The epoll set tells nothing of those that wait, as it would of others the later the more these are."""
+    peers = [site.peer() for _ in range(10)]
+    answered = []
+    for peer in peers:
+        with pytest.raises(ssl.SSLWantReadError):
+            peer.ssl.do_handshake()
+    for arrived in (peers[:9], peers[9:], []):
+        for peer in arrived:
+            peer.flush()
+        site.batch()
+        site.batch()
+        answered.append([number for number, peer in enumerate(peers) if peer.fetch()])
+        site.loop.turn()
+    assert answered == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 # ---- the end --------------------------------------------------------------------------------------------------------
