@@ -9,6 +9,7 @@ request for longest, so whoever only opens connections keeps nobody else out.
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -23,8 +24,18 @@ HEAD_LINE_MAX = 3 * 65_535 + 1024  # bytes of the request line: the longest name
 HEAD_FIELD_MAX = 8190
 HEAD_FIELDS_MAX = 64
 
-FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 PLAIN = {"Server": "counterd", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+def _refusal(status: str, text: str) -> bytes:
+    """An answer before anything was asked. It does not say who answers: whoever it is for may not be here."""
+    body = json.dumps({"error": text})
+    head = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
+    return f"HTTP/1.1 {status}\r\n{head}\r\n{body}".encode()
+
+
+FULL = _refusal("503 Service Unavailable", "as many connections as there may be are waiting for answers")
+FOREIGN = _refusal("403 Forbidden", "this address is not allowed here")
 
 
 class Peers:
@@ -35,16 +46,19 @@ class Peers:
         self.idle: dict[Peer, None] = {}
         self.busy: set[Peer] = set()
 
-    def admit(self, address: str) -> bool:
-        """Whether a connection from there (an IP address, "" for a Unix socket) may stay; another may go for it."""
+    def admit(self, address: str) -> bytes:
+        """What a connection from there (an IP address, "" for a Unix socket) is closed with, or b"" if it may stay.
+
+        Another one may go for it.
+        """
         if address and not self.guard.allows_peer(address):
-            return False
+            return FOREIGN
         if len(self.idle) + len(self.busy) >= CONNECTIONS_MAX:
             oldest = next(iter(self.idle), None)
             if oldest is None:
-                return False
+                return FULL
             oldest.cut()
-        return True
+        return b""
 
 
 class Peer(web.RequestHandler):
@@ -89,8 +103,8 @@ class Peer(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         peername = transport.get_extra_info("peername")
-        if not self._peers.admit(peername[0] if isinstance(peername, tuple) else ""):
-            transport.write(FULL)
+        if refusal := self._peers.admit(peername[0] if isinstance(peername, tuple) else ""):
+            transport.write(refusal)
             transport.close()
             return
         self._pipe = transport

@@ -132,7 +132,9 @@ def test_while_all_wait_for_answers_there_is_no_place(monkeypatch: pytest.Monkey
         asked = [asyncio.create_task(world.get("/stats")) for _ in range(2)]
         await until(lambda: len(world.site.peers.busy) == 2)
         async with world.client() as client:
-            assert (await client.ends()).startswith(b"HTTP/1.1 503 ")
+            answer = await client.ends()
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"waiting for answers" in answer
         go.set()
         assert [(await task).status for task in asked] == [200, 200]
         world.link.ask = type(world.link)().ask
@@ -145,7 +147,10 @@ def test_who_may_not_connect_hears_nothing_of_what_is_there() -> None:
     async def scene(world: World) -> None:
         async with world.client() as client:
             client.writer.write(GET)
-            assert b"Content-Length: 0" in await client.ends()
+            answer = await client.ends()
+            assert answer.startswith(b"HTTP/1.1 403 ")
+            assert answer.endswith(b'{"error": "this address is not allowed here"}')
+            assert b"counterd" not in answer
         assert world.link.asked == []
 
     serve(scene, allow=["192.0.2.0/24"])
