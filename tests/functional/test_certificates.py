@@ -130,6 +130,22 @@ def test_clients_can_be_made_to_show_who_they_are(scene: Scene) -> None:
             peers.ask(nobody, wire.noop(1))
 
 
+def test_the_log_says_who_refused_whose_certificate(scene: Scene) -> None:
+    needed = scene.settings | {"counter.tls.client_ca": scene.path("ca"), "counter.tls.require_client_cert": "true"}
+    scene.counterd.reload(needed)
+    stranger = trustme.CA().issue_cert("client@example.org")
+    with pytest.raises((ssl.SSLError, ConnectionError, AssertionError)), scene.connected(stranger) as connection:
+        peers.ask(connection, wire.noop(1))
+    scene.counterd.wait_for_log("failed: CERTIFICATE_VERIFY_FAILED: unable to get local issuer certificate")
+    trusts_none = ssl.create_default_context(cafile=scene.path("cert"))
+    with (
+        socket.create_connection(scene.counterd.address, daemon.PATIENCE) as plain,
+        pytest.raises(ssl.SSLCertVerificationError),
+    ):
+        trusts_none.wrap_socket(plain, server_hostname="another.example.org")
+    scene.counterd.wait_for_log("failed: the client refused it: .*ALERT_")
+
+
 def test_tls_can_be_turned_off_and_on(scene: Scene) -> None:
     with scene.connected() as old:
         scene.counterd.reload({})

@@ -440,7 +440,7 @@ def test_a_certificate_of_its_own(certificates: secure.Certificates) -> None:
 
 def test_a_server_without_tls(server: Server) -> None:
     server.serve = lambda peer: peer.socket.recv(1)  # type: ignore[method-assign,assignment,return-value]
-    assert "it may speak no TLS, or have no room" in load_fails(server, tls=True, requests=10)
+    assert "it may speak no TLS, have no room, or not allow this address" in load_fails(server, tls=True, requests=10)
 
 
 def test_handshakes_that_fail_during_the_load(certificates: secure.Certificates) -> None:

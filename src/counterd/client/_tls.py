@@ -54,7 +54,8 @@ def handshake_error(error: OSError) -> OSError:
     ended = isinstance(error, (ConnectionError, ssl.SSLEOFError))
     is_hinted = ended or getattr(error, "reason", None) in NOT_TLS
     text = (error.strerror if ended else str(error)) or "the server closed the connection"
-    return OSError(f"TLS handshake: {text}{': it may speak no TLS, or have no room' if is_hinted else ''}")
+    hint = ": it may speak no TLS, have no room, or not allow this address" if is_hinted else ""
+    return OSError(f"TLS handshake: {text}{hint}")
 
 
 def _text(error: OSError) -> str:

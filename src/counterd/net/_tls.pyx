@@ -249,6 +249,10 @@ cdef class TlsTransport(Transport):
         """What the peer sent is no TLS, or none that may be. It is told why, and has time to read that."""
         reason = error.reason or str(error)
         about_certificate = "CERTIFICATE" in reason or "UNKNOWN_CA" in reason
+        if "ALERT" in reason:
+            reason = f"the client refused it: {reason}"
+        elif about_certificate and getattr(error, "verify_message", ""):
+            reason = f"{reason}: {error.verify_message}"
         self.server.tls_failed(self.protocol, "certificate" if about_certificate else "protocol", reason)
         self.shaken()
         self.silent = True
