@@ -17,6 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from counterd.frames import Refused
 from counterd.protocols import read_parameters
 from counterd.settings import choice, integer
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from counterd.net._connection import Connection
     from counterd.protocols import Column, Table
     from counterd.settings import Setting
+
+log = structlog.get_logger()
 
 Steps = Generator[None, None, bytes]
 
@@ -216,6 +220,7 @@ class Inspector:
         connection = service.server.find(own) if service else None
         if service is None or connection is None:
             raise Refused(404, "there is no such connection, or not any more")
+        log.info("connection ended over the admin endpoint", id=connection_id, peer=connection.origin())
         service.server.kill(connection)
         return {"closed": connection_id}
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import structlog
 
 from counterd.control import inspector as module
 from counterd.control.inspector import Inspector
@@ -374,7 +375,9 @@ def test_parameters_that_are_none(crowded: Inspector, parameters: dict[str, str]
 def test_closing_one() -> None:
     one = service("one", [Connection(7, 3)])
     asked = inspector(one)
-    assert ask(asked, "close", connection="one-7-3") == {"closed": "one-7-3"}
+    with structlog.testing.capture_logs() as logged:
+        assert ask(asked, "close", connection="one-7-3") == {"closed": "one-7-3"}
+    assert [(line["id"], line["peer"]) for line in logged] == [("one-7-3", "127.0.0.1:5007")]
     assert one.server.killed == ["7-3"]
     assert refused(asked, "close", connection="one-7-3")[0] == 404
 
