@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import ipaddress
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -180,6 +181,7 @@ def load(path: Path, overrides: Sequence[str], rooms: Sequence[Room], passed: Se
     values = _values(settings, given, problems)
     if is_yrmcds:
         warnings.extend(f"{path}: {warning}" for warning in _yrmcds_bind(values, given))
+    warnings.extend(_readable_secrets(path, given))
     sockets = _assigned(passed, rooms, values, given, problems)
     problems.extend(_contradictions(rooms, values, lambda key: given[key].where if key in given else str(path)))
     if problems:
@@ -268,6 +270,13 @@ def _values(settings: Mapping[str, Setting], given: Mapping[str, Entry], problem
             del values[key]
             problems.append(f"{entry.where}: {entry.name}: {error}")
     return values
+
+
+def _readable_secrets(path: Path, given: Mapping[str, Entry]) -> Iterator[str]:
+    """Warnings: what is in the file and not for everybody, although its mode lets everybody read it."""
+    for key in sorted(SECRETS & given.keys()):
+        if given[key].text and given[key].origin != OVERRIDE and path.stat().st_mode & stat.S_IROTH:
+            yield f"{given[key].where}: {key}: every user of this machine can read the file: chmod o= {path}"
 
 
 # ---- sockets that the process was started with ----------------------------------------------------------------------

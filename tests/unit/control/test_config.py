@@ -700,6 +700,23 @@ def test_the_system_file_is_where_it_is_documented():
 # ---- the shipped file -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("line", "overrides", "mode", "warned"),
+    [
+        ("admin.token = s3cret", [], 0o644, True),
+        ("admin.token = s3cret", [], 0o640, False),
+        ("admin.token =", [], 0o644, False),
+        ("admin.token = s3cret", ["admin.token=another"], 0o644, False),
+    ],
+)
+def test_a_token_that_everybody_can_read(write, line, overrides, mode, warned):
+    path = write(f"counter.enable = true\n{line}\n")
+    path.chmod(mode)
+    warnings = load(path, overrides, find_rooms()).warnings
+    expected = "F:2: admin.token: every user of this machine can read the file: chmod o= F"
+    assert warnings == ((expected,) if warned else ())
+
+
 def shipped_keys() -> dict[str, tuple[bool, str, str]]:
     """Each key in the shipped file: whether it is set there, its value and the comment above it."""
     found = {}
