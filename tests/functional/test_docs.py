@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import pytest
 
 import pages
 from counterd.cli import bench
+from machine import installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,6 +85,22 @@ def test_command_lines_of_counterbench_are_understood(monkeypatch: pytest.Monkey
         words = shlex.split(line, comments=True)[1:]
         if words[0] != "compare":  # which wants its files to be there
             bench.main.make_context("counterbench", words)
+
+
+def test_the_certificates_that_an_operator_makes_satisfy_strict_clients(tmp_path: Path) -> None:
+    """As Python 3.13 is by default. Nor does a client's certificate pass for a server's."""
+    openssl = installed("openssl", "openssl")
+    commands = re.search(r"```sh\n(new=.*?)```", LINKED["docs/operations.md"], re.DOTALL)
+    assert commands
+    subprocess.run(["sh", "-ec", commands[1]], cwd=tmp_path, check=True, capture_output=True)
+    for certificate, purpose, is_good in (
+        ("cert.pem", "sslserver", True),
+        ("web1.pem", "sslclient", True),
+        ("web1.pem", "sslserver", False),
+    ):
+        command = [openssl, "verify", "-x509_strict", "-CAfile", "ca.pem", "-purpose", purpose, certificate]
+        done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
+        assert (done.returncode == 0) == is_good, done.stderr
 
 
 # ---- that an example which has rotted is found -----------------------------------------------------------------------
