@@ -322,6 +322,8 @@ def told_lost(tap: io.FileIO, daemon: Daemon) -> tuple[int, int]:
 def clock(stage: Stage) -> None:
     report = stage.report
     report.title("the clock steps an hour back, two forth, and one back, under load")
+    # It makes Python's threads spin where they wait for each other, so a request beside a line that is logged may take
+    # 0.3 s here: what is looked at is time, not speed.
     library = next(Path("/usr/lib").glob(FAKETIME), None)
     if library is None:
         raise SystemExit("no libfaketime: apt-get install faketime")

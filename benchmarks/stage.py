@@ -123,10 +123,10 @@ class Daemon:
         self._config = directory / "counterd.conf"
         self.ports = {room: free_port() for room in ("counter", "throttr")}  # no log tells, where that is blocked
         self._settings = {
-            "counter.enable": "true", "counter.port": str(self.ports["counter"]), "counter.bind": "127.0.0.1", "counter.socket": self.path,
-            "counter.buckets": "10000", "counter.tls.cert": str(stage.cert),
-            "throttr.port": str(self.ports["throttr"]), "throttr.bind": "127.0.0.1", "admin.enable": "true",
-            "admin.bind": f"unix:{self._admin}", "drain.timeout": "30", **settings,
+            "counter.enable": "true", "counter.port": str(self.ports["counter"]), "counter.bind": "127.0.0.1",
+            "counter.socket": self.path, "counter.buckets": "10000", "counter.tls.cert": str(stage.cert),
+            "throttr.port": str(self.ports["throttr"]), "throttr.bind": "127.0.0.1",
+            "admin.enable": "true", "admin.bind": f"unix:{self._admin}", "drain.timeout": "30", **settings,
         }  # fmt: skip
         self._ending: list[Callable[[], object]] = []
 
