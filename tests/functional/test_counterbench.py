@@ -438,6 +438,15 @@ def test_a_certificate_of_its_own(certificates: secure.Certificates) -> None:
     assert re.search("cannot connect to 127.0.0.1:[0-9]+: TLS handshake: ", said)
 
 
+@pytest.mark.parametrize(
+    ("file", "why"), [("other", "TLS handshake: .*CERTIFICATE_VERIFY_FAILED"), ("none", "/none: No such file or dir")]
+)
+def test_whom_it_does_not_trust(file: str, why: str, certificates: secure.Certificates) -> None:
+    with secure.Server(certificates.server_context()) as server:
+        said = load_fails(server, tls=True, requests=10, cacert=getattr(certificates, file, "/none"))
+        assert re.search(f"cannot connect to 127.0.0.1:[0-9]+: {why}", said)
+
+
 def test_a_server_without_tls(server: Server) -> None:
     server.serve = lambda peer: peer.socket.recv(1)  # type: ignore[method-assign,assignment,return-value]
     assert "it may speak no TLS, have no room, or not allow this address" in load_fails(server, tls=True, requests=10)
