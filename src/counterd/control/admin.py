@@ -109,6 +109,7 @@ class Admin:
             self._keeping.cancel()
         if self._child is not None:
             self._child.end()
+            self._child = None
         close_listening(self._listening)
 
     def address(self) -> str:
@@ -197,6 +198,8 @@ class Child(asyncio.Protocol):
         """Ends it now."""
         if self._transport is not None:
             self._transport.abort()
+        else:
+            self._socket.close()
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
 FIRST_PASSED = 3  # SD_LISTEN_FDS_START
+NUMBER = re.compile("[0-9]{1,15}")  # of a variable: what is longer is none
 
 
 def notify(*states: str) -> None:
@@ -33,7 +35,7 @@ def notify(*states: str) -> None:
 def watchdog_seconds() -> float:
     """How often the watchdog wants to hear WATCHDOG=1 at least; 0 if it is off, or meant for another process."""
     microseconds = os.environ.get("WATCHDOG_USEC", "")
-    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()) or not microseconds.isdecimal():
+    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()) or not NUMBER.fullmatch(microseconds):
         return 0.0
     return int(microseconds) / 1e6
 
@@ -59,7 +61,7 @@ def passed_sockets(environ: MutableMapping[str, str] = os.environ, first: int = 
     mine = environ.get("LISTEN_PID") == str(os.getpid())
     count, names = (environ.pop(name, "") for name in ("LISTEN_FDS", "LISTEN_FDNAMES"))
     environ.pop("LISTEN_PID", None)
-    if not mine or not count.isdecimal():
+    if not mine or not NUMBER.fullmatch(count):
         return []
     named = dict(enumerate(names.split(":")))
     found = []

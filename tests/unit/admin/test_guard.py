@@ -87,7 +87,7 @@ def test_the_token_opens(given: str) -> None:
 
 @pytest.mark.parametrize(
     "given",
-    ["Bearer", "Bearer ", "s3cret", "Bearer s3cre", "Bearer s3cret2", "Basic s3cret", "Bearer S3CRET", "", "\udce4"],
+    ["Bearer", "Bearer ", "s3cret", "Bearer s3cre", "Bearer s3cret2", "Basic s3cret", "Bearer S3CRET", "Bearer \udce4"],
 )
 def test_another_token_does_not(given: str) -> None:
     assert refused(CLOSED, "DELETE", Authorization=given) == 401

@@ -84,6 +84,7 @@ def test_a_daemon_that_says_nothing_is_not_waited_for() -> None:
         asked = asyncio.create_task(link.ask("ping", 10))
         daemon.say({"id": (await daemon.receive())["id"], "answer": "in time"})
         assert await asked == "in time"
+        assert not link._asked  # nothing is kept of what was asked
 
     run(scene)
 

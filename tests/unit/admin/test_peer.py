@@ -100,6 +100,20 @@ def test_a_stream_that_nobody_takes_is_cut_off(hasty: None, monkeypatch: pytest.
     serve(scene)
 
 
+def test_whoever_takes_answers_again_is_not_cut_off_for_what_was() -> None:
+    async def scene(world: World) -> None:
+        async with world.client() as client:
+            client.writer.write(GET.replace(b"livez", b"events"))
+            await until(lambda: world.site.peers.busy)
+            (one,) = world.site.peers.busy
+            one.pause_writing()
+            timer = one._stuck_timer
+            one.resume_writing()
+            assert timer.cancelled()
+
+    serve(scene)
+
+
 def test_a_connection_too_many_takes_the_place_of_the_idlest() -> None:
     async def scene(world: World) -> None:
         async with contextlib.AsyncExitStack() as stack:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -26,16 +27,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PATIENCE = 10.0
+WORK_S = 0.002
 
 
 class Inspector:
-    """steps: how many an answer to "table" takes. asked: all questions."""
+    """steps: how many an answer to "table" takes. asked: all questions. moments: when it began to work for WORK_S."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
         self.steps = 3
         self.restarts = 0
         self.working = 0
+        self.moments: list[float] = []
 
     def answer(self, question: dict[str, Any]) -> Any:
         self.asked.append(question)
@@ -50,9 +53,24 @@ class Inspector:
             return b'"' + b"x" * 100_000 + b'"'
         if what == "attribute":
             raise AttributeError
+        if what == "work":
+            return self.work()
+        if what == "busy":
+            return self.work_at_once()
         if what in ("table", "bug", "late"):
             return self.take_steps(what)
         raise ValueError(f"unknown question {what!r}")
+
+    def work_at_once(self) -> bytes:
+        self.moments.append(time.monotonic())
+        time.sleep(WORK_S)
+        return b"1"
+
+    def work(self) -> Generator[None, None, bytes]:
+        for _ in range(self.steps):
+            self.work_at_once()
+            yield
+        return b"2"
 
     def take_steps(self, what: str) -> Generator[None, None, bytes]:
         self.working += 1
@@ -257,6 +275,33 @@ def test_each_time_later(play, monkeypatch: pytest.MonkeyPatch) -> None:
     play(scene)
 
 
+def test_after_a_long_life_not_later(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STEADY_S", 0.0)
+
+    async def scene(world: World) -> None:
+        for number in range(1, 4):
+            world.process.socket.shutdown(socket.SHUT_RDWR)
+            await world.until(lambda wanted=number + 1: len(world.started) == wanted)
+        assert [report.rsplit(" in ", 1)[1] for report in world.reports] == ["0.001 s"] * 3
+
+    play(scene)
+
+
+def test_one_that_cannot_be_talked_to_is_not_left_behind(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(world: World) -> None:
+        async def fail(_: object) -> None:
+            raise OSError(24, "Too many open files")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(module.Child, "open", fail)
+            world.process.socket.shutdown(socket.SHUT_RDWR)
+            await world.until(lambda: len(world.started) == 2)
+        await world.until(lambda: len(world.started) == 3)
+        assert world.started[1].killed
+
+    play(scene)
+
+
 def test_one_that_cannot_be_started_is_tried_again(play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(world: World) -> None:
         spawn = module.spawn
@@ -365,6 +410,38 @@ def test_while_it_rests_nothing_is_taken(play, monkeypatch: pytest.MonkeyPatch) 
     play(scene)
 
 
+@pytest.mark.parametrize("what", ["work", "busy"])
+def test_it_rests_four_times_as_long_as_it_has_worked(what: str, play) -> None:
+    async def scene(world: World) -> None:
+        await world.send(frame(json.dumps({"id": 1, "ask": what}).encode()) * 3)
+        for _ in range(3):
+            await world.receive()
+        moments = world.inspector.moments
+        assert min(later - sooner for sooner, later in pairwise(moments)) > (1 + module.REST) * WORK_S - 0.001
+
+    play(scene)
+
+
+def test_answers_that_take_steps_go_on_once_the_others_are_read(play) -> None:
+    async def scene(world: World) -> None:
+        await world.send(b"".join(frame(b'{"id": %d, "ask": "table"}' % number) for number in range(4)))
+        await world.until(lambda: world.admin._child._is_stuck)
+        assert [(await world.receive())["id"] for _ in range(4)] == [0, 1, 2, 3]
+
+    play(scene)
+
+
+def test_none_is_started_after_the_end(play) -> None:
+    async def scene(world: World) -> None:
+        world.admin.stop()
+        for _ in range(10):
+            await asyncio.sleep(0.001)
+        assert len(world.started) == 1
+        assert world.started[0].killed
+
+    play(scene)
+
+
 def test_what_goes_wrong_there_is_said_here(play) -> None:
     async def scene(world: World) -> None:
         await world.send(frame(json.dumps({"note": "x" * 1000}).encode()))
@@ -411,7 +488,11 @@ def test_a_socket_that_the_daemon_was_started_with() -> None:
 
 def test_only_two_descriptors_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing of what a service manager told the daemon."""
-    told = "import json, os, sys; print(json.dumps([os.listdir('/proc/self/fd'), sys.argv[1:], *os.environ]))"
+    told = """
+import json, os, sys
+standard = [os.getcwd(), os.readlink("/proc/self/fd/0"), os.get_blocking(1), os.get_blocking(2)]
+print(json.dumps([os.listdir("/proc/self/fd"), standard, sys.argv[1:], *os.environ]))
+"""
     run = subprocess.Popen
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/x")
     monkeypatch.setattr(
@@ -421,7 +502,7 @@ def test_only_two_descriptors_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> 
     with socket.socket() as listening, ours, theirs:
         process, words = module.spawn(listening, theirs)
         assert process.wait(PATIENCE) == 0
-        descriptors, arguments, *names = json.loads(os.read(words, 65_536))
+        descriptors, standard, arguments, *names = json.loads(os.read(words, 65_536))
         os.close(words)
         passed = {listening.fileno(), theirs.fileno()}
         others = {int(text) for text in descriptors} - passed - {0, 1, 2}
@@ -430,6 +511,7 @@ def test_only_two_descriptors_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> 
         assert arguments == [str(listening.fileno()), str(theirs.fileno()), str(os.getpid())]
         assert "PATH" in names
         assert "NOTIFY_SOCKET" not in names
+        assert standard == ["/", "/dev/null", False, False]
         assert not listening.get_inheritable()
         assert not theirs.get_inheritable()
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 
 import pytest
 
 from counterd.control import systemd
-from counterd.control.systemd import passed_sockets, watchdog_seconds
+from counterd.control.systemd import notify, passed_sockets, watchdog_seconds
 
 
 @pytest.fixture
@@ -90,8 +91,26 @@ def test_what_is_no_socket():
         ({"WATCHDOG_USEC": "1500000", "WATCHDOG_PID": str(os.getpid())}, 1.5),
         ({"WATCHDOG_USEC": "1500000", "WATCHDOG_PID": "1"}, 0.0),
         ({"WATCHDOG_USEC": "soon"}, 0.0),
+        ({"WATCHDOG_USEC": "9" * 400}, 0.0),
     ],
 )
 def test_whose_watchdog_it_is(monkeypatch, env, seconds):
     monkeypatch.setattr(systemd.os, "environ", env)
     assert watchdog_seconds() == seconds
+
+
+def test_a_manager_that_does_not_read_is_not_waited_for(monkeypatch, short_path):
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
+    ):
+        manager.bind(str(short_path / "s"))
+        sender.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sender.sendto(b"x", str(short_path / "s"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(short_path / "s"))
+        telling = threading.Thread(target=notify, args=("READY=1",), daemon=True)
+        telling.start()
+        telling.join(10)
+        assert not telling.is_alive()
