@@ -61,8 +61,8 @@ def drain(stage: Stage) -> None:
     report.title("drain.mode = wait: SIGTERM under load")
     with stage.daemon({"drain.mode": "wait"}) as daemon:
         before = daemon.crowd.measure(stage.seconds)
-        daemon.agrees("before")
         daemon.crowd.call("come", False)
+        daemon.agrees("before")
         daemon.crowd.call("mark")
         daemon.signal(signal.SIGTERM)
         begun = time.monotonic()
@@ -90,8 +90,8 @@ def drain(stage: Stage) -> None:
         report.promise("ended because nothing was held; exit status", status, status == 0 and said)
     report.title("drain.mode = close: SIGTERM under load")
     with stage.daemon() as daemon:
-        daemon.agrees("before")
         daemon.crowd.call("come", False)
+        daemon.agrees("before")
         time.sleep(stage.seconds)
         daemon.control.close()
         daemon.crowd.call("mark")
@@ -403,7 +403,9 @@ def admin(stage: Stage) -> None:
             with contextlib.ExitStack() as stack:
                 done = attack(daemon, stack, time.monotonic() + stage.seconds)
                 figures = daemon.crowd.call("mark")
-            report.load(f"{name} ({done:,})", figures, before)
+            if attack is not nobody:
+                report.figure(name, f"{done:,}")
+            report.load(name, figures, before)
             wait_until(daemon.is_alive, "/livez answers")
         restarts = daemon.stats()["admin"]["restarts"]
         report.promise("restarts of its process by attacks", restarts, restarts == 0)
@@ -413,16 +415,27 @@ def admin(stage: Stage) -> None:
         daemon.is_left_empty()
 
 
-def slow(daemon: Daemon, stack: contextlib.ExitStack, end: float) -> int:
-    """Requests that come byte by byte."""
-    sent, found = 0, []
+def nobody(daemon: Daemon, stack: contextlib.ExitStack, end: float) -> int:
+    """What it costs the clients that an attacker shares their core, whomever it attacks."""
+    turns = 0
     while time.monotonic() < end:
-        if len(found) < 100:
-            with contextlib.suppress(OSError):
-                found.append(stack.enter_context(daemon.connect_admin()))
-        for sock in found:
-            with contextlib.suppress(OSError):
-                sent += sock.send(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n"[sent % 41 :][:1])
+        turns += 1
+    return turns
+
+
+def slow(daemon: Daemon, stack: contextlib.ExitStack, end: float) -> int:
+    """Requests that come byte by byte and never end; whoever is cut off begins again."""
+    head = b"GET /metrics HTTP/1.1\r\nA: "
+    sockets = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(100)]
+    sent = turn = 0
+    while time.monotonic() < end:
+        for number, sock in enumerate(sockets):
+            try:
+                sent += sock.send(head[turn : turn + 1] or b"a")
+            except OSError:
+                with contextlib.suppress(OSError):
+                    sockets[number] = stack.enter_context(daemon.connect_admin())
+        turn += 1
         time.sleep(POLL_S)
     return sent
 
@@ -460,7 +473,13 @@ def unread(daemon: Daemon, stack: contextlib.ExitStack, end: float) -> int:
     return 32
 
 
-ATTACKS = {"slow requests, bytes": slow, "oversized requests": oversized, "floods": flood, "streams unread": unread}
+ATTACKS = {
+    "nobody attacked": nobody,
+    "slow requests": slow,
+    "oversized requests": oversized,
+    "floods": flood,
+    "streams unread": unread,
+}
 
 
 def replace(daemon: Daemon, before: Figures) -> None:

@@ -19,7 +19,7 @@ import trustme
 
 from counterd.client import Client
 from counterd.errors import ConnectionLost
-from crowd import Figures, Handle
+from crowd import MAXIMUM, NAMES, Figures, Handle
 from peers import servers
 
 if TYPE_CHECKING:
@@ -218,6 +218,8 @@ class Daemon:
 
         permits = sum(books.permits.values())
         self.stage.report.promise(f"{when}: held as in the clients' books, permits", permits, holds(equal))
+        most = max(entry.maximum for entry in self.control.dump() if entry.name in NAMES)
+        self.stage.report.promise(f"{when}: most of a counter at once, of {MAXIMUM}", most, most <= MAXIMUM)
         self.crowd.call("resume")
 
     def is_left_empty(self) -> None:
