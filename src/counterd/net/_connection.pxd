@@ -26,7 +26,7 @@ cdef class Roster:
     cdef int64_t request_ns         # of a connection's time that a request takes up; 0 = any number may come
     cdef uint64_t serial            # of the last connection
     cdef uint32_t highest           # number that any has had
-    cdef dict addresses             # how many connections each IP address has, in bytes
+    cdef readonly dict addresses    # how many connections each IP address has, in bytes
     cdef uint64_t[TIMES + 1] batch_times
     cdef uint64_t[SIZES + 1] batch_sizes
     cdef uint64_t batch_ns

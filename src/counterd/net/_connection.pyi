@@ -10,6 +10,7 @@ class Roster:
     store: Store
     driver: Driver
     connections: dict[int, Connection]
+    addresses: dict[bytes, int]
     limits: Limits
     watch: Callable[[str, Connection], None] | None
     parting: bool

@@ -214,6 +214,8 @@ class Reached(Net):
         self.batch()
         self.loop.run()
         self.server.part()
+        assert sum(self.server.addresses.values()) == len(self.server.connections)
+        assert 0 not in self.server.addresses.values()
         super().close()
 
 
@@ -431,8 +433,10 @@ def test_another_limit_forgives_what_was_sent_under_the_last(make_net: Callable[
     peer = net.connect()
     peer.send(NOOP * 900)
     net.limit(requests_per_second=rate)
+    before = time.monotonic_ns()
     net.loop.fire()
     assert frozen(net, peer) is None
+    assert peer.connection.active_ns >= before  # it was kept from sending
     peer.send(NOOP * 400)
     assert frozen(net, peer) is None
 
@@ -459,6 +463,7 @@ def test_one_that_is_slowed_down_and_goes_is_waited_for_no_longer(
     for _ in range(2):
         net.batch()
     assert (net.server.connections == {}) is is_over
+    assert connection.requests == 42
 
 
 def test_slowing_ends_with_the_connection(make_net: Callable[..., Net]) -> None:
@@ -480,6 +485,18 @@ def test_slowing_ends_with_the_connection(make_net: Callable[..., Net]) -> None:
     for peer in (parting, ended, broken):
         peer.lose()
     assert net.loop.live_timers() == []
+
+
+def test_parting_from_one_that_is_slowed_down_answers_what_has_arrived(make_reached: Callable[..., Reached]) -> None:
+    net = make_reached(requests_per_second=1)
+    client = net.reach()
+    client.sendall(NOOP * 100)
+    net.batch()
+    net.server.part()
+    for _ in range(3):
+        net.batch()
+    with client.makefile("rb") as replies:
+        assert replies.read() == REPLY * 100
 
 
 def test_limited_reads_are_short(make_reached: Callable[..., Reached]) -> None:
@@ -523,9 +540,11 @@ def test_one_that_sends_nothing_for_too_long_is_closed(make_net: Callable[..., N
 
 def test_one_that_is_kept_from_sending_is_not_idle(make_net: Callable[..., Net], since: FakeClock) -> None:
     net = make_net(idle_timeout=60, requests_per_second=1)
+    net.fill(4000)
     clogged, _ = net.clog()
-    slowed, parting, active = net.connect(), net.connect(), net.connect()
+    slowed, parting, active, waiting = [net.connect() for _ in range(4)]
     slowed.send(NOOP * 9)
+    waiting.send(wire.dump(1))  # the rest of which comes in later turns
     parting.connection.part()
     since.now_ns += 1000 * S
     idle, more = net.server.idle_among(0, 100, since.now_ns)
