@@ -61,7 +61,7 @@ class Endpoint(NamedTuple):
             connection.request(method, f"{path}?{query}" if query else path, headers=headers)
             response = connection.getresponse()
             answer = json.loads(response.read())
-            why = "" if response.status == OK else str(answer["error"])
+            why = "" if response.status == OK else shown(str(answer["error"]).encode("utf-8", "surrogatepass"))
         except TimeoutError:
             raise Timeout(f"{self.url} did not answer within {self.timeout:g} s") from None
         except OSError as error:

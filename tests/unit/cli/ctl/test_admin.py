@@ -214,6 +214,7 @@ def test_all_that_are_there_are_killed(admin: Admin) -> None:
         (403, "this host is not known here", 1, "counterctl: this host is not known here\n"),
         (404, "there is no table 'holders' here", 1, "counterctl: there is no table 'holders' here\n"),
         (503, "too many ask", 1, "counterctl: too many ask\n"),
+        (503, "too\n\x1b[31m\ud800", 1, "counterctl: too\\x0a\\x1b[31m"),
         (500, "an internal error", 3, "the server failed: an internal error (status 500)"),
     ],
 )
