@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import functools
 import ssl
+from typing import TYPE_CHECKING
 
 import trustme
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @functools.cache
@@ -15,14 +19,19 @@ def authority(name: str) -> trustme.CA:
 
 
 @functools.cache
-def certificate(owner: str = "127.0.0.1", by: str = "ours") -> trustme.LeafCert:
+def certificate(owner: str, by: str = "ours") -> trustme.LeafCert:
     return authority(by).issue_cert(owner, common_name=owner)
+
+
+@functools.cache
+def server_certificate() -> trustme.LeafCert:
+    return authority("ours").issue_cert("127.0.0.1", "::1", "localhost")
 
 
 def server_context(*, clients: ssl.VerifyMode = ssl.CERT_NONE) -> ssl.SSLContext:
     """clients: whether they are asked for a certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    certificate().configure_cert(context)
+    server_certificate().configure_cert(context)
     authority("ours").configure_trust(context)
     context.verify_mode = clients
     return context
@@ -35,3 +44,23 @@ def client_context(*, own: trustme.LeafCert | None = None, trusts: str = "ours")
     if own is not None:
         own.configure_cert(context)
     return context
+
+
+class Files:
+    """Paths: cacert; cert and key of a client, and both in one; server, with its key; other, of another authority."""
+
+    def __init__(self, directory: Path) -> None:
+        client = certificate("client")
+        blobs = {
+            "cacert": authority("ours").cert_pem,
+            "cert": client.cert_chain_pems[0],
+            "key": client.private_key_pem,
+            "both": client.private_key_and_cert_chain_pem,
+            "server": server_certificate().private_key_and_cert_chain_pem,
+            "other": authority("theirs").cert_pem,
+        }
+        for name, blob in blobs.items():
+            blob.write_to_path(str(directory / f"{name}.pem"))
+        self.cacert, self.cert, self.key, self.both, self.server, self.other = (
+            str(directory / f"{name}.pem") for name in blobs
+        )

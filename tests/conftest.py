@@ -1,4 +1,4 @@
-"""Fixtures for the tests that run the real daemon."""
+"""Fixtures for tests of more than one folder."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from certificates import Files
 
 
 def pytest_configure() -> None:
@@ -45,3 +47,11 @@ def short_path() -> Iterator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """Certificates and keys of a server and of a client."""
+    import certificates
+
+    return certificates.Files(tmp_path_factory.mktemp("pem"))

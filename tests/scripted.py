@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -210,6 +211,25 @@ class Server:
                 end = "reset"
             self.give_back(peer)
         self.ends.append(end)
+
+
+class SecureServer(Server):
+    """With TLS. failed: handshakes that were."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        super().__init__()
+        self._context = context
+        self.failed: list[ssl.SSLError] = []
+
+    def serve(self, peer: Peer) -> None:
+        try:
+            connection = self._context.wrap_socket(peer.socket, server_side=True)
+        except ssl.SSLError as error:
+            self.failed.append(error)
+            raise
+        with connection:
+            peer.socket = connection
+            super().serve(peer)
 
 
 def response(request: Request, body: bytes = b"") -> bytes:

@@ -18,8 +18,8 @@ import pytest
 
 import daemon
 import loops
-import secure
 import servers
+from certificates import client_context
 from counterd.client import Client, aio, throttr
 from counterd.errors import ConnectionLost, Timeout
 from daemon import PATIENCE, wait_until
@@ -27,8 +27,8 @@ from daemon import PATIENCE, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from certificates import Files
     from counterd.client import Hold
-    from secure import Certificates
 
 COUNTERCTL = Path(sys.executable).parent / "counterctl"
 ROOMS = {"throttr.enable": "true", "throttr.port": "0", "throttr.bind": "127.0.0.1"}
@@ -38,9 +38,9 @@ MANY = [f"name {number}" for number in range(20_000)]  # so many replies are doz
 class Secured:
     """A counterd with TLS. counters, keys: where they are; observer: sees what is in use, over the Unix socket."""
 
-    def __init__(self, running: daemon.Daemon, certificates: Certificates, observer: Client) -> None:
+    def __init__(self, running: daemon.Daemon, pem: Files, observer: Client) -> None:
         self.daemon = running
-        self.certificates = certificates
+        self.pem = pem
         self.counters = running.address
         self.keys = running.served("throttr listens on")[0]
         seen = servers.Server(running.address, observer)
@@ -48,21 +48,20 @@ class Secured:
 
     @property
     def url(self) -> str:
-        return f"counters://localhost:{self.counters.port}?cacert={self.certificates.cacert}"
+        return f"counters://localhost:{self.counters.port}?cacert={self.pem.cacert}"
 
     def client(self, **options: Any) -> Client:
         return Client(self.url, **{"timeout": PATIENCE, **options})
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    certificates = secure.Certificates(tmp_path_factory.mktemp("certificates"))
+def server(tmp_path_factory: pytest.TempPathFactory, pem: Files) -> Iterator[Secured]:
     with tempfile.TemporaryDirectory() as directory:  # whose name is short enough for a Unix socket
         path = f"{directory}/s"
         rooms = {**ROOMS, "counter.socket": path}
-        rooms |= {f"{room}.tls.cert": certificates.server for room in ("counter", "throttr")}
+        rooms |= {f"{room}.tls.cert": pem.server for room in ("counter", "throttr")}
         with daemon.running(tmp_path_factory.mktemp("counterd"), rooms) as running, Client(path=path) as observer:
-            yield Secured(running, certificates, observer)
+            yield Secured(running, pem, observer)
 
 
 def cut(descriptor: int) -> None:
@@ -89,7 +88,7 @@ def test_the_whole_protocol(server: Secured) -> None:
 
 
 def test_a_context_of_ones_own(server: Secured) -> None:
-    with Client(*server.counters, tls=server.certificates.client_context()) as client:
+    with Client(*server.counters, tls=client_context()) as client:
         client.noop()
 
 
@@ -215,7 +214,7 @@ def test_asyncio(loop: str, server: Secured) -> None:
 
 def test_throttr(server: Secured) -> None:
     value = os.urandom(60_000)
-    context = server.certificates.client_context()
+    context = client_context()
     with throttr.Client(*server.keys, tls=context, timeout=PATIENCE) as client:
         assert client.set("key", value, ttl=60)
         for _ in range(20):
@@ -228,7 +227,7 @@ def test_throttr(server: Secured) -> None:
         assert [event.payload for event in client.events(timeout=0.02)] == [b"%d" % number for number in range(100)]
 
     async def main() -> None:
-        url = f"throttrs://localhost:{server.keys.port}?cacert={server.certificates.cacert}"
+        url = f"throttrs://localhost:{server.keys.port}?cacert={server.pem.cacert}"
         async with throttr.AsyncClient(url, timeout=PATIENCE) as client:
             found = await asyncio.gather(*[client.get("key") for _ in range(20)])
             assert all(each is not None and each.value == value for each in found)
@@ -252,7 +251,7 @@ def ctl(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 def test_counterctl(server: Secured) -> None:
     """The permits last as long as the command that has inherited the connection, also after counterctl was killed."""
-    host, port, cacert = "localhost", str(server.counters.port), server.certificates.cacert
+    host, port, cacert = "localhost", str(server.counters.port), server.pem.cacert
     script = "kill -KILL $PPID; echo; read line"
     with subprocess.Popen(
         [COUNTERCTL, "-h", host, "-p", port, "--cacert", cacert, "run", "inherited", "--max", "1", "sh", "-c", script],

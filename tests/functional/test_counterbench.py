@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import machine
-import secure
+from certificates import server_context
 from counterd.protocols.counter.wire import Opcode
 from daemon import wait_until
 from loading import load, load_fails, plan_of, running
-from scripted import Peer, Request, Server, refusal
+from scripted import Peer, Request, SecureServer, Server, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hdrh.histogram import HdrHistogram
 
     import daemon
+    from certificates import Files
 
 
 @pytest.fixture
@@ -406,11 +407,6 @@ def test_the_real_server(start: Callable[..., daemon.Daemon]) -> None:
 # ---- TLS ----
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> secure.Certificates:
-    return secure.Certificates(tmp_path_factory.mktemp("certificates"))
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -420,30 +416,30 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> secure.Certificate
         {"requests": 60, "hold": "fixed:2ms", "churn": 50, "rate": 2000.0, "verify": True},
     ],
 )
-def test_over_tls(options: dict[str, Any], certificates: secure.Certificates) -> None:
-    with secure.Server(certificates.server_context()) as server:
-        run = load(server, tls=True, cacert=certificates.cacert, **options)
+def test_over_tls(options: dict[str, Any], pem: Files) -> None:
+    with SecureServer(server_context()) as server:
+        run = load(server, tls=True, cacert=pem.cacert, **options)
         assert (run.requests, run.errors, run.failed()) == (options["requests"], {}, False)
         assert (run.label.count("TLS"), run.options["tls"]) == (1, True)
 
 
-def test_a_certificate_of_its_own(certificates: secure.Certificates) -> None:
-    with secure.Server(certificates.server_context(asks=True)) as server:
-        files = {"cacert": certificates.cacert, "cert": certificates.cert, "key": certificates.key}
+def test_a_certificate_of_its_own(pem: Files) -> None:
+    with SecureServer(server_context(clients=ssl.CERT_REQUIRED)) as server:
+        files = {"cacert": pem.cacert, "cert": pem.cert, "key": pem.key}
         assert not load(server, tls=True, requests=10, **files).failed()
-    context = certificates.server_context(asks=True)
+    context = server_context(clients=ssl.CERT_REQUIRED)
     context.maximum_version = ssl.TLSVersion.TLSv1_2  # which refuses within the handshake, 1.3 a moment after it
-    with secure.Server(context) as server:
-        said = load_fails(server, tls=True, requests=10, cacert=certificates.cacert)
+    with SecureServer(context) as server:
+        said = load_fails(server, tls=True, requests=10, cacert=pem.cacert)
     assert re.search("cannot connect to 127.0.0.1:[0-9]+: TLS handshake: ", said)
 
 
 @pytest.mark.parametrize(
     ("file", "why"), [("other", "TLS handshake: .*CERTIFICATE_VERIFY_FAILED"), ("none", "/none: No such file or dir")]
 )
-def test_whom_it_does_not_trust(file: str, why: str, certificates: secure.Certificates) -> None:
-    with secure.Server(certificates.server_context()) as server:
-        said = load_fails(server, tls=True, requests=10, cacert=getattr(certificates, file, "/none"))
+def test_whom_it_does_not_trust(file: str, why: str, pem: Files) -> None:
+    with SecureServer(server_context()) as server:
+        said = load_fails(server, tls=True, requests=10, cacert=getattr(pem, file, "/none"))
         assert re.search(f"cannot connect to 127.0.0.1:[0-9]+: {why}", said)
 
 
@@ -452,18 +448,18 @@ def test_a_server_without_tls(server: Server) -> None:
     assert "it may speak no TLS, have no room, or not allow this address" in load_fails(server, tls=True, requests=10)
 
 
-def test_handshakes_that_fail_during_the_load(certificates: secure.Certificates) -> None:
+def test_handshakes_that_fail_during_the_load(pem: Files) -> None:
     """Are errors, and connections that are opened again."""
 
-    class Hostile(secure.Server):
+    class Hostile(SecureServer):
         def serve(self, peer: Peer) -> None:
             if peer.number % 3 != 2:
                 super().serve(peer)
             elif peer.number % 2:
                 peer.socket.sendall(b"no TLS at all" * 10)
 
-    with Hostile(certificates.server_context()) as server:
-        run = load(server, tls=True, cacert=certificates.cacert, requests=50, connections=4)
+    with Hostile(server_context()) as server:
+        run = load(server, tls=True, cacert=pem.cacert, requests=50, connections=4)
         assert run.requests == 50
         assert run.errors.keys() == {"network error"}
         assert run.evidence[0].startswith("TLS: ")

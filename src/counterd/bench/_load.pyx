@@ -40,7 +40,7 @@ from counterd.bench._system cimport (
 from counterd.net.clock cimport monotonic_ns
 from counterd.net.kernel cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL, c_recv, c_send,
-    epoll_create1, epoll_ctl, epoll_event, epoll_wait, socket_error,
+    epoll_create1, epoll_ctl, epoll_event, epoll_wait, os_error, socket_error,
 )
 
 from counterd.bench._task import OP_NAMES
@@ -134,7 +134,7 @@ cdef class Load(Task):
         self.grace_ns = now + self.settle_max_ns
         self.poll = epoll_create1(EPOLL_CLOEXEC)
         if self.poll < 0:
-            raise OSError(errno, os.strerror(errno))
+            raise os_error(errno)
         for i in range(self.wanted):
             self.open(self.links + i, now)
         while self.stage != GONE:
@@ -287,7 +287,7 @@ cdef class Load(Task):
         event.events = events
         event.data.u64 = link.index
         if epoll_ctl(self.poll, EPOLL_CTL_MOD if link.events else EPOLL_CTL_ADD, link.fd, &event) < 0:
-            raise OSError(errno, os.strerror(errno))
+            raise os_error(errno)
         link.events = events
         return 0
 

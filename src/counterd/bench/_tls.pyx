@@ -3,7 +3,6 @@
 A side. Whatever goes wrong with it is an OSError.
 """
 
-import os
 import ssl
 
 cimport libc.errno
@@ -11,7 +10,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.string cimport memcpy
 
-from counterd.net.kernel cimport MSG_DONTWAIT, c_recv
+from counterd.net.kernel cimport MSG_DONTWAIT, c_recv, os_error
 
 cdef enum:
     RECORD = 16384              # bytes: what one has at most
@@ -38,7 +37,7 @@ cdef class Layer:
         elif size == 0:
             raise OSError("the server closed the connection in the handshake")
         elif errno != EAGAIN and errno != EINTR:
-            raise OSError(errno, os.strerror(errno))
+            raise os_error(errno)
         try:
             self.tls.do_handshake()
             self.agreed = True

@@ -13,7 +13,6 @@ States of a connection:
 """
 
 import array
-import os
 import socket
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -24,8 +23,8 @@ from counterd._core cimport Session, Store
 from counterd.net.clock cimport monotonic_ns
 from counterd.net.driver cimport Driver
 from counterd.net.kernel cimport (
-    MSG_DONTWAIT, MSG_NOSIGNAL, POLLRDHUP, SO_PEERCRED, SO_PEERGROUPS, SOL_SOCKET, c_send, getsockopt, poll, pollfd,
-    ucred,
+    MSG_DONTWAIT, MSG_NOSIGNAL, POLLRDHUP, SO_PEERCRED, SO_PEERGROUPS, SOL_SOCKET, c_send, getsockopt, os_error, poll,
+    pollfd, ucred,
 )
 
 from counterd.net.access import EVERYONE
@@ -472,10 +471,10 @@ def peer_process(int fd):
     cdef unsigned int size = sizeof(peer)
     cdef bytes groups = b""
     if getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0:
-        raise OSError(errno, os.strerror(errno))
+        raise os_error(errno)
     size = 0
     while getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, <char*>PyBytes_AS_STRING(groups), &size) < 0:
         if errno != ERANGE:  # which comes with the size that would do
-            raise OSError(errno, os.strerror(errno))
+            raise os_error(errno)
         groups = PyBytes_FromStringAndSize(NULL, size)
     return peer.pid, peer.uid, frozenset((peer.gid, *array.array("I", groups[:size])))

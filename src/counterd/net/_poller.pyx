@@ -12,7 +12,6 @@ States of a transport:
 - closed    the connection hears of it at the end of the batch, and only then the descriptor is free for another
 """
 
-import os
 from collections import deque
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -26,8 +25,8 @@ from posix.unistd cimport close as c_close
 from counterd.net.kernel cimport (
     AF_INET, AF_INET6, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL,
     EPOLL_CTL_MOD, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, SOCK_CLOEXEC, SOCK_NONBLOCK, SOL_SOCKET, SO_KEEPALIVE,
-    accept4, c_recv, c_send, c_shutdown, epoll_create1, epoll_ctl, epoll_event, epoll_wait, ntohs, setsockopt,
-    sockaddr_in, sockaddr_in6, socket_error,
+    accept4, c_recv, c_send, c_shutdown, epoll_create1, epoll_ctl, epoll_event, epoll_wait, ntohs, os_error,
+    setsockopt, sockaddr_in, sockaddr_in6, socket_error,
 )
 
 from counterd.net.sockets import BACKLOG
@@ -446,8 +445,3 @@ cdef bint is_loopback(bytes address):
     if address is None:
         return False
     return address[0] == 127 if PyBytes_GET_SIZE(address) == 4 else address == LOOPBACK
-
-
-cdef os_error(int number):
-    """Of an errno; None of 0."""
-    return OSError(number, os.strerror(number)) if number else None

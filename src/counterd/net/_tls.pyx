@@ -21,7 +21,6 @@ What a peer may do, and what it costs:
   served.
 """
 
-import os
 import ssl
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -29,7 +28,7 @@ from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint8_t, uint16_t
 
 from counterd.net._poller cimport HANDSHAKES, Transport
-from counterd.net.kernel cimport MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, c_recv, c_send, c_shutdown
+from counterd.net.kernel cimport MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, c_recv, c_send, c_shutdown, os_error
 
 cdef enum:
     RECORD = 16384          # bytes of data in a record at most, and of what is encrypted in one go
@@ -308,7 +307,3 @@ cdef class TlsTransport(Transport):
             return "", "", ""
         subject = ", ".join(f"{name}={value}" for part in certificate.get("subject", ()) for name, value in part)
         return self.ssl.version() or "", self.ssl.cipher()[0], subject
-
-
-cdef os_error(int number):
-    return OSError(number, os.strerror(number))

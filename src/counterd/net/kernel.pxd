@@ -3,6 +3,7 @@
 # Floor 3, header only: declarations, and what takes more than a line.
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport strerror
 
 cdef extern from "<sys/epoll.h>" nogil:
     ctypedef union epoll_data_t:
@@ -51,6 +52,11 @@ cdef extern from "<sys/socket.h>" nogil:
         int pid
         uint32_t uid
         uint32_t gid
+
+
+cdef inline os_error(int number):
+    """Of an errno; None of 0."""
+    return OSError(number, strerror(number).decode()) if number else None
 
 
 cdef inline int socket_error(int fd) noexcept:

@@ -11,37 +11,33 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import secure
+from certificates import client_context, server_context
 from counterd.client import _tls
 from counterd.client._addresses import Tls
 from counterd.client._tls import SecureSocket, make_context, secured
 from daemon import PATIENCE
+from scripted import SecureServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from secure import Certificates
+    from certificates import Files
 
 MANY = bytes(range(256)) * 256  # four records
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return secure.Certificates(tmp_path_factory.mktemp("certificates"))
-
-
 @pytest.fixture
-def ends(certificates: Certificates) -> Iterator[tuple[SecureSocket, ssl.SSLSocket]]:
+def ends() -> Iterator[tuple[SecureSocket, ssl.SSLSocket]]:
     """The client's end, and the server's."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         near = socket.create_connection(listener.getsockname())
         far, _ = listener.accept()
-    server = certificates.server_context().wrap_socket(far, server_side=True, do_handshake_on_connect=False)
+    server = server_context().wrap_socket(far, server_side=True, do_handshake_on_connect=False)
     server.settimeout(PATIENCE)
     thread = threading.Thread(target=server.do_handshake)
     thread.start()
     with server:
-        client = SecureSocket(near, certificates.client_context(), "localhost", PATIENCE)
+        client = SecureSocket(near, client_context(), "localhost", PATIENCE)
         thread.join()
         yield client, server
         client.close()
@@ -73,11 +69,11 @@ def test_nothing_stays_behind(ends: tuple[SecureSocket, ssl.SSLSocket]) -> None:
         client.recv(65536)
 
 
-def test_a_record_that_comes_in_pieces(certificates: Certificates) -> None:
+def test_a_record_that_comes_in_pieces() -> None:
     """The server's side is made by hand: a byte at a time."""
     near, far = socket.socketpair()
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    server = certificates.server_context().wrap_bio(incoming, outgoing, server_side=True)
+    server = server_context().wrap_bio(incoming, outgoing, server_side=True)
 
     def shake_hands() -> None:
         while True:
@@ -91,7 +87,7 @@ def test_a_record_that_comes_in_pieces(certificates: Certificates) -> None:
     thread = threading.Thread(target=shake_hands)
     thread.start()
     with near, far:
-        client = SecureSocket(near, certificates.client_context(), "localhost", PATIENCE)
+        client = SecureSocket(near, client_context(), "localhost", PATIENCE)
         thread.join()
         server.write(b"one")
         record = outgoing.read()
@@ -183,10 +179,10 @@ def test_what_cannot_be_decrypted(ends: tuple[SecureSocket, ssl.SSLSocket]) -> N
     ("host", "trusts", "why"),
     [("elsewhere", True, "Hostname mismatch"), ("localhost", False, "CERTIFICATE_VERIFY_FAILED")],
 )
-def test_whom_it_does_not_trust(host: str, trusts: bool, why: str, certificates: Certificates) -> None:
-    with secure.Server(certificates.server_context()) as server:
+def test_whom_it_does_not_trust(host: str, trusts: bool, why: str, pem: Files) -> None:
+    with SecureServer(server_context()) as server:
         near = socket.create_connection(server.address)
-        tls = Tls(cacert=certificates.cacert if trusts else certificates.other)
+        tls = Tls(cacert=pem.cacert if trusts else pem.other)
         with pytest.raises(OSError, match=f"^TLS handshake: .*{why}"):
             secured(near, tls, host, PATIENCE)
         assert near.fileno() == -1
@@ -201,23 +197,23 @@ def test_whom_it_does_not_trust(host: str, trusts: bool, why: str, certificates:
         (b"\x91\x00\x00\x01" + bytes(28), ": it may speak no TLS, have no room, or not allow this address"),
     ],
 )
-def test_who_speaks_no_tls(answer: bytes, why: str, certificates: Certificates) -> None:
+def test_who_speaks_no_tls(answer: bytes, why: str) -> None:
     near, far = socket.socketpair()
     with near, far:
         far.sendall(answer)
         far.shutdown(socket.SHUT_WR)
         with pytest.raises(OSError, match=f"^TLS handshake: .*{why}$"):
-            secured(near, certificates.client_context(), "localhost", PATIENCE)
+            secured(near, client_context(), "localhost", PATIENCE)
 
 
-def test_a_handshake_has_its_time(certificates: Certificates) -> None:
+def test_a_handshake_has_its_time() -> None:
     near, far = socket.socketpair()
     with near, far, pytest.raises(TimeoutError):
-        secured(near, certificates.client_context(), "localhost", 0.02)
+        secured(near, client_context(), "localhost", 0.02)
     assert near.fileno() == -1
 
 
-def test_whatever_interrupts_a_handshake(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_interrupts_a_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
     near, far = socket.socketpair()
 
     def interrupt(*_: object) -> None:
@@ -225,25 +221,25 @@ def test_whatever_interrupts_a_handshake(certificates: Certificates, monkeypatch
 
     monkeypatch.setattr(_tls, "SecureSocket", interrupt)
     with near, far, pytest.raises(KeyboardInterrupt):
-        secured(near, certificates.client_context(), "localhost", PATIENCE)
+        secured(near, client_context(), "localhost", PATIENCE)
     assert near.fileno() == -1
 
 
 # ---- files ----
 
 
-def test_a_client_shows_who_it_is(certificates: Certificates) -> None:
-    for files in ({"cert": certificates.cert, "key": certificates.key}, {"cert": certificates.both}):
-        with secure.Server(certificates.server_context(asks=True)) as server:
-            tls = Tls(cacert=certificates.cacert, **files)
+def test_a_client_shows_who_it_is(pem: Files) -> None:
+    for files in ({"cert": pem.cert, "key": pem.key}, {"cert": pem.both}):
+        with SecureServer(server_context(clients=ssl.CERT_REQUIRED)) as server:
+            tls = Tls(cacert=pem.cacert, **files)
             client = secured(socket.create_connection(server.address), tls, "localhost", PATIENCE)
             assert client._tls.cipher() is not None
             client.close()
             assert server.wait_for_ends(1) == ["closed"]
 
 
-def test_a_context_is_used_as_it_is(certificates: Certificates) -> None:
-    context = certificates.client_context()
+def test_a_context_is_used_as_it_is() -> None:
+    context = client_context()
     assert make_context(context) is context
 
 
@@ -252,8 +248,8 @@ def test_without_files_it_trusts_the_system() -> None:
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
 
 
-def test_files_that_cannot_be_used(certificates: Certificates) -> None:
-    c = certificates
+def test_files_that_cannot_be_used(pem: Files) -> None:
+    c = pem
     for tls, why in [
         (Tls(cacert="/none"), "^/none: No such file or directory$"),
         (Tls(cacert=c.key), f"^{c.key}: "),
