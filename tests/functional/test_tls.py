@@ -18,6 +18,7 @@ from certificates import authority, certificate, client_context, server_context
 from counterd.protocols.counter import wire
 from daemon import PATIENCE, wait_until
 from functional import peers
+from machine import installed
 from serving import Serving, serving
 
 if TYPE_CHECKING:
@@ -45,7 +46,14 @@ def connect(server: Serving, context: ssl.SSLContext | None = None, **options: o
 def s_client(server: Serving, directory: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """OpenSSL's client: what it reads goes to the server, what comes is written behind what it has to say itself."""
     authority("ours").cert_pem.write_to_path(directory / "authority.pem")
-    program = ["openssl", "s_client", "-connect", "{}:{}".format(*server.address), "-servername", "127.0.0.1"]
+    program = [
+        installed("openssl"),
+        "s_client",
+        "-connect",
+        "{}:{}".format(*server.address),
+        "-servername",
+        "127.0.0.1",
+    ]
     trust = ["-CAfile", str(directory / "authority.pem"), "-verify_return_error", "-verify_ip", "127.0.0.1"]
     with subprocess.Popen(
         [*program, *trust, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0

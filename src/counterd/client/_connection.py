@@ -1,6 +1,6 @@
 """What the clients share: one connection, the deadline of a call, and the rule that a broken connection stays broken.
 
-Stands beside the floors: needs counterd.errors only. The socket never blocks; whoever waits, waits in poll() with a
+Stands beside the floors. The socket never blocks; whoever waits, waits in poll() with a
 deadline. While a request does not go out what comes in is read, so a server that reads no more before its own output
 has gone cannot hold a client up.
 """

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from counterd.frames import Refused
-from counterd.protocols import read_parameters
+from counterd.protocols import ROWS, ROWS_MAX, read_parameters
 from counterd.settings import choice, integer
 from counterd.version import __version__
 
@@ -39,7 +39,6 @@ Steps = Generator[None, None, bytes]
 
 SLICE_NS = 250_000
 FIGURES_PERIOD_NS = 100_000_000
-ROWS_MAX = 1000
 ROWS_BYTES_MAX = 4 << 20  # of rows in an answer: a name can have 64 KiB, and a thousand of them no frame holds
 PROBES = 512  # numbers of connections looked at between two looks at the clock: 40 ns each
 MASKED = "***"
@@ -167,7 +166,7 @@ class Inspector:
             values = read_parameters(
                 parameters,
                 {"limit": integer(1, ROWS_MAX), "after": split_id, "room": choice(*self._services)},
-                {"limit": 100, "after": ("", -1), "room": None},
+                {"limit": ROWS, "after": ("", -1), "room": None},
             )
         except ValueError as error:
             raise Refused(400, str(error)) from None

@@ -5,13 +5,13 @@ Floor 4.
 
 from __future__ import annotations
 
-import grp
 import os
 import pwd
 import resource
 from pathlib import Path
 
 from counterd._core import LIMIT_CONNECTIONS
+from counterd.control.keys import account_number
 
 # Descriptors that are not connections: listening sockets, logs, the loop's own, and room for what accept() needs, so
 # that a connection too many is refused by us and counted, and never meets EMFILE.
@@ -47,5 +47,5 @@ def identity(user: str, group: str) -> tuple[int, int, str]:
     uid = account.pw_uid if account else os.geteuid()
     gid = account.pw_gid if account else os.getegid()
     if group:
-        gid = int(group) if group.isdigit() else grp.getgrnam(group).gr_gid
+        gid = account_number("group", group)
     return uid, gid, account.pw_name if account else ""

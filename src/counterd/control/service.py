@@ -84,9 +84,8 @@ def prepare(room: str, config: Config) -> Ready:
 class Service:
     """A room on its way through the life of the process: open(), make_store(), listen(), apply() and close().
 
-    ready: what is in force of the files and names that its settings mention.
-
     descriptors: how many its connections may use.
+    ready: what is in force of the files and names that its settings mention.
     """
 
     def __init__(self, room: Room, config: Config, descriptors: int) -> None:

@@ -12,10 +12,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from counterd.settings import choice, integer
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from counterd.settings import Reader, Setting
 
 Figures = Callable[[], Mapping[str, object]]
+
+ROWS_MAX = 1000  # of an answer
+ROWS = 100  # unless more are asked for
 
 
 @dataclass(frozen=True)
@@ -124,6 +131,16 @@ def name_of_bytes(text: str) -> bytes:
         return text.encode("latin-1")
     except UnicodeEncodeError:
         raise ValueError("expected bytes, percent-encoded") from None
+
+
+def ranked_parameters(parameters: Mapping[str, str], sorts: Sequence[str]) -> tuple[bytes, str, int]:
+    """(match, sort, limit) of a table that has an order. Raises ValueError."""
+    values = read_parameters(
+        parameters,
+        {"match": name_of_bytes, "sort": choice(*sorts), "limit": integer(1, ROWS_MAX)},
+        {"match": b"", "sort": sorts[0], "limit": ROWS},
+    )
+    return values["match"], values["sort"], values["limit"]
 
 
 def read_parameters(

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import click
-from click.core import ParameterSource
 
-from counterd.cli.ctl.common import ADDRESS_OPTIONS, EXIT_NOT_AVAILABLE, NAME, Target, say, shown
+from counterd.cli.ctl.common import EXIT_NOT_AVAILABLE, NAME, Target, has_address, say, shown
 from counterd.cli.ctl.output import Column, Kind, Output, Row, output_option
 from counterd.errors import ConnectionLost, Timeout
 
@@ -146,7 +145,7 @@ def read_url(url: str) -> tuple[str, int, str]:
 def endpoint_of(context: click.Context, admin: str, token_file: Any) -> Endpoint:
     """What the options of admin_options() say."""
     above = context.find_root()
-    if any(above.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in ADDRESS_OPTIONS):
+    if has_address(above):
         raise click.UsageError("that is where the counters are: where the admin endpoint is says --admin")
     token = (token_file.read() if token_file else os.environ.get("COUNTERD_ADMIN_TOKEN", "")).strip()
     if not token.isascii() or not token.isprintable():

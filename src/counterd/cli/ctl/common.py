@@ -114,6 +114,11 @@ def address_options(scheme: str, port: int, variable: str) -> Callable[[F], F]:
     return decorate
 
 
+def has_address(context: click.Context) -> bool:
+    """Whether the command line says where the server is, by the options of address_options()."""
+    return any(context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in ADDRESS_OPTIONS)
+
+
 def chosen_address(context: click.Context, scheme: str, port: int) -> Address:
     """What the options of address_options() say; the command line goes before the environment."""
     from counterd.client._addresses import Address, read_address

@@ -13,7 +13,6 @@ import click
 from click.core import ParameterSource
 
 from counterd.cli.ctl.common import (
-    ADDRESS_OPTIONS,
     DURATION,
     EXIT_NOT_AVAILABLE,
     Bytes,
@@ -23,6 +22,7 @@ from counterd.cli.ctl.common import (
     address_options,
     chosen_address,
     glob,
+    has_address,
     say,
     shown,
     until_interrupted,
@@ -84,7 +84,7 @@ def throttr(context: click.Context, /, timeout: float, value_size: str, **_: obj
     """Quotas, buffers and channels."""
     above = context.parent
     assert above is not None
-    if any(above.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in ADDRESS_OPTIONS):
+    if has_address(above):
         raise click.UsageError("that is where the counters are: the address of the keys stands after `throttr`")
     if context.get_parameter_source("timeout") is ParameterSource.DEFAULT:
         timeout = above.find_object(Target).timeout  # type: ignore[union-attr]  # which the group above has made

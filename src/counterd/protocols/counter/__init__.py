@@ -5,8 +5,18 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from counterd.protocols import Column, Figure, Figures, Room, Table, name_of_bytes, read_parameters
-from counterd.settings import Setting, choice, integer, size
+from counterd.protocols import (
+    ROWS_MAX,
+    Column,
+    Figure,
+    Figures,
+    Room,
+    Table,
+    name_of_bytes,
+    ranked_parameters,
+    read_parameters,
+)
+from counterd.settings import Setting, integer, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +31,6 @@ HOLDINGS_MAX = 1 << 30
 # Blocks of names are numbered with 32 bits and hold 64 bytes each.
 NAME_MEMORY_MAX = 1 << 37
 SORTS = ("consumption", "usage", "peak", "limit")
-ROWS_MAX = 1000
 
 
 def make_store(values: Mapping[str, Any], figures: Figures) -> CounterStore:
@@ -47,12 +56,8 @@ def open_counters(store: CounterStore, parameters: Mapping[str, str]) -> Walk:
     """Begins a walk through the counters."""
     from counterd.protocols.counter._tables import CountersWalk  # noqa: PLC0415 - as above
 
-    values = read_parameters(
-        parameters,
-        {"match": name_of_bytes, "sort": choice(*SORTS), "limit": integer(1, ROWS_MAX)},
-        {"match": b"", "sort": SORTS[0], "limit": 100},
-    )
-    return CountersWalk(store, values["match"], values["limit"], values["sort"])
+    match, sort, limit = ranked_parameters(parameters, SORTS)
+    return CountersWalk(store, match, limit, sort)
 
 
 def open_holders(store: CounterStore, parameters: Mapping[str, str]) -> Walk:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from counterd.protocols import Column, Figure, Figures, Room, Table, name_of_bytes, read_parameters
+from counterd.protocols import Column, Figure, Figures, Room, Table, ranked_parameters
 from counterd.settings import Setting, choice, integer, size
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ MESSAGE_MAX = 1 << 26
 QUEUED_MIN, QUEUED_MAX = 1 << 12, 1 << 30
 GRACE_MAX_S = 3600  # as the end of time leaves room for, in _keys.pxd
 SORTS = ("value", "ttl")
-ROWS_MAX = 1000
 
 
 def make_store(values: Mapping[str, Any], _figures: Figures) -> ThrottrStore:
@@ -51,12 +50,8 @@ def open_keys(store: ThrottrStore, parameters: Mapping[str, str]) -> Walk:
     """Begins a walk through the keys."""
     from counterd.protocols.throttr._tables import KeysWalk  # noqa: PLC0415 - as above
 
-    values = read_parameters(
-        parameters,
-        {"match": name_of_bytes, "sort": choice(*SORTS), "limit": integer(1, ROWS_MAX)},
-        {"match": b"", "sort": SORTS[0], "limit": 100},
-    )
-    return KeysWalk(store, values["match"], values["limit"], values["sort"])
+    match, sort, limit = ranked_parameters(parameters, SORTS)
+    return KeysWalk(store, match, limit, sort)
 
 
 KEYS_HELP = "Keys that there are, by type; with throttr.expiry_grace, those in their grace too."
