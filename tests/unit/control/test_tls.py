@@ -100,10 +100,9 @@ def test_a_key_that_goes_while_it_is_read(files, monkeypatch):
 
 
 def test_a_passphrase_is_not_asked_for(files):
-    subprocess.run(
-        [installed("openssl"), "pkey", "-in", files.key, "-out", files.locked, "-aes256", "-passout", "pass:x"],
-        check=True,
-    )
+    openssl = installed("openssl")
+    encrypt = [openssl, "pkey", "-in", files.key, "-out", files.locked, "-aes256", "-passout", "pass:x"]
+    subprocess.run(encrypt, check=True)
     with pytest.raises(TLSError, match="locked has a passphrase, and nobody is there to give it") as caught:
         make_context(files.cert, files.locked)
     assert caught.value.name == "key"
