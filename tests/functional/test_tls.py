@@ -9,7 +9,6 @@ import select
 import socket
 import ssl
 import subprocess
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -79,7 +78,7 @@ def read_until(process: subprocess.Popen[bytes], wanted: bytes) -> bytes:
 
 
 def test_much_goes_both_ways_at_once(server: Serving) -> None:
-    """From one thread: of two, one in recv() and one in sendall(), Python lets one mistake the other's state for its own,
+    """From one thread: of two, in recv() and in sendall(), Python lets one mistake the other's state for its own,
     and wait for ever."""
     count = 100_000
 
