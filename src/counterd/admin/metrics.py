@@ -21,50 +21,44 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from counterd.protocols import Figure
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from counterd.protocols import Figure, Room
+    from counterd.protocols import Room
 
     Family = CounterMetricFamily | GaugeMetricFamily
 
 PREFIX = "counterd_"
 
-# Of each room: name, kind, help, then labels and the figure's key for each sample.
-ROOM_METRICS: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
-    ("connections", "gauge", "Connections that are open.", {"": "curr_connections"}),
-    ("connections_limit", "gauge", "Connections that can be open at once.", {"": "connections_max"}),
-    ("connections_opened_total", "counter", "Connections that were let in.", {"": "total_connections"}),
-    (
-        "connections_rejected_total",
-        "counter",
-        "Connections that were closed when they came, by cause.",
-        {f"cause={cause}": f"rejected:{cause}" for cause in
-         ("allow", "max_connections", "per_address", "memory", "descriptors")},
+REJECTED = "Connections that were closed when they came, by cause."
+CLOSED = "Connections that were closed here for a reason, by cause."
+HANDSHAKES_FAILED = "TLS handshakes that failed, by cause."
+
+# Of every room's listeners; what a room registers comes behind it.
+LISTENER_FIGURES = (
+    Figure("curr_connections", "connections", "gauge", "Connections that are open."),
+    Figure("connections_max", "connections_limit", "gauge", "Connections that can be open at once."),
+    Figure("total_connections", "connections_opened_total", "counter", "Connections that were let in."),
+    *(
+        Figure(f"rejected:{cause}", "connections_rejected_total", "counter", REJECTED, {"cause": cause})
+        for cause in ("allow", "max_connections", "per_address", "memory", "descriptors")
     ),
-    (
-        "connections_closed_total",
-        "counter",
-        "Connections that were closed here for a reason, by cause.",
-        {
-            "cause=slow_reader": "slow_readers",
-            "cause=vanished": "vanished_peers",
-            "cause=idle": "idle_closed",
-            "cause=killed": "killed",
-        },
+    Figure("slow_readers", "connections_closed_total", "counter", CLOSED, {"cause": "slow_reader"}),
+    Figure("vanished_peers", "connections_closed_total", "counter", CLOSED, {"cause": "vanished"}),
+    Figure("idle_closed", "connections_closed_total", "counter", CLOSED, {"cause": "idle"}),
+    Figure("killed", "connections_closed_total", "counter", CLOSED, {"cause": "killed"}),
+    *(
+        Figure(f"handshakes_failed:{cause}", "handshakes_failed_total", "counter", HANDSHAKES_FAILED, {"cause": cause})
+        for cause in ("timeout", "protocol", "certificate")
     ),
-    (
-        "handshakes_failed_total",
-        "counter",
-        "TLS handshakes that failed, by cause.",
-        {f"cause={cause}": f"handshakes_failed:{cause}" for cause in ("timeout", "protocol", "certificate")},
-    ),
-    ("handshakes", "gauge", "TLS handshakes under way.", {"": "handshakes"}),
-    ("connections_slowed_total", "counter", "Times that a connection had to wait for its rate.", {"": "slowed"}),
-    ("slow_readers", "gauge", "Connections whose output is stuck now.", {"": "stuck_outputs"}),
-    ("received_bytes_total", "counter", "Bytes read from connections.", {"": "bytes_in"}),
-    ("sent_bytes_total", "counter", "Bytes written to connections.", {"": "bytes_out"}),
-)  # fmt: skip
+    Figure("handshakes", "handshakes", "gauge", "TLS handshakes under way."),
+    Figure("slowed", "connections_slowed_total", "counter", "Times that a connection had to wait for its rate."),
+    Figure("stuck_outputs", "slow_readers", "gauge", "Connections whose output is stuck now."),
+    Figure("bytes_in", "received_bytes_total", "counter", "Bytes read from connections."),
+    Figure("bytes_out", "sent_bytes_total", "counter", "Bytes written to connections."),
+)
 
 ROOM_HISTOGRAMS = {
     "batch_seconds": "From reading what a connection sent to having sent the replies.",
@@ -83,11 +77,6 @@ class Scrape(Collector):
         yield from self._of_daemon()
         yield from self._of_process()
         yield from self._of_rooms()
-        families: dict[str, Family] = {}
-        for name, stats in self._stats["rooms"].items():
-            for figure in self._rooms[name].figures:
-                add_figure(families, figure, name, stats["figures"])
-        yield from families.values()
 
     def _of_daemon(self) -> Iterator[Metric]:
         stats = self._stats
@@ -128,19 +117,16 @@ class Scrape(Collector):
             for operation, status, count in stats["outcomes"]:
                 requests.add_metric((room, operation, status), count)
         yield requests
-        for name, kind, text, samples in ROOM_METRICS:
-            label = next(iter(samples)).partition("=")[0]
-            found = family(name, kind, text, ("room", label) if label else ("room",))
-            for room, stats in rooms.items():
-                for labelled, key in samples.items():
-                    value = labelled.partition("=")[2]
-                    found.add_metric((room, value) if value else (room,), stats["figures"][key])
-            yield found
         for name, text in ROOM_HISTOGRAMS.items():
             histogram = HistogramMetricFamily(PREFIX + name, text, labels=("room",))
             for room, stats in rooms.items():
                 add_histogram(histogram, (room,), stats["histograms"].get(name))
             yield histogram
+        families: dict[str, Family] = {}
+        for room, stats in rooms.items():
+            for figure in (*LISTENER_FIGURES, *self._rooms[room].figures):
+                add_figure(families, figure, room, stats["figures"])
+        yield from families.values()
 
 
 def encode(stats: Mapping[str, Any], rooms: Sequence[Room], accept: str) -> tuple[bytes, str]:

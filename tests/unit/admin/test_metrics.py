@@ -15,7 +15,7 @@ from unit.admin.serving import ROOM, STATS
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.4"
 BATCHES = {"bounds": [1.024e-06, 0.5], "counts": [5, 2, 1], "sum": 4.5}
-KEYS = sorted({key for *_, samples in metrics.ROOM_METRICS for key in samples.values()})
+KEYS = [figure.key for figure in metrics.LISTENER_FIGURES]
 
 
 def of_room(number: int, keys: list[str]) -> dict[str, Any]:
@@ -59,11 +59,8 @@ def test_everything_is_there(accept: str) -> None:
     assert value(found, "process_start_time_seconds") == 1e9
     assert value(found, "counterd_requests_total", room="room", operation="acquire", status="ok") == 100
     assert value(found, "counterd_requests_total", room="room", operation="get", status='a"b\\c') == 7
-    for name, _, _, of in metrics.ROOM_METRICS:
-        for labelled, key in of.items():
-            label, _, cause = labelled.partition("=")
-            labels = {"room": "room", **({label: cause} if label else {})}
-            assert value(found, f"counterd_{name}", **labels) == 100 + KEYS.index(key)
+    for place, figure in enumerate(metrics.LISTENER_FIGURES):
+        assert value(found, f"counterd_{figure.name}", room="room", **figure.labels) == 100 + place
     assert value(found, "counterd_things", room="room", state="new") == 100 + len(KEYS)
     assert value(found, "counterd_things_made_total", room="room") == 101 + len(KEYS)
 
