@@ -336,20 +336,11 @@ def _addresses(owner: str, values: Mapping[str, Any]) -> list[tuple[str, int]]:
 # ---- values that do not go together ----------------------------------------------------------------------------------
 
 
-def exposed(room: str, values: Mapping[str, Any], addresses: Iterable[str] = ()) -> list[str]:
-    """The addresses, else those of its `bind`, on which anybody beyond this machine could use a room."""
+def exposed(room: str, values: Mapping[str, Any]) -> list[str]:
+    """The addresses of its `bind` on which anybody beyond this machine could use a room."""
     if any(values.get(f"{room}.{key}", True) for key in ("insecure", "allow", "tls.cert")):
         return []
-    listed = tuple(addresses) or values.get(f"{room}.bind", ())
-    return [address for address in listed if not ipaddress.ip_address(address).is_loopback]
-
-
-def exposure(room: str, address: str) -> str:
-    """What is wrong with such an address, and the ways out."""
-    return (
-        f"{address} can be reached from other machines, by anybody: set {room}.tls.cert, or {room}.allow,"
-        f" or {room}.insecure = true if that is meant"
-    )
+    return [address for address in values.get(f"{room}.bind", ()) if not ipaddress.ip_address(address).is_loopback]
 
 
 def _contradictions(rooms: Sequence[Room], values: Mapping[str, Any], where: Callable[[str], str]) -> Iterator[str]:
@@ -366,7 +357,10 @@ def _contradictions(rooms: Sequence[Room], values: Mapping[str, Any], where: Cal
         if off(bind) and off(socket):
             yield f"{where(bind)}: {name} is enabled but listens nowhere, {bind} and {socket} are both empty"
         for address in exposed(name, values):
-            yield f"{where(bind)}: {bind}: {exposure(name, address)}"
+            yield (
+                f"{where(bind)}: {bind}: {address} can be reached from other machines, by anybody:"
+                f" set {name}.tls.cert, or {name}.allow, or {name}.insecure = true if that is meant"
+            )
         for key, needed in (
             ("tls.key", "tls.cert"),
             ("tls.client_ca", "tls.cert"),

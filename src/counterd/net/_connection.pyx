@@ -101,7 +101,7 @@ cdef class Roster:
                 if not limits.access.allows_process(uid, gids):
                     self.reject("allow", f"user {uid} (process {pid}) is not among those allowed")
                     return False
-        elif limits.access.networks and not limits.access.allows_packed(address):
+        elif limits.access.networks and not limits.access.allows_address(address):
             self.reject("allow", f"{connection.peer()[0]} is not among the addresses allowed")
             return False
         if len(self.connections) >= self.max_connections:

@@ -7,7 +7,6 @@ to look up.
 from __future__ import annotations
 
 import ipaddress
-import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -36,11 +35,7 @@ class Access:
             number = int(network.network_address) >> rest
             self._prefixes.setdefault((network.max_prefixlen, rest), set()).add(number)
 
-    def allows_address(self, address: str) -> bool:
-        """Whether an IP address, as text, may connect. Raises OSError if it is none."""
-        return self.allows_packed(socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address))
-
-    def allows_packed(self, address: bytes) -> bool:
+    def allows_address(self, address: bytes) -> bool:
         """Whether an IP address of 4 or 16 bytes may connect."""
         if not self.networks:
             return True

@@ -13,6 +13,10 @@ def of(*networks: str) -> Access:
     return Access(tuple(map(ipaddress.ip_network, networks)))
 
 
+def packed(address: str) -> bytes:
+    return ipaddress.ip_address(address).packed
+
+
 @pytest.mark.parametrize(
     ("address", "allowed"),
     [
@@ -30,24 +34,18 @@ def of(*networks: str) -> Access:
 )
 def test_an_address_is_in_one_of_the_networks_or_not(address: str, allowed: bool) -> None:
     access = of("10.0.0.0/8", "192.0.2.7", "2001:db8::/32", "::1")
-    assert access.allows_address(address) is allowed
-    assert access.allows_packed(ipaddress.ip_address(address).packed) is allowed
+    assert access.allows_address(packed(address)) is allowed
 
 
 @pytest.mark.parametrize(("network", "other"), [("0.0.0.0/0", "::1"), ("::/0", "127.0.0.1")])
 def test_all_of_one_family_is_nothing_of_the_other(network: str, other: str) -> None:
-    assert of(network).allows_address("1.2.3.4") is (network != "::/0")
-    assert not of(network).allows_address(other)
+    assert of(network).allows_address(packed("1.2.3.4")) is (network != "::/0")
+    assert not of(network).allows_address(packed(other))
 
 
 def test_without_networks_every_address_may_connect() -> None:
-    assert EVERYONE.allows_address("203.0.113.9")
-    assert Access(users=frozenset({1})).allows_address("::1")
-
-
-def test_what_is_no_address_is_an_error() -> None:
-    with pytest.raises(OSError, match="illegal"):
-        of("10.0.0.0/8").allows_address("ten")
+    assert EVERYONE.allows_address(packed("203.0.113.9"))
+    assert Access(users=frozenset({1})).allows_address(packed("::1"))
 
 
 @pytest.mark.parametrize(
