@@ -27,7 +27,7 @@ try:
     from counterd.bench.report import AS_FAST_AS_IT_GOES
     from counterd.bench.result import Report, ResultError, Run, load, save
     from counterd.bench.run import Interruption, LoadError, describe, run
-    from counterd.cli.reading import Reads, at_least
+    from counterd.cli.reading import TLS_OPTIONS, Reads, at_least, with_options
 except ModuleNotFoundError as error:
     package = (error.name or "").partition(".")[0]
     if package == "counterd":
@@ -72,7 +72,6 @@ class Written(click.Path):
 
 
 FILE = Written()
-PEM = click.Path(exists=True, dir_okay=False)
 
 
 @click.group(invoke_without_command=True, context_settings={"max_content_width": 110})
@@ -85,10 +84,7 @@ PEM = click.Path(exists=True, dir_okay=False)
     help=f"Its port.  [default: {', '.join(f'{port} for {name}' for name, port in planning.PROTOCOLS.items())}]",
 )
 @click.option("-s", "--socket", metavar="PATH", help="Its Unix socket, instead of host and port.")
-@click.option("--tls", is_flag=True, help="Speak TLS.")
-@click.option("--cacert", type=PEM, metavar="FILE", help="Whom to trust.  [default: as this system does]")
-@click.option("--cert", type=PEM, metavar="FILE", help="The certificate to show, if the server asks for one.")
-@click.option("--key", type=PEM, metavar="FILE", help="Its key.  [default: in the same file]")
+@with_options(*TLS_OPTIONS)
 @click.option(
     "--protocol",
     type=click.Choice(list(planning.PROTOCOLS)),
@@ -301,9 +297,10 @@ def read_plan(options: dict[str, Any]) -> Plan:
     if duration is None and options["requests"] is None:
         duration = SEARCH_S if searching else DURATION_S
     work = options["ops"] or Work.read(planning.work_of(options["protocol"]))
+    files = {name: options[name] for name in ("cacert", "cert", "key")}
     plan = Plan(
         protocol=options["protocol"], host=options["host"], port=options["port"] or 0, socket=options["socket"],
-        tls=options["tls"], cacert=options["cacert"], cert=options["cert"], key=options["key"],
+        tls=options["tls"] or any(files.values()), **files,
         connections=options["connections"], depth=options["pipeline"], keep_alive=options["keep_alive"],
         requests=options["requests"], duration=duration, warmup=options["warmup"], processes=options["threads"],
         rate=options["rate"], arrivals=options["arrivals"], work=work, keys=options["keys"],

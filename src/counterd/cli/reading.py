@@ -1,11 +1,11 @@
-"""Options of the commands whose text a function reads.
+"""Options that the commands have in common, and those whose text a function reads.
 
 Floor 5. Needs click, as the commands that use it do.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -15,6 +15,28 @@ if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
 else:
     ParamType = click.ParamType  # which older ones of click's versions do not let be subscripted
+
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+PEM = click.Path(exists=True, dir_okay=False)
+TLS_OPTIONS = (
+    click.option("--tls", is_flag=True, help="Speak TLS. What follows says so too."),
+    click.option("--cacert", type=PEM, metavar="FILE", help="Whom to trust.  [default: as this system does]"),
+    click.option("--cert", type=PEM, metavar="FILE", help="The certificate to show, if the server asks for one."),
+    click.option("--key", type=PEM, metavar="FILE", help="Its key.  [default: in the same file]"),
+)
+
+
+def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """All of them, in this order, for a command."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
 
 
 class Reads(ParamType):

@@ -11,12 +11,12 @@ import os
 import re
 import signal
 import sys
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from counterd.cli.reading import ParamType, Reads, at_least
+from counterd.cli.reading import TLS_OPTIONS, F, ParamType, Reads, at_least, with_options
 from counterd.errors import (
     ConnectionLost,
     CounterdError,
@@ -43,8 +43,6 @@ PORT = 11215
 
 NAME_MAX = 65_535  # bytes
 DURATION_MAX = 60e6  # seconds, two years: every clock and every system call can wait so long
-
-F = TypeVar("F", bound="Callable[..., Any]")
 
 
 class Server:
@@ -85,8 +83,7 @@ ADDRESS_OPTIONS = ("url", "host", "port", "socket", "tls", "cacert", "cert", "ke
 
 def address_options(scheme: str, port: int, variable: str) -> Callable[[F], F]:
     """ADDRESS_OPTIONS, and --timeout."""
-    pem = click.Path(exists=True, dir_okay=False)
-    given = [
+    return with_options(
         click.option(
             "-u",
             "--url",
@@ -99,19 +96,9 @@ def address_options(scheme: str, port: int, variable: str) -> Callable[[F], F]:
             "-p", "--port", type=click.IntRange(1, 65535), metavar="PORT", help=f"Its port.  [default: {port}]"
         ),
         click.option("-s", "--socket", metavar="PATH", help="Its Unix socket."),
-        click.option("--tls", is_flag=True, help="Speak TLS. What follows says so too."),
-        click.option("--cacert", type=pem, metavar="FILE", help="Whom to trust.  [default: as this system does]"),
-        click.option("--cert", type=pem, metavar="FILE", help="The certificate to show, if the server asks for one."),
-        click.option("--key", type=pem, metavar="FILE", help="Its key.  [default: in the same file]"),
+        *TLS_OPTIONS,
         click.option("--timeout", type=TIME_LIMIT, default=5.0, help="How long an answer may take.  [default: 5s]"),
-    ]
-
-    def decorate(function: F) -> F:
-        for option in reversed(given):
-            function = option(function)
-        return function
-
-    return decorate
+    )
 
 
 def has_address(context: click.Context) -> bool:
