@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -54,6 +55,7 @@ def has_code(path: Path) -> bool:
     return any(not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__") for node in statements)
 
 
+@functools.cache
 def modules() -> list[str]:
     """Relative to the package. A .pxd that belongs to a .pyx is the same module."""
     found = [path for pattern in ("*.py", "*.pyx", "*.pxd") for path in PACKAGE.rglob(pattern)]
