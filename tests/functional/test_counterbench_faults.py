@@ -162,7 +162,7 @@ def test_answers_of_redis_and_throttr(protocol: str, work: str, reply: bytes, ou
 )
 def test_what_redis_would_never_say(work: str, reply: bytes) -> None:
     with Raw(reply) as server:
-        run = load(server, duration=0.05, connections=1, protocol="redis", work=work)
+        run = load(server, requests=3, connections=1, protocol="redis", work=work)
         assert (run.requests, run.outcomes) == (0, {})
         assert run.errors["wrong answer"] >= 1
 
@@ -186,7 +186,7 @@ def test_what_redis_would_never_say(work: str, reply: bytes) -> None:
 )
 def test_what_a_store_of_keys_would_never_say(protocol: str, work: str, reply: bytes) -> None:
     with Raw(reply) as server:
-        run = load(server, duration=0.05, connections=1, protocol=protocol, work=work)
+        run = load(server, requests=3, connections=1, protocol=protocol, work=work)
         assert (run.requests, run.outcomes) == (0, {})
         assert run.errors["wrong answer"] >= 1
 

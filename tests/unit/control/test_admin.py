@@ -31,11 +31,13 @@ WORK_S = 0.002
 
 
 class Inspector:
-    """steps: how many an answer to "table" takes. asked: all questions. moments: when it began to work for WORK_S."""
+    """steps: how many an answer to "table" takes, and not before `awaited` questions in all have been asked. asked: they.
+    moments: when it began to work for WORK_S."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
         self.steps = 3
+        self.awaited = 0
         self.restarts = 0
         self.working = 0
         self.moments: list[float] = []
@@ -75,6 +77,8 @@ class Inspector:
     def take_steps(self, what: str) -> Generator[None, None, bytes]:
         self.working += 1
         assert self.working == 1, "one at a time"
+        while len(self.asked) < self.awaited:
+            yield
         for _ in range(self.steps):
             yield
         self.working -= 1
@@ -221,7 +225,7 @@ def test_a_bug_costs_one_answer(play) -> None:
 
 def test_answers_that_take_steps_are_made_one_at_a_time_and_only_so_many_wait(play) -> None:
     async def scene(world: World) -> None:
-        world.inspector.steps = 10
+        world.inspector.steps, world.inspector.awaited = 10, 13
         asked = b"".join(frame(json.dumps({"id": number, "ask": "table"}).encode()) for number in range(12))
         await world.send(asked + frame(b'{"id": 99, "ask": "ping"}'))
         answers = [await world.receive() for _ in range(13)]
