@@ -31,8 +31,10 @@ WORK_S = 0.002
 
 
 class Inspector:
-    """steps: how many an answer to "table" takes, and not before `awaited` questions in all have been asked. asked: they.
-    moments: when it began to work for WORK_S."""
+    """steps: how many an answer to "table" takes, once `awaited` questions have been asked. asked: all of them.
+
+    moments: when it began to work for WORK_S.
+    """
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
