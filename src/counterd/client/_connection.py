@@ -36,6 +36,7 @@ FORKED = "the process forked: the connection belongs to the parent"
 # otherwise. So whoever loses permits knows it before another can have them.
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 4, 2, 3
 USER_TIMEOUT_MS = 10_000
+QUEUE_PAUSE_S = 0.01  # before a Unix socket whose queue was full is tried again
 # Clients whose _after_fork() is called in the child of a process that forks.
 forked: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -199,7 +200,11 @@ def connected_socket(address: Address, timeout: float) -> socket.socket | Secure
         connected = socket.socket(socket.AF_UNIX)
         try:
             connected.settimeout(timeout)
-            connected.connect(address.path)
+            deadline = time.monotonic() + timeout
+            while not _is_taken(connected, address.path):
+                if time.monotonic() >= deadline:
+                    raise TimeoutError
+                time.sleep(QUEUE_PAUSE_S)
         except BaseException:
             connected.close()
             raise
@@ -207,11 +212,27 @@ def connected_socket(address: Address, timeout: float) -> socket.socket | Secure
     return connected
 
 
+def _is_taken(connecting: socket.socket, path: str) -> bool:
+    """Connects to a Unix socket; False if its queue of connections is full, where TCP would wait."""
+    try:
+        connecting.connect(path)
+    except BlockingIOError:
+        return False
+    return True
+
+
 async def open_transport(loop: asyncio.AbstractEventLoop, protocol: asyncio.BaseProtocol, address: Address) -> None:
     """Connects the protocol, for asyncio: what connected_socket() does, until it is cancelled. OSError."""
     if address.path:
-        await loop.create_unix_connection(lambda: protocol, address.path)
-        return
+        import asyncio  # noqa: PLC0415 - whoever awaits this has it, the blocking clients do without
+
+        while True:
+            try:
+                await loop.create_unix_connection(lambda: protocol, address.path)
+            except BlockingIOError:  # its queue of connections is full
+                await asyncio.sleep(QUEUE_PAUSE_S)
+            else:
+                return
     try:
         if isinstance(address.tls, Tls):  # to read the files takes milliseconds, those of the system tens of them
             context = await loop.run_in_executor(None, address.make_context)

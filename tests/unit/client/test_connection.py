@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 import math
 import os
 import socket
+import threading
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from counterd.client._addresses import Address
-from counterd.client._connection import Connection, as_bytes, check_timeouts, set_options
+from counterd.client._connection import (
+    Connection,
+    as_bytes,
+    check_timeouts,
+    connected_socket,
+    open_transport,
+    set_options,
+)
 from counterd.errors import ConnectionLost, Timeout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 class Keeper(Connection):
@@ -142,3 +153,52 @@ def test_only_servers_elsewhere_are_probed(host: str | None, probed: bool) -> No
     assert ((socket.SOL_SOCKET, socket.SO_KEEPALIVE) in recorder.options) == probed
     assert recorder.options[socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT] == 10_000
     assert recorder.options[socket.IPPROTO_TCP, socket.TCP_NODELAY] == 1
+
+
+@pytest.fixture
+def full(short_path: Path) -> Iterator[tuple[socket.socket, str]]:
+    """A Unix socket whose queue of connections is full, and its path."""
+    path = str(short_path / "s")
+    with socket.socket(socket.AF_UNIX) as listening, contextlib.ExitStack() as stack:
+        listening.bind(path)
+        listening.listen(0)
+        while True:
+            waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+            waiting.setblocking(False)
+            try:
+                waiting.connect(path)
+            except BlockingIOError:
+                break
+        yield listening, path
+
+
+def take_one(listening: socket.socket) -> None:
+    listening.accept()[0].close()
+
+
+def test_a_full_queue_is_waited_for(full: tuple[socket.socket, str]) -> None:
+    listening, path = full
+    with pytest.raises(TimeoutError):
+        connected_socket(Address("", 0, path), 0.03)
+    later = threading.Timer(0.03, take_one, [listening])
+    later.start()
+    connected_socket(Address("", 0, path), 5).close()
+    later.join()
+
+
+def test_a_full_queue_is_waited_for_by_tasks(full: tuple[socket.socket, str]) -> None:
+    listening, path = full
+
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        made: list[asyncio.BaseTransport] = []
+
+        class Protocol(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                made.append(transport)
+
+        loop.call_later(0.03, take_one, listening)
+        await asyncio.wait_for(open_transport(loop, Protocol(), Address("", 0, path)), 5)
+        made[0].close()
+
+    asyncio.run(scene())
