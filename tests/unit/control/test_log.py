@@ -141,6 +141,7 @@ def test_json(made, fields):
 
 def logged(pipe: Pipe, format: str, log) -> str:
     """The line that a call makes."""
+    fcntl.fcntl(pipe.writing, fcntl.F_SETPIPE_SZ, LINE_MAX)  # nobody reads before it is written
     writer = LogWriter("debug", format, pipe.writing)
     log(logger_for(writer))
     writer.start()
