@@ -234,8 +234,9 @@ def test_a_client_shows_who_it_is(pem: Files) -> None:
             tls = Tls(cacert=pem.cacert, **files)
             client = secured(socket.create_connection(server.address), tls, "localhost", PATIENCE)
             assert client._tls.cipher() is not None
-            client.close()
-            assert server.wait_for_ends(1) == ["closed"]
+            client.close()  # perhaps with a ticket unread, which is a reset
+            server.wait_for_ends(1)
+            assert server.failed == []
 
 
 def test_a_context_is_used_as_it_is() -> None:
