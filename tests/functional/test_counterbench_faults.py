@@ -607,8 +607,7 @@ def test_a_server_that_closes_at_once(options: dict[str, object]) -> None:
         else:
             run = bench.result()
             assert run.requests == 0
-            assert run.errors.keys() <= {"closed by the server", "connection reset"}
-            assert sum(run.errors.values()) >= 1
+            assert run.errors.get("closed by the server", 0) + run.errors.get("connection reset", 0) >= 1
         assert len(server.peers) < 50, "it does not try all the time"
 
 
