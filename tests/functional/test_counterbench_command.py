@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from certificates import server_context
 from daemon import running, wait_until
+from scripted import SecureServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from certificates import Files
 
 
 def counterbench(*words: object, code: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -208,6 +212,13 @@ def test_nobody_listens() -> None:
     found = counterbench("-p", 1, "-n", 10)
     assert found.returncode == 2
     assert found.stderr == "counterbench: cannot connect to 127.0.0.1:1: Connection refused\n"
+
+
+def test_a_file_of_tls_means_tls(pem: Files) -> None:
+    with SecureServer(server_context()) as server:
+        found = counterbench("-p", server.address[1], "-n", 10, "--cacert", pem.cacert, "-q")
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "TLS" in found.stdout
 
 
 def test_a_host_that_nobody_knows_is_named() -> None:

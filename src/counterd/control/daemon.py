@@ -235,7 +235,8 @@ class Daemon:
     def _watch(self) -> None:
         """Connections are told of one by one only to whoever debugs: it costs more than they do."""
         for service in self.services:
-            service.watch(functools.partial(self._on_connection, service) if self.writer.writes("debug") else None)
+            watch = functools.partial(self._on_connection, service) if self.writer.writes("debug") else None
+            service.server.watch = watch
 
     def _on_connection(self, service: Service, event: str, connection: Connection) -> None:
         fields = {"requests": connection.requests} if event == "closed" else {}

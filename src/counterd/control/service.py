@@ -27,12 +27,10 @@ if TYPE_CHECKING:
 
     from counterd._core import Store
     from counterd.control.config import Config
-    from counterd.net._connection import Connection
     from counterd.protocols import Figures, Room
 
     # Told a cause that repeats, a sentence, and fields of the line.
     Report = Callable[..., None]
-    Watch = Callable[[str, Connection], None]
 
 TLS_FILES = ("tls.cert", "tls.key", "tls.client_ca")
 
@@ -173,10 +171,6 @@ class Service:
             set_keepalive(listening, self._keepalive())
         self.room.reload(self.store, config.values)
         self.windows.set_interval(self._window())
-
-    def watch(self, watch: Watch | None) -> None:
-        """Has the coming and going of each connection told, or no longer."""
-        self.server.watch = watch
 
     def addresses(self) -> str:
         """Where it listens, for people."""

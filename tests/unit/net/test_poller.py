@@ -20,12 +20,14 @@ import pytest
 
 from counterd.net._connection import Connection
 from counterd.net._poller import REST_S, Poller
+from machine import has_ipv6
 from unit.net.fakes import FakeLoop, Net, nets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RESET = struct.pack("ii", 1, 0)
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on the loopback of this machine")
 
 
 class Probe(Connection):
@@ -428,6 +430,19 @@ def test_those_that_wait_are_accepted_before_the_end(polled: Polled) -> None:
     clients = [polled.client() for _ in range(100)]
     polled.poller.unlisten()
     assert len(polled.probes) == len(clients)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", pytest.param("::1", marks=needs_ipv6)])
+def test_whoever_is_on_this_machine_is_not_probed(address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with nets() as make, socket.create_server((address, 0), family=family) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # which the accepted ones have from it
+        listening.setblocking(False)
+        polled = Polled(make(), listening)
+        _, probe = polled.connect()
+        with socket.socket(fileno=os.dup(probe.transport_of.fileno())) as accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
+        polled.close()
 
 
 def test_what_a_transport_knows(polled: Polled) -> None:
