@@ -2,7 +2,7 @@
 # a wheel of timers.
 #
 # Floor 1, inlined into _core.pyx and into whoever has a wheel. For tests and for whoever suspects memory: it takes as
-# long as the region is large.
+# long as the region is large. The simulation calls it at every step, so what is wrong is put into words only when it is.
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -18,12 +18,6 @@ from counterd._wheel cimport (
 )
 
 
-cdef inline int claim(bint condition, str what) except -1:
-    if not condition:
-        raise AssertionError(what)
-    return 0
-
-
 cdef inline int audit_index(const Index* index, Pool* pool, str what) except -1:
     """Every entry can be reached from its home, and as many are used and displaced as the state says."""
     cdef uint64_t slot, step
@@ -31,32 +25,36 @@ cdef inline int audit_index(const Index* index, Pool* pool, str what) except -1:
     for slot in range(<uint64_t>index.mask + 1):
         if index.entries[slot].number == 0:
             continue
-        claim(index.entries[slot].number <= pool.fresh, f"{what}: slot {slot} names a cell never handed out")
+        if index.entries[slot].number > pool.fresh:
+            raise AssertionError(f"{what}: slot {slot} names a cell never handed out")
         used += 1
         home = index_home(index, index.entries[slot].tag)
         displaced += home != slot
         step = home
         while step != slot:
-            claim(index.entries[step].number != 0, f"{what}: slot {slot} cannot be reached from its home {home}")
+            if index.entries[step].number == 0:
+                raise AssertionError(f"{what}: slot {slot} cannot be reached from its home {home}")
             step = (step + 1) & index.mask
-    claim(used == index.state.used == pool.used, f"{what}: {used} used, {index.state.used} counted, {pool.used} cells")
-    claim(displaced == index.state.displaced, f"{what}: {displaced} displaced, {index.state.displaced} counted")
+    if not (used == index.state.used == pool.used):
+        raise AssertionError(f"{what}: {used} used, {index.state.used} counted, {pool.used} cells")
+    if displaced != index.state.displaced:
+        raise AssertionError(f"{what}: {displaced} displaced, {index.state.displaced} counted")
     return 0
 
 
-cdef inline int audit_blocks(const Table* table, const Chain* chain, uint32_t blocks, str what) except -1:
+cdef inline bint chain_ends(const Table* table, const Chain* chain, uint32_t blocks) noexcept:
+    """Whether so many blocks lead to its last."""
     cdef uint32_t block = chain.first, _step
     for _step in range(blocks - 1):
         block = table.blocks[block].next
-    claim(block == chain.last and table.blocks[block].next == 0, f"{what} ends in the wrong block")
-    return 0
+    return block == chain.last and table.blocks[block].next == 0
 
 
 cdef inline uint32_t audit_name(const Table* table, Record* record, uint32_t number) except? 0xffffffff:
     """Returns how many blocks the name has."""
     cdef uint32_t blocks = name_blocks(table, record.name_size)
-    if blocks:
-        audit_blocks(table, name_chain(table, record), blocks, f"the name of record {number}")
+    if blocks and not chain_ends(table, name_chain(table, record), blocks):
+        raise AssertionError(f"the name of record {number} ends in the wrong block")
     return blocks
 
 
@@ -66,16 +64,21 @@ cdef inline int audit_counter(Region* region, uint32_t number, Counter* counter)
     cdef Holding* holding
     while entry:
         holding = region.holdings + entry
-        claim(holding.record == number, f"holding {entry} is listed under record {number}, names {holding.record}")
-        claim(holding.amount > 0, f"holding {entry} is of nothing")
-        claim(holding.prev_of_record == previous, f"holding {entry} has a wrong predecessor on its record")
-        claim(ledger_find(region, holding.connection, number, counter.record.tag) == entry,
-              f"holding {entry} is not found through the ledger's index")
+        if holding.record != number:
+            raise AssertionError(f"holding {entry} is listed under record {number}, names {holding.record}")
+        if holding.amount == 0:
+            raise AssertionError(f"holding {entry} is of nothing")
+        if holding.prev_of_record != previous:
+            raise AssertionError(f"holding {entry} has a wrong predecessor on its record")
+        if ledger_find(region, holding.connection, number, counter.record.tag) != entry:
+            raise AssertionError(f"holding {entry} is not found through the ledger's index")
         held += holding.amount
         previous = entry
         entry = holding.next_of_record
-    claim(held == counter.consumption, f"record {number}: consumption {counter.consumption}, held {held}")
-    claim(counter.consumption != 0 or counter.record.flags & FLAG_IN_RING, f"record {number} is idle, not in the ring")
+    if held != counter.consumption:
+        raise AssertionError(f"record {number}: consumption {counter.consumption}, held {held}")
+    if counter.consumption == 0 and not counter.record.flags & FLAG_IN_RING:
+        raise AssertionError(f"record {number} is idle, not in the ring")
     return 0
 
 
@@ -96,24 +99,31 @@ cdef inline int audit_region(Region* region, uint32_t blocks) except -1:
         flagged += counter.record.flags & FLAG_IN_RING
         blocks += audit_name(&region.names, &counter.record, number)
         audit_counter(region, number, counter)
-    claim(used == header.records.used, f"{used} records, {header.records.used} counted")
-    claim(busy == header.busy and idle == header.idle,
-          f"{busy} busy and {idle} idle, {header.busy} and {header.idle} counted")
-    claim(flagged == header.ring_size, f"{flagged} records say they are in the ring, which has {header.ring_size}")
-    claim(blocks == header.blocks.used, f"{blocks} blocks of names, {header.blocks.used} counted")
+    if used != header.records.used:
+        raise AssertionError(f"{used} records, {header.records.used} counted")
+    if busy != header.busy or idle != header.idle:
+        raise AssertionError(f"{busy} busy and {idle} idle, {header.busy} and {header.idle} counted")
+    if flagged != header.ring_size:
+        raise AssertionError(f"{flagged} records say they are in the ring, which has {header.ring_size}")
+    if blocks != header.blocks.used:
+        raise AssertionError(f"{blocks} blocks of names, {header.blocks.used} counted")
     for number in range(1, header.connections.fresh + 1):
         entry = region.connections[number].first
         previous = 0
         count = 0
         while entry:
-            claim(region.holdings[entry].connection == number, f"holding {entry} is listed under connection {number}")
-            claim(region.holdings[entry].prev_of_connection == previous, f"holding {entry} has a wrong predecessor")
+            if region.holdings[entry].connection != number:
+                raise AssertionError(f"holding {entry} is listed under connection {number}")
+            if region.holdings[entry].prev_of_connection != previous:
+                raise AssertionError(f"holding {entry} has a wrong predecessor")
             count += 1
             previous = entry
             entry = region.holdings[entry].next_of_connection
-        claim(count == region.connections[number].holdings, f"connection {number} has {count} holdings")
+        if count != region.connections[number].holdings:
+            raise AssertionError(f"connection {number} has {count} holdings")
         listed += count
-    claim(listed == header.holdings.used, f"{listed} holdings listed, {header.holdings.used} counted")
+    if listed != header.holdings.used:
+        raise AssertionError(f"{listed} holdings listed, {header.holdings.used} counted")
     return 0
 
 
@@ -125,16 +135,22 @@ cdef inline int audit_chain(const Timers* timers, uint32_t chain, uint32_t last)
     cdef uint64_t start = wheel_start(wheel, slot), tick
     cdef const Timer* timer
     cdef int count = 0
-    claim(number == 0 or is_next or start > wheel.elapsed, f"slot {slot} is in use, and has been passed")
+    if number and not is_next and start <= wheel.elapsed:
+        raise AssertionError(f"slot {slot} is in use, and has been passed")
     while number:
-        claim(number <= last, f"chain {chain} has record {number}, of {last}")
+        if number > last:
+            raise AssertionError(f"chain {chain} has record {number}, of {last}")
         timer = timer_at(timers, number)
-        claim(timer.prev == previous, f"timer {number} in slot {slot} has a wrong predecessor, {timer.prev:#x}")
+        if timer.prev != previous:
+            raise AssertionError(f"timer {number} in slot {slot} has a wrong predecessor, {timer.prev:#x}")
         tick = tick_from_ns(timer.due_ns)
-        claim(is_next or start <= tick, f"timer {number} of tick {tick} is in slot {slot}, which begins at {start}")
-        claim(number % CHAINS == chain % CHAINS, f"timer {number} is in chain {chain}, which is another's")
+        if not is_next and start > tick:
+            raise AssertionError(f"timer {number} of tick {tick} is in slot {slot}, which begins at {start}")
+        if number % CHAINS != chain % CHAINS:
+            raise AssertionError(f"timer {number} is in chain {chain}, which is another's")
         count += 1
-        claim(<uint32_t>count <= wheel.armed, f"chain {chain} has more than the {wheel.armed} that are armed")
+        if <uint32_t>count > wheel.armed:
+            raise AssertionError(f"chain {chain} has more than the {wheel.armed} that are armed")
         previous = number
         number = timer.next
     return count
@@ -145,16 +161,19 @@ cdef inline int audit_timers(const Timers* timers, uint32_t last) except -1:
     cdef const Wheel* wheel = timers.wheel
     cdef uint32_t number, armed = 0, listed = 0, count
     cdef int slot, chain
-    claim(wheel.cascading == 0 or SLOT_MASK < wheel.cascading < SLOTS, f"slot {wheel.cascading} cannot cascade")
-    claim(wheel.cascading == 0 or wheel_start(wheel, wheel.cascading) == wheel.elapsed,
-          f"slot {wheel.cascading} cascades, and does not begin at {wheel.elapsed}")
+    if wheel.cascading and not SLOT_MASK < wheel.cascading < SLOTS:
+        raise AssertionError(f"slot {wheel.cascading} cannot cascade")
+    if wheel.cascading and wheel_start(wheel, wheel.cascading) != wheel.elapsed:
+        raise AssertionError(f"slot {wheel.cascading} cascades, and does not begin at {wheel.elapsed}")
     for slot in range(SLOTS):
         count = 0
         for chain in range(CHAINS):
             count += audit_chain(timers, <uint32_t>(slot * CHAINS + chain), last)
-        claim(slot_is_used(wheel, <uint32_t>slot) == (count != 0), f"slot {slot}: its bit is wrong, it has {count}")
+        if slot_is_used(wheel, <uint32_t>slot) != (count != 0):
+            raise AssertionError(f"slot {slot}: its bit is wrong, it has {count}")
         listed += count
     for number in range(1, last + 1):
         armed += timer_is_armed(timer_at(timers, number))
-    claim(armed == listed == wheel.armed, f"{armed} timers are armed, {listed} listed, {wheel.armed} counted")
+    if not (armed == listed == wheel.armed):
+        raise AssertionError(f"{armed} timers are armed, {listed} listed, {wheel.armed} counted")
     return 0

@@ -9,7 +9,7 @@ from cpython.mem cimport PyMem_RawFree, PyMem_RawRealloc
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from counterd._audit cimport audit_blocks, audit_index, audit_name, audit_region, audit_timers, claim
+from counterd._audit cimport audit_index, audit_name, audit_region, audit_timers, chain_ends
 from counterd._core cimport (
     DONE, GRANTED, LATER, SLICE_STEPS, Frame, Header, Holding, Region, Session, Store,
     counter_acquire, counter_at, counter_restore, give_back, ledger_find, ledger_remove,
@@ -356,7 +356,8 @@ cdef class ThrottrStore(Store):
         audit_index(&keys.table.index, &state.pool, "key index")
         for number in range(1, state.pool.fresh + 1):
             key = key_at(keys, number)
-            claim(timer_is_armed(&key.timer) == (key.record.flags & RECORD_USED != 0), f"key {number} is armed wrongly")
+            if timer_is_armed(&key.timer) != (key.record.flags & RECORD_USED != 0):
+                raise AssertionError(f"key {number} is armed wrongly")
             if not key.record.flags & RECORD_USED:
                 continue
             blocks += audit_name(&keys.table, &key.record, number)
@@ -365,11 +366,14 @@ cdef class ThrottrStore(Store):
                 buffers += 1
                 size += value_length(keys, key)
                 value = value_blocks(value_length(keys, key))
-                audit_blocks(&keys.table, &key.content.value, value, f"the value of key {number}")
+                if not chain_ends(&keys.table, &key.content.value, value):
+                    raise AssertionError(f"the value of key {number} ends in the wrong block")
                 blocks += value
-        claim((counters, buffers, size) == (state.counters, state.buffers, state.buffer_bytes),
-              f"{counters} counters, {buffers} buffers of {size} bytes, {state.counters}, {state.buffers} and "
-              f"{state.buffer_bytes} counted")
+        if counters != state.counters or buffers != state.buffers or size != state.buffer_bytes:
+            raise AssertionError(
+                f"{counters} counters, {buffers} buffers of {size} bytes, {state.counters}, {state.buffers} and "
+                f"{state.buffer_bytes} counted"
+            )
         audit_timers(&keys.timers, state.pool.fresh)
         audit_region(&self.region, blocks)
 
