@@ -2,15 +2,16 @@
 # a wheel of timers.
 #
 # Floor 1, inlined into _core.pyx and into whoever has a wheel. For tests and for whoever suspects memory: it takes as
-# long as the region is large. The simulation calls it at every step, so what is wrong is put into words only when it is.
+# long as the region is large. The simulation calls it at every step, so what is wrong is worded
+# only when it is.
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from counterd._core cimport (
-    FLAG_IN_RING, Counter, Header, Holding, Region, counter_at, counter_exists, ledger_find,
+    FLAG_IN_RING, Connection, Counter, Header, Holding, Region, counter_at, counter_exists, ledger_find,
 )
 from counterd._table cimport (
-    RECORD_USED, Chain, Index, Pool, Record, Table, index_home, name_blocks, name_chain,
+    RECORD_USED, Block, Chain, Index, Pool, Record, Table, index_home, name_blocks, name_chain,
 )
 from counterd._wheel cimport (
     CHAIN_FIRST, CHAINS, LEVEL_SHIFT, SLOT_MASK, SLOTS, Timer, Timers, Wheel, slot_is_used, tick_from_ns, timer_at,
@@ -82,6 +83,54 @@ cdef inline int audit_counter(Region* region, uint32_t number, Counter* counter)
     return 0
 
 
+cdef inline int audit_pool(const Pool* pool, const void* links, size_t cell_size, str what) except -1:
+    """What is free adds up to what is not in use, and no cell is free twice. links: as for pool_take()."""
+    cdef uint32_t number = pool.free, left = pool.fresh - pool.used
+    if pool.used > pool.fresh or pool.fresh > pool.capacity:
+        raise AssertionError(f"{what}: {pool.used} used, {pool.fresh} handed out, {pool.capacity} in all")
+    while number and left:
+        if number > pool.fresh:
+            raise AssertionError(f"{what}: {number} is free, and was never handed out")
+        left -= 1
+        number = (<const uint32_t*>(<const uint8_t*>links + number * cell_size))[0]
+    if number or left:
+        raise AssertionError(f"{what}: the free list ends {left} too early, or at {number} does not end")
+    return 0
+
+
+cdef inline int audit_ring(Region* region) except -1:
+    """Each record that says it is in the ring is there, once; audit_region() has seen that they are as many."""
+    cdef Header* header = region.header
+    cdef uint32_t i, number
+    cdef uint64_t listed = 0, flagged = 0
+    for i in range(header.ring_size):
+        number = region.ring[(header.ring_head + <uint64_t>i) % header.records.capacity]
+        if not 0 < number <= header.records.fresh or not counter_at(region, number).record.flags & FLAG_IN_RING:
+            raise AssertionError(f"the ring has record {number}, which does not know of it")
+        listed += <uint64_t>number * number
+    for number in range(1, header.records.fresh + 1):
+        if counter_at(region, number).record.flags & FLAG_IN_RING:
+            flagged += <uint64_t>number * number
+    if listed != flagged or header.sweep_left > header.ring_size:
+        raise AssertionError(f"the ring, of {header.ring_size}, has one twice, or {header.sweep_left} are to be swept")
+    return 0
+
+
+cdef inline int audit_leaving(Region* region) except -1:
+    """The queue of those to give back ends with its last, and has as many holdings as are counted."""
+    cdef Header* header = region.header
+    cdef uint32_t number = header.leaving_first, last = 0, left = header.connections.used
+    cdef uint64_t holdings = 0
+    while number and left:
+        left -= 1
+        holdings += region.connections[number].holdings
+        last = number
+        number = region.connections[number].next
+    if number or last != header.leaving_last or holdings != header.leaving_holdings:
+        raise AssertionError(f"{holdings} holdings are leaving, {header.leaving_holdings} counted; last is {last}")
+    return 0
+
+
 cdef inline int audit_region(Region* region, uint32_t blocks) except -1:
     """blocks: how many the room has in chains of its own."""
     cdef Header* header = region.header
@@ -124,6 +173,14 @@ cdef inline int audit_region(Region* region, uint32_t blocks) except -1:
         listed += count
     if listed != header.holdings.used:
         raise AssertionError(f"{listed} holdings listed, {header.holdings.used} counted")
+    audit_ring(region)
+    audit_leaving(region)
+    audit_pool(
+        &header.records, &name_chain(&region.names, <Record*>region.names.records).first, sizeof(Counter), "records"
+    )
+    audit_pool(&header.holdings, &region.holdings.next_of_connection, sizeof(Holding), "holdings")
+    audit_pool(&header.blocks, &region.names.blocks.next, sizeof(Block), "blocks")
+    audit_pool(&header.connections, &region.connections.next, sizeof(Connection), "connections")
     return 0
 
 
