@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import ipaddress
+import re
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -231,8 +232,8 @@ def _entries(lines: Iterable[tuple[str, str]], problems: list[str]) -> list[Entr
     entries = []
     for origin, line in lines:
         name, equals, text = (part.strip(BLANKS) for part in line.partition("="))
-        if not name or not equals:
-            hidden = line.startswith(tuple(SECRETS))
+        hidden = line.startswith(tuple(SECRETS))
+        if not name or not equals or (hidden and not re.fullmatch(r"[\w.]+", name)):  # the name has part of the secret
             problems.append(f"{origin}: expected key = value, not {'...' if hidden else repr(line)}")
             continue
         if len(text) >= 2 and text[0] == text[-1] == '"':

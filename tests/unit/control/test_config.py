@@ -636,6 +636,9 @@ def test_a_token_is_not_shown(problems):
     ]
     assert problems(ON, "admin.token: secret") == ["--set: expected key = value, not ..."]
     assert problems(f"{ON}admin.token secret\n") == ["F:2: expected key = value, not ..."]
+    assert problems(f"{ON}admin.token: secret==\n") == ["F:2: expected key = value, not ..."]
+    assert problems(ON, "admin.token secret==") == ["--set: expected key = value, not ..."]
+    assert problems(f"{ON}admin.tokens = 1\n") == ["F:2: unknown key 'admin.tokens', did you mean admin.token?"]
 
 
 def test_a_file_of_yrmcds_that_does_not_want_to_be_open(problems):
