@@ -1,0 +1,26 @@
+"""What a history is made of."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Closed(NamedTuple):
+    """The call that is a connection's end. It takes place at each object that the connection has called."""
+
+
+class Operation(NamedTuple):
+    """A call of a client, and what came of it.
+
+    client: a connection, not a process: whoever connects again is another one.
+    call: a hashable value of the model's, or Closed().
+    started: ns of the monotonic clock, before the request's first byte could leave.
+    ended: ns, after the answer's last byte was there. None: there never was an answer.
+    answer: a value of the model's; None of what has no answer.
+    """
+
+    client: int
+    call: Any
+    started: int
+    ended: int | None = None
+    answer: Any = None

@@ -1,0 +1,266 @@
+"""The search for an order that explains a history: Wing & Gong's, lazily and with memory as in Lowe's.
+
+G. Lowe, "Testing for linearizability", 2017: just-in-time linearization, as a depth-first search. The history of an
+object is walked from one end of a call to the next. At such a moment the call that ends must have taken effect; if it
+has not yet, it does so now, or after others that are under way. Nothing takes effect before it has to: whatever can
+wait will find the same possibilities at the next end. What is known at a moment is a *configuration*: the calls under
+way that have taken effect (`done`), and the state. None is visited twice.
+
+Four things keep this small. Each is sound, as it keeps at least one explanation of a history that has any:
+
+- An operation that only observes takes effect as soon as it can. If a later moment explains it, so does this one, and
+  nobody else notices.
+- Of operations under way that are alike, the one that has to end first goes first. If an explanation has b before a,
+  and a ends before b, then exchange the two: a's new place is after its start, b's is before a's end, so both are in
+  their intervals. Nobody but the two clients can tell (Model.alike), and these do nothing between the two: this is
+  only done with operations that overlap no other one of their client, its end included.
+- Fewest extras first: at an end, explanations that need one more operation to have taken effect are tried before those
+  that need two. Most often none is needed.
+- What has no answer is tried last of all; where its connection's end is over it takes effect, or never does. If it
+  would only observe, it is left out from the start.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import defaultdict, deque
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from history.operations import Closed, Operation
+from history.report import Violation, Way
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
+
+    from history.model import Model
+
+CONFIGURATIONS_MAX = 300_000  # of an object, beyond one for each operation
+WAYS_MAX = 4  # that a report tells
+
+
+class Undecided(Exception):
+    """The search was given up: neither is the history explained, nor is it certain that it cannot be."""
+
+
+def check(
+    operations: Iterable[Operation], model: Model, *, configurations_max: int = CONFIGURATIONS_MAX
+) -> Violation | None:
+    """The first object of which no order of the operations explains the answers, or None if there is none.
+
+    Raises Undecided after so many configurations; ValueError for what is no history.
+    """
+    for key, history in by_key(operations, model):
+        search = Search(key, history, model, configurations_max)
+        if not search.explains():
+            return search.violation()
+    return None
+
+
+def by_key(operations: Iterable[Operation], model: Model) -> Iterator[tuple[Hashable, list[Operation]]]:
+    """The history of each object, by start. A connection's end is in those of all objects it has called."""
+    closings: dict[int, Operation] = {}
+    histories: dict[Hashable, list[Operation]] = defaultdict(list)
+    clients: dict[Hashable, set[int]] = defaultdict(set)
+    for operation in operations:
+        if operation.ended is not None and operation.ended < operation.started:
+            raise ValueError(f"it ended before it started: {operation}")
+        if isinstance(operation.call, Closed):
+            if operation.client in closings:
+                raise ValueError(f"a connection has ended twice: {operation}")
+            closings[operation.client] = operation
+        elif (operation.answer is None) != (operation.ended is None):
+            raise ValueError(f"an answer and an end come together: {operation}")
+        else:
+            key = model.key(operation.call)
+            histories[key].append(operation)
+            clients[key].add(operation.client)
+    for key, history in histories.items():
+        for operation in history:
+            closing = closings.get(operation.client)
+            if closing is not None and closing.ended is not None and operation.started > closing.ended:
+                raise ValueError(f"it started after its connection had ended: {operation}")
+        history.extend(closings[client] for client in sorted(clients[key]) if client in closings)
+        yield key, sorted(history, key=lambda operation: operation.started)
+
+
+class Entry(NamedTuple):
+    """An operation as the search sees it. ends: when it, or its connection, has; closing: the number of its Closed."""
+
+    number: int
+    operation: Operation
+    ends: float
+    closes: bool
+    observes: bool
+    alike: Hashable | None
+    closing: int | None
+
+
+class Moment(NamedTuple):
+    """The end of a call. The others are those under way, itself included, in the order in which they end."""
+
+    ending: Entry
+    observers: tuple[Entry, ...]
+    movers: tuple[Entry, ...]
+    under_way: frozenset[int]
+
+
+class Configuration(NamedTuple):
+    """Before a moment: what has taken effect of what is under way, and the state that it left."""
+
+    moment: int
+    done: frozenset[int]
+    state: Any
+
+
+class Search:
+    """For an explanation of one object's history. stuck: some of the configurations at the last moment it came to."""
+
+    def __init__(self, key: Hashable, history: Sequence[Operation], model: Model, configurations_max: int) -> None:
+        self.key = key
+        self.history = history
+        self.model = model
+        self.moments = list(moments(entries(history, model)))
+        self.seen: set[Configuration] = set()
+        self.seen_max = len(history) + configurations_max
+        self.stuck: list[Configuration] = []
+
+    def explains(self) -> bool:
+        """Depth first: a path of configurations, each with those that may follow and were not tried yet."""
+        path = [iter([Configuration(0, frozenset(), self.model.initial())])]
+        reached = -1
+        while path:
+            configuration = next(path[-1], None)
+            if configuration is None:
+                path.pop()
+                continue
+            if configuration.moment == len(self.moments):
+                return True
+            if configuration.moment > reached:
+                reached, self.stuck = configuration.moment, []
+            if configuration.moment == reached and len(self.stuck) < WAYS_MAX:
+                self.stuck.append(configuration)
+            path.append(self.following(configuration))
+        return False
+
+    def violation(self) -> Violation:
+        """What to tell when it explains nothing."""
+        moment = self.moments[self.stuck[0].moment]
+        ways = [
+            Way(self.model.describe(state), tuple(self.history[number] for number in sorted(done)))
+            for _, done, state in self.stuck
+        ]
+        under_way = tuple(self.history[number] for number in sorted(moment.under_way))
+        return Violation(self.key, tuple(self.history), self.history[moment.ending.number], under_way, tuple(ways))
+
+    def following(self, configuration: Configuration) -> Iterator[Configuration]:
+        """The configurations before the next moment, in which this one's call has taken effect."""
+        number = configuration.moment
+        moment = self.moments[number]
+        if moment.ending.operation.answer is None and not moment.ending.closes:
+            yield self.advance(configuration)
+        queue = deque([configuration])
+        while queue:
+            configuration = self.observe(moment, queue.popleft())
+            if moment.ending.number in configuration.done:
+                yield self.advance(configuration)
+                continue
+            if configuration in self.seen:
+                continue
+            if len(self.seen) >= self.seen_max:
+                raise Undecided(
+                    f"{self.key!r}: {len(self.seen)} configurations at moment {number} of {len(self.moments)}"
+                )
+            self.seen.add(configuration)
+            for entry in candidates(moment, configuration.done):
+                for state in self.model.step(configuration.state, entry.operation):
+                    after = Configuration(number, configuration.done | {entry.number}, state)
+                    if entry is moment.ending:
+                        yield self.advance(after)
+                    else:
+                        queue.append(after)
+
+    def observe(self, moment: Moment, configuration: Configuration) -> Configuration:
+        """With everything done that only observes, and that the state explains."""
+        number, done, state = configuration
+        seeing = [
+            entry.number
+            for entry in moment.observers
+            if entry.number not in done and entry.closing not in done and self.model.step(state, entry.operation)
+        ]
+        return Configuration(number, done.union(seeing), state) if seeing else configuration
+
+    def advance(self, configuration: Configuration) -> Configuration:
+        """To the next moment whose call has not taken effect yet, forgetting what is no longer under way."""
+        number, done, state = configuration
+        number += 1
+        while number < len(self.moments) and self.moments[number].ending.number in done:
+            number += 1
+        if number < len(self.moments):
+            done &= self.moments[number].under_way
+        return Configuration(number, done, state)
+
+
+def candidates(moment: Moment, done: frozenset[int]) -> Iterator[Entry]:
+    """What may take effect next: not what has, nor what its connection's end came before, nor one of two alike."""
+    alike = set()
+    for entry in moment.movers:
+        if entry.number in done or entry.closing in done or entry.alike in alike:
+            continue
+        if entry.alike is not None:
+            alike.add(entry.alike)
+        yield entry
+
+
+def entries(history: Sequence[Operation], model: Model) -> list[Entry]:
+    """All that can matter, by start."""
+    closings = {entry.client: number for number, entry in enumerate(history) if isinstance(entry.call, Closed)}
+    crowded = overlapping(history)
+    found = []
+    for number, given in enumerate(history):
+        closes = isinstance(given.call, Closed)
+        observes = not closes and model.observes(given)
+        if observes and given.ended is None:
+            continue
+        closing = None if closes else closings.get(given.client)
+        operation = given
+        if given.ended is None and closing is not None:
+            operation = given._replace(ended=history[closing].ended)
+        ends = inf if operation.ended is None else operation.ended
+        alike = None if closes or number in crowded else model.alike(operation)
+        found.append(Entry(number, operation, ends, closes, observes, alike, closing))
+    return found
+
+
+def overlapping(history: Sequence[Operation]) -> set[int]:
+    """The operations during which their client had another one under way."""
+    found = set()
+    latest: dict[int, tuple[float, int]] = {}  # by client: the end of what ends last, and which that is
+    for number, operation in enumerate(history):
+        ends = inf if operation.ended is None else operation.ended
+        before, other = latest.get(operation.client, (-inf, -1))
+        if before >= operation.started:
+            found |= {number, other}
+        latest[operation.client] = max((before, other), (ends, number))
+    return found
+
+
+def moments(found: Sequence[Entry]) -> Iterator[Moment]:
+    """Each end, in order. What starts at that very moment is under way."""
+    starts = deque(found)
+    under_way: list[Entry] = []
+    for ending in sorted((entry for entry in found if entry.ends < inf), key=in_turn):
+        while starts and starts[0].operation.started <= ending.ends:
+            insort(under_way, starts.popleft(), key=in_turn)
+        yield Moment(
+            ending,
+            tuple(entry for entry in under_way if entry.observes),
+            tuple(entry for entry in under_way if not entry.observes),
+            frozenset(entry.number for entry in under_way),
+        )
+        under_way.remove(ending)
+
+
+def in_turn(entry: Entry) -> tuple[float, bool, int]:
+    """By end; a connection's own after those of what it left unanswered, which can only come before."""
+    return entry.ends, entry.closes, entry.number
