@@ -1,18 +1,16 @@
 """What needs a network of its own: a host that vanishes without a word, and a machine without IPv6.
 
-The daemon and the client are each in a network namespace, joined by a pair of virtual interfaces. Needs the right to
-make those, which root has outside most containers; it is tried.
+The daemon and the client are each in a network namespace (namespaces.py). Whether those can be made is tried.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING
 
 import pytest
 
@@ -24,78 +22,22 @@ if TYPE_CHECKING:
 
 import daemon
 from machine import installed
+from namespaces import HERE, PATIENCE, THERE, Net, ip, joined
 
 HOLDER = Path(__file__).with_name("holder.py")
-HERE, THERE = "198.51.100.1", "198.51.100.2"  # TEST-NET-2, seen by nobody but the two
-PATIENCE = {
-    "counter.keepalive_idle": 1,
-    "counter.keepalive_interval": 1,
-    "counter.keepalive_count": 2,
-    "counter.user_timeout": 3,
-}
-
-
-class Net(NamedTuple):
-    """Two namespaces; what is run in one begins with these words."""
-
-    here: tuple[str, ...]
-    there: tuple[str, ...]
-    names: tuple[str, str]
-
-    def lose_answers(self) -> None:
-        """What is sent to the other host is lost on the way, and nothing says that it cannot be reached."""
-        lladdr = ("lladdr", "02:00:00:00:00:99")
-        ip("-n", self.names[0], "neigh", "replace", THERE, *lladdr, "dev", "counterd0", "nud", "permanent")
-
-    def lose(self) -> None:
-        """So is what it sends."""
-        lladdr = ("lladdr", "02:00:00:00:00:99")
-        ip("-n", self.names[1], "neigh", "replace", HERE, *lladdr, "dev", "counterd1", "nud", "permanent")
-
-    def cut(self) -> None:
-        """The other host loses its power."""
-        ip("-n", self.names[1], "link", "set", "counterd1", "down")
-
-
-def ip(*arguments: str) -> None:
-    result = subprocess.run(
-        ["ip", *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10, check=False
-    )
-    if result.returncode:
-        raise OSError(f"ip {' '.join(arguments)}: {result.stderr.strip()}")
 
 
 @pytest.fixture
 def net() -> Iterator[Net]:
-    names = (f"counterd-{os.getpid()}-0", f"counterd-{os.getpid()}-1")
     installed("ip", "iproute2")
     with contextlib.ExitStack() as stack:
         try:
-            for name in names:
-                ip("netns", "add", name)
-                stack.callback(ip, "netns", "del", name)
-            ip(
-                "-n",
-                names[0],
-                "link",
-                "add",
-                "counterd0",
-                "type",
-                "veth",
-                "peer",
-                "name",
-                "counterd1",
-                "netns",
-                names[1],
-            )
+            made = stack.enter_context(joined())
         except OSError as error:
             if "not permitted" in str(error) or "denied" in str(error):
                 pytest.skip(f"namespaces are not permitted here: {error}")
             raise
-        for number, address in enumerate((HERE, THERE)):
-            ip("-n", names[number], "addr", "add", f"{address}/24", "dev", f"counterd{number}")
-            ip("-n", names[number], "link", "set", f"counterd{number}", "up")
-        yield Net(("ip", "netns", "exec", names[0]), ("ip", "netns", "exec", names[1]), names)
+        yield made
 
 
 @contextlib.contextmanager

@@ -1,0 +1,70 @@
+"""Two hosts on one machine: network namespaces, joined by a pair of virtual interfaces.
+
+Needs the right to make those, which root has outside most containers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HERE, THERE = "198.51.100.1", "198.51.100.2"  # TEST-NET-2, seen by nobody but the two
+INTERFACES = ("counterd0", "counterd1")
+# Of a daemon that is to find out within seconds.
+PATIENCE = {
+    "counter.keepalive_idle": 1,
+    "counter.keepalive_interval": 1,
+    "counter.keepalive_count": 2,
+    "counter.user_timeout": 3,
+}
+NOBODY = ("lladdr", "02:00:00:00:00:99")
+
+
+class Net(NamedTuple):
+    """Two namespaces; what is run in one begins with these words."""
+
+    here: tuple[str, ...]
+    there: tuple[str, ...]
+    names: tuple[str, str]
+
+    def lose_answers(self) -> None:
+        """What is sent to the other host is lost on the way, and nothing says that it cannot be reached."""
+        ip("-n", self.names[0], "neigh", "replace", THERE, *NOBODY, "dev", INTERFACES[0], "nud", "permanent")
+
+    def lose(self) -> None:
+        """So is what it sends."""
+        ip("-n", self.names[1], "neigh", "replace", HERE, *NOBODY, "dev", INTERFACES[1], "nud", "permanent")
+
+    def cut(self) -> None:
+        """The other host loses its power."""
+        ip("-n", self.names[1], "link", "set", INTERFACES[1], "down")
+
+
+def ip(*arguments: str, program: str = "ip") -> None:
+    """Raises OSError with what it said."""
+    result = subprocess.run(
+        [program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+    )
+    if result.returncode:
+        raise OSError(f"{program} {' '.join(arguments)}: {result.stderr.strip()}")
+
+
+@contextlib.contextmanager
+def joined() -> Iterator[Net]:
+    """The two, while the block runs. Raises OSError, also where it is not permitted."""
+    names = (f"counterd-{os.getpid()}-0", f"counterd-{os.getpid()}-1")
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            ip("netns", "add", name)
+            stack.callback(ip, "netns", "del", name)
+        one, other = INTERFACES
+        ip("-n", names[0], "link", "add", one, "type", "veth", "peer", "name", other, "netns", names[1])
+        for name, interface, address in zip(names, INTERFACES, (HERE, THERE), strict=True):
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", interface)
+            ip("-n", name, "link", "set", interface, "up")
+        yield Net(("ip", "netns", "exec", names[0]), ("ip", "netns", "exec", names[1]), names)
