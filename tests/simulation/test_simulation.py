@@ -1,0 +1,62 @@
+"""The simulation in short, with seeds that are fixed, and that it is worth its name: it replays, and it tells."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from simulation import run
+from simulation.counter import CounterWorld
+
+if TYPE_CHECKING:
+    from simulation.counter import Books
+
+ROOMS = sorted(run.ROOMS)
+WORLDS = 8  # of each room: of all sizes, up to thousands of connections
+STEPS = 6_000
+# Of the first world: the same with every Python and build, until the protocols' replies or the simulation change.
+DIGESTS = {"counter": "fed79abb", "throttr": "b812e208"}
+
+
+@pytest.mark.parametrize("seed", range(1, WORLDS + 1))
+@pytest.mark.parametrize("room", ROOMS)
+def test_promises_hold(room: str, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.simulate(room, STEPS, seed, 1, lambda: 0.0), capsys.readouterr().out
+
+
+@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("hash_seed", ["1", "2"])
+def test_a_seed_is_a_history(room: str, hash_seed: str) -> None:
+    command = [sys.executable, str(Path(run.__file__).parent), "--room", room, "--steps", "3000"]
+    ended = subprocess.run(
+        command, env={**os.environ, "PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stdout
+    assert f", digest {DIGESTS[room]}, " in ended.stdout
+
+
+def test_a_violation_is_told_and_comes_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def forget(world: CounterWorld, books: Books, name: bytes, resources: int) -> None:
+        """A client that believes to hold what it has given back."""
+        forgotten(world, books, name, resources)
+        world.known[name] += resources
+
+    forgotten = CounterWorld.forget
+    monkeypatch.setattr(CounterWorld, "forget", forget)
+    assert not run.simulate("counter", STEPS, 1, 0, lambda: 0.0)
+    told = capsys.readouterr().out
+    first, *trail, again, figures = told.splitlines()
+    assert first.startswith("seed 1, step ")
+    assert "limit: clients know of " in first
+    assert len(trail) == 20
+    assert again == f"again: python tests/simulation --room counter --seed 1 --worlds 1 --steps {STEPS}"
+    assert figures.endswith(", 1 violation, seed 1")
+    assert not run.simulate("counter", STEPS, 1, 1, lambda: 0.0)
+    assert capsys.readouterr().out == told
