@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from simulation.counter import Books
 
 ROOMS = sorted(run.ROOMS)
-WORLDS = 8  # of each room: of all sizes, up to thousands of connections
+WORLDS = 8  # of each room: with 1 to 300 connections, that ask one thing or hundreds at once
 STEPS = 6_000
 # Of the first world: the same with every Python and build, until the protocols' replies or the simulation change.
 DIGESTS = {"counter": "fed79abb", "throttr": "b812e208"}

@@ -68,11 +68,11 @@ def value_blocks(value: bytes) -> int:
 class Books:
     """Of one connection: of each channel how often it is subscribed, and where in the log it is."""
 
-    __slots__ = ("published", "repeats", "subscribed")
+    __slots__ = ("begun", "subscribed")
 
     def __init__(self) -> None:
         self.subscribed: dict[bytes, list[int]] = {}  # times, next in the log, how often the last has come
-        self.published = False  # its first request in todo was executed, and is an unanswered PUBLISH
+        self.begun = False  # its first request in todo was executed, and its reply is yet to come, or to go on
 
 
 class ThrottrWorld(World):
@@ -141,6 +141,8 @@ class ThrottrWorld(World):
         if draw() < self.chatty:
             name = self.channels[int(draw() * len(self.channels))]
             opcode = SUBSCRIBE if chance < 0.2 else UNSUBSCRIBE if chance < 0.4 else PUBLISH if chance < 0.9 else WHOAMI
+            if opcode == PUBLISH and draw() * self.subscribers[name] > 8:
+                opcode = WHOAMI  # what many hear is rare, or there was nothing else
             data = bytes((opcode, len(name))) + name
             if opcode == PUBLISH:
                 self.published += 1
@@ -207,19 +209,19 @@ class ThrottrWorld(World):
                 if not todo:
                     raise Violation("replies", f"connection {link.number} was sent {data[position : position + 40]!r}")
                 end = self.judge(link, todo[0], data, position)
-                left -= not books.published
-                books.published = False
+                left -= not books.begun
+                books.begun = False
                 todo.popleft()
                 position = end
                 link.marks.append((base + position, None))
         except Incomplete:
-            left -= not books.published
-            books.published = True
+            left -= not books.begun
+            books.begun = True
         if left == 1 and todo and todo[0][1] == PUBLISH:  # its event is posted, and its reply behind that
-            books.published = True
+            books.begun = True
             self.publish(todo[0], DONE)
         elif left == 1 and position == size and todo and todo[0][1] in (LIST, STATS):
-            books.published = True
+            books.begun = True
         elif left:
             raise Violation("replies", f"{left} more requests were executed than answered: {list(todo)[:2]}")
         link.partial = data[position:]
@@ -254,7 +256,7 @@ class ThrottrWorld(World):
             raise Violation("replies", f"{request} was answered {data[position : position + 20]!r}")
         self.seen[opcode, status] = self.seen.get((opcode, status), 0) + 1
         if opcode in (LIST, STATS):
-            return self.judge_listing(opcode, data, position)
+            return self.judge_listing(link, opcode, data, position)
         if opcode in (INFO, WHOAMI):
             self.tells_figures |= opcode == INFO
             return self.whole(data, position + (INFO_SIZE if opcode == INFO else ID_SIZE))
@@ -365,8 +367,8 @@ class ThrottrWorld(World):
         if status != expected:
             raise Violation("arithmetic", f"{request} was answered {status}, with quota {key.quota} of {name!r}")
 
-    def judge_listing(self, opcode: int, data: bytes, position: int) -> int:
-        """LIST or STATS: what there is throughout, once; nothing that has gone."""
+    def judge_listing(self, link: Link, opcode: int, data: bytes, position: int) -> int:
+        """LIST or STATS: each key once; and where it came in one piece, those that live."""
 
         def take(size: int) -> bytes:
             nonlocal position
@@ -381,7 +383,7 @@ class ThrottrWorld(World):
             raise Violation("listing", str(error)) from None
         if len(set(rows)) < len(rows):
             raise Violation("listing", "a key is told of twice")
-        if opcode == LIST and len(data) < 1 << 16 and len(self.keys) < 50:
+        if not link.books.begun:
             living = {name for name, key in self.keys.items() if key.ends > self.now}
             if living != set(rows):
                 raise Violation("listing", f"{living ^ set(rows)} differ")
@@ -394,7 +396,9 @@ class ThrottrWorld(World):
         books: Books = link.books
         place = books.subscribed.get(channel)
         if opcode == PUBLISH:
-            if not books.published:
+            if not books.begun:
+                if status != (self.subscribers[channel] > 0):
+                    self.leave_dropped()
                 if status != (self.subscribers[channel] > 0):
                     raise Violation("events", f"{request} was answered {status}, of {self.subscribers[channel]}")
                 self.publish(request, status)
@@ -430,6 +434,12 @@ class ThrottrWorld(World):
         for channel in link.books.subscribed:
             self.subscribers[channel] -= 1
         link.books.subscribed = {}
+
+    def leave_dropped(self) -> None:
+        """Whoever took too little is dropped while others publish, and the driver only comes to it later."""
+        for link in self.links.values():
+            if link.session.dropped:
+                self.left(link)
 
     def check(self) -> int:
         due: int = self.store.next_deadline()
