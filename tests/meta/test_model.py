@@ -1,0 +1,37 @@
+"""The formal model of the engine, in its short form: it holds, and can fail."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import machine
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_model_holds_and_a_defect_of_it_is_found() -> None:
+    machine.installed("spin")
+    machine.installed("gcc")
+    found = subprocess.run(
+        [sys.executable, ROOT / "tools" / "model.py", "--short"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (found.returncode, found.stderr) == (0, ""), found.stdout
+    assert re.search(r"^model: 1 that hold, 1 that fail, 0 otherwise", found.stdout, re.MULTILINE), found.stdout
+
+
+def test_what_the_model_names_is_there() -> None:
+    """The functions that its README says it follows."""
+    readme = (ROOT / "docs" / "model" / "README.md").read_text("utf-8")
+    sources = [
+        (ROOT / "src" / "counterd" / name).read_text("utf-8") for name in ("_core.pxd", "_core.pyx", "_table.pxd")
+    ]
+    model = (ROOT / "docs" / "model" / "engine.pml").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| `(?:\w+\.)?(\w+)`", readme, re.MULTILINE)
+    assert len(rows) >= 10
+    for modelled, function in rows:
+        assert re.search(rf"^(inline|proctype) {modelled}\(", model, re.MULTILINE), modelled
+        assert any(re.search(rf"^ *cp?def .*\b{function}\(", source, re.MULTILINE) for source in sources), function

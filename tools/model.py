@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""Checks the formal model of the engine, docs/model/, with spin: every state of it, and then that it can fail.
+
+    python tools/model.py [--short]
+
+Each configuration of the model is to pass, with nothing of it left unreached; each defect is to be found. --short: the
+smallest of these only. Needs spin and gcc. Exit status: 0 if all is as it ought to be, 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+MODEL = Path(__file__).parents[1] / "docs" / "model" / "engine.pml"
+DEPTHS = {True: 100_000, False: 2_500_000}  # more than the search gets to, where something fails and where nothing does
+TABLES = {True: 16, False: 22}  # bits of the hash table, at first
+SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Run:
+    """what: it is. defined: in the model. claim: what must fail, as spin says it; none, everything must hold.
+
+    is_eventual: checks what comes about in the end, under weak fairness, in place of the assertions.
+    """
+
+    what: str
+    defined: str
+    claim: str = ""
+    is_eventual: bool = False
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of one run. failed: what spin says did, if anything. unreached: lines that no state of it came to."""
+
+    failed: str
+    states: int
+    transitions: int
+    depth: int
+    memory_mb: float
+    seconds: float
+    unreached: frozenset[str]
+
+
+TINY = "CONNECTIONS=2"
+MANY_NAMES = "CONNECTIONS=2 NAMES=3 RECORDS=2 LIMIT=2 RESOURCES=1"
+EVENTUALLY = "CONNECTIONS=2 RECORDS=2 LIMIT=1"
+ASSERTED, CYCLE = "assertion violated", "acceptance cycle"
+
+RUNS = [
+    Run("3 clients, 2 counters, a table of 1", "CONNECTIONS=3"),
+    Run("2 clients, 3 counters, a table of 2, a ledger of 2", MANY_NAMES),
+    Run("3 clients, 2 channels, no ring (throttr)", "CONNECTIONS=3 DROPS_IDLE"),
+    Run("2 clients: what they had comes back", EVENTUALLY, is_eventual=True),
+    Run("3 clients: what they had comes back", "CONNECTIONS=3 LIMIT=1", is_eventual=True),
+    Run("released things stay in the ledger", f"{TINY} DOUBLE_GIVE_BACK", ASSERTED),
+    Run("a counter that is held is reclaimed", f"{TINY} RECLAIM_HELD", ASSERTED),
+    Run("the limit is compared with a sum, which wraps", f"{TINY} WRAP", ASSERTED),
+    Run("a counter enters the ring twice", f"{TINY} PUSH_TWICE", ASSERTED),
+    Run("the ledger's end is not looked at", f"{MANY_NAMES} OVERRUN", ASSERTED),
+    Run("a number is free before what it held is", f"{TINY} FREE_EARLY", ASSERTED),
+    Run("the sweep comes before the leavers", f"{EVENTUALLY} SWEEP_FIRST", CYCLE, is_eventual=True),
+    Run("clients that were cut off still count (not promised)", f"{TINY} UNFENCED", ASSERTED),
+]
+SHORT = [Run("2 clients, 2 counters, a table of 1", TINY), *(run for run in RUNS if run.defined.endswith("_HELD"))]
+
+
+def checked(run: Run, directory: Path) -> Found:
+    """Has spin make the verifier, gcc compile it, and lets it search."""
+    directory.mkdir()
+    search = ["-DNFAIR=4"] if run.is_eventual else ["-DSAFETY", "-DNOCLAIM"]
+    fast = ["-O1"] if run.claim else ["-O2"]  # what fails does so soon
+    for command in (
+        ["spin", "-a", *(f"-D{name}" for name in run.defined.split()), MODEL],
+        ["gcc", "-w", *fast, *search, "-o", "pan", "pan.c"],
+    ):
+        subprocess.run(command, cwd=directory, check=True, stdout=subprocess.DEVNULL, timeout=SECONDS)
+    begun = time.monotonic()
+    eventual = ["-a", "-f"] if run.is_eventual else []
+    told = subprocess.run(
+        ["./pan", *eventual, f"-m{DEPTHS[bool(run.claim)]}", f"-w{TABLES[bool(run.claim)]}"],
+        cwd=directory, check=True, stdout=subprocess.PIPE, text=True, timeout=SECONDS,
+    ).stdout  # fmt: skip
+    if "errors: " not in told or "max search depth too small" in told:
+        raise RuntimeError(f"{run.what}: not searched to the end: {told}")
+
+    def number(pattern: str) -> float:
+        return float(re.search(pattern, told)[1])  # type: ignore[index]
+
+    failed = re.search(r"^pan:\d+: (.*)$", told, re.MULTILINE)
+    return Found(
+        failed[1] if failed else "",
+        int(number(r"(\d+) states, stored")),
+        int(number(r"(\d+) transitions")),
+        int(number(r"depth reached (\d+)")),
+        number(r"([\d.]+)\s+total actual memory"),
+        time.monotonic() - begun,
+        frozenset(re.findall(r"engine\.pml:\d+, state \d+, \"(?!-end-)[^\n]*", told)),
+    )
+
+
+def say(run: Run, found: Found) -> bool:
+    """Whether it came out as it ought to."""
+    is_right = run.claim in found.failed if run.claim else not found.failed and (run.is_eventual or not found.unreached)
+    print(
+        f"{run.what:54} {found.states:>9,} states  depth {found.depth:>9,}  {found.seconds:5.1f} s  "
+        f"{found.memory_mb:5.0f} MB  {'' if is_right else 'WRONG: '}{found.failed or 'holds'}",
+        flush=True,
+    )
+    for line in sorted(found.unreached) if not run.claim and not run.is_eventual else ():
+        print(f"  never reached: {line}")
+    return is_right
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--short", action="store_true", help="the smallest only, for each change")
+    runs = SHORT if parser.parse_args().short else RUNS
+    begun = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
+    ):
+        places = [Path(directory) / str(number) for number in range(len(runs))]
+        right = [say(run, found) for run, found in zip(runs, pool.map(checked, runs, places), strict=True)]
+    defects = sum(bool(run.claim) for run in runs)
+    took = time.monotonic() - begun
+    wrong = right.count(False)
+    print(f"model: {len(runs) - defects} that hold, {defects} that fail, {wrong} otherwise, in {took:.1f} s")
+    sys.exit(0 if all(right) else 1)
+
+
+if __name__ == "__main__":
+    main()
