@@ -13,6 +13,7 @@ import importlib
 import os
 import time
 import zlib
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from history.operations import Closed, Operation
@@ -41,12 +42,12 @@ class Recorder:
         """To be called before the request leaves. The token is for end()."""
         self._tokens += 1
         kind = type(call)
-        self._write(STARTED, self._tokens, f"{kind.__module__}:{kind.__qualname__} {tuple(call)!r}")
+        self._write(STARTED, self._tokens, f"{kind.__module__}:{kind.__qualname__} {plain(call)!r}")
         return self._tokens
 
     def end(self, token: int, answer: Any) -> None:
         """To be called once the answer is there. Without it the call may have taken effect, or not."""
-        self._write(ENDED, token, repr(answer))
+        self._write(ENDED, token, repr(plain(answer)))
 
     def closing(self) -> None:
         """To be called before the connection may begin to end, by whoever ends it: of several, the first counts."""
@@ -84,7 +85,7 @@ def load(paths: Iterable[Path]) -> list[Operation]:
         *records, _cut = path.read_bytes().split(b"\n")
         for number, record in enumerate(records, 1):
             try:
-                if zlib.crc32(record[9:]) != int(record[:8], 16):
+                if record[:9] != b"%08x " % zlib.crc32(record[9:]):
                     raise ValueError("its checksum is wrong")
                 what, client, token, moment, rest = record[9:].decode().split(" ", 4)
                 if what in ends:
@@ -114,3 +115,10 @@ def call_of(text: str) -> Any:
     where, fields = text.split(" ", 1)
     module, name = where.split(":")
     return getattr(importlib.import_module(module), name)(*ast.literal_eval(fields))
+
+
+def plain(value: Any) -> Any:
+    """As a literal of Python can say it: without the names of tuples and enumerations."""
+    if isinstance(value, tuple):
+        return tuple(map(plain, value))
+    return int(value) if isinstance(value, IntEnum) else value

@@ -36,10 +36,9 @@ class Violation(NamedTuple):
         names = {operation: f"#{number}" for number, operation in enumerate(self.shown(), 1)}
         origin = min(operation.started for operation in names)
         earlier = [operation for operation in names if operation not in self.under_way]
-        rows = [
-            f"{self.key!r}: no order of the {len(self.history)} operations explains all answers. Stuck at the end of"
-        ]
-        rows += [line(self.stuck, names, origin), "Before that, with what had ended explained, the state was"]
+        rows = [f"{self.key!r}: no order of its {len(self.history)} operations explains all answers."]
+        rows += ["Stuck at the end of", line(self.stuck, names, origin)]
+        rows += ["Before that, with what had ended explained, the state was"]
         for state, done in self.ways:
             already = [names[operation] for operation in done]
             rows.append(f"  {state}" + (f", by then done: {' '.join(already)}" if already else ""))

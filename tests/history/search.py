@@ -168,9 +168,8 @@ class Search:
             if configuration in self.seen:
                 continue
             if len(self.seen) >= self.seen_max:
-                raise Undecided(
-                    f"{self.key!r}: {len(self.seen)} configurations at moment {number} of {len(self.moments)}"
-                )
+                moments = f"moment {number} of {len(self.moments)}"
+                raise Undecided(f"{self.key!r}: given up at {moments}, after {len(self.seen)} configurations")
             self.seen.add(configuration)
             for entry in candidates(moment, configuration.done):
                 for state in self.model.step(configuration.state, entry.operation):

@@ -1,0 +1,188 @@
+"""Makes histories: clients that call concurrently, are killed and come again, on a clock of their own.
+
+A `Server` does one call after the other, so its histories are right by construction: each call starts before the moment
+at which it is done, and ends after it. `CounterTable` is the counter room in a few lines; `CounterEngine` and
+`ThrottrEngine` are counterd's, in memory.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol
+
+from conformance.throttr.engine import START_NS
+from conformance.throttr.engine import make_store as make_throttr_store
+from counterd.protocols.counter import wire
+from counterd.protocols.throttr import wire as throttr_wire
+from history import Closed, Operation, counter, throttr
+from property.model import make_store, settle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+CALL_NS = 100_000  # that a request, or an answer, takes at most
+CUT_NS = 3_000_000  # after which a connection that was cut is given up, at most
+
+
+class Server(Protocol):
+    def do(self, client: int, call: Any, now_ns: int) -> Any: ...
+    def close(self, client: int, now_ns: int) -> None: ...
+
+
+def crowd(
+    rng: Random,
+    server: Server,
+    choose: Callable[[Random], Any],
+    *,
+    clients: int = 5,
+    calls: int = 100,
+    dying: float = 0.02,
+    pause_ns: int = CALL_NS,
+) -> list[Operation]:
+    """What so many clients that make one call at a time see. dying: how probably a client is killed during a call."""
+    operations: list[Operation] = []
+    under_way: dict[int, Operation] = {}  # by client
+    order, names = count(), count(1)
+    events: list[tuple[int, int, Callable[[int], None]]] = []
+
+    def soon(at: int, event: Callable[[int], None]) -> None:
+        heapq.heappush(events, (at, next(order), event))
+
+    def call(client: int, started: int) -> None:
+        request = choose(rng)
+        under_way[client] = Operation(client, request, started)
+        soon(started + rng.randint(1, CALL_NS), lambda now: serve(client, request, now))
+
+    def serve(client: int, request: Any, now: int) -> None:
+        dies = rng.random() < dying
+        if not dies or rng.random() < 0.5:
+            answer = server.do(client, request, now)
+        if dies:
+            operations.append(under_way[client])
+            under_way[client] = Operation(client, Closed(), now)
+            soon(now + rng.randint(1, rng.choice((CALL_NS, CUT_NS))), lambda gone: leave(client, gone))
+            return
+        soon(now + rng.randint(1, CALL_NS), lambda ended: take(client, ended, answer))
+
+    def take(client: int, ended: int, answer: Any) -> None:
+        operations.append(under_way.pop(client)._replace(ended=ended, answer=answer))
+        soon(ended + rng.randint(1, pause_ns), lambda now: call(client, now))
+
+    def leave(client: int, gone: int) -> None:
+        server.close(client, gone)
+        operations.append(under_way.pop(client)._replace(ended=gone + rng.randint(1, CALL_NS)))
+        call(next(names), gone + rng.randint(1, CALL_NS))
+
+    for _ in range(clients):
+        soon(START_NS + rng.randint(1, CALL_NS), lambda now: call(next(names), now))
+    while len(operations) < calls:
+        now, _, event = heapq.heappop(events)
+        event(now)
+    return [*operations, *under_way.values()]
+
+
+def counter_calls(names: int = 1, maximum: int = 6) -> Callable[[Random], Any]:
+    """Acquires and releases of a few resources, and questions."""
+
+    def choose(rng: Random) -> Any:
+        name = b"%d" % rng.randrange(names)
+        kind = rng.random()
+        if kind < 0.4:
+            return counter.Acquire(name, rng.randint(1, 3), maximum)
+        return counter.Release(name, rng.randint(0, 3)) if kind < 0.75 else counter.Get(name)
+
+    return choose
+
+
+def throttr_calls(keys: int = 1, ttl_max: int = 40) -> Callable[[Random], Any]:
+    """All kinds, with TTLs of milliseconds. Half of them change or ask for a quota."""
+
+    def choose(rng: Random) -> Any:
+        key = b"%d" % rng.randrange(keys)
+        ttl = rng.randint(0, ttl_max)
+        kind = rng.random()
+        if kind < 0.25:
+            return throttr.Update(key, throttr.Attribute.QUOTA, rng.randint(0, 2), rng.randint(0, 9))
+        if kind < 0.55:
+            return throttr.Query(key)
+        if kind < 0.65:
+            return throttr.Update(key, throttr.Attribute.TTL, rng.randint(0, 2), ttl)
+        kinds = (throttr.Get(key), throttr.Purge(key), throttr.Insert(key, rng.randint(0, 20), ttl, 3))
+        return rng.choice((*kinds, throttr.Set(key, b"%d" % ttl, ttl, 3)))
+
+    return choose
+
+
+class CounterTable:
+    """The counter room, said in dicts: who holds how much of what."""
+
+    def __init__(self) -> None:
+        self.counters: dict[bytes, dict[int, int]] = defaultdict(dict)
+
+    def do(self, client: int, call: Any, now_ns: int) -> tuple[int, int | None]:
+        del now_ns
+        holders = self.counters[call.name]
+        consumption, mine = sum(holders.values()), holders.get(client, 0)
+        if isinstance(call, counter.Get):
+            return (0, consumption) if consumption else (0x01, None)
+        if isinstance(call, counter.Acquire):
+            if consumption + call.resources > call.maximum:
+                return 0x21, None
+            holders[client] = mine + call.resources
+            return 0, call.resources
+        if call.resources > mine:
+            return 0x22, None
+        holders[client] = mine - call.resources
+        return 0, None
+
+    def close(self, client: int, now_ns: int) -> None:
+        del now_ns
+        for holders in self.counters.values():
+            holders.pop(client, None)
+
+
+class CounterEngine:
+    """Sessions of counterd's store."""
+
+    def __init__(self) -> None:
+        self.store = make_store()
+        self.sessions: dict[int, Any] = {}
+
+    def do(self, client: int, call: Any, now_ns: int) -> tuple[int, int | None]:
+        if client not in self.sessions:
+            self.sessions[client] = self.store.session(now_ns)
+        encode = getattr(wire, type(call).__name__.lower())
+        (response,) = wire.ResponseParser().feed(self.sessions[client].receive(encode(0, *call), now_ns))
+        tells = response.status == 0 and not isinstance(call, counter.Release)
+        return response.status, wire.decode_consumption(response.body) if tells else None
+
+    def close(self, client: int, now_ns: int) -> None:
+        if client in self.sessions:
+            self.sessions.pop(client).closed(now_ns)
+            settle(self.store, now_ns)
+
+
+class ThrottrEngine:
+    """Sessions of counterd's store, with the smallest numbers."""
+
+    def __init__(self) -> None:
+        self.size = throttr_wire.ValueSize.UINT8
+        self.encoder = throttr_wire.Encoder(self.size)
+        self.store = make_throttr_store(value_size=1)
+        self.sessions: dict[int, Any] = {}
+
+    def do(self, client: int, call: Any, now_ns: int) -> Any:
+        if client not in self.sessions:
+            self.sessions[client] = self.store.session(now_ns)
+        request = getattr(self.encoder, type(call).__name__.lower())(*call)
+        parser = throttr_wire.Parser(self.size)
+        parser.expect(request)
+        (reply,) = parser.feed(self.sessions[client].receive(bytes(request), now_ns))
+        return False if reply.result is None else reply.result
+
+    def close(self, client: int, now_ns: int) -> None:
+        if client in self.sessions:
+            self.sessions.pop(client).closed(now_ns)
