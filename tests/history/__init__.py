@@ -17,6 +17,10 @@ end of a connection is a call too, `Closed`: with it the server takes back what 
 that connection takes effect afterwards. It starts when the peer may first have begun to go, and ends when the server
 was seen to have let go of everything. Without an end it may happen at any time, or never.
 
+What makes a history hard is not its length but how many calls of one object are under way at once: up to some ten are
+checked as fast as they are read, with twenty and unanswered ones among them it may end as Undecided, which is no pass.
+So let many clients share several objects.
+
 A model of something else is a `Model` with three methods: `key` of a call, the `initial` state, and `step`, which
 says what a call with that answer can leave behind. States and calls are hashable values; the smaller the better.
 Two more make the search quick, and a third the report readable: `observes`, `alike`, `describe`.

@@ -212,7 +212,7 @@ def candidates(moment: Moment, done: frozenset[int]) -> Iterator[Entry]:
 
 
 def entries(history: Sequence[Operation], model: Model) -> list[Entry]:
-    """All that can matter, by start."""
+    """All that can matter, by start. What a connection has left under way ends with it, whatever comes of it then."""
     closings = {entry.client: number for number, entry in enumerate(history) if isinstance(entry.call, Closed)}
     crowded = overlapping(history)
     found = []
@@ -222,13 +222,15 @@ def entries(history: Sequence[Operation], model: Model) -> list[Entry]:
         if observes and given.ended is None:
             continue
         closing = None if closes else closings.get(given.client)
-        operation = given
-        if given.ended is None and closing is not None:
-            operation = given._replace(ended=history[closing].ended)
-        ends = inf if operation.ended is None else operation.ended
+        ends = min(end(given), inf if closing is None else end(history[closing]))
+        operation = given if ends == end(given) else given._replace(ended=int(ends))
         alike = None if closes or number in crowded else model.alike(operation)
         found.append(Entry(number, operation, ends, closes, observes, alike, closing))
     return found
+
+
+def end(operation: Operation) -> float:
+    return inf if operation.ended is None else operation.ended
 
 
 def overlapping(history: Sequence[Operation]) -> set[int]:
@@ -236,7 +238,7 @@ def overlapping(history: Sequence[Operation]) -> set[int]:
     found = set()
     latest: dict[int, tuple[float, int]] = {}  # by client: the end of what ends last, and which that is
     for number, operation in enumerate(history):
-        ends = inf if operation.ended is None else operation.ended
+        ends = end(operation)
         before, other = latest.get(operation.client, (-inf, -1))
         if before >= operation.started:
             found |= {number, other}
