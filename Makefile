@@ -10,7 +10,15 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := setup.py pyproject.toml $(shell find src -name '*.py' -o -name '*.py[xi]' -o -name '*.pxd' -o -name '*.conf' -o -name '*.html')
 CONFIG ?= conf/counterd.conf
 
+CHAOS_SECONDS ?= 60
+CHAOS_SEED ?= 1
+FUZZ_SECONDS ?= 60
+SIMULATE_STEPS ?= 2000000
+SIMULATE_SEED ?= 1
+SOAK_SECONDS ?= 600
+
 .PHONY: help setup run test lint docs bench bench-peers bench-regress bench-baseline bench-smoke clean
+.PHONY: chaos fuzz simulate soak model mutants asan
 
 help:
 	@echo 'make setup   build counterd into $(VENV)'
@@ -25,6 +33,15 @@ help:
 	@echo 'make bench-regress    fail if the engine got more than 10 % worse than benchmarks/baseline.json'
 	@echo 'make bench-baseline   measure, and make that the baseline'
 	@echo 'make bench-smoke      bench and bench-peers with tiny counts: do they still run?'
+	@echo ''
+	@echo 'docs/reliability.md tells what these prove:'
+	@echo 'make chaos      a daemon, its clients, and everything that can happen to them; CHAOS_SECONDS=60 CHAOS_SEED=1'
+	@echo 'make simulate   the engine in simulated worlds, audited at every step; SIMULATE_STEPS=2000000 SIMULATE_SEED=1'
+	@echo 'make fuzz       the rooms, the configuration and the clients, with sanitizers; FUZZ_SECONDS=60 for each'
+	@echo 'make asan       the tests, with sanitizers'
+	@echo 'make soak       a steady load, and whether anything grows; SOAK_SECONDS=600'
+	@echo 'make model      the formal model, every state of it'
+	@echo 'make mutants    whether the tests notice small changes of the engine'
 
 setup: $(VENV)/.built $(VENV)/.tools
 
@@ -76,6 +93,18 @@ bench-regress: setup
 
 bench-baseline: setup
 	$(BIN)/python benchmarks/regress.py --write
+
+chaos: setup
+	$(BIN)/python tests/chaos --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED) $(ARGS)
+
+simulate: setup
+	$(BIN)/python tests/simulation --steps $(SIMULATE_STEPS) --seed $(SIMULATE_SEED) $(ARGS)
+
+soak: setup
+	$(BIN)/python benchmarks/soak.py --seconds $(SOAK_SECONDS) $(ARGS)
+
+model:
+	$(PYTHON) tools/model.py $(ARGS)
 
 clean:
 	rm -rf .venv .venv-* build dist src/*.egg-info .coverage .hypothesis .benchmarks .*_cache
