@@ -124,7 +124,10 @@ class CounterWorld(World):
             if books.known and kind < 0.8:
                 name = next(iter(books.known))
                 resources = books.known[name] if draw() < 0.7 else 1 + int(draw() * books.known[name])
-                self.forget(books, name, min(resources, books.known[name]))
+                if draw() < 0.05 and books.known[name] < U32_MAX and not self.is_asked(link, name):
+                    resources, sure = books.known[name] + 1, False  # more than it has
+                else:
+                    self.forget(books, name, resources)
             else:
                 sure = False
                 resources = 0 if self.is_open(link, name) else int(draw() * 3)
@@ -151,11 +154,11 @@ class CounterWorld(World):
 
     def is_open(self, link: Link, name: bytes) -> bool:
         """Whether the client holds anything of it, or may do so soon: then it could not tell what it gives back."""
-        return (
-            name in link.books.known
-            or any(request[2] == name for request in link.todo)
-            or any(answer[0] == name for _, answer in link.marks)
-        )
+        return name in link.books.known or self.is_asked(link, name)
+
+    def is_asked(self, link: Link, name: bytes) -> bool:
+        """Whether an answer about it is yet to come."""
+        return any(request[2] == name for request in link.todo) or any(answer[0] == name for _, answer in link.marks)
 
     def nonsense(self, link: Link) -> bytes:
         link.books.asked += 1

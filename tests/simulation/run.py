@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 ROOMS: dict[str, type[World]] = {"counter": CounterWorld, "throttr": ThrottrWorld}
-WORLD_STEPS = 50_000  # of one world, about: each ends with everybody gone
+WORLD_STEPS = 20_000  # of one world, about: each ends with everybody gone
 
 
 def simulate(room: str, steps: int, seed: int, worlds: int, clock: Callable[[], float]) -> bool:
