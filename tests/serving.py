@@ -20,18 +20,22 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterator
 
+    from counterd._core import Store
+
 
 class Serving:
     """One that runs. address: of TCP; reports: what it reported, as (cause, sentence)."""
 
-    def __init__(self, path: str, context: ssl.SSLContext | None, limits: dict[str, Any]) -> None:
+    def __init__(
+        self, path: str, context: ssl.SSLContext | None, limits: dict[str, Any], store: Store | None = None
+    ) -> None:
         self.reports: list[tuple[str, str]] = []
         self.errors: list[Any] = []
         self.loop = uvloop.new_event_loop()
         self.loop.set_exception_handler(lambda _, error: self.errors.append(error))
         self.path = path
         made = Limits(**{"max_connections": 1000, "user_timeout": 25, "write_timeout": 25, **limits})
-        self.store = make_store(30_000, 30_000, name_memory=1 << 17)
+        self.store = store or make_store(30_000, 30_000, name_memory=1 << 17)
         self.server = Server(self.loop, self.store, made, lambda *report: self.reports.append(report))
         self.server.context = context
         listening = open_tcp("127.0.0.1", 0, Keepalive(60, 30, 3, 25))
@@ -96,9 +100,11 @@ class Serving:
 
 
 @contextlib.contextmanager
-def serving(path: str = "", context: ssl.SSLContext | None = None, **limits: Any) -> Iterator[Serving]:
-    """While the block runs; then it parts from whoever is there."""
-    running = Serving(path, context, limits)
+def serving(
+    path: str = "", context: ssl.SSLContext | None = None, store: Store | None = None, **limits: Any
+) -> Iterator[Serving]:
+    """While the block runs; then it parts from whoever is there. store: in place of one of the counter room."""
+    running = Serving(path, context, limits, store)
     try:
         yield running
     finally:
