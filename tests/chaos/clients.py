@@ -1,0 +1,369 @@
+"""The process of a few clients, of which chaos starts many: each a connection, with what it asks and is told on record.
+
+It is told what to do in lines of JSON on its standard input: ["round", number, directory], ["do", kind, which],
+["leave"]; and says ["left"] when all its connections have gone, ["lost", client, why] of one that ended and nobody
+ended it, ["wrong", client, what] of what no server may say. What it asks comes from the seed, the round and its number
+alone. It records before it sends, so that a history is true whenever the process is killed.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import errno
+import functools
+import json
+import os
+import random
+import selectors
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from chaos import rooms
+from counterd.errors import ProtocolError
+from functional import peers
+from history import Recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from chaos.rooms import Room
+
+CONNECTIONS = 3  # of a process
+IDS = 10_000  # clients that a process can number
+CONNECT_S = 3.0  # to a host that may be cut off
+AGAIN_S = 0.1  # after one that could not connect, or was turned away
+THINK_S = 0.006  # at most, between two batches of a connection
+GOODBYE_S = 60.0  # for a server's last answers
+RECEIVE_SIZE = 1 << 16
+DEAF_S = (0.5, 5.0)  # of one that reads slowly: some are cut off
+FULL_S = 0.7  # until the one who took all dies
+QUIET_S = 0.3  # after which all is acknowledged
+TCP_REPAIR = 19  # linux/tcp.h: to close a socket then tells nobody
+WAYS = ("close", "reset", "half_close", "release")  # to leave
+
+
+class Plan(NamedTuple):
+    """What a process is told at its start. address: a path, or host and port. slot: its place among all."""
+
+    room: str
+    address: str | list[Any]
+    seed: str
+    slot: int
+    number: int
+
+
+class Ended(Exception):
+    """The connection has gone, and why."""
+
+
+class Connection:
+    """One client. fresh: the server has not let it in yet. suspect: it gave the server cause to close it."""
+
+    def __init__(self, worker: Worker, client: int) -> None:
+        self.worker = worker
+        self.client = client
+        self.room: Room = worker.make_room(client)
+        self.recorder = Recorder(worker.path, client)
+        self.waiting: collections.deque[tuple[Any, int | None]] = collections.deque()
+        self.to_send = b""
+        self.fresh = True
+        self.suspect = False
+        self.closing = False  # no requests any more
+        self.vanishes = False
+        self.says_goodbye = False  # closes its side, once all has been sent
+        self.next_s = 0.0
+        self.deadline_s = 0.0  # of a goodbye
+        self.deaf_until_s = 0.0
+        self.full_until_s = 0.0
+        address = worker.plan.address
+        is_unix = isinstance(address, str)
+        self.socket = socket.socket(socket.AF_UNIX if is_unix else socket.AF_INET)
+        self.socket.setblocking(False)
+        self.connected_by_s: float | None = time.monotonic() + CONNECT_S
+        result = self.socket.connect_ex(address if is_unix else tuple(address))
+        if result not in (0, errno.EINPROGRESS):
+            raise OSError(result, os.strerror(result))
+
+    # ---- asking ----
+
+    def ask(self, asked: list[tuple[Any, bytes]]) -> None:
+        """Sends requests in one piece. What is no call, but text, is not recorded."""
+        for call, data in asked:
+            self.waiting.append((call, None if isinstance(call, str) else self.recorder.start(call)))
+            self.to_send += data
+        self.send()
+
+    def send(self) -> None:
+        if self.to_send and self.connected_by_s is None:
+            with contextlib.suppress(BlockingIOError):
+                sent = self._try(self.socket.send, self.to_send)
+                self.to_send = self.to_send[sent:]
+            if self.says_goodbye and not self.to_send:
+                self._try(self.socket.shutdown, socket.SHUT_WR)
+
+    def turn(self, now_s: float) -> None:
+        """What it does unasked."""
+        if self.connected_by_s is not None:
+            if now_s > self.connected_by_s:
+                raise Ended("no connection")
+            return
+        self.send()
+        if self.deadline_s and now_s > self.deadline_s:
+            raise Ended("no answer to a goodbye")
+        if self.full_until_s and now_s > self.full_until_s and not self.closing:
+            self.reset()
+        if self.vanishes and not self.closing:
+            self.vanish()
+        elif not self.waiting and not self.closing and now_s >= self.next_s:
+            self.ask([self.room.hello()] if self.fresh else self.room.batch())
+
+    def receive(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            data = self._try(self.socket.recv, RECEIVE_SIZE)
+            if not data:
+                raise Ended("end of stream")
+            for answer in self.room.feed(data):
+                self._answered(answer)
+            if not self.waiting:
+                self.next_s = time.monotonic() + self.room.chance.random() * THINK_S
+
+    def connected(self) -> None:
+        if error := self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise Ended(os.strerror(error))
+        self.connected_by_s = None
+
+    def _answered(self, answer: Any) -> None:
+        if not self.waiting:
+            raise ProtocolError(f"an answer that nothing asked for: {answer}")
+        call, token = self.waiting[0]
+        told = self.room.take(call, answer)
+        if told is rooms.MORE:
+            return
+        self.waiting.popleft()
+        if token is not None:
+            self.recorder.end(token, told)
+        if self.fresh:
+            self.fresh = False
+            if not self.room.is_welcome(told):
+                self.end()
+                raise Ended("turned away")
+
+    def _try(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise Ended(str(error)) from None
+
+    # ---- ends ----
+
+    def end(self) -> None:
+        """Writes down that it may go from now on."""
+        if not self.suspect:
+            self.suspect = True
+            self.recorder.closing()
+
+    def close(self) -> None:
+        self.end()
+        raise Ended("closed")
+
+    def reset(self) -> None:
+        self.end()
+        peers.reset(self.socket)
+        raise Ended("reset")
+
+    def vanish(self) -> None:
+        """Goes as a host does that loses its power: nothing is sent, now or ever.
+
+        Once it is owed nothing and has acknowledged all: whoever sends to a host that is up again is told that nobody
+        is there.
+        """
+        self.vanishes = True
+        if not self.waiting and time.monotonic() > self.next_s + QUIET_S:
+            self.end()
+            self.socket.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
+            raise Ended("vanished")
+
+    def half_close(self) -> None:
+        """The server owes all answers, and then the end."""
+        self.end()
+        self.closing = self.says_goodbye = True
+        self.deadline_s = time.monotonic() + GOODBYE_S
+        if not self.to_send:
+            self._try(self.socket.shutdown, socket.SHUT_WR)
+
+    def release(self) -> None:
+        """Gives back what it has, as clients should, and then takes its leave."""
+        self.ask(self.room.give_back())
+        self.half_close()
+
+    def garbage(self) -> None:
+        self.end()
+        self.closing = True
+        self.deadline_s = time.monotonic() + GOODBYE_S
+        self.waiting.append((rooms.GARBAGE, None))
+        self.to_send += self.room.garbage()
+        self.send()
+
+    def truncated(self) -> None:
+        """Part of a request, which is never taken for one."""
+        self.end()
+        self.to_send += self.room.truncated()
+        self.send()
+        raise Ended("truncated")
+
+    def slow(self) -> None:
+        """Asks for more than it reads, and holds what it has. Whoever does may be cut off."""
+        self.end()
+        self.deaf_until_s = time.monotonic() + self.room.chance.uniform(*DEAF_S)
+        self.worker.watch(self)
+        self.ask(self.room.much())
+
+    def fill(self) -> None:
+        """Takes all that there is to take, and dies with it."""
+        self.full_until_s = time.monotonic() + FULL_S
+        self.ask(self.room.all())
+
+
+class Worker:
+    """The process: its connections, and what it is told."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.selector = selectors.DefaultSelector()
+        self.connections: list[Connection | None] = []
+        self.again_s = [0.0] * CONNECTIONS
+        self.path = Path()
+        self.clients = 0
+        self.leaving = False
+        self.make_room: Callable[[int], Room] = NotImplemented
+        self._told = b""
+
+    def run(self) -> None:
+        os.set_blocking(0, False)
+        self.selector.register(0, selectors.EVENT_READ)
+        while True:
+            for key, events in self.selector.select(0.002 if self.connections else None):
+                if key.fd == 0:
+                    if not self.listen():
+                        return
+                elif key.data in self.connections:
+                    self.guarded(key.data, functools.partial(self.serve, key.data, events))
+            self.turn()
+
+    def listen(self) -> bool:
+        """Does what it is told; False when nobody is there any more."""
+        data = os.read(0, RECEIVE_SIZE)
+        *lines, self._told = (self._told + data).split(b"\n")
+        for line in lines:
+            verb, *arguments = json.loads(line)
+            getattr(self, verb)(*arguments)
+        return bool(data)
+
+    def turn(self) -> None:
+        now_s = time.monotonic()
+        for place, connection in enumerate(self.connections):
+            if connection is None:
+                if not self.leaving and now_s >= self.again_s[place]:
+                    self.open(place)
+            else:
+                self.guarded(connection, functools.partial(connection.turn, now_s))
+                if connection.deaf_until_s and now_s > connection.deaf_until_s:
+                    connection.deaf_until_s = 0.0
+                    self.watch(connection)
+        if self.leaving and not any(self.connections):
+            self.connections = []
+            self.leaving = False
+            say("left")
+
+    def open(self, place: int) -> None:
+        self.clients += 1
+        try:
+            connection = Connection(self, self.plan.number * IDS + self.clients)
+        except OSError:
+            self.again_s[place] = time.monotonic() + AGAIN_S
+            return
+        self.connections[place] = connection
+        self.selector.register(connection.socket, selectors.EVENT_WRITE, connection)
+
+    def serve(self, connection: Connection, events: int) -> None:
+        if connection.connected_by_s is not None:
+            connection.connected()
+            self.selector.modify(connection.socket, selectors.EVENT_READ, connection)
+        elif events:
+            connection.receive()
+
+    def guarded(self, connection: Connection, step: Callable[[], None]) -> None:
+        """Does it, and buries the connection if that is its end."""
+        try:
+            step()
+        except Ended as ended:
+            self.bury(connection, str(ended))
+        except ProtocolError as error:
+            say("wrong", connection.client, str(error))
+            connection.end()
+            self.bury(connection, str(error))
+
+    def bury(self, connection: Connection, why: str) -> None:
+        if not connection.suspect and not connection.fresh:
+            say("lost", connection.client, why)
+        elif connection.closing and (owed := [str(call) for call, token in connection.waiting if token is not None]):
+            say("owed", connection.client, f"{why}: {', '.join(owed)}")
+        connection.end()
+        self.again_s[self.connections.index(connection)] = time.monotonic() + AGAIN_S * connection.fresh
+        self.connections[self.connections.index(connection)] = None
+        with contextlib.suppress(KeyError):
+            self.selector.unregister(connection.socket)
+        connection.recorder.close()
+        connection.socket.close()
+
+    def watch(self, connection: Connection) -> None:
+        with contextlib.suppress(KeyError):
+            self.selector.unregister(connection.socket)
+        if not connection.deaf_until_s:
+            self.selector.register(connection.socket, selectors.EVENT_READ, connection)
+
+    # ---- what it is told ----
+
+    def round(self, number: int, directory: str) -> None:
+        self.path = Path(directory) / f"{self.plan.number}.history"
+        chance = random.Random(f"{self.plan.seed} {number} {self.plan.slot} {self.plan.number}")
+        self.make_room = functools.partial(rooms.ROOMS[self.plan.room], chance, number)
+        self.connections = [None] * CONNECTIONS
+        self.leaving = False
+
+    def do(self, kind: str, which: int) -> None:
+        """A fault of a client's own. Of none if that one is not there, or about to go."""
+        if not self.connections:
+            return
+        connection = self.connections[which % CONNECTIONS]
+        if connection is None or connection.fresh or connection.closing or connection.deaf_until_s:
+            return
+        self.guarded(connection, getattr(connection, kind))
+
+    def leave(self) -> None:
+        self.leaving = True
+        for connection in filter(None, list(self.connections)):
+            if connection.deaf_until_s:
+                connection.deaf_until_s = 0.0
+                self.watch(connection)
+            if connection.fresh:
+                self.bury(connection, "leaves")
+            elif not connection.closing:
+                self.guarded(connection, getattr(connection, connection.room.chance.choice(WAYS)))
+
+
+def say(*words: Any) -> None:
+    print(json.dumps(words), flush=True)
+
+
+if __name__ == "__main__":
+    Worker(Plan(**json.loads(sys.argv[1]))).run()

@@ -1,0 +1,147 @@
+"""The processes of the clients: a slot for each, in which another takes the place of one that was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import daemon
+from chaos.clients import IDS, Plan
+from chaos.world import LONG_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from chaos.world import World
+
+CLIENTS = Path(__file__).with_name("clients.py")
+SLOTS = (
+    ("counter", "unix"), ("counter", "unix"), ("counter", "loopback"), ("counter", "far"), ("counter", "far"),
+    ("throttr", "unix"), ("throttr", "loopback"), ("throttr", "far"),
+)  # fmt: skip
+
+
+class Slot(NamedTuple):
+    room: str
+    place: str
+
+
+class Worker:
+    """One process. said: its lines."""
+
+    def __init__(self, number: int, slot: Slot, command: Sequence[str]) -> None:
+        self.number = number
+        self.slot = slot
+        self.said: list[list[Any]] = []
+        self.killed_ns: int | None = None
+        self.was_stopped = False
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def tell(self, *words: Any) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(words).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.killed_ns = time.monotonic_ns()
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+
+    def has_left(self) -> bool:
+        assert self.process.poll() is None, f"client process {self.number} ended with {self.process.returncode}"
+        return ["left"] in list(self.said)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                self.said.append(json.loads(line))
+
+
+class Crew:
+    """All that are there, and of this round those that were."""
+
+    def __init__(self, world: World, seed: str, slots: Sequence[Slot]) -> None:
+        self.world = world
+        self.seed = seed
+        self.slots = slots
+        self.workers: list[Worker] = []
+        self.gone: list[Worker] = []
+        self._round: tuple[Any, ...] = ()
+        self._count = 0
+
+    @property
+    def all(self) -> Iterator[Worker]:
+        """Who has been there in this round."""
+        yield from self.workers
+        yield from self.gone
+
+    def begin(self, number: int, directory: Path) -> None:
+        """Puts all to work, those who died in the last round replaced."""
+        self.gone = []
+        self._round = ("round", number, str(directory))
+        self.workers = [
+            worker if worker.killed_ns is None else self._start(place) for place, worker in enumerate(self.workers)
+        ] or [self._start(place) for place in range(len(self.slots))]
+        for worker in self.workers:
+            worker.said.clear()
+            worker.was_stopped = False
+            worker.tell(*self._round)
+
+    def tell(self, slot: int, *words: Any) -> None:
+        self.workers[slot].tell(*words)
+
+    def stop(self, slot: int) -> Worker:
+        worker = self.workers[slot]
+        worker.was_stopped = True
+        worker.send_signal(signal.SIGSTOP)
+        return worker
+
+    def replace(self, slot: int) -> None:
+        """Kills one, and has another begin."""
+        self.workers[slot].kill()
+        self.gone.append(self.workers[slot])
+        self.workers[slot] = self._start(slot)
+        self.workers[slot].tell(*self._round)
+
+    def leave(self, dying: int) -> None:
+        """All do, one of them without a word."""
+        self.workers[dying].kill()
+        leaving = [worker for worker in self.workers if worker.killed_ns is None]
+        for worker in leaving:
+            worker.tell("leave")
+        for worker in leaving:
+            daemon.wait_until(worker.has_left, f"client process {worker.number} has left", LONG_S)
+
+    def end(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+
+    def _start(self, place: int) -> Worker:
+        self._count += 1
+        slot = Slot(*self.slots[place])
+        plan = Plan(slot.room, self.world.addresses[slot], self.seed, place, self._count)
+        words = self.world.words(slot.place)
+        return Worker(self._count, slot, [*words, sys.executable, str(CLIENTS), json.dumps(plan._asdict())])
+
+
+def worker_of(client: int) -> int:
+    """The number of the process that a client was of."""
+    return client // IDS

@@ -1,0 +1,290 @@
+"""What chaos's clients ask in either room, and what an answer means there: calls for the history, bytes for the socket.
+
+All that is random comes from one stream for each process and round, so it is the same for a seed.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import TYPE_CHECKING, Any, Protocol
+
+from counterd.errors import ProtocolError
+from counterd.protocols.counter import wire
+from counterd.protocols.throttr import wire as throttr_wire
+from history import counter, throttr
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterable
+
+Asked = tuple[Any, bytes]  # a call, or text if it is not recorded; and the bytes
+
+MORE = object()  # of an answer: it has another part
+GARBAGE, DUMP = "garbage", "Dump"
+
+# The names that all want, and the most of each that anybody asks for: little, so that they are in each other's way.
+HOT = {b"hot %d" % number: maximum for number, maximum in enumerate((1, 2, 3, 5, 8))}
+HOT[b"hot, and longer than a record has room for within itself: " + 100 * b"x"] = 4
+COLD = 200  # names that are seldom asked for
+COLD_MAXIMUM = 1000
+PIPELINE = (1, 1, 1, 1, 1, 2, 3)  # requests in one piece; most wait for each answer
+FILL_STEP = 256  # acquires in one piece of who takes all
+FILL_STEPS_MAX = 40
+DUMPS = 300  # of who reads slowly
+KEYS = 6  # of throttr, which all want
+QUOTA_MAX = 20
+NUMBER_MAX = 0xFFFF
+TTLS = (
+    (200, throttr_wire.TTLType.MILLISECONDS),
+    (2000, throttr_wire.TTLType.MILLISECONDS),
+    (50_000, throttr_wire.TTLType.MICROSECONDS),
+    (30, throttr_wire.TTLType.SECONDS),
+)  # at most
+VALUES_STEP = 16  # long values in one piece of who takes all
+VALUES_STEPS_MAX = 16
+NEWS = b"news"  # the channel of those who subscribe and do not read
+EVENTS = 60
+
+
+class Room(Protocol):
+    """The side of one connection. chance: where what it asks comes from."""
+
+    chance: random.Random
+
+    def hello(self) -> Asked: ...
+    def is_welcome(self, told: Any) -> bool: ...
+    def batch(self) -> list[Asked]: ...
+    def give_back(self) -> list[Asked]: ...
+    def much(self) -> list[Asked]: ...
+    def all(self) -> list[Asked]: ...
+    def feed(self, data: bytes) -> Iterable[Any]: ...
+    def take(self, call: Any, answer: Any) -> Any: ...
+    def garbage(self) -> bytes: ...
+    def truncated(self) -> bytes: ...
+
+
+def sentinel(client: int) -> bytes:
+    """What a client takes first, a counter or a subscription, and never gives back.
+
+    While it is held, the server has not let go of the client.
+    """
+    return b"alive %d" % client
+
+
+class CounterRoom:
+    """Acquires, releases and asks; keeps the book of what it was granted."""
+
+    def __init__(self, chance: random.Random, number: int, client: int) -> None:
+        self.chance = chance
+        self.client = client
+        self.book: collections.Counter[bytes] = collections.Counter()
+        self.asked: collections.deque[int] = collections.deque()  # opaques
+        self.opaque = 0
+        self.filling = 0
+        self.filled = False
+        self.parser = wire.ResponseParser()
+        del number
+
+    # ---- requests ----
+
+    def hello(self) -> Asked:
+        return self._acquire(sentinel(self.client), 1, 1)
+
+    def is_welcome(self, told: Any) -> bool:
+        return told[0] == wire.Status.NO_ERROR
+
+    def batch(self) -> list[Asked]:
+        if self.filling:
+            self.filling -= 1
+            return [self._acquire(b"fill %d %d %d" % (self.client, self.filling, n), 1, 1) for n in range(FILL_STEP)]
+        return [self._any() for _ in range(self.chance.choice(PIPELINE))]
+
+    def _any(self) -> Asked:
+        chance = self.chance
+        dice = chance.random()
+        held = sorted(name for name, amount in self.book.items() if amount and name != sentinel(self.client))
+        if dice < 0.40 and held:
+            name = chance.choice(held)
+            return self._release(name, chance.randint(1, self.book[name]))
+        if dice < 0.85:
+            name = chance.choice(list(HOT))
+            maximum = chance.randint((HOT[name] + 1) // 2, HOT[name])
+            return self._acquire(name, chance.randint(1, (maximum + 1) // 2), maximum)
+        if dice < 0.93:
+            return self._get(chance.choice(list(HOT)))
+        name = b"cold %d" % chance.randrange(COLD)
+        if dice < 0.97:
+            return self._acquire(name + b"~" * chance.choice((0, 0, 40, 400)), chance.randint(1, 5), COLD_MAXIMUM)
+        if dice < 0.98:
+            return self._acquire(chance.choice(list(HOT)), chance.choice((0, 9)), 8)  # invalid
+        return self._release(chance.choice((name, *HOT)), chance.randint(0, 6))  # more than it has, mostly
+
+    def give_back(self) -> list[Asked]:
+        held = [(name, amount) for name, amount in self.book.items() if amount and name != sentinel(self.client)]
+        return [self._release(name, amount) for name, amount in held]
+
+    def much(self) -> list[Asked]:
+        return [(DUMP, wire.dump(self._opaque(), limits=self.chance.random() < 0.5)) for _ in range(DUMPS)]
+
+    def all(self) -> list[Asked]:
+        self.filling = FILL_STEPS_MAX
+        return self.batch()
+
+    def garbage(self) -> bytes:
+        """No request, whatever the length: the first byte is wrong, or a length is."""
+        if self.chance.random() < 0.5:
+            return bytes((self.chance.choice((0x00, 0x16, 0x47, 0x91, 0xFF)),)) + self._bytes()
+        return wire.frame(
+            self.chance.randrange(256), 0, self._bytes(), body_length=self.chance.randint(70_000, 1 << 31)
+        )
+
+    def truncated(self) -> bytes:
+        name = self.chance.choice(list(HOT))
+        whole = self.chance.choice((wire.acquire(0, name, 1, HOT[name]), wire.release(0, name, 1)))
+        return whole[: self.chance.randint(1, len(whole) - 1)]
+
+    def _acquire(self, name: bytes, resources: int, maximum: int) -> Asked:
+        call = counter.Acquire(name, resources, maximum)
+        return call, wire.acquire(self._opaque(), name, resources, maximum)
+
+    def _release(self, name: bytes, resources: int) -> Asked:
+        return counter.Release(name, resources), wire.release(self._opaque(), name, resources)
+
+    def _get(self, name: bytes) -> Asked:
+        return counter.Get(name), wire.get(self._opaque(), name)
+
+    def _opaque(self) -> int:
+        self.opaque = (self.opaque + 1) % (1 << 32)
+        self.asked.append(self.opaque)
+        return self.opaque
+
+    def _bytes(self) -> bytes:
+        return self.chance.randbytes(self.chance.randint(12, 3000))
+
+    # ---- answers ----
+
+    def feed(self, data: bytes) -> list[wire.Response]:
+        return self.parser.feed(data)
+
+    def take(self, call: Any, answer: wire.Response) -> Any:
+        """What the history is told of an answer, which is in the book by then."""
+        if call is GARBAGE:
+            if answer.status not in (wire.Status.INVALID_ARGUMENTS, wire.Status.UNKNOWN_COMMAND):
+                raise ProtocolError(f"garbage was answered with {answer}")
+            return None
+        if answer.opaque != self.asked[0]:
+            raise ProtocolError(f"{answer} in place of the answer to {self.asked[0]}: {call}")
+        if call is DUMP and answer.status == wire.Status.NO_ERROR and answer.body:
+            wire.decode_dump_entry(answer.body)
+            return MORE
+        self.asked.popleft()
+        if answer.status != wire.Status.NO_ERROR:
+            if answer.status == wire.Status.OUT_OF_MEMORY:
+                self.filling = 0
+            return answer.status, None
+        if isinstance(call, counter.Acquire):
+            self.book[call.name] += call.resources
+        elif isinstance(call, counter.Release):
+            self.book[call.name] -= call.resources
+            return 0, None
+        elif call is DUMP:
+            return None
+        return 0, wire.decode_consumption(answer.body)
+
+
+class ThrottrRoom:
+    """Makes, changes and reads keys, publishes; most keys expire meanwhile."""
+
+    def __init__(self, chance: random.Random, number: int, client: int) -> None:
+        self.chance = chance
+        self.client = client
+        self.keys = [b"round %d, key %d" % (number, key) for key in range(KEYS)]
+        self.filling = 0
+        self.encoder = throttr_wire.Encoder(throttr_wire.ValueSize.UINT16)
+        self.parser = throttr_wire.Parser(throttr_wire.ValueSize.UINT16)
+
+    # ---- requests ----
+
+    def hello(self) -> Asked:
+        return self._other("subscribe", self.encoder.subscribe(sentinel(self.client)))
+
+    def is_welcome(self, told: Any) -> bool:
+        return told is True
+
+    def batch(self) -> list[Asked]:
+        if self.filling:
+            self.filling -= 1
+            names = (b"fill %d %d %d" % (self.client, self.filling, number) for number in range(VALUES_STEP))
+            return [self._other("fill", self.encoder.set(name, bytes(60_000), 3)) for name in names]
+        return [self._any() for _ in range(self.chance.choice(PIPELINE))]
+
+    def _any(self) -> Asked:
+        chance = self.chance
+        key, dice = chance.choice(self.keys), chance.random()
+        if dice < 0.04:
+            return self._other("publish", self.encoder.publish(NEWS, chance.randbytes(chance.randint(0, 5000))))
+        if dice < 0.06:
+            return self._other("list", self.encoder.list())
+        return self._ask(self._call(key, dice))
+
+    def _call(self, key: bytes, dice: float) -> Any:
+        chance = self.chance
+        ttl_max, ttl_type = chance.choice(TTLS)
+        ttl = chance.randint(0, ttl_max)
+        if dice < 0.45:
+            attribute = throttr.Attribute.QUOTA if dice < 0.36 else throttr.Attribute.TTL
+            value = chance.randint(0, 9) if dice < 0.36 else ttl
+            return throttr.Update(key, attribute, chance.randint(0, 2), value)
+        if dice < 0.77:
+            return chance.choice((throttr.Query, throttr.Query, throttr.Query, throttr.Get, throttr.Purge))(key)
+        if dice < 0.92:
+            return throttr.Insert(key, chance.randint(0, QUOTA_MAX), ttl, ttl_type)
+        return throttr.Set(key, chance.randbytes(chance.choice((0, 10, 200))), ttl, ttl_type)
+
+    def give_back(self) -> list[Asked]:
+        return []
+
+    def much(self) -> list[Asked]:
+        """Its own events, beside those of others."""
+        event = self.encoder.publish(NEWS, bytes(8000))
+        return [
+            self._other("subscribe", self.encoder.subscribe(NEWS)),
+            *(self._other("publish", event) for _ in range(EVENTS)),
+        ]
+
+    def all(self) -> list[Asked]:
+        self.filling = VALUES_STEPS_MAX
+        return self.batch()
+
+    def garbage(self) -> bytes:
+        """No request begins so; the answer is that of one that failed."""
+        self.parser.expect(self.encoder.purge(b""))
+        return bytes((self.chance.randint(0x20, 0xFF),)) + self.chance.randbytes(self.chance.randint(0, 3000))
+
+    def truncated(self) -> bytes:
+        key = self.chance.choice(self.keys)
+        whole = self.chance.choice((self.encoder.update(key, 0, 2, 1), self.encoder.set(key, b"never", 30)))
+        return whole[: self.chance.randint(1, len(whole) - 1)]
+
+    def _ask(self, call: Any) -> Asked:
+        return self._other(call, getattr(self.encoder, type(call).__name__.lower())(*call))
+
+    def _other(self, call: Any, request: bytes) -> Asked:
+        self.parser.expect(request)
+        return call, request
+
+    # ---- answers ----
+
+    def feed(self, data: bytes) -> list[Any]:
+        """Replies; events are thrown away."""
+        return [answer for answer in self.parser.feed(data) if isinstance(answer, throttr_wire.Reply)]
+
+    def take(self, call: Any, answer: throttr_wire.Reply) -> Any:
+        if call is GARBAGE and answer.result is not False:
+            raise ProtocolError("garbage was answered with success")
+        if call == "fill" and answer.result is False:
+            self.filling = 0
+        return False if answer.result is None else answer.result
+
+
+ROOMS: dict[str, Any] = {"counter": CounterRoom, "throttr": ThrottrRoom}

@@ -1,0 +1,214 @@
+"""Round after round on the same daemon: clients at work, faults, and then what has to be true when all is over."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import random
+import re
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from chaos import faults, verdict, world
+from chaos.crew import SLOTS, Crew, Slot
+from chaos.monitor import MONITORS
+from chaos.world import LONG_S
+from counterd.client import Client, throttr
+from counterd.errors import CounterdError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FAULTS_PER_S = 4
+# More memory than after the first round is no leak up to this: Python's heap and malloc's have their pieces, and one
+# round has more output waiting at once than another. What is seen is a tenth of it, and does not grow with the rounds.
+MEMORY_MORE = 8 << 20
+BROKEN = (AssertionError, OSError, EOFError, CounterdError)  # what a round ends with if the daemon does
+STILL_S = 30.0  # longer than any patience of the daemon's: what has not changed for so long does not change
+
+
+class Figures(NamedTuple):
+    """Of a whole run. missing: what this machine does not have. kept: where the files are, if there is a violation."""
+
+    seed: str
+    seconds: float
+    rounds: int
+    operations: int
+    faults: collections.Counter[str]
+    undecided: int
+    violations: list[str]
+    missing: list[str]
+    kept: Path | None
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in self.faults.most_common())
+        return (
+            f"chaos: {self.seconds:,.0f} s, {self.rounds:,} rounds, {self.operations:,} operations, "
+            f"{self.faults.total():,} faults ({kinds}), {len(self.violations)} violations"
+            + (f", {self.undecided} undecided" if self.undecided else "")
+            + (f" ({'; '.join(self.missing)})" if self.missing else "")
+            + f", seed {self.seed}"
+        )
+
+
+class Left(NamedTuple):
+    """What the daemon has when nobody is there."""
+
+    memory: int
+    descriptors: int
+
+
+class Chaos:
+    """A daemon and its crew. say: told of each round."""
+
+    def __init__(self, place: world.World, seed: str, round_s: float, say: Callable[[str], None]) -> None:
+        self.world = place
+        self.seed = seed
+        self.round_s = round_s
+        self.say = say
+        self.faults: collections.Counter[str] = collections.Counter()
+        self.operations = self.undecided = self.rounds = 0
+        self.violations: list[str] = []
+        slots = [slot for slot in map(Slot._make, SLOTS) if slot in place.addresses]
+        self.crew = Crew(place, seed, slots)
+        self.monitors = {room: kind(place.addresses[room, "unix"]) for room, kind in MONITORS.items()}
+        self.left = self._what_it_has()
+
+    def end(self) -> None:
+        self.crew.end()
+        for monitor in self.monitors.values():
+            monitor.stop()
+
+    def round(self) -> None:
+        """Leaves its violations, and with them its files."""
+        number, slots = self.rounds, len(self.crew.slots)
+        directory = self.world.directory / f"round {number}"
+        directory.mkdir()
+        plan = faults.schedule(self.seed, number, round(FAULTS_PER_S * self.round_s), slots, faults.kinds(self.world))
+        self.say(f"round {number}: {', '.join(map(str, plan))}")
+        driver = faults.Driver(self.world, self.crew)
+        self.crew.begin(number, directory)
+        try:
+            driver.play(plan, self.round_s)
+        finally:
+            driver.heal()
+        moments = [time.monotonic()]
+        self.crew.leave(dying=random.Random(f"{self.seed} {number} dying").randrange(slots))
+        moments.append(time.monotonic())
+        found = self._settle()
+        moments.append(time.monotonic())
+        workers = {worker.number: worker for worker in self.crew.all}
+        was_filled = any(fault.kind == "fill" and self.crew.slots[fault.slot].room == "throttr" for fault in plan)
+        ends = verdict.Ends(workers, driver.disturbed_ns, time.monotonic_ns(), was_filled)
+        samples = {room: monitor.take() for room, monitor in self.monitors.items()}
+        judged = verdict.judge(sorted(directory.iterdir()), samples, ends)
+        moments.append(time.monotonic())
+        left, settled, checked = (after - before for before, after in itertools.pairwise(moments))
+        self.say(
+            f"round {number}: {judged.operations:,} operations; left in {left:.1f} s, settled in {settled:.1f} s, "
+            f"checked in {checked:.1f} s; {(self.world.memory() - self.left.memory) >> 10:,} KiB more memory"
+        )
+        found += judged.violations
+        self.violations += [f"seed {self.seed}, round {number}: {text}" for text in found]
+        self.operations += judged.operations
+        self.undecided += judged.undecided
+        self.faults.update(fault.kind for fault in plan)
+        self.rounds += 1
+        if not found:
+            shutil.rmtree(directory)
+
+    # ---- what has to be true ----
+
+    def _settle(self) -> list[str]:
+        """Waits until all is as if nobody had ever been there; what is not, in the end."""
+        found: list[str] = []
+        counterd = self.world.counterd
+        if counterd.process.poll() is not None:
+            raise EOFError(f"the daemon ended with {counterd.process.returncode}")
+        for room, monitor in self.monitors.items():
+            if monitor.error is not None:
+                raise EOFError(f"{room}, a connection that only watches: {monitor.error!r}")
+        for check in (self._counter_is_empty, self._throttr_is_empty, self._has_no_errors, self._has_what_it_had):
+            try:
+                check()
+            except AssertionError as error:
+                found.append(str(error))
+        return found
+
+    def _counter_is_empty(self) -> None:
+        wanted = {"curr_connections": 2, "holdings": 0, "holdings_leaving": 0, "busy": 0}  # the monitor's, and this
+        with Client(path=self.world.addresses["counter", "unix"], timeout=LONG_S) as client:
+            become(lambda: {name: int(client.stats()[name]) for name in wanted}, wanted, "counter")
+            held = [entry for entry in client.dump() if entry.consumption]
+            assert not held, f"counter: nobody is there, and of these something is held: {held}"
+
+    def _throttr_is_empty(self) -> None:
+        with throttr.Client(path=self.world.addresses["throttr", "unix"], timeout=LONG_S) as client:
+            become(lambda: client.info().connections, 2, "throttr: connections")
+            for entry in client.list():
+                client.purge(entry.key)
+            assert not client.list(), "throttr: keys that PURGE leaves"
+            become(lambda: client.info().keys, 0, "throttr: keys")
+
+    def _has_no_errors(self) -> None:
+        counterd = self.world.counterd
+        for room, line in self.world.logged_stats().items():
+            (errors,) = re.findall(r"\binternal_errors=(\d+)", line)
+            assert errors == "0", f"{room}: {errors} internal errors"
+        bad = [line for line in counterd.lines(r" ERROR |Traceback") if "not reloaded:" not in line]
+        assert not bad, f"the log says {bad}"
+
+    def _has_what_it_had(self) -> None:
+        if self.rounds == 0:
+            self.left = self._what_it_has()
+        before, counterd = self.left, self.world.counterd
+        become(lambda: max(0, counterd.descriptors() - before.descriptors), 0, "descriptors more than after round 0")
+        more = self.world.memory() - before.memory
+        assert more <= MEMORY_MORE, f"{more:,} bytes of memory more than after round 0"
+
+    def _what_it_has(self) -> Left:
+        return Left(self.world.memory(), self.world.counterd.descriptors())
+
+
+def become(figure: Callable[[], Any], wanted: Any, what: str) -> None:
+    """Waits until it is as wanted, as long as there is anything going on."""
+    seen, since_s = None, time.monotonic()
+    while (now := figure()) != wanted:
+        if now != seen:
+            seen, since_s = now, time.monotonic()
+        assert time.monotonic() - since_s < STILL_S, f"{what}: {seen} in place of {wanted}, for {STILL_S:g} s"
+        time.sleep(0.02)
+
+
+def run(seed: str, seconds: float, round_s: float, say: Callable[[str], None]) -> Figures:
+    """Rounds until the time is over, and at least two. The files of what went wrong are kept."""
+    directory = Path(tempfile.mkdtemp(prefix="chaos-"))
+    begun = time.monotonic()
+    chaos = None
+    try:
+        with world.made(directory) as place:
+            chaos = Chaos(place, seed, round_s, say)
+            try:
+                while not chaos.violations and (chaos.rounds < 2 or time.monotonic() - begun < seconds):
+                    chaos.round()
+            except BROKEN as error:
+                chaos.violations.append(f"seed {seed}, round {chaos.rounds}: {error!r}")
+            finally:
+                chaos.end()
+                (directory / "log").write_text("\n".join(place.counterd.log))
+    except AssertionError:  # it did not end as it should
+        if chaos is None:
+            raise
+        counterd = chaos.world.counterd
+        chaos.violations.append(
+            f"seed {seed}: the daemon ended with {counterd.process.returncode}, and said at last: {counterd.log[-3:]}"
+        )
+    if not chaos.violations:
+        shutil.rmtree(directory)
+    return Figures(
+        seed, time.monotonic() - begun, chaos.rounds, chaos.operations, chaos.faults, chaos.undecided,
+        chaos.violations, place.missing, directory if chaos.violations else None,
+    )  # fmt: skip

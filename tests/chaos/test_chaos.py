@@ -1,0 +1,110 @@
+"""Chaos for a few seconds, always the same; and that its parts find what they are to find."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from chaos import clients, faults, rooms, rounds, verdict
+from chaos.crew import Slot
+from chaos.monitor import Sample
+from history import Operation, Recorder, counter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WEIGHTS = {**faults.BY_CLIENT, **faults.BY_DRIVER, **faults.BY_LINK, **faults.BY_FAR_CLIENT, **faults.BY_CLOCK}
+
+
+def test_no_promise_is_broken() -> None:
+    """In two rounds, of which the first has each kind of fault that this machine can have."""
+    said: list[str] = []
+    figures = rounds.run("1", 0.0, 2.0, said.append)
+    assert figures.violations == [], "\n".join([*said, *figures.violations])
+    assert figures.rounds == 2
+    assert figures.operations > 0
+    assert set(figures.faults) >= {*faults.BY_CLIENT, *faults.BY_DRIVER}
+
+
+def test_a_seed_is_a_schedule() -> None:
+    def schedule(seed: str, number: int) -> list[faults.Fault]:
+        return faults.schedule(seed, number, 20, 8, WEIGHTS)
+
+    assert schedule("7", 3) == schedule("7", 3)
+    assert len({str(schedule(seed, number)) for seed in "78" for number in (3, 4)}) == 4
+    assert sorted(fault.kind for fault in schedule("7", 0)) == sorted(WEIGHTS)
+    assert len(schedule("7", 3)) == 20
+
+
+# ---- the verdict ----
+
+A, B = clients.IDS + 1, 2 * clients.IDS + 1  # clients of workers 1 and 2
+NAME = b"hot 0"
+
+
+def ends(disturbed_ns: int | None = None, **changes: Any) -> verdict.Ends:
+    """Worker 1 was killed at 50, worker 2 left; all had gone at 1000."""
+    first = {"said": [], "killed_ns": 50, "was_stopped": False, "slot": Slot("counter", "far"), **changes}
+    second = {"said": [], "killed_ns": None, "was_stopped": False, "slot": Slot("counter", "unix")}
+    return verdict.Ends({1: SimpleNamespace(**first), 2: SimpleNamespace(**second)}, disturbed_ns, 1000, False)  # type: ignore[dict-item]
+
+
+def acquired(client: int, name: bytes, started: int, ended: int | None, status: int = 0) -> Operation:
+    answer = None if ended is None else (status, None if status else 1)
+    return Operation(client, counter.Acquire(name, 1, 1), started, ended, answer)
+
+
+def closed_of_a(*samples: Sample, disturbed_ns: int | None = None, **changes: Any) -> tuple[int, int | None]:
+    operations = [acquired(A, rooms.sentinel(A), 10, 15), acquired(A, NAME, 20, 25)]
+    closed = verdict.closing(A, operations, samples, ends(disturbed_ns, **changes))
+    return closed.started, closed.ended
+
+
+def test_a_killed_client_may_go_when_it_is_killed_and_has_gone_when_it_is_not_seen() -> None:
+    alive = {rooms.sentinel(A): 1}
+    assert closed_of_a() == (50, 1000)
+    before, still, settling, gone = (
+        Sample(40, 49, {}, 49),
+        Sample(60, 64, alive, 65),
+        Sample(70, 74, {}, None),
+        Sample(80, 84, {rooms.sentinel(A): 0}, 85),
+    )
+    assert closed_of_a(before, still, settling, gone, Sample(90, 94, {}, 95)) == (50, 85)
+
+
+def test_one_behind_a_link_that_was_cut_may_go_before_anybody_knows() -> None:
+    assert closed_of_a(disturbed_ns=30) == (30, 1000)
+    assert closed_of_a(disturbed_ns=5) == (20, 1000)  # but has been there when it was answered
+    assert closed_of_a(disturbed_ns=30, slot=Slot("counter", "unix")) == (50, 1000)
+
+
+@pytest.mark.parametrize(("complaint", "is_told"), [("lost", False), ("wrong", True)])
+def test_who_was_stopped_may_be_lost_and_no_server_may_talk_nonsense(complaint: str, is_told: bool) -> None:
+    said = [[complaint, A, "why"]]
+    assert list(verdict.complaints(ends(said=said))) == said
+    assert list(verdict.complaints(ends(said=said, was_stopped=True))) == (said if is_told else [])
+
+
+def judged(path: Path, maximum: int, shown: int) -> list[str]:
+    """Two clients are granted one each, a Dump shows so many, then one leaves and the other is killed."""
+    killed_ns = 0
+    with Recorder(path, A) as first, Recorder(path, B) as second:
+        for recorder in (first, second):
+            recorder.end(recorder.start(counter.Acquire(rooms.sentinel(recorder.client), 1, 1)), (0, 1))
+            recorder.end(recorder.start(counter.Acquire(NAME, 1, maximum)), (0, 1))
+        sample = Sample(time.monotonic_ns(), time.monotonic_ns(), {NAME: shown}, None)
+        killed_ns = time.monotonic_ns()
+        second.closing()
+    knows = ends(killed_ns=killed_ns)._replace(settled_ns=time.monotonic_ns())
+    return verdict.judge([path], {"counter": [sample], "throttr": []}, knows).violations
+
+
+def test_what_is_recorded_and_what_a_dump_shows_have_to_agree(tmp_path: Path) -> None:
+    assert judged(tmp_path / "right", 2, 2) == []
+    (too_many,) = judged(tmp_path / "too many", 1, 2)
+    (too_few,) = judged(tmp_path / "too few", 2, 1)
+    assert "Acquire" in too_many
+    assert "Get" in too_few

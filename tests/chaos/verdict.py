@@ -1,0 +1,155 @@
+"""Puts together what clients recorded, what the driver knows and what Dump showed, and has it checked.
+
+When a connection may first have begun to go, and when the server was seen to have let go of it, nobody of these knows
+alone: a killed client cannot say, and one behind a link that was cut does not know.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from chaos import rooms
+from chaos.crew import worker_of
+from history import Closed, Operation, Undecided, check, counter, load, throttr
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from chaos.crew import Worker
+    from chaos.monitor import Sample
+
+MONITOR = 0  # the number of the client that runs Dump
+CONFIGURATIONS_MAX = 100_000
+OK, NOT_FOUND = (0, 0), (1, None)
+
+
+class Verdict(NamedTuple):
+    """violations: for people. undecided: names that the checker gave up."""
+
+    operations: int
+    violations: list[str]
+    undecided: int
+
+
+class Ends(NamedTuple):
+    """What else is known of connections' ends.
+
+    workers: by number. disturbed_ns: when the link was, at first. settled_ns: when all had gone. memory_was_short:
+    that of throttr, for a while.
+    """
+
+    workers: dict[int, Worker]
+    disturbed_ns: int | None
+    settled_ns: int
+    memory_was_short: bool
+
+    def is_far(self, client: int) -> bool:
+        return self.workers[worker_of(client)].slot.place == "far"
+
+    def may_be_lost(self, client: int) -> bool:
+        """Whether it may end although neither side wants that: a machine in between, or a process that stood still."""
+        worker = self.workers[worker_of(client)]
+        return worker.was_stopped or (self.disturbed_ns is not None and self.is_far(client))
+
+
+def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: Ends) -> Verdict:
+    """Everything of a round. samples: by room."""
+    recorded = load(paths)
+    violations = [f"client {line[1]}: {line[0]}: {line[2]}" for line in complaints(ends)]
+    undecided = 0
+    models = {"counter": counter.CounterModel(), "throttr": throttr.ThrottrModel(memory=ends.memory_was_short)}
+    for room, model in models.items():
+        by_client: dict[int, list[Operation]] = collections.defaultdict(list)
+        for operation in recorded:
+            if ends.workers[worker_of(operation.client)].slot.room == room:
+                by_client[operation.client].append(operation)
+        history: list[Operation] = []
+        for client, operations in by_client.items():
+            if all(isinstance(operation.call, Closed) for operation in operations):
+                continue  # it was never let in
+            closed = closing(client, operations, samples[room], ends)
+            history.append(closed)
+            calls = [operation for operation in operations if not isinstance(operation.call, Closed)]
+            history += [operation for operation in calls if operation.started <= (closed.ended or 0)]
+            violations += [
+                f"client {client} was answered after the server had let go of it: {operation}"
+                for operation in calls
+                if operation.started > (closed.ended or 0) and operation.ended is not None
+            ]
+        if room == "counter":
+            history += seen(history, samples[room])
+        found, given_up = checked(history, model)
+        violations += [f"{room}: {text}" for text in found]
+        undecided += given_up
+    return Verdict(sum(operation.ended is not None for operation in recorded), violations, undecided)
+
+
+def complaints(ends: Ends) -> Iterable[list[Any]]:
+    """What the clients say that should not have been."""
+    for worker in ends.workers.values():
+        for line in worker.said:
+            if line[0] == "wrong" or (line[0] in ("lost", "owed") and not ends.may_be_lost(line[1])):
+                yield line
+
+
+def closing(client: int, operations: Sequence[Operation], samples: Sequence[Sample], ends: Ends) -> Operation:
+    """A connection's end.
+
+    It may have begun when the client or whoever killed it says; where the link was disturbed, or it does not know why
+    it ended, even before; but never before what was answered last had been asked.
+    """
+    answered = [operation for operation in operations if operation.answer is not None]
+    last_ns = max((operation.started for operation in answered), default=operations[0].started)
+    said = [operation.started for operation in operations if isinstance(operation.call, Closed)]
+    worker = ends.workers[worker_of(client)]
+    if worker.killed_ns is not None:
+        said.append(worker.killed_ns)
+    if ends.is_far(client) and ends.disturbed_ns is not None:
+        said.append(ends.disturbed_ns)
+    if any(line[0] == "lost" and line[1] == client for line in worker.said):
+        said.append(last_ns)
+    assert said, f"nobody says when client {client} ended"
+    started = max(min(said), last_ns)
+    name = rooms.sentinel(client)
+    # The first thing that a client of the counter room records is that it takes it; one of throttr had it before that.
+    granted = [o.ended for o in answered if isinstance(o.call, counter.Acquire) and o.call.name == name]
+    if granted or worker.slot.room == "throttr":
+        for sample in samples:
+            if sample.asked_ns > max([started, *granted]) and sample.settled_ns and not sample.consumptions.get(name):
+                return Operation(client, Closed(), started, sample.settled_ns)
+    return Operation(client, Closed(), started, ends.settled_ns)
+
+
+def seen(history: Iterable[Operation], samples: Iterable[Sample]) -> Iterable[Operation]:
+    """What a Dump shows of each name is what a Get would have told at some moment of it, and 0 of a name it lacks."""
+    names = {operation.call.name for operation in history if isinstance(operation.call, counter.Acquire)}
+    wanted = names & (rooms.HOT.keys() | {name for name in names if name.startswith(b"cold")})
+    for sample in samples:
+        for name in wanted:
+            consumption = sample.consumptions.get(name)
+            answer = NOT_FOUND if consumption is None else (0, consumption)
+            yield Operation(MONITOR, counter.Get(name), sample.asked_ns, sample.ended_ns, answer)
+
+
+def checked(history: Iterable[Operation], model: Any) -> tuple[list[str], int]:
+    """Each name by itself, so that of one that is too hard not all is lost."""
+    closings = {operation.client: operation for operation in history if isinstance(operation.call, Closed)}
+    by_name: dict[Any, list[Operation]] = collections.defaultdict(list)
+    for operation in history:
+        if not isinstance(operation.call, Closed):
+            by_name[model.key(operation.call)].append(operation)
+    violations, undecided = [], 0
+    for operations in by_name.values():
+        clients = {operation.client for operation in operations} & closings.keys()
+        try:
+            violation = check(
+                [*operations, *(closings[client] for client in clients)], model, configurations_max=CONFIGURATIONS_MAX
+            )
+        except Undecided:
+            undecided += 1
+            continue
+        if violation is not None:
+            violations.append(str(violation))
+    return violations, undecided

@@ -1,0 +1,197 @@
+"""Where it happens: a daemon in a network namespace, the other host, the link between the two, and the clock.
+
+Without the right to make namespaces there is one host, without libfaketime one time: the faults that need them are
+left out, and the last line says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import resource
+import signal
+import socket
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import daemon
+from namespaces import HERE, INTERFACES, PATIENCE, ip, joined
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from namespaces import Net
+
+FAKETIME = "*/faketime/libfaketime.so.1"  # in /usr/lib
+LONG_S = 120.0  # longer than anything takes on a machine that has other things to do
+ROOMS = ("counter", "throttr")
+SIZE = 4096  # counters, and holdings: few enough for one client to take all
+# How the kernel delays and loses. Without netem: a line so narrow that a queue builds up, or that has no queue.
+NETEM = {"delay": "netem delay 60ms 40ms", "loss": "netem loss 25%"}
+NARROW = {"delay": "tbf rate 400kbit burst 2kb latency 400ms", "loss": "tbf rate 400kbit burst 2kb limit 2500"}
+
+
+class Link:
+    """Between the two hosts. means: how it is disturbed, None if it cannot be delayed."""
+
+    def __init__(self, net: Net) -> None:
+        self.net = net
+        self.means: dict[str, str] | None = None
+        for means in (NETEM, NARROW):
+            with contextlib.suppress(OSError):
+                self._shape(means["delay"])
+                self._shape(None)
+                self.means = means
+                break
+
+    def disturb(self, kind: str) -> None:
+        """delay or loss, both ways, until it is healed."""
+        assert self.means is not None
+        self._shape(self.means[kind])
+
+    def cut(self, loses_power: bool) -> None:
+        """Nothing arrives any more, and nobody is told."""
+        if loses_power:
+            self.net.cut()
+        else:
+            self.net.lose()
+            self.net.lose_answers()
+
+    def heal(self) -> None:
+        self._shape(None)
+        for name, interface in zip(self.net.names, INTERFACES, strict=True):
+            ip("-n", name, "neigh", "flush", "all", "nud", "permanent", "dev", interface)
+            ip("-n", name, "link", "set", interface, "up")
+
+    def _shape(self, how: str | None) -> None:
+        for name, interface in zip(self.net.names, INTERFACES, strict=True):
+            if how is None:
+                with contextlib.suppress(OSError):  # there was none
+                    ip("-n", name, "qdisc", "del", "dev", interface, "root", program="tc")
+            else:
+                ip("-n", name, "qdisc", "replace", "dev", interface, "root", *how.split(), program="tc")
+
+
+class World:
+    """What faults are done to. link, shift: None if there is none. words: what a program begins with, by host."""
+
+    def __init__(self, directory: Path, net: Net | None, shift: Path | None) -> None:
+        self.directory = directory
+        self.net = net
+        self.shift = shift
+        self.link = None if net is None else Link(net)
+        self.missing: list[str] = []
+        if net is None:
+            self.missing.append("one host")
+        elif self.link is not None and self.link.means is not NETEM:
+            self.missing.append("no netem: a narrow line" if self.link.means else "no netem: no delays")
+        if shift is None:
+            self.missing.append("no libfaketime")
+        self.counterd: daemon.Daemon
+        self._tables: set[int] = set()  # their sizes
+        self.addresses: dict[tuple[str, str], str | list[str | int]] = {}
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """For TCP short patience; over Unix sockets nobody vanishes."""
+        patience = {f"{room}.{key.split('.')[1]}": value for room in ROOMS for key, value in PATIENCE.items()}
+        places = {f"{room}.{key}": value for room in ROOMS for key, value in self._places(room).items()}
+        return {
+            **patience, **places,
+            "counter.buckets": SIZE, "counter.holdings": SIZE, "counter.name_memory": "64K",
+            "counter.stats_interval": 10, "throttr.memory_limit": "4M", "throttr.max_queued": "64K",
+        }  # fmt: skip
+
+    def _places(self, room: str) -> dict[str, object]:
+        bind = f"{HERE} 127.0.0.1" if self.net else "127.0.0.1"
+        path = self.directory / room
+        return {"enable": "true", "port": 0, "bind": bind, "insecure": "true", "socket": path}
+
+    def look_around(self) -> None:
+        """addresses: by room, and by how a client connects: unix, loopback, and far from the other host."""
+        self._tables = {int(re.findall(r"\bregion=(\d+)", line)[0]) for line in self.logged_stats().values()}
+        for room in ROOMS:
+            ports = {place.host: place.port for place in self.counterd.served(f"{room} listens on")}
+            self.addresses[room, "unix"] = str(self.directory / room)
+            self.addresses[room, "loopback"] = ["127.0.0.1", ports["127.0.0.1"]]
+            if HERE in ports:
+                self.addresses[room, "far"] = [HERE, ports[HERE]]
+
+    def logged_stats(self) -> dict[str, str]:
+        """By room, the line with what only it knows of itself."""
+        counterd = self.counterd
+        before = {room: len(counterd.lines(f"stats of {room}")) for room in ROOMS}
+        counterd.send_signal(signal.SIGUSR1)
+        return {room: counterd.wait_for_log(f"stats of {room}", count + 1, LONG_S) for room, count in before.items()}
+
+    def memory(self) -> int:
+        """Bytes that the daemon has beside its rooms' tables, whose mappings become memory as they are used."""
+        size = total = 0
+        for line in Path(f"/proc/{self.counterd.pid}/smaps").read_text().splitlines():
+            if mapping := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+                size = int(mapping[2], 16) - int(mapping[1], 16)
+            elif line.startswith("Rss:") and size not in self._tables:
+                total += int(line.split()[1]) << 10
+        return total
+
+    def words(self, place: str) -> tuple[str, ...]:
+        """What a program begins with that runs there."""
+        if self.net is None:
+            return ()
+        return self.net.there if place == "far" else self.net.here
+
+    def step_clock(self, seconds: int) -> None:
+        """For the daemon alone; the time that it lives by, the monotonic one, goes on."""
+        assert self.shift is not None
+        new = self.shift.with_suffix(".new")
+        new.write_text(f"{seconds:+d}")
+        new.replace(self.shift)
+
+    def starve(self, descriptors: int) -> tuple[int, int]:
+        """Leaves it so many descriptors beside those in use; returns the limits there were."""
+        limits = resource.prlimit(self.counterd.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(
+            self.counterd.pid, resource.RLIMIT_NOFILE, (self.counterd.descriptors() + descriptors, limits[1])
+        )
+        return limits
+
+    def feed(self, limits: tuple[int, int]) -> None:
+        resource.prlimit(self.counterd.pid, resource.RLIMIT_NOFILE, limits)
+
+    def intrude(self, count: int) -> list[socket.socket]:
+        """Connections that nobody uses. Those for whom there is no room in the queue are left out."""
+        found = []
+        for _ in range(count):
+            intruder = socket.socket(socket.AF_UNIX)
+            intruder.setblocking(False)
+            found.append(intruder)
+            with contextlib.suppress(BlockingIOError):
+                intruder.connect(self.addresses["counter", "unix"])
+        return found
+
+
+@contextlib.contextmanager
+def made(directory: Path) -> Iterator[World]:
+    """Everything, with the daemon at work."""
+    with contextlib.ExitStack() as stack:
+        net = None
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            net = stack.enter_context(joined())
+            ip("-n", net.names[0], "link", "set", "lo", "up")
+        library = next(Path("/usr/lib").glob(FAKETIME), None)
+        shift = None if library is None else directory / "shift"
+        world = World(directory, net, shift)
+        environment = {}
+        if shift is not None:
+            shift.write_text("+0")
+            environment = {
+                "LD_PRELOAD": str(library), "FAKETIME_TIMESTAMP_FILE": str(shift), "FAKETIME_NO_CACHE": "1",
+                "NO_FAKE_STAT": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1",
+            }  # fmt: skip
+        program = (*world.words("unix"), *daemon.MODULE)
+        world.counterd = stack.enter_context(
+            daemon.running(directory / "daemon", world.settings, program=program, env=environment)
+        )
+        world.look_around()
+        yield world
