@@ -41,7 +41,7 @@ PATIENCE = 10.0
 
 @dataclass
 class Figures:
-    """Of a while: seconds; requests answered, and how; p99_ms and longest_ms of these; those that came and went.
+    """Of a while: seconds; requests answered, and how; p50_ms to longest_ms of these; those that came and went.
 
     granted, released, refused, draining: how they were answered. failed: what was not answered as it ought to be.
     cut: clients whose connection was lost, lost: permits that they held then. last_release: when, monotonic.
@@ -49,6 +49,7 @@ class Figures:
 
     seconds: float = 0.0
     requests: int = 0
+    p50_ms: float = 0.0
     p99_ms: float = 0.0
     longest_ms: float = 0.0
     came: int = 0
@@ -115,6 +116,7 @@ class Crowd:
         figures = Figures(
             seconds=now - self._since,
             requests=len(taken),
+            p50_ms=1e3 * statistics.median(taken or [0.0]),
             p99_ms=1e3 * statistics.quantiles(taken, n=100)[98] if len(taken) > 1 else 0.0,
             longest_ms=1e3 * max(taken, default=0.0),
             last_release=self._last_release,

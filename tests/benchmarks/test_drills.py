@@ -1,4 +1,4 @@
-"""The drills of docs/operations.md, with tiny durations: what they promise that is no time is kept."""
+"""The drills of docs/operations.md and the soak, with tiny durations: what they promise that is no time is kept."""
 
 from __future__ import annotations
 
@@ -20,3 +20,13 @@ def test_all_drills_are_played_and_all_promises_kept() -> None:
     described = re.findall("^### .*", operations.partition("## Drills")[2], re.MULTILINE)
     assert len(described) == 7
     assert len(re.findall("all clients gone", found.stdout)) == 7  # two drains end without, as does the server
+
+
+def test_the_soak_runs_and_nothing_is_held_afterwards() -> None:
+    found = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "soak.py", "--smoke"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (found.returncode, found.stderr) == (0, ""), found.stdout
+    assert re.search(r"^soak: \d+ periods, steady: rss_mb", found.stdout, re.MULTILINE), found.stdout
+    assert "all clients gone" in found.stdout
