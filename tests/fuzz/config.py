@@ -1,0 +1,108 @@
+"""Any file and any --set are a configuration, or a ConfigError whose every line says where: never another exception.
+
+A configuration that is written down, key by key, and read again is the same one. A token is shown to nobody. What a
+reload makes of two of them is a configuration, or a ConfigError, too.
+
+Input: the bytes of a file, and after each NUL one --set.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from counterd.control.config import YRMCDS_NAMES, Config, ConfigError, changed, load, merged
+from counterd.control.keys import settings_for
+from counterd.protocols import find_rooms
+
+ROOMS = find_rooms()
+SETTINGS = settings_for(ROOMS)
+OVERRIDES_MAX = 4
+# Stands for a token: wherever it is shown it was one.
+SECRET = "S3CRET"
+TOKEN_LINE = re.compile(rb"\s*admin\.token[\s=]")
+
+TOKENS = [
+    *(key.encode() for key in (*SETTINGS, *YRMCDS_NAMES)),
+    *(f"{room.name}.enable = true\n".encode() for room in ROOMS),
+    *(b"127.0.0.1", b"::1", b"0.0.0.0", b"10.0.0.0/8", b"fe80::1%lo", b"unix:/", b"user:root", b"group:0", b"256M"),
+    *(b"true", b"false", b"json", b"uint64", b"wait", b"\0", b"#", b'"', b" = ", b"\r\n", b"\xff", b"\xc3\xa9"),
+    b"admin.token = " + SECRET.encode(),
+]
+
+
+class File:
+    """A file without a name in any directory, whose content is replaced for each input."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("configuration")
+        self.path = Path(f"/proc/self/fd/{self.descriptor}")
+
+    def write(self, content: bytes) -> Path:
+        os.ftruncate(self.descriptor, 0)
+        os.pwrite(self.descriptor, content, 0)
+        return self.path
+
+
+FILE = File()
+
+
+def read(content: bytes, overrides: list[str]) -> Config | None:
+    """The configuration, or None if it has mistakes, each of which says where."""
+    path = FILE.write(content)
+    try:
+        config = load(path, overrides, ROOMS)
+    except ConfigError as error:
+        check_problems(error, content)
+        return None
+    assert config.values.keys() == config.origins.keys() == SETTINGS.keys()
+    assert all(isinstance(warning, str) for warning in config.warnings)
+    return config
+
+
+def check_problems(error: ConfigError, content: bytes) -> None:
+    lines = content.count(b"\n") + 1
+    assert error.problems
+    assert str(error) == "\n".join(error.problems)
+    for problem in error.problems:
+        assert problem.isprintable()
+        told = re.match(rf"{re.escape(str(FILE.path))}(?::([0-9]+))?: .|--set.*: .", problem)
+        assert told, problem
+        assert not told[1] or 1 <= int(told[1]) <= lines, problem
+        number = int(told[1] or 0)
+        assert SECRET not in problem or not number or not TOKEN_LINE.match(content.split(b"\n")[number - 1]), problem
+
+
+def written(values: dict[str, Any]) -> bytes:
+    """The values as a file of our own."""
+    return b"".join(f'{key} = "{as_text(key, value)}"\n'.encode() for key, value in values.items())
+
+
+def as_text(key: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return " ".join(value)
+    return f"{value:04o}" if key.endswith(".socket_mode") else str(value)
+
+
+def one_input(data: bytes) -> None:
+    content, *rest = data.split(b"\0", OVERRIDES_MAX)
+    plain = read(content, [])
+    config = read(content, [os.fsdecode(override) for override in rest]) if rest else plain
+    if config is None:
+        return
+    again = read(written(dict(config.values)), [])
+    assert again is not None
+    assert again.values == config.values
+    if plain is not None and rest:
+        live, fixed = changed(plain, config, SETTINGS)
+        assert {*live, *fixed} == {key for key in SETTINGS if plain.values[key] != config.values[key]}
+        try:
+            both = merged(plain, config, fixed, ROOMS)
+        except ConfigError as error:
+            check_problems(error, content)
+        else:
+            assert changed(plain, both, SETTINGS) == (live, [])

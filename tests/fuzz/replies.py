@@ -1,0 +1,227 @@
+"""Whatever a server sends, a client has an answer or a CounterdError, the same however it was cut, and keeps little.
+
+The parsers of both protocols and of the frames of the admin process are fed the stream twice, whole and cut: what the
+one has told before an error is the beginning of what the other has. The clients themselves are given it on a socket.
+
+Input: which of them, how the stream is cut, how many requests and which; the rest is what the server sends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from counterd.client import _connection, throttr
+from counterd.client._calls import Call, Calls
+from counterd.client._events import Events
+from counterd.client._link import Link
+from counterd.errors import ConnectionLost, CounterdError, EventsLost, ProtocolError, ServerError
+from counterd.frames import Frames, frame
+from counterd.protocols.counter import wire as counter_wire
+from counterd.protocols.throttr import wire as throttr_wire
+from counterd.protocols.throttr.wire import Encoder, Event, ValueSize
+from fuzz.stream import Source, fenced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+REQUESTS_MAX = 8
+VALUE_MAX = 64  # bytes of a value that a parser takes here
+EVENTS_MAX = 600
+FRAME_MAX = 64
+TIMEOUT_S = 10.0  # never passes: the server ends its side
+SIZES = list(ValueSize)
+# What a parser may wait for before it looks at it: the names of a whole fragment, all of the longest.
+WANTED_MAX = 255 * throttr_wire.FRAGMENT_ENTRIES_MAX
+COUNTER_REQUESTS: list[tuple[Any, ...]] = [
+    (counter_wire.acquire, b"a", 1, 5),
+    (counter_wire.release, b"a", 1),
+    (counter_wire.get, b"a"),
+    (counter_wire.noop,),
+    (counter_wire.stats,),
+    (counter_wire.dump, True),
+]
+
+
+def throttr_requests(size: ValueSize) -> list[bytes]:
+    encoder = Encoder(size)
+    whoami, listing = encoder.whoami(), encoder.list()
+    return [
+        *(encoder.insert(b"a", 1, 1, 1), encoder.query(b"a"), encoder.get(b"a"), listing, encoder.info()),
+        *(encoder.stat(b"a"), encoder.stats(), encoder.connections(), encoder.connection(bytes(16))),
+        *(encoder.channels(), encoder.channel(b"a"), whoami, encoder.publish(b"a", b"b"), encoder.event(b"a", whoami)),
+        encoder.event(b"a", encoder.event(b"b", listing)),
+    ]
+
+
+THROTTR_REQUESTS = {size: throttr_requests(size) for size in SIZES}
+
+TOKENS = [
+    b"\x91\x02\x00\x00\x00\x00\x00\x04\x00\x00\x00\x01\x00\x00\x00\x01",
+    b"\x91\x01\x00\x00\x00\x00\x00\x04\x00\x00\x00\x01\x00\x00\x00\x01",
+    b"\x91\x03\x22\x00\x00\x00\x00\x0c\x00\x00\x00\x02Not acquired",
+    b"\x91\x10\x00\x00\x00\x00\x00\x06\x00\x00\x00\x01\x00\x01\x00\x01ab",
+    b"\x91\x11\x00\x00\x00\x00\x00\x0f\x00\x00\x00\x01\x00\x00\x00\x01\x00\x00\x00\x02\x00\x01a\x00\x00\x00\x03",
+    b"\x91\x11\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01",
+    b"\x19\x01\x01\x00ab",
+    b"\x01\x01\x00\x00\x00\x00\x00\x00\x00",
+    b"\x01\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00",
+    frame(b"{}"),
+]
+
+Told = tuple[list[Any], str]
+
+
+# ---- parsers --------------------------------------------------------------------------------------------------------
+
+
+def told(feed: Callable[[bytes], Iterable[Any]], pieces: Iterable[bytes], error: type[Exception]) -> Told:
+    """What came out of the stream, and the name of the error that ended it."""
+    found: list[Any] = []
+    try:
+        for piece in pieces:
+            for item in feed(fenced(piece)):
+                found.append(item)  # one by one: those before an error count
+    except error as caught:
+        return found, type(caught).__name__
+    return found, ""
+
+
+def check_cut(make: Callable[[], Callable[[bytes], Iterable[Any]]], source: Source, error: type[Exception]) -> None:
+    """The stream whole, in pieces, and byte by byte."""
+    pieces = source.byte() or 1
+    stream = source.take(len(source.data))
+    cut = [stream[start : start + pieces] for start in range(0, len(stream), pieces)]
+    whole, failed = told(make(), [stream], error)
+    found, broken = told(make(), cut, error)
+    every, ended = told(make(), [stream[at : at + 1] for at in range(len(stream))], error)
+    assert failed == broken == ended
+    assert whole == every[: len(whole)]
+    assert found == every[: len(found)]
+    assert failed or whole == found == every
+
+
+class SeenCall(Call):
+    """A call whose result is kept in the order in which calls end."""
+
+    def __init__(self, seen: list[Any]) -> None:
+        self.seen = seen
+        self.settled = 0
+
+    def settle(self, result: Any, error: CounterdError | None) -> bool:
+        self.settled += 1
+        assert error is None or isinstance(error, ServerError)
+        self.seen.append((self.frame, result, error and (type(error), error.args, str(error))))
+        return True
+
+
+def counter_calls(requests: list[int]) -> Callable[[bytes], Iterable[Any]]:
+    """Requests of the counter protocol under way, as both clients keep them."""
+    calls = Calls()
+    seen: list[Any] = []
+    waiting = [SeenCall(seen) for _ in requests]
+    calls.add_all(waiting, [COUNTER_REQUESTS[number % len(COUNTER_REQUESTS)] for number in requests])
+
+    def feed(data: bytes) -> Iterable[Any]:
+        try:
+            calls.feed(data)
+        finally:
+            assert all(call.settled <= 1 for call in waiting)
+            assert len(calls.pending) == sum(not call.settled for call in waiting)
+        kept = calls._parser._buffer
+        size = int.from_bytes(kept[4:8], "big") if len(kept) >= 8 else 0
+        assert len(kept) < counter_wire.HEADER_SIZE + size or len(kept) < counter_wire.HEADER_SIZE
+        taken, seen[:] = list(seen), []
+        return taken
+
+    return feed
+
+
+def throttr_parser(size: ValueSize, requests: list[int]) -> Callable[[bytes], Iterable[Any]]:
+    parser = throttr_wire.Parser(size, VALUE_MAX)
+    for number in requests:
+        parser.expect(THROTTR_REQUESTS[size][number % len(THROTTR_REQUESTS[size])])
+    events = Events(EVENTS_MAX)
+
+    def feed(data: bytes) -> Iterable[Any]:
+        items = parser.feed(data)
+        assert len(parser._buffer) < parser._wanted <= WANTED_MAX or parser._wanted == 0
+        for item in items:
+            if isinstance(item, Event):
+                events.put(item)
+        assert events._bytes <= EVENTS_MAX or len(events._kept) == 1
+        return items
+
+    return feed
+
+
+def admin_frames() -> Callable[[bytes], Iterable[Any]]:
+    return Frames(FRAME_MAX).feed
+
+
+# ---- clients --------------------------------------------------------------------------------------------------------
+
+
+def counter_client(requests: list[int], source: Source) -> None:
+    near, far = served(source)
+    with far:
+        link = Link(near, "the server", TIMEOUT_S, lambda _: None)
+        try:
+            calls = link.run([COUNTER_REQUESTS[number % len(COUNTER_REQUESTS)] for number in requests])
+            for call in calls:
+                assert call.done
+                assert isinstance(call.error, (type(None), ServerError, ProtocolError, ConnectionLost))
+        finally:
+            link.close()
+
+
+def throttr_client(size: ValueSize, requests: list[int], source: Source) -> None:
+    near, far = served(source)
+    with (
+        far,
+        mock.patch.object(_connection, "connected_socket", return_value=near),
+        throttr.Client(value_size=size, value_max=VALUE_MAX, events_max=EVENTS_MAX, timeout=TIMEOUT_S) as client,
+    ):
+        for number in requests:
+            with contextlib.suppress(ProtocolError, ConnectionLost):
+                client._call(THROTTR_REQUESTS[size][number % len(THROTTR_REQUESTS[size])])
+        with contextlib.suppress(ProtocolError, ConnectionLost):  # once all that came has been told
+            while True:
+                take_event(client)
+
+
+def take_event(client: throttr.Client) -> None:
+    """Or hears that some are missing there. Raises what next_event() does where no more can come."""
+    with contextlib.suppress(EventsLost):
+        event = client.next_event(timeout=TIMEOUT_S)
+        assert event is not None
+        assert len(event.payload) <= VALUE_MAX
+
+
+def served(source: Source) -> tuple[socket.socket, socket.socket]:
+    """Both ends of a connection; the server has sent the rest of the input, and ended its side."""
+    near, far = socket.socketpair()
+    far.sendall(source.take(len(source.data)))
+    far.shutdown(socket.SHUT_WR)
+    near.setblocking(False)
+    return near, far
+
+
+def one_input(data: bytes) -> None:
+    source = Source(data)
+    which = source.byte()
+    size = SIZES[which >> 3 & 3]
+    requests = [source.byte() for _ in range(source.byte() % REQUESTS_MAX)]
+    which &= 7
+    if which < 2:
+        check_cut(lambda: counter_calls(requests), source, ProtocolError)
+    elif which < 4:
+        check_cut(lambda: throttr_parser(size, requests), source, ProtocolError)
+    elif which == 4:
+        check_cut(admin_frames, source, ValueError)
+    elif which < 6:
+        counter_client(requests or [0], source)
+    else:
+        throttr_client(size, requests, source)
