@@ -221,14 +221,16 @@ class World:
         due = self.check()
         if self.waiting:
             due = 0
-        if due >= 0:
-            at = max(due, self.now)
-            if self.turn_at < 0 or at < self.turn_at:
-                # A busy loop comes to it later.
-                self.turn_at = at
-                self.push(at - self.now + int(self.random.random() * 100 * US), self.turn, at)
+        self.wake(due)
 
     # ---- the driver's part ----
+
+    def wake(self, due: int) -> None:
+        """A turn at that moment, unless there is a sooner one; -1 is none. A busy loop comes to it later."""
+        at = max(due, self.now)
+        if due >= 0 and (self.turn_at < 0 or at < self.turn_at):
+            self.turn_at = at
+            self.push(at - self.now + int(self.random.random() * 100 * US), self.turn, at)
 
     def turn(self, at: int) -> None:
         """As Driver.turn: due work, then a few of the connections that have output to be fetched."""
@@ -245,10 +247,7 @@ class World:
         while self.waiting and count:
             count -= 1
             self.pull(self.waiting.popleft())
-        due = 0 if self.waiting else store.next_deadline()
-        if due >= 0 and self.turn_at < 0:
-            self.turn_at = max(due, self.now)
-            self.push(self.turn_at - self.now + int(self.random.random() * 100 * US), self.turn, self.turn_at)
+        self.wake(0 if self.waiting else store.next_deadline())
 
     def tick(self) -> None:
         self.store.tick(self.now)
@@ -302,9 +301,7 @@ class World:
             if not link.pulling:
                 link.pulling = True
                 self.waiting.append(link)
-                if self.turn_at < 0:
-                    self.turn_at = self.now
-                    self.push(int(self.random.random() * 100 * US), self.turn, self.turn_at)
+                self.wake(0)
         elif session.closing:
             if link.ended:
                 self.lost(link)
