@@ -106,6 +106,10 @@ soak: setup
 model:
 	$(PYTHON) tools/model.py $(ARGS)
 
+asan:
+	CFLAGS='-fsanitize=address,undefined -fno-sanitize-recover=undefined' $(MAKE) setup COUNTERD_BUILD=debug VENV=.venv-asan
+	sh tools/asan.sh .venv-asan/bin/python build/asan $(ARGS)
+
 clean:
 	rm -rf .venv .venv-* build dist src/*.egg-info .coverage .hypothesis .benchmarks .*_cache
 	find src -name '*.c' -delete
