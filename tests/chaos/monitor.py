@@ -7,6 +7,7 @@ import threading
 import time
 from typing import NamedTuple
 
+from chaos.world import LONG_S
 from counterd.protocols.counter import wire
 from counterd.protocols.throttr import wire as throttr_wire
 
@@ -32,6 +33,7 @@ class Monitor:
     def __init__(self, address: str) -> None:
         self.error: BaseException | None = None
         self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(LONG_S)  # one that hangs is a violation, not a run without an end
         self._socket.connect(address)
         self.samples = [self._sample()]  # so it is let in before anything happens
         self._stopping = threading.Event()

@@ -7,6 +7,7 @@ import itertools
 import random
 import re
 import shutil
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -199,7 +200,7 @@ def run(seed: str, seconds: float, round_s: float, say: Callable[[str], None]) -
             finally:
                 chaos.end()
                 (directory / "log").write_text("\n".join(place.counterd.log))
-    except AssertionError:  # it did not end as it should
+    except (AssertionError, subprocess.TimeoutExpired):  # it did not end as it should, or not at all
         if chaos is None:
             raise
         counterd = chaos.world.counterd
