@@ -64,8 +64,12 @@ class Worker:
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
 
-    def has_left(self) -> bool:
+    def claim_alive(self) -> None:
+        """It ends when it is killed, and never by itself."""
         assert self.process.poll() is None, f"client process {self.number} ended with {self.process.returncode}"
+
+    def has_left(self) -> bool:
+        self.claim_alive()
         return ["left"] in list(self.said)
 
     def _read(self) -> None:
@@ -116,6 +120,7 @@ class Crew:
 
     def replace(self, slot: int) -> None:
         """Kills one, and has another begin."""
+        self.workers[slot].claim_alive()
         self.workers[slot].kill()
         self.gone.append(self.workers[slot])
         self.workers[slot] = self._start(slot)
@@ -123,6 +128,7 @@ class Crew:
 
     def leave(self, dying: int) -> None:
         """All do, one of them without a word."""
+        self.workers[dying].claim_alive()
         self.workers[dying].kill()
         leaving = [worker for worker in self.workers if worker.killed_ns is None]
         for worker in leaving:

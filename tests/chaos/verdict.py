@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MONITOR = 0  # the number of the client that runs Dump
 CONFIGURATIONS_MAX = 100_000
-OK, NOT_FOUND = (0, 0), (1, None)
+NOT_FOUND = (1, None)
 
 
 class Verdict(NamedTuple):
