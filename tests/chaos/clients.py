@@ -1,9 +1,10 @@
 """The process of a few clients, of which chaos starts many: each a connection, with what it asks and is told on record.
 
 It is told what to do in lines of JSON on its standard input: ["round", number, directory], ["do", kind, which],
-["leave"]; and says ["left"] when all its connections have gone, ["lost", client, why] of one that ended and nobody
-ended it, ["wrong", client, what] of what no server may say. What it asks comes from the seed, the round and its number
-alone. It records before it sends, so that a history is true whenever the process is killed.
+["leave"]; and says ["left"] when all its connections have gone, ["did", client, kind] of what was to be done and could
+be, ["lost", client, why] of one that ended and nobody ended it, ["wrong", client, what] of what no server may say. What
+it asks comes from the seed, the round and its number alone. It records before it sends, so that a history is true
+whenever the process is killed.
 """
 
 from __future__ import annotations
@@ -347,6 +348,7 @@ class Worker:
         connection = self.connections[which % CONNECTIONS]
         if connection is None or connection.fresh or connection.closing or connection.deaf_until_s:
             return
+        say("did", connection.client, kind)
         self.guarded(connection, getattr(connection, kind))
 
     def leave(self) -> None:

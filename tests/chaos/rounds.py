@@ -28,6 +28,7 @@ FAULTS_PER_S = 4
 # round has more output waiting at once than another. What is seen is a tenth of it, and does not grow with the rounds.
 MEMORY_MORE = 8 << 20
 BROKEN = (AssertionError, OSError, EOFError, CounterdError)  # what a round ends with if the daemon does
+BY_CLIENTS = faults.BY_CLIENT | faults.BY_FAR_CLIENT  # who count what they could play of them
 STILL_S = 30.0  # longer than any patience of the daemon's: what has not changed for so long does not change
 
 
@@ -116,7 +117,8 @@ class Chaos:
         self.violations += [f"seed {self.seed}, round {number}: {text}" for text in found]
         self.operations += judged.operations
         self.undecided += judged.undecided
-        self.faults.update(fault.kind for fault in plan)
+        self.faults.update(fault.kind for fault in plan if fault.kind not in BY_CLIENTS)
+        self.faults.update(line[2] for worker in workers.values() for line in worker.said if line[0] == "did")
         self.rounds += 1
         if not found:
             shutil.rmtree(directory)

@@ -26,7 +26,8 @@ def test_no_promise_is_broken() -> None:
     assert figures.violations == [], "\n".join([*said, *figures.violations])
     assert figures.rounds == 2
     assert figures.operations > 0
-    assert set(figures.faults) >= {*faults.BY_CLIENT, *faults.BY_DRIVER}
+    assert set(figures.faults) >= set(faults.BY_DRIVER)
+    assert set(figures.faults) & set(faults.BY_CLIENT)  # which of them find somebody to play them, time decides
 
 
 def test_a_seed_is_a_schedule() -> None:
