@@ -40,6 +40,7 @@ class Figures(NamedTuple):
     rounds: int
     operations: int
     faults: collections.Counter[str]
+    names: int
     undecided: int
     violations: list[str]
     missing: list[str]
@@ -48,7 +49,8 @@ class Figures(NamedTuple):
     def __str__(self) -> str:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in self.faults.most_common())
         return (
-            f"chaos: {self.seconds:,.0f} s, {self.rounds:,} rounds, {self.operations:,} operations, "
+            f"chaos: {self.seconds:,.0f} s, {self.rounds:,} rounds, "
+            f"{self.operations:,} operations, {self.names:,} names checked, "
             f"{self.faults.total():,} faults ({kinds}), {len(self.violations)} violations"
             + (f", {self.undecided} undecided" if self.undecided else "")
             + (f" ({'; '.join(self.missing)})" if self.missing else "")
@@ -72,7 +74,7 @@ class Chaos:
         self.round_s = round_s
         self.say = say
         self.faults: collections.Counter[str] = collections.Counter()
-        self.operations = self.undecided = self.rounds = 0
+        self.operations = self.names = self.undecided = self.rounds = 0
         self.violations: list[str] = []
         slots = [slot for slot in map(Slot._make, SLOTS) if slot in place.addresses]
         self.crew = Crew(place, seed, slots)
@@ -116,6 +118,7 @@ class Chaos:
         found += judged.violations
         self.violations += [f"seed {self.seed}, round {number}: {text}" for text in found]
         self.operations += judged.operations
+        self.names += judged.names
         self.undecided += judged.undecided
         self.faults.update(fault.kind for fault in plan if fault.kind not in BY_CLIENTS)
         self.faults.update(line[2] for worker in workers.values() for line in worker.said if line[0] == "did")
@@ -212,6 +215,6 @@ def run(seed: str, seconds: float, round_s: float, say: Callable[[str], None]) -
     if not chaos.violations:
         shutil.rmtree(directory)
     return Figures(
-        seed, time.monotonic() - begun, chaos.rounds, chaos.operations, chaos.faults, chaos.undecided,
-        chaos.violations, place.missing, directory if chaos.violations else None,
+        seed, time.monotonic() - begun, chaos.rounds, chaos.operations, chaos.faults,
+        chaos.names, chaos.undecided, chaos.violations, place.missing, directory if chaos.violations else None,
     )  # fmt: skip

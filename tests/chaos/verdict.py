@@ -26,10 +26,11 @@ NOT_FOUND = (1, None)
 
 
 class Verdict(NamedTuple):
-    """violations: for people. undecided: names that the checker gave up."""
+    """violations: for people. names: whose histories were checked; undecided: those of them that were given up."""
 
     operations: int
     violations: list[str]
+    names: int
     undecided: int
 
 
@@ -58,7 +59,7 @@ def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: 
     """Everything of a round. samples: by room."""
     recorded = load(paths)
     violations = [f"client {line[1]}: {line[0]}: {line[2]}" for line in complaints(ends)]
-    undecided = 0
+    names = undecided = 0
     models = {"counter": counter.CounterModel(), "throttr": throttr.ThrottrModel(memory=ends.memory_was_short)}
     for room, model in models.items():
         by_client: dict[int, list[Operation]] = collections.defaultdict(list)
@@ -80,10 +81,11 @@ def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: 
             ]
         if room == "counter":
             history += seen(history, samples[room])
-        found, given_up = checked(history, model)
+        found, count, given_up = checked(history, model)
         violations += [f"{room}: {text}" for text in found]
+        names += count
         undecided += given_up
-    return Verdict(sum(operation.ended is not None for operation in recorded), violations, undecided)
+    return Verdict(sum(operation.ended is not None for operation in recorded), violations, names, undecided)
 
 
 def complaints(ends: Ends) -> Iterable[list[Any]]:
@@ -133,8 +135,8 @@ def seen(history: Iterable[Operation], samples: Iterable[Sample]) -> Iterable[Op
             yield Operation(MONITOR, counter.Get(name), sample.asked_ns, sample.ended_ns, answer)
 
 
-def checked(history: Iterable[Operation], model: Any) -> tuple[list[str], int]:
-    """Each name by itself, so that of one that is too hard not all is lost."""
+def checked(history: Iterable[Operation], model: Any) -> tuple[list[str], int, int]:
+    """Violations, how many names, and how many undecided: each by itself, so that of one too hard not all is lost."""
     closings = {operation.client: operation for operation in history if isinstance(operation.call, Closed)}
     by_name: dict[Any, list[Operation]] = collections.defaultdict(list)
     for operation in history:
@@ -152,4 +154,4 @@ def checked(history: Iterable[Operation], model: Any) -> tuple[list[str], int]:
             continue
         if violation is not None:
             violations.append(str(violation))
-    return violations, undecided
+    return violations, len(by_name), undecided
