@@ -22,7 +22,7 @@ SETTINGS = settings_for(ROOMS)
 OVERRIDES_MAX = 4
 # Stands for a token: wherever it is shown it was one.
 SECRET = "S3CRET"
-TOKEN_LINE = re.compile(rb"\s*admin\.token[\s=]")
+TOKEN_LINE = re.compile(r"\s*admin\.token[\s=]")
 
 TOKENS = [
     *(key.encode() for key in (*SETTINGS, *YRMCDS_NAMES)),
@@ -55,24 +55,24 @@ def read(content: bytes, overrides: list[str]) -> Config | None:
     try:
         config = load(path, overrides, ROOMS)
     except ConfigError as error:
-        check_problems(error, content)
+        check_problems(error, content, overrides)
         return None
     assert config.values.keys() == config.origins.keys() == SETTINGS.keys()
     assert all(isinstance(warning, str) for warning in config.warnings)
     return config
 
 
-def check_problems(error: ConfigError, content: bytes) -> None:
-    lines = content.count(b"\n") + 1
+def check_problems(error: ConfigError, content: bytes, overrides: list[str]) -> None:
+    lines = os.fsdecode(content).split("\n")
     assert error.problems
     assert str(error) == "\n".join(error.problems)
     for problem in error.problems:
         assert problem.isprintable()
         told = re.match(rf"{re.escape(str(FILE.path))}(?::([0-9]+))?: .|--set.*: .", problem)
         assert told, problem
-        assert not told[1] or 1 <= int(told[1]) <= lines, problem
-        number = int(told[1] or 0)
-        assert SECRET not in problem or not number or not TOKEN_LINE.match(content.split(b"\n")[number - 1]), problem
+        assert not told[1] or 1 <= int(told[1]) <= len(lines), problem
+        of = [lines[int(told[1]) - 1]] if told[1] else overrides
+        assert SECRET not in problem or any(SECRET in line and not TOKEN_LINE.match(line) for line in of), problem
 
 
 def written(values: dict[str, Any]) -> bytes:
@@ -89,9 +89,10 @@ def as_text(key: str, value: Any) -> str:
 
 
 def one_input(data: bytes) -> None:
-    content, *rest = data.split(b"\0", OVERRIDES_MAX)
+    content, *overrides = data.split(b"\0", OVERRIDES_MAX)
+    rest = [os.fsdecode(override) for override in overrides]
     plain = read(content, [])
-    config = read(content, [os.fsdecode(override) for override in rest]) if rest else plain
+    config = read(content, rest) if rest else plain
     if config is None:
         return
     again = read(written(dict(config.values)), [])
@@ -103,6 +104,6 @@ def one_input(data: bytes) -> None:
         try:
             both = merged(plain, config, fixed, ROOMS)
         except ConfigError as error:
-            check_problems(error, content)
+            check_problems(error, content, rest)
         else:
             assert changed(plain, both, SETTINGS) == (live, [])
