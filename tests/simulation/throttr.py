@@ -104,7 +104,7 @@ class ThrottrWorld(World):
         self.published = 0
         self.full = 0
         self.checked = 0
-        self.seen: dict[tuple[int, int], int] = {}
+        self.seen: dict[tuple[int, int], int] = {}  # answers by opcode and status
         return ThrottrStore(
             buckets=2 * places, holdings=4 * places, name_memory=self.memory,
             hash_key=draw.getrandbits(128).to_bytes(16, "little"), extra=region_extra(bits, 2 * places, 4 * places),
@@ -406,6 +406,8 @@ class ThrottrWorld(World):
                 raise Violation("events", f"{request} was answered {status}, by one that is subscribed")
         elif opcode == SUBSCRIBE:
             if status:
+                if place is not None and place[0] == SUBSCRIBED_MAX:
+                    raise Violation("events", f"{request} was granted to one that is subscribed {place[0]} times")
                 self.enter(books, channel)
             elif place is None or place[0] < SUBSCRIBED_MAX:
                 self.full += 1
