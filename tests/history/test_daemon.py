@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from counterd.protocols.counter import wire
 from daemon import Daemon, running
+from functional.peers import ask
 from history import Closed, Recorder, check, load
 from history.counter import CounterModel, Release
 from history.crowd import counter_calls
@@ -23,19 +24,17 @@ CALLS = 60
 def call(daemon: Daemon, path: Path, client: int) -> None:
     """Makes calls, and cuts the connection with one under way."""
     rng, choose = Random(client), counter_calls(names=2)
-    parser = wire.ResponseParser()
     with Recorder(path, client) as recorder, contextlib.closing(daemon.connect()) as connected:
         for left in reversed(range(CALLS)):
             request = choose(rng)
             token = recorder.start(request)
-            connected.sendall(getattr(wire, type(request).__name__.lower())(0, *request))
+            data = getattr(wire, type(request).__name__.lower())(0, *request)
             if not left:
+                connected.sendall(data)
                 break
-            responses: list[wire.Response] = []
-            while not responses:
-                responses = parser.feed(connected.recv(4096))
-            tells = responses[0].status == 0 and not isinstance(request, Release)
-            recorder.end(token, (responses[0].status, wire.decode_consumption(responses[0].body) if tells else None))
+            response = ask(connected, data)
+            tells = response.status == 0 and not isinstance(request, Release)
+            recorder.end(token, (response.status, wire.decode_consumption(response.body) if tells else None))
         recorder.closing()
 
 
