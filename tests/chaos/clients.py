@@ -1,10 +1,10 @@
 """The process of a few clients, of which chaos starts many: each a connection, with what it asks and is told on record.
 
 It is told what to do in lines of JSON on its standard input: ["round", number, directory], ["do", kind, which],
-["leave"]; and says ["left"] when all its connections have gone, ["did", client, kind] of what was to be done and could
-be, ["lost", client, why] of one that ended and nobody ended it, ["wrong", client, what] of what no server may say. What
-it asks comes from the seed, the round and its number alone. It records before it sends, so that a history is true
-whenever the process is killed.
+["greet"], ["leave"]; and says ["greeted"] when one more connection was let in, ["left"] when all have gone, ["did",
+client, kind] of what was to be done and could be, ["lost", client, why] of one that ended and nobody ended it,
+["wrong", client, what] of what no server may say. What it asks comes from the seed, the round and its number alone.
+It records before it sends, so that a history is true whenever the process is killed.
 """
 
 from __future__ import annotations
@@ -155,6 +155,7 @@ class Connection:
             if not self.room.is_welcome(told):
                 self.end()
                 raise Ended("turned away")
+            self.worker.let_in(self)
 
     def _try(self, call: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -245,6 +246,7 @@ class Worker:
         self.path = Path()
         self.clients = 0
         self.leaving = False
+        self.greeting = False
         self.make_room: Callable[[int], Room] = NotImplemented
         self._told = b""
 
@@ -332,6 +334,11 @@ class Worker:
         if not connection.deaf_until_s:
             self.selector.register(connection.socket, selectors.EVENT_READ, connection)
 
+    def let_in(self, connection: Connection) -> None:
+        if self.greeting and connection is self.connections[0]:
+            self.greeting = False
+            say("greeted")
+
     # ---- what it is told ----
 
     def round(self, number: int, directory: str) -> None:
@@ -339,7 +346,7 @@ class Worker:
         chance = random.Random(f"{self.plan.seed} {number} {self.plan.slot} {self.plan.number}")
         self.make_room = functools.partial(rooms.ROOMS[self.plan.room], chance, number)
         self.connections = [None] * CONNECTIONS
-        self.leaving = False
+        self.leaving = self.greeting = False
 
     def do(self, kind: str, which: int) -> None:
         """A fault of a client's own. Of none if that one is not there, or about to go."""
@@ -350,6 +357,15 @@ class Worker:
             return
         say("did", connection.client, kind)
         self.guarded(connection, getattr(connection, kind))
+
+    def greet(self) -> None:
+        """Connects anew in the first place, now, or when the one that is there has got what it is owed."""
+        self.greeting = True
+        connection = self.connections[0]
+        if connection is not None and connection.fresh:
+            self.bury(connection, "connects again")
+        elif connection is not None and not connection.closing:
+            self.guarded(connection, connection.reset)
 
     def leave(self) -> None:
         self.leaving = True

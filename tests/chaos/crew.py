@@ -68,9 +68,9 @@ class Worker:
         """It ends when it is killed, and never by itself."""
         assert self.process.poll() is None, f"client process {self.number} ended with {self.process.returncode}"
 
-    def has_left(self) -> bool:
+    def has_said(self, word: str) -> bool:
         self.claim_alive()
-        return ["left"] in list(self.said)
+        return [word] in list(self.said)
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -126,6 +126,13 @@ class Crew:
         self.workers[slot] = self._start(slot)
         self.workers[slot].tell(*self._round)
 
+    def greet(self) -> None:
+        """Each has one more connection let in: the daemon is as open as at first, at all of its addresses."""
+        for worker in self.workers:
+            worker.tell("greet")
+        for worker in self.workers:
+            wait_for(worker, "greeted")
+
     def leave(self, dying: int) -> None:
         """All do, one of them without a word."""
         self.workers[dying].claim_alive()
@@ -134,7 +141,7 @@ class Crew:
         for worker in leaving:
             worker.tell("leave")
         for worker in leaving:
-            daemon.wait_until(worker.has_left, f"client process {worker.number} has left", LONG_S)
+            wait_for(worker, "left")
 
     def end(self) -> None:
         for worker in self.workers:
@@ -146,6 +153,11 @@ class Crew:
         plan = Plan(slot.room, self.world.addresses[slot], self.seed, place, self._count)
         words = self.world.words(slot.place)
         return Worker(self._count, slot, [*words, sys.executable, str(CLIENTS), json.dumps(plan._asdict())])
+
+
+def wait_for(worker: Worker, word: str) -> None:
+    what = f"client process {worker.number}, {worker.slot.room} {worker.slot.place}, has {word}"
+    daemon.wait_until(lambda: worker.has_said(word), what, LONG_S)
 
 
 def worker_of(client: int) -> int:

@@ -99,6 +99,7 @@ class Chaos:
             driver.play(plan, self.round_s)
         finally:
             driver.heal()
+        self.crew.greet()
         moments = [time.monotonic()]
         self.crew.leave(dying=random.Random(f"{self.seed} {number} dying").randrange(slots))
         moments.append(time.monotonic())

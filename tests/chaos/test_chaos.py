@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from chaos import clients, faults, rooms, rounds, verdict
 from chaos.crew import Slot
 from chaos.monitor import Sample
 from history import Operation, Recorder, counter
+from machine import installed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,6 +24,9 @@ WEIGHTS = {**faults.BY_CLIENT, **faults.BY_DRIVER, **faults.BY_LINK, **faults.BY
 def test_no_promise_is_broken() -> None:
     """In two rounds, of which the first has each kind of fault that this machine can have."""
     said: list[str] = []
+    if os.environ.get("CI"):  # where no kind of fault is to be missing because a package is
+        for program, package in (("ip", "iproute2"), ("tc", "iproute2"), ("faketime", "faketime")):
+            installed(program, package)
     figures = rounds.run("1", 0.0, 2.0, said.append)
     assert figures.violations == [], "\n".join([*said, *figures.violations])
     assert figures.rounds == 2

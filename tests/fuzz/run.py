@@ -141,22 +141,26 @@ def fuzz_all(targets: list[str], seconds: int, jobs: int) -> bool:
         for path in finds(target):
             path.unlink()
     ended: list[str] = []
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            running.append(start(waiting.pop(0), seconds))
-        time.sleep(0.5)
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                running.append(start(waiting.pop(0), seconds))
+            time.sleep(0.5)
+            for run in running:
+                if not run.ended() and time.monotonic() - run.shown > PROGRESS_S:
+                    run.shown = time.monotonic()
+                    print(run.figures(), flush=True)
+            for run in [run for run in running if run.status is not None]:
+                running.remove(run)
+                found = finds(run.target)
+                sound = sound and not found and run.status == 0
+                ended.append(f"{run.figures()}, {run.cpu_s:,.0f} s of CPU, finds: {len(found)}")
+                if found or run.status:
+                    print(run.log.read_text(errors="replace")[-6000:])
+                    ended += [f"    {path}: {sys.executable} {__file__} --input {path} {run.target}" for path in found]
+    finally:
         for run in running:
-            if not run.ended() and time.monotonic() - run.shown > PROGRESS_S:
-                run.shown = time.monotonic()
-                print(run.figures(), flush=True)
-        for run in [run for run in running if run.status is not None]:
-            running.remove(run)
-            found = finds(run.target)
-            sound = sound and not found and run.status == 0
-            ended.append(f"{run.figures()}, {run.cpu_s:,.0f} s of CPU, finds: {len(found)}")
-            if found or run.status:
-                print(run.log.read_text(errors="replace")[-6000:])
-                ended += [f"    {path}: {sys.executable} {__file__} --input {path} {run.target}" for path in found]
+            run.process.kill()
     print("\n".join(ended))
     return sound
 

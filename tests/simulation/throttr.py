@@ -11,24 +11,39 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from conformance.throttr.dialect import UNIT_NS
-from conformance.throttr.replies import LIST, STATS, read_listing
+from conformance.throttr.replies import INFO, LIST, STATS, read_listing
 from counterd.protocols.throttr._room import ThrottrSession
 from counterd.protocols.throttr._store import KEY_BYTES, ThrottrStore, region_extra
+from property.throttr_model import (
+    DECREASE,
+    END_NS,
+    EVENT,
+    GET,
+    INCREASE,
+    INSERT,
+    PATCH,
+    PUBLISH,
+    PURGE,
+    QUERY,
+    QUOTA,
+    SET,
+    STAT,
+    SUBSCRIBE,
+    SUBSCRIBED_MAX,
+    TTL,
+    UNSUBSCRIBE,
+    UPDATE,
+    WHEEL_NS,
+    WHOAMI,
+)
 from simulation.world import SECOND, Violation, World
 
 if TYPE_CHECKING:
     from simulation.world import Link
 
-INSERT, QUERY, UPDATE, PURGE, SET, GET, INFO, STAT = 0x01, 0x02, 0x03, 0x04, 0x05, 0x06, 0x08, 0x09
-SUBSCRIBE, UNSUBSCRIBE, PUBLISH, WHOAMI, EVENT = 0x11, 0x12, 0x13, 0x18, 0x19
-QUOTA, TTL = 0, 1
-PATCH, INCREASE, DECREASE = 0, 1, 2
-TICK_NS = 1 << 20  # of the wheel: for so long a key may be kept after it has gone
-FOREVER = (1 << 63) - 1 - 3600 * SECOND
 INLINE, PREFIX, BLOCK, PAYLOAD = 24, 16, 64, 60  # bytes of a key: in its record, of longer ones, and in a block
 CHANNEL_INLINE, CHANNEL_PREFIX = 36, 28
 LEAD = 4  # bytes of a value's first block
-SUBSCRIBED_MAX = 16
 SUBSCRIPTION_BLOCKS = 3
 INFO_SIZE, STAT_SIZE, ID_SIZE = 433, 33, 17
 FAILED, DONE = 0, 1
@@ -308,7 +323,7 @@ class ThrottrWorld(World):
     def judge_made(self, request: Any, key: Key | None, status: int) -> None:
         """INSERT and SET."""
         _, opcode, name, number, kind, ttl, value = request
-        ends = min(FOREVER, self.now + ttl * UNIT_NS.get(kind, SECOND))
+        ends = min(END_NS, self.now + ttl * UNIT_NS.get(kind, SECOND))
         if key is not None:
             if opcode == INSERT or key.value is None:
                 expected = FAILED
@@ -356,9 +371,9 @@ class ThrottrWorld(World):
         elif attribute == TTL:
             unit = UNIT_NS.get(key.type, SECOND)
             if change == PATCH:
-                key.ends = min(FOREVER, self.now + number * unit)
+                key.ends = min(END_NS, self.now + number * unit)
             elif change == INCREASE:
-                key.ends = min(FOREVER, key.ends + number * unit)
+                key.ends = min(END_NS, key.ends + number * unit)
             elif change == DECREASE:
                 key.ends = max(0, key.ends - number * unit)
             key.due = key.ends + self.grace
@@ -455,11 +470,11 @@ class ThrottrWorld(World):
         keys = self.keys
         kept = self.store.snapshot()["keys"]
         if due == -1 or due > self.now:  # the wheel has come past what was due by then
-            late = self.now - TICK_NS
+            late = self.now - WHEEL_NS
             for name in [name for name, key in keys.items() if key.due <= late]:
                 del keys[name]
         living = [key.due for key in keys.values() if key.due > self.now]
-        if living and (due == -1 or due > min(living) + TICK_NS):
+        if living and (due == -1 or due > min(living) + WHEEL_NS):
             raise Violation("deadline", f"a key is due at {min(living)}, and the next moment is {due}")
         if not len(living) <= kept <= len(keys):
             raise Violation("expiry", f"{kept} keys are kept, {len(living)} live, {len(keys) - len(living)} just ended")
@@ -487,7 +502,7 @@ class ThrottrWorld(World):
         left = {key: figures[key] for key in ("subscriptions", "channels", "curr_connections")}
         if any(left.values()):
             raise Violation("empty", f"everybody has gone, and there is {left}")
-        self.now += self.random.choice((TICK_NS, SECOND, 100 * SECOND)) + self.grace
+        self.now += self.random.choice((WHEEL_NS, SECOND, 100 * SECOND)) + self.grace
         bound = len(self.keys) + 512
         while 0 <= store.next_deadline() <= self.now:
             self.tick()
@@ -506,7 +521,7 @@ class ThrottrWorld(World):
                 self.step("receive", None)
         session.closed(self.now)
         self.step("closed", None)
-        self.now += self.grace + TICK_NS
+        self.now += self.grace + WHEEL_NS
         self.keys = {}
         while 0 <= store.next_deadline() <= self.now:
             self.tick()
