@@ -19,7 +19,6 @@ ELSEWHERE = {
     "admin/__main__.py": "is a process: tests/functional/test_admin.py",
     "__main__.py": "one call; tests/daemon.py starts every daemon through it",
     "byteorder.pxd": "inlined everywhere; tests/unit/protocols/counter/test_room.py compares byte by byte",
-    "_table.pxd": "inlined in _core: tests/unit/test_core.py, and with records of other sizes by the other rooms",
     "_audit.pxd": "part of _core: tests/unit/test_core.py calls it after every step",
     "debug.pxd": "switches assertions on in the debug build, which runs all tests",
     "bench/_load.pyx": "is a process: tests/functional/test_counterbench.py, test_counterbench_faults.py beside it",

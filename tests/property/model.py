@@ -20,9 +20,9 @@ from counterd.protocols.counter import wire
 from counterd.protocols.counter._room import CounterStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    from counterd._core import Session
+    from counterd._core import Session, Store
 
 KEY = bytes(range(16))
 
@@ -620,3 +620,19 @@ def settle(store: CounterStore, now_ns: int = 0) -> int:
         store.tick(now_ns)
         store.audit()
     raise AssertionError("it is always due")
+
+
+def figures(store: Store, *names: str) -> list[int]:
+    snapshot = store.snapshot()
+    return [snapshot[name] for name in names]
+
+
+def acquire_all(client: Client, names: Iterable[bytes]) -> None:
+    """Acquires one of each, in one piece."""
+    responses = client.responses(b"".join(wire.acquire(0, name, 1, 9) for name in names))
+    assert {response.status for response in responses} <= {OK}
+
+
+def release_all(client: Client, names: Iterable[bytes]) -> None:
+    responses = client.responses(b"".join(wire.release(0, name, 1) for name in names))
+    assert {response.status for response in responses} <= {OK}
