@@ -40,7 +40,6 @@ ELSEWHERE = {
     "protocols/throttr/__init__.py": "a declaration: tests/unit/control/test_config.py reads files with it",
     "protocols/throttr/_keys.pxd": "inlined in _store and _room: tests/property/test_throttr_model.py, with audits",
     "protocols/throttr/_listing.pyx": "a part of the session: tests/unit/protocols/throttr/test_room.py",
-    "protocols/throttr/_store.pyx": "a part of the room: tests/unit/protocols/throttr/test_room.py",
     "protocols/counter/__init__.py": "a declaration: tests/unit/control/test_config.py reads files with it",
 }
 

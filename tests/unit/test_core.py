@@ -98,7 +98,7 @@ def test_a_store_that_cannot_be_mapped_is_a_memory_error() -> None:
 
 
 def test_the_largest_store_costs_nothing_before_it_is_used() -> None:
-    client = Client(make_store(1 << 29, 1 << 30, name_memory=1 << 37))
+    client = Client(make_store(1 << 29, 1 << 30, name_memory=0xFFFFFFFF * 64 - 1))
     assert client.session.receive(wire.acquire(1, b"a" * 100, 1, 1), 0)[2] == OK
     assert figures(client.store, "records", "holdings", "name_memory") == [1, 1, 128]
 

@@ -11,6 +11,7 @@ import pytest
 from counterd.protocols.counter import wire
 from counterd.protocols.counter._room import CounterSession, CounterStore
 from counterd.protocols.throttr._room import open_store
+from counterd.protocols.throttr.wire import Attribute, Change, Encoder, TTLType, ValueSize
 from property.model import KEY, NO_MEMORY, Client, frames_of, make_store
 from unit.net.fakes import FakeClock, Net, nets
 
@@ -24,6 +25,7 @@ NOOP = wire.noop(1)
 REPLY = wire.frame(0, 1, magic=0x91)
 HOLD = wire.acquire(1, b"held", 1, 9)
 BROKEN = b"\x55" * 12
+ENCODER = Encoder(ValueSize.UINT32)
 LINGER_BYTES = 1 << 20
 
 
@@ -141,6 +143,25 @@ def subscribed(peer: Peer) -> Peer:
     peer.send(b"\x11\x01c")
     assert peer.recv() == b"\x01"
     return peer
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        ENCODER.update(b"counter", Attribute.TTL, Change.PATCH, 1),
+        ENCODER.set(b"buffer", b"", 1),
+        ENCODER.set(b"other", b"", 1),
+        ENCODER.insert(b"other", 0, 1),
+    ],
+)
+def test_what_expires_before_all_else_is_waited_for(channels: Net, request_: bytes) -> None:
+    peer = channels.connect()
+    peer.send(bytes(ENCODER.insert(b"counter", 0, 10_000, TTLType.HOURS)))
+    peer.send(bytes(ENCODER.set(b"buffer", b"", 10_000, TTLType.HOURS)))
+    (later,) = channels.loop.live_timers()
+    peer.send(bytes(request_))
+    (sooner,) = channels.loop.live_timers()
+    assert sooner < later
 
 
 def test_what_is_posted_is_written_once_and_ahead_of_later_replies(channels: Net) -> None:

@@ -447,12 +447,23 @@ def test_a_flood_is_worked_off_in_turns_and_does_not_hold_up_others(client: Clie
     assert client.session.receive(NOOP * 100, 0) == NOOP_REPLY * 100
 
 
-def test_who_asks_much_after_a_while_does_not_wait_for_what_others_asked_before(client: Client) -> None:
+@pytest.mark.parametrize(("passed_ns", "waits"), [(0, True), (999_999, True), (1_000_000, False)])
+def test_who_asks_much_a_while_after_others_does_not_wait(client: Client, passed_ns: int, waits: bool) -> None:
     """Time fills the budget too: without a flood nobody takes turns."""
+    start_ns = 1_000_000_000
     for _ in range(1000):
-        assert client.session.receive(NOOP * 100, 0) == NOOP_REPLY * 100
-    assert client.session.receive(NOOP * 1000, 0) != NOOP_REPLY * 1000
-    assert Client(client.store).session.receive(NOOP * 1000, 1_000_000_000) == NOOP_REPLY * 1000
+        assert client.session.receive(NOOP * 100, start_ns) == NOOP_REPLY * 100
+    assert client.session.receive(NOOP * 1000, start_ns) != NOOP_REPLY * 1000
+    other = Client(client.store).session
+    assert (other.receive(NOOP * 1000, start_ns + passed_ns) != NOOP_REPLY * 1000) == waits
+
+
+def test_requests_are_counted_once_however_often_they_wait(client: Client) -> None:
+    Client(client.store).session.receive(NOOP * 50_000, 0)
+    assert client.session.receive(NOOP * 3 + wire.stats(1), 0) == NOOP_REPLY * 3
+    assert client.session.requests == 3
+    assert client.session.take_output(0) != b""
+    assert client.session.requests == 4
 
 
 def test_many_costly_requests_at_once_have_to_wait() -> None:

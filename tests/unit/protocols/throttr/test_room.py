@@ -1,163 +1,26 @@
-"""The throttr room: long replies in pieces, events and who gets them when, memory, time. Each request's reply, byte by
-byte, is in tests/conformance/throttr."""
+"""The throttr room: long replies in pieces, events and who gets them when. Each request's reply, byte by byte, is in
+tests/conformance/throttr."""
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from counterd.protocols.throttr._room import open_store
-from counterd.protocols.throttr.wire import Change, Encoder, Event, Parser, Reply, Request, TTLType, ValueSize
+from counterd.protocols.throttr.wire import Event, Reply, Request, TTLType
+from unit.protocols.throttr.rooms import (
+    SECOND,
+    Connection,
+    Room,
+    fill,
+    key,
+    own_channel,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-
-T = TypeVar("T")
-
-SECOND = 1_000_000_000
-MINUTE = 60 * SECOND
-START = 1000 * MINUTE
-UNIX = 1_700_000_000 * SECOND
-TURNS_MAX = 10_000
-TICK = 1 << 20  # of the wheel: what has expired is counted no later
-KEY_COST, BLOCK = 112, 64
-
-
-class Room:
-    """A store, driven as net would: what is due is done, and whoever has more is asked again."""
-
-    def __init__(self, **options: Any) -> None:
-        settings = {
-            "value_size": 2,
-            "memory_limit": 64 << 20,
-            "max_message": 1 << 20,
-            "max_queued": 1 << 20,
-            "expiry_grace_ns": 0,
-            "hash_key": bytes(range(16)),
-        } | options
-        self.encoder = Encoder(ValueSize(settings["value_size"]))
-        self.store = open_store(**settings)
-        self.now = START
-        self.store.set_wall(UNIX, START)
-        self.connections: dict[Any, Connection] = {}
-
-    def connect(self) -> Connection:
-        connection = Connection(self)
-        self.connections[connection.session] = connection
-        return connection
-
-    def turn(self) -> bool:
-        """One turn of the driver; whether there was anything to do."""
-        due = self.store.next_deadline()
-        busy = 0 <= due <= self.now
-        if busy:
-            self.store.tick(self.now)
-        for session in self.store.take_dirty():
-            busy = True
-            if session in self.connections:
-                self.connections[session].pull()
-        for connection in list(self.connections.values()):
-            busy = busy or (connection.session.more and not connection.deaf)
-            connection.pull()
-        return busy
-
-    def settle(self) -> None:
-        for _ in range(TURNS_MAX):
-            if not self.turn():
-                return
-        raise AssertionError("it never comes to its end")
-
-
-class Connection:
-    """One of its sessions, and what it was sent. deaf: its peer takes nothing."""
-
-    def __init__(self, room: Room) -> None:
-        self.room = room
-        self.session = room.store.session(room.now)
-        self.parser = Parser(room.encoder.size)
-        self.received: list[Reply | Event] = []
-        self.deaf = False
-
-    def send(self, *requests: Request[Any]) -> None:
-        for request in requests:
-            self.parser.expect(request)
-        self.take(self.session.receive(b"".join(requests), self.room.now))
-
-    def take(self, output: bytes) -> None:
-        self.received += self.parser.feed(output)
-
-    def pull(self) -> None:
-        if self.deaf:
-            self.session.wait()
-        else:
-            self.take(self.session.take_output(self.room.now))
-
-    def events(self) -> list[bytes]:
-        """The payloads of those that came since the last call."""
-        payloads = [got.payload for got in self.received if isinstance(got, Event)]
-        self.received = [got for got in self.received if not isinstance(got, Event)]
-        return payloads
-
-    def ask(self, request: Request[T]) -> T:
-        """Sends it and returns what its reply tells. Replies that came before are forgotten."""
-        self.received = [got for got in self.received if isinstance(got, Event)]
-        self.send(request)
-        self.room.settle()
-        (reply,) = (got for got in self.received if isinstance(got, Reply))
-        self.received.remove(reply)
-        return reply.result
-
-    def close(self) -> None:
-        del self.room.connections[self.session]
-        self.session.closed(self.room.now)
-
-
-@pytest.fixture
-def make_room() -> Iterator[Callable[..., Room]]:
-    """Makes rooms, which are audited in the end."""
-    rooms: list[Room] = []
-
-    def made(**options: Any) -> Room:
-        rooms.append(Room(**options))
-        return rooms[-1]
-
-    yield made
-    for room in rooms:
-        room.settle()
-        room.store.audit()
-
-
-@pytest.fixture
-def room(make_room: Callable[..., Room]) -> Room:
-    return make_room()
-
-
-@pytest.fixture
-def client(room: Room) -> Connection:
-    return room.connect()
-
-
-def key(number: int) -> bytes:
-    return b"key-%012d" % number
-
-
-def fill(client: Connection, count: int, ttl: int = 60000, ttl_type: int = TTLType.SECONDS, start: int = 0) -> None:
-    """So many counters; all of them must be accepted."""
-    encoder = client.room.encoder
-    for first in range(start, start + count, 5000):
-        numbers = range(first, min(first + 5000, start + count))
-        client.send(*(encoder.insert(key(number), 1, ttl, ttl_type) for number in numbers))
-        client.room.settle()
-    assert all(got.result for got in client.received if isinstance(got, Reply))
-    client.received.clear()
-
-
-def own_channel(connection: Connection) -> bytes:
-    id = connection.ask(connection.room.encoder.whoami())
-    return id.hex().encode()
+    from collections.abc import Callable
 
 
 # ---- listings -------------------------------------------------------------------------------------------------------
@@ -259,6 +122,17 @@ def test_who_subscribes_again_while_a_channel_is_told_of_takes_nobodys_place(roo
     told = clients[0].received.pop().result
     assert {subscriber.id for subscriber in told} >= ids
     assert other.session in room.connections
+
+
+def test_what_takes_long_waits_when_others_have_used_up_the_turn(room: Room, client: Connection) -> None:
+    flood = room.store.session(room.now)
+    flood.receive(bytes(room.encoder.whoami()) * 50_000, room.now)
+    client.send(room.encoder.whoami(), room.encoder.info())
+    assert len(client.received) == 1
+    assert client.session.more
+    room.settle()
+    assert len(client.received) == 2
+    flood.closed(room.now)
 
 
 # ---- events ---------------------------------------------------------------------------------------------------------
@@ -518,192 +392,6 @@ def test_who_has_gone_is_not_listed_before_the_next_tick(room: Room, client: Con
     client.send(room.encoder.channels())
     (reply,) = client.received
     assert {(entry.channel, entry.subscriptions) for entry in reply.result} == {(b"*", 1), (own, 1)}
-
-
-# ---- memory ---------------------------------------------------------------------------------------------------------
-
-
-def test_over_the_limit_nothing_is_added_and_all_that_is_there_goes_on(make_room: Callable[..., Room]) -> None:
-    room = make_room(memory_limit=1 << 16, value_size=4)
-    client = room.connect()
-    count = 0
-    while client.ask(room.encoder.set(b"%d" % count, bytes(500), 60)):
-        count += 1
-    assert count == (1 << 16) // (KEY_COST + 9 * BLOCK)
-    assert not client.ask(room.encoder.set(b"0", bytes(5000), 60))
-    assert client.ask(room.encoder.get(b"0")).value == bytes(500)
-    assert client.ask(room.encoder.set(b"0", b"small", 60))
-    assert client.ask(room.encoder.set(b"other", bytes(300), 60))
-    assert client.ask(room.encoder.update(b"1", 1, Change.PATCH, 100))
-    assert client.ask(room.encoder.purge(b"1"))
-    figures = room.store.snapshot()
-    assert figures["used_memory"] <= figures["memory_limit"] == 1 << 16
-
-
-def test_keys_take_half_of_the_memory_at_most(make_room: Callable[..., Room]) -> None:
-    room = make_room(memory_limit=1 << 20)
-    client = room.connect()
-    assert room.store.snapshot()["keys_max"] == 4096
-    fill(client, 4096)
-    assert not client.ask(room.encoder.insert(b"one more", 1, 60))
-    assert client.ask(room.encoder.purge(key(7)))
-    assert client.ask(room.encoder.insert(b"one more", 1, 60))
-
-
-def test_subscriptions_count_and_those_that_all_have_do_not(make_room: Callable[..., Room]) -> None:
-    room = make_room(memory_limit=1 << 16)
-    clients = [room.connect() for _ in range(200)]
-    assert room.store.snapshot()["used_memory"] == 0
-    count = 0
-    while clients[0].ask(room.encoder.subscribe(b"%d" % count)):
-        count += 1
-    assert count == (1 << 16) // (3 * BLOCK)
-    assert not clients[1].ask(room.encoder.insert(b"k", 1, 60))
-    clients[0].close()
-    assert clients[1].ask(room.encoder.insert(b"k", 1, 60))
-
-
-def test_subscriptions_leave_room_for_connections(room: Room, client: Connection) -> None:
-    """However many channels a connection is subscribed to, others can come and have theirs."""
-    encoder, count = room.encoder, 0
-    for _ in range(200):
-        client.send(*(encoder.subscribe(b"%d" % number) for number in range(count, count + 1000)))
-        room.settle()
-        count += 1000
-    answers = [got.result for got in client.received if isinstance(got, Reply)]
-    assert answers == sorted(answers, reverse=True)  # it is full at some time
-    assert not answers[-1]
-    assert answers.count(True) > 65_000
-    others = [room.connect() for _ in range(100)]
-    assert others[-1].ask(encoder.channel(own_channel(others[-1])))
-
-
-def test_a_value_that_is_no_longer_than_before_always_fits(make_room: Callable[..., Room]) -> None:
-    """Even where connections that were subscribed to nothing have gone, and what is used is beyond the limit."""
-    room = make_room(memory_limit=1 << 16)
-    client, other, others = room.connect(), room.connect(), [room.connect() for _ in range(20)]
-    for connection in others:
-        assert connection.ask(room.encoder.unsubscribe(own_channel(connection)))
-        assert connection.ask(room.encoder.unsubscribe(b"*"))
-    for number in range(40):
-        assert other.ask(room.encoder.subscribe(b"%d" % number))
-    while client.ask(room.encoder.set(b"%d" % room.store.snapshot()["keys"], bytes(500), 60)):
-        pass
-    for connection in others:
-        connection.close()
-    room.settle()
-    assert room.store.snapshot()["used_memory"] > 1 << 16
-    assert client.ask(room.encoder.set(b"0", b"y" * 500, 60))
-    assert client.ask(room.encoder.set(b"1", b"y" * 300, 60))
-    assert room.store.snapshot()["used_memory"] > 1 << 16
-    assert not client.ask(room.encoder.set(b"0", b"y" * 600, 60))
-    assert client.ask(room.encoder.get(b"0")).value == b"y" * 500
-
-
-def test_keys_that_have_expired_make_room_before_the_tick(make_room: Callable[..., Room]) -> None:
-    room = make_room(memory_limit=1 << 20)
-    client = room.connect()
-    fill(client, 4096, ttl=1)
-    room.now += 2 * SECOND
-    client.send(*(room.encoder.insert(b"new-%d" % number, 1, 60) for number in range(500)))
-    room.settle()
-    assert [got.result for got in client.received] == [True] * 500
-
-
-def test_an_expired_key_whose_name_is_taken_before_the_tick_has_expired(room: Room, client: Connection) -> None:
-    for request in (room.encoder.insert(b"k", 1, 1), room.encoder.set(b"k", b"v", 1)):
-        client.send(request)
-        room.now += SECOND
-    client.send(room.encoder.insert(b"k", 1, 1))
-    assert [got.result for got in client.received if isinstance(got, Reply)] == [True, True, True]
-    assert room.store.snapshot()["expired"] == 2
-
-
-def test_nobody_is_subscribed_to_one_channel_without_end(room: Room, client: Connection) -> None:
-    answers = [client.ask(room.encoder.subscribe(b"c")) for _ in range(20)]
-    assert answers == [True] * 16 + [False] * 4
-    assert client.ask(room.encoder.info()).subscriptions == 18
-    assert client.ask(room.encoder.publish(b"c", b"x"))
-    assert client.events() == [b"x"] * 16
-    assert client.ask(room.encoder.unsubscribe(b"c"))
-    assert client.ask(room.encoder.info()).subscriptions == 2
-
-
-# ---- time -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_next_deadline_is_known_when_it_has_come_nearer(room: Room, client: Connection) -> None:
-    assert room.store.next_deadline() == -1
-    client.ask(room.encoder.insert(b"far", 1, 50))
-    assert START < room.store.next_deadline() <= START + 50 * SECOND + (1 << 20)
-    client.ask(room.encoder.insert(b"near", 1, 5, TTLType.MILLISECONDS))
-    assert START < room.store.next_deadline() <= START + 5_000_000 + (1 << 20)
-
-
-def test_many_that_expire_at_once_are_freed_in_slices_and_seen_by_nobody(room: Room, client: Connection) -> None:
-    fill(client, 20_000, ttl=1)
-    room.now += SECOND + TICK
-    ticks = 0
-    while 0 <= room.store.next_deadline() <= room.now:
-        before = room.store.snapshot()["expired"]
-        room.store.tick(room.now)
-        assert room.store.snapshot()["expired"] - before <= 2048
-        client.send(room.encoder.query(key(19_999 - ticks)))
-        assert client.received.pop().result is None
-        ticks += 1
-        assert ticks < 100
-    assert room.store.snapshot()["expired"] == 20_000
-    assert client.ask(room.encoder.info()).keys == 0
-
-
-def test_info_waits_until_what_has_expired_is_counted(room: Room, client: Connection) -> None:
-    fill(client, 5000, ttl=1)
-    room.now += SECOND + TICK
-    client.send(room.encoder.info())
-    assert client.received == []
-    room.settle()
-    assert client.received.pop().result.keys == 0
-
-
-def test_figures_per_minute_are_those_of_the_last_whole_minute(room: Room, client: Connection) -> None:
-    encoder = room.encoder
-    client.ask(encoder.insert(b"k", 1, 60000))
-    for _ in range(3):
-        client.ask(encoder.query(b"k"))
-    client.ask(encoder.update(b"k", 0, Change.INCREASE, 1))
-    assert client.ask(encoder.stat(b"k")) == (0, 0, 4, 1)
-    room.now += MINUTE
-    assert client.ask(encoder.stat(b"k")) == (5, 1, 5, 1)
-    info = client.ask(encoder.info())
-    assert (info.query_requests, info.query_per_minute, info.info_per_minute) == (3, 3, 0)
-    assert info.read_bytes_per_minute > 0
-    room.now += MINUTE
-    assert client.ask(encoder.stat(b"k")) == (1, 0, 6, 1)
-    room.now += 2 * MINUTE
-    assert client.ask(encoder.stat(b"k")) == (0, 0, 7, 1)
-    info = client.ask(encoder.info())
-    assert (info.query_per_minute, info.query_requests) == (0, 3)
-
-
-def test_unix_time_is_what_the_caller_says(room: Room, client: Connection) -> None:
-    room.now += 5 * SECOND
-    later = room.connect()
-    info = later.ask(room.encoder.info())
-    assert (info.timestamp, info.running_since) == (UNIX // SECOND + 5, UNIX)
-    connected = {connection.id: connection.connected_at for connection in later.ask(room.encoder.connections())}
-    assert connected[later.ask(room.encoder.whoami())] == UNIX + 5 * SECOND
-    assert connected[client.ask(room.encoder.whoami())] == UNIX
-    later.ask(room.encoder.insert(b"k", 1, 10))
-    room.store.set_wall(UNIX, room.now)  # somebody has set the clock back
-    (entry,) = later.ask(room.encoder.list())
-    assert entry.expires_at == UNIX + 10 * SECOND
-
-
-def test_a_ttl_without_end_ends_in_2262(make_room: Callable[..., Room]) -> None:
-    client = make_room(value_size=8).connect()
-    assert client.ask(client.room.encoder.insert(b"k", 1, (1 << 64) - 1, TTLType.HOURS))
-    (entry,) = client.ask(client.room.encoder.list())
-    assert entry.expires_at == (1 << 63) - 1
 
 
 @pytest.mark.parametrize("size", [0, 3, 5, 16, -2])
