@@ -142,6 +142,15 @@ def test_an_expired_key_whose_name_is_taken_before_the_tick_has_expired(room: Ro
     assert room.store.snapshot()["expired"] == 2
 
 
+def test_a_request_that_has_room_leaves_what_has_expired_to_the_tick(room: Room, client: Connection) -> None:
+    fill(client, 10, ttl=1)
+    room.now += 2 * SECOND
+    client.send(room.encoder.insert(b"k", 1, 60))
+    assert room.store.snapshot()["expired"] == 0
+    room.settle()
+    assert room.store.snapshot()["expired"] == 10
+
+
 def test_nobody_is_subscribed_to_one_channel_without_end(room: Room, client: Connection) -> None:
     answers = [client.ask(room.encoder.subscribe(b"c")) for _ in range(20)]
     assert answers == [True] * 16 + [False] * 4
