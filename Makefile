@@ -16,6 +16,11 @@ FUZZ_SECONDS ?= 60
 SIMULATE_STEPS ?= 2000000
 SIMULATE_SEED ?= 1
 SOAK_SECONDS ?= 600
+MUTANTS ?= 200
+MUTANTS_SEED ?= 1
+
+CLANG ?= $(shell command -v clang || command -v clang-14)
+SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 
 .PHONY: help setup run test lint docs bench bench-peers bench-regress bench-baseline bench-smoke clean
 .PHONY: chaos fuzz simulate soak model mutants asan
@@ -37,11 +42,11 @@ help:
 	@echo 'docs/reliability.md tells what these prove:'
 	@echo 'make chaos      a daemon, its clients, and everything that can happen to them; CHAOS_SECONDS=60 CHAOS_SEED=1'
 	@echo 'make simulate   the engine in simulated worlds, audited at every step; SIMULATE_STEPS=2000000 SIMULATE_SEED=1'
-	@echo 'make fuzz       the rooms, the configuration and the clients, with sanitizers; FUZZ_SECONDS=60 for each'
+	@echo 'make fuzz       the rooms, the configuration and the clients, with sanitizers; FUZZ_SECONDS=60 of CPU each'
 	@echo 'make asan       the tests, with sanitizers'
 	@echo 'make soak       a steady load, and whether anything grows; SOAK_SECONDS=600'
 	@echo 'make model      the formal model, every state of it'
-	@echo 'make mutants    whether the tests notice small changes of the engine'
+	@echo 'make mutants    whether the tests notice small mistakes in the engine; MUTANTS=200 MUTANTS_SEED=1'
 
 setup: $(VENV)/.built $(VENV)/.tools
 
@@ -107,8 +112,24 @@ model:
 	$(PYTHON) tools/model.py $(ARGS)
 
 asan:
-	CFLAGS='-fsanitize=address,undefined -fno-sanitize-recover=undefined' $(MAKE) setup COUNTERD_BUILD=debug VENV=.venv-asan
+	CFLAGS='$(SANITIZE)' $(MAKE) setup COUNTERD_BUILD=debug VENV=.venv-asan
 	sh tools/asan.sh .venv-asan/bin/python build/asan $(ARGS)
+
+.venv-fuzz/.built: $(SOURCES)
+	@test -n "$(CLANG)" || { echo 'make fuzz needs clang; on Debian or Ubuntu: apt-get install clang' >&2; exit 1; }
+	@PYTHON="$(PYTHON)" CC="$(CLANG)" sh tools/preflight.sh
+	$(PYTHON) -m venv .venv-fuzz
+	.venv-fuzz/bin/python -m pip install --quiet --disable-pip-version-check \
+		'setuptools>=77' 'Cython>=3.1,<4' 'atheris>=3,<4'
+	COUNTERD_BUILD=debug CC='$(CLANG)' CFLAGS='$(SANITIZE) -fsanitize=fuzzer-no-link' \
+		.venv-fuzz/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation .
+	@touch $@
+
+fuzz: .venv-fuzz/.built
+	@.venv-fuzz/bin/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS) $(ARGS)
+
+mutants: setup
+	$(BIN)/python tools/mutants.py --sample $(MUTANTS) --seed $(MUTANTS_SEED) $(ARGS)
 
 clean:
 	rm -rf .venv .venv-* build dist src/*.egg-info .coverage .hypothesis .benchmarks .*_cache
