@@ -323,7 +323,7 @@ class Worker:
         connection.end()
         self.again_s[self.connections.index(connection)] = time.monotonic() + AGAIN_S * connection.fresh
         self.connections[self.connections.index(connection)] = None
-        with contextlib.suppress(KeyError):
+        with contextlib.suppress(KeyError, ValueError):  # one that is deaf is not watched, and may be closed already
             self.selector.unregister(connection.socket)
         connection.recorder.close()
         connection.socket.close()

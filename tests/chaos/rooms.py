@@ -22,9 +22,11 @@ Asked = tuple[Any, bytes]  # a call, or text if it is not recorded; and the byte
 MORE = object()  # of an answer: it has another part
 GARBAGE, DUMP = "garbage", "Dump"
 
+U32_MAX = 0xFFFFFFFF
 # The names that all want, and the most of each that anybody asks for: little, so that they are in each other's way.
 HOT = {b"hot %d" % number: maximum for number, maximum in enumerate((1, 2, 3, 5, 8))}
 HOT[b"hot, and longer than a record has room for within itself: " + 100 * b"x"] = 4
+HOT[b"hot, and so wide that sums of it could wrap"] = U32_MAX
 COLD = 200  # names that are seldom asked for
 COLD_MAXIMUM = 1000
 PIPELINE = (1, 1, 1, 1, 1, 2, 3)  # requests in one piece; most wait for each answer
@@ -105,7 +107,7 @@ class CounterRoom:
         held = sorted(name for name, amount in self.book.items() if amount and name != sentinel(self.client))
         if dice < 0.40 and held:
             name = chance.choice(held)
-            return self._release(name, chance.randint(1, self.book[name]))
+            return self._release(name, chance.randint(1, min(self.book[name], U32_MAX)))
         if dice < 0.85:
             name = chance.choice(list(HOT))
             maximum = chance.randint((HOT[name] + 1) // 2, HOT[name])
@@ -121,7 +123,7 @@ class CounterRoom:
 
     def give_back(self) -> list[Asked]:
         held = [(name, amount) for name, amount in self.book.items() if amount and name != sentinel(self.client)]
-        return [self._release(name, amount) for name, amount in held]
+        return [self._release(name, min(amount, U32_MAX)) for name, amount in held]
 
     def much(self) -> list[Asked]:
         return [(DUMP, wire.dump(self._opaque(), limits=self.chance.random() < 0.5)) for _ in range(DUMPS)]
