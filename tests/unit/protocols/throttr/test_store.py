@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd._core import siphash
+from counterd._core import Store, siphash
+from counterd.protocols.throttr._store import region_extra
 from counterd.protocols.throttr.wire import Change, Reply, TTLType
 from unit.protocols.throttr.rooms import (
     BLOCK,
@@ -73,17 +74,26 @@ def test_keys_take_half_of_the_memory_at_most(make_room: Callable[..., Room]) ->
     assert client.ask(room.encoder.insert(b"one more", 1, 60))
 
 
-def test_subscriptions_count_and_those_that_all_have_do_not(make_room: Callable[..., Room]) -> None:
-    room = make_room(memory_limit=1 << 16)
+def test_there_is_a_channel_beside_each_record_and_a_subscription_beside_each_holding(
+    make_room: Callable[..., Room],
+) -> None:
+    sizes: dict[str, Any] = {"buckets": 2 << 16, "holdings": 4 << 16, "name_memory": 1 << 16, "hash_key": KEY}
+    store = Store(**sizes, extra=region_extra(9, sizes["buckets"], sizes["holdings"]))
+    assert make_room(memory_limit=1 << 16).store.snapshot()["region"] == store.snapshot()["region"]
+
+
+@pytest.mark.parametrize("limit", [1024 * BLOCK, 1025 * BLOCK, 1026 * BLOCK])
+def test_subscriptions_count_and_those_that_all_have_do_not(make_room: Callable[..., Room], limit: int) -> None:
+    room = make_room(memory_limit=limit)
     clients = [room.connect() for _ in range(200)]
     assert room.store.snapshot()["used_memory"] == 0
     count = 0
     while clients[0].ask(room.encoder.subscribe(b"%d" % count)):
         count += 1
-    assert count == (1 << 16) // (3 * BLOCK)
-    assert not clients[1].ask(room.encoder.insert(b"k", 1, 60))
+    assert count == limit // (3 * BLOCK)
+    assert not clients[1].ask(room.encoder.set(b"k", bytes(100), 60))
     clients[0].close()
-    assert clients[1].ask(room.encoder.insert(b"k", 1, 60))
+    assert clients[1].ask(room.encoder.set(b"k", bytes(100), 60))
 
 
 def test_subscriptions_leave_room_for_connections(room: Room, client: Connection) -> None:
@@ -123,14 +133,18 @@ def test_a_value_that_is_no_longer_than_before_always_fits(make_room: Callable[.
     assert client.ask(room.encoder.get(b"0")).value == b"y" * 500
 
 
-def test_keys_that_have_expired_make_room_before_the_tick(make_room: Callable[..., Room]) -> None:
-    room = make_room(memory_limit=1 << 20)
+@pytest.mark.parametrize(("limit", "keys", "count"), [(1 << 20, 4096, 500), (1 << 13, 32, 10)])
+def test_keys_that_have_expired_make_room_before_the_tick(
+    make_room: Callable[..., Room], limit: int, keys: int, count: int
+) -> None:
+    """As many as one request can look at, and more."""
+    room = make_room(memory_limit=limit)
     client = room.connect()
-    fill(client, 4096, ttl=1)
+    fill(client, keys, ttl=1)
     room.now += 2 * SECOND
-    client.send(*(room.encoder.insert(b"new-%d" % number, 1, 60) for number in range(500)))
+    client.send(*(room.encoder.insert(b"new-%d" % number, 1, 60) for number in range(count)))
     room.settle()
-    assert [got.result for got in client.received] == [True] * 500
+    assert [got.result for got in client.received] == [True] * count
 
 
 def test_an_expired_key_whose_name_is_taken_before_the_tick_has_expired(room: Room, client: Connection) -> None:
