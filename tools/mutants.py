@@ -48,27 +48,18 @@ SOURCES = (
 # What is run of the tests, if it is there.
 STAGES = {
     "unit": (
-        "unit/test_core.py",
-        "unit/test_table.py",
-        "unit/test_wheel.py",
-        "unit/test_walk.py",
-        "unit/protocols",
-        "unit/net/test_connection.py",
+        "unit/test_core.py", "unit/test_table.py", "unit/test_wheel.py", "unit/test_walk.py", "unit/test_siphash.py",
+        "unit/protocols", "unit/net/test_connection.py",
     ),
     "conformance": ("conformance/counter/test_engine.py", "conformance/throttr/test_engine.py"),
     "property": tuple(f"property/test_{name}.py" for name in ("counter_model", "cuts", "tables", "throttr_model")),
     "simulation": ("simulation",),
     "fuzzing": ("fuzz",),
-}
+}  # fmt: skip
 COUNTER_ROOM = (
-    "unit/test_core",
-    "unit/test_table",
-    "unit/test_walk",
-    "/counter/",
-    "counter_model",
-    "property/test_cuts",
+    "unit/test_core", "unit/test_table", "unit/test_walk", "/counter/", "counter_model", "property/test_cuts",
     "property/test_tables",
-)
+)  # fmt: skip
 # By what is in a file's name: tests with one of these in theirs are run first, and such as never come there not at all.
 NEAR = {
     "_wheel": (("test_wheel", "throttr"), COUNTER_ROOM), "throttr/": (("throttr",), (*COUNTER_ROOM, "test_wheel")),

@@ -591,6 +591,19 @@ def test_the_number_of_a_connection_is_not_used_again_before_all_is_given_back()
     assert newcomer.release(b"a", 2) == OK
 
 
+def test_who_has_sent_all_is_done_with_what_he_held_although_he_has_not_read_all() -> None:
+    store = make_store(4096, 8192)
+    acquire_all(Client(store), numbered(3000))
+    leaver = Client(store)
+    assert leaver.acquire(b"held") == OK
+    leaver.session.receive(wire.dump(1), 0)
+    leaver.session.eof(0)
+    assert leaver.session.more
+    settle(store)
+    assert store.holders(b"held") == []
+    assert leaver.session.more
+
+
 def test_a_connection_that_holds_nothing_leaves_nothing_to_do() -> None:
     store = make_store()
     for end in ("closed", "eof"):

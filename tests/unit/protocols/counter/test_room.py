@@ -449,6 +449,7 @@ def test_who_asks_much_a_while_after_others_does_not_wait(client: Client, passed
         assert client.session.receive(NOOP * 100, start_ns) == NOOP_REPLY * 100
     assert client.session.receive(NOOP * 1000, start_ns) != NOOP_REPLY * 1000
     other = Client(client.store).session
+    assert other.take_output(start_ns) == b""  # which is no turn, as it was not due
     assert (other.receive(NOOP * 1000, start_ns + passed_ns) != NOOP_REPLY * 1000) == waits
 
 

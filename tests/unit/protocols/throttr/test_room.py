@@ -135,6 +135,16 @@ def test_what_takes_long_waits_when_others_have_used_up_the_turn(room: Room, cli
     flood.closed(room.now)
 
 
+def test_a_full_output_is_full_to_the_byte(make_room: Callable[..., Room]) -> None:
+    room = make_room(value_size=4)
+    client = room.connect()
+    assert client.ask(room.encoder.set(b"k", bytes((1 << 16) - 10), 60))
+    output = client.session.receive(bytes(room.encoder.get(b"k")) * 4 + bytes(room.encoder.whoami()), room.now)
+    assert len(output) == 1 << 18
+    assert client.session.more
+    assert len(client.session.take_output(room.now)) == 17
+
+
 # ---- events ---------------------------------------------------------------------------------------------------------
 
 

@@ -74,6 +74,13 @@ def test_keys_take_half_of_the_memory_at_most(make_room: Callable[..., Room]) ->
     assert client.ask(room.encoder.insert(b"one more", 1, 60))
 
 
+def test_the_region_has_a_place_for_each_key_channel_and_subscription() -> None:
+    size = region_extra(4, 64, 64)
+    assert region_extra(4, 128, 64) - size == 64 * 24
+    assert region_extra(4, 64, 128) - size == 64 * 32
+    assert region_extra(5, 64, 64) - size == 16 * 8 + 8 * 96
+
+
 def test_there_is_a_channel_beside_each_record_and_a_subscription_beside_each_holding(
     make_room: Callable[..., Room],
 ) -> None:
@@ -263,6 +270,7 @@ def test_figures_per_minute_are_those_of_the_last_whole_minute(room: Room, clien
     assert client.ask(encoder.stat(b"k")) == (0, 0, 7, 1)
     info = client.ask(encoder.info())
     assert (info.query_per_minute, info.query_requests) == (0, 3)
+    assert (info.stat_per_minute, info.stat_requests) == (0, 4)
 
 
 @pytest.mark.parametrize("minute", [0, 1])
