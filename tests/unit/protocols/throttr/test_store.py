@@ -61,6 +61,12 @@ def test_over_the_limit_nothing_is_added_and_all_that_is_there_goes_on(make_room
     assert figures["used_memory"] <= figures["memory_limit"] == 1 << 16
 
 
+@pytest.mark.parametrize(("lacking", "fits"), [(0, True), (1, False)])
+def test_the_limit_is_met_to_the_byte(make_room: Callable[..., Room], lacking: int, fits: bool) -> None:
+    client = make_room(memory_limit=KEY_COST + 5 * BLOCK - lacking).connect()
+    assert client.ask(client.room.encoder.set(b"k", bytes(5 * 60 - 4), 60)) == fits
+
+
 def test_keys_take_half_of_the_memory_at_most(make_room: Callable[..., Room]) -> None:
     room = make_room(memory_limit=1 << 20)
     client = room.connect()
