@@ -28,7 +28,9 @@ US, MS, SECOND = 1_000, 1_000_000, 1_000_000_000
 KEEPALIVE_NS = 30 * SECOND  # after which a host that has vanished is found to be gone
 LINGER_NS = SECOND
 TRAIL = 20  # events that are told of a violation
-FRUITLESS_MAX = 200  # turns in a row that may bring nothing to a session which has more
+# Turns in a row that may bring nothing to a session which has more: an event is told of before the next, and who has
+# the turn publishes all that it has sent, up to 400 requests, before some fifty that wait for theirs.
+FRUITLESS_MAX = 20_000
 
 
 class Violation(Exception):
