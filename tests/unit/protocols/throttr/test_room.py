@@ -124,14 +124,17 @@ def test_who_subscribes_again_while_a_channel_is_told_of_takes_nobodys_place(roo
     assert other.session in room.connections
 
 
-def test_what_takes_long_waits_when_others_have_used_up_the_turn(room: Room, client: Connection) -> None:
+@pytest.mark.parametrize(("steps", "waits"), [(4094, False), (4095, True), (50_000, True)])
+def test_what_takes_long_waits_when_others_have_used_up_the_turn(
+    room: Room, client: Connection, steps: int, waits: bool
+) -> None:
     flood = room.store.session(room.now)
-    flood.receive(bytes(room.encoder.whoami()) * 50_000, room.now)
-    client.send(room.encoder.whoami(), room.encoder.info())
-    assert len(client.received) == 1
-    assert client.session.more
+    flood.receive(bytes(room.encoder.whoami()) * steps, room.now)
+    client.send(room.encoder.info())
+    assert client.session.more == waits
+    assert len(client.received) == 1 - waits
     room.settle()
-    assert len(client.received) == 2
+    assert len(client.received) == 1
     flood.closed(room.now)
 
 

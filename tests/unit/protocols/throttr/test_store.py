@@ -303,6 +303,8 @@ def test_unix_time_is_what_the_caller_says(make_room: Callable[..., Room], start
     connected = {connection.id: connection.connected_at for connection in later.ask(room.encoder.connections())}
     assert connected[later.ask(room.encoder.whoami())] == UNIX + 5 * SECOND
     assert connected[client.ask(room.encoder.whoami())] == UNIX
+    subscribed = {subscriber.id: subscriber.subscribed_at for subscriber in later.ask(room.encoder.channel(b"*"))}
+    assert subscribed == connected
     later.ask(room.encoder.insert(b"k", 1, 10))
     room.store.set_wall(UNIX, room.now)  # somebody has set the clock back
     (entry,) = later.ask(room.encoder.list())
