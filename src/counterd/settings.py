@@ -77,6 +77,22 @@ def choice(*names: str) -> Reader:
     return read
 
 
+def absolute_path(text: str) -> str:
+    """An absolute path; empty means none."""
+    if text and not text.startswith("/"):
+        raise ValueError(f"expected an absolute path, not {text!r}")
+    if "\0" in text:
+        raise ValueError(f"expected a path without NUL, not {text!r}")
+    return text
+
+
+def python_name(text: str) -> str:
+    """Something of a Python module, such as package.module:name; empty means none."""
+    if text and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", text):
+        raise ValueError(f"expected a name such as package.module:name, not {text!r}")
+    return text
+
+
 def addresses(text: str) -> tuple[str, ...]:
     """IP addresses separated by blanks or commas; none at all is allowed."""
     words = text.replace(",", " ").split()

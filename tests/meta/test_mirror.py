@@ -37,6 +37,7 @@ ELSEWHERE = {
     "control/keys.py": "its readers, with a file around them: tests/unit/control/test_config.py",
     "control/privileges.py": "changes the process for good: tests/functional/test_privileges.py",
     "control/service.py": "real sockets: tests/functional/test_start.py and tests/functional/test_reload.py",
+    "protocols/sentinel/__init__.py": "a declaration: tests/unit/control/test_config.py reads files with it",
     "protocols/throttr/__init__.py": "a declaration: tests/unit/control/test_config.py reads files with it",
     "protocols/throttr/_keys.pxd": "inlined in _store and _room: tests/property/test_throttr_model.py, with audits",
     "protocols/throttr/_listing.pyx": "a part of the session: tests/unit/protocols/throttr/test_room.py",

@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterd.settings import Setting, addresses, boolean, choice, integer, networks, octal_mode, size
+from counterd.settings import (
+    Setting,
+    absolute_path,
+    addresses,
+    boolean,
+    choice,
+    integer,
+    networks,
+    octal_mode,
+    python_name,
+    size,
+)
 
 ACCEPTED = [
     (boolean, "true", True),
@@ -28,6 +39,11 @@ ACCEPTED = [
     (octal_mode, "660", 0o660),
     (octal_mode, "000", 0),
     (choice("text", "json"), "json", "json"),
+    (absolute_path, "", ""),
+    (absolute_path, "/etc/x y", "/etc/x y"),
+    (python_name, "", ""),
+    (python_name, "tokens:Service", "tokens:Service"),
+    (python_name, "our.own._tokens2:make", "our.own._tokens2:make"),
     (addresses, "", ()),
     (addresses, "127.0.0.1", ("127.0.0.1",)),
     (addresses, "::1 127.0.0.1", ("::1", "127.0.0.1")),
@@ -65,6 +81,12 @@ REFUSED = [
     (octal_mode, "66", "expected permissions in octal such as 0660, not '66'"),
     (octal_mode, "4660", "expected permissions in octal such as 0660, not '4660'"),
     (choice("text", "json"), "xml", "expected one of text, json, not 'xml'"),
+    (absolute_path, "etc/x", "expected an absolute path, not 'etc/x'"),
+    (absolute_path, "/x\0y", "expected a path without NUL, not '/x\\x00y'"),
+    *(
+        (python_name, text, f"expected a name such as package.module:name, not {text!r}")
+        for text in ("tokens", "tokens:", ":make", "a..b:c", "a:b.c", "2a:b", "a:b\n", "a b:c", "/a:b")
+    ),
     (addresses, "localhost", "expected IP addresses, not 'localhost'"),
     (addresses, "127.0.0.1 127.0.0.256", "expected IP addresses, not '127.0.0.256'"),
     (addresses, "127.0.0.1:80", "expected IP addresses, not '127.0.0.1:80'"),

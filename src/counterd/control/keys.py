@@ -12,7 +12,17 @@ import pwd
 import re
 from typing import TYPE_CHECKING
 
-from counterd.settings import Reader, Setting, addresses, boolean, choice, integer, networks, octal_mode
+from counterd.settings import (
+    Reader,
+    Setting,
+    absolute_path,
+    addresses,
+    boolean,
+    choice,
+    integer,
+    networks,
+    octal_mode,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -64,6 +74,7 @@ def _admin() -> Iterator[Setting]:
 
 def _listener(room: Room) -> Iterator[Setting]:
     name = room.name
+    authorities = "absolute path; empty is no client certificates"
     seconds, timeout = integer(1, KEEPALIVE_SECONDS_MAX), integer(1, TIMEOUT_MAX)
     connections, requests = integer(0, CONNECTIONS_MAX), integer(0, REQUESTS_MAX)
     idle = integer(0, IDLE_TIMEOUT_MAX)
@@ -72,9 +83,9 @@ def _listener(room: Room) -> Iterator[Setting]:
     yield Setting(f"{name}.bind", addresses, ("127.0.0.1", "::1"), "IP addresses; none is no TCP")
     yield Setting(f"{name}.insecure", boolean, False)
     yield Setting(f"{name}.allow", networks, (), "CIDRs or addresses; none is everybody", reload=True)
-    yield Setting(f"{name}.tls.cert", _path, "", "absolute path; empty is no TLS", reload=True)
-    yield Setting(f"{name}.tls.key", _path, "", "absolute path; empty is the certificate's file", reload=True)
-    yield Setting(f"{name}.tls.client_ca", _path, "", "absolute path; empty is no client certificates", reload=True)
+    yield Setting(f"{name}.tls.cert", absolute_path, "", "absolute path; empty is no TLS", reload=True)
+    yield Setting(f"{name}.tls.key", absolute_path, "", "absolute path; empty is the certificate's file", reload=True)
+    yield Setting(f"{name}.tls.client_ca", absolute_path, "", authorities, reload=True)
     yield Setting(f"{name}.tls.require_client_cert", boolean, False, reload=True)
     yield Setting(f"{name}.socket", _socket_path, "", "absolute path; empty is no Unix socket")
     yield Setting(f"{name}.socket_mode", octal_mode, 0o660, "octal permissions")
@@ -132,18 +143,9 @@ def _accounts(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))
 
 
-def _path(text: str) -> str:
-    """An absolute path; empty means none."""
-    if text and not text.startswith("/"):
-        raise ValueError(f"expected an absolute path, not {text!r}")
-    if "\0" in text:
-        raise ValueError(f"expected a path without NUL, not {text!r}")
-    return text
-
-
 def _socket_path(text: str) -> str:
     """An absolute path that fits into the address of a Unix socket; empty means none."""
-    length = len(os.fsencode(_path(text)))
+    length = len(os.fsencode(absolute_path(text)))
     if length > SOCKET_PATH_MAX:
         raise ValueError(f"the path has {length} bytes, a Unix socket's can have {SOCKET_PATH_MAX}")
     return text
