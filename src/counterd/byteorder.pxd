@@ -14,6 +14,7 @@ cdef extern from *:
     """
     uint16_t bswap16 "__builtin_bswap16"(uint16_t value) noexcept nogil
     uint32_t bswap32 "__builtin_bswap32"(uint32_t value) noexcept nogil
+    uint64_t bswap64 "__builtin_bswap64"(uint64_t value) noexcept nogil
     void prefetch "__builtin_prefetch"(const void* address) noexcept nogil
 
 
@@ -27,6 +28,12 @@ cdef inline uint32_t load_be32(const uint8_t* source) noexcept nogil:
     cdef uint32_t value
     memcpy(&value, source, 4)
     return bswap32(value)
+
+
+cdef inline uint64_t load_be64(const uint8_t* source) noexcept nogil:
+    cdef uint64_t value
+    memcpy(&value, source, 8)
+    return bswap64(value)
 
 
 cdef inline uint64_t load_le64(const uint8_t* source) noexcept nogil:
@@ -55,6 +62,11 @@ cdef inline void store_be16(uint8_t* target, uint16_t value) noexcept nogil:
 cdef inline void store_be32(uint8_t* target, uint32_t value) noexcept nogil:
     value = bswap32(value)
     memcpy(target, &value, 4)
+
+
+cdef inline void store_be64(uint8_t* target, uint64_t value) noexcept nogil:
+    value = bswap64(value)
+    memcpy(target, &value, 8)
 
 
 cdef inline void store_le16(uint8_t* target, uint16_t value) noexcept nogil:

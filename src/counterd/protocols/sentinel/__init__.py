@@ -11,6 +11,8 @@ from counterd.settings import Setting, absolute_path, integer, python_name
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from counterd.protocols.sentinel._store import SentinelStore
+
 TOKENS_MAX = 1 << 26
 PARAM_VALUES_MAX = 1 << 24
 QPS_MAX = 1_000_000_000
@@ -19,11 +21,9 @@ RULES_INTERVAL_MAX_S = 86_400
 NS_PER_MS = 1_000_000
 
 
-def make_store(values: Mapping[str, Any], _figures: Figures) -> Any:
+def make_store(values: Mapping[str, Any], _figures: Figures) -> SentinelStore:
     """The store for the effective configuration; no client can ask for figures of the floors above."""
-    from counterd.protocols.sentinel._room import (  # type: ignore[import-not-found]  # noqa: PLC0415 - as it is built
-        open_store,
-    )
+    from counterd.protocols.sentinel._room import open_store  # noqa: PLC0415 - settings are read before it is built
 
     return open_store(
         max_tokens=values["sentinel.max_tokens"],
@@ -34,7 +34,7 @@ def make_store(values: Mapping[str, Any], _figures: Figures) -> Any:
     )
 
 
-def reload(store: Any, values: Mapping[str, Any]) -> None:
+def reload(store: SentinelStore, values: Mapping[str, Any]) -> None:
     """Applies what may change while the store runs."""
     store.set_limits(**_limits(values))
 

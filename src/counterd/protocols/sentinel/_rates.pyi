@@ -1,0 +1,9 @@
+from typing import Any
+
+from counterd._core import Store
+
+def region_extra(tokens: int, values: int) -> int: ...
+
+class RateStore(Store):
+    def load_rules(self, rules: Any) -> None: ...
+    def check_room(self, rules: Any) -> None: ...

@@ -1,0 +1,147 @@
+# The sliding windows of the sentinel room: what passed in the last so many samples of time, and what is borrowed.
+#
+# Floor 2, header only. A window is `size` samples of `length_ns` each, numbered by the caller's clock; the sample of
+# number n is in slot n % size. Sums are kept, so asking costs the samples that have gone by since, at most `size`.
+#
+# Invariants (SentinelStore.audit checks them):
+# - passed and waiting are the sums of the samples with numbers above `number - size`, and the others are 0;
+# - borrowed is what the sample after `number` begins with.
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from counterd._table cimport BLOCK_PAYLOAD, Chain, Table
+from counterd.byteorder cimport load_le64, store_le64
+from counterd.debug cimport debug_check
+
+cdef enum:
+    SAMPLES_MAX = 128           # of a window
+    SAMPLES_IN_BLOCK = 7        # of eight bytes, in BLOCK_PAYLOAD
+
+
+cdef struct Window:
+    int64_t length_ns           # of a sample
+    double interval_s           # of all
+    uint64_t number             # of the last sample that was entered
+    uint64_t passed
+    uint64_t waiting            # told to wait, in the sample in which they were told
+    uint64_t borrowed
+    uint32_t size               # samples
+
+
+cdef struct Samples:            # of a flow
+    uint64_t[SAMPLES_MAX] passed
+    uint64_t[SAMPLES_MAX] waiting
+
+
+cdef inline double rate(const Window* window, uint64_t sum) noexcept nogil:
+    """A second, on the average over the window."""
+    return <double>sum / window.interval_s
+
+
+# ---- with its samples in a row --------------------------------------------------------------------------------------
+
+cdef inline void window_begin(Window* window, Samples* samples, uint32_t size, int64_t interval_ns) noexcept nogil:
+    """An empty window; of a parameter, whose values have the samples, without any."""
+    cdef uint32_t slot
+    window.length_ns = interval_ns // size
+    window.interval_s = <double>(interval_ns // 1000000) / 1000.0
+    window.number = 0
+    window.passed = 0
+    window.waiting = 0
+    window.borrowed = 0
+    window.size = size
+    if samples != NULL:
+        for slot in range(size):
+            samples.passed[slot] = 0
+            samples.waiting[slot] = 0
+
+
+cdef inline void window_enter(Window* window, Samples* samples, int64_t now_ns) noexcept nogil:
+    """Forgets the samples that have gone by. What was borrowed is in the one after the last, if that has not."""
+    cdef uint64_t number = <uint64_t>now_ns // window.length_ns
+    cdef uint64_t passed, step
+    cdef uint32_t slot
+    if number <= window.number:
+        return
+    passed = number - window.number
+    for step in range(min(passed, <uint64_t>window.size)):
+        slot = <uint32_t>((window.number + 1 + step) % window.size)
+        window.passed -= samples.passed[slot]
+        window.waiting -= samples.waiting[slot]
+        samples.passed[slot] = 0
+        samples.waiting[slot] = 0
+    if passed <= window.size:
+        samples.passed[(window.number + 1) % window.size] = window.borrowed
+        window.passed += window.borrowed
+    window.borrowed = 0
+    window.number = number
+
+
+cdef inline void window_pass(Window* window, Samples* samples, uint64_t count) noexcept nogil:
+    """Of a window that was entered."""
+    samples.passed[window.number % window.size] += count
+    window.passed += count
+
+
+cdef inline bint window_borrow(Window* window, Samples* samples, uint64_t count, double threshold) noexcept nogil:
+    """Takes from the next sample, at whose beginning the oldest one is forgotten; False if that is not enough."""
+    cdef uint64_t oldest = samples.passed[(window.number + 1) % window.size]
+    if rate(window, window.waiting) > threshold:
+        return False
+    if rate(window, window.passed) + <double>(count + window.borrowed) - <double>oldest > threshold:
+        return False
+    window.borrowed += count
+    samples.waiting[window.number % window.size] += count
+    window.waiting += count
+    return True
+
+
+# ---- with its samples in blocks -------------------------------------------------------------------------------------
+
+cdef struct Tally:              # of one value of a parameter
+    Chain samples
+    uint64_t number             # of the last sample that was entered
+    uint64_t passed
+
+
+cdef inline uint32_t tally_blocks(uint32_t size) noexcept nogil:
+    return (size + SAMPLES_IN_BLOCK - 1) // SAMPLES_IN_BLOCK
+
+
+cdef inline uint8_t* tally_sample(const Table* table, const Tally* tally, uint32_t slot) noexcept nogil:
+    """Where the sample in that slot is: eight bytes, little-endian."""
+    cdef uint32_t block = tally.samples.first, _step
+    for _step in range(slot // SAMPLES_IN_BLOCK):
+        block = table.blocks[block].next
+    debug_check(block != 0)
+    return table.blocks[block].payload + 8 * (slot % SAMPLES_IN_BLOCK)
+
+
+cdef inline void tally_enter(
+    const Table* table, Tally* tally, const Window* window, int64_t now_ns
+) noexcept nogil:
+    """Forgets the samples that have gone by. The window is the rule's: its lengths count, its sums do not."""
+    cdef uint64_t number = <uint64_t>now_ns // window.length_ns
+    cdef uint64_t step
+    cdef uint8_t* sample
+    if number <= tally.number:
+        return
+    for step in range(min(number - tally.number, <uint64_t>window.size)):
+        if tally.passed == 0:
+            break
+        sample = tally_sample(table, tally, <uint32_t>((tally.number + 1 + step) % window.size))
+        tally.passed -= load_le64(sample)
+        store_le64(sample, 0)
+    tally.number = number
+
+
+cdef inline void tally_add(const Table* table, Tally* tally, const Window* window, int64_t count) noexcept nogil:
+    """Of a tally that was entered; a negative count takes back what was added in the same sample."""
+    cdef uint8_t* sample = tally_sample(table, tally, <uint32_t>(tally.number % window.size))
+    store_le64(sample, load_le64(sample) + <uint64_t>count)
+    tally.passed += <uint64_t>count
+
+
+cdef inline int64_t tally_ends(const Tally* tally, const Window* window) noexcept nogil:
+    """When nothing of it is left to be counted."""
+    return <int64_t>(tally.number + window.size) * window.length_ns
