@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.check:
             for room in rooms:
                 if config.values[f"{room.name}.enable"]:
-                    prepare(room.name, config)
+                    prepare(room, config)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG

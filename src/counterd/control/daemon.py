@@ -158,11 +158,16 @@ class Daemon:
         ready = []
         for service in self.services:
             try:
-                ready.append(prepare(service.room.name, new))
+                ready.append(prepare(service.room, new))
             except ConfigError as error:
                 problems += error.problems
         if problems:
             raise ConfigError(problems)
+        for service, one in zip(self.services, ready, strict=True):
+            try:
+                service.load(new, one)
+            except (ValueError, MemoryError) as error:
+                raise ConfigError([f"{new.path}: {service.room.name}: {error}"]) from None
         self.config = new
         self._log_warnings()
         self.writer.configure(new.values["log.level"], new.values["log.format"])
@@ -173,7 +178,7 @@ class Daemon:
             self.admin.reload(new)
         for key in fixed:
             log.warning(f"{asked.where(key)}: {key} needs a restart to change")
-        reread = [f"the TLS files of {service.room.name}" for service in self.services if service.ready.context]
+        reread = [line for service in self.services for line in service.reread()]
         log.info(f"reloaded {new.path}: {', '.join(changeable + reread) or 'nothing changed'}")
 
     def _open(self) -> None:

@@ -12,6 +12,7 @@ import socket
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from counterd.control.config import ConfigError
+from counterd.control.files import read_files, unreadable
 from counterd.control.keys import account_number, shown
 from counterd.control.limits import effective_connections
 from counterd.control.tls import TLSError, make_context
@@ -23,7 +24,7 @@ from counterd.net.sockets import Keepalive, UnixSocket, open_tcp, set_keepalive
 if TYPE_CHECKING:
     import asyncio
     import ssl
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from counterd._core import Store
     from counterd.control.config import Config
@@ -45,38 +46,43 @@ LIMITS_OF_CAUSES = {
 
 
 class Ready(NamedTuple):
-    """What a configuration makes of a room's files and names, all of it checked: to be swapped in at once."""
+    """What a configuration makes of a room's files and names, all of it checked: to be swapped in at once.
+
+    files: what the room's readers made of its own, by key.
+    """
 
     access: Access
     context: ssl.SSLContext | None
+    files: Mapping[str, Any]
 
 
-def prepare(room: str, config: Config) -> Ready:
+def prepare(room: Room, config: Config) -> Ready:
     """Reads what the settings of a room name outside of the configuration. Raises ConfigError."""
+    name = room.name
 
-    def setting(name: str) -> Any:
-        return config.values[f"{room}.{name}"]
+    def setting(key: str) -> Any:
+        return config.values[f"{name}.{key}"]
 
     context = None
-    problems = []
+    files, problems = read_files(room, config)
     if setting("tls.cert"):
         try:
             cert, key, client_ca = map(setting, TLS_FILES)
             context = make_context(cert, key, client_ca, setting("tls.require_client_cert"))
         except TLSError as error:
-            key = f"{room}.tls.{error.name}"
+            key = f"{name}.tls.{error.name}"
             problems.append(f"{config.where(key)}: {key}: {error}")
     numbers: dict[str, set[int]] = {"user": set(), "group": set()}
     for word in setting("socket_allow"):
-        kind, _, name = word.partition(":")
+        kind, _, account = word.partition(":")
         try:
-            numbers[kind].add(account_number(kind, name))
+            numbers[kind].add(account_number(kind, account))
         except LookupError as error:
-            problems.append(f"{config.where(f'{room}.socket_allow')}: {room}.socket_allow: {error.args[0]}")
+            problems.append(f"{config.where(f'{name}.socket_allow')}: {name}.socket_allow: {error.args[0]}")
     if problems:
         raise ConfigError(problems)
     networks = tuple(map(ipaddress.ip_network, setting("allow")))
-    return Ready(Access(networks, frozenset(numbers["user"]), frozenset(numbers["group"])), context)
+    return Ready(Access(networks, frozenset(numbers["user"]), frozenset(numbers["group"])), context, files)
 
 
 class Service:
@@ -104,7 +110,7 @@ class Service:
         problems: list[str] = []
         missing: list[str] = []
         try:
-            self.ready = prepare(self.room.name, self._config)
+            self.ready = prepare(self.room, self._config)
         except ConfigError as error:
             problems += error.problems
         if self.room.name in self._config.sockets:
@@ -140,16 +146,13 @@ class Service:
 
     def unreadable(self) -> list[str]:
         """The files that this process cannot read again: a reload would find out too late."""
-        found = [(f"{self.room.name}.{name}", self._setting(name)) for name in TLS_FILES]
-        return [
-            f"{self._config.where(key)}: {key}: uid {os.geteuid()} cannot read {path}: a reload will be refused"
-            for key, path in found
-            if path and not os.access(path, os.R_OK)
-        ]
+        keys = [*(f"{self.room.name}.{name}" for name in TLS_FILES), *self.room.files]
+        return unreadable({key: self._config.values[key] for key in keys}, self._config)
 
     def make_store(self, figures: Figures) -> None:
-        """Raises ValueError or MemoryError."""
+        """Makes the store, with what its files say in it. Raises ValueError or MemoryError."""
         self.store = self.room.make_store(self._config.values, figures)
+        self.load(self._config, self.ready)
 
     def listen(self, loop: asyncio.AbstractEventLoop, report: Report) -> None:
         """Begins to accept connections."""
@@ -161,8 +164,21 @@ class Service:
         for listening in self._listening():
             self.server.listen(listening)
 
+    def load(self, config: Config, ready: Ready) -> None:
+        """Gives the store what its files say: all of it, or nothing. Raises ValueError or MemoryError."""
+        if self.room.files:
+            self.room.load(self.store, config.values, ready.files)
+
+    def reread(self) -> list[str]:
+        """Which files are in force, for people."""
+        tls = [f"the TLS files of {self.room.name}"] if self.ready.context else []
+        return tls + [f"the file of {key}" for key in self.ready.files]
+
     def apply(self, config: Config, ready: Ready) -> None:
-        """Takes over the settings that may change while running, and what prepare() made of them."""
+        """Takes over the settings that may change while running, and what prepare() made of them.
+
+        What the room's own files say comes before, by load(), as that can still be refused.
+        """
         self._config = config
         self.ready = ready
         self.server.limits = self._limits()

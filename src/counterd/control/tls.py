@@ -5,9 +5,9 @@ Floor 4. A context is never changed: who has begun with one keeps it, and new fi
 
 from __future__ import annotations
 
-import os
 import ssl
-import stat
+
+from counterd.control.files import FileError, read_file
 
 FILE_MAX = 1 << 20  # bytes: some thousand certificates, which the loop waits for at a reload
 
@@ -52,17 +52,10 @@ def make_context(cert: str, key: str = "", client_ca: str = "", require_client_c
 
 
 def _read(name: str, path: str) -> bytes:
-    """What is in a file that ends: a pipe could keep a daemon that reloads waiting for ever."""
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise TLSError(name, f"{path} is no regular file")
-            content = file.read(FILE_MAX + 1)
-    except OSError as error:
-        raise TLSError(name, f"{path} cannot be read: {error.strerror}") from None
-    if len(content) > FILE_MAX:
-        raise TLSError(name, f"{path} has more than {FILE_MAX} bytes")
-    return content
+        return read_file(path, FILE_MAX)
+    except FileError as error:
+        raise TLSError(name, str(error)) from None
 
 
 def _check_certificates(name: str, path: str) -> str:

@@ -112,6 +112,11 @@ class Room:
     reload: hands a running store the values of its settings that may change.
     figures: what the metrics tell of its snapshot.
     tables: what it can list for people.
+    files: readers of files, by the key whose value is the path, "" for none. Control reads the files, at the start and
+        at each reload; a reader makes of the bytes what load() takes, or raises ValueError, whose `problems`, if it has
+        some, are lines.
+    load: gives a store, new or running, what the readers made of the files that there are, by key: all of it, or it
+        raises ValueError or MemoryError and nothing has changed.
     """
 
     name: str
@@ -123,6 +128,8 @@ class Room:
     window: str | None = None
     figures: tuple[Figure, ...] = ()
     tables: tuple[Table, ...] = ()
+    files: Mapping[str, Callable[[bytes], Any]] = field(default_factory=dict)
+    load: Callable[[Any, Mapping[str, Any], Mapping[str, Any]], None] = lambda _store, _values, _files: None
 
 
 def name_of_bytes(text: str) -> bytes:

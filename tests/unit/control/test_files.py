@@ -1,0 +1,148 @@
+"""Files of rooms: which are read, and what is said of those that cannot be used."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from counterd.control import files
+from counterd.control.config import load
+from counterd.control.files import FileError, problems_of, read_file, read_files, unreadable
+from counterd.control.keys import settings_for
+from counterd.control.service import prepare
+from counterd.protocols.counter import ROOM as COUNTER
+from counterd.settings import Setting, absolute_path
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from counterd.control.config import Config
+    from counterd.protocols import Room
+
+
+class Mistakes(ValueError):
+    problems = ("line 1: wrong", "line 2: wrong too")
+
+
+def read_words(content: bytes) -> list[str]:
+    if content.startswith(b"wrong"):
+        raise Mistakes
+    return content.decode().split()
+
+
+GATE: Room = replace(
+    COUNTER,
+    name="gate",
+    settings=tuple(Setting(key, absolute_path, "", reload=True) for key in ("gate.words", "gate.others")),
+    aliases={},
+    files={"gate.words": read_words, "gate.others": read_words},
+)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """Of a room of which both files are in tmp_path, words and others."""
+    file = tmp_path / "F"
+    file.write_text(f"gate.enable = true\ngate.words = {tmp_path}/words\ngate.others = {tmp_path}/others\n")
+    return load(file, [], [GATE])
+
+
+def test_a_file_is_read_whole(tmp_path: Path) -> None:
+    file = tmp_path / "words"
+    file.write_bytes(b"12345")
+    assert read_file(str(file), 5) == b"12345"
+    with pytest.raises(FileError, match=r"/words has more than 4 bytes$"):
+        read_file(str(file), 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("none", "cannot be read: No such file or directory"),
+        ("folder", "cannot be read: Is a directory"),
+        ("pipe", "is no regular file"),
+        ("loop", "cannot be read: Too many levels of symbolic links"),
+        ("n" * 300, "cannot be read: File name too long"),
+        ("\udcff" * 2 + "\ud800", "cannot be read: 'utf-8' codec can't encode"),
+    ],
+)
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str, why: str) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(FileError) as caught:
+        read_file(f"{tmp_path}/{name}", 5)
+    assert str(caught.value).startswith(f"{tmp_path}/{name} {why}")
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/tty"])
+def test_a_device_is_not_read(device: str) -> None:
+    with pytest.raises(FileError):
+        read_file(device, 5)
+
+
+def test_a_file_that_would_be_waited_for_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stat, "S_ISREG", lambda _mode: True)
+    os.mkfifo(tmp_path / "pipe")
+    writer = os.open(tmp_path / "pipe", os.O_RDWR)
+    try:
+        with pytest.raises(FileError, match="/pipe cannot be read: it has nothing yet"):
+            read_file(f"{tmp_path}/pipe", 5)
+    finally:
+        os.close(writer)
+
+
+def test_each_file_is_read_by_its_own_reader(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "words").write_text("a b")
+    (tmp_path / "others").write_text("")
+    assert read_files(GATE, config) == ({"gate.words": ["a", "b"], "gate.others": []}, [])
+    assert prepare(GATE, config).files == {"gate.words": ["a", "b"], "gate.others": []}
+
+
+def test_no_path_is_no_file(tmp_path: Path) -> None:
+    file = tmp_path / "F"
+    file.write_text("gate.enable = true\n")
+    assert read_files(GATE, load(file, [], [GATE])) == ({}, [])
+    assert all(not setting.default for key, setting in settings_for([GATE]).items() if key in GATE.files)
+
+
+def test_every_mistake_is_a_line_that_says_where(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "words").write_text("wrong")
+    (tmp_path / "others").write_bytes(b"\xff")
+    assert read_files(GATE, config)[1] == [
+        f"{tmp_path}/F:2: gate.words: {tmp_path}/words: line 1: wrong",
+        f"{tmp_path}/F:2: gate.words: {tmp_path}/words: line 2: wrong too",
+        f"{tmp_path}/F:3: gate.others: {tmp_path}/others: 'utf-8' codec can't decode byte 0xff in position 0:"
+        " invalid start byte",
+    ]
+    (tmp_path / "words").unlink()
+    monkeypatch.setattr(files, "FILE_MAX", 0)
+    assert read_files(GATE, config)[1] == [
+        f"{tmp_path}/F:2: gate.words: {tmp_path}/words cannot be read: No such file or directory",
+        f"{tmp_path}/F:3: gate.others: {tmp_path}/others has more than 0 bytes",
+    ]
+
+
+def test_nobody_reads_thousands_of_lines() -> None:
+    def lines(count: int) -> list[str]:
+        error = ValueError()
+        error.problems = [str(number) for number in range(count)]  # type: ignore[attr-defined]
+        return problems_of(error)
+
+    assert [len(lines(count)) for count in (1, 20, 21, 22, 1000)] == [1, 20, 21, 21, 21]
+    assert lines(21)[-1] == "20"
+    assert lines(1000)[-2:] == ["19", "980 more mistakes"]
+
+
+def test_what_cannot_be_read_again_is_told(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "words").touch()
+    paths = {"gate.words": f"{tmp_path}/words", "gate.others": f"{tmp_path}/others", "gate.third": ""}
+    assert unreadable(paths, config) == [
+        f"{tmp_path}/F:3: gate.others: uid {os.geteuid()} cannot read {tmp_path}/others: a reload will be refused"
+    ]
