@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from counterd.protocols.sentinel._store import SentinelStore
+    from counterd.protocols.sentinel.rules import Rules
 
 TOKENS_MAX = 1 << 26
 PARAM_VALUES_MAX = 1 << 24
@@ -32,6 +33,21 @@ def make_store(values: Mapping[str, Any], _figures: Figures) -> SentinelStore:
         token_key=os.urandom(16),
         **_limits(values),
     )
+
+
+def read_rules(text: bytes) -> Rules:
+    """What is in the file of sentinel.rules. Raises RulesError."""
+    from counterd.protocols.sentinel.rules import parse_rules  # noqa: PLC0415 - clients come by here, without rules
+
+    return parse_rules(text)
+
+
+def load(store: SentinelStore, values: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+    """Takes over the rules of the file, unless they come from elsewhere."""
+    from counterd.protocols.sentinel.rules import Rules  # noqa: PLC0415 - as above
+
+    if not values["sentinel.rule_source"]:
+        store.load_rules(files.get("sentinel.rules", Rules()))
 
 
 def reload(store: SentinelStore, values: Mapping[str, Any]) -> None:
@@ -70,4 +86,6 @@ ROOM = Room(
     ),
     make_store=make_store,
     reload=reload,
+    files={"sentinel.rules": read_rules},
+    load=load,
 )
