@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from counterd.protocols import Figures, Room
-from counterd.settings import Setting, absolute_path, integer, python_name
+from counterd.protocols import ROWS, ROWS_MAX, Column, Figure, Figures, Room, Table, read_parameters
+from counterd.settings import Setting, absolute_path, choice, integer, python_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from counterd.protocols import Walk
     from counterd.protocols.sentinel._store import SentinelStore
     from counterd.protocols.sentinel.rules import Rules
 
@@ -20,6 +21,10 @@ QPS_MAX = 1_000_000_000
 INTERVAL_MAX_MS = 60_000
 RULES_INTERVAL_MAX_S = 86_400
 NS_PER_MS = 1_000_000
+FLOW_ID_MAX = (1 << 63) - 1
+TOKEN_SORTS = ("held", "count")
+FLOW_SORTS = ("now", "passed", "blocked", "expired")
+EXPIRED = "Tokens whose lease ended: their client had gone, or their call took too long."
 
 
 def make_store(values: Mapping[str, Any], _figures: Figures) -> SentinelStore:
@@ -64,6 +69,78 @@ def _limits(values: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
+def open_tokens(store: SentinelStore, parameters: Mapping[str, str]) -> Walk:
+    """Begins a walk through the tokens."""
+    from counterd.protocols.sentinel._tables import TokensWalk  # noqa: PLC0415 - as above
+
+    readers = {"flow": integer(1, FLOW_ID_MAX), "sort": choice(*TOKEN_SORTS), "limit": integer(1, ROWS_MAX)}
+    values = read_parameters(parameters, readers, {"flow": 0, "sort": TOKEN_SORTS[0], "limit": ROWS})
+    return TokensWalk(store, b"", values["limit"], values["sort"], values["flow"])
+
+
+def open_flows(store: SentinelStore, parameters: Mapping[str, str]) -> Walk:
+    """Begins a walk through the flows."""
+    from counterd.protocols.sentinel._tables import FlowsWalk  # noqa: PLC0415 - as above
+
+    readers = {"sort": choice(*FLOW_SORTS), "limit": integer(1, ROWS_MAX)}
+    values = read_parameters(parameters, readers, {"sort": FLOW_SORTS[0], "limit": ROWS})
+    return FlowsWalk(store, b"", values["limit"], values["sort"])
+
+
+FIGURES = (
+    Figure("rules_flow", "sentinel_rules", "gauge", "Rules, by what they limit.", {"type": "flow"}),
+    Figure("rules_param", "sentinel_rules", "gauge", "Rules, by what they limit.", {"type": "param"}),
+    Figure("namespaces", "sentinel_namespaces", "gauge", "Namespaces that somebody is connected to."),
+    Figure("tokens", "sentinel_tokens", "gauge", "Tokens that are out: calls in progress."),
+    Figure("tokens_max", "sentinel_tokens_limit", "gauge", "Tokens that can be out."),
+    Figure("granted", "sentinel_tokens_granted_total", "counter", "Tokens that were given out."),
+    Figure("released", "sentinel_tokens_released_total", "counter", "Tokens that were released in time."),
+    Figure("kept", "sentinel_tokens_kept_total", "counter", "Leases that were renewed by a client."),
+    Figure("late", "sentinel_tokens_late_total", "counter", "Tokens released or kept when their lease was over."),
+    Figure("expired_offline", "sentinel_tokens_expired_total", "counter", EXPIRED, {"cause": "offline"}),
+    Figure("expired_lease", "sentinel_tokens_expired_total", "counter", EXPIRED, {"cause": "timeout"}),
+    Figure("param_values", "sentinel_param_values", "gauge", "Values of parameters that are counted."),
+    Figure("param_values_max", "sentinel_param_values_limit", "gauge", "Values of parameters that can be counted."),
+    Figure("calls_pending", "sentinel_extension_calls", "gauge", "Requests that a token service has yet to answer."),
+    Figure("calls_overdue", "sentinel_extension_overdue_total", "counter", "What extensions did not answer in time."),
+    Figure("region", "sentinel_region_bytes", "gauge", "Size of the mapping that has everything in it."),
+)
+
+TABLES = (
+    Table(
+        "tokens",
+        "The calls that are in progress, those first that take longest, or have the largest count.",
+        (
+            Column("token", "text", "its id"),
+            Column("flow", "integer", "the id of its rule"),
+            Column("count", "integer", "how much of the flow it stands for"),
+            Column("connection", "connection", "who has it"),
+            Column("held", "seconds", "since when it has been out"),
+            Column("left", "seconds", "until its lease is over; below zero, until the next sweep"),
+            Column("kept", "integer", "how often its lease was renewed by a client"),
+        ),
+        TOKEN_SORTS,
+        open_tokens,
+    ),
+    Table(
+        "flows",
+        "The flows, those first that have most of what `sort` says.",
+        (
+            Column("flow", "integer", "its id"),
+            Column("resource", "name", "what its rule calls it"),
+            Column("limits", "text", "concurrency or qps; or there is no rule any more, and tokens are out"),
+            Column("threshold", "integer", "calls at once, or a second, with those that are connected now"),
+            Column("now", "integer", "calls that are in progress"),
+            Column("passed", "integer", "calls that were let through, since the start"),
+            Column("blocked", "integer", "calls that were refused"),
+            Column("waiting", "integer", "calls that were told to wait"),
+            Column("expired", "integer", "calls whose lease ended before they did"),
+        ),
+        FLOW_SORTS,
+        open_flows,
+    ),
+)
+
 PLUG_IN = "package.module:name; empty is counterd's own"
 MS = integer(1, INTERVAL_MAX_MS)
 
@@ -88,4 +165,6 @@ ROOM = Room(
     reload=reload,
     files={"sentinel.rules": read_rules},
     load=load,
+    figures=FIGURES,
+    tables=TABLES,
 )

@@ -34,6 +34,7 @@ cdef class RateStore(Store):
     cdef double qps_max         # of FLOW and PARAM in each namespace
     cdef uint32_t values_max    # but for hot items
     cdef dict namespaces        # {name: number}
+    cdef dict resources         # {flow id: what its rule calls it}
     cdef dict hot               # {number of a parameter's rule: {value on the wire: its number}}
 
     cdef void map_records(self, uint32_t tokens, uint32_t values) noexcept

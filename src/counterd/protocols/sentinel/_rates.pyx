@@ -119,6 +119,7 @@ cdef class RateStore(Store):
         self.region.drops_idle = True
         self.values_max = param_values
         self.namespaces = {}
+        self.resources = {}
         self.hot = {}
         self.map_records(tokens, param_values)
 
@@ -342,6 +343,11 @@ cdef class RateStore(Store):
             self.load_flow(rule)
         for rule in rules.params:
             self.load_param(rule)
+        known = self.resources
+        self.resources = {rule.flow_id: rule.resource.encode() for rule in rules.flows}
+        for number in range(1, records.state.flows.fresh + 1):
+            if flow_at(records, number).record.flags & RECORD_USED:
+                self.resources.setdefault(self.flow_id(number), known.get(self.flow_id(number), b""))
 
     def check_room(self, rules):
         """Raises ValueError if there is no room for these rules, beside flows that have gone and still have tokens."""
@@ -365,7 +371,7 @@ cdef class RateStore(Store):
         if sum(len(rule.items) for rule in rules.params) > ITEMS_MAX:
             raise ValueError(f"the rules have more than {ITEMS_MAX} paramFlowItemList entries")
         if values > pool_left(&records.state.values) or blocks > pool_left(&self.region.header.blocks):
-            raise ValueError(f"no memory for {values} more entries of paramFlowItemList: raise sentinel.max_param_values")
+            raise ValueError(f"no memory for {values} more paramFlowItemList entries: raise sentinel.max_param_values")
         if len({rule.namespace for rule in (*rules.flows, *rules.params)}) > NAMESPACES_MAX:
             raise ValueError(f"the rules have more than {NAMESPACES_MAX} namespaces")
 

@@ -1,0 +1,94 @@
+"""The sentinel room's tables for people: the calls that are in progress, and the flows.
+
+Floor 2. Walks in slices, see _walk.pyx. Times are those of the store's last call.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from counterd._table cimport Record
+from counterd._walk cimport BLOCK_WORK, RankedWalk
+from counterd.byteorder cimport load_be64
+from counterd.protocols.sentinel._records cimport CONCURRENCY, RULED, Flow, Token, lease_end
+from counterd.protocols.sentinel._store cimport SentinelStore
+
+cdef double NS_PER_S = 1e9
+
+cdef enum Order:
+    HELD
+    COUNT
+    NOW
+    PASSED
+    BLOCKED
+    EXPIRED
+
+cdef dict ORDERS = {
+    "held": HELD, "count": COUNT, "now": NOW, "passed": PASSED, "blocked": BLOCKED, "expired": EXPIRED,
+}
+
+
+cdef class TokensWalk(RankedWalk):
+    """Tokens that are out, of one flow or of all (0), those first that are held longest, or have the largest count."""
+
+    cdef Order order
+    cdef int64_t flow_id
+
+    def __cinit__(self, SentinelStore store not None, bytes _match, uint32_t limit, str sort, int64_t flow_id):
+        self.table = &store.records.tokens
+        self.order = <Order><int>ORDERS[sort]
+        self.flow_id = flow_id
+
+    cdef bint rank(self, const Record* record, uint64_t* rank) noexcept:
+        cdef SentinelStore store = <SentinelStore>self.store
+        cdef const Token* token = <const Token*>record
+        if self.flow_id:
+            self.work -= BLOCK_WORK
+            if store.flow_id(token.flow) != self.flow_id:
+                return False
+        rank[0] = token.count if self.order == COUNT else ~<uint64_t>token.since_ns
+        return True
+
+    cdef tuple row(self, bytes name, const Record* record):
+        cdef SentinelStore store = <SentinelStore>self.store
+        cdef const Token* token = <const Token*>record
+        cdef int64_t left_ns = lease_end(&store.records, token, store.now_ns) - store.now_ns
+        return (
+            str(<int64_t>load_be64(token.id)), store.flow_id(token.flow), token.count,
+            store.records.owners[token.owner].connection, (store.now_ns - token.since_ns) / NS_PER_S,
+            left_ns / NS_PER_S, token.kept,
+        )
+
+
+cdef class FlowsWalk(RankedWalk):
+    """Flows, those first that have most of what `sort` says."""
+
+    cdef Order order
+
+    def __cinit__(self, SentinelStore store not None, bytes _match, uint32_t limit, str sort):
+        self.table = &store.records.flows
+        self.order = <Order><int>ORDERS[sort]
+
+    cdef bint rank(self, const Record* record, uint64_t* rank) noexcept:
+        cdef const Flow* flow = <const Flow*>record
+        if self.order == NOW:
+            rank[0] = flow.now_calls
+        elif self.order == PASSED:
+            rank[0] = flow.passed
+        elif self.order == BLOCKED:
+            rank[0] = flow.blocked
+        else:
+            rank[0] = flow.expired
+        return True
+
+    cdef tuple row(self, bytes name, const Record* record):
+        cdef SentinelStore store = <SentinelStore>self.store
+        cdef const Flow* flow = <const Flow*>record
+        cdef double threshold = 0
+        cdef int64_t flow_id = <int64_t>load_be64(flow.id)
+        kind = "no rule"
+        if flow.record.flags & RULED:
+            kind = "concurrency" if flow.grade == CONCURRENCY else "qps"
+            threshold = store.threshold(flow.threshold, flow.threshold_type, flow.namespace)
+        return (
+            flow_id, store.resources.get(flow_id, b""), kind, int(min(threshold, 1e18)), flow.now_calls, flow.passed,
+            flow.blocked, flow.waiting, flow.expired,
+        )
