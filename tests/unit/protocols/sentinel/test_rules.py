@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,6 +104,17 @@ def test_what_java_prints(text: str | bytes) -> None:
     assert found.flows == (FlowRule("shop", 2**63 - 1, "café", 0, 2.5, 1, 5, 2000, 500, 3000, 2),)
     assert found.params == (ParamRule("shop", 1, "pay", 100.0, 1, 10, 1000, {b"\0\0\0\0\5": 0}),)
     assert type(found.params[0].count) is float
+
+
+def test_the_example_of_the_page() -> None:
+    page = Path(__file__).parents[4] / "docs" / "protocols" / "sentinel.md"
+    (example,) = re.findall(r"```json\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    found = parse_rules(example)
+    assert [(rule.flow_id, rule.grade, rule.resource_timeout_strategy) for rule in found.flows] == [
+        (101, 1, 0),
+        (103, 0, 2),
+    ]
+    assert [rule.items for rule in found.params] == [{encode_value(Typed(Tag.LONG, 7)): 50}]
 
 
 @pytest.mark.parametrize("nothing", [{}, {"a": {}}, {"a": {"flowRules": None, "paramFlowRules": []}}])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +21,7 @@ from machine import own_time
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+PAGE = Path(__file__).parents[4] / "docs" / "protocols" / "sentinel.md"
 I32, I64 = (-(1 << 31), (1 << 31) - 1), (-(1 << 63), (1 << 63) - 1)
 i32, i64, i8 = st.integers(*I32), st.integers(*I64), st.integers(-128, 127)
 
@@ -298,3 +301,40 @@ def test_byte_by_byte_takes_linear_time() -> None:
 
     long = response(1, 9, 0, bytes(1016))
     assert min(seconds(long * 20) for _ in range(3)) < 40 * min(seconds(long * 2) for _ in range(3))
+
+
+# ---- the page
+
+
+def examples() -> list[tuple[str, bytes]]:
+    """The direction and the bytes of each example in docs/protocols/sentinel.md."""
+    lines = re.findall(r"^    ([<>]) ([0-9a-f ]+?)  +\S", PAGE.read_text("utf-8"), re.MULTILINE)
+    return [(direction, bytes.fromhex(data)) for direction, data in lines]
+
+
+def test_the_examples_of_the_page_are_right() -> None:
+    token = -0x4C3E5A0FF2EA15A2
+    assert [data for direction, data in examples() if direction == ">"] == [
+        wire.ping(0, b"default"),
+        wire.ping(1, b""),
+        wire.flow(2, 101, 1),
+        wire.flow(3, 101, 1, True),
+        wire.param_flow(4, 102, 1, [5, "abc"]),
+        wire.acquire(5, 103, 2),
+        wire.keep(6, token),
+        wire.release(7, token),
+        wire.release(8, token),
+        wire.frame(9, 9),
+    ]
+    assert ResponseParser().feed(b"".join(data for direction, data in examples() if direction == "<")) == [
+        Response(0, MessageType.PING, Status.OK, connected=1),
+        Response(1, MessageType.PING, Status.FAIL),
+        Response(2, MessageType.FLOW, Status.OK, remaining=9),
+        Response(3, MessageType.FLOW, Status.SHOULD_WAIT, wait_ms=100),
+        Response(4, MessageType.PARAM, Status.OK, remaining=-1),
+        Response(5, MessageType.ACQUIRE, Status.OK, token_id=token),
+        Response(6, MessageType.KEEP, Status.OK, left_ms=4000),
+        Response(7, MessageType.RELEASE, Status.RELEASE_OK),
+        Response(8, MessageType.RELEASE, Status.ALREADY_RELEASED),
+        Response(9, 9, Status.BAD_REQUEST),
+    ]
