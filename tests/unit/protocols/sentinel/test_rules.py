@@ -522,7 +522,7 @@ def outcome(text: str | bytes) -> Rules | tuple[str, ...]:
     return found
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(documents)
 def test_any_document_is_read_or_refused_with_a_place(any_document: object) -> None:
     first = outcome(json.dumps(any_document))
@@ -531,13 +531,13 @@ def test_any_document_is_read_or_refused_with_a_place(any_document: object) -> N
         assert first == read_rules(any_document)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.binary(max_size=30) | st.text(max_size=30) | st.text('{}[]":,0-e.\\u\ud800', max_size=30))
 def test_any_text_is_read_or_refused_with_a_place(text: str | bytes) -> None:
     outcome(text)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, len(JAVA)), st.integers(0, 30), st.text('{}[]":,0a', max_size=4))
 def test_a_file_with_a_slip(start: int, length: int, instead: str) -> None:
     outcome(JAVA[:start] + instead + JAVA[start + length :])

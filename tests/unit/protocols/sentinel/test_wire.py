@@ -225,7 +225,7 @@ def test_a_response_in_every_cut(data: str, told: Response) -> None:
         assert parser.feed(stream[cut:]) == [told]
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.sampled_from(range(len(ANSWERS))), max_size=8), st.data())
 def test_any_responses_in_any_pieces(picked: list[int], data: st.DataObject) -> None:
     stream = b"".join(bytes.fromhex(ANSWERS[index][0]) for index in picked)
@@ -235,7 +235,7 @@ def test_any_responses_in_any_pieces(picked: list[int], data: st.DataObject) -> 
     assert received == [TOLD[index] for index in picked]
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(i32, i8, i8, st.binary(max_size=12), st.integers(1, 17))
 def test_any_response_at_all_is_parsed_or_refused(xid: int, type: int, status: int, data: bytes, cut: int) -> None:
     """However it is cut, and alike."""
