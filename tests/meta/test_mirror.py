@@ -38,7 +38,7 @@ ELSEWHERE = {
     "control/privileges.py": "changes the process for good: tests/functional/test_privileges.py",
     "control/service.py": "real sockets: tests/functional/test_start.py and tests/functional/test_reload.py",
     "protocols/sentinel/__init__.py": "a declaration: tests/unit/control/test_config.py reads files with it",
-    "protocols/sentinel/_records.pxd": "inlined in _store and _rates: tests/property/test_sentinel_model.py, with audits",
+    "protocols/sentinel/_records.pxd": "inlined in _store: tests/property/test_sentinel_model.py, with audits",
     "protocols/sentinel/_replies.pxd": "inlined in _room: the vectors compare byte by byte",
     "protocols/sentinel/_window.pxd": "inlined in _rates: tests/property/test_sentinel_model.py, with audits",
     "protocols/throttr/__init__.py": "a declaration: tests/unit/control/test_config.py reads files with it",
