@@ -49,6 +49,7 @@ cdef class SentinelStore(RateStore):
     cdef uint32_t from_handle(self, uint64_t handle) noexcept
     cdef int arm_leavers(self, int steps) noexcept
     cdef int sweep(self, int steps) except? -1
+    cdef void end_sweep(self) noexcept
     cdef int end_lease(self, uint32_t number) except -1
     cdef int enter_batch(self, uint32_t number) except -1
     cdef int delegate_call(

@@ -17,7 +17,7 @@ from counterd._wheel cimport timer_is_armed, timers_next_ns, timers_take
 from counterd.byteorder cimport load_be32, load_be64, load_le64, store_be64
 from counterd.debug cimport debug_check
 from counterd.protocols.sentinel._rates cimport (
-    ALREADY_RELEASED, BAD_REQUEST, BLOCKED, NO_RULE, NOT_AVAILABLE, OK, RELEASE_OK, RateStore,
+    ALREADY_RELEASED, BAD_REQUEST, BLOCKED, FAIL, NO_RULE, NOT_AVAILABLE, OK, RELEASE_OK, RateStore,
 )
 from counterd.protocols.sentinel._records cimport (
     CONCURRENCY, HOT, ID_SIZE, JUDGED, RULED, Flow, Owner, Records, State, Token, Value, after, flow_at, lease_begun,
@@ -31,7 +31,7 @@ from counterd.siphash cimport siphash13
 
 cdef enum:
     CALLS_MAX = 1024        # that a token service has yet to answer; beyond them the answer is 5 at once
-    BATCHES_MAX = 16        # that an expire strategy has yet to judge; beyond them leases end as without one
+    BATCHES_MAX = 16        # that an expire strategy has yet to judge; beyond them the sweep waits
     BATCH_MAX = 256         # tokens in one
 
 TYPE_NAMES = {PING: "ping", FLOW: "flow", PARAM: "param", ACQUIRE: "acquire", RELEASE: "release", KEEP: "keep"}
@@ -191,7 +191,7 @@ cdef class SentinelStore(RateStore):
         records.state.kept += 1
         token_arm(records, number, lease_begun(flow_at(records, token.flow), token, self.now_ns))
         self.expect(token.timer.due_ns)
-        left_ms[0] = <int32_t>min((token.timer.due_ns - self.now_ns) // 1000000, <int64_t>INT32_MAX)
+        left_ms[0] = <int32_t>min(max(token.timer.due_ns - self.now_ns, <int64_t>0) // 1000000, <int64_t>INT32_MAX)
         return OK
 
     cdef bint is_ruled(self, uint32_t number) noexcept:
@@ -330,7 +330,10 @@ cdef class SentinelStore(RateStore):
             self.sweep_began_ns = self.now_ns
             self.sweep_taken = 0
         if self.submit_leases is not None:
-            left = 0 if len(self.batches) >= BATCHES_MAX else min(left, <int>BATCH_MAX)
+            left = min(left, <int>BATCH_MAX)
+            if len(self.batches) >= BATCHES_MAX:
+                self.end_sweep()
+                return left
         while left > 0 and (self.sweep_tokens_max == 0 or self.sweep_taken < self.sweep_tokens_max):
             number = timers_take(&self.records.token_timers, self.now_ns, &left)
             if number == 0:
@@ -338,9 +341,12 @@ cdef class SentinelStore(RateStore):
             self.sweep_taken += 1
             self.end_lease(number)
         if left > 0 or self.now_ns - self.sweep_began_ns >= self.sweep_duration_ns:
-            self.sweep_next_ns = self.sweep_began_ns + self.sweep_interval_ns
-            self.sweep_began_ns = -1
+            self.end_sweep()
         return left
+
+    cdef void end_sweep(self) noexcept:
+        self.sweep_next_ns = self.sweep_began_ns + self.sweep_interval_ns
+        self.sweep_began_ns = -1
 
     cdef int end_lease(self, uint32_t number) except -1:
         """Of a token that was taken from the wheel."""
@@ -407,10 +413,12 @@ cdef class SentinelStore(RateStore):
     def answer(self, uint64_t ticket, int status, int64_t value, int64_t now_ns):
         """What a token service says to a Call: a status, and a token's id or the ms of its lease.
 
-        If nobody waits for a token that it granted, it is asked to release it.
+        If nobody waits for a token that it granted, it is asked to release it. What is no status is answered as -1.
         """
         cdef Session session
         self.now_ns = now_ns
+        if not STATUS_MIN <= status < STATUS_MIN + STATUSES:
+            status = FAIL
         pending = self.pending.pop(ticket, None)
         if pending is None:
             if ticket not in self.abandoned:
