@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import shutil
 import signal
 import tempfile
@@ -23,6 +24,12 @@ def pytest_configure() -> None:
     """What a shell starts behind itself ignores SIGINT, and so would all that the tests start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """The tests themselves, some million objects, stay to the end: no collection has to look at them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -26,14 +26,12 @@ def run(main: Coroutine[Any, Any, T], loop_name: str = "asyncio") -> T:
     complaints: list[Any] = []
     loop = NEW_LOOP[loop_name]()
     loop.set_exception_handler(lambda _, context: complaints.append(context))
-    gc.freeze()  # what was there before need not be looked at
     try:
         result = loop.run_until_complete(asyncio.wait_for(main, PATIENCE))
         left = asyncio.all_tasks(loop)
         gc.collect()  # futures that nobody asked complain when they go
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
-        gc.unfreeze()
         for task in asyncio.all_tasks(loop):
             task.cancel()
             with contextlib.suppress(BaseException):
