@@ -20,6 +20,7 @@ STEP: {"on": connection, opened where it is first named, "note": for people, the
            "reference": EXPECTATION    takes the place of expect when the reference is played to
            "eventually": true          send again until the expectation is met, for at most 2 seconds}
    or {"advance_ns": n, "note": for people}    so much time goes by; where it cannot be told to, it is left alone
+   or {"happens": name, "note": for people}    something happens to the server; whoever plays the case knows what
 
 BYTES: hex, or a list of hex and PARTs, of which each protocol may have more
 PART: {"repeat": [BYTES, times]}
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 EVENTUALLY = 2.0  # seconds
 
 CASE_KEYS = {"name", "section", "steps", "why", "reference", "clock"}
-STEP_KEYS = {"on", "note", "close", "half_close", "send", "expect", "reference", "eventually", "advance_ns"}
+STEP_KEYS = {"on", "note", "close", "half_close", "send", "expect", "reference", "eventually", "advance_ns", "happens"}
 
 
 @dataclass
@@ -146,6 +147,7 @@ class Step:
     reference: Any  # the same as expect where the reference does not differ
     eventually: bool
     advance_ns: int
+    happens: str
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,11 @@ class Case:
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def happenings(self) -> set[str]:
+        """What has to happen to the server meanwhile."""
+        return {step.happens for step in self.steps if step.happens}
 
 
 class Stream(NamedTuple):
@@ -215,7 +222,7 @@ def stream(case: Case) -> Stream | None:
     for step in case.steps:
         wanted = step.expect.usual() if isinstance(step.expect, Pattern) else step.expect
         plain = step.expect is None or wanted == "closed" or isinstance(wanted, bytes)
-        special = step.close or step.half_close or step.eventually or step.advance_ns
+        special = step.close or step.half_close or step.eventually or step.advance_ns or step.happens
         if step.on != case.steps[0].on or special or not plain or not isinstance(step.send, bytes):
             return None
         sent += step.send
@@ -265,8 +272,8 @@ class Loader:
     def _step(self, raw: dict[str, Any]) -> Step:
         if not raw.keys() <= STEP_KEYS:
             raise ValueError(f"unknown keys {raw.keys() - STEP_KEYS} in {raw}")
-        if ("advance_ns" in raw) == ("on" in raw):
-            raise ValueError(f"a step is on a connection, or time goes by: {raw}")
+        if len({"advance_ns", "happens", "on"} & raw.keys()) != 1:
+            raise ValueError(f"a step is on a connection, or time goes by, or something happens: {raw}")
         expect = self._expectation(raw["expect"]) if "expect" in raw else None
         return Step(
             on=raw.get("on", ""),
@@ -278,6 +285,7 @@ class Loader:
             reference=self._expectation(raw["reference"]) if "reference" in raw else expect,
             eventually=raw.get("eventually", False),
             advance_ns=raw.get("advance_ns", 0),
+            happens=raw.get("happens", ""),
         )
 
     def _expectation(self, raw: Any) -> Any:
@@ -389,11 +397,13 @@ def run_case(
     *,
     reference: bool = False,
     advance: Callable[[int], None] | None = None,
+    happen: Callable[[str], None] | None = None,
 ) -> None:
     """Plays a case; AssertionError, naming the step, if anything is not as expected.
 
     connect: opens a connection to the implementation. reference: it is the reference server. advance: lets so many
-    nanoseconds go by; without it time is what it is.
+    nanoseconds go by; without it time is what it is. happen: lets that happen to the server; without it no case may
+    need it.
     """
     peers: dict[str, Peer] = {}
     ended = set()
@@ -403,6 +413,10 @@ def run_case(
             if step.advance_ns:
                 if advance is not None:
                     advance(step.advance_ns)
+                continue
+            if step.happens:
+                assert happen is not None, f"{case.name}, step {number}: nobody lets {step.happens} happen"
+                happen(step.happens)
                 continue
             try:
                 if step.on not in peers:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
-from conformance.throttr.engine import START_NS
+from conformance.driven import START_NS
 from conformance.throttr.engine import make_store as make_throttr_store
 from counterd.protocols.counter import wire
 from counterd.protocols.throttr import wire as throttr_wire

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from conformance import vectors
+from conformance.driven import MINUTE_NS, START_NS, TURNS_MAX, UNIX_NS, Bench
 from conformance.throttr.dialect import MAX_MESSAGE
-from conformance.throttr.engine import MINUTE_NS, START_NS, TURNS_MAX, UNIX_NS, Bench, make_store
+from conformance.throttr.engine import make_store
 from property.throttr_model import (
     CHANNEL,
     CHANNELS,

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conformance import vectors
+from conformance.driven import START_NS, Bench
 from conformance.throttr import replies
 from conformance.throttr.dialect import MAX_MESSAGE
-from conformance.throttr.engine import START_NS, Bench, make_store
+from conformance.throttr.engine import make_store
 from property.throttr_model import (
     CHANNEL,
     EVENT,
@@ -40,7 +41,7 @@ from property.throttr_model import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from conformance.throttr.engine import EnginePeer
+    from conformance.driven import EnginePeer
 
 SIZES = (1, 2, 4, 8)
 CASES = {size: vectors.load("throttr", value_size=size) for size in SIZES}
