@@ -1,0 +1,220 @@
+"""Level 1: the vectors against the engine in memory, with a clock that is told to go on, however their streams are cut.
+
+Also what the vectors promise about themselves.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from conformance import vectors
+from conformance.driven import START_NS, EnginePeer
+from conformance.sentinel.engine import RULES, Bench, make_store
+from counterd.protocols.sentinel.wire import MessageType, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+CASES = vectors.load("sentinel")
+STREAMS = {case.name: stream for case in CASES if (stream := vectors.stream(case)) is not None}
+
+# Single cuts that are tried in a stream: all of them up to this length, else as many at equal distances.
+EVERY_CUT_MAX = 300
+PIECES = (1, 2, 3, 5, 7, 18, 19, 64, 1023, 1024, 1025)
+# All requests but a PING and a PARAM end before: where each of them is cut in every case, whatever it is about.
+FRAME_CUTS = 28
+
+
+class CutPeer(EnginePeer):
+    """What it sends comes in pieces, and nothing is due or fetched between them."""
+
+    def __init__(self, bench: Bench, session: Any, cut: Callable[[bytes], Iterable[bytes]]) -> None:
+        super().__init__(bench, session)
+        self._cut = cut
+
+    def send(self, data: bytes) -> None:
+        for piece in self._cut(data):
+            self.take(self.session.receive(piece, self.bench.now_ns))
+        self.bench.settle()
+
+
+def play(case: vectors.Case, cut: Callable[[bytes], Iterable[bytes]] = lambda data: [data]) -> Any:
+    """Plays it to a store of its own, and returns that; nothing is left in it that a token does not explain."""
+    bench = Bench(make_store())
+    vectors.run_case(
+        case,
+        lambda: CutPeer(bench, bench.store.session(bench.now_ns), cut),
+        advance=bench.advance,
+        happen=bench.happen,
+    )
+    bench.store.audit()
+    assert bench.store.sessions_open == 0, case.name
+    return bench.store
+
+
+def cut_at(data: bytes, positions: Iterable[int]) -> list[bytes]:
+    borders = [0, *sorted(position for position in set(positions) if 0 < position < len(data)), len(data)]
+    return [data[start:end] for start, end in itertools.pairwise(borders)]
+
+
+def chunks(data: bytes, size: int) -> list[bytes]:
+    return cut_at(data, range(size, len(data), size))
+
+
+# ---- the vectors ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_engine_does_what_the_vector_says(case: vectors.Case) -> None:
+    play(case)
+
+
+def test_all_cases_share_one_store() -> None:
+    """As they share a server at the other level: whatever one leaves behind is there for those after it."""
+    bench = Bench(make_store())
+    for case in CASES:
+        if "drain" not in case.happenings:
+            vectors.run_case(case, bench.connect, advance=bench.advance, happen=bench.happen)
+            bench.store.audit()
+    assert bench.store.sessions_open == 0
+    bench.advance(3600 * 10**9)
+    assert bench.store.snapshot()["tokens"] == bench.store.held() == 0
+
+
+def test_whoever_is_never_swept_is_told_the_same() -> None:
+    """Without turns of the store, requests alone find out that a lease is over."""
+    for case in CASES:
+        if not any("swept" in step.note for step in case.steps):
+            bench = Bench(make_store(), ticking=False)
+            vectors.run_case(case, bench.connect, advance=bench.advance, happen=bench.happen)
+            bench.store.audit()
+
+
+# ---- every way of cutting them --------------------------------------------------------------------------------------
+
+
+def test_cases_byte_by_byte() -> None:
+    vectors.run_cases(CASES, lambda case: play(case, lambda data: chunks(data, 1)))
+
+
+@pytest.mark.parametrize("position", range(1, FRAME_CUTS))
+def test_cases_with_every_request_in_two_pieces(position: int) -> None:
+    vectors.run_cases(CASES, lambda case: play(case, lambda data: cut_at(data, [position])))
+
+
+def test_cases_in_random_pieces() -> None:
+    for seed in range(3):
+        numbers = random.Random(seed)
+
+        def cut(data: bytes) -> list[bytes]:
+            return cut_at(data, (numbers.randrange(len(data)) for _ in range(numbers.choice((1, 3, 10)))))  # noqa: B023
+
+        vectors.run_cases(CASES, lambda case: play(case, cut))  # noqa: B023
+
+
+def said(pieces: Iterable[bytes], *, end: bool = False) -> tuple[bytes, bool]:
+    """What a stream in these pieces is answered on a store of its own, and whether it is closed then."""
+    session = make_store().session(START_NS)
+    output = bytearray()
+    for piece in pieces:
+        output += session.receive(piece, START_NS)
+        while session.more:
+            output += session.take_output(START_NS)
+    if end:
+        output += session.eof(START_NS)
+        while session.more:
+            output += session.take_output(START_NS)
+    closing = session.closing
+    session.closed(START_NS)
+    return bytes(output), closing
+
+
+def single_cuts(size: int) -> Iterable[int]:
+    return range(1, size) if size <= EVERY_CUT_MAX else range(1, size, size // EVERY_CUT_MAX + 1)
+
+
+def test_streams_in_two_pieces() -> None:
+    for name, stream in STREAMS.items():
+        assert said([stream.sent]) == (stream.expected, stream.closes), f"{name} at once"
+        for position in single_cuts(len(stream.sent)):
+            pieces = cut_at(stream.sent, [position])
+            assert said(pieces) == (stream.expected, stream.closes), f"{name}, cut at {position}"
+
+
+def test_streams_in_many_pieces_and_their_end() -> None:
+    for name, stream in STREAMS.items():
+        numbers = random.Random(name)
+        for size in PIECES:
+            pieces = chunks(stream.sent, size)
+            assert said(pieces, end=True) == (stream.expected, True), f"{name} in pieces of {size}"
+        for seed in range(3):
+            pieces = cut_at(stream.sent, (numbers.randrange(len(stream.sent)) for _ in range(seed * 5)))
+            assert said(pieces) == (stream.expected, stream.closes), f"{name}, random pieces {seed}"
+
+
+# ---- what the vectors promise ---------------------------------------------------------------------------------------
+
+
+def frames_of(data: bytes) -> Iterable[bytes]:
+    while data:
+        size = 2 + int.from_bytes(data[:2], "big")
+        yield data[2:size]
+        data = data[size:]
+
+
+def test_every_type_and_every_status_of_it_is_there() -> None:
+    """Of a status that comes with data that are not known beforehand the case is told by its name."""
+    seen = set()
+    for case in CASES:
+        for step in case.steps:
+            if isinstance(step.expect, vectors.Pattern):
+                seen.update(known(step.expect))
+            elif isinstance(step.expect, bytes):
+                seen.update((frame[4], frame[5]) for frame in frames_of(step.expect))
+    told = {(type, status - 256 if status > 127 else status) for type, status in seen}
+    everywhere = {Status.OK, Status.BAD_REQUEST}
+    asked = {Status.OK, Status.BLOCKED, Status.NO_RULE, Status.BAD_REQUEST}
+    held = {Status.ALREADY_RELEASED, Status.NO_RULE, Status.BAD_REQUEST}
+    expected = {
+        MessageType.PING: everywhere | {Status.FAIL},
+        MessageType.FLOW: asked | {Status.SHOULD_WAIT, Status.TOO_MANY_REQUESTS},
+        MessageType.PARAM: asked | {Status.TOO_MANY_REQUESTS},
+        MessageType.ACQUIRE: asked | {Status.NOT_AVAILABLE},
+        MessageType.RELEASE: held | {Status.RELEASE_OK},
+        MessageType.KEEP: held | {Status.OK},
+    }
+    for type, statuses in expected.items():
+        assert {status for kind, status in told if kind == type} == statuses
+
+
+def known(pattern: vectors.Pattern) -> Iterable[tuple[int, int]]:
+    """Type and status of each frame in it, of which the head is known at least."""
+    data = b"".join(part if isinstance(part, bytes) else bytes(part.size) for part in pattern.parts)
+    return ((frame[4], frame[5]) for frame in frames_of(data))
+
+
+def test_cases_do_not_share_rules_and_namespaces() -> None:
+    """But for flows that nobody has a rule for."""
+    ruled = {rule.flow_id for rules in RULES.values() for rule in (*rules.flows, *rules.params)}
+    owners: dict[int | bytes, str] = {}
+    for case in CASES:
+        for step in case.steps:
+            for name in named(step.send) if isinstance(step.send, bytes) else ():
+                if isinstance(name, bytes) or name in ruled:
+                    assert owners.setdefault(name, case.name) == case.name
+    assert ruled < owners.keys()
+
+
+def named(stream: bytes) -> set[int | bytes]:
+    """Flows and namespaces, as far as whole requests tell."""
+    found: set[int | bytes] = set()
+    for frame in frames_of(stream):
+        if len(frame) > 4 and frame[4] in (MessageType.FLOW, MessageType.PARAM, MessageType.ACQUIRE):
+            found.add(int.from_bytes(frame[5:13], "big", signed=True))
+        elif len(frame) > 9 and frame[4] == MessageType.PING and len(frame) == 9 + int.from_bytes(frame[5:9], "big"):
+            found.add(frame[9:])
+    return found
