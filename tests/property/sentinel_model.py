@@ -1,8 +1,8 @@
 """What the sentinel room does, said a second time: with dicts and lists, nothing clever, and no bound on memory.
 
-`Model` answers requests one by one; the ids of tokens it is given. What a sweep has freed it is told, because when there
-are sweeps is the store's affair: it says which tokens can have been freed, and which must have been. It is a store by the
-contract too, whose sweeps come at once, so that the vectors can be played to it: then both say the same.
+`Model` answers requests one by one; the ids of tokens it is given. What a sweep has freed it is told, as when there are
+sweeps is the store's affair: it says which tokens can have been freed, and which must be by now. It is a store by
+the contract too, whose sweeps come at once, so that the vectors can be played to it: then both say the same.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import struct
 from collections import Counter as Tally
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from counterd.protocols.sentinel.wire import FRAME_MAX, NAMESPACE_MAX, MessageType, Status, Tag
 
@@ -31,8 +31,21 @@ TICK_NS = 1 << 20  # of the wheel: so much later a lease may be seen to be over
 INT32_MAX = (1 << 31) - 1
 TYPE_NAMES = [type.name.lower() for type in MessageType]
 
-# After the status, for each type: what is told, or zeros.
-BODIES = {PING: "", FLOW: ">ii", PARAM: ">ii", ACQUIRE: ">q", RELEASE: "", KEEP: ">i"}
+STATUS_NAMES = {
+    Status.BAD_REQUEST: "bad_request",
+    Status.TOO_MANY_REQUESTS: "too_many_requests",
+    Status.FAIL: "fail",
+    Status.OK: "ok",
+    Status.BLOCKED: "blocked",
+    Status.SHOULD_WAIT: "should_wait",
+    Status.NO_RULE: "no_rule",
+    Status.NOT_AVAILABLE: "not_available",
+    Status.RELEASE_OK: "release_ok",
+    Status.ALREADY_RELEASED: "already_released",
+}
+
+# After the status, for those that tell something whatever it is: that, or zeros.
+BODIES: dict[int, str] = {FLOW: ">ii", PARAM: ">ii", ACQUIRE: ">q", KEEP: ">i"}
 SIZES = {Tag.INTEGER: 4, Tag.LONG: 8, Tag.BYTE: 1, Tag.DOUBLE: 8, Tag.FLOAT: 4, Tag.SHORT: 2, Tag.BOOLEAN: 1}
 
 
@@ -87,10 +100,10 @@ def namespace_of(body: bytes) -> bytes | None:
 
 
 def reply(xid: int, type: int, status: int, *told: int) -> bytes:
-    body = BODIES.get(type, "") if type in list(MessageType) else ""
-    numbers = told or (0,) * (len(body) - 1 if body else 0)
-    head = struct.pack(">iBb", xid, type, status)
-    data = head + (struct.pack(body, *numbers) if body else b"")
+    """told: what the body says; without it there are zeros, but of a PING nothing."""
+    layout = ">i" if type == PING and told else BODIES.get(type, "")
+    numbers = told or (0,) * len(layout[1:])
+    data = struct.pack(">iBb", xid, type, status) + struct.pack(layout, *numbers)
     return len(data).to_bytes(2, "big") + data
 
 
@@ -143,7 +156,7 @@ class Window:
 
 @dataclass(eq=False)
 class Token:
-    """gone_ns of its owner is None while that is there. freed: a sweep has found it, but nobody has asked for it yet."""
+    """With the last rule of its flow. due_ns: when its lease is over, if it has an owner who is there."""
 
     rule: FlowRule
     count: int
@@ -157,8 +170,8 @@ class Token:
         gone_ns = None if self.owner is None else self.owner.gone_ns
         ends_ns = self.due_ns
         if self.rule.resource_timeout_strategy == KEEP_STRATEGY:
-            while ends_ns <= (now_ns if gone_ns is None else gone_ns):
-                ends_ns += span_ns
+            renewed_ns = now_ns if gone_ns is None else gone_ns
+            ends_ns += max(0, (renewed_ns - ends_ns) // span_ns + 1) * span_ns
         return ends_ns if gone_ns is None else min(ends_ns, gone_ns + self.rule.client_offline_ms * MS)
 
 
@@ -250,9 +263,12 @@ class Model:
     def set_wall(self, unix_ns: int, now_ns: int) -> None: ...
 
     def next_deadline(self) -> int:
-        return -1
+        return min((token.ends_ns(self.now_ns) for token in self.tokens.values()), default=-1)
 
-    def tick(self, now_ns: int) -> None: ...
+    def tick(self, now_ns: int) -> None:
+        self.now_ns = now_ns
+        for id in self.overdue(now_ns):
+            del self.tokens[id]
 
     def audit(self) -> None: ...
 
@@ -269,22 +285,19 @@ class Model:
         body = frame[5:]
         if type not in list(MessageType):
             return self.told("unknown", xid, type, Status.BAD_REQUEST)
-        status, *numbers = Status.BAD_REQUEST, ()
+        result: tuple[int, ...] = (Status.BAD_REQUEST,)
         if len(frame) <= FRAME_MAX - 2:
             if type == PING:
-                status, *numbers = self.ping(session, body)
+                result = self.ping(session, body)
             elif type in (FLOW, PARAM, ACQUIRE):
-                status, *numbers = self.ask(session, type, body, granted)
+                result = self.ask(session, type, body, granted)
             elif len(body) >= 8:
                 id = int.from_bytes(body[:8], "big", signed=True)
-                status, *numbers = self.release(id) if type == RELEASE else self.keep(session, id)
-        return self.told(TYPE_NAMES[type], xid, type, status, *(number for number in numbers if number != ()))
+                result = self.release(id) if type == RELEASE else self.keep(session, id)
+        return self.told(TYPE_NAMES[type], xid, type, *result)
 
     def told(self, name: str, xid: int, type: int, status: int, *numbers: int) -> bytes:
-        self.outcomes[name, STATUS_NAMES[status]] += 1
-        if type == PING and status == Status.OK:
-            data = struct.pack(">iBbi", xid, type, status, *numbers)
-            return len(data).to_bytes(2, "big") + data
+        self.outcomes[name, STATUS_NAMES[Status(status)]] += 1
         return reply(xid, type, status, *numbers)
 
     def ping(self, session: ModelSession, body: bytes) -> tuple[int, ...]:
@@ -346,19 +359,18 @@ class Model:
             return (Status.NO_RULE,)
         if not self.is_allowed(rule.namespace):
             return (Status.TOO_MANY_REQUESTS,)
-        items = {bytes([item[0]]) + canonical(Tag(item[0]), item[1:]): limit for item, limit in rule.items.items()}
+        items = {value: limit for item, limit in rule.items.items() for value in values_of(item, 1) or ()}
         asked: Tally[bytes] = Tally()
         left = 0.0
         for value in values:
-            key = value[:1] + value[5:] if value[0] == Tag.STRING and False else value
-            window = self.values[flow_id].get(key, Window(rule.sample_count, rule.window_ms))
-            asked[key] += count
-            passed = window.rate([*window.passed, (window.number(self.now_ns), asked[key] - count)], self.now_ns)
-            left = self.threshold(rule, items.get(key, rule.count)) - passed - count
+            window = self.values[flow_id].get(value, Window(rule.sample_count, rule.window_ms))
+            passed = window.rate([*window.passed, (window.number(self.now_ns), asked[value])], self.now_ns)
+            left = self.threshold(rule, items.get(value, rule.count)) - passed - count
             if left < 0:
                 return (Status.BLOCKED,)
-        for key, total in asked.items():
-            window = self.values[flow_id].setdefault(key, Window(rule.sample_count, rule.window_ms))
+            asked[value] += count
+        for value, total in asked.items():
+            window = self.values[flow_id].setdefault(value, Window(rule.sample_count, rule.window_ms))
             window.add(window.number(self.now_ns), total)
         return Status.OK, min(int(left), INT32_MAX) if len(values) == 1 else -1, 0
 
@@ -423,9 +435,7 @@ class Model:
 
     def late(self, flow_id: int) -> list[int]:
         """Tokens of a flow that a sweep can have freed, in the order in which it does."""
-        found = {
-            id: token.ends_ns(self.now_ns) for id, token in self.tokens.items() if token.rule.flow_id == flow_id
-        }
+        found = {id: token.ends_ns(self.now_ns) for id, token in self.tokens.items() if token.rule.flow_id == flow_id}
         return sorted((id for id, ends_ns in found.items() if ends_ns <= self.now_ns), key=lambda id: found[id])
 
     def sweep(self, flow_id: int, left: int) -> None:
@@ -439,17 +449,3 @@ class Model:
     def overdue(self, before_ns: int) -> list[int]:
         """Tokens whose lease was over by then."""
         return [id for id, token in self.tokens.items() if token.ends_ns(self.now_ns) <= before_ns]
-
-
-STATUS_NAMES = {
-    Status.BAD_REQUEST: "bad_request",
-    Status.TOO_MANY_REQUESTS: "too_many_requests",
-    Status.FAIL: "fail",
-    Status.OK: "ok",
-    Status.BLOCKED: "blocked",
-    Status.SHOULD_WAIT: "should_wait",
-    Status.NO_RULE: "no_rule",
-    Status.NOT_AVAILABLE: "not_available",
-    Status.RELEASE_OK: "release_ok",
-    Status.ALREADY_RELEASED: "already_released",
-}
