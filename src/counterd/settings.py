@@ -86,10 +86,10 @@ def absolute_path(text: str) -> str:
     return text
 
 
-def python_name(text: str) -> str:
-    """Something of a Python module, such as package.module:name; empty means none."""
-    if text and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", text):
-        raise ValueError(f"expected a name such as package.module:name, not {text!r}")
+def extension_name(text: str) -> str:
+    """Something of a Python module, such as package.module:name, or the name of an entry point; empty means none."""
+    if text and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*|\w[\w.-]*", text):
+        raise ValueError(f"expected package.module:name or the name of an entry point, not {text!r}")
     return text
 
 

@@ -14,10 +14,10 @@ from counterd.settings import (
     addresses,
     boolean,
     choice,
+    extension_name,
     integer,
     networks,
     octal_mode,
-    python_name,
     size,
 )
 
@@ -41,9 +41,10 @@ ACCEPTED = [
     (choice("text", "json"), "json", "json"),
     (absolute_path, "", ""),
     (absolute_path, "/etc/x y", "/etc/x y"),
-    (python_name, "", ""),
-    (python_name, "tokens:Service", "tokens:Service"),
-    (python_name, "our.own._tokens2:make", "our.own._tokens2:make"),
+    (extension_name, "", ""),
+    (extension_name, "tokens:Service", "tokens:Service"),
+    (extension_name, "redis-tokens.v2", "redis-tokens.v2"),
+    (extension_name, "our.own._tokens2:make", "our.own._tokens2:make"),
     (addresses, "", ()),
     (addresses, "127.0.0.1", ("127.0.0.1",)),
     (addresses, "::1 127.0.0.1", ("::1", "127.0.0.1")),
@@ -84,8 +85,8 @@ REFUSED = [
     (absolute_path, "etc/x", "expected an absolute path, not 'etc/x'"),
     (absolute_path, "/x\0y", "expected a path without NUL, not '/x\\x00y'"),
     *(
-        (python_name, text, f"expected a name such as package.module:name, not {text!r}")
-        for text in ("tokens", "tokens:", ":make", "a..b:c", "a:b.c", "2a:b", "a:b\n", "a b:c", "/a:b")
+        (extension_name, text, f"expected package.module:name or the name of an entry point, not {text!r}")
+        for text in (".tokens", "tokens:", ":make", "a..b:c", "a:b.c", "2a:b", "a:b\n", "a b:c", "/a:b")
     ),
     (addresses, "localhost", "expected IP addresses, not 'localhost'"),
     (addresses, "127.0.0.1 127.0.0.256", "expected IP addresses, not '127.0.0.256'"),

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from counterd.control import config as configuration
 from counterd.control.config import Config, ConfigError
 from counterd.control.daemon import Daemon
 from counterd.control.log import Foreign, LogWriter
-from counterd.control.service import prepare
+from counterd.control.service import check
 from counterd.control.systemd import passed_sockets
 from counterd.protocols import find_rooms
 from counterd.version import __version__
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from counterd.protocols import Room
 
 EXIT_CONFIG = 2
+LEAVE_S = 2.0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -75,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.check:
             for room in rooms:
                 if config.values[f"{room.name}.enable"]:
-                    prepare(room, config)
+                    check(room, config)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
@@ -117,10 +119,19 @@ def serve(config: Config, rooms: Sequence[Room], reread: Callable[[], Config]) -
     except ConfigError as error:
         for problem in error.problems:
             print(problem, file=sys.stderr)
-        return EXIT_CONFIG
+        return leave(EXIT_CONFIG)
     finally:
         writer.close()
-    return 0
+    return leave(0)
+
+
+def leave(status: int) -> int:
+    """The status, and the process ends even if an extension's threads would keep it."""
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        timer = threading.Timer(LEAVE_S, os._exit, (status,))
+        timer.daemon = True
+        timer.start()
+    return status
 
 
 if __name__ == "__main__":

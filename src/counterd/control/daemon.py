@@ -79,7 +79,7 @@ class Daemon:
         self._stopping = asyncio.Event()
         enabled = [room for room in rooms if config.values[f"{room.name}.enable"]]
         descriptors = share_descriptors(raise_descriptors(), len(enabled))
-        self.services = [Service(room, config, descriptors) for room in enabled]
+        self.services = [Service(room, config, descriptors, self.report) for room in enabled]
         try:
             self._open()
         except BaseException:
@@ -94,9 +94,10 @@ class Daemon:
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._on_stop)
-            for service in self.services:
-                service.listen(loop, self.report)
+            await asyncio.gather(*(service.start(loop) for service in self.services))
             self._watch()
+            for service in self.services:
+                service.listen()
             loop.add_signal_handler(signal.SIGHUP, self.reload)
             loop.add_signal_handler(signal.SIGUSR1, self.log_stats)
             gc.collect()
@@ -201,6 +202,8 @@ class Daemon:
             except (ValueError, MemoryError) as error:
                 raise ConfigError([f"{self.config.path}: {service.room.name}: {error}"]) from None
         self._change_user()
+        for service in self.services:  # as late as that: it is other people's code, which may start threads, too
+            service.extend()
 
     def _change_user(self) -> None:
         """Gives up what was needed to open the sockets."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Bytes of a file that a room asks for: what a room can take in has a bound of its own, and far fewer.
 FILE_MAX = 1 << 25
-PROBLEMS_MAX = 20  # lines about one file
+PROBLEMS_MAX = 100  # lines about one file
 
 
 class FileError(Exception):

@@ -6,12 +6,14 @@ Floor 4.
 from __future__ import annotations
 
 import errno
+import functools
 import ipaddress
 import os
 import socket
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from counterd.control.config import ConfigError
+from counterd.control.extensions import Workshop, find_extensions
 from counterd.control.files import read_files, unreadable
 from counterd.control.keys import account_number, shown
 from counterd.control.limits import effective_connections
@@ -85,15 +87,29 @@ def prepare(room: Room, config: Config) -> Ready:
     return Ready(Access(networks, frozenset(numbers["user"]), frozenset(numbers["group"])), context, files)
 
 
+def check(room: Room, config: Config) -> None:
+    """Finds out what open() and extend() would find wrong with files and names. Raises ConfigError."""
+    problems = find_extensions(room, config)[1]
+    try:
+        prepare(room, config)
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+
+
 class Service:
-    """A room on its way through the life of the process: open(), make_store(), listen(), apply() and close().
+    """A room on its way through the life of the process: open(), make_store(), extend(), start(), listen(), apply()
+    and close().
 
     descriptors: how many its connections may use.
     ready: what is in force of the files and names that its settings mention.
+    workshop: its extensions.
     """
 
-    def __init__(self, room: Room, config: Config, descriptors: int) -> None:
+    def __init__(self, room: Room, config: Config, descriptors: int, report: Report) -> None:
         self.room = room
+        self.workshop = Workshop(room, config, functools.partial(report, room=room.name))
         self.tcp: list[socket.socket] = []
         self.unix: UnixSocket | None = None
         self.ready: Ready
@@ -103,7 +119,7 @@ class Service:
         self._config = config
         self._descriptors = descriptors
         self._passed_unix: list[socket.socket] = []
-        self._report: Report
+        self._report = report
 
     def open(self) -> tuple[list[str], list[str]]:
         """Opens all its sockets; returns what is wrong and what is merely missing, a line each."""
@@ -154,13 +170,20 @@ class Service:
         self.store = self.room.make_store(self._config.values, figures)
         self.load(self._config, self.ready)
 
-    def listen(self, loop: asyncio.AbstractEventLoop, report: Report) -> None:
-        """Begins to accept connections."""
-        self._report = report
+    def extend(self) -> None:
+        """Makes its extensions. Raises ConfigError."""
+        self.workshop.open(self.store)
+
+    async def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Has everything stand. Raises ConfigError."""
         self.server = Server(loop, self.store, self._limits(), self._told)
         self.windows = Windows(self.server, self._window())
-        self.apply(self._config, self.ready)
+        self._apply(self._config, self.ready)
         self.windows.turn()
+        await self.workshop.start(loop, self.server.driver.wake)
+
+    def listen(self) -> None:
+        """Begins to accept connections."""
         for listening in self._listening():
             self.server.listen(listening)
 
@@ -177,8 +200,13 @@ class Service:
     def apply(self, config: Config, ready: Ready) -> None:
         """Takes over the settings that may change while running, and what prepare() made of them.
 
-        What the room's own files say comes before, by load(), as that can still be refused.
+        What the room's own files say comes before, by load(), as that can still be refused; what its extensions say,
+        after, as it takes its time.
         """
+        self._apply(config, ready)
+        self.workshop.apply(config)
+
+    def _apply(self, config: Config, ready: Ready) -> None:
         self._config = config
         self.ready = ready
         self.server.limits = self._limits()
@@ -206,6 +234,7 @@ class Service:
         self.windows.stop()
 
     def close(self) -> None:
+        self.workshop.close()
         if self.unix:
             self.unix.unlink()
         for listening in self._listening():

@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from counterd.settings import choice, integer
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from counterd.settings import Reader, Setting
+
+_T = TypeVar("_T")
 
 Figures = Callable[[], Mapping[str, object]]
 
@@ -100,6 +102,57 @@ class Table:
     open: Callable[[Any, Mapping[str, str]], Walk]
 
 
+class Busy(Exception):
+    """What comes of an errand that was not taken: too many wait already, or too many threads are stuck."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """The one argument that an extension is made with.
+
+    default: what would do its work if it were not there, for it to delegate to; of the same type as the extension.
+    timeout: seconds after which nobody waits for an answer any more.
+    """
+
+    default: Any
+    timeout: float
+
+
+class Hand(Protocol):
+    """An extension, something of somebody else's that a setting names, and the thread that its methods run in."""
+
+    @property
+    def extension(self) -> Any:
+        """What was made of the name."""
+
+    def ask(self, call: str, errand: Callable[[], _T], then: Callable[[_T | Exception, int], None]) -> None:
+        """Has errand() run in the thread, and then(outcome, now_ns) on the loop's: what it returned or raised, or Busy.
+
+        Errands run one after the other. What waits for longer than the time limit is not begun and nobody is told;
+        what runs for longer may have another beside it. call: the method's name, for the log, where errors are.
+        """
+
+    def refresh(self, call: str, errand: Callable[[], _T], take: Callable[[_T], None], interval: str) -> None:
+        """Has errand() run at the start, at each reload, and every so many seconds as the setting `interval` says.
+
+        What it returns goes to take() on the loop's thread. If one of them raises at the start, that is a mistake in
+        the configuration; later it is logged, a line for each of the error's `problems`, and what was taken stays.
+        """
+
+
+class Workshop(Protocol):
+    """Where a room's extensions are made and work; the room sees nothing of threads and files else."""
+
+    def make(self, key: str, default: object, timeout: float) -> Hand | None:
+        """What a setting names, made with a Context of default and timeout, in seconds; None if it names nothing."""
+
+    def on_loop(self, function: Callable[[int], _T], timeout: float) -> _T:
+        """From any other thread: function(now_ns), called on the loop's. Raises what it raises, or TimeoutError."""
+
+    def read(self, key: str) -> bytes:
+        """What is in the file that a setting names, b"" if it names none. Raises ValueError with a text for people."""
+
+
 @dataclass(frozen=True)
 class Room:
     """How a protocol registers itself.
@@ -117,6 +170,9 @@ class Room:
         some, are lines.
     load: gives a store, new or running, what the readers made of the files that there are, by key: all of it, or it
         raises ValueError or MemoryError and nothing has changed.
+    extensions: the methods that a replacement has to have, by the key whose value names it: `package.module:name`, or
+        an entry point of the group `counterd.<room>`, of something to be called with a Context; "" is none.
+    extend: joins a new store to those extensions that are named; called once, if any is.
     """
 
     name: str
@@ -130,6 +186,8 @@ class Room:
     tables: tuple[Table, ...] = ()
     files: Mapping[str, Callable[[bytes], Any]] = field(default_factory=dict)
     load: Callable[[Any, Mapping[str, Any], Mapping[str, Any]], None] = lambda _store, _values, _files: None
+    extensions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    extend: Callable[[Any, Mapping[str, Any], Workshop], None] = lambda _store, _values, _workshop: None
 
 
 def name_of_bytes(text: str) -> bytes:

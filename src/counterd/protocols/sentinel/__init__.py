@@ -6,12 +6,12 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from counterd.protocols import ROWS, ROWS_MAX, Column, Figure, Figures, Room, Table, read_parameters
-from counterd.settings import Setting, absolute_path, choice, integer, python_name
+from counterd.settings import Setting, absolute_path, choice, extension_name, integer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from counterd.protocols import Walk
+    from counterd.protocols import Walk, Workshop
     from counterd.protocols.sentinel._store import SentinelStore
     from counterd.protocols.sentinel.rules import Rules
 
@@ -53,6 +53,13 @@ def load(store: SentinelStore, values: Mapping[str, Any], files: Mapping[str, An
 
     if not values["sentinel.rule_source"]:
         store.load_rules(files.get("sentinel.rules", Rules()))
+
+
+def extend(store: SentinelStore, values: Mapping[str, Any], workshop: Workshop) -> None:
+    """Joins the store to the extensions that are named."""
+    from counterd.protocols.sentinel import extending  # noqa: PLC0415 - as above
+
+    extending.extend(store, values, workshop)
 
 
 def reload(store: SentinelStore, values: Mapping[str, Any]) -> None:
@@ -141,7 +148,7 @@ TABLES = (
     ),
 )
 
-PLUG_IN = "package.module:name; empty is counterd's own"
+EXTENSION = "package.module:name or entry point; empty is counterd's own"
 MS = integer(1, INTERVAL_MAX_MS)
 
 ROOM = Room(
@@ -156,9 +163,9 @@ ROOM = Room(
         Setting("sentinel.sweep_interval", MS, 100, "milliseconds", reload=True),
         Setting("sentinel.sweep_max_tokens", integer(0, TOKENS_MAX), 100_000, "tokens; 0 is no limit", reload=True),
         Setting("sentinel.sweep_max_duration", MS, 50, "milliseconds", reload=True),
-        Setting("sentinel.token_service", python_name, "", PLUG_IN),
-        Setting("sentinel.expire_strategy", python_name, "", PLUG_IN),
-        Setting("sentinel.rule_source", python_name, "", "package.module:name; empty is the file sentinel.rules"),
+        Setting("sentinel.token_service", extension_name, "", EXTENSION),
+        Setting("sentinel.expire_strategy", extension_name, "", EXTENSION),
+        Setting("sentinel.rule_source", extension_name, "", "package.module:name or entry point; empty is the file"),
         Setting("sentinel.extension_timeout", MS, 1000, "milliseconds"),
     ),
     make_store=make_store,
@@ -167,4 +174,10 @@ ROOM = Room(
     load=load,
     figures=FIGURES,
     tables=TABLES,
+    extensions={
+        "sentinel.token_service": ("request_token", "release_token", "keep_token"),
+        "sentinel.expire_strategy": ("expired",),
+        "sentinel.rule_source": ("load",),
+    },
+    extend=extend,
 )

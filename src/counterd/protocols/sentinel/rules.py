@@ -82,7 +82,7 @@ class Rules:
     params: tuple[ParamRule, ...] = ()
 
 
-class RulesError(Exception):
+class RulesError(ValueError):
     """A document with mistakes; each problem begins with where it is."""
 
     def __init__(self, problems: tuple[str, ...]) -> None:
@@ -95,7 +95,7 @@ class RulesError(Exception):
 
 def parse_rules(text: bytes | str) -> Rules:
     """The rules of a JSON text, in UTF-8. Raises RulesError with everything that is wrong."""
-    return read_rules(_parsed(text))
+    return read_rules(read_document(text))
 
 
 def read_rules(document: object) -> Rules:
@@ -125,7 +125,8 @@ class _Members(dict[str, object]):
             self.twice = tuple(sorted(twice))
 
 
-def _parsed(text: bytes | str) -> object:
+def read_document(text: bytes | str) -> object:
+    """A JSON text, in UTF-8, for read_rules(). Raises RulesError."""
     try:
         decoded = text if isinstance(text, str) else text.decode()
         return json.loads(decoded.removeprefix("\ufeff"), object_pairs_hook=_Members, parse_int=_whole)

@@ -1,0 +1,324 @@
+"""Extensions of a room: found by name, made, and given threads; and how a room reaches them.
+
+Floor 4. What is named is imported when the process has given up its privileges and before anybody is served; it is
+never imported again, so another name or another version of the code needs a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import importlib
+import importlib.metadata
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import structlog
+
+from counterd.control.config import ConfigError
+from counterd.control.files import FILE_MAX, FileError, problems_of, read_file
+from counterd.control.worker import Worker
+from counterd.protocols import Context
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from counterd.control.config import Config
+    from counterd.control.worker import Report
+    from counterd.protocols import Room
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+INSPECT_S = 0.25  # how late it is noticed, at most, that a thread is stuck; less for a short time limit
+BURN_PERIOD_S = 1.0
+# How long a thread that computes keeps the interpreter while the loop waits for it, instead of 5 ms.
+# docs/decisions/0014-extensions.md has what it costs, and what others then notice of an extension that computes.
+SWITCH_INTERVAL_S = 0.0001
+
+
+# ---- by name ---------------------------------------------------------------------------------------------------------
+
+
+def find_extensions(room: Room, config: Config) -> tuple[dict[str, Callable[[Context], object]], list[str]]:
+    """What the settings of a room name, by key, imported but not made; and what is wrong, a line each."""
+    found: dict[str, Callable[[Context], object]] = {}
+    problems: list[str] = []
+    for key in room.extensions:
+        if name := config.values[key]:
+            try:
+                found[key] = find(f"counterd.{room.name}", name)
+            except LookupError as error:
+                problems.append(f"{config.where(key)}: {key}: {name}: {error.args[0]}")
+    return found, problems
+
+
+def find(group: str, name: str) -> Callable[[Context], object]:
+    """What a name stands for. Raises LookupError, with a sentence for people."""
+    module, colon, attributes = name.partition(":")
+    if not colon:
+        entries = importlib.metadata.entry_points(group=group)
+        if name not in entries.names:
+            known = ", ".join(sorted(entries.names)) or "none"
+            raise LookupError(f"there is no entry point of that name in the group {group}, but {known}")
+        module, _, attributes = entries[name].value.partition(":")
+    found: Any
+    try:
+        found = importlib.import_module(module.strip())
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+            raise LookupError(f"there is no module {error.name}") from None
+        raise LookupError(f"importing {module} failed: {described(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise LookupError(f"importing {module} failed: {described(error)}") from error
+    for attribute in attributes.split("[")[0].strip().split("."):
+        if not hasattr(found, attribute):
+            raise LookupError(f"the module {module} has no {attributes}")
+        found = getattr(found, attribute)
+    if not callable(found):
+        raise LookupError(f"{attributes} of the module {module} is no class and no function")
+    made: Callable[[Context], object] = found
+    return made
+
+
+def described(error: BaseException) -> str:
+    """An error of somebody else's code: its type, what it says, and where it happened."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f", in {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+# ---- at work ---------------------------------------------------------------------------------------------------------
+
+
+class Hand(Worker):
+    """An extension with its threads: see protocols.Hand."""
+
+    def __init__(self, key: str, value: str, extension: object, limit: float, workshop: Workshop) -> None:
+        room, _, name = key.partition(".")
+
+        def report(cause: str, *words: object, **fields: object) -> None:
+            workshop.report(f"{name}:{cause}", *words, **fields)
+
+        super().__init__(f"{room}: {name} {value}", limit, report)
+        self.key = key
+        self.value = value
+        self.extension = extension
+        self._workshop = workshop
+
+    def refresh(self, call: str, errand: Callable[[], T], take: Callable[[T], None], interval: str) -> None:
+        self._workshop.refreshes.append(Fetching(self, call, errand, take, interval))
+
+
+class Fetching:
+    """What is fetched again and again: see protocols.Hand.refresh."""
+
+    def __init__(
+        self, hand: Hand, call: str, errand: Callable[[], Any], take: Callable[[Any], None], interval: str
+    ) -> None:
+        self._hand = hand
+        self._call = call
+        self._errand = errand
+        self._take = take
+        self._interval = interval
+        self._begun = 0
+        self._taken = 0  # the number of the errand that was taken last: one that was stuck would bring what is old
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def first(self, config: Config) -> None:
+        """Waits for the first that there is. Raises ConfigError."""
+        hand = self._hand
+        done: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        self._begin(lambda problems: None if done.done() else done.set_result(problems))
+        try:
+            problems = await asyncio.wait_for(done, hand.limit)
+        except asyncio.TimeoutError:
+            problems = [f"{self._call} takes longer than {hand.limit * 1000:g} ms"]
+        if problems:
+            where = f"{config.where(hand.key)}: {hand.key}: {hand.value}"
+            raise ConfigError(f"{where}: {problem}" for problem in problems)
+
+    def again(self) -> None:
+        """Has it fetched now; what comes of it is logged."""
+        self._begin(self._log)
+
+    def repeat(self, loop: asyncio.AbstractEventLoop, config: Config) -> None:
+        """Has it fetched every so many seconds from now on, as the configuration says."""
+        self.stop()
+        if seconds := config.values[self._interval]:
+            self._timer = loop.call_later(seconds, self._next, loop, config)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _next(self, loop: asyncio.AbstractEventLoop, config: Config) -> None:
+        self.again()
+        self.repeat(loop, config)
+
+    def _begin(self, told: Callable[[list[str]], None]) -> None:
+        self._begun += 1
+        number = self._begun
+
+        def done(outcome: Any, _now_ns: int) -> None:
+            if number <= self._taken:
+                return
+            try:
+                if isinstance(outcome, Exception):
+                    raise outcome
+                self._take(outcome)
+            except Exception as error:  # noqa: BLE001 - of somebody else's code, or of what it gave
+                told([f"{self._call}: {line}" for line in lines_of(error)])
+            else:
+                self._taken = number
+                told([])
+
+        self._hand.submit(self._call, self._errand, done)
+
+    def _log(self, problems: list[str]) -> None:
+        name = self._hand.name
+        for problem in problems:
+            log.error(f"{name}: nothing changed: {problem}")
+        if not problems:
+            log.debug(f"{name}: {self._call} was taken over")
+
+
+def lines_of(error: Exception) -> list[str]:
+    """What is said of an error: its problems, if it has some."""
+    return problems_of(error) if isinstance(error, ValueError) and hasattr(error, "problems") else [described(error)]
+
+
+class Workshop:
+    """The extensions of one room: see protocols.Workshop.
+
+    hands: those that there are. refreshes: what is fetched again and again.
+    """
+
+    def __init__(self, room: Room, config: Config, report: Report) -> None:
+        self.hands: list[Hand] = []
+        self.refreshes: list[Fetching] = []
+        self.report = report
+        self._room = room
+        self._config = config
+        self._found: dict[str, Callable[[Context], object]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0  # the loop's
+        self._wake: Callable[[], None]
+        self._timer: asyncio.TimerHandle | None = None
+        self._burned_ns = 0
+        self._switch_interval = 0.0
+
+    def open(self, store: Any) -> None:
+        """Imports and makes what is named, and has the room join it to its store. Raises ConfigError."""
+        self._found, problems = find_extensions(self._room, self._config)
+        if problems:
+            raise ConfigError(problems)
+        if self._found:
+            self._room.extend(store, self._config.values, self)
+
+    async def start(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
+        """Begins to work, and waits for what has to be fetched first. Raises ConfigError.
+
+        wake: has the store looked at, after something may have changed in it.
+        """
+        if not self.hands:
+            return
+        self._loop, self._wake, self._thread = loop, wake, threading.get_ident()
+        self._switch_interval = sys.getswitchinterval()
+        sys.setswitchinterval(min(SWITCH_INTERVAL_S, self._switch_interval))
+        for hand in self.hands:
+            hand.start(loop, wake)
+        self._burned_ns = time.monotonic_ns()
+        self._inspect()
+        await asyncio.gather(*(fetching.first(self._config) for fetching in self.refreshes))
+        for fetching in self.refreshes:
+            fetching.repeat(loop, self._config)
+
+    def apply(self, config: Config) -> None:
+        """Fetches everything again, from now on as often as a new configuration says."""
+        self._config = config
+        for fetching in self.refreshes:
+            fetching.again()
+            if self._loop is not None:
+                fetching.repeat(self._loop, config)
+
+    def close(self) -> None:
+        """Ends all work; threads that are stuck end with the process."""
+        if self._loop is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        for fetching in self.refreshes:
+            fetching.stop()
+        for hand in self.hands:
+            hand.stop()
+        sys.setswitchinterval(self._switch_interval)
+        self._loop = None
+
+    # ---- for the room ----
+
+    def make(self, key: str, default: object, timeout: float) -> Hand | None:
+        if key not in self._found:
+            return None
+        value = self._config.values[key]
+        where = f"{self._config.where(key)}: {key}: {value}"
+        try:
+            extension = self._found[key](Context(default, timeout))
+        except (Exception, SystemExit) as error:
+            raise ConfigError([f"{where}: making it failed: {described(error)}"]) from error
+        missing = [name for name in self._room.extensions[key] if not callable(getattr(extension, name, None))]
+        if missing:
+            raise ConfigError([f"{where}: what it made, {type(extension).__name__}, has no {', '.join(missing)}"])
+        hand = Hand(key, value, extension, timeout, self)
+        self.hands.append(hand)
+        return hand
+
+    def on_loop(self, function: Callable[[int], T], timeout: float) -> T:
+        loop = self._loop
+        if loop is None or threading.get_ident() == self._thread:
+            raise RuntimeError("this is for an extension's calls, while the daemon serves")
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(time.monotonic_ns()))
+                except Exception as error:  # noqa: BLE001 - it goes to whoever asked
+                    future.set_exception(error)
+                self._wake()
+
+        loop.call_soon_threadsafe(run)
+        try:
+            return future.result(timeout)
+        except concurrent.futures.TimeoutError:
+            if future.cancel():
+                raise TimeoutError(f"the engine had no turn within {timeout * 1000:g} ms") from None
+            return future.result()  # it was under way
+
+    def read(self, key: str) -> bytes:
+        path = self._config.values[key]
+        try:
+            return read_file(path, FILE_MAX) if path else b""
+        except FileError as error:
+            raise ValueError(str(error)) from None
+
+    # ---- inside ----
+
+    def _inspect(self) -> None:
+        """Looks after the threads, again and again."""
+        now_ns = time.monotonic_ns()
+        burned = (now_ns - self._burned_ns) / 1e9
+        for hand in self.hands:
+            hand.inspect(now_ns)
+            if burned >= BURN_PERIOD_S:
+                hand.burns(burned)
+        if burned >= BURN_PERIOD_S:
+            self._burned_ns = now_ns
+        period = min(INSPECT_S, *(hand.limit / 4 for hand in self.hands))
+        if self._loop is not None:
+            self._timer = self._loop.call_later(period, self._inspect)

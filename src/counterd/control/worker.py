@@ -1,0 +1,243 @@
+"""The threads that an extension works in: errands, one after the other, for which nobody ever waits.
+
+Floor 4. An extension is somebody else's code. It may block, loop, raise or return anything, and the engine goes on:
+errands wait in a bounded queue, each has a time limit, and whoever asked is answered by the engine if that is over. A
+thread that is stuck in an errand is given up and gets a successor, up to STUCK_MAX; after that errands are refused
+until one comes back, and at once if it computes: a second one that does would take twice as much of the interpreter
+from those who are served. Threads are daemons: none keeps the process.
+
+What no thread can help against is native code that keeps the interpreter's lock; systemd's watchdog does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from counterd.protocols import Busy
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    # Told a cause that repeats, a sentence, and fields of the line.
+    Report = Callable[..., None]
+    Then = Callable[[Any, int], None]
+
+WAITING_MAX = 4096  # errands: more than a thread does within any time limit
+STUCK_MAX = 4  # threads; each costs its stack, and the time it may burn
+SLICE_NS = 250_000  # of outcomes, on the loop's thread, in one go
+BURNING = 0.5  # of a core
+
+
+class Errand(NamedTuple):
+    """What is to be done. call: its name, for people. then: told the outcome. due_ns: when nobody waits any more."""
+
+    call: str
+    run: Callable[[], Any]
+    then: Then
+    due_ns: int
+
+
+class Thread:
+    """One of the threads. `errand` is what it is at, which only it sets; `clock` that of the CPU time it has had."""
+
+    def __init__(self, work: Callable[[Thread], None], name: str) -> None:
+        self.errand: Errand | None = None
+        self.last = ""  # the call it was at last
+        self.given_up = False
+        self.clock: int | None = None
+        self._begun_s = self._seen_s = 0.0  # of CPU, when the errand began, and when last looked
+        threading.Thread(target=work, args=(self,), name=name, daemon=True).start()
+
+    def begin(self, errand: Errand) -> None:
+        """For the thread itself."""
+        self._begun_s = time.thread_time()
+        self.last, self.errand = errand.call, errand
+
+    def burnt(self) -> float:
+        """Seconds of CPU since this was last asked."""
+        before, self._seen_s = self._seen_s, self._cpu()
+        return self._seen_s - before
+
+    def burnt_in_errand(self) -> float:
+        """Seconds of CPU since the errand began."""
+        return self._cpu() - self._begun_s
+
+    def _cpu(self) -> float:
+        try:
+            return time.clock_gettime(self.clock) if self.clock is not None else 0.0
+        except OSError:  # it has ended
+            return self._seen_s
+
+
+class Worker:
+    """The threads of one extension.
+
+    name: of the extension, for people. limit: seconds that an errand may wait, and may take. report: see Daemon.report.
+    All methods are for the loop's thread.
+    """
+
+    def __init__(self, name: str, limit: float, report: Report) -> None:
+        self.name = name
+        self.limit = limit
+        self._report = report
+        self._errands: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
+        self._outcomes: deque[tuple[Errand, Any]] = deque()
+        # Guards who works, who is given up, and whether the loop knows of outcomes; never held while an errand runs.
+        self._lock = threading.Lock()
+        self._told = False
+        self._active: Thread | None = None
+        self._stuck: set[Thread] = set()
+        self._late = 0  # errands that were not begun in time
+        self._late_told = 0
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop
+        self._wake: Callable[[], None]
+
+    def start(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
+        """Begins to work. wake: called after outcomes were told."""
+        self._loop, self._wake = loop, wake
+        self._active = self._thread()
+
+    def ask(self, call: str, errand: Callable[[], Any], then: Then) -> None:
+        """See Hand.ask; what the errand raises is logged."""
+
+        def done(outcome: Any, now_ns: int) -> None:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, Busy):
+                text = f"{self.name}: {call} failed: {type(outcome).__name__}: {outcome}"
+                self._report("failed", text, "error", outcome)
+            then(outcome, now_ns)
+
+        self.submit(call, errand, done)
+
+    def submit(self, call: str, errand: Callable[[], Any], then: Then) -> None:
+        """The same, and nothing is logged of what it raises."""
+        one = Errand(call, errand, then, time.monotonic_ns() + int(self.limit * 1e9))
+        if self._active is None or self._errands.qsize() >= WAITING_MAX:
+            self._report("busy", f"{self.name}: {call} was refused: {self._busy()}")
+            self._told_of(one, Busy())
+        else:
+            self._errands.put(one)
+
+    def inspect(self, now_ns: int) -> None:
+        """Gives up a thread that is stuck, and tells of errands that took or waited too long; for a timer."""
+        thread = self._active
+        errand = thread.errand if thread is not None else None
+        if thread is not None and errand is not None and errand.due_ns <= now_ns:
+            self._give_up(thread, errand)
+        if self._late != self._late_told:
+            text = f"{self.name}: it is asked for more than it can do: {self._late - self._late_told} calls"
+            self._report("late", f"{text} were not begun within {self.limit * 1000:g} ms")
+            self._late_told = self._late
+
+    def burns(self, period: float) -> None:
+        """Tells if more than half of a period, in seconds, went into its threads; to be called once in each."""
+        threads = [thread for thread in (self._active, *self._stuck) if thread is not None]
+        spent = {thread: thread.burnt() for thread in threads}
+        if sum(spent.values()) <= BURNING * period:
+            return
+        busiest = max(spent, key=lambda thread: spent[thread])
+        errand = busiest.errand
+        call = errand.call if errand is not None else busiest.last
+        figures = f"{sum(spent.values()):.2f} s in the last {period:.1f} s"
+        self._report("cpu", f"{self.name} burns CPU in {call}: {figures}")
+
+    def stop(self) -> None:
+        """Begins nothing any more, and tells nobody what comes of the rest."""
+        self._closed = True
+        self._active = None
+        for _ in range(STUCK_MAX + 1):
+            self._errands.put(None)
+
+    # ---- inside ----
+
+    def _thread(self) -> Thread:
+        return Thread(self._work, self.name)
+
+    def _busy(self) -> str:
+        if self._active is not None:
+            return f"{WAITING_MAX} calls wait already"
+        calls = sorted({thread.errand.call for thread in self._stuck if thread.errand is not None})
+        return f"all of its threads are stuck, in {', '.join(calls)}"
+
+    def _give_up(self, thread: Thread, errand: Errand) -> None:
+        with self._lock:
+            if thread.errand is not errand:
+                return  # it has just come back
+            thread.given_up = True
+            self._stuck.add(thread)
+            self._active = None
+            if len(self._stuck) < STUCK_MAX and thread.burnt_in_errand() <= BURNING * self.limit:
+                with contextlib.suppress(RuntimeError):  # the system has no thread left
+                    self._active = self._thread()
+        text = f"{self.name}: {errand.call} takes longer than {self.limit * 1000:g} ms"
+        more = "" if self._active is not None else ", and nothing more is asked of it until one comes back"
+        self._report("stuck", f"{text}: threads that are stuck: {len(self._stuck)}{more}")
+
+    def _told_of(self, errand: Errand, outcome: Any) -> None:
+        """Has errand.then called on the loop's thread; from any."""
+        self._outcomes.append((errand, outcome))
+        self._schedule()
+
+    def _schedule(self) -> None:
+        with self._lock:
+            told, self._told = self._told, True
+        if not told and not self._closed:
+            try:
+                self._loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:  # the loop was closed meanwhile, and so will be the process
+                self._closed = True
+
+    def _deliver(self) -> None:
+        with self._lock:
+            self._told = False
+        begun = now = time.monotonic_ns()
+        try:
+            while self._outcomes and not self._closed and now - begun < SLICE_NS:
+                errand, outcome = self._outcomes.popleft()
+                errand.then(outcome, now)
+                now = time.monotonic_ns()
+        finally:
+            if self._outcomes:
+                self._schedule()
+            self._wake()
+
+    # ---- in the threads ----
+
+    def _work(self, thread: Thread) -> None:
+        # By itself: of a thread that has ended there is no asking, a number of its clock is harmless.
+        thread.clock = time.pthread_getcpuclockid(threading.get_ident())
+        while (errand := self._errands.get()) is not None and not self._closed:
+            now_ns = time.monotonic_ns()
+            if errand.due_ns <= now_ns:
+                self._late += 1
+                continue
+            self._do(thread, errand._replace(due_ns=now_ns + int(self.limit * 1e9)))
+            if not self._goes_on(thread):
+                return
+
+    def _do(self, thread: Thread, errand: Errand) -> None:
+        thread.begin(errand)
+        try:
+            outcome = errand.run()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, sys.exit() too, it is somebody else's
+            outcome = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+        self._told_of(errand, outcome)
+
+    def _goes_on(self, thread: Thread) -> bool:
+        """Whether the thread is needed: one that was stuck is, if it has no successor."""
+        with self._lock:
+            thread.errand = None
+            if not thread.given_up:
+                return True
+            self._stuck.discard(thread)
+            if self._active is not None or self._closed:
+                return False
+            thread.given_up = False
+            self._active = thread
+            return True

@@ -1,0 +1,125 @@
+"""Joins the store to the extensions that the settings name: hands over calls, checks what comes back.
+
+Floor 2. Whatever an extension does, each call is answered: by it, by what stands here for its failing, or by the store
+when its time is over.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from counterd.protocols import Busy
+from counterd.protocols.sentinel.extensions import (
+    DefaultTokenService,
+    FileRuleSource,
+    RegularExpireStrategy,
+    TokenResult,
+    _client,
+)
+from counterd.protocols.sentinel.rules import read_rules
+from counterd.protocols.sentinel.wire import LEASE_MAX, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from counterd.protocols import Hand, Workshop
+    from counterd.protocols.sentinel._store import Call, SentinelStore
+    from counterd.protocols.sentinel.extensions import ExpireStrategy, Lease, RuleSource, TokenService
+    from counterd.protocols.sentinel.rules import Rules
+
+METHODS = {"request": "request_token", "release": "release_token", "keep": "keep_token"}
+STATUSES = frozenset(Status)
+
+
+def extend(store: SentinelStore, values: Mapping[str, Any], workshop: Workshop) -> None:
+    """Room.extend."""
+    milliseconds = values["sentinel.extension_timeout"]
+    limit, limit_ns = milliseconds / 1000, milliseconds * 1_000_000
+    service = workshop.make("sentinel.token_service", DefaultTokenService(store, workshop, limit), limit)
+    if service is not None:
+        store.delegate(partial(submit_calls, store, service), limit_ns)
+    strategy = workshop.make("sentinel.expire_strategy", RegularExpireStrategy(), limit)
+    if strategy is not None:
+        store.delegate_expiry(partial(submit_leases, store, strategy), limit_ns)
+    source = workshop.make("sentinel.rule_source", FileRuleSource(workshop), limit)
+    if source is not None:
+        source.refresh("load", partial(fetch, source.extension), store.load_rules, "sentinel.rules_interval")
+
+
+# ---- a token service -------------------------------------------------------------------------------------------------
+
+
+def submit_calls(store: SentinelStore, hand: Hand, calls: Sequence[Call]) -> None:
+    """Store.delegate's submit: has each call answered."""
+    for call in calls:
+        hand.ask(METHODS[call.kind], partial(serve, hand.extension, call), partial(answer, store, call.ticket))
+
+
+def answer(store: SentinelStore, ticket: int, outcome: tuple[int, int] | Exception, now_ns: int) -> None:
+    """Passes on what came of a call."""
+    if isinstance(outcome, Exception):
+        outcome = (Status.NOT_AVAILABLE if isinstance(outcome, Busy) else Status.FAIL, 0)
+    store.answer(ticket, *outcome, now_ns)
+
+
+def serve(service: TokenService, call: Call) -> tuple[int, int]:
+    """In the worker's thread: what the service says to a call, a status and a value. Raises what it raises."""
+    token = _client.set(call.client)
+    try:
+        if call.kind == "request":
+            result = service.request_token(call.flow_id, call.count, call.prioritized, call.address)
+        else:
+            method: Callable[[int], TokenResult] = getattr(service, METHODS[call.kind])
+            result = method(call.token_id)
+    finally:
+        _client.reset(token)
+    return checked(call.kind, result)
+
+
+def checked(kind: str, result: object) -> tuple[int, int]:
+    """The status and the value of a result, if it is one."""
+    if not isinstance(result, TokenResult):
+        raise TypeError(f"a TokenResult was expected, not {type(result).__name__}")
+    status, token_id, left_ms = result
+    if status not in STATUSES:
+        raise ValueError(f"there is no status {status!r}")
+    status = int(status)
+    if kind == "request" and status == Status.OK:
+        if type(token_id) is not int or not -(1 << 63) <= token_id < 1 << 63 or token_id == 0:
+            raise ValueError(f"a token's id is a 64-bit number and not 0, not {token_id!r}")
+        return status, token_id
+    if kind == "keep" and status == Status.OK:
+        if type(left_ms) is not int or left_ms < 0:
+            raise ValueError(f"left_ms is a number of milliseconds, not {left_ms!r}")
+        return status, min(left_ms, LEASE_MAX)
+    return status, 0
+
+
+# ---- an expire strategy ----------------------------------------------------------------------------------------------
+
+
+def submit_leases(store: SentinelStore, hand: Hand, batch: int, leases: Sequence[Lease]) -> None:
+    """Store.delegate_expiry's submit: has a batch judged."""
+    ids = frozenset(lease.token_id for lease in leases)
+
+    def judged(outcome: frozenset[int] | Exception, now_ns: int) -> None:
+        store.expire(batch, ids if isinstance(outcome, Exception) else outcome, now_ns)
+
+    hand.ask("expired", partial(judge, hand.extension, leases, ids), judged)
+
+
+def judge(strategy: ExpireStrategy, leases: Sequence[Lease], ids: frozenset[int]) -> frozenset[int]:
+    """In the worker's thread: which of them go. Raises what the strategy raises."""
+    going = frozenset(strategy.expired(leases))
+    if not going <= ids:
+        raise ValueError(f"ids of the tokens that it was given were expected, not {next(iter(going - ids))!r}")
+    return going
+
+
+# ---- a rule source ---------------------------------------------------------------------------------------------------
+
+
+def fetch(source: RuleSource) -> Rules:
+    """In the worker's thread: the rules of a source, checked. Raises RulesError, or what the source raises."""
+    return read_rules(source.load())

@@ -1,0 +1,489 @@
+"""Extensions: what a name finds, what is said of one that finds nothing, and what is fetched again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from counterd.control import extensions
+from counterd.control.config import Config, ConfigError, load
+from counterd.control.extensions import SWITCH_INTERVAL_S, Workshop, described, find, find_extensions
+from counterd.protocols.counter import ROOM as COUNTER
+from counterd.settings import Setting, absolute_path, extension_name, integer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+    from pathlib import Path
+
+    from counterd.protocols import Hand, Room
+    from counterd.protocols import Workshop as Face
+
+LIMIT = 100.0  # seconds; no test waits so long
+
+KEEPERS = """
+import threading
+
+class Keeper:
+    def __init__(self, context):
+        self.context = context
+    def open(self): ...
+    def shut(self): ...
+
+class Half:
+    open = 5
+    def __init__(self, context): ...
+
+class Broken(Keeper):
+    def __init__(self, context):
+        raise OSError("no such gate")
+
+class Nested:
+    Keeper = Keeper
+
+def leaves(context):
+    raise SystemExit(3)
+
+nothing = None
+"""
+
+
+class Gate:
+    """A store that an extension serves; extend() is given to the room."""
+
+    def __init__(self) -> None:
+        self.hand: Hand | None = None
+        self.taken: list[object] = []
+        self.face: Face
+        self.fetch: Callable[[], object] | None = None
+
+    def extend(self, store: object, values: Any, face: Face) -> None:
+        assert store is self
+        self.face = face
+        self.hand = face.make("gate.keeper", "default", values["gate.limit"])
+        if self.fetch is not None and self.hand is not None:
+            self.hand.refresh("open", self.fetch, self.taken.append, "gate.interval")
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+def room(gate: Gate) -> Room:
+    return replace(
+        COUNTER,
+        name="gate",
+        settings=(
+            Setting("gate.keeper", extension_name, ""),
+            Setting("gate.limit", integer(1, 1000), int(LIMIT)),
+            Setting("gate.interval", integer(0, 1000), 0, reload=True),
+            Setting("gate.file", absolute_path, ""),
+        ),
+        aliases={},
+        extensions={"gate.keeper": ("open", "shut")},
+        extend=gate.extend,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Modules in it can be imported."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "keepers.py").write_text(KEEPERS)
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def configured(room: Room, folder: Path) -> Callable[..., Config]:
+    """A configuration with these settings of the gate, each on the line after `enable`."""
+
+    def configured(**settings: object) -> Config:
+        file = folder / "F"
+        lines = ["gate.enable = true", *(f"gate.{name} = {value}" for name, value in settings.items())]
+        file.write_text("\n".join(lines))
+        return load(file, [], [room])
+
+    return configured
+
+
+@contextlib.contextmanager
+def opened(room: Room, gate: Gate, config: Config) -> Iterator[tuple[Workshop, list[str]]]:
+    """A workshop whose extensions are made, and what it reports."""
+    lines: list[str] = []
+    workshop = Workshop(room, config, lambda _cause, text, *_, **_fields: lines.append(text))
+    try:
+        workshop.open(gate)
+        yield workshop, lines
+    finally:
+        workshop.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never came")
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+def add_entry_point(folder: Path, name: str, value: str) -> None:
+    info = folder / "keepers-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: keepers\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[counterd.gate]\n{name} = {value}\n")
+
+
+def test_a_name_is_an_attribute_of_a_module(folder: Path) -> None:
+    assert find("counterd.gate", "keepers:Keeper").__name__ == "Keeper"  # type: ignore[attr-defined]
+
+
+def test_or_an_entry_point(folder: Path) -> None:
+    add_entry_point(folder, "my-keeper", "keepers:Nested.Keeper")
+    assert find("counterd.gate", "my-keeper").__name__ == "Keeper"  # type: ignore[attr-defined]
+    with pytest.raises(LookupError) as caught:
+        find("counterd.gate", "your-keeper")
+    known = "there is no entry point of that name in the group counterd.gate, but my-keeper"
+    assert caught.value.args == (known,)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("nowhere:Keeper", "there is no module nowhere"),
+        ("nowhere.deep:Keeper", "there is no module nowhere"),
+        ("keepers.deep:Keeper", "there is no module keepers.deep"),
+        ("keepers:keeper", "the module keepers has no keeper"),
+        ("keepers:nothing", "nothing of the module keepers is no class and no function"),
+        ("needy:Keeper", "importing needy failed: ModuleNotFoundError: No module named 'nowhere', in needy.py:1"),
+        ("wrong:Keeper", "importing wrong failed: SyntaxError: "),
+        ("raising:Keeper", "importing raising failed: ZeroDivisionError: division by zero, in raising.py:2"),
+        ("leaving:Keeper", "importing leaving failed: SystemExit: 3, in leaving.py:1"),
+        ("keeper", "there is no entry point of that name in the group counterd.gate, but none"),
+    ],
+)
+def test_what_is_said_of_a_name_that_finds_nothing(
+    configured: Callable[..., Config], room: Room, folder: Path, name: str, why: str
+) -> None:
+    (folder / "needy.py").write_text("import nowhere\n")
+    (folder / "wrong.py").write_text("import\n")
+    (folder / "raising.py").write_text("\n1 / 0\n")
+    (folder / "leaving.py").write_text("raise SystemExit(3)\n")
+    found, (problem,) = find_extensions(room, configured(keeper=name))
+    assert found == {}
+    assert problem.startswith(f"{folder}/F:2: gate.keeper: {name}: {why}")
+
+
+def test_an_error_that_never_was_raised_has_no_place() -> None:
+    assert described(ValueError("x")) == "ValueError: x"
+
+
+# ---- making ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_extension_is_made_with_a_context(configured: Callable[..., Config], room: Room, gate: Gate) -> None:
+    with opened(room, gate, configured(keeper="keepers:Keeper")):
+        assert gate.hand is not None
+        context = gate.hand.extension.context
+        assert (context.default, context.timeout) == ("default", LIMIT)
+
+
+def test_without_a_name_nothing_is_made_and_nothing_changes(
+    configured: Callable[..., Config], room: Room, gate: Gate
+) -> None:
+    threads, interval = threading.active_count(), sys.getswitchinterval()
+
+    async def run(workshop: Workshop) -> None:
+        await workshop.start(asyncio.get_running_loop(), lambda: None)
+        workshop.apply(configured())
+        assert (threading.active_count(), sys.getswitchinterval()) == (threads, interval)
+
+    with opened(room, gate, configured()) as (workshop, _):
+        assert not hasattr(gate, "face")
+        asyncio.run(run(workshop))
+
+
+def test_a_room_may_ask_for_what_is_not_named(configured: Callable[..., Config], room: Room, gate: Gate) -> None:
+    with opened(room, gate, configured(keeper="keepers:Keeper")):
+        assert gate.face.make("gate.other", None, 1.0) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("keepers:Half", "what it made, Half, has no open, shut"),
+        ("keepers:Broken", "making it failed: OSError: no such gate, in keepers.py:16"),
+        ("keepers:leaves", "making it failed: SystemExit: 3, in keepers.py:22"),
+        ("keepers:none", "the module keepers has no none"),
+    ],
+)
+def test_what_cannot_be_made_is_a_mistake_in_the_configuration(
+    configured: Callable[..., Config], room: Room, gate: Gate, name: str, why: str
+) -> None:
+    config = configured(keeper=name)
+    with pytest.raises(ConfigError) as caught, opened(room, gate, config):
+        pass
+    assert caught.value.problems == (f"{config.path}:2: gate.keeper: {name}: {why}",)
+
+
+# ---- at work ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(configured: Callable[..., Config], room: Room, gate: Gate) -> Callable[..., list[str]]:
+    """Runs a test's coroutine while the keeper works; returns what was reported."""
+
+    def run(main: Callable[[Workshop], Coroutine[Any, Any, None]], **settings: object) -> list[str]:
+        async def begin(workshop: Workshop) -> None:
+            await workshop.start(asyncio.get_running_loop(), lambda: None)
+            await main(workshop)
+            workshop.close()
+
+        with opened(room, gate, configured(keeper="keepers:Keeper", **settings)) as (workshop, lines):
+            asyncio.run(begin(workshop))
+        return lines
+
+    return run
+
+
+def test_calls_are_answered_and_threads_leave_each_other_time(run: Callable[..., list[str]], gate: Gate) -> None:
+    before = sys.getswitchinterval()
+    told: list[object] = []
+
+    async def main(_: Workshop) -> None:
+        assert gate.hand is not None
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S)
+        gate.hand.ask("open", lambda: 1 / 0, lambda outcome, _: told.append(type(outcome)))
+        await until(lambda: told)
+
+    lines = run(main)
+    assert told == [ZeroDivisionError]
+    assert lines == ["gate: keeper keepers:Keeper: open failed: ZeroDivisionError: division by zero"]
+    assert sys.getswitchinterval() == before
+
+
+def test_the_engine_is_reached_from_a_call(run: Callable[..., list[str]], gate: Gate) -> None:
+    told: list[object] = []
+
+    async def main(_: Workshop) -> None:
+        assert gate.hand is not None
+        here, loop = threading.get_ident(), asyncio.get_running_loop()
+
+        def wrong(_now_ns: int) -> None:
+            raise LookupError("nothing there")
+
+        def call() -> list[object]:
+            found: list[object] = [gate.face.on_loop(lambda _: threading.get_ident() == here, LIMIT)]
+            with pytest.raises(LookupError, match="nothing there"):
+                gate.face.on_loop(wrong, LIMIT)
+            busy = threading.Event()
+            loop.call_soon_threadsafe(busy.wait)
+            with pytest.raises(TimeoutError, match="the engine had no turn within 0 ms"):
+                gate.face.on_loop(lambda _: told.append("too late"), 0.0)
+            busy.set()
+            return found
+
+        gate.hand.ask("open", call, lambda outcome, _: told.append(outcome))
+        await until(lambda: told)
+        with pytest.raises(RuntimeError, match="for an extension's calls"):
+            gate.face.on_loop(lambda _: None, LIMIT)
+
+    assert run(main) == []
+    assert told == [[True]]
+    with pytest.raises(RuntimeError, match="while the daemon serves"):
+        gate.face.on_loop(lambda _: None, LIMIT)
+
+
+def test_files_are_read_for_the_room(configured: Callable[..., Config], room: Room, gate: Gate, folder: Path) -> None:
+    with opened(room, gate, configured(keeper="keepers:Keeper")):
+        assert gate.face.read("gate.file") == b""
+    with opened(room, gate, configured(keeper="keepers:Keeper", file=folder / "file")):
+        with pytest.raises(ValueError, match="cannot be read: No such file"):
+            gate.face.read("gate.file")
+        (folder / "file").write_bytes(b"there")
+        assert gate.face.read("gate.file") == b"there"
+
+
+def test_threads_are_looked_after(run: Callable[..., list[str]], gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extensions, "INSPECT_S", 0.001)
+    monkeypatch.setattr(extensions, "BURN_PERIOD_S", 0.02)
+    looked: list[int] = []
+    monkeypatch.setattr(extensions.Hand, "inspect", lambda _, now_ns: looked.append(now_ns))
+    ended = threading.Event()
+
+    def burn() -> None:
+        while not ended.is_set():
+            pass
+
+    async def main(workshop: Workshop) -> None:
+        reported: list[str] = []
+        monkeypatch.setattr(workshop, "report", lambda cause, *_: reported.append(cause))
+        workshop.hands[0].ask("open", burn, lambda *_: None)
+        try:
+            await until(lambda: "keeper:cpu" in reported)
+        finally:
+            ended.set()
+
+    run(main)
+    assert len(looked) > 2
+
+
+# ---- what is fetched again and again ---------------------------------------------------------------------------------
+
+
+class Mistakes(ValueError):
+    problems = ("first", "second")
+
+
+def test_it_is_fetched_before_anything_is_served(run: Callable[..., list[str]], gate: Gate) -> None:
+    gate.fetch = lambda: "fetched"
+
+    async def main(_: Workshop) -> None:
+        assert gate.taken == ["fetched"]
+
+    assert run(main) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "problems"),
+    [
+        (Mistakes(), ["open: first", "open: second"]),
+        (OSError("gone"), ["open: OSError: gone, in test_extensions.py:..."]),
+        (TypeError(), ["open: TypeError: , in test_extensions.py:..."]),
+    ],
+)
+def test_what_cannot_be_fetched_at_the_start_is_a_mistake(
+    run: Callable[..., list[str]], gate: Gate, folder: Path, error: Exception, problems: list[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    async def main(_: Workshop) -> None:
+        raise AssertionError("it was served")
+
+    gate.fetch = fail
+    with pytest.raises(ConfigError) as caught:
+        run(main)
+    told = [problem.partition(".py:")[0] for problem in caught.value.problems]
+    where = f"{folder}/F:2: gate.keeper: keepers:Keeper: "
+    assert told == [where + problem.partition(".py:")[0] for problem in problems]
+
+
+def test_a_start_does_not_wait_for_ever(
+    run: Callable[..., list[str]], gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+    gate.fetch = ended.wait
+
+    async def main(_: Workshop) -> None:
+        raise AssertionError("it was served")
+
+    async def at_once(awaitable: asyncio.Future[Any], _seconds: float) -> None:
+        awaitable.cancel()
+        raise asyncio.TimeoutError
+
+    monkeypatch.setattr(asyncio, "wait_for", at_once)
+    with pytest.raises(ConfigError, match=r"keepers:Keeper: open takes longer than 100000 ms$"):
+        run(main)
+    ended.set()
+
+
+def test_a_reload_fetches_it_again_and_a_mistake_changes_nothing(
+    run: Callable[..., list[str]], gate: Gate, configured: Callable[..., Config]
+) -> None:
+    outcomes: list[object] = [1, 2, Mistakes(), OSError("gone"), 3]
+
+    def fetch() -> object:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    gate.fetch = fetch
+
+    async def main(workshop: Workshop) -> None:
+        with capture_logs() as logs:
+            for _ in range(4):
+                workshop.apply(configured(keeper="keepers:Keeper"))
+            await until(lambda: len(gate.taken) == 3)
+        lines = [entry["event"] for entry in logs if entry["log_level"] == "error"]
+        name = "gate: keeper keepers:Keeper: nothing changed: open: "
+        assert [line.partition(", in ")[0] for line in lines] == [
+            f"{name}first",
+            f"{name}second",
+            f"{name}OSError: gone",
+        ]
+
+    run(main)
+    assert gate.taken == [1, 2, 3]
+
+
+def test_it_is_fetched_as_often_as_is_configured(
+    run: Callable[..., list[str]], gate: Gate, configured: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate.fetch = lambda: len(gate.taken)
+
+    async def main(workshop: Workshop) -> None:
+        loop = asyncio.get_running_loop()
+        timers: list[tuple[float, Callable[..., object]]] = []
+        real = loop.call_later
+
+        def call_later(seconds: float, function: Any, *arguments: Any) -> asyncio.TimerHandle:
+            if seconds >= 1:
+                timers.append((seconds, lambda: function(*arguments)))
+            return real(seconds, function, *arguments)
+
+        monkeypatch.setattr(loop, "call_later", call_later)
+        workshop.apply(configured(keeper="keepers:Keeper", interval=7))
+        await until(lambda: len(gate.taken) == 2)
+        for count in (3, 4):
+            seconds, function = timers[-1]
+            assert seconds == 7
+            function()
+            await until(lambda wanted=count: len(gate.taken) == wanted)
+        workshop.apply(configured(keeper="keepers:Keeper"))
+        await until(lambda: len(gate.taken) == 5)
+        assert len(timers) == 3
+
+    run(main)
+
+
+def test_what_comes_late_does_not_replace_what_is_newer(run: Callable[..., list[str]], gate: Gate) -> None:
+    ended = threading.Event()
+    begun: list[int] = []
+
+    def fetch() -> int:
+        number = len(begun)
+        begun.append(number)
+        if number == 1:
+            ended.wait()
+        return number
+
+    gate.fetch = fetch
+
+    async def main(workshop: Workshop) -> None:
+        (hand,) = workshop.hands
+        for fetching in workshop.refreshes:
+            fetching.again()
+        await until(lambda: len(begun) == 2)
+        hand.inspect(1 << 62)
+        workshop.refreshes[0].again()
+        await until(lambda: gate.taken == [0, 2])
+        ended.set()
+        workshop.refreshes[0].again()
+        await until(lambda: gate.taken == [0, 2, 3])
+
+    run(main)
