@@ -41,12 +41,14 @@ HEADERS = {"byteorder", "siphash", "debug", "settings", "frames", "errors", "uni
 # All that the engine and the rooms may use besides counterd: nothing here knows a clock, a socket, a file or a loop.
 BELOW_NET = {
     "__future__", "collections", "collections.abc", "cpython.bytes", "cpython.mem", "cython", "dataclasses", "enum",
-    "importlib", "ipaddress", "libc.stdint", "libc.string", "math", "pkgutil", "posix.mman", "re", "struct", "typing",
+    "functools", "importlib", "ipaddress", "libc.stdint", "libc.string", "math", "pkgutil", "posix.mman", "re", "struct", "typing",
 }  # fmt: skip
 # The key of the hash, drawn when a room makes its store.
 BELOW_NET_EXCEPT = {f"protocols/{room}/__init__.py": {"os"} for room in ("counter", "sentinel", "throttr")}
 # A document that others have read from somewhere.
 BELOW_NET_EXCEPT["protocols/sentinel/rules.py"] = {"difflib", "json"}
+# Whose call a thread is at, among several.
+BELOW_NET_EXCEPT["protocols/sentinel/extensions.py"] = {"contextvars"}
 
 # The sides need the server's insides as little as a stranger's program does.
 WIRE = r"counterd\.protocols\.\w+(\.wire)?$"

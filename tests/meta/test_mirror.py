@@ -41,6 +41,7 @@ ELSEWHERE = {
     "protocols/sentinel/_records.pxd": "inlined in _store: tests/property/test_sentinel_model.py, with audits",
     "protocols/sentinel/_replies.pxd": "inlined in _room: the vectors compare byte by byte",
     "protocols/sentinel/_window.pxd": "inlined in _rates: tests/property/test_sentinel_model.py, with audits",
+    "protocols/sentinel/extensions.py": "with the store: tests/unit/protocols/sentinel/test_extending.py",
     "protocols/throttr/__init__.py": "a declaration: tests/unit/control/test_config.py reads files with it",
     "protocols/throttr/_keys.pxd": "inlined in _store and _room: tests/property/test_throttr_model.py, with audits",
     "protocols/throttr/_listing.pyx": "a part of the session: tests/unit/protocols/throttr/test_room.py",

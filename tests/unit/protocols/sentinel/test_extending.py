@@ -1,0 +1,378 @@
+"""Calls of the store go to an extension and come back checked, with the real store; errands run when the test says."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from counterd.protocols import Busy, Context
+from counterd.protocols.sentinel import ROOM, extensions, wire
+from counterd.protocols.sentinel._room import open_store
+from counterd.protocols.sentinel.extending import checked, extend, judge
+from counterd.protocols.sentinel.extensions import DefaultTokenService, FileRuleSource, TokenResult
+from counterd.protocols.sentinel.rules import RulesError, parse_rules
+from counterd.protocols.sentinel.wire import LEASE_MAX, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from counterd.protocols import Hand
+
+MS = 1_000_000
+RULES = b"""{"shop": {"flowRules": [{"resource": "pay", "grade": 0, "count": 2, "clusterMode": true,
+    "clusterConfig": {"flowId": 7, "thresholdType": 1, "resourceTimeout": 100, "clientOfflineTime": 50}}]}}"""
+VALUES = {setting.key: setting.default for setting in ROOM.settings}
+
+
+class Bench:
+    """The store with a connection, and the workshop of its extensions. now: ms. asked: what is to be done in a thread.
+
+    made: the extensions by key; fetched: what is to be fetched again and again.
+    """
+
+    def __init__(self) -> None:
+        self.store = open_store(
+            max_tokens=100,
+            max_param_values=100,
+            max_allowed_qps=1e9,
+            sweep_interval_ns=10 * MS,
+            sweep_max_tokens=0,
+            sweep_max_duration_ns=1000 * MS,
+            hash_key=bytes(16),
+            token_key=bytes(16),
+        )
+        self.store.load_rules(parse_rules(RULES))
+        self.now = 1000
+        self.session = self.store.session(self.now_ns)
+        self.session.owner = SimpleNamespace(origin=lambda: "10.0.0.7:40112")
+        self.asked: list[tuple[str, Callable[[], Any], Callable[[Any, int], None]]] = []
+        self.made: dict[str, Any] = {}
+        self.fetched: list[tuple[str, Callable[[], Any], Callable[[Any], None], str]] = []
+        self.defaults: dict[str, Any] = {}
+        self.busy = False
+        self.file = b""
+
+    @property
+    def now_ns(self) -> int:
+        return self.now * MS
+
+    # ---- as the workshop, and its hands ----
+
+    def make(self, key: str, default: object, timeout: float) -> Hand | None:
+        self.defaults[key] = Context(default, timeout)
+        if key not in self.made:
+            return None
+        hand: Any = SimpleNamespace(
+            extension=self.made[key], ask=self.ask, refresh=lambda *words: self.fetched.append(words)
+        )
+        return hand
+
+    def ask(self, call: str, errand: Callable[[], Any], then: Callable[[Any, int], None]) -> None:
+        self.asked.append((call, errand, then))
+
+    def on_loop(self, function: Callable[[int], Any], _timeout: float) -> Any:
+        return function(self.now_ns)
+
+    def read(self, key: str) -> bytes:
+        assert key == "sentinel.rules"
+        return self.file
+
+    # ---- for tests ----
+
+    def extend(self, **made: Any) -> None:
+        self.made = {f"sentinel.{name}": extension for name, extension in made.items()}
+        workshop: Any = self
+        extend(self.store, {**VALUES, "sentinel.extension_timeout": 500}, workshop)
+
+    def work(self) -> list[str]:
+        """Does what was asked; returns what that was."""
+        asked, self.asked = self.asked, []
+        for _, errand, then in asked:
+            try:
+                outcome = Busy() if self.busy else errand()
+            except Exception as error:  # noqa: BLE001 - as the real one
+                outcome = error
+            then(outcome, self.now_ns)
+        return [call for call, _, _ in asked]
+
+    def tick(self, after: int = 0) -> None:
+        self.now += after
+        self.store.tick(self.now_ns)
+
+    def send(self, request: bytes) -> None:
+        assert self.session.receive(request, self.now_ns) == b""
+        self.tick()
+
+    def response(self) -> wire.Response:
+        """What was answered since, one response."""
+        sessions = self.store.take_dirty()
+        assert sessions == [self.session]
+        (response,) = wire.ResponseParser().feed(self.session.take_output(self.now_ns))
+        return response
+
+    def exchange(self, request: bytes) -> wire.Response:
+        self.send(request)
+        self.work()
+        return self.response()
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+class Recorder:
+    """A token service that says what it is told to."""
+
+    def __init__(self, result: Any = None) -> None:
+        self.result = result
+        self.calls: list[tuple[object, ...]] = []
+
+    def _says(self, *call: object) -> Any:
+        self.calls.append(call)
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+    def request_token(self, flow_id: int, count: int, prioritized: bool, client: str) -> Any:
+        return self._says("request", flow_id, count, prioritized, client)
+
+    def release_token(self, token_id: int) -> Any:
+        return self._says("release", token_id)
+
+    def keep_token(self, token_id: int) -> Any:
+        return self._says("keep", token_id)
+
+
+def test_what_is_not_named_is_left_to_the_engine(bench: Bench) -> None:
+    bench.extend()
+    assert list(bench.defaults) == list(ROOM.extensions)
+    assert {context.timeout for context in bench.defaults.values()} == {0.5}
+    (response,) = wire.ResponseParser().feed(bench.session.receive(wire.acquire(1, 7, 1), bench.now_ns))
+    assert response.status == Status.OK
+    assert bench.asked == []
+
+
+def test_a_service_is_given_calls_and_its_answers_are_sent(bench: Bench) -> None:
+    service = Recorder(TokenResult(Status.OK, token_id=-5, left_ms=70))
+    bench.extend(token_service=service)
+    assert bench.exchange(wire.acquire(1, 7, 2, True)) == wire.Response(1, 3, Status.OK, token_id=-5)
+    assert bench.exchange(wire.keep(2, -5)) == wire.Response(2, 5, Status.OK, left_ms=70)
+    service.result = TokenResult(Status.RELEASE_OK)
+    assert bench.exchange(wire.release(3, -5)) == wire.Response(3, 4, Status.RELEASE_OK)
+    assert service.calls == [("request", 7, 2, True, "10.0.0.7:40112"), ("keep", -5), ("release", -5)]
+
+
+@pytest.mark.parametrize("result", [None, (0, 5), ValueError("x"), TokenResult(8), TokenResult(0, token_id=0)])
+def test_a_service_that_fails_is_answered_for(bench: Bench, result: object) -> None:
+    bench.extend(token_service=Recorder(result))
+    assert bench.exchange(wire.acquire(1, 7, 1)) == wire.Response(1, 3, Status.FAIL)
+
+
+def test_a_service_that_is_not_asked_is_answered_for(bench: Bench) -> None:
+    bench.extend(token_service=Recorder())
+    bench.busy = True
+    assert bench.exchange(wire.acquire(1, 7, 1)) == wire.Response(1, 3, Status.NOT_AVAILABLE)
+
+
+def test_what_is_granted_too_late_is_released(bench: Bench) -> None:
+    service = Recorder(TokenResult(Status.OK, token_id=9))
+    bench.extend(token_service=service)
+    bench.send(wire.acquire(1, 7, 1))
+    bench.tick(600)
+    assert bench.response() == wire.Response(1, 3, Status.NOT_AVAILABLE)
+    assert bench.work() == ["request_token"]
+    bench.tick()
+    assert bench.work() == ["release_token"]
+    assert service.calls[-1] == ("release", 9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "result", "found"),
+    [
+        ("request", TokenResult(0, token_id=(1 << 63) - 1), (0, (1 << 63) - 1)),
+        ("request", TokenResult(1, token_id=5), (1, 0)),
+        ("release", TokenResult(6, token_id=5), (6, 0)),
+        ("keep", TokenResult(0, left_ms=1 << 40), (0, LEASE_MAX)),
+        ("keep", TokenResult(7, left_ms=5), (7, 0)),
+        (
+            "request",
+            TokenResult(0, token_id=1 << 63),
+            "a token's id is a 64-bit number and not 0, not 9223372036854775808",
+        ),
+        ("request", TokenResult(0, token_id=True), "a token's id is a 64-bit number and not 0, not True"),
+        ("request", TokenResult(0), "a token's id is a 64-bit number and not 0, not 0"),
+        ("keep", TokenResult(0, left_ms=-1), "left_ms is a number of milliseconds, not -1"),
+        ("keep", TokenResult(0, left_ms=0.5), "left_ms is a number of milliseconds, not 0.5"),  # type: ignore[arg-type]
+        ("keep", TokenResult(-3), "there is no status -3"),
+        ("keep", TokenResult("OK"), "there is no status 'OK'"),  # type: ignore[arg-type]
+        ("keep", 0, "a TokenResult was expected, not int"),
+    ],
+)
+def test_results_are_checked(kind: str, result: Any, found: object) -> None:
+    if isinstance(found, str):
+        with pytest.raises((TypeError, ValueError)) as caught:
+            checked(kind, result)
+        assert str(caught.value) == found
+    else:
+        assert checked(kind, result) == found
+
+
+# ---- what is there to begin with -------------------------------------------------------------------------------------
+
+
+def test_a_service_can_delegate_to_the_engine(bench: Bench) -> None:
+    bench.extend()
+    default = bench.defaults["sentinel.token_service"].default
+    assert isinstance(default, DefaultTokenService)
+    bench.extend(token_service=default)
+    granted = bench.exchange(wire.acquire(1, 7, 2))
+    assert granted.status == Status.OK
+    assert bench.exchange(wire.acquire(2, 7, 1)).status == Status.BLOCKED
+    assert bench.exchange(wire.acquire(3, 8, 1)).status == Status.NO_RULE
+    kept = bench.exchange(wire.keep(4, granted.token_id))
+    assert kept == wire.Response(4, 5, Status.OK, left_ms=200)
+    assert bench.store.held() == 1
+    assert bench.exchange(wire.release(5, granted.token_id)).status == Status.RELEASE_OK
+    assert bench.exchange(wire.release(6, granted.token_id)).status == Status.ALREADY_RELEASED
+
+
+def test_what_it_grants_belongs_to_who_asks(bench: Bench) -> None:
+    bench.extend()
+    bench.extend(token_service=bench.defaults["sentinel.token_service"].default)
+    assert bench.exchange(wire.acquire(1, 7, 2)).status == Status.OK
+    bench.session.closed(bench.now_ns)
+    bench.tick(30)
+    assert bench.store.held() == 1
+    bench.tick(40)
+    assert bench.store.held() == 0, "the client was offline for longer than clientOfflineTime"
+
+
+def test_outside_of_a_call_there_is_nobody_to_own_it(bench: Bench) -> None:
+    bench.extend()
+    default = bench.defaults["sentinel.token_service"].default
+    for call in (lambda: default.request_token(7, 1, False, "x"), lambda: default.keep_token(5)):
+        with pytest.raises(RuntimeError, match="nobody asks here"):
+            call()
+    assert default.release_token(5).status == Status.ALREADY_RELEASED
+
+
+def test_the_defaults_are_what_they_stand_in_for(bench: Bench) -> None:
+    bench.extend()
+    shapes = (extensions.TokenService, extensions.ExpireStrategy, extensions.RuleSource)
+    for (key, methods), shape in zip(ROOM.extensions.items(), shapes, strict=True):
+        assert isinstance(bench.defaults[key].default, shape)
+        assert [name for name in vars(shape) if not name.startswith("_")] == list(methods)
+
+
+# ---- an expire strategy ----------------------------------------------------------------------------------------------
+
+
+class Strategy:
+    """Says what it is told to: a function of the leases."""
+
+    def __init__(self, says: Callable[[Any], Any]) -> None:
+        self.says = says
+        self.seen: list[Any] = []
+
+    def expired(self, tokens: Any) -> Any:
+        self.seen += tokens
+        return self.says(tokens)
+
+
+def granted(bench: Bench, count: int) -> list[int]:
+    """The ids of two tokens whose leases are over."""
+    (response,) = wire.ResponseParser().feed(bench.session.receive(wire.acquire(1, 7, count), bench.now_ns))
+    return [response.token_id]
+
+
+def test_a_strategy_says_who_goes(bench: Bench) -> None:
+    strategy = Strategy(lambda tokens: [token.token_id for token in tokens[:1]])
+    bench.extend(expire_strategy=strategy)
+    ids = granted(bench, 1) + granted(bench, 1)
+    bench.tick(250)
+    assert bench.work() == ["expired"]
+    assert [lease.token_id for lease in strategy.seen] == ids
+    assert [(lease.flow_id, lease.count, lease.online) for lease in strategy.seen] == [(7, 1, True)] * 2
+    assert bench.store.held() == 1
+    assert bench.store.keep_token(ids[1], 0, bench.now_ns) == (Status.OK, 200)
+
+
+def all_of(tokens: Any) -> Any:
+    return {token.token_id for token in tokens}
+
+
+@pytest.mark.parametrize(
+    ("says", "busy"),
+    [(all_of, False), (lambda _: [5], False), (lambda _: None, False), (lambda _: [[]], False), (lambda _: [], True)],
+)
+def test_a_strategy_that_fails_keeps_nothing(bench: Bench, says: Callable[[Any], Any], busy: bool) -> None:
+    bench.extend(expire_strategy=Strategy(says))
+    granted(bench, 2)
+    bench.busy = busy
+    bench.tick(250)
+    assert bench.work() == ["expired"]
+    assert bench.store.held() == 0
+
+
+def test_the_regular_strategy_takes_them_all(bench: Bench) -> None:
+    bench.extend()
+    bench.extend(expire_strategy=bench.defaults["sentinel.expire_strategy"].default)
+    granted(bench, 2)
+    bench.tick(250)
+    assert bench.work() == ["expired"]
+    assert bench.store.held() == 0
+
+
+def test_only_what_was_asked_about_can_go() -> None:
+    leases: Any = [SimpleNamespace(token_id=number) for number in (1, 2)]
+    ids = frozenset((1, 2))
+    assert judge(Strategy(lambda _: iter([2])), leases, ids) == {2}
+    with pytest.raises(ValueError, match="ids of the tokens that it was given were expected, not 3"):
+        judge(Strategy(lambda _: [2, 3]), leases, ids)
+
+
+# ---- a rule source ---------------------------------------------------------------------------------------------------
+
+
+def test_a_source_is_fetched_and_its_rules_are_taken(bench: Bench) -> None:
+    document: dict[str, Any] = {"shop": {"flowRules": [{"resource": "a", "count": 1, "clusterMode": True}]}}
+    bench.extend(rule_source=SimpleNamespace(load=lambda: document))
+    ((call, errand, take, interval),) = bench.fetched
+    assert (call, interval) == ("load", "sentinel.rules_interval")
+    with pytest.raises(RulesError, match="clusterConfig: is missing"):
+        errand()
+    document["shop"]["flowRules"][0]["clusterConfig"] = {"flowId": 9}
+    take(errand())
+    assert bench.store.flow(9) is not None
+    assert bench.store.flow(7) is None
+
+
+def test_the_file_is_a_source_too(bench: Bench) -> None:
+    bench.extend()
+    source = bench.defaults["sentinel.rule_source"].default
+    assert isinstance(source, FileRuleSource)
+    assert source.load() == {}
+    bench.file = RULES
+    assert list(source.load()) == ["shop"]  # type: ignore[call-overload]
+    bench.file = b"{"
+    with pytest.raises(RulesError, match="line 1"):
+        source.load()
+
+
+def test_a_source_takes_the_place_of_the_file(bench: Bench) -> None:
+    files = {"sentinel.rules": parse_rules(RULES.replace(b"7", b"9"))}
+    ROOM.load(bench.store, {**VALUES, "sentinel.rule_source": "x:y"}, files)
+    assert bench.store.flow(9) is None
+    ROOM.load(bench.store, VALUES, files)
+    assert bench.store.flow(9) is not None
+    ROOM.load(bench.store, VALUES, {})
+    assert bench.store.flow(9) is None
+
+
+def test_a_result_is_made_as_its_documentation_says() -> None:
+    assert TokenResult(Status.BLOCKED) == (1, 0, 0)
+    assert dataclasses.astuple(Context("default", 1.0)) == ("default", 1.0)
