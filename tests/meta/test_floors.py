@@ -41,7 +41,8 @@ HEADERS = {"byteorder", "siphash", "debug", "settings", "frames", "errors", "uni
 # All that the engine and the rooms may use besides counterd: nothing here knows a clock, a socket, a file or a loop.
 BELOW_NET = {
     "__future__", "collections", "collections.abc", "cpython.bytes", "cpython.mem", "cython", "dataclasses", "enum",
-    "functools", "importlib", "ipaddress", "libc.stdint", "libc.string", "math", "pkgutil", "posix.mman", "re", "struct", "typing",
+    "functools", "importlib", "ipaddress", "libc.stdint", "libc.string", "math", "pkgutil", "posix.mman", "re",
+    "struct", "typing",
 }  # fmt: skip
 # The key of the hash, drawn when a room makes its store.
 BELOW_NET_EXCEPT = {f"protocols/{room}/__init__.py": {"os"} for room in ("counter", "sentinel", "throttr")}

@@ -7,10 +7,12 @@ configuration, a line each.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import logging
 import os
 import signal
+import stat
 import sys
 import threading
 from pathlib import Path
@@ -68,8 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def reread() -> Config:
         path = configuration.find_file(options.config)
-        if path.exists() and not path.is_file():  # a pipe has been read, and nobody may ever write to it again
-            raise ConfigError([f"{path}: is no regular file, and is only read at the start"])
+        with contextlib.suppress(OSError):  # which read() tells of
+            if not stat.S_ISREG(path.stat().st_mode):  # a pipe has been read, and nobody may ever write to it again
+                raise ConfigError([f"{path}: is no regular file, and is only read at the start"])
         return read()
 
     try:
