@@ -22,6 +22,7 @@ import structlog
 import uvloop
 
 from counterd.control import config as configuration
+from counterd.control.aside import SWITCH_INTERVAL_S
 from counterd.control.config import Config, ConfigError
 from counterd.control.daemon import Daemon
 from counterd.control.log import Foreign, LogWriter
@@ -100,6 +101,7 @@ def prepare_process() -> None:
         except OSError:  # closed: the first socket would become it, and be written to
             os.open(os.devnull, os.O_RDWR)
     faulthandler.enable(file=2)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     for number in (signal.SIGHUP, signal.SIGUSR1):  # they end a process that is not ready for them yet
         signal.signal(number, signal.SIG_IGN)
 

@@ -19,6 +19,7 @@ import structlog
 
 from counterd.control import config as configuration
 from counterd.control.admin import Admin, close_listening, open_listening
+from counterd.control.aside import aside
 from counterd.control.config import Config, ConfigError
 from counterd.control.drain import wait_for_holdings
 from counterd.control.inspector import Inspector
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from counterd.control.log import LogWriter
+    from counterd.control.service import Ready
     from counterd.net._connection import Connection
     from counterd.protocols import Room
 
@@ -80,6 +82,8 @@ class Daemon:
         enabled = [room for room in rooms if config.values[f"{room.name}.enable"]]
         descriptors = share_descriptors(raise_descriptors(), len(enabled))
         self.services = [Service(room, config, descriptors, self.report) for room in enabled]
+        self._reloading: asyncio.Task[None] | None = None
+        self._reload_again = False
         try:
             self._open()
         except BaseException:
@@ -116,22 +120,21 @@ class Daemon:
             await self._stopping.wait()
             await self._drain()
         finally:
+            if self._reloading is not None:
+                self._reloading.cancel()
             self.pulse.stop()
             self._close()
 
     def reload(self) -> None:
-        """Rereads the configuration and applies what may change while running; a mistake leaves all as it was."""
+        """Begins to reread the configuration; see _reload. If that is under way, it is done once more after it."""
         if self._stopping.is_set():
             log.warning("not reloaded: stopping")
-            return
-        notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
-        try:
-            self._apply(self._reread())
-        except ConfigError as error:
-            for problem in error.problems:
-                log.error(f"not reloaded: {problem}")
-        finally:
-            notify("READY=1", self._status())
+        elif self._reloading is not None:
+            self._reload_again = True
+        else:
+            self._reload_again = False
+            self._reloading = asyncio.get_running_loop().create_task(self._reload())
+            self._reloading.add_done_callback(self._on_reloaded)
 
     def log_stats(self) -> None:
         """Logs the figures of every room."""
@@ -151,9 +154,32 @@ class Daemon:
 
     # ---- inside ----
 
-    def _apply(self, asked: Config) -> None:
-        """Makes everything that can go wrong first, and then swaps it in. Raises ConfigError."""
-        changeable, fixed = configuration.changed(self.config, asked, self.settings)
+    async def _reload(self) -> None:
+        """Rereads the configuration and applies what may change while running; a mistake leaves all as it was."""
+        notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        try:
+            prepared = await aside(self._prepare)  # rules of a room may be many, and a network's file system slow
+            if self._stopping.is_set():
+                log.warning("not reloaded: stopping")
+            else:
+                self._apply(*prepared)
+        except ConfigError as error:
+            for problem in error.problems:
+                log.error(f"not reloaded: {problem}")
+        finally:
+            notify("READY=1", self._status())
+
+    def _on_reloaded(self, task: asyncio.Task[None]) -> None:
+        self._reloading = None
+        if not task.cancelled():
+            task.result()  # whatever it raised is a bug, and the loop tells of it
+            if self._reload_again:
+                self.reload()
+
+    def _prepare(self) -> tuple[Config, Config, list[Ready]]:
+        """Makes everything that can go wrong: what is asked for, what of it can be, and files. Raises ConfigError."""
+        asked = self._reread()
+        _, fixed = configuration.changed(self.config, asked, self.settings)
         new = configuration.merged(self.config, asked, fixed, self._rooms)
         problems: list[str] = []
         ready = []
@@ -164,6 +190,11 @@ class Daemon:
                 problems += error.problems
         if problems:
             raise ConfigError(problems)
+        return asked, new, ready
+
+    def _apply(self, asked: Config, new: Config, ready: list[Ready]) -> None:
+        """Swaps it in. Raises ConfigError if a store cannot have it, and then nothing has changed."""
+        changeable, fixed = configuration.changed(self.config, asked, self.settings)
         for service, one in zip(self.services, ready, strict=True):
             try:
                 service.load(new, one)

@@ -10,7 +10,6 @@ import asyncio
 import concurrent.futures
 import importlib
 import importlib.metadata
-import sys
 import threading
 import time
 import traceback
@@ -37,9 +36,6 @@ T = TypeVar("T")
 
 INSPECT_S = 0.25  # how late it is noticed, at most, that a thread is stuck; less for a short time limit
 BURN_PERIOD_S = 1.0
-# How long a thread that computes keeps the interpreter while the loop waits for it, instead of 5 ms.
-# docs/decisions/0014-extensions.md has what it costs, and what others then notice of an extension that computes.
-SWITCH_INTERVAL_S = 0.0001
 
 
 # ---- by name ---------------------------------------------------------------------------------------------------------
@@ -211,7 +207,6 @@ class Workshop:
         self._wake: Callable[[], None]
         self._timer: asyncio.TimerHandle | None = None
         self._burned_ns = 0
-        self._switch_interval = 0.0
 
     def open(self, store: Any) -> None:
         """Imports and makes what is named, and has the room join it to its store. Raises ConfigError."""
@@ -229,8 +224,6 @@ class Workshop:
         if not self.hands:
             return
         self._loop, self._wake, self._thread = loop, wake, threading.get_ident()
-        self._switch_interval = sys.getswitchinterval()
-        sys.setswitchinterval(min(SWITCH_INTERVAL_S, self._switch_interval))
         for hand in self.hands:
             hand.start(loop, wake)
         self._burned_ns = time.monotonic_ns()
@@ -257,7 +250,6 @@ class Workshop:
             fetching.stop()
         for hand in self.hands:
             hand.stop()
-        sys.setswitchinterval(self._switch_interval)
         self._loop = None
 
     # ---- for the room ----

@@ -1,0 +1,59 @@
+"""A function beside the loop: what it returns and raises comes back, and nobody has to wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from counterd.control.aside import aside
+
+
+def test_what_it_returns_and_raises_comes_back() -> None:
+    async def main() -> None:
+        assert await aside(threading.get_ident) != threading.get_ident()
+        with pytest.raises(ZeroDivisionError):
+            await aside(lambda: 1 / 0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_whoever_does_not_wait_any_more_is_not_told(fails: bool) -> None:
+    let_go = threading.Event()
+
+    def function() -> None:
+        let_go.wait()
+        if fails:
+            raise ValueError
+
+    async def main() -> None:
+        caught: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: caught.append(context))
+        task = asyncio.create_task(aside(function))
+        await asyncio.sleep(0)
+        (thread,) = (each for each in threading.enumerate() if each.name == "aside")
+        task.cancel()
+        await asyncio.wait([task])
+        let_go.set()
+        thread.join()
+        await asyncio.sleep(0)
+        assert caught == []
+
+    asyncio.run(main())
+
+
+def test_the_loop_may_end_first() -> None:
+    let_go = threading.Event()
+
+    async def main() -> threading.Thread:
+        task = asyncio.create_task(aside(let_go.wait))
+        await asyncio.sleep(0)
+        task.cancel()
+        return next(each for each in threading.enumerate() if each.name == "aside")
+
+    thread = asyncio.run(main())
+    assert thread.daemon
+    let_go.set()
+    thread.join()
