@@ -459,13 +459,15 @@ cdef class SentinelStore(RateStore):
         cdef uint32_t number
         cdef Token* token
         self.now_ns = now_ns
-        _, batch = self.batches.pop(ticket, (0, ()))
+        deadline_ns, batch = self.batches.pop(ticket, (0, ()))
         going = set(token_ids)
         for token_id in batch:
             number = self.find(&records.tokens, token_id)
-            if number == 0 or not token_at(records, number).record.flags & JUDGED:
-                continue  # it was released, or kept, meanwhile
+            if number == 0:
+                continue  # it was released meanwhile
             token = token_at(records, number)
+            if not token.record.flags & JUDGED or token.timer.due_ns != deadline_ns:
+                continue  # it was kept, and may be in a later batch
             if token_id in going:
                 self.count_expired(number)
                 token_free(records, number)
