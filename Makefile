@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-# COUNTERD_BUILD=release|debug|trace picks the build; each has its own environment.
+# COUNTERD_BUILD=release|debug|quick|trace picks the build; each has its own environment. One at a time: they share the C.
 
 PYTHON ?= python3
 COUNTERD_BUILD ?= release
@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := setup.py pyproject.toml $(shell find src -name '*.py' -o -name '*.py[xi]' -o -name '*.pxd' -o -name '*.conf' -o -name '*.html')
 CONFIG ?= conf/counterd.conf
+TOOLS ?= dev
 
 CHAOS_SECONDS ?= 60
 CHAOS_SEED ?= 1
@@ -48,7 +49,7 @@ help:
 	@echo 'make model      the formal model, every state of it'
 	@echo 'make mutants    whether the tests notice small mistakes in the engine; MUTANTS=200 MUTANTS_SEED=1'
 
-setup: $(VENV)/.built $(VENV)/.tools
+setup: $(VENV)/.tools-$(TOOLS)
 
 $(VENV)/.ready:
 	@PYTHON="$(PYTHON)" sh tools/preflight.sh
@@ -60,9 +61,10 @@ $(VENV)/.built: $(VENV)/.ready $(SOURCES)
 	$(PIP) --no-build-isolation '.[admin]'
 	@touch $@
 
-$(VENV)/.tools: pyproject.toml | $(VENV)/.built
-	$(PIP) --no-build-isolation '.[dev]'
-	@touch $@
+# In place of the last, not after it: each makes a wheel of its own.
+$(VENV)/.tools-$(TOOLS): $(VENV)/.ready $(SOURCES)
+	$(PIP) --no-build-isolation '.[$(TOOLS)]'
+	@touch $(VENV)/.built $@
 
 run: $(VENV)/.built
 	@exec $(BIN)/counterd -c $(CONFIG) --set admin.enable=true $(ARGS)
