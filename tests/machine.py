@@ -1,4 +1,4 @@
-"""What the machine that runs the tests has, and the time that something takes on it."""
+"""What the machine that runs the tests has, the time that something takes on it, and how long it may be looked."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+EXAMPLES = float(os.environ.get("COUNTERD_EXAMPLES", "1"))
+
+
+def examples(count: int) -> int:
+    """How many hypothesis makes of what is about the engine: so many, or as many times more or less as wanted."""
+    return max(1, round(count * EXAMPLES))
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ connection or a store in between. COUNTERD_EXAMPLES=50 looks fifty times as long
 from __future__ import annotations
 
 import itertools
-import os
 from collections import Counter as Tally
 from typing import Any
 
@@ -17,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from counterd._core import siphash
 from counterd.protocols.counter import wire
+from machine import examples
 from property.model import KEY, TURNS_MAX, Model, ModelSession, make_store
 
 U32_MAX = 0xFFFFFFFF
@@ -284,7 +284,7 @@ class CounterMachine(RuleBasedStateMachine):
 
 
 CounterMachine.TestCase.settings = settings(
-    max_examples=300 * int(os.environ.get("COUNTERD_EXAMPLES", "1")),
+    max_examples=examples(300),
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],

@@ -6,7 +6,6 @@ Every vector of one connection, streams made up by hypothesis, and one that is l
 from __future__ import annotations
 
 import itertools
-import os
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 from conformance import vectors
 from counterd.protocols.counter import wire
+from machine import examples
 from property.model import Client, Model, frames_of, make_store, outputs, settle
 
 if TYPE_CHECKING:
@@ -161,10 +161,9 @@ streams = st.builds(
     st.one_of(st.just(b""), closings, harmless.map(lambda frame: frame[:-1])),
     st.lists(harmless, max_size=2),
 )
-EXAMPLES = int(os.environ.get("COUNTERD_EXAMPLES", "1"))
 
 
-@settings(max_examples=200 * EXAMPLES, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(stream=streams, end=st.booleans())
 def test_any_stream_cut_once_anywhere_or_everywhere(stream: bytes, end: bool) -> None:
     expected = comparable(play([stream], end=end))
@@ -173,7 +172,7 @@ def test_any_stream_cut_once_anywhere_or_everywhere(stream: bytes, end: bool) ->
     assert comparable(play(chunks(stream, 1), end=end)) == expected
 
 
-@settings(max_examples=200 * EXAMPLES, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     stream=streams,
     end=st.booleans(),
@@ -209,7 +208,7 @@ def follow(pieces: Iterable[bytes]) -> None:
         assert not session.more
 
 
-@settings(max_examples=40 * EXAMPLES, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(requests=asking)
 def test_a_dump_says_what_the_model_says_wherever_it_is_cut(requests: list[bytes]) -> None:
     stream = b"".join([*requests, wire.dump(0, limits=True)])

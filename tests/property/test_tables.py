@@ -6,7 +6,6 @@ Names of 64 KiB make slices of single counters. COUNTERD_EXAMPLES=50 looks fifty
 
 from __future__ import annotations
 
-import os
 from collections import Counter as Tally
 from typing import Any
 
@@ -15,9 +14,9 @@ from hypothesis import strategies as st
 
 from counterd.protocols import find_rooms
 from counterd.protocols.counter import wire
+from machine import examples
 from property.model import Model, make_store, settle
 
-EXAMPLES = int(os.environ.get("COUNTERD_EXAMPLES", "1"))
 STEPS_MAX = 1000
 TABLES = {table.name: table for room in find_rooms() for table in room.tables}
 
@@ -148,7 +147,7 @@ work = st.one_of(
 )
 
 
-@settings(max_examples=120 * EXAMPLES, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(
     before=st.lists(st.one_of(acquires, acquires, acquires, work), min_size=15, max_size=25),
     match=st.integers(0, len(MATCHES) - 1),
@@ -172,7 +171,7 @@ def test_counters(
     room.store.audit()
 
 
-@settings(max_examples=25 * EXAMPLES, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     holders=st.sampled_from([0, 1, 1023, 1024, 1025, 2600]),
     turns=st.lists(

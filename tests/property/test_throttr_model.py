@@ -8,7 +8,6 @@ long.
 from __future__ import annotations
 
 import itertools
-import os
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +20,7 @@ from conformance import vectors
 from conformance.driven import MINUTE_NS, START_NS, TURNS_MAX, UNIX_NS, Bench
 from conformance.throttr.dialect import MAX_MESSAGE
 from conformance.throttr.engine import make_store
+from machine import examples
 from property.throttr_model import (
     CHANNEL,
     CHANNELS,
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 SESSIONS_MAX = 4
 AUDIT_EVERY = 8  # steps: it looks at the whole region
 SIZES = (1, 2, 4, 8)
-EXAMPLES = int(os.environ.get("COUNTERD_EXAMPLES", "1"))
 
 
 class Filled(NamedTuple):
@@ -381,7 +380,7 @@ class ThrottrMachine(RuleBasedStateMachine):
 
 
 ThrottrMachine.TestCase.settings = settings(
-    max_examples=60 * EXAMPLES,
+    max_examples=examples(60),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],

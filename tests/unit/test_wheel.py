@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from machine import examples
 from native import load
 
 Wheelwork = load("_timers").Wheelwork
@@ -416,7 +416,7 @@ class WheelMachine(RuleBasedStateMachine):
 
 
 WheelMachine.TestCase.settings = settings(
-    max_examples=300 * int(os.environ.get("COUNTERD_EXAMPLES", "1")),
+    max_examples=examples(300),
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
