@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from counterd.bench import result
+from counterd.bench.asking import LoadError
 from counterd.bench.plan import Hold, Keys, Plan, Work
-from counterd.bench.run import LoadError, run
+from counterd.bench.run import run
 from daemon import PATIENCE, wait_until
 from machine import installed
 
@@ -122,9 +123,9 @@ def load(
         return bench.result(seconds)
 
 
-def load_fails(server: Any, limit: int = 0, **options: Any) -> str:
+def load_fails(server: Any, patches: Mapping[str, Any] | None = None, limit: int = 0, **options: Any) -> str:
     """What a run says that cannot be."""
-    with running(plan_of(server, **options), limit=limit) as bench:
+    with running(plan_of(server, **options), patches, limit=limit) as bench:
         return bench.said()
 
 

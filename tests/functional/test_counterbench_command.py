@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from certificates import server_context
+from counterd.protocols.sentinel.rules import parse_rules
 from daemon import running, wait_until
 from scripted import SecureServer
 
@@ -49,6 +50,14 @@ def test_quiet_is_one_line(port: int) -> None:
     assert found.stdout.startswith("counter noop")
     assert "requests per second" in found.stdout
     assert found.stdout.count("\n") == 1
+
+
+def test_rules_for_a_sentinel_room() -> None:
+    found = counterbench("rules", "-r", 5, "--maximum", "2k")
+    assert (found.returncode, found.stderr) == (0, "")
+    rules = parse_rules(found.stdout)
+    assert ([rule.count for rule in rules.flows], len(rules.params)) == ([2000] * 10, 1)
+    assert counterbench("rules", "-r", "10k").stderr.endswith("there are 8192 flows of a kind at most, not 10000\n")
 
 
 def test_everything_is_written_down(port: int, tmp_path: Path) -> None:

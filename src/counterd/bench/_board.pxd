@@ -21,6 +21,7 @@ cdef enum:
     COUNTS = (BUCKETS + 1) * SUB_BUCKETS // 2
     HIGHEST = 3600000000000
     EVIDENCE = 256          # bytes of text
+    TOKEN_PLACES = 1 << 20  # of tokens that were told lately; a power of two
 
 cdef enum ErrorKind:
     NOT_LISTENING           # refused
@@ -62,7 +63,7 @@ cdef struct Sheet:
     int64_t outcomes[OUTCOMES]
     int64_t errors[ERROR_KINDS]
     char evidence[EVIDENCE]  # of the first wrong answer, error reply or network error
-    char violation[EVIDENCE]  # the first counter that was seen above its maximum
+    char violation[EVIDENCE]  # the first counter that was seen above its maximum, or token that was told twice
     uint64_t counts[KINDS][COUNTS]
 
 
@@ -108,6 +109,9 @@ cdef class Board:
     cdef Orders* orders
     cdef Sheet* sheets
     cdef int64_t* held      # permits that are surely held, by name; NULL = nobody verifies
+    cdef uint64_t* tokens   # that were told lately, by what they hash to; NULL = nobody verifies, or there are none
+    cdef uint64_t token_places
     cdef readonly int processes
+    cdef uint32_t names
     cdef size_t size
     cdef uint64_t* taken    # the parent's copy of what it has already taken, KINDS * COUNTS a process

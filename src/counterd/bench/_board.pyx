@@ -11,7 +11,7 @@ from counterd.net.clock cimport monotonic_ns
 
 OUTCOME_NAMES = (
     "answered", "read", "no such name", "granted", "released", "refused", "not held", "updated", "written", "purged",
-    "failed",
+    "too many requests", "failed",
 )
 ERROR_NAMES = (
     "connection refused", "connection reset", "closed by the server", "too many open files", "network error",
@@ -22,17 +22,19 @@ KIND_NAMES = ("latency", "service", "give_back")
 
 
 cdef class Board:
-    """names: how many have their held permits counted, 0 = none."""
+    """names: how many have their held permits counted, 0 = none; tokens: whether one may not be told twice."""
 
-    def __cinit__(self, int processes, uint32_t names):
+    def __cinit__(self, int processes, uint32_t names, bint tokens=False):
         cdef void* memory
-        self.size = sizeof(Orders) + processes * sizeof(Sheet) + names * sizeof(int64_t)
+        self.names, self.token_places = names, TOKEN_PLACES if tokens else 0
+        self.size = sizeof(Orders) + processes * sizeof(Sheet) + (names + self.token_places) * sizeof(int64_t)
         memory = mmap(NULL, self.size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
         if memory == MAP_FAILED:
             raise MemoryError(f"no room for {self.size} bytes that the load processes share")
         self.orders = <Orders*>memory
         self.sheets = <Sheet*>(self.orders + 1)
         self.held = <int64_t*>(self.sheets + processes) if names else NULL
+        self.tokens = <uint64_t*>(self.sheets + processes) + names if tokens else NULL
         self.processes = processes
         self.taken = <uint64_t*>PyMem_Calloc(processes * KINDS * COUNTS, sizeof(uint64_t))
         if self.taken == NULL:
@@ -99,7 +101,7 @@ cdef class Board:
         return [text for i in range(self.processes) if (text := self.sheets[i].evidence.decode("utf-8", "replace"))]
 
     def violations(self):
-        """(how many times a counter was seen above its maximum, the first of each process)"""
+        """(how many times there was more than there may be, or a token twice, the first of each process)"""
         found = [text for i in range(self.processes) if (text := self.sheets[i].violation.decode("utf-8", "replace"))]
         return sum(self.sheets[i].violations for i in range(self.processes)), found
 
@@ -130,6 +132,5 @@ cdef class Board:
 
     def all_held(self):
         """{number of a name: resources that are held of it}, those that are."""
-        cdef size_t names = (self.size - (<char*>self.held - <char*>self.orders)) // sizeof(int64_t) if self.held else 0
-        cdef size_t i
-        return {i: self.held[i] for i in range(names) if self.held[i]}
+        cdef uint32_t i
+        return {i: self.held[i] for i in range(self.names) if self.held[i]}

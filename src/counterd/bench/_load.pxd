@@ -2,12 +2,12 @@
 #
 # A side. The state of everything that _load.pyx moves.
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 from counterd.bench._board cimport Board, ErrorKind, Orders, Sheet, Stage
-from counterd.bench._memory cimport Heap
-from counterd.bench._task cimport Task
-from counterd.bench._words cimport Op, Reply, Template
+from counterd.bench._memory cimport Permit
+from counterd.bench._permits cimport Link, Permits, Request
+from counterd.bench._words cimport Op, Reply
 
 cdef enum Phase:
     SHUT                    # no socket
@@ -21,63 +21,12 @@ cdef enum Purpose:
     MARKER                  # a connection's own permit, by which its give-back is seen
     WATCH                   # looks whether a marker is back
 
-cdef enum Turn:             # of acquire and release in turn
-    TO_ACQUIRE
-    ASKED                   # the acquire has been sent, and is not answered
-    HOLDING                 # it was granted; its release comes next
-    MISSED                  # it was refused; there is nothing to release
-
-
-cdef struct Request:        # under way
-    int64_t intended_ns
-    int64_t sent_ns
-    uint32_t name
-    uint8_t op
-    uint8_t purpose
-
-
-cdef struct Link:           # a connection
-    int fd
-    int phase
-    uint32_t events         # that it is registered for, 0 = it is not
-    uint32_t index
-    uint32_t generation     # how often it was closed: permits of an earlier one are gone
-    Request* ring           # what is under way, in the order of the replies
-    uint32_t mask           # of the ring: its size less 1
-    uint32_t head
-    uint32_t count
-    uint32_t unwritten      # of those: not encoded yet
-    uint32_t opaque         # of the next request that is encoded
-    uint32_t expected       # of the next reply
-    uint8_t* pending        # encoded, and not taken by the kernel
-    size_t pending_size
-    size_t pending_start
-    uint8_t* tail           # of an unfinished reply
-    size_t tail_size
-    uint32_t* held          # names, each permit: a queue; or of what was inserted and is to be purged
-    uint32_t held_mask
-    uint32_t held_head
-    uint32_t held_count
-    uint32_t turn_name
-    uint8_t turn
-    bint raised             # its last update was one up: the next is one down
-    bint marked             # its marker is granted
-    bint dirty              # it has something unwritten, and is in the list of those
-    bint turned_away        # the server's queue was full, and it is to be opened again
-    bint waiting            # it is in the queue of those that can take a request
-    uint32_t slots          # permits that are asked for, held or being released, when they are held for a time
-    uint32_t marker         # number of the name that only this connection holds
-    int64_t opened_ns       # when it was last opened, or tried to be
-
-
 cdef struct Killed:         # a connection that was killed, and the name by which its give-back is seen
     int64_t killed_ns
     uint32_t marker
 
 
-cdef class Load(Task):
-    cdef Board board
-    cdef Sheet* sheet
+cdef class Load(Permits):
     cdef Orders* orders
     cdef int poll
 
@@ -117,9 +66,6 @@ cdef class Load(Task):
     cdef bint limited               # by that
     cdef int64_t cpu_start_ns
 
-    # permits that end
-    cdef Heap heap
-
     # connections to kill
     cdef double kill_interval_ns
     cdef double kill_ns             # when the next dies
@@ -153,13 +99,7 @@ cdef class Load(Task):
     cdef int fill_name(self, Link* link, uint32_t name, int64_t now) except -1
     cdef int arrive(self, int64_t now) except -1
     cdef bint ask(self, Link* link, int64_t intended_ns) except -1
-    cdef uint32_t name_for(self, Link* link, Op* op) except? 0xffffffff
-    cdef int request(self, Link* link, Op op, uint32_t name, int64_t intended_ns, Purpose purpose) except -1
-    cdef int hold(self, uint32_t name, int64_t permits) except -1
-    cdef int exceeded(self, uint32_t name, int64_t sum, str how) except -1
-    cdef uint32_t held_pop(self, Link* link) noexcept
-    cdef int held_push(self, Link* link, uint32_t name) except -1
-    cdef int granted(self, Link* link, uint32_t name, int64_t now) except -1
+    cdef int request(self, Link* link, Op op, Permit permit, int64_t intended_ns, Purpose purpose) except -1
     cdef int release_due(self, int64_t now) except -1
     cdef int kill_due(self, int64_t now) except -1
     cdef int kill(self, Link* link, int64_t now) except -1

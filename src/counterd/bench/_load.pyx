@@ -27,13 +27,13 @@ from counterd.bench._board cimport (
     UNANSWERED, WRONG_ANSWER, error_kind, histogram_record, text_write,
 )
 from counterd.bench._random cimport random_exponential
-from counterd.bench._task cimport Task
+from counterd.bench._permits cimport ASKED, MISSED, TO_ACQUIRE, Link, Permits, Request
 from counterd.bench._tls cimport Layer
 from counterd.bench._words cimport (
-    ABSENT, ACQUIRE, CLEAR, COUNTER, FAILED, FILL, GET, GRANTED, INSERT, LOWER, PURGE, RELEASE, REPLY_MAX, SET, UPDATE,
+    ABSENT, ACQUIRE, CLEAR, COUNTER, FAILED, FILL, GET, GRANTED, RELEASE, REPLY_MAX, SET, Op, Reply, Template,
     reply_read, request_write,
 )
-from counterd.bench._memory cimport Hold, allocate, atomic_add, heap_pop, heap_push, ring_grow
+from counterd.bench._memory cimport Hold, Permit, allocate, heap_pop, ring_grow
 from counterd.bench._system cimport (
     PR_SET_TIMERSLACK, c_connect, prctl, process_cpu_ns, reset_at_close, sleep_ns, sockaddr, stream_socket,
 )
@@ -61,7 +61,7 @@ GRACE_S = 5.0       # that the last answers may take, and that a permit may take
 GIVE_BACK_S = 30.0  # that it may take before: longer is an error
 
 
-cdef class Load(Task):
+cdef class Load(Permits):
     """plan: a Plan; index: which of its processes this is; address: where to connect to, as the kernel wants it;
     context: the ssl.SSLContext of its connections, if they speak TLS."""
 
@@ -302,7 +302,7 @@ cdef class Load(Task):
         if self.kill_interval_ns and link.index < self.connections:
             self.markers += 1
             link.marker = self.markers
-            self.request(link, ACQUIRE, link.marker, now, MARKER)
+            self.request(link, ACQUIRE, Permit(0, link.marker), now, MARKER)
         self.feed(link, now)
         return self.write(link, now)
 
@@ -337,15 +337,7 @@ cdef class Load(Task):
 
     cdef int close(self, Link* link) except -1:
         """Ends the connection; whatever it holds, the server is to give back."""
-        cdef size_t i
-        # Before the server can know: as soon as it does, others may be granted the same.
-        if link.turn == HOLDING:
-            self.hold(link.turn_name, -1)
-        while link.held_count:
-            self.hold(self.held_pop(link), -1)
-        for i in range(self.heap.size if link.slots and self.board.held != NULL else 0):
-            if self.heap.cells[i].link == link.index and self.heap.cells[i].generation == link.generation:
-                self.hold(self.heap.cells[i].name, -1)
+        self.let_go(link)
         link.generation += 1
         if link.fd >= 0:
             c_close(link.fd)
@@ -420,15 +412,16 @@ cdef class Load(Task):
         return 0
 
     cdef int fill_name(self, Link* link, uint32_t name, int64_t now) except -1:
+        cdef Permit permit = Permit(0, name)
         if self.dialect.protocol == COUNTER:
-            self.request(link, ACQUIRE, name, now, FILLER)
-            self.request(link, RELEASE, name, now, FILLER)
+            self.request(link, ACQUIRE, permit, now, FILLER)
+            self.request(link, RELEASE, permit, now, FILLER)
         elif self.fills_numbers:
             if self.templates[<int>CLEAR].size:
-                self.request(link, CLEAR, name, now, FILLER)
-            self.request(link, FILL, name, now, FILLER)
+                self.request(link, CLEAR, permit, now, FILLER)
+            self.request(link, FILL, permit, now, FILLER)
         if self.fills_buffers:
-            self.request(link, SET, name, now, FILLER)
+            self.request(link, SET, permit, now, FILLER)
         return 0
 
     cdef int arrive(self, int64_t now) except -1:
@@ -451,64 +444,22 @@ cdef class Load(Task):
 
     cdef bint ask(self, Link* link, int64_t intended_ns) except -1:
         """The next request of the load on that connection. False: there is none left."""
-        cdef Op op = ACQUIRE
-        cdef uint32_t name
+        cdef Op op
+        cdef Permit permit
         if intended_ns >= self.orders.end_ns or self.is_spent():
             return False
         if self.limited and intended_ns >= self.orders.measure_ns:
             self.left -= 1
-        if self.holds:
-            link.slots += 1
-            name = self.next_name()
-        elif self.pairs:
-            if link.turn == ASKED or link.turn == HOLDING:
-                op = RELEASE
-                name = link.turn_name
-                if link.turn == HOLDING:
-                    self.hold(name, -1)
-                link.turn = TO_ACQUIRE
-            else:
-                name = link.turn_name = self.next_name()
-                link.turn = ASKED
-        else:
-            op = self.next_op()
-            name = self.name_for(link, &op)
-        self.request(link, op, name, intended_ns, LOAD)
+        self.choose(link, &op, &permit)
+        self.request(link, op, permit, intended_ns, LOAD)
         return True
 
-    cdef uint32_t name_for(self, Link* link, Op* op) except? 0xffffffff:
-        """For the next request of a mix, which is another one where there is nothing to release, or to purge."""
-        cdef uint32_t name
-        if op[0] == RELEASE and self.track_held:
-            if link.held_count:
-                name = self.held_pop(link)
-                self.hold(name, -1)
-                return name
-            op[0] = ACQUIRE
-        elif op[0] == UPDATE:  # up and down again, so that no quota comes to its end
-            link.raised = not link.raised
-            if link.raised:
-                link.turn_name = self.next_name()
-            else:
-                op[0] = LOWER
-            return link.turn_name
-        elif op[0] == PURGE:
-            if link.held_count:
-                return self.held_pop(link)
-            op[0] = INSERT
-        if op[0] != INSERT:
-            return self.next_name()
-        name = self.next_fresh()
-        if self.track_inserted:
-            self.held_push(link, name)
-        return name
-
-    cdef int request(self, Link* link, Op op, uint32_t name, int64_t intended_ns, Purpose purpose) except -1:
+    cdef int request(self, Link* link, Op op, Permit permit, int64_t intended_ns, Purpose purpose) except -1:
         cdef Request* request
         if link.count == 0 or link.count > link.mask:
             ring_grow(<void**>&link.ring, &link.mask, &link.head, link.count, sizeof(Request))
         request = link.ring + ((link.head + link.count) & link.mask)
-        request.intended_ns, request.name = intended_ns, name
+        request.intended_ns, request.permit = intended_ns, permit
         request.op, request.purpose = op, purpose
         link.count += 1
         link.unwritten += 1
@@ -518,57 +469,6 @@ cdef class Load(Task):
             self.dirty[self.dirty_count] = link.index
             self.dirty_count += 1
         return 0
-
-    # ---- what is held ----
-
-    cdef int hold(self, uint32_t name, int64_t permits) except -1:
-        """Permits of that name that are surely held are so many more, or fewer."""
-        cdef int64_t sum
-        if self.board.held == NULL:
-            return 0
-        sum = atomic_add(self.board.held + name, permits * self.resources)
-        if sum > self.maximum and permits > 0:
-            self.exceeded(name, sum, "were held at once")
-        return 0
-
-    cdef int exceeded(self, uint32_t name, int64_t sum, str how) except -1:
-        self.sheet.violations += 1
-        if self.sheet.violations == 1:
-            text_write(self.sheet.violation, f"{self.name_of(name)}: {sum} {how}, with a maximum of {self.maximum}")
-        return 0
-
-    cdef uint32_t held_pop(self, Link* link) noexcept:
-        cdef uint32_t name = link.held[link.held_head]
-        link.held_head = (link.held_head + 1) & link.held_mask
-        link.held_count -= 1
-        return name
-
-    cdef int held_push(self, Link* link, uint32_t name) except -1:
-        if link.held_count == 0 or link.held_count > link.held_mask:
-            ring_grow(<void**>&link.held, &link.held_mask, &link.held_head, link.held_count, sizeof(uint32_t))
-        link.held[(link.held_head + link.held_count) & link.held_mask] = name
-        link.held_count += 1
-        return 0
-
-    cdef int granted(self, Link* link, uint32_t name, int64_t now) except -1:
-        """A permit of the load's own."""
-        cdef Hold permit
-        if self.holds:
-            self.hold(name, 1)
-            permit.due_ns = now + <int64_t>(
-                self.hold_ns * (random_exponential(&self.random) if self.hold_is_random else 1)
-            )
-            permit.link = link.index
-            permit.generation = link.generation
-            permit.name = name
-            return heap_push(&self.heap, permit)
-        if self.pairs:
-            if link.turn == ASKED and link.count == 0:
-                link.turn = HOLDING
-                self.hold(name, 1)
-            return 0  # its release is under way already
-        self.hold(name, 1)
-        return self.held_push(link, name) if self.track_held else 0
 
     cdef int release_due(self, int64_t now) except -1:
         """Releases the permits that have been held for as long as they should be."""
@@ -582,8 +482,8 @@ cdef class Load(Task):
             link = self.links + ended.link
             if ended.generation == link.generation:
                 self.left -= self.limited and ended.due_ns >= self.orders.measure_ns
-                self.hold(ended.name, -1)
-                self.request(link, RELEASE, ended.name, ended.due_ns, LOAD)
+                self.hold(ended.permit.name, -1)
+                self.request(link, RELEASE, ended.permit, ended.due_ns, LOAD)
         return 0
 
     # ---- connections that are killed while they hold something ----
@@ -618,10 +518,11 @@ cdef class Load(Task):
 
     cdef int watch(self, Link* link, int64_t now) except -1:
         """Looks after the killed connections whose permits are not known to be back, all at once."""
-        cdef uint32_t i
+        cdef uint32_t i, marker
         if self.kill_interval_ns and link.phase == OPEN and link.count == 0:
             for i in range(min(self.killed_count, WATCHED_MAX)):
-                self.request(link, GET, self.killed[(self.killed_head + i) & self.killed_mask].marker, now, WATCH)
+                marker = self.killed[(self.killed_head + i) & self.killed_mask].marker
+                self.request(link, GET, Permit(0, marker), now, WATCH)
         return 0
 
     cdef int watched(self, int outcome, int64_t value, int64_t now) except -1:
@@ -666,7 +567,9 @@ cdef class Load(Task):
                 if size + template.size > OUTBOX:
                     break
                 request.sent_ns = now
-                size += request_write(template, self.outbox + size, self.dialect.protocol, request.name, link.opaque)
+                size += request_write(
+                    template, self.outbox + size, self.dialect.protocol, &request.permit, link.opaque
+                )
                 link.opaque += 1
                 link.unwritten -= 1
             if not self.say(link, self.outbox, size):
@@ -735,6 +638,7 @@ cdef class Load(Task):
             if link.count == link.unwritten:  # nothing was asked
                 return self.wrong(link, data, left, NULL)
             request = link.ring[link.head & link.mask]
+            reply.token = request.permit.token
             taken = reply_read(
                 &self.dialect, data, left, <Op>request.op, link.expected,
                 1 if request.purpose == MARKER else self.resources, &reply,
@@ -764,6 +668,7 @@ cdef class Load(Task):
         return self.write(link, now)
 
     cdef int answered(self, Link* link, const Request* request, const Reply* reply, int64_t now) except -1:
+        cdef Permit permit
         if request.purpose == WATCH:
             return self.watched(reply.outcome, reply.value, now)
         if request.purpose == MARKER:
@@ -773,11 +678,14 @@ cdef class Load(Task):
                 self.grace_ns = now + self.settle_max_ns
             return 0
         if request.op == ACQUIRE and reply.outcome == GRANTED:
-            self.granted(link, request.name, now)
+            permit.token, permit.name = reply.token, request.permit.name
+            self.granted(link, &permit, now)
         elif request.op == ACQUIRE and link.turn == ASKED and link.count == 0:
             link.turn = MISSED
         elif request.op == GET and reply.value > self.maximum and self.board.held != NULL:
-            self.exceeded(request.name, reply.value, "were in use")
+            self.exceeded(
+                f"{self.name_of(request.permit.name)}: {reply.value} were in use, with a maximum of {self.maximum}"
+            )
         if self.holds and not (request.op == ACQUIRE and reply.outcome == GRANTED):
             link.slots -= 1
         if reply.outcome != FAILED and request.intended_ns >= self.orders.measure_ns:

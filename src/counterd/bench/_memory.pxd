@@ -3,22 +3,28 @@
 # A side, header only. Sizes only grow; whoever owns one frees its cells with PyMem_Free.
 
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
-from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 cdef extern from *:
     int64_t atomic_add "__sync_add_and_fetch"(int64_t* target, int64_t value) nogil
+    uint64_t atomic_swap "__sync_lock_test_and_set"(uint64_t* target, uint64_t value) nogil
 
 cdef enum:
     RING_MIN = 8
     HEAP_MIN = 1024
 
 
+cdef struct Permit:
+    uint64_t token          # what a release gives back, where permits have such
+    uint32_t name
+
+
 cdef struct Hold:           # a permit, and when it is released
     int64_t due_ns
     uint32_t link
     uint32_t generation     # of the link; another one has not got the permit
-    uint32_t name
+    Permit permit
 
 
 cdef struct Heap:           # the permit that is due first comes first

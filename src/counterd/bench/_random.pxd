@@ -8,9 +8,12 @@ from libc.stdint cimport uint32_t, uint64_t
 
 
 cdef inline uint64_t random_next(uint64_t* state) noexcept nogil:
-    cdef uint64_t mixed
     state[0] += <uint64_t>0x9e3779b97f4a7c15
-    mixed = state[0]
+    return random_mixed(state[0])
+
+
+cdef inline uint64_t random_mixed(uint64_t mixed) noexcept nogil:
+    """Any number, each bit of which then depends on all of them."""
     mixed = (mixed ^ (mixed >> 30)) * <uint64_t>0xbf58476d1ce4e5b9
     mixed = (mixed ^ (mixed >> 27)) * <uint64_t>0x94d049bb133111eb
     return mixed ^ (mixed >> 31)

@@ -13,7 +13,7 @@ cdef enum Keys:
     SEQUENCE
 
 cdef enum:
-    DRAWN = 9               # kinds of requests that a mix can have
+    DRAWN = 13              # kinds of requests that a mix can have
 
 
 cdef class Task:
@@ -32,11 +32,14 @@ cdef class Task:
     cdef uint64_t stride
     cdef uint64_t fill_next
     cdef uint32_t fresh             # the next name that no other request of this run has had
+    cdef uint64_t token             # the next one without its number among those of this run
     cdef bint fills_numbers
     cdef bint fills_buffers
 
     # work
-    cdef bint pairs
+    cdef bint pairs                 # acquire and release in turn
+    cdef bint in_turn               # likewise, of permits with tokens
+    cdef bint names_tokens          # an acquire says which token it wants
     cdef bint holds
     cdef bint hold_is_random
     cdef double hold_ns
@@ -52,7 +55,9 @@ cdef class Task:
     cdef int set_work(self, plan) except -1
     cdef int set_names(self, plan, int index) except -1
     cdef int set_templates(self, plan, int index) except -1
+    cdef int set_numbers(self, int number) except -1
     cdef Op next_op(self) noexcept
     cdef uint32_t next_name(self) noexcept
     cdef uint32_t next_fresh(self) noexcept
+    cdef uint64_t next_token(self) noexcept
     cdef str name_of(self, uint32_t name)

@@ -8,19 +8,25 @@ import os
 from cpython.mem cimport PyMem_Free
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from counterd.bench._memory cimport allocate
+from counterd.bench._memory cimport Permit, allocate
 from counterd.bench._random cimport random_below, zipf_begin, zipf_next
 from counterd.bench._words cimport (
-    ACQUIRE, COUNTER, MEMCACHED, OPS, REDIS, THROTTR, Op, Template, request_write, template_make,
+    ACQUIRE, COUNTER, DATA_AT, FLOW, KEEP, MEMCACHED, OPS, REDIS, REDIS_LUA, RELEASE, SENTINEL, THROTTR, Op, Template,
+    request_write, template_make,
 )
 
+from counterd.bench.flows import FIRST_RATE, FIRST_SEMAPHORE
 from counterd.bench.plan import NUMBER_SIZES, OPS as DRAWN_NAMES
-from counterd.bench.words import names_of, requests_of
+from counterd.bench.words import TOKEN, names_of, requests_of
 from counterd.protocols.counter import wire
 
-PROTOCOLS = {"counter": COUNTER, "throttr": THROTTR, "redis": REDIS, "memcached": MEMCACHED}
+PROTOCOLS = {
+    "counter": COUNTER, "throttr": THROTTR, "redis": REDIS, "memcached": MEMCACHED, "sentinel": SENTINEL,
+    "redis-lua": REDIS_LUA,
+}
 OP_NAMES = (  # as in Op
     "noop", "get", "acquire", "release", "query", "update", "lower", "insert", "purge", "set", "fetch", "fill", "clear",
+    "flow", "param", "keep", "counts",
 )
 
 
@@ -47,7 +53,8 @@ cdef class Task:
         self.names = plan.names
         self.stride = plan.processes
         self.sequence = self.fresh = index
-        self.fill_next = index if plan.prefill else self.names
+        self.token = int.from_bytes(os.urandom(4), "big") << 32
+        self.fill_next = index if plan.prefill and plan.makes_names() else self.names
         self.fills_buffers = plan.fetches() and ("get" in plan.work.weights or "set" in plan.work.weights)
         self.fills_numbers = not plan.work.weights.keys() <= {"set", "get"} or not self.fills_buffers
         self.keys = {"uniform": UNIFORM, "zipf": ZIPF, "seq": SEQUENCE}[plan.keys.kind]
@@ -60,7 +67,9 @@ cdef class Task:
         cdef uint32_t sum = 0
         cdef int i, op
         weights = plan.work.weights
-        self.pairs = not weights
+        tokens = self.dialect.protocol == SENTINEL or self.dialect.protocol == REDIS_LUA
+        self.pairs, self.in_turn = not weights and not tokens, not weights and tokens
+        self.names_tokens = self.dialect.protocol == REDIS_LUA
         for i in range(DRAWN):
             sum += weights.get(DRAWN_NAMES[i], 0)
             name = DRAWN_NAMES[i]
@@ -72,7 +81,8 @@ cdef class Task:
             self.hold_ns = plan.hold.mean * 1e9
             self.hold_is_random = plan.hold.kind == "exp"
         # Whose permits they are matters to what releases them, and to what a dying connection gives back.
-        self.track_held = "acquire" in weights and ("release" in weights or plan.verify)
+        uses = "release" in weights or "keep" in weights or plan.verify
+        self.track_held = self.in_turn or "acquire" in weights and uses
         self.track_inserted = "purge" in weights
         self.resources = plan.resources
         self.maximum = plan.maximum
@@ -89,9 +99,23 @@ cdef class Task:
             name = heads.get(op, heads[""]) + b"\xff" * digits
             number = OP_NAMES.index(op)
             template_make(&self.templates[number], requests_of(plan, name)[op], name, digits)
+            self.set_numbers(number)
         marker = b"k%07x" % (os.getpid() * 1000 + index & 0xfffffff) + b"0" * 8
         template_make(&self.marker_acquire, wire.acquire(0, marker, 1, 1), marker, 8)
         template_make(&self.marker_get, wire.get(0, marker), marker, 8)
+        return 0
+
+    cdef int set_numbers(self, int number) except -1:
+        """Where a flow or a token stands, in requests that have no name."""
+        cdef Template* template = self.templates + number
+        if self.dialect.protocol == REDIS_LUA:
+            template.token_at = max(0, template.data[: template.size].rfind(TOKEN))
+        elif self.dialect.protocol == SENTINEL:
+            if number == <int>ACQUIRE or number == <int>FLOW:
+                template.flow_at = DATA_AT
+                template.first_flow = FIRST_SEMAPHORE if number == <int>ACQUIRE else FIRST_RATE
+            elif number == <int>RELEASE or number == <int>KEEP:
+                template.token_at = DATA_AT
         return 0
 
     cdef Op next_op(self) noexcept:
@@ -116,13 +140,20 @@ cdef class Task:
         self.fresh += <uint32_t>self.stride
         return name
 
+    cdef uint64_t next_token(self) noexcept:
+        return self.token | self.next_fresh()
+
     cdef str name_of(self, uint32_t name):
         """Of an acquire, for people."""
         cdef Template* template = self.templates + <int>ACQUIRE
         cdef size_t end = template.name_at + template.digits
-        cdef uint8_t* request = <uint8_t*>allocate(template.size, 1)
+        cdef uint8_t* request
+        cdef Permit permit = Permit(0, name)
+        if template.flow_at:
+            return f"flow {template.first_flow + name}"
+        request = <uint8_t*>allocate(template.size, 1)
         try:
-            request_write(template, request, self.dialect.protocol, name, 0)
+            request_write(template, request, self.dialect.protocol, &permit, 0)
             return (<char*>request)[end - self.name_size : end].decode()
         finally:
             PyMem_Free(request)

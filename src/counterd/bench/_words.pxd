@@ -1,29 +1,32 @@
-# The four protocols that a load process speaks: what a request looks like, and what a reply says.
+# The protocols that a load process speaks: what a request looks like, and what a reply says.
 #
-# A side, header only. Requests of one kind differ in their name alone (and, in the counter protocol, the opaque), so
-# each kind is a template that is copied and patched. A reply has three answers: bytes taken; 0, more are needed (there
-# are less than REPLY_MAX of them yet); -1, it cannot be the reply to that request.
+# A side, header only. Requests of one kind differ in their name alone (and an opaque, and the token of a permit, where
+# there are such), so each kind is a template that is copied and patched. A reply has three answers: bytes taken; 0,
+# more are needed (there are less than REPLY_MAX of them yet); -1, it cannot be the reply to that request.
 #
 # counter     docs/protocols/counter.md and its source, "Counter support"
 # throttr     docs/protocols/throttr.md
 # redis       RESP2: INCR(BY), DECR(BY), GET, SET, DEL, PING
 # memcached   the text protocol: incr, decr, get, set, mn
+# sentinel    docs/protocols/sentinel.md: names are numbers of flows, the opaque is the xid
+# redis-lua   RESP2: EVALSHA of the scripts of scripts.py, ZREM, PING
 
 from cpython.bytes cimport PyBytes_AS_STRING
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int8_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, strlen
 
-from counterd.bench._memory cimport allocate
-from counterd.byteorder cimport load_be32, load_le16, load_le32, load_le64
-
-cdef extern from *:
-    uint64_t swap64 "__builtin_bswap64"(uint64_t value) noexcept nogil
+from counterd.bench._memory cimport Permit, allocate
+from counterd.byteorder cimport (
+    bswap64, load_be16, load_be32, load_be64, load_le16, load_le32, load_le64, store_be32, store_be64,
+)
 
 cdef enum Protocol:
     COUNTER
     THROTTR
     REDIS
     MEMCACHED
+    SENTINEL
+    REDIS_LUA
 
 cdef enum Op:               # the first four are the opcodes of the counter protocol
     NOOP
@@ -39,19 +42,24 @@ cdef enum Op:               # the first four are the opcodes of the counter prot
     FETCH                   # and what is in it
     FILL                    # makes the name exist: SET; of the counter protocol an acquire and a release do that
     CLEAR                   # before that, where an INSERT does it, whatever a load has left there
+    FLOW                    # whether a call may pass
+    PARAM                   # whether one with that value may
+    KEEP                    # a permit is still in use
+    COUNTS                  # FLOW, estimated from two counters
     OPS
 
 cdef enum Outcome:
     ANSWERED                # noop, fill
     READ                    # get: value is what is in use
     ABSENT                  # no such name
-    GRANTED
+    GRANTED                 # acquire; flow and param: it may pass
     RELEASED
     REFUSED                 # the limit is reached
     NOT_HELD
-    UPDATED                 # update, and its counterpart
+    UPDATED                 # update, and its counterpart; keep
     WRITTEN                 # insert, set
     PURGED
+    TOO_MANY                # requests, for a namespace
     FAILED                  # the server says that something is wrong
     OUTCOMES
 
@@ -60,6 +68,8 @@ cdef enum:
     OPAQUE_AT = 8
     REPLY_MAX = 512         # no reply to what is asked here comes near it, but for the buffer that may be in it
     WHOAMI_SIZE = 17        # of its reply, throttr's noop
+    XID_AT = 2              # of the sentinel protocol
+    DATA_AT = 7
     NUMBER_MAX = 32         # characters of a number with its line's end: 20 digits and some
 
 
@@ -73,12 +83,16 @@ cdef struct Template:
     uint8_t* data
     size_t size
     size_t name_at          # where the name's last digits stand
-    int digits              # 0 = it has no name
+    int digits              # 0 = it has no such name
+    size_t flow_at          # where the number of a flow stands, 0 = nowhere; flows have consecutive ones,
+    uint64_t first_flow     # from this on
+    size_t token_at         # where a token stands, 0 = nowhere
 
 
 cdef struct Reply:
     Outcome outcome
     int64_t value           # of READ and GRANTED, where the protocol says it, else -1
+    uint64_t token          # of GRANTED, where permits have such: what was asked with, or what the reply tells
 
 
 cdef inline int template_make(Template* template, bytes data, bytes name, int digits) except -1:
@@ -102,20 +116,29 @@ cdef inline void name_write(uint8_t* target, uint32_t number, int digits) noexce
     spread = ((spread & <uint64_t>0x00f000f000f000f0) << 4) | (spread & <uint64_t>0x000f000f000f000f)
     letters = ((spread + <uint64_t>0x0606060606060606) >> 4) & <uint64_t>0x0101010101010101
     spread += <uint64_t>0x3030303030303030 + letters * 39
-    spread = swap64(spread)
+    spread = bswap64(spread)
     memcpy(target, <uint8_t*>&spread + 8 - digits, digits)
 
 
 cdef inline size_t request_write(
-    const Template* template, uint8_t* target, Protocol protocol, uint32_t name, uint32_t opaque
+    const Template* template, uint8_t* target, Protocol protocol, const Permit* permit, uint32_t opaque
 ) noexcept nogil:
     memcpy(target, template.data, template.size)
     if template.digits == 8:  # a constant size is written in one go
-        name_write(target + template.name_at, name, 8)
+        name_write(target + template.name_at, permit.name, 8)
     elif template.digits:
-        name_write(target + template.name_at, name, template.digits)
+        name_write(target + template.name_at, permit.name, template.digits)
     if protocol == COUNTER:
         memcpy(target + OPAQUE_AT, &opaque, 4)
+    elif protocol == SENTINEL:
+        store_be32(target + XID_AT, opaque)
+        if template.flow_at:
+            store_be64(target + template.flow_at, template.first_flow + permit.name)
+        elif template.token_at:
+            store_be64(target + template.token_at, permit.token)
+    elif template.token_at:
+        name_write(target + template.token_at, <uint32_t>(permit.token >> 32), 8)
+        name_write(target + template.token_at + 8, <uint32_t>permit.token, 8)
     return template.size
 
 
@@ -128,6 +151,10 @@ cdef inline Py_ssize_t reply_read(
         return throttr_reply(data, size, op, dialect, reply)
     if dialect.protocol == REDIS:
         return redis_reply(data, size, op, dialect.value_size, reply)
+    if dialect.protocol == SENTINEL:
+        return sentinel_reply(data, size, op, opaque, reply)
+    if dialect.protocol == REDIS_LUA:
+        return script_reply(data, size, op, reply)
     return memcached_reply(data, size, op, reply)
 
 
@@ -217,6 +244,54 @@ cdef inline Py_ssize_t throttr_reply(
     return whole if size >= whole else 0
 
 
+# ---- sentinel ------------------------------------------------------------------------------------------------------
+
+cdef inline Py_ssize_t sentinel_reply(
+    const uint8_t* data, size_t size, Op op, uint32_t opaque, Reply* reply
+) noexcept nogil:
+    """No such flow, or no room, is a failure. None of these requests may be told to wait."""
+    cdef int8_t status
+    cdef size_t told = 8  # bytes of data
+    cdef uint8_t kind = 1
+    if size < DATA_AT + 1:
+        return 0
+    if op == ACQUIRE:
+        kind = 3
+    elif op == RELEASE:
+        kind, told = 4, 0
+    elif op == KEEP:
+        kind, told = 5, 4
+    elif op == PARAM:
+        kind = 2
+    elif op == NOOP:
+        kind, told = 0, 0 if data[DATA_AT] else 4
+    if load_be16(data) != DATA_AT - 1 + told or load_be32(data + XID_AT) != opaque or data[DATA_AT - 1] != kind:
+        return -1
+    if size < DATA_AT + 1 + told:
+        return 0
+    status = <int8_t>data[DATA_AT]
+    reply.value = -1
+    if status == 0:
+        if op == RELEASE:
+            return -1
+        reply.outcome = ANSWERED if op == NOOP else UPDATED if op == KEEP else GRANTED
+        if op == ACQUIRE:
+            reply.token = load_be64(data + DATA_AT + 1)
+            if reply.token == 0:
+                return -1
+    elif status == 1 and (op == FLOW or op == PARAM or op == ACQUIRE):
+        reply.outcome = REFUSED
+    elif status == -2 and (op == FLOW or op == PARAM):
+        reply.outcome = TOO_MANY
+    elif status == 6 and op == RELEASE:
+        reply.outcome = RELEASED
+    elif status == 7 and (op == RELEASE or op == KEEP):
+        reply.outcome = NOT_HELD
+    else:
+        reply.outcome = FAILED
+    return DATA_AT + 1 + told
+
+
 # ---- lines of text: redis and memcached ----------------------------------------------------------------------------
 
 cdef inline size_t line_size(const uint8_t* data, size_t size) noexcept nogil:
@@ -274,6 +349,27 @@ cdef inline Py_ssize_t redis_reply(
         return -1
     if op == PURGE:
         reply.outcome = PURGED if reply.value else ABSENT
+    return line
+
+
+cdef inline Py_ssize_t script_reply(const uint8_t* data, size_t size, Op op, Reply* reply) noexcept nogil:
+    """1 = yes, 0 = no."""
+    cdef size_t line = line_size(data, size)
+    if line == 0:
+        return 0 if size < REPLY_MAX else -1
+    reply.value = -1
+    reply.outcome = FAILED
+    if data[0] == 45:  # -NOSCRIPT ...
+        return line
+    if op == NOOP:
+        reply.outcome = ANSWERED
+        return line if data[0] == 43 else -1
+    if data[0] != 58 or line != 4 or not 48 <= data[1] <= 49:
+        return -1
+    if data[1] == 49:
+        reply.outcome = RELEASED if op == RELEASE else GRANTED
+    else:
+        reply.outcome = NOT_HELD if op == RELEASE else REFUSED
     return line
 
 

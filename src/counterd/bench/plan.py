@@ -10,28 +10,41 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from counterd.bench.flows import FLOWS_MAX
 from counterd.units import seconds
 
-PROTOCOLS = {"counter": 11215, "throttr": 9000, "redis": 6379, "memcached": 11211}  # and their ports
-OPS = ("noop", "get", "acquire", "release", "query", "update", "insert", "purge", "set")
-COUNTING = OPS[:4]
+PROTOCOLS = {  # and their ports
+    "counter": 11215, "throttr": 9000, "sentinel": 18730, "redis": 6379, "redis-lua": 6379, "memcached": 11211,
+}  # fmt: skip
+PROTOCOL_HELP = """What the server speaks: counterd's three, and for side by side figures redis, which has a counterpart
+of all requests for counters and keys, redis-lua, its usual scripts for what a sentinel room does, and memcached (incr,
+decr, get)."""
+COUNTING = ("noop", "get", "acquire", "release")
+KEEPING = ("query", "update", "insert", "purge", "set")
+OPS = (*COUNTING, *KEEPING, "flow", "param", "keep", "counts")
 OPS_OF = {
     "counter": COUNTING,
-    "throttr": ("noop", "get", "query", "update", "insert", "purge", "set"),
-    "redis": OPS,
+    "throttr": ("noop", "get", *KEEPING),
+    "sentinel": ("noop", "acquire", "release", "flow", "param", "keep"),
+    "redis": (*COUNTING, *KEEPING),
+    "redis-lua": ("noop", "acquire", "release", "flow", "counts"),
     "memcached": COUNTING,
 }
 PAIRS = "acquire-release"
 OPS_HELP = """acquire-release (in turn), acquire, release, get, noop, or mix:acquire=5,release=5,get=1. With throttr:
-query, update (one up, one down), insert (a new name, with --ttl), purge (of those), set, get, noop, or a mix.
-[default: acquire-release; update with throttr]"""
+query, update (one up, one down), insert (a new name, with --ttl), purge (of those), set, get, noop, or a mix. With
+sentinel: flow, param (a value), keep (of what was acquired), noop too. With redis-lua: acquire-release (a leased
+semaphore), flow (a sliding window), counts (the same, estimated). [default: acquire-release; update with throttr]"""
 NAMES_MAX = 1 << 30
-NAME_SIZE_MAX = {"counter": 65535, "throttr": 255, "redis": 65535, "memcached": 250}
+NAME_SIZE_MAX = {
+    "counter": 65535, "throttr": 255, "sentinel": 996, "redis": 65535, "redis-lua": 65535, "memcached": 250,
+}  # fmt: skip
 BUFFER_SIZE = 100
 BUFFER_SIZE_MAX = 1 << 19  # so that one fits into what is sent at once
 NUMBER_SIZES = {"uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8}  # bytes, of the throttr protocol
 TTL_UNITS_NS = {6: 3_600_000_000_000, 5: 60_000_000_000, 4: 1_000_000_000, 3: 1_000_000, 2: 1_000, 1: 1}  # by TTL type
 U32_MAX = 0xFFFFFFFF
+I32_MAX = 0x7FFFFFFF
 DIGITS_MAX = 8  # of a name's number, in hexadecimal
 DEPTH_MAX = 1 << 20  # 32 MiB of what is known about each request, for each connection
 TIME_MAX = 1e7  # seconds: what is counted in nanoseconds stays far from overflowing, whatever is drawn around it
@@ -174,6 +187,10 @@ class Plan:
         sized = self.value_size is not None or "set" in self.work.weights
         return self.protocol == "throttr" or (self.protocol == "redis" and sized)
 
+    def makes_names(self) -> bool:
+        """Whether there is anything that prefill can make: flows come from rules, and scripts make what they need."""
+        return self.protocol not in {"sentinel", "redis-lua"}
+
     def needs_names(self) -> bool:
         """Whether there are requests for what has to exist."""
         wanted = {"query", "update", *(["get"] if self.fetches() else [])}
@@ -230,10 +247,35 @@ class Plan:
             ),
             (not self.keep_alive and bool(self.hold or self.churn), "--hold and --churn need connections that stay"),
             (
-                self.protocol != "counter" and bool(self.verify or self.churn),
+                self.protocol not in {"counter", "sentinel"} and bool(self.verify or self.churn),
                 f"--verify and --churn are about what connections hold, which {self.protocol} does not know",
             ),
+            (
+                self.protocol == "sentinel" and bool(self.churn),
+                "--churn looks what the server counts, which sentinel does not tell",
+            ),
             *self._mistakes_of_work(),
+            *self._mistakes_of_flows(),
+        ]
+
+    def _mistakes_of_flows(self) -> list[tuple[bool, str]]:
+        """What the sentinel protocol has no room for."""
+        ours = self.protocol == "sentinel"
+        asked = self.work.weights.keys()
+        return [
+            (
+                ours and self.names > FLOWS_MAX and asked != {"param"},
+                f"there are {FLOWS_MAX} flows of a kind at most, not {self.names}; values of param can be more",
+            ),
+            (ours and self.resources > I32_MAX, f"resources are 1 to {I32_MAX} in the sentinel protocol"),
+            (
+                ours and self.verify and self.maximum >= I32_MAX,
+                f"--verify asks for one more than the maximum, which has to be less than {I32_MAX}",
+            ),
+            (
+                ours and self.verify and bool(asked) and "acquire" not in asked,
+                "--verify is about what was acquired: with sentinel acquire has to be asked",
+            ),
         ]
 
     def _mistakes_of_work(self) -> list[tuple[bool, str]]:

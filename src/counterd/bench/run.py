@@ -9,23 +9,20 @@ import contextlib
 import ctypes
 import os
 import signal
-import socket
-import struct
 import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from counterd.bench import verify
+from counterd.bench import leases, scripts, verify
 from counterd.bench._board import Board
 from counterd.bench._load import Load
+from counterd.bench.asking import LoadError, resolve
 from counterd.bench.result import Moment, Run, histogram, percentiles
-from counterd.client._tls import secured
 from counterd.errors import CounterdError
 from counterd.units import duration, rate, several
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable, Iterator
 
     from hdrh.histogram import HdrHistogram
@@ -33,14 +30,9 @@ if TYPE_CHECKING:
     from counterd.bench.plan import Plan
 
 LOOK_S = 0.05
-TRY_S = 5.0  # that the first connection may take, which is to say whether there can be others
 LEAVE_S = 10.0  # that processes may take to close their connections
 FOREVER_NS = 1 << 62
 PR_SET_PDEATHSIG = 1
-
-
-class LoadError(Exception):
-    """There is nothing to report: the load never began, or a process of it died."""
 
 
 @dataclass
@@ -74,26 +66,48 @@ def run(
     """
     interruption = interruption or Interruption()
     allow_descriptors(plan.connections // plan.processes + 1 + RESERVE)
-    address, context = resolve(plan)
-    try:
-        before = verify.look(plan) if plan.verify else {}
-    except CounterdError as error:
-        raise LoadError(f"--verify needs an answer to Dump: {error}") from None
-    board = Board(plan.processes, plan.names if plan.verify else 0)
-    loads = [Load(plan, board, index, address, context) for index in range(plan.processes)]
+    place = resolve(plan)
+    if plan.protocol == "redis-lua":
+        scripts.install(place)
+    checks = _checks(plan)
+    board = Board(plan.processes, plan.names if plan.verify else 0, plan.verify and plan.protocol == "sentinel")
+    loads = [Load(plan, board, index, place.sockaddr(), place.context) for index in range(plan.processes)]
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     with _interruptible(board, interruption), _processes(loads) as pids:
         watching = _Watching(plan, board, pids, watch)
         try:
             watching.until_ready()
             watching.until_over()
-            violations = _looked(lambda: verify.while_held(plan, board, before), interruption) if plan.verify else None
+            violations = _looked(lambda: checks.while_held(board), interruption) if checks else None
         finally:
             board.stop()
             board.leave()
-    if violations is not None:
-        violations += _looked(lambda: verify.when_gone(plan, before), interruption)
+    if checks and violations is not None:
+        violations += _looked(checks.when_gone, interruption)
     return watching.result(label or describe(plan), started, violations)
+
+
+@dataclass(frozen=True)
+class _Checks:
+    """What --verify looks at, once the load is over."""
+
+    while_held: Callable[[Board], list[str]]
+    when_gone: Callable[[], list[str]]
+
+
+def _checks(plan: Plan) -> _Checks | None:
+    """None without --verify. LoadError: it cannot be verified."""
+    if not plan.verify:
+        return None
+    try:
+        if plan.protocol == "sentinel":
+            leases.look(plan)
+            return _Checks(lambda board: leases.while_held(plan, board), lambda: leases.when_gone(plan))
+        before = verify.look(plan)
+    except CounterdError as error:
+        wanted = "" if plan.protocol == "sentinel" else " needs an answer to Dump"
+        raise LoadError(f"--verify{wanted}: {error}") from None
+    return _Checks(lambda board: verify.while_held(plan, board, before), lambda: verify.when_gone(plan, before))
 
 
 def _looked(look: Callable[[], list[str]], interruption: Interruption) -> list[str]:
@@ -103,7 +117,7 @@ def _looked(look: Callable[[], list[str]], interruption: Interruption) -> list[s
     except KeyboardInterrupt:
         interruption.happened = True
         return ["it is not known whether all came back: interrupted"]
-    except CounterdError as error:
+    except (CounterdError, LoadError, OSError) as error:
         return [f"it is not known what is in use: {error}"]
 
 
@@ -141,52 +155,6 @@ def allow_descriptors(wanted: int) -> None:
         raise LoadError(f"{wanted} files would be open, and the limit is {hard}: {how}")
     if soft != resource.RLIM_INFINITY and wanted > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def resolve(plan: Plan) -> tuple[bytes, ssl.SSLContext | None]:
-    """(the server's address as the kernel wants it, what connections are secured with)
-
-    The address is the first that takes a connection. LoadError: none does.
-    """
-    if plan.socket is not None:
-        path = os.fsencode(plan.socket)
-        if len(path) > 107:
-            raise LoadError(f"{plan.socket}: the path of a Unix socket has 107 bytes at most")
-        found: list[tuple[int, Any]] = [(socket.AF_UNIX, plan.socket)]
-    else:
-        try:
-            infos = socket.getaddrinfo(plan.host, plan.port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise LoadError(f"cannot connect to {plan.host}: {error.strerror or error}") from None
-        found = [(info[0], info[4]) for info in infos]
-    where = plan.socket or f"{plan.host}:{plan.port}"
-    try:
-        context = verify.context_of(plan)
-    except OSError as error:
-        raise LoadError(f"cannot connect to {where}: {error}") from None
-    for family, address in found:
-        try:
-            with socket.socket(family, socket.SOCK_STREAM) as connection:
-                connection.settimeout(TRY_S)
-                connection.connect(address)
-                if context is not None:
-                    secured(connection, context, plan.host, TRY_S).close()
-        except OSError as error:
-            failure = error
-            continue
-        return _sockaddr(family, address), context
-    raise LoadError(f"cannot connect to {where}: {failure.strerror or failure}")
-
-
-def _sockaddr(family: int, address: Any) -> bytes:
-    if family == socket.AF_UNIX:
-        return struct.pack("=H", family) + os.fsencode(str(address)) + b"\0"
-    host, port = address[:2]
-    if family == socket.AF_INET:
-        return struct.pack("=H", family) + struct.pack(">H", port) + socket.inet_aton(host) + bytes(8)
-    flow, scope = address[2:]
-    packed = socket.inet_pton(family, host.partition("%")[0])
-    return struct.pack("=H", family) + struct.pack(">HI", port, flow) + packed + struct.pack("=I", scope)
 
 
 # ---- during ----
@@ -286,7 +254,9 @@ class _Watching:
         totals = self._board.totals()
         exceeded, evidence = self._board.violations()
         if violations is not None and exceeded:
-            violations[:0] = [f"a counter was above its maximum {exceeded} times; the first: {evidence[0]}"]
+            leased = self._plan.protocol == "sentinel"
+            what = "a limit was exceeded, or a token told twice," if leased else "a counter was above its maximum"
+            violations[:0] = [f"{what} {exceeded} times; the first: {evidence[0]}"]
         plan = self._plan
         # Of a time, all of it counts, however little was answered in it; of a number of requests, what they took.
         end = self._board.last_ns()

@@ -10,12 +10,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from counterd.bench.asking import context_of
 from counterd.client import Client
-from counterd.client._addresses import Address, Tls
 
 if TYPE_CHECKING:
-    import ssl
-
     from counterd.bench._board import Board
     from counterd.bench.plan import Plan
     from counterd.client import DumpEntry
@@ -82,12 +80,6 @@ def when_gone(plan: Plan, before: State) -> list[str]:
 
 def _client(plan: Plan) -> Client:
     return Client(plan.host, plan.port, path=plan.socket, tls=context_of(plan) or False, timeout=30.0)
-
-
-def context_of(plan: Plan) -> ssl.SSLContext | None:
-    """What the connections of a plan are secured with, if they are. OSError: a file cannot be used."""
-    tls = Tls(plan.cacert or "", plan.cert or "", plan.key or "") if plan.tls else None
-    return Address(plan.host, plan.port, tls=tls).make_context()
 
 
 def _name(plan: Plan, number: int) -> bytes:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from counterd.bench.flows import FIRST_RATE, FIRST_SEMAPHORE, NAMESPACE, PARAM_FLOW
 from counterd.bench.plan import ttl_of
+from counterd.bench.scripts import LEASE_MS, WINDOW_MS, digest, resp
 from counterd.protocols.counter import wire
+from counterd.protocols.sentinel import wire as sentinel
 from counterd.protocols.throttr.wire import Attribute, Change, Encoder, TTLType, ValueSize
 
 if TYPE_CHECKING:
@@ -16,12 +19,17 @@ if TYPE_CHECKING:
 
 LASTING = 100  # hours that what a load needs is there for
 VALUE = b"v"  # what buffers are full of: no digit of a name is in it
+TOKEN = b"t" * 16  # stands for a token where that is written in hexadecimal
 
 
 def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
     """Each kind of request for that name; "fill" makes it exist, where acquire and release do not."""
     if plan.protocol == "throttr":
         return _throttr(plan, name)
+    if plan.protocol == "sentinel":
+        return _sentinel(plan, name)
+    if plan.protocol == "redis-lua":
+        return _scripts(plan, name)
     amount = str(plan.resources).encode()
     if plan.protocol == "counter":
         return {
@@ -33,18 +41,18 @@ def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
     if plan.protocol == "redis":
         one = plan.resources == 1
         return {
-            "noop": _resp(b"PING"),
-            "get": _resp(b"GET", name),
-            "acquire": _resp(b"INCR", name) if one else _resp(b"INCRBY", name, amount),
-            "release": _resp(b"DECR", name) if one else _resp(b"DECRBY", name, amount),
-            "query": _resp(b"GET", name),
-            "update": _resp(b"INCRBY", name, b"1"),
-            "lower": _resp(b"DECRBY", name, b"1"),
-            "insert": _resp(b"SET", name, b"0", b"PX", b"%d" % max(1, round(plan.ttl * 1e3))),
-            "purge": _resp(b"DEL", name),
-            "set": _resp(b"SET", name, VALUE * plan.buffer_size),
-            "fetch": _resp(b"GET", name),
-            "fill": _resp(b"SET", name, b"0"),
+            "noop": resp(b"PING"),
+            "get": resp(b"GET", name),
+            "acquire": resp(b"INCR", name) if one else resp(b"INCRBY", name, amount),
+            "release": resp(b"DECR", name) if one else resp(b"DECRBY", name, amount),
+            "query": resp(b"GET", name),
+            "update": resp(b"INCRBY", name, b"1"),
+            "lower": resp(b"DECRBY", name, b"1"),
+            "insert": resp(b"SET", name, b"0", b"PX", b"%d" % max(1, round(plan.ttl * 1e3))),
+            "purge": resp(b"DEL", name),
+            "set": resp(b"SET", name, VALUE * plan.buffer_size),
+            "fetch": resp(b"GET", name),
+            "fill": resp(b"SET", name, b"0"),
         }
     return {
         "noop": b"mn\r\n",
@@ -65,10 +73,6 @@ def names_of(plan: Plan, run: int) -> dict[str, bytes]:
     return {"insert": fresh, "purge": fresh, "set": b"b" * size, "fetch": b"b" * size, "": b"n" * size}
 
 
-def _resp(*words: bytes) -> bytes:
-    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
-
-
 def _throttr(plan: Plan, name: bytes) -> dict[str, bytes]:
     encoder = Encoder(ValueSize.named(plan.number_type))
     ttl_type, ttl = ttl_of(plan)
@@ -85,3 +89,28 @@ def _throttr(plan: Plan, name: bytes) -> dict[str, bytes]:
         "clear": encoder.purge(name),
     }
     return {kind: bytes(request) for kind, request in requests.items()}
+
+
+def _sentinel(plan: Plan, name: bytes) -> dict[str, bytes]:
+    """Flows and tokens are numbers: these have the first flow, and no token yet. Only values have names."""
+    return {
+        "noop": sentinel.ping(0, NAMESPACE.encode()),
+        "acquire": sentinel.acquire(0, FIRST_SEMAPHORE, plan.resources),
+        "release": sentinel.release(0, 0),
+        "keep": sentinel.keep(0, 0),
+        "flow": sentinel.flow(0, FIRST_RATE, plan.resources),
+        "param": sentinel.param_flow(0, PARAM_FLOW, plan.resources, [name]),
+    }
+
+
+def _scripts(plan: Plan, name: bytes) -> dict[str, bytes]:
+    """What each is limited by has a key of its own."""
+    limit, lease, window = b"%d" % plan.maximum, b"%d" % LEASE_MS, b"%d" % WINDOW_MS
+    held = b"held:" + name
+    return {
+        "noop": resp(b"PING"),
+        "acquire": resp(b"EVALSHA", digest("acquire"), b"1", held, limit, lease, TOKEN),
+        "release": resp(b"ZREM", held, TOKEN),
+        "flow": resp(b"EVALSHA", digest("flow"), b"1", b"flow:" + name, limit, window),
+        "counts": resp(b"EVALSHA", digest("counts"), b"1", b"counts:" + name, limit, window),
+    }

@@ -22,11 +22,13 @@ try:
 
     from counterd.bench import page, report, search
     from counterd.bench import plan as planning
+    from counterd.bench.asking import LoadError
+    from counterd.bench.flows import FLOWS_MAX, RULES_HELP, rules_of
     from counterd.bench.panel import panel
     from counterd.bench.plan import Hold, Keys, Plan, Work
     from counterd.bench.report import AS_FAST_AS_IT_GOES
     from counterd.bench.result import Report, ResultError, Run, load, save
-    from counterd.bench.run import Interruption, LoadError, describe, run
+    from counterd.bench.run import Interruption, describe, run
     from counterd.cli.reading import TLS_OPTIONS, Reads, at_least, with_options
 except ModuleNotFoundError as error:
     package = (error.name or "").partition(".")[0]
@@ -90,8 +92,7 @@ FILE = Written()
     type=click.Choice(list(planning.PROTOCOLS)),
     default=Plan.protocol,
     show_default=True,
-    help="What the server speaks: counterd's two, and for side by side figures redis, which has a counterpart of all "
-    "requests, and memcached (incr, decr, get).",
+    help=planning.PROTOCOL_HELP,
 )
 @click.option("-c", "--connections", type=NUMBER, default=50, show_default=True, help="Connections, all together.")
 @click.option(
@@ -124,7 +125,14 @@ FILE = Written()
     type=Reads("ops", Work.read),
     help=planning.OPS_HELP,
 )
-@click.option("-r", "--names", type=NUMBER, default=1, show_default=True, help="Number of names.")
+@click.option(
+    "-r",
+    "--names",
+    type=NUMBER,
+    default=1,
+    show_default=True,
+    help="Number of names, of flows, or of values with param.",
+)
 @click.option(
     "--keys",
     type=Reads("keys", Keys.read),
@@ -159,7 +167,7 @@ FILE = Written()
     type=NUMBER,
     default=1_000_000,
     show_default=True,
-    help="Permits that a name has; over it an acquire is refused.",
+    help="Permits that a name has; over it an acquire is refused. Of flows it is what the rules say.",
 )
 @click.option(
     "--hold",
@@ -201,7 +209,8 @@ FILE = Written()
 @click.option(
     "--verify",
     is_flag=True,
-    help="Check that no name was ever above its maximum, and that nothing is in use at the end that nobody holds.",
+    help="Check that no name was ever above its maximum, and that nothing is in use at the end that nobody holds; "
+    "where there are tokens also that none is told twice.",
 )
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the random choices.")
 @click.option("--json", type=FILE, help="Write everything there, for `counterbench compare` and other tools.")
@@ -266,6 +275,15 @@ def compare(files: tuple[Path, ...], html: Path) -> None:
         give_up(error)
     show(Console(), report.compare_table(reports))
     click.echo(f"charts: {html}")
+
+
+@main.command(short_help="Rules for a load of flows.", help=RULES_HELP)
+@click.option("-r", "--names", type=NUMBER, default=1, show_default=True, help="Number of flows.")
+@click.option("--maximum", type=NUMBER, default=1_000_000, show_default=True, help="At once, or a second, of each.")
+def rules(names: int, maximum: int) -> None:
+    if names > FLOWS_MAX:
+        raise click.UsageError(f"there are {FLOWS_MAX} flows of a kind at most, not {names}")
+    click.echo(rules_of(names, maximum), nl=False)
 
 
 def show(console: Console, what: RenderableType) -> None:

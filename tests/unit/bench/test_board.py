@@ -20,6 +20,7 @@ def test_a_new_board_says_nothing() -> None:
     assert (board.violations(), board.all_held(), board.stopped_ns()) == ((0, []), {}, 0)
     assert [board.take(kind) for kind in ("latency", "service", "give_back")] == [[], [], []]
     assert Board(1, 0).all_held() == {}
+    assert Board(2, 5, tokens=True).all_held() == {}
 
 
 def test_what_is_not_counted_is_an_error() -> None:

@@ -84,6 +84,16 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         "names of 8 bytes are all number",
     ),
     ({"protocol": "redis", "work": Work.read("mix:insert=1,update=1"), "name_size": 2}, "names of 2 bytes are all"),
+    ({"protocol": "sentinel", "churn": 1.0}, "--churn looks what the server counts"),
+    ({"protocol": "sentinel", "names": 8193}, "8192 flows of a kind at most, not 8193"),
+    ({"protocol": "sentinel", "resources": 1 << 31, "maximum": 1 << 31}, "resources are 1 to 2147483647 in"),
+    ({"protocol": "sentinel", "verify": True, "maximum": (1 << 31) - 1}, "has to be less than 2147483647"),
+    ({"protocol": "sentinel", "verify": True, "work": Work.read("flow")}, "acquire has to be asked"),
+    ({"protocol": "sentinel", "work": Work.read("get")}, "noop, acquire, release, flow, param, keep, not get"),
+    ({"protocol": "sentinel", "work": Work.read("param"), "name_size": 997}, "a name has 1 to 996 bytes"),
+    ({"protocol": "redis-lua", "work": Work.read("keep")}, "noop, acquire, release, flow, counts, not keep"),
+    ({"protocol": "redis-lua", "verify": True}, "which redis-lua does not know"),
+    ({"protocol": "redis", "work": Work.read("flow")}, "the redis protocol has .*, not flow"),
     ({"verify": True, "names": 1 << 25}, "--verify keeps count of 16777216"),
     ({"tls": True, "socket": "/s"}, "there is no TLS on a Unix socket"),
     ({"cacert": "/ca"}, "--cacert, --cert and --key are for --tls"),
@@ -101,7 +111,10 @@ def test_what_cannot_be_done(options: dict[str, Any], text: str) -> None:
     "options",
     [{}, {"requests": 0, "duration": None}, {"duration": 0.0}, {"connections": 3, "processes": 3}, {"rate": 0.1},
      {"names": 16, "name_size": 1}, {"names": 1 << 30, "name_size": 8}, {"resources": 4, "maximum": 4},
-     {"protocol": "throttr", "work": Work.read("mix:set=1,get=1,noop=1"), "name_size": 8}],
+     {"protocol": "throttr", "work": Work.read("mix:set=1,get=1,noop=1"), "name_size": 8},
+     {"protocol": "sentinel", "verify": True, "hold": Hold("exp", 0.1)}, {"protocol": "sentinel", "names": 8192},
+     {"protocol": "sentinel", "names": 100_000, "work": Work.read("param"), "name_size": 996},
+     {"protocol": "sentinel", "work": Work.read("mix:acquire=1,keep=1,flow=1,param=1"), "name_size": 8}],
     ids=str,
 )  # fmt: skip
 def test_what_can_be_done(options: dict[str, Any]) -> None:
@@ -133,6 +146,11 @@ def test_whether_a_get_is_of_a_buffer() -> None:
     assert Plan(protocol="redis", work=get, value_size=5).fetches()
     assert Plan(protocol="redis", work=both).fetches()
     assert Plan(protocol="throttr", work=get).fetches()
+
+
+def test_where_prefill_makes_nothing() -> None:
+    made = {protocol: Plan(protocol=protocol, work=Work.read("noop")).makes_names() for protocol in OPS_OF}
+    assert [protocol for protocol, makes in made.items() if not makes] == ["sentinel", "redis-lua"]
 
 
 def test_which_loads_need_names_that_exist() -> None:

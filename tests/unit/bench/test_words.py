@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from counterd.bench import scripts
 from counterd.bench.plan import Plan, Work
-from counterd.bench.words import names_of, requests_of
+from counterd.bench.words import TOKEN, names_of, requests_of
 
 
 def test_counter() -> None:
@@ -81,7 +82,34 @@ def test_memcached() -> None:
     }
 
 
-@pytest.mark.parametrize("protocol", ["counter", "throttr", "redis", "memcached"])
+def test_sentinel() -> None:
+    """Numbers of flows and tokens are put in later; those of a flow are counted on from these."""
+    assert requests_of(Plan(protocol="sentinel", resources=3), b"jobs") == {
+        "noop": bytes.fromhex("0015 00000000 00 0000000c") + b"counterbench",
+        "acquire": bytes.fromhex("0012 00000000 03 0000000000000001 00000003 00"),
+        "release": bytes.fromhex("000d 00000000 04 0000000000000000"),
+        "keep": bytes.fromhex("000d 00000000 05 0000000000000000"),
+        "flow": bytes.fromhex("0012 00000000 01 00000000000f4241 00000003 00"),
+        "param": bytes.fromhex("001e 00000000 02 0000000000000001 00000003 00000001 07 00000004") + b"jobs",
+    }
+    longest = requests_of(Plan(protocol="sentinel", work=Work.read("param"), name_size=996), b"x" * 996)
+    assert len(longest["param"]) == 1024
+
+
+def test_scripts() -> None:
+    def evalsha(script: str, name: bytes, *numbers: bytes) -> bytes:
+        return scripts.resp(b"EVALSHA", scripts.digest(script), b"1", name, *numbers)
+
+    assert requests_of(Plan(protocol="redis-lua", maximum=12), b"jobs") == {
+        "noop": b"*1\r\n$4\r\nPING\r\n",
+        "acquire": evalsha("acquire", b"held:jobs", b"12", b"4000", TOKEN),
+        "release": b"*3\r\n$4\r\nZREM\r\n$9\r\nheld:jobs\r\n$16\r\n" + TOKEN + b"\r\n",
+        "flow": evalsha("flow", b"flow:jobs", b"12", b"1000"),
+        "counts": evalsha("counts", b"counts:jobs", b"12", b"1000"),
+    }
+
+
+@pytest.mark.parametrize("protocol", ["counter", "throttr", "sentinel", "redis", "redis-lua", "memcached"])
 def test_requests_of_one_kind_differ_in_their_name_alone(protocol: str) -> None:
     """Which is what a load process builds on."""
     work = Work.read("noop")

@@ -1,0 +1,98 @@
+"""Where a server is, and a connection to it that asks this and that before and after a load.
+
+A side, pure Python.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from counterd.client._addresses import Address, Tls
+from counterd.client._tls import secured
+
+if TYPE_CHECKING:
+    import ssl
+
+    from counterd.bench.plan import Plan
+
+TRY_S = 5.0  # that the first connection may take, which is to say whether there can be others
+ANSWER_S = 30.0
+
+
+class LoadError(Exception):
+    """There is nothing to report: the load never began, or a process of it died."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """An address that takes connections, and what these are secured with."""
+
+    family: int
+    address: Any
+    host: str
+    context: ssl.SSLContext | None
+
+    def connect(self) -> socket.socket:
+        """A connection. OSError: not now."""
+        connection = socket.socket(self.family, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(ANSWER_S)
+            connection.connect(self.address)
+            if self.context is not None:
+                return self.context.wrap_socket(connection, server_hostname=self.host)
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
+    def sockaddr(self) -> bytes:
+        """The address as the kernel wants it."""
+        if self.family == socket.AF_UNIX:
+            return struct.pack("=H", self.family) + os.fsencode(str(self.address)) + b"\0"
+        host, port = self.address[:2]
+        if self.family == socket.AF_INET:
+            return struct.pack("=H", self.family) + struct.pack(">H", port) + socket.inet_aton(host) + bytes(8)
+        flow, scope = self.address[2:]
+        packed = socket.inet_pton(self.family, host.partition("%")[0])
+        return struct.pack("=H", self.family) + struct.pack(">HI", port, flow) + packed + struct.pack("=I", scope)
+
+
+def resolve(plan: Plan) -> Place:
+    """Of the server's addresses the first that takes a connection. LoadError: none does."""
+    if plan.socket is not None:
+        if len(os.fsencode(plan.socket)) > 107:
+            raise LoadError(f"{plan.socket}: the path of a Unix socket has 107 bytes at most")
+        found: list[tuple[int, Any]] = [(socket.AF_UNIX, plan.socket)]
+    else:
+        try:
+            infos = socket.getaddrinfo(plan.host, plan.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise LoadError(f"cannot connect to {plan.host}: {error.strerror or error}") from None
+        found = [(info[0], info[4]) for info in infos]
+    where = plan.socket or f"{plan.host}:{plan.port}"
+    try:
+        context = context_of(plan)
+    except OSError as error:
+        raise LoadError(f"cannot connect to {where}: {error}") from None
+    for family, address in found:
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as connection:
+                connection.settimeout(TRY_S)
+                connection.connect(address)
+                if context is not None:
+                    secured(connection, context, plan.host, TRY_S).close()
+        except OSError as error:
+            failure = error
+            continue
+        return Place(family, address, plan.host, context)
+    raise LoadError(f"cannot connect to {where}: {failure.strerror or failure}")
+
+
+def context_of(plan: Plan) -> ssl.SSLContext | None:
+    """What the connections of a plan are secured with, if they are. OSError: a file cannot be used."""
+    tls = Tls(plan.cacert or "", plan.cert or "", plan.key or "") if plan.tls else None
+    return Address(plan.host, plan.port, tls=tls).make_context()

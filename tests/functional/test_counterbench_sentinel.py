@@ -1,0 +1,271 @@
+"""counterbench with the sentinel room of a real daemon and of a scripted one, and with redis, asked by its scripts."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+import pytest
+
+import daemon
+from counterd.bench import scripts
+from counterd.bench.flows import FIRST_RATE, PARAM_FLOW, rules_of
+from counterd.protocols.sentinel.wire import MessageType, Status
+from loading import Place, load, load_fails, other_server
+from scripted_room import Answer, Asked, Room
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from counterd.bench.result import Run
+
+PLAN = {"protocol": "sentinel", "names": 20}
+
+
+@contextlib.contextmanager
+def sentinel(directory: Path, maximum: int = 1_000_000, **settings: str) -> Iterator[Place]:
+    """A daemon with the room, and rules for a load of 20 names."""
+    place = Place(str(directory / "s"))
+    rules = directory / "rules.json"
+    rules.write_text(rules_of(20, maximum, clientOfflineTime=50))
+    fixed = {"sentinel.enable": "true", "sentinel.port": "0", "sentinel.bind": "127.0.0.1",
+             "sentinel.socket": place.path, "sentinel.rules": str(rules), "sentinel.sweep_interval": "10"}  # fmt: skip
+    more = {"sentinel.max_allowed_qps": "1000000000"} | {f"sentinel.{key}": value for key, value in settings.items()}
+    with daemon.running(directory, {**fixed, **more}):
+        yield place
+
+
+OUTCOMES = {
+    "acquire-release": {"granted", "released"},
+    "noop": {"answered"},
+    "acquire": {"granted"},
+    "release": {"not held"},
+    "flow": {"granted"},
+    "param": {"granted"},
+    "keep": {"not held"},
+    "mix:acquire=1,keep=3,release=1,flow=1,param=1": {"granted", "released", "updated"},
+}
+
+
+def test_every_request(short_path: Path) -> None:
+    with sentinel(short_path) as server:
+        for work, outcomes in OUTCOMES.items():
+            for depth, processes in ((1, 1), (50, 2)):
+                run = load(server, requests=2000, connections=4, depth=depth, processes=processes, work=work, **PLAN)
+                assert (run.requests, run.errors, set(run.outcomes)) == (2000, {}, outcomes)
+
+
+SCRIPTED = {
+    "acquire-release": {"granted", "released"},
+    "noop": {"answered"},
+    "release": {"not held"},
+    "flow": {"granted"},
+    "counts": {"granted"},
+}
+
+
+def test_the_same_of_scripts(short_path: Path) -> None:
+    with other_server("redis", short_path) as server:
+        for work, outcomes in SCRIPTED.items():
+            run = load(server, requests=2000, connections=4, depth=50, work=work, protocol="redis-lua", names=20)
+            assert (run.requests, run.errors, set(run.outcomes)) == (2000, {}, outcomes)
+
+
+@pytest.mark.parametrize("work", ["acquire", "flow", "counts"])
+def test_what_scripts_refuse(work: str, short_path: Path) -> None:
+    with other_server("redis", short_path) as server:
+        run = load(server, requests=100, work=work, protocol="redis-lua", maximum=30)
+        assert (run.errors, set(run.outcomes)) == ({}, {"granted", "refused"})
+        assert run.outcomes["granted"] == 30 or work != "acquire"
+
+
+def test_a_permit_ends_with_its_lease(short_path: Path) -> None:
+    def ask(*words: bytes) -> bytes:
+        connection.sendall(scripts.resp(*words))
+        return connection.recv(100)
+
+    with other_server("redis", short_path) as server:
+        load(server, requests=1, work="noop", protocol="redis-lua")
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(server.path)
+            acquire = [b"EVALSHA", scripts.digest("acquire"), b"1", b"held", b"1"]
+            assert ask(*acquire, b"1", b"first") == b":1\r\n"
+            daemon.wait_until(lambda: ask(*acquire, b"60000", b"second") == b":1\r\n", "the lease ended")
+            assert ask(*acquire, b"60000", b"third") == b":0\r\n"
+            assert ask(b"ZREM", b"held", b"second") == b":1\r\n"
+            assert ask(*acquire, b"60000", b"third") == b":1\r\n"
+
+
+def test_nothing_is_granted_twice_and_all_comes_back(short_path: Path) -> None:
+    with sentinel(short_path, maximum=3) as server:
+        for more in ({"depth": 5}, {"work": "mix:acquire=2,release=1,keep=1"}, {"hold": "exp:1ms", "depth": 4}):
+            run = load(server, requests=3000, connections=10, processes=2, verify=True, maximum=3, **PLAN, **more)
+            assert (run.violations, run.errors) == ([], {})
+            assert {"granted", "released", "refused"} <= set(run.outcomes)
+
+
+def test_a_namespace_that_is_asked_too_often(short_path: Path) -> None:
+    with sentinel(short_path, max_allowed_qps="100") as server:
+        run = load(server, requests=1000, depth=100, work="flow", **PLAN)
+        assert (run.errors, set(run.outcomes)) == ({}, {"granted", "too many requests"})
+
+
+def test_flows_that_are_not_there_are_errors(short_path: Path) -> None:
+    with sentinel(short_path, maximum=5) as server:
+        run = load(server, requests=100, work="acquire", protocol="sentinel", names=40, keys="seq")
+        assert (run.requests, run.errors) == (60, {"error reply": 40})
+        text = "LoadError: --verify: flow 1: 0 of 6 are held, and the other 6 are not to be had: the count of each"
+        patches = {"counterd.bench.leases.LOOK_S": 0.0}
+        assert text in load_fails(server, requests=1, protocol="sentinel", maximum=6, verify=True, patches=patches)
+        text = "LoadError: --verify: flow 21: 0 of 5 are held, and the answer is status 3: the count of each rule"
+        assert text in load_fails(server, requests=1, protocol="sentinel", names=40, maximum=5, verify=True)
+
+
+# ---- what is asked ----
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    with Room() as started:
+        yield started
+
+
+def test_acquire_and_release_take_turns_among_what_was_told(room: Room) -> None:
+    run = load(room, requests=12, connections=1, depth=4, protocol="sentinel", names=9, resources=3)
+    acquire, release = MessageType.ACQUIRE, MessageType.RELEASE
+    assert [each.type for each in room.seen] == [acquire] * 4 + [release, acquire] * 4
+    assert [each.id for each in room.of(release)] == [-5, -4, -3, -2]
+    assert {each.count for each in room.of(acquire)} == {3}
+    assert {each.id for each in room.of(acquire)} <= set(range(1, 10))
+    assert [each.xid for each in room.seen] == list(range(12))
+    assert run.outcomes == {"granted": 8, "released": 4}
+
+
+def test_one_in_flight_releases_at_once(room: Room) -> None:
+    load(room, requests=100, connections=1, protocol="sentinel")
+    assert [each.type for each in room.seen] == [MessageType.ACQUIRE, MessageType.RELEASE] * 50
+    assert room.tokens == {}
+
+
+def test_a_permit_that_is_kept_stays(room: Room) -> None:
+    load(room, requests=200, connections=1, work="mix:acquire=1,keep=3", protocol="sentinel")
+    assert {each.id for each in room.of(MessageType.KEEP)} <= room.tokens.keys()
+    assert len({each.id for each in room.of(MessageType.KEEP)}) > 10
+
+
+def test_permits_are_held_for_a_time(room: Room) -> None:
+    run = load(room, requests=100, depth=10, hold="fixed:1ms", protocol="sentinel")
+    assert run.outcomes["released"] >= 40
+    assert "not held" not in run.outcomes
+
+
+def test_rates_and_values(room: Room) -> None:
+    load(room, requests=50, work="flow", protocol="sentinel", names=5, resources=7)
+    load(room, requests=50, work="param", protocol="sentinel", names=5, name_size=10, resources=7)
+    flows, values = room.of(MessageType.FLOW), room.of(MessageType.PARAM)
+    assert {(each.id, each.count) for each in flows} == {(FIRST_RATE + number, 7) for number in range(5)}
+    assert {(each.id, each.count) for each in values} == {(PARAM_FLOW, 7)}
+    named = {struct.pack(">ibi", 1, 7, 10) + b"nn%08x" % number for number in range(5)}
+    assert {each.body[12:] for each in values} == named
+
+
+# ---- what cannot be ----
+
+
+def judged(room: Room, **options: object) -> Run:
+    short = {"counterd.bench.leases.GIVE_BACK_S": 0.1}
+    plan = {"requests": 60, "connections": 2, "depth": 5, "verify": True, "maximum": 4, **options}
+    return load(room, protocol="sentinel", patches=short, **plan)
+
+
+def test_a_room_that_grants_too_much() -> None:
+    class Generous(Room):
+        def answer(self, asked: Asked) -> Answer:
+            self.limits = 4 if asked.count > 1 or self.used[asked.id] > 6 else 7
+            return self.right_answer(asked)
+
+    with Generous() as room:
+        run = judged(room, requests=10, connections=1, depth=10, work="acquire")
+        assert run.violations is not None
+        assert run.violations[0].startswith("a limit was exceeded, or a token told twice, 3 times; the first: ")
+        assert run.violations[0].endswith("flow 1: 5 were held at once, with a maximum of 4")
+        assert "flow 1: 4 of 4 are held, and 1 more were granted" not in run.violations
+
+
+def test_a_token_that_is_told_twice() -> None:
+    class Forgetful(Room):
+        def grant(self, asked: Asked) -> int:
+            token = super().grant(asked)
+            if token == 15:
+                self.tokens[14] = self.tokens.pop(15)
+            return min(token, 14) if token <= 15 else token
+
+    with Forgetful(4) as room:
+        run = judged(room)
+        text = "a limit was exceeded, or a token told twice, 1 times; the first: token 14 was told twice"
+        assert run.violations is not None
+        assert run.violations[0] == text
+
+
+def test_a_room_that_keeps_what_is_released() -> None:
+    class Keeping(Room):
+        def answer(self, asked: Asked) -> Answer:
+            found = self.right_answer(asked)
+            if asked.type == MessageType.RELEASE and asked.id == 20:
+                self.used[1] += 1
+            return found
+
+    with Keeping(4) as room:
+        run = judged(room)
+        assert run.violations is not None
+        assert any("are not to be had" in text for text in run.violations)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [Answer(Status.OK, bytes(8)), Answer(Status.OK, b"\1" * 4), Answer(Status.BLOCKED), Answer(Status.OK, bytes(9))],
+)
+def test_answers_that_cannot_be(wrong: Answer) -> None:
+    class Wrong(Room):
+        def answer(self, asked: Asked) -> Answer:
+            return wrong
+
+    with Wrong() as room:
+        run = load(room, duration=0.05, connections=1, work="acquire", protocol="sentinel")
+        assert (run.requests, set(run.errors)) == (0, {"wrong answer", "unanswered"})
+        assert "an answer that cannot be to acquire" in run.evidence[0]
+
+
+def test_a_reply_that_another_request_has() -> None:
+    class Mixed(Room):
+        def _reply(self, asked: Asked) -> bytes:
+            return super()._reply(asked._replace(xid=asked.xid ^ 1))
+
+    with Mixed() as room:
+        run = load(room, duration=0.05, connections=1, work="flow", protocol="sentinel")
+        assert set(run.errors) == {"wrong answer", "unanswered"}
+
+
+@pytest.mark.parametrize("status", [Status.NOT_AVAILABLE, Status.NO_RULE, Status.BAD_REQUEST, Status.SHOULD_WAIT, 9])
+def test_statuses_that_are_failures(status: int) -> None:
+    class Failing(Room):
+        def answer(self, asked: Asked) -> Answer:
+            return Answer(status, bytes(8))
+
+    with Failing() as room:
+        run = load(room, requests=20, work="flow", protocol="sentinel")
+        assert (run.requests, run.errors) == (0, {"error reply": 20})
+
+
+def test_redis_without_scripts() -> None:
+    class Old(Room):
+        def serve(self, peer: object) -> None:
+            peer.socket.recv(10_000)  # type: ignore[attr-defined]
+            peer.socket.sendall(b"-ERR unknown command 'SCRIPT'\r\n")  # type: ignore[attr-defined]
+
+    with Old() as room:
+        said = load_fails(room, requests=1, protocol="redis-lua")
+        assert said == "LoadError: the server does not take scripts: b\"-ERR unknown command 'SCRIPT'\\r\\n\"\n"

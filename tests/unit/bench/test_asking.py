@@ -1,0 +1,57 @@
+"""Where a server is, and a connection to it."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+import pytest
+
+from certificates import Files, server_context
+from counterd.bench.asking import LoadError, Place, resolve
+from counterd.bench.plan import Plan
+from counterd.protocols.counter import wire
+from scripted import SecureServer, Server
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_addresses_as_the_kernel_wants_them() -> None:
+    four = Place(socket.AF_INET, ("127.0.0.1", 258), "", None)
+    assert four.sockaddr() == struct.pack("=H", socket.AF_INET) + b"\1\2\x7f\0\0\1" + bytes(8)
+    six = Place(socket.AF_INET6, ("::1", 258, 7, 9), "", None)
+    assert six.sockaddr() == (
+        struct.pack("=H", socket.AF_INET6) + b"\1\2\0\0\0\7" + bytes(15) + b"\1" + struct.pack("=I", 9)
+    )
+    assert Place(socket.AF_UNIX, "/s", "", None).sockaddr() == struct.pack("=H", socket.AF_UNIX) + b"/s\0"
+
+
+def answers(place: Place) -> bool:
+    with place.connect() as connection:
+        connection.sendall(wire.noop(5))
+        return connection.recv(100) == wire.frame(wire.Opcode.NOOP, 5, magic=wire.RESPONSE_MAGIC)
+
+
+def test_a_connection() -> None:
+    with Server() as server:
+        assert answers(resolve(Plan(port=server.address.port)))
+
+
+def test_one_with_tls(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    with SecureServer(server_context()) as server:
+        assert answers(resolve(Plan(port=server.address.port, tls=True, cacert=str(files.cacert))))
+
+
+def test_nobody_is_there() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        with pytest.raises(LoadError, match=f"cannot connect to 127.0.0.1:{port}: Connection refused"):
+            resolve(Plan(port=port))
+        with pytest.raises(OSError, match="refused"):
+            Place(socket.AF_INET, ("127.0.0.1", port), "", None).connect()
+    with pytest.raises(LoadError, match="107 bytes at most"):
+        resolve(Plan(socket="/" + "s" * 107))

@@ -1,0 +1,104 @@
+"""What is said about the flows of a room, beside what is surely held."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from counterd.bench import leases
+from counterd.bench.plan import Plan
+from counterd.errors import ProtocolError
+from counterd.protocols.sentinel.wire import MessageType
+from scripted_room import Asked, Room
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Board:
+    """What load processes say that they hold."""
+
+    def __init__(self, held: dict[int, int]) -> None:
+        self.all_held = lambda: held
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"GIVE_BACK_S": 0.05, "LOOK_S": 0.05, "PAUSE_S": 0.001}.items():
+        monkeypatch.setattr(leases, name, value)
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    with Room(10) as started:
+        yield started
+
+
+def plan_of(room: Room, **options: Any) -> Plan:
+    return Plan(protocol="sentinel", port=room.address.port, verify=True, **{"names": 3, "maximum": 10, **options})
+
+
+def judged(room: Room, held: dict[int, int]) -> list[str]:
+    board: Any = Board(held)
+    return leases.while_held(plan_of(room), board)
+
+
+def test_what_is_held_is_right(room: Room) -> None:
+    room.used.update({1: 4, 3: 10})
+    assert judged(room, {0: 4, 2: 10}) == []
+    assert (room.tokens, +room.used) == ({}, {1: 4, 3: 10}), "looking changes nothing"
+
+
+def test_too_little_and_too_much_is_in_use(room: Room) -> None:
+    room.used.update({1: 3, 2: 1})
+    assert judged(room, {0: 4}) == [
+        "flow 1: 4 of 10 are held, and 7 more were granted",
+        "flow 2: 0 of 10 are held, and the other 10 are not to be had",
+    ]
+    assert (room.tokens, +room.used) == ({}, {1: 3, 2: 1})
+
+
+def test_more_is_held_than_there_may_be(room: Room) -> None:
+    room.used[1] = 12
+    assert judged(room, {0: 12}) == []
+
+
+def test_nothing_is_left_in_use(room: Room) -> None:
+    assert leases.when_gone(plan_of(room)) == []
+    room.used[2] = 1
+    late = "flow 2: 0 of 10 are held, and the other 10 are not to be had, 0.05 s after the last connection was closed"
+    assert leases.when_gone(plan_of(room)) == [late]
+
+
+def test_what_ends_in_time_is_waited_for(room: Room) -> None:
+    class Ending(Room):
+        def give_back(self, peer: object) -> None:
+            self.used.clear()
+
+    with Ending(10) as ending:
+        ending.used[1] = 5
+        leases.look(plan_of(ending))
+
+
+@pytest.mark.parametrize("maximum", [9, 11])
+def test_another_limit_is_said_before_the_load(maximum: int, room: Room) -> None:
+    with pytest.raises(ProtocolError, match=r"flow 1: .*: the count of each rule has to be --maximum"):
+        leases.look(plan_of(room, maximum=maximum))
+
+
+def test_many_flows_are_asked_some_at_a_time_and_many_findings_shortened(room: Room) -> None:
+    room.used.update(dict.fromkeys(range(1, 601), 1))
+    found = leases.when_gone(plan_of(room, names=600))
+    assert (len(found), found[-1]) == (11, "and 590 more")
+    assert len({each.id for each in room.of(MessageType.ACQUIRE)}) == 600
+    assert max(peer.batches[0] for peer in room.peers if peer.batches) <= leases.AT_ONCE
+
+
+def test_a_room_that_hangs_up_is_an_error() -> None:
+    class Closing(Room):
+        def _reply(self, asked: Asked) -> bytes:
+            raise OSError
+
+    with Closing() as room, pytest.raises((ProtocolError, OSError)):
+        leases.look(plan_of(room))
