@@ -35,12 +35,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from counterd.bench.asking import LoadError
 from counterd.bench.plan import Plan, Work
 from counterd.bench.result import percentiles
-from counterd.bench.run import LoadError, run
+from counterd.bench.run import run
 from counterd.cli.bench import machine, versions
 from counterd.errors import CounterdError
-from peers import clients, edges, keys, render, servers
+from peers import clients, edges, keys, render, servers, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -124,7 +125,8 @@ def raise_interrupt() -> None:
 def load(server: Server, plan: Plan) -> Figures:
     """One run: the rate, the latency, and what both sides paid a request."""
     meter = Meter(server)
-    result = run(dataclasses.replace(plan, protocol=server.protocol, port=server.port), watch=meter)
+    work = Work.read(server.work) if server.work else plan.work
+    result = run(dataclasses.replace(plan, protocol=server.protocol, port=server.port, work=work), watch=meter)
     raise_interrupt()
     refused = {name: count for name, count in result.outcomes.items() if name not in GRANTS}
     if result.errors or refused or not result.requests:
@@ -189,7 +191,7 @@ def play(scenario: dict[str, Any], running: dict[str, Server], rounds: int, seco
 def edge_of(scenario: dict[str, Any]) -> Callable[[Server, int], Figures]:
     if scenario["kind"] in clients.KINDS:
         return clients.KINDS[scenario["kind"]]
-    return getattr(keys if scenario.get("room") == "throttr" else edges, scenario["kind"])
+    return getattr({"throttr": keys, "sentinel": tokens}.get(scenario.get("room", ""), edges), scenario["kind"])
 
 
 def lowest_peak(running: dict[str, Server], plan: Plan, failures: dict[str, str]) -> float:

@@ -15,11 +15,13 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
+from counterd.bench.flows import FIRST_RATE
 from counterd.bench.plan import Plan
 from counterd.bench.run import run
 from counterd.bench.words import requests_of
 from counterd.client import Client
 from counterd.protocols.counter import wire
+from counterd.protocols.sentinel import wire as sentinel
 from counterd.protocols.throttr.wire import Encoder, ValueSize
 from native import frames
 
@@ -37,6 +39,7 @@ GIVE_BACK_S = 120.0
 ABSENT = {
     "counter": (wire.get(1, b"nobody"), wire.HEADER_SIZE + len("Not found")),
     "throttr": (Encoder(ValueSize.UINT16).query(b"nobody"), 1),
+    "sentinel": (sentinel.flow(1, FIRST_RATE, 1), 16),  # of a flow that is there: to say that it is not takes less
     "redis": (b"*2\r\n$3\r\nGET\r\n$6\r\nnobody\r\n", len("$-1\r\n")),
 }
 ANSWER_S = 60.0  # that an answer may take: a server that hangs must not stop the comparison

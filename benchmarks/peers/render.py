@@ -38,6 +38,11 @@ What begins with *throttr* is of that room, beside redis with its counterparts o
 and one down (INCRBY, DECRBY), buffers have 100 bytes, and what is inserted has a new name each time and expires after
 100 ms.
 
+What begins with *sentinel* is of that room: a thousand flows, beside redis-server with the usual Lua scripts for the
+same (`src/counterd/bench/scripts.py`): a leased semaphore, whose permits are given back with ZREM, and a sliding window
+that keeps each request; *estimated* is the cheaper form, from the numbers of this window and the last, which is not
+always right. No request is refused, and a release gives back the token that an earlier reply told.
+
 What begins with *Python* is a program's view: counterd's client beside redis-py with hiredis, each with its own server.
 
 """

@@ -3,7 +3,7 @@
 counterd    the installed one, with its defaults
 raw loop    an epoll loop in C around counterd's own session: what the system calls of a server cost at least
 yrmcdsd     the server that counterd replaces, two workers
-redis       redis-server, without persistence
+redis       redis-server, without persistence; "redis Lua" the same, asked by scripts for what a sentinel room does
 memcached   one thread, incr and decr
 """
 
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from counterd.bench.flows import rules_of
 from native import load_native
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ CONNECTIONS_MAX = 20_000
 START_S = 20.0
 POLL_S = 0.001  # what the time of a start is off by at most
 BUCKETS = 1_000_000
+FLOWS = 1000  # of a sentinel room, semaphores and rates each
+LIMIT = 1_000_000
+OFFLINE_MS = 1000  # until a client that has gone loses its tokens
+LEASE = {"resourceTimeout": 600_000, "clientOfflineTime": OFFLINE_MS}
 
 YRMCDSD = """\
 virtual_ip = {host}
@@ -58,6 +63,7 @@ class Server:
     protocol: str
     pid: int
     port: int
+    work: str = ""  # what it is asked instead, where it calls that otherwise
 
     def cpu_ns(self) -> int:
         """Time all its threads have spent on a CPU, user and system, as the scheduler counts it."""
@@ -147,12 +153,12 @@ def _serve_raw(native: ModuleType, listening: socket.socket, core: int | None) -
 
 
 @contextlib.contextmanager
-def redis(core: int | None = None) -> Iterator[Server]:
+def redis(core: int | None = None, name: str = "redis", protocol: str = "redis", work: str = "") -> Iterator[Server]:
     (port,) = _free_ports(1)
     options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
     options += ["--maxclients", str(CONNECTIONS_MAX), "--loglevel", "warning"]
     with _process([_find("redis-server"), *options], core, stdout=subprocess.DEVNULL) as process:
-        yield _up(Server("redis", "redis", process.pid, port), process)
+        yield _up(Server(name, protocol, process.pid, port, work), process)
 
 
 @contextlib.contextmanager
@@ -181,6 +187,11 @@ STARTS: dict[str, Callable[[int | None], contextlib.AbstractContextManager[Serve
     "memcached": memcached,
     "yrmcdsd": yrmcdsd,
 }
+# What has the sentinel room's part there.
+SCRIPTED = {
+    "redis Lua": functools.partial(redis, name="redis Lua", protocol="redis-lua"),
+    "redis Lua, estimated": functools.partial(redis, name="redis Lua, estimated", protocol="redis-lua", work="counts"),
+}
 
 
 def starts_of(scenario: dict[str, Any]) -> dict[str, Callable[[int | None], contextlib.AbstractContextManager[Server]]]:
@@ -188,11 +199,18 @@ def starts_of(scenario: dict[str, Any]) -> dict[str, Callable[[int | None], cont
     if "room" not in scenario:
         return STARTS
     ours = functools.partial(_with_settings, settings=scenario.get("settings", []), room=scenario["room"])
-    return {**STARTS, "counterd": ours}
+    return {**STARTS, **SCRIPTED, "counterd": ours}
 
 
-def _with_settings(core: int | None, settings: list[str], room: str) -> contextlib.AbstractContextManager[Server]:
-    return counterd(core, *settings, room=room)
+@contextlib.contextmanager
+def _with_settings(core: int | None, settings: list[str], room: str) -> Iterator[Server]:
+    with tempfile.TemporaryDirectory() as directory:
+        if room == "sentinel":
+            rules = Path(directory) / "rules.json"
+            rules.write_text(rules_of(FLOWS, LIMIT, **LEASE))
+            settings = [*settings, f"sentinel.rules={rules}", f"sentinel.max_allowed_qps={10**9}"]
+        with counterd(core, *settings, room=room) as server:
+            yield server
 
 
 def _find(program: str) -> str | None:

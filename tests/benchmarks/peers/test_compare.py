@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.bench.run import LoadError
+from counterd.bench.asking import LoadError
 from peers import compare, servers
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ PROMISES = json.loads(render.PROMISES.read_text("utf-8"))
 
 def figures(rate: float) -> dict[str, float]:
     times = {"server CPU us": 1e6 / rate, "load CPU us": 0.1, "p99 ms": 1.0, "p99.9 ms": 2.0, "others max ms": 3.0}
-    return {"requests/s": rate, "calls/s": rate, **times, "bytes each": 100.0, "asked/s": 5.0}
+    return {"requests/s": rate, "calls/s": rate, **times, "bytes each": 90.0, "asked/s": 5.0}
 
 
 def document(**rates: list[float]) -> dict[str, Any]:
@@ -42,7 +42,9 @@ def document(**rates: list[float]) -> dict[str, Any]:
 @pytest.fixture
 def good() -> dict[str, Any]:
     slow = [10.0] * 3
-    return document(counterd=[1000.0] * 3, raw_loop=[1000.0] * 3, redis=slow, memcached=slow, yrmcdsd=slow)
+    return document(
+        counterd=[1000.0] * 3, raw_loop=[1000.0] * 3, redis=slow, memcached=slow, yrmcdsd=slow, redis_Lua=slow
+    )
 
 
 def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
