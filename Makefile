@@ -84,6 +84,7 @@ docs: setup
 bench: setup
 	$(BIN)/python -m pytest benchmarks $(ARGS)
 	$(BIN)/python benchmarks/micro/ratios.py
+	$(BIN)/python benchmarks/micro/expiry.py
 
 bench-peers: setup
 	$(BIN)/python benchmarks/peers/compare.py $(ARGS)
@@ -91,6 +92,7 @@ bench-peers: setup
 bench-smoke: setup
 	$(BIN)/python -m pytest benchmarks -q --benchmark-disable
 	$(BIN)/python benchmarks/micro/ratios.py --rounds 1
+	$(BIN)/python benchmarks/micro/expiry.py --tokens 20000
 	$(BIN)/python benchmarks/peers/compare.py --smoke --out build/smoke/results
 	$(BIN)/python benchmarks/load/tls.py --rounds 1 --seconds 0.01 --connections 10
 	$(BIN)/python benchmarks/load/operations.py --smoke

@@ -2,6 +2,7 @@
 
     python benchmarks/regress.py            compare (`make bench-regress`)
     python benchmarks/regress.py --write    measure more often, and make that the baseline (`make bench-baseline`)
+    python benchmarks/regress.py --write TEXT    likewise, but only operations whose names contain it: others stay
 
 ratios        time of an operation / time of the reference kernel (benchmarks/native/_reference.pyx) in the same rounds:
               the machine's speed cancels out. What looks worse is measured again before it is called so.
@@ -151,16 +152,17 @@ def run_figures(*arguments: str | Path, under: Iterable[str] = ()) -> dict[str, 
     return json.loads(done.stdout)
 
 
-def measure_ratios(processes: int) -> dict[str, float]:
-    runs = [run_figures("ratios") for _ in range(processes)]
+def measure_ratios(processes: int, only: str = "") -> dict[str, float]:
+    runs = [run_figures(only, "ratios") for _ in range(processes)]
     return {name: round(statistics.median(run[name] for run in runs), 4) for name in runs[0]}
 
 
-def measure_instructions(extension: Path) -> dict[str, float]:
+def measure_instructions(extension: Path, only: str = "") -> dict[str, float]:
     """callgrind writes what happened before each mark, and then what happened within it: every second file."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "out"
         counts = run_figures(
+            only,
             "instructions",
             extension,
             under=[
@@ -177,7 +179,7 @@ def measure_instructions(extension: Path) -> dict[str, float]:
         return instructions
 
 
-def measure(processes: int) -> dict[str, Any]:
+def measure(processes: int, only: str = "") -> dict[str, Any]:
     from native import build, load_reference
 
     extension = build("_native")
@@ -186,8 +188,8 @@ def measure(processes: int) -> dict[str, Any]:
         "environment": environment(),
         "processor": processor(),
         "reference": reference_mark(),
-        "instructions": measure_instructions(extension),
-        "ratios": measure_ratios(processes),
+        "instructions": measure_instructions(extension, only),
+        "ratios": measure_ratios(processes, only),
     }
 
 
@@ -236,14 +238,29 @@ def report(baseline: Mapping[str, Any], now: Mapping[str, Any]) -> int:
     return 0
 
 
+def write_some(baseline: dict[str, Any], now: Mapping[str, Any]) -> int:
+    """Puts these into the baseline, where all others stay as they are; returns the exit status."""
+    if changed := differences(baseline["environment"], now["environment"]):
+        print("bench-regress: instructions could not be compared with the others:", file=sys.stderr)
+        print("\n".join(f"  {line}" for line in changed), file=sys.stderr)
+        return 2
+    for kind in ("instructions", "ratios"):
+        baseline[kind].update(now[kind])
+    BASELINE.write_text(json.dumps(baseline, indent=2) + "\n")
+    print(f"wrote {len(now['ratios'])} operations to {BASELINE}")
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="make these figures the baseline")
+    parser.add_argument(
+        "--write", nargs="?", const="", metavar="TEXT", help="make figures the baseline: those with that in their names"
+    )
     options = parser.parse_args()
     if reason := obstacle():
         print(f"bench-regress: {reason}", file=sys.stderr)
         return 2
-    if options.write:
+    if options.write == "":
         BASELINE.write_text(json.dumps(measure(PROCESSES_BASELINE), indent=2) + "\n")
         print(f"wrote {BASELINE}")
         return 0
@@ -255,6 +272,8 @@ def main() -> int:
         print("bench-regress: the reference kernel is not the baseline's: no ratio can be compared.", file=sys.stderr)
         print("Take its change back, or `make bench-baseline` on the code before yours.", file=sys.stderr)
         return 2
+    if options.write:
+        return write_some(baseline, measure(PROCESSES_BASELINE, options.write))
     now = measure(PROCESSES)
     measure_again(baseline, now)
     return report(baseline, now)

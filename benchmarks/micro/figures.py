@@ -1,7 +1,9 @@
 """Measures what benchmarks/regress.py compares, and prints it as JSON. Run by it, each time in a process of its own.
 
-    python benchmarks/micro/figures.py ratios                   time of an operation / time of the reference kernel
-    python benchmarks/micro/figures.py instructions EXTENSION   below callgrind: the operations' names and frames
+    python benchmarks/micro/figures.py TEXT ratios                   time of an operation / of the reference kernel
+    python benchmarks/micro/figures.py TEXT instructions EXTENSION   below callgrind: the operations' names and frames
+
+Of operations whose names contain that text.
 
 A ratio is the median of the ratios of many short rounds. Within one, an operation and the kernel are next to each
 other, and of each the best of a few goes counts: the first fills the caches, and one that is interrupted is no measure.
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from native import engine, keys, load, load_native, load_reference
+from native import engine, keys, load, load_native, load_reference, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,8 +42,9 @@ SMALL = {
         if depth != engine.DEPTH
     },
     **keys.OPERATIONS,
+    **tokens.OPERATIONS,
 }
-LARGE = (*engine.LARGE, *keys.LARGE)
+LARGE = (*engine.LARGE, *keys.LARGE, *tokens.LARGE)
 
 
 def best(prepare: Callable[[], object], call: Callable[[], object], frames: int) -> float:
@@ -71,10 +74,11 @@ def play_round(players: Mapping[str, engine.Player], kernel) -> dict[str, float]
     return ratios
 
 
-def measure_ratios() -> dict[str, float]:
+def measure_ratios(only: str = "") -> dict[str, float]:
     reference = load_reference()
-    small = {name: make() for name, make in SMALL.items()}
-    large = {**engine.large_players(), **keys.large_players()}
+    small = {name: make() for name, make in SMALL.items() if only in name}
+    makers = [each for each in (engine, keys, tokens) if any(only in name for name in each.LARGE)]
+    large = {name: player for each in makers for name, player in each.large_players().items() if only in name}
     groups = [
         (small, reference.Kernel(engine.KNOWN, engine.REQUESTS)),
         (large, reference.Kernel(engine.NAME_COUNTS[-1], LARGE_REQUESTS)),
@@ -89,11 +93,13 @@ def measure_ratios() -> dict[str, float]:
     return {name: statistics.median(ratios[name] for ratios in rounds) for name in rounds[0]}
 
 
-def play_marked() -> dict[str, int]:
+def play_marked(only: str = "") -> dict[str, int]:
     """Each operation once, within the function that callgrind looks for; returns how many frames each had."""
     count_instructions = load_native().count_instructions
     counts = {}
     for name, make in SMALL.items():
+        if only not in name:
+            continue
         player = make()
         player.prepare()
         player()  # what Python does only the first time is done
@@ -106,8 +112,9 @@ def play_marked() -> dict[str, int]:
 
 if __name__ == "__main__":
     gc.disable()
-    if sys.argv[1] == "instructions":
-        load("_native", Path(sys.argv[2]))
-        print(json.dumps(play_marked()))
+    text, kind, *extension = sys.argv[1:]
+    if kind == "instructions":
+        load("_native", Path(extension[0]))
+        print(json.dumps(play_marked(text)))
     else:
-        print(json.dumps(measure_ratios()))
+        print(json.dumps(measure_ratios(text)))

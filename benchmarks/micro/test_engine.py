@@ -1,7 +1,7 @@
 """Nanoseconds a frame of the engine, no sockets; `extra_info` has them: ns_per_frame. What is timed is a whole run.
 
-test_operations: one kind of request at a time, 64 in a receive, of names that stay in the cache; the throttr room's by
-                 how many are in one receive, too.
+test_operations: one kind of request at a time, 64 in a receive, of names that stay in the cache; the other rooms'
+                 by how many are in one receive, too.
 test_batches:    acquires and releases of such names, by how many are in one receive.
 test_frames:     with ledger and without, with the prefetching pass and without. Frames for 50 sessions in turn, batches
                  of 64, random 16-byte names, at 1 thousand, 100 thousand and 900 thousand names: pairs (acquire and
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pytest
 
-from native import engine, keys
+from native import engine, keys, tokens
 
 
 def measure(benchmark, player: engine.Player, rounds: int) -> None:
@@ -24,7 +24,7 @@ def measure(benchmark, player: engine.Player, rounds: int) -> None:
         benchmark.extra_info["ns_per_frame"] = benchmark.stats["min"] / player.frames * 1e9
 
 
-OPERATIONS = {**engine.OPERATIONS, **keys.OPERATIONS}
+OPERATIONS = {**engine.OPERATIONS, **keys.OPERATIONS, **tokens.OPERATIONS}
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
