@@ -145,6 +145,16 @@ def test_a_file_that_has_become_a_pipe_is_not_waited_for(start: Callable[..., da
     assert counterd.stats()["curr_connections"] == 1
 
 
+def test_one_reload_after_the_other(start: Callable[..., daemon.Daemon]) -> None:
+    """However fast they come, what the file says at last is what is in force."""
+    counterd = start()
+    for number in range(20):
+        counterd.config.write_text(daemon.config_text({"counter.max_connections": 10 + number}))
+        counterd.send_signal(signal.SIGHUP)
+    counterd.wait_for_stats(connections_max=29)
+    assert counterd.stats()["internal_errors"] == 0
+
+
 def test_set_still_replaces_what_the_file_says(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"counter.max_connections": 5}, arguments=["--set", "counter.max_connections=6"])
     counterd.reload({"counter.max_connections": 7})

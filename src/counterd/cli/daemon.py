@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from counterd.protocols import Room
 
 EXIT_CONFIG = 2
-LEAVE_S = 2.0
+LEAVE_S = 1.0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -140,7 +140,7 @@ class Fetching:
             raise ConfigError(f"{where}: {problem}" for problem in problems)
 
     def again(self) -> None:
-        """Has it fetched now; what comes of it is logged."""
+        """Has it fetched now, because somebody wants to know: all that comes of it is logged."""
         self._begin(self._log)
 
     def repeat(self, loop: asyncio.AbstractEventLoop, config: Config) -> None:
@@ -154,7 +154,7 @@ class Fetching:
             self._timer.cancel()
 
     def _next(self, loop: asyncio.AbstractEventLoop, config: Config) -> None:
-        self.again()
+        self._begin(self._note)
         self.repeat(loop, config)
 
     def _begin(self, told: Callable[[list[str]], None]) -> None:
@@ -181,7 +181,12 @@ class Fetching:
         for problem in problems:
             log.error(f"{name}: nothing changed: {problem}")
         if not problems:
-            log.debug(f"{name}: {self._call} was taken over")
+            log.info(f"{name}: {self._call} was taken over")
+
+    def _note(self, problems: list[str]) -> None:
+        """The same of what happens again and again by itself, which may go wrong for days."""
+        for problem in problems:
+            self._hand.report("refresh", f"{self._hand.name}: nothing changed: {problem}", "error")
 
 
 def lines_of(error: Exception) -> list[str]:

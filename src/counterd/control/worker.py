@@ -85,7 +85,7 @@ class Worker:
     def __init__(self, name: str, limit: float, report: Report) -> None:
         self.name = name
         self.limit = limit
-        self._report = report
+        self.report = report
         self._errands: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
         self._outcomes: deque[tuple[Errand, Any]] = deque()
         # Guards who works, who is given up, and whether the loop knows of outcomes; never held while an errand runs.
@@ -110,7 +110,7 @@ class Worker:
         def done(outcome: Any, now_ns: int) -> None:
             if isinstance(outcome, BaseException) and not isinstance(outcome, Busy):
                 text = f"{self.name}: {call} failed: {type(outcome).__name__}: {outcome}"
-                self._report("failed", text, "error", outcome)
+                self.report("failed", text, "error", outcome)
             then(outcome, now_ns)
 
         self.submit(call, errand, done)
@@ -119,7 +119,7 @@ class Worker:
         """The same, and nothing is logged of what it raises."""
         one = Errand(call, errand, then, time.monotonic_ns() + int(self.limit * 1e9))
         if self._active is None or self._errands.qsize() >= WAITING_MAX:
-            self._report("busy", f"{self.name}: {call} was refused: {self._busy()}")
+            self.report("busy", f"{self.name}: {call} was refused: {self._busy()}")
             self._told_of(one, Busy())
         else:
             self._errands.put(one)
@@ -132,7 +132,7 @@ class Worker:
             self._give_up(thread, errand)
         if self._late != self._late_told:
             text = f"{self.name}: it is asked for more than it can do: {self._late - self._late_told} calls"
-            self._report("late", f"{text} were not begun within {self.limit * 1000:g} ms")
+            self.report("late", f"{text} were not begun within {self.limit * 1000:g} ms")
             self._late_told = self._late
 
     def burns(self, period: float) -> None:
@@ -145,7 +145,7 @@ class Worker:
         errand = busiest.errand
         call = errand.call if errand is not None else busiest.last
         figures = f"{sum(spent.values()):.2f} s in the last {period:.1f} s"
-        self._report("cpu", f"{self.name} burns CPU in {call}: {figures}")
+        self.report("cpu", f"{self.name} burns CPU in {call}: {figures}")
 
     def stop(self) -> None:
         """Begins nothing any more, and tells nobody what comes of the rest."""
@@ -177,7 +177,7 @@ class Worker:
                     self._active = self._thread()
         text = f"{self.name}: {errand.call} takes longer than {self.limit * 1000:g} ms"
         more = "" if self._active is not None else ", and nothing more is asked of it until one comes back"
-        self._report("stuck", f"{text}: threads that are stuck: {len(self._stuck)}{more}")
+        self.report("stuck", f"{text}: threads that are stuck: {len(self._stuck)}{more}")
 
     def _told_of(self, errand: Errand, outcome: Any) -> None:
         """Has errand.then called on the loop's thread; from any."""

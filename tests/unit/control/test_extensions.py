@@ -416,6 +416,13 @@ def test_a_reload_fetches_it_again_and_a_mistake_changes_nothing(
             for _ in range(4):
                 workshop.apply(configured(keeper="keepers:Keeper"))
             await until(lambda: len(gate.taken) == 3)
+            outcomes.extend([OSError("gone for long"), 4])
+            workshop.refreshes[0]._next(asyncio.get_running_loop(), configured(keeper="keepers:Keeper"))
+            workshop.refreshes[0]._next(asyncio.get_running_loop(), configured(keeper="keepers:Keeper"))
+            await until(lambda: len(gate.taken) == 4)
+        assert [entry["event"] for entry in logs if entry["log_level"] == "info"] == [
+            "gate: keeper keepers:Keeper: open was taken over"
+        ] * 2
         lines = [entry["event"] for entry in logs if entry["log_level"] == "error"]
         name = "gate: keeper keepers:Keeper: nothing changed: open: "
         assert [line.partition(", in ")[0] for line in lines] == [
@@ -424,8 +431,9 @@ def test_a_reload_fetches_it_again_and_a_mistake_changes_nothing(
             f"{name}OSError: gone",
         ]
 
-    run(main)
-    assert gate.taken == [1, 2, 3]
+    (line,) = run(main)
+    assert line.startswith("gate: keeper keepers:Keeper: nothing changed: open: OSError: gone for long")
+    assert gate.taken == [1, 2, 3, 4]
 
 
 def test_it_is_fetched_as_often_as_is_configured(

@@ -258,9 +258,7 @@ def test_a_thread_that_has_ended_burns_nothing(bench: Bench) -> None:
     (thread,) = bench.worker._stuck
     bench.let_go.set()
     first.join(PATIENCE)
-    assert not first.is_alive()
-    assert thread.burnt() >= 0
-    assert thread.burnt() == 0
+    bench.run(lambda: thread.burnt() == 0)  # to the system it may live a moment longer
 
 
 def test_after_the_end_nobody_is_told(bench: Bench) -> None:

@@ -59,6 +59,15 @@ def test_tables_open_with_every_sort_and_refuse_what_they_do_not_know(room: Room
                 table.open(store, {})
 
 
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
+def test_what_comes_from_outside_is_named_by_settings_of_the_room(room: Room) -> None:
+    settings = {setting.key: setting for setting in room.settings}
+    for key in (*room.files, *room.extensions):
+        assert settings[key].default == ""
+    assert all(settings[key].reload for key in room.files)
+    assert not any(settings[key].reload for key in room.extensions)
+
+
 def test_a_figure_can_be_a_part_of_another() -> None:
     assert Figure("a", "a", "gauge", "A.").value({"a": 3, "b": 4}) == 3
     assert Figure("a", "a", "gauge", "A.", over="b").value({"a": 3, "b": 4}) == 0.75
