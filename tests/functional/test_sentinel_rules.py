@@ -152,6 +152,8 @@ def test_a_mistake_ends_a_start_and_a_check(tmp_path: Path, rules: Path) -> None
         first, second = ended.stderr.splitlines()
         assert first.startswith(f'{where}[0] (resource "r7"): clusterMode: ')
         assert second.startswith(f'{where}[1] (resource "r8"): grade: ')
+    ended = daemon.run("-c", config, "--check", "--set", "sentinel.token_service=nowhere:Tokens")
+    assert len(ended.stderr.splitlines()) == 3, "and every other mistake"
     write_rules(tmp_path)
     assert daemon.run("-c", config, "--check").returncode == 0
 

@@ -35,6 +35,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 INSPECT_S = 0.25  # how late it is noticed, at most, that a thread is stuck; less for a short time limit
+INSPECT_MIN_S = 0.01
 BURN_PERIOD_S = 1.0
 
 
@@ -316,6 +317,6 @@ class Workshop:
                 hand.burns(burned)
         if burned >= BURN_PERIOD_S:
             self._burned_ns = now_ns
-        period = min(INSPECT_S, *(hand.limit / 4 for hand in self.hands))
+        period = max(INSPECT_MIN_S, min(INSPECT_S, *(hand.limit / 4 for hand in self.hands)))
         if self._loop is not None:
             self._timer = self._loop.call_later(period, self._inspect)

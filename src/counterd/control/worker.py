@@ -119,8 +119,9 @@ class Worker:
         """The same, and nothing is logged of what it raises."""
         one = Errand(call, errand, then, time.monotonic_ns() + int(self.limit * 1e9))
         if self._active is None or self._errands.qsize() >= WAITING_MAX:
-            self.report("busy", f"{self.name}: {call} was refused: {self._busy()}")
-            self._told_of(one, Busy())
+            error = Busy(self._why_busy())
+            self.report("busy", f"{self.name}: {call} was refused: {error}")
+            self._told_of(one, error)
         else:
             self._errands.put(one)
 
@@ -159,7 +160,7 @@ class Worker:
     def _thread(self) -> Thread:
         return Thread(self._work, self.name)
 
-    def _busy(self) -> str:
+    def _why_busy(self) -> str:
         if self._active is not None:
             return f"{WAITING_MAX} calls wait already"
         calls = sorted({thread.errand.call for thread in self._stuck if thread.errand is not None})

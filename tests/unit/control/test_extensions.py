@@ -316,6 +316,7 @@ def test_files_are_read_for_the_room(configured: Callable[..., Config], room: Ro
 
 def test_threads_are_looked_after(run: Callable[..., list[str]], gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extensions, "INSPECT_S", 0.001)
+    monkeypatch.setattr(extensions, "INSPECT_MIN_S", 0.001)
     monkeypatch.setattr(extensions, "BURN_PERIOD_S", 0.02)
     looked: list[int] = []
     monkeypatch.setattr(extensions.Hand, "inspect", lambda _, now_ns: looked.append(now_ns))
