@@ -1,20 +1,25 @@
 """However a stream is cut, and whenever its output is taken: the answer is the same, and so is what it leaves behind.
 
-Every vector of one connection, streams made up by hypothesis, and one that is longer than any bound of the engine.
+Every vector of one connection, streams made up by hypothesis, and one that is longer than any bound of the engine. Of
+the sentinel room what hypothesis makes up, right and wrong; its vectors are cut in tests/conformance/sentinel.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformance import vectors
+from conformance.driven import START_NS
+from conformance.sentinel.engine import make_store as make_sentinel_store
 from counterd.protocols.counter import wire
+from counterd.protocols.sentinel import wire as sentinel
+from counterd.protocols.sentinel.rules import FlowRule, ParamRule, Rules
 from machine import examples
 from property.model import Client, Model, frames_of, make_store, outputs, settle
 
@@ -228,3 +233,71 @@ def test_a_stream_longer_than_every_bound() -> None:
     for size in (1000, 4096, 65536, 262144, len(stream) - 1):
         for pull in (EAGER, ONE_BY_ONE, LATE):
             assert play(chunks(stream, size), pull=pull, filled=3000) == expected, f"pieces of {size}, {pull}"
+
+
+# ---- the sentinel room ----------------------------------------------------------------------------------------------
+
+SENTINEL_RULES = Rules(
+    (
+        FlowRule("n", 1, "rate", 1, 20, 1, 10, 1000, 2000, 2000, 0),
+        FlowRule("n", 2, "calls", 0, 20, 1, 10, 1000, 2000, 2000, 0),
+    ),
+    (ParamRule("n", 3, "values", 5, 0, 10, 1000),),
+)
+GRANTED = 8  # tokens that a stream begins with
+SENTINEL_STRIDES = 12  # each needs a store
+
+xids = st.sampled_from([0, -1, 0x0005_0006])
+flow_ids = st.sampled_from([1, 2, 3, 4, -1])
+small = st.integers(0, 3)
+token_ids = st.integers(0, GRANTED)  # one more than there are
+sentinel_requests = st.one_of(
+    st.builds(sentinel.ping, xids, st.sampled_from([b"n", b"", b"m" * 300])),
+    st.builds(sentinel.flow, xids, flow_ids, small, st.booleans()),
+    st.builds(sentinel.param_flow, xids, flow_ids, small, st.lists(st.sampled_from(["a", "b", 1, True]), max_size=3)),
+    st.builds(sentinel.acquire, xids, flow_ids, small),
+    st.tuples(st.sampled_from([sentinel.release, sentinel.keep]), xids, token_ids),
+    st.builds(sentinel.frame, xids, st.integers(-128, 127), st.binary(max_size=30)),
+    st.builds(
+        lambda type, size: sentinel.frame(7, type, bytes(size)), st.integers(-1, 7), st.sampled_from([1017, 1018])
+    ),
+    st.binary(max_size=4).map(lambda data: len(data).to_bytes(2, "big") + data),
+)
+
+
+def play_sentinel(pieces: Iterable[bytes], *, end: bool = False) -> Outcome:
+    """Its stores have a known key, so that the ids of tokens are the same each time."""
+    store = make_sentinel_store(SENTINEL_RULES)
+    session = store.session(START_NS)
+    output = b"".join([*(session.receive(piece, START_NS) for piece in pieces), *outputs(session)])
+    if end:
+        output += session.eof(START_NS)
+    closing = session.closing
+    store.audit()
+    session.closed(START_NS)
+    left_behind = {**store.snapshot(), **{"/".join(outcome[:2]): outcome[2] for outcome in store.outcomes()}}
+    return Outcome(output, closing, left_behind)
+
+
+BEGINNING = b"".join(sentinel.acquire(number, 2, 1) for number in range(GRANTED))
+TOKENS = [response.token_id for response in sentinel.ResponseParser().feed(play_sentinel([BEGINNING]).output)] + [12345]
+
+
+@settings(max_examples=25 * EXAMPLES, deadline=None)
+@given(
+    asked=st.lists(sentinel_requests, min_size=1, max_size=8),
+    positions=st.lists(st.integers(1, 1 << 12), max_size=8),
+    unfinished=st.sampled_from([0, 0, 1, 17]),
+    end=st.booleans(),
+)
+def test_any_stream_of_sentinel_cut_once_anywhere_or_in_any_way(
+    asked: list[Any], positions: list[int], unfinished: int, end: bool
+) -> None:
+    requests = [each if isinstance(each, bytes) else each[0](each[1], TOKENS[each[2]]) for each in asked]
+    stream = BEGINNING + b"".join(requests) + sentinel.frame(1, 1, bytes(20))[:unfinished]
+    expected = play_sentinel([stream], end=end)
+    assert expected.output.startswith(play_sentinel([BEGINNING]).output)
+    for position in range(len(BEGINNING), len(stream), max(1, (len(stream) - len(BEGINNING)) // SENTINEL_STRIDES)):
+        assert play_sentinel(cut(stream, [position]), end=end) == expected, f"cut at {position}"
+    assert play_sentinel(chunks(stream, 1), end=end) == expected
+    assert play_sentinel(cut(stream, {position % len(stream) for position in positions}), end=end) == expected
