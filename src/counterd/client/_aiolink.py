@@ -12,7 +12,7 @@ from asyncio.trsock import TransportSocket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from counterd.client._calls import UNANSWERED_MAX, Call, Calls
+from counterd.client._calls import UNANSWERED_MAX, Call, Calls, Pending
 from counterd.client._connection import FORKED, closed_by_server, lost, not_answered, set_options
 from counterd.errors import CounterdError, ProtocolError
 from counterd.protocols.counter import wire
@@ -58,10 +58,12 @@ class Link(asyncio.Protocol):
         timeout: float,
         on_end: Callable[[Link], None],
         on_release: Callable[[bytes], object],
+        calls: Pending | None = None,
     ) -> None:
+        """calls: of another protocol than that of counters."""
         self.where = where
         self.closed = ""  # why it is not connected any more
-        self.calls = Calls()
+        self.calls = Calls() if calls is None else calls
         self.holds: dict[Any, int] = {}  # with how many permits
         self.unheard = False  # it was lost with permits that no hold looks after, and nobody was told yet
         self._loop = loop
@@ -104,12 +106,19 @@ class Link(asyncio.Protocol):
         """Sends a request and waits for its result. If that ends in another way, nothing of it stays behind."""
         return await self._result(self.start(*request))
 
+    async def take(self, request: Request, granted: Callable[[Any], object]) -> Any:
+        """As result(). What is granted is the caller's from the moment of the grant: granted is called with the result.
+
+        If it is interrupted after that, it is given back all the same.
+        """
+        call = self.start(*request)
+        call.granted = granted
+        return await self._result(call)
+
     async def acquire(self, hold: object, name: bytes, permits: int, maximum: int) -> None:
         """As result(), for a hold: it has the permits from the moment of the grant."""
-        call = self.start(wire.acquire, name, permits, maximum)
-        call.granted = lambda granted: self.holds.__setitem__(hold, granted)
         try:
-            await self._result(call)
+            await self.take((wire.acquire, name, permits, maximum), lambda granted: self.holds.__setitem__(hold, granted))
         except BaseException:
             self.holds.pop(hold, None)
             raise
@@ -232,8 +241,8 @@ class Link(asyncio.Protocol):
 
     def _give_back(self) -> None:
         while self.calls.give_back and not self.closed:
-            name, permits = self.calls.give_back.pop()
-            self.start_unawaited(wire.release, name, permits)
+            name, what = self.calls.give_back.pop()
+            self.start_unawaited(self.calls.RELEASE, name, what)
             self._on_release(name)
 
     def _expire(self) -> None:

@@ -1,7 +1,9 @@
-"""Requests of the counter protocol that were sent and not answered yet, found by their opaque: no I/O, no clock.
+"""Requests that were sent and not answered yet, found by what their answers repeat: no I/O, no clock.
 
-Stands beside the floors, shared by the blocking client and that for asyncio. What is granted to somebody who has gone
-meanwhile is noted in give_back; whoever owns the connection then releases it there.
+Pending is for any protocol whose answers say what they answer, Calls for the counter protocol. What is granted to
+somebody who has gone meanwhile is noted in give_back; whoever owns the connection then releases it there.
+
+Stands beside the floors, shared by the blocking client and that for asyncio.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class Call:
     """A request that is under way. How its caller waits is up to the client, which overrides settle()."""
 
     frame = b""  # what was sent
-    permits = 0  # that it was granted, and that are not given back
+    permits = 0  # that it was granted, and that are not given back; of sentinel, the token that stands for them
     batch: Batch | None = None  # of those that it was sent with
     entries: list[wire.DumpEntry] | None = None  # of a Dump, so far
 
@@ -68,37 +70,31 @@ class Call:
         raise NotImplementedError
 
 
-class Calls:
-    """The calls of one connection."""
+class Pending:
+    """The calls of one connection: what the protocols have in common."""
+
+    MASK: int  # of opaques
+    RELEASE: Callable[..., bytes]  # encodes what gives back an item of give_back
 
     def __init__(self) -> None:
         self.pending: dict[int, Call] = {}  # by opaque, the oldest first
         self.answered = False  # the server has said something that makes sense
-        self.held = 0  # permits of all names together, but those whose release has been sent
-        self.give_back: list[tuple[bytes, int]] = []  # names and permits that were granted to nobody
-        self._parser = wire.ResponseParser()
+        self.held = 0  # what would be lost with the connection, but what has been sent back
+        self.give_back: list[tuple[bytes, int]] = []  # what was granted to nobody: names, and how much or which
         self._opaque = 0
 
     def add(self, call: Call, encode: Callable[..., bytes], *arguments: Any) -> bytes:
         """Gives the call an opaque; returns what to send. Raises ValueError for what does not fit the protocol."""
-        opaque = self._opaque = (self._opaque + 1) & wire.U32_MAX
-        while opaque in self.pending:  # one that is as old as 2^32 calls
-            opaque = self._opaque = (opaque + 1) & wire.U32_MAX
+        opaque = self._opaque = (self._opaque + 1) & self.MASK
+        while opaque in self.pending:  # one that is as old as all other opaques together
+            opaque = self._opaque = (opaque + 1) & self.MASK
         call.frame = frame = encode(opaque, *arguments)
         self.pending[opaque] = call
-        if frame[1] == _RELEASE:
-            self.held -= _released(frame)
-            if call.batch is not None:
-                call.batch.releasing[frame[_RELEASE_NAME:]] += _released(frame)
         return frame
 
     def add_all(self, calls: Sequence[Call], requests: Sequence[Request]) -> bytes:
         """As add(), of each call its request, or of none."""
         try:
-            if len(calls) > 1:
-                batch = Batch()
-                for call in calls:
-                    call.batch = batch
             return b"".join([self.add(call, *request) for call, request in zip(calls, requests, strict=True)])
         except BaseException:
             for call in calls:
@@ -108,6 +104,53 @@ class Calls:
 
     def feed(self, data: bytes) -> None:
         """Settles the calls that are answered with these bytes. Raises ProtocolError for what no server may send."""
+        raise NotImplementedError
+
+    def fail(self, error: Callable[[], CounterdError]) -> None:
+        """The connection has gone: settles all calls, each with an error of its own."""
+        pending, self.pending = self.pending, {}
+        for call in pending.values():
+            call.settle(None, error())
+
+    def forget(self, call: Call) -> None:
+        """Nobody is there to take what this was granted."""
+        raise NotImplementedError
+
+    def may_grant(self, call: Call) -> bool:
+        """Whether its answer can be something that has to be given back."""
+        raise NotImplementedError
+
+    def _take_back(self, call: Call) -> None:
+        """It is not sent after all."""
+        raise NotImplementedError
+
+
+class Calls(Pending):
+    """The calls of one connection of the counter protocol. held: permits. give_back: names and permits."""
+
+    MASK = wire.U32_MAX
+    RELEASE = staticmethod(wire.release)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parser = wire.ResponseParser()
+
+    def add(self, call: Call, encode: Callable[..., bytes], *arguments: Any) -> bytes:
+        frame = super().add(call, encode, *arguments)
+        if frame[1] == _RELEASE:
+            self.held -= _released(frame)
+            if call.batch is not None:
+                call.batch.releasing[frame[_RELEASE_NAME:]] += _released(frame)
+        return frame
+
+    def add_all(self, calls: Sequence[Call], requests: Sequence[Request]) -> bytes:
+        if len(calls) > 1:
+            batch = Batch()
+            for call in calls:
+                call.batch = batch
+        return super().add_all(calls, requests)
+
+    def feed(self, data: bytes) -> None:
         pending = self.pending
         responses = self._parser.feed(data)
         for opcode, status, opaque, body in responses:
@@ -134,22 +177,18 @@ class Calls:
                 self.forget(call)
         self.answered = self.answered or bool(responses)
 
-    def fail(self, error: Callable[[], CounterdError]) -> None:
-        """The connection has gone: settles all calls, each with an error of its own."""
-        pending, self.pending = self.pending, {}
-        for call in pending.values():
-            call.settle(None, error())
-
     def forget(self, call: Call) -> None:
-        """Nobody is there to take what this was granted, nor what those were that were sent with it."""
+        """As there, and with it all that those were granted that were sent together."""
         if call.batch is not None:
             self.give_back += call.batch.take()
         elif call.permits:
             self.give_back.append((call.frame[_ACQUIRE_NAME:], call.permits))
             call.permits = 0
 
+    def may_grant(self, call: Call) -> bool:
+        return call.frame[1] == _ACQUIRE
+
     def _take_back(self, call: Call) -> None:
-        """It is not sent after all."""
         self.pending.pop(int.from_bytes(call.frame[8:12], "big"), None)
         self.held += _released(call.frame)
         call.frame = b""

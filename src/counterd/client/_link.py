@@ -17,7 +17,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from counterd.client._calls import UNANSWERED_MAX, Call, Calls
+from counterd.client._calls import UNANSWERED_MAX, Call, Calls, Pending
 from counterd.client._connection import (
     CLOSED,
     FORKED,
@@ -30,7 +30,6 @@ from counterd.client._connection import (
 )
 from counterd.errors import CounterdError, ProtocolError
 from counterd.protocols.counter import wire
-from counterd.protocols.counter.wire import Opcode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,12 +77,14 @@ class Link:
         where: str,
         timeout: float,
         on_end: Callable[[Link], object],
+        calls: Pending | None = None,
     ) -> None:
+        """calls: of another protocol than that of counters."""
         self.where = where
         self._on_end = on_end  # called with the lock
         self._timeout = timeout
         self.closed = ""  # why it is not connected any more
-        self.calls = Calls()
+        self.calls = Calls() if calls is None else calls
         self.holds: dict[Any, int] = {}  # with how many permits
         self.unheard = False  # it was lost with permits that no hold looks after, and nobody was told yet
         self._socket = connected
@@ -115,16 +116,30 @@ class Link:
         self._complete(requests, calls)
         return calls
 
+    def take(self, request: Request, granted: Callable[[Any], object]) -> Any:
+        """As call(). What is granted is the caller's from the moment of the grant: granted is called with the result.
+
+        Another exception than those of call() may come after that.
+        """
+        call = ThreadCall(granted)
+        self._complete((request,), [call])
+        if call.error is not None:
+            raise call.error
+        return call.result
+
+    def tell(self, *request: Any) -> None:
+        """Sends a request whose answer nobody waits for, unless the connection has ended."""
+        with self._lock:
+            if not self.closed:
+                self._tell(*request)
+
     def acquire(self, hold: object, name: bytes, permits: int, maximum: int) -> None:
         """As call(), for a hold: it has the permits from the moment of the grant."""
-        call = ThreadCall(lambda granted: self.holds.__setitem__(hold, granted))
         try:
-            self._complete(((wire.acquire, name, permits, maximum),), [call])
+            self.take((wire.acquire, name, permits, maximum), lambda granted: self.holds.__setitem__(hold, granted))
         except BaseException:  # it may have come after the grant
             self.disown(hold, name)
             raise
-        if call.error is not None:
-            raise call.error
 
     def release(self, hold: object, name: bytes) -> None:
         """As call(), with what the hold has here. Where that is interrupted, disown() gives back what is left."""
@@ -234,10 +249,12 @@ class Link:
             if permits := self.holds.pop(hold, 0):
                 self.calls.give_back.append((name, permits))
         while self.calls.give_back and not self.closed:
-            name, permits = self.calls.give_back.pop()
-            call = ThreadCall()
-            call.abandoned = True
-            self._send(self.calls.add(call, wire.release, name, permits))
+            self._tell(self.calls.RELEASE, *self.calls.give_back.pop())
+
+    def _tell(self, *request: Any) -> None:
+        call = ThreadCall()
+        call.abandoned = True
+        self._send(self.calls.add(call, *request))
 
     def _pass_on(self) -> None:
         """This thread does not use the socket any more. If nobody reads, one of those who wait does."""
@@ -387,7 +404,7 @@ class Link:
         try:
             with suppress(DeadlinePassed):
                 for call in unanswered:
-                    if patience and call.frame[1] == Opcode.ACQUIRE:
+                    if patience and self.calls.may_grant(call):
                         self._wait(call, deadline)
         finally:
             self._leave_behind([call for call in unanswered if not call.done])
@@ -402,9 +419,13 @@ class Link:
                 self._drop("the server takes no more requests")
             elif self._count_given_up() > UNANSWERED_MAX:
                 self._drop(f"{UNANSWERED_MAX} calls were not answered")
-            elif any(call.frame[1] == Opcode.ACQUIRE for call in unanswered) and self._has_nothing_else():
-                # What it grants now would stay unseen until somebody reads: maybe never.
-                self._drop("an acquire was not answered in time, and nothing is held")
+            elif any(map(self.calls.may_grant, unanswered)):
+                self._expect_late_grants()
+
+    def _expect_late_grants(self) -> None:
+        """With the lock. What is granted now would stay unseen until somebody reads: maybe never."""
+        if self._has_nothing_else():
+            self._drop("an acquire was not answered in time, and nothing is held")
 
     def _count_given_up(self) -> int:
         pending: dict[int, Any] = self.calls.pending
