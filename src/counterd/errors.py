@@ -60,6 +60,7 @@ class ServerError(CounterdError):
     name: bytes = b""
     resources: int | None = None
     maximum: int | None = None
+    _status_format = "0x{:02x}"
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(status, text)
@@ -67,7 +68,7 @@ class ServerError(CounterdError):
         self.text = text
 
     def __str__(self) -> str:
-        said = f"{self.text} (status 0x{self.status:02x})"
+        said = f"{self.text} (status {self._status_format.format(self.status)})"
         if not self.name:
             return said
         name = self.name.decode("utf-8", "backslashreplace")
@@ -113,6 +114,31 @@ class OutOfMemory(ServerError):
     """0x82: the server has no room for another counter, name or holding."""
 
 
+class TokenRefused(ServerError):
+    """A server of the sentinel protocol did not do what it was asked.
+
+    status: of the response, -128 to 127.
+    name: "flow" and the flow's id, or "token" and the token's, as bytes; resources: the count.
+    """
+
+    _status_format = "{}"
+
+
+class Blocked(TokenRefused, NotAvailable):
+    """1: the flow's threshold leaves no room, that of the rule or of the client's own fallback.
+
+    waited: seconds that a hold waited, or None.
+    """
+
+
+class NoSuchRule(TokenRefused, NotFound):
+    """3: the server has no rule for this flow, or not one of this kind."""
+
+
+class TokenLost(CounterdError):
+    """A token is not held any more, though nobody gave it back: its lease was over, or its server forgot it."""
+
+
 BY_STATUS: dict[int, type[ServerError]] = {
     0x01: NotFound,
     0x04: InvalidArguments,
@@ -126,3 +152,24 @@ BY_STATUS: dict[int, type[ServerError]] = {
 def server_error(status: int, text: str) -> ServerError:
     """The error to raise for a status byte: of its own class, or ServerError itself for an unknown status."""
     return BY_STATUS.get(status, ServerError)(status, text)
+
+
+# What the statuses of the sentinel protocol mean where they are no success.
+TOKEN_TEXTS = {
+    -4: "bad request",
+    -2: "too many requests",
+    -1: "failed",
+    1: "blocked",
+    2: "to wait",
+    3: "no such rule",
+    4: "no reference rule",
+    5: "not available",
+    6: "released",
+    7: "already released",
+}
+
+
+def token_error(status: int) -> TokenRefused:
+    """The error for a status of the sentinel protocol."""
+    kind = {1: Blocked, 3: NoSuchRule}.get(status, TokenRefused)
+    return kind(status, TOKEN_TEXTS.get(status, "unknown"))

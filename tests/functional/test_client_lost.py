@@ -14,8 +14,7 @@ import pytest
 
 import daemon
 import servers
-from counterd import client as client_module
-from counterd.client import Client, Hold
+from counterd.client import Client, Hold, _shared
 from counterd.errors import ConnectionLost, NotAvailable
 from daemon import PATIENCE, wait_until
 from machine import has_ipv6
@@ -246,7 +245,7 @@ def test_a_port_that_nobody_listens_on_is_not_oneself(monkeypatch: pytest.Monkey
 def test_attempts_grow_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many calls there are: after 50 ms, 100, 200 and so on, each shortened by half at most."""
     attempts = 0
-    connect = client_module.connected_socket
+    connect = _shared.connected_socket
 
     def counted(*arguments: Any) -> socket.socket:
         nonlocal attempts
@@ -256,7 +255,7 @@ def test_attempts_grow_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         client = Client(port=listening.getsockname()[1], timeout=PATIENCE)
     assert not client._link.is_alive()
-    monkeypatch.setattr(client_module, "connected_socket", counted)
+    monkeypatch.setattr(_shared, "connected_socket", counted)
     start = time.monotonic()
     with client:
         while time.monotonic() - start < 0.5:
@@ -304,7 +303,7 @@ def test_the_first_address_that_answers(tmp_path: Path) -> None:
 def test_closing_while_it_connects(monkeypatch: pytest.MonkeyPatch, server: servers.Server) -> None:
     """What is connected after that is closed as well."""
     client = server.client(watch=True)
-    connect = client_module.connected_socket
+    connect = _shared.connected_socket
 
     def closing(*arguments: Any) -> socket.socket:
         connected = connect(*arguments)
@@ -313,7 +312,7 @@ def test_closing_while_it_connects(monkeypatch: pytest.MonkeyPatch, server: serv
 
     cut(client)
     assert not client._link.is_alive()
-    monkeypatch.setattr(client_module, "connected_socket", closing)
+    monkeypatch.setattr(_shared, "connected_socket", closing)
     with pytest.raises(ConnectionLost, match=r"close\(\) was called"):
         client.noop()
     assert client._link._socket.fileno() == -1

@@ -8,33 +8,21 @@ Stands beside the floors: needs the wire module and counterd.errors only, and wo
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
 import os
 import threading
 import time
 from collections import deque
 from contextlib import ExitStack, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from counterd.client._addresses import PORT, read_addresses
-from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, CONNECT_FIRST_S, CONNECT_LONGEST_S, Backoff
-from counterd.client._connection import (
-    CLOSED,
-    as_bytes,
-    cannot_connect,
-    check_timeouts,
-    connected_socket,
-    forked,
-    lost,
-    no_connection,
-    not_accepted,
-)
-from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, Asked
-from counterd.client._link import Link, interrupted
+from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
+from counterd.client._connection import as_bytes, forked
+from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, Asked, decorated
 from counterd.client._pipeline import Request, Requests, released
-from counterd.client._turns import COUNTED_FOR_S, Queue, Turns
+from counterd.client._shared import Shared
+from counterd.client._turns import COUNTED_FOR_S, Queue
 from counterd.errors import (
     ConnectionLost,
     CounterdError,
@@ -55,6 +43,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Sequence
     from types import TracebackType
+
+    from counterd.client._link import Link
 
 __all__ = [
     "Client",
@@ -79,7 +69,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 _log = logging.getLogger(__name__)
 
 
-class Client:
+class Client(Shared):
     """A connection to a server, whatever is acquired through it, and the next connection when it is lost.
 
     Connects at once; use it in a `with`, or close() it. Threads may share it: their calls are under way side by side on
@@ -119,16 +109,10 @@ class Client:
         connect_timeout: float | None = None,
         watch: bool = False,
     ) -> None:
-        self._addresses = read_addresses(host, port, path, tls=tls)
-        self._timeout, self._connect_timeout = check_timeouts(timeout, connect_timeout)
-        self._closed = False
-        self._backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
-        self._retry_at = 0.0
-        self._failure = ""  # of the last attempt to connect
-        self._make_locks()
+        super().__init__(read_addresses(host, port, path, tls=tls), timeout, connect_timeout)
         self._watch = watch
         self._watcher: _Watcher | None = None
-        self._link = self._before = self._connect()  # _before: the connection that this one replaced
+        self._link = self._before = self._connect()
         if watch:
             self._watcher = _Watcher(self)
         forked.add(self)
@@ -143,11 +127,6 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    @property
-    def where(self) -> str:
-        """The address that it is connected to, or was last."""
-        return self._link.where
 
     def fileno(self) -> int:
         """The descriptor of the connection's socket, for who hands it to another process. Connects if need be.
@@ -267,121 +246,29 @@ class Client:
             self._turns.wake(name)
         return [call.result if call.error is None else call.error for call in calls]
 
-    def _connected(self, *, hears: bool = True) -> Link:
-        """The connection, a new one if it was lost. ConnectionLost or Timeout.
-
-        hears: the caller is to be told if permits were lost with it, and nobody was told yet.
-        """
-        link = self._link
-        if not link.closed and not self._before.unheard:
-            return link
-        if self._connecting._is_owned():
-            raise interrupted()
-        with self._connecting:
-            link = self._link
-            if self._closed:
-                raise no_connection(link.where, CLOSED)
-            if hears:
-                for ended in (self._before, link):
-                    if ended.unheard:
-                        ended.unheard = False
-                        raise lost(ended.where, f"{ended.closed}; what was acquired through it has been given back")
-            return self._reconnected(link) if link.closed else link
-
-    def _reconnected(self, ended: Link) -> Link:
-        if ended.calls.answered:
-            self._backoff.reset()
-            self._retry_at = 0.0
-        if time.monotonic() < self._retry_at:
-            failure = self._failure or lost(ended.where, ended.closed)
-            raise ConnectionLost(f"{failure}; another attempt is due within {CONNECT_LONGEST_S:g} s")
-        answered, ended.calls.answered = ended.calls.answered, False
-        link = self._connect()
-        if not answered:  # as with a server that has too many connections: it accepts, and closes
-            self._retry_at = time.monotonic() + self._backoff.delay()
-        if ended.unheard:
-            self._before = ended
-        self._link = link
-        if self._closed:  # meanwhile
-            link.close()
-            raise no_connection(link.where, CLOSED)
-        if self._watcher is not None:
-            self._watcher.wake()
-        elif self._watch:
-            self._watcher = _Watcher(self)
-        return link
-
-    def _connect(self) -> Link:
-        failure: CounterdError | None = None
-        self._failure = ""
-        for address in self._addresses:
-            where = str(address)
-            try:
-                connected = connected_socket(address, self._connect_timeout)
-            except TimeoutError:
-                failure = not_accepted(where, self._connect_timeout)
-            except OSError as error:
-                failure = cannot_connect(where, error)
-            else:
-                return Link(connected, where, self._timeout, self._on_end)
-        assert failure is not None
-        self._failure = str(failure)
-        self._retry_at = time.monotonic() + self._backoff.delay()
-        raise failure
-
     def _on_end(self, link: Link) -> None:
         if self._watcher is not None:
             self._watcher.ended.append(link)
             self._watcher.wake()
 
+    def _on_connected(self) -> None:
+        if self._watcher is not None:
+            self._watcher.wake()
+        elif self._watch:
+            self._watcher = _Watcher(self)
+
     def _make_locks(self) -> None:
-        """Reentrant: a signal handler may find them locked by what it interrupted."""
-        self._turns = Turns()
-        self._connecting: Any = threading.RLock()
+        super()._make_locks()
         self._counting = threading.RLock()
         self._reacquiring = threading.RLock()
 
     def _after_fork(self) -> None:
-        """In the child. Locks may be held there by threads that are not, and queues have waiters that are not."""
-        self._link.after_fork()
-        self._before = self._link
-        self._make_locks()
+        super()._after_fork()
         if self._watcher is not None:
             self._watcher.after_fork()
             self._watcher = None
 
     # ---- holding ----
-
-    def _take(self, hold: Hold, asked: Asked) -> Link:
-        """Waits for the permits; returns the connection through which the hold has them."""
-        deadline = None if asked.timeout is None else time.monotonic() + asked.timeout
-        turn = threading.Event()
-        try:
-            queue = self._turns.join(asked.name, turn)
-            # Who does not wait has no turn either: what the first was refused may be there for this one.
-            while asked.timeout != 0 and not self._turns.is_first(asked.name, turn):
-                if not turn.wait(_left(deadline)):
-                    raise asked.not_available(self._consumption(queue, asked))
-            while True:
-                turn.clear()
-                refusal = None
-                try:
-                    link = self._ask(hold, asked)
-                    queue.backoff.reset()
-                    return link
-                except NotAvailable:
-                    pause = queue.backoff.delay()
-                except ConnectionLost as error:
-                    if self._closed:
-                        raise
-                    refusal = error
-                    pause = max(self._retry_at - time.monotonic(), 0)
-                left = _left(deadline)
-                if left is not None and left <= 0:
-                    raise refusal or asked.not_available(self._consumption(queue, asked))
-                turn.wait(pause if left is None else min(pause, left))
-        finally:
-            self._turns.leave(asked.name, turn)
 
     def _ask(self, hold: Hold, asked: Asked) -> Link:
         try:
@@ -390,6 +277,9 @@ class Client:
             raise ConnectionLost(str(error)) from error
         link.acquire(hold, asked.name, asked.resources, asked.maximum)
         return link
+
+    def _gives_up(self, queue: Queue, asked: Asked) -> NotAvailable:
+        return asked.not_available(self._consumption(queue, asked))
 
     def _consumption(self, queue: Queue, asked: Asked) -> int | None:
         """For who gives up. When many do at once, one asks."""
@@ -455,20 +345,7 @@ class Hold:
 
     def __call__(self, function: F) -> F:
         """A function, or a generator, that holds the permits while it runs; each call has its own."""
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            raise TypeError(f"{function!r} is asynchronous: it needs a hold of counterd.client.aio")
-        client, asked = self._client, self._asked
-
-        def generate(*arguments: Any, **named: Any) -> Any:
-            with Hold(client, asked):
-                return (yield from function(*arguments, **named))
-
-        def call(*arguments: Any, **named: Any) -> Any:
-            with Hold(client, asked):
-                return function(*arguments, **named)
-
-        wrapped = functools.wraps(function)(generate if inspect.isgeneratorfunction(function) else call)
-        return cast("F", wrapped)
+        return decorated(function, lambda: Hold(self._client, self._asked))
 
     @property
     def lost(self) -> bool:
@@ -640,7 +517,3 @@ class Semaphore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
-
-
-def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else min(deadline - time.monotonic(), threading.TIMEOUT_MAX)

@@ -58,6 +58,7 @@ class Link(asyncio.Protocol):
         timeout: float,
         on_end: Callable[[Link], None],
         on_release: Callable[[bytes], object],
+        *,
         calls: Pending | None = None,
     ) -> None:
         """calls: of another protocol than that of counters."""
@@ -118,7 +119,9 @@ class Link(asyncio.Protocol):
     async def acquire(self, hold: object, name: bytes, permits: int, maximum: int) -> None:
         """As result(), for a hold: it has the permits from the moment of the grant."""
         try:
-            await self.take((wire.acquire, name, permits, maximum), lambda granted: self.holds.__setitem__(hold, granted))
+            await self.take(
+                (wire.acquire, name, permits, maximum), lambda granted: self.holds.__setitem__(hold, granted)
+            )
         except BaseException:
             self.holds.pop(hold, None)
             raise

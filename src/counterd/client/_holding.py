@@ -5,7 +5,9 @@ Stands beside the floors, shared by the blocking client and that for asyncio.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from counterd.client._connection import CLOSED, FORKED, as_bytes
 from counterd.errors import ConnectionLost, NotAvailable
@@ -14,6 +16,9 @@ from counterd.protocols.counter.wire import ERROR_TEXTS, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+
+F = TypeVar("F", bound="Callable[..., Any]")
 
 REACQUIRE: Literal["reacquire"] = "reacquire"
 RAISE: Literal["raise"] = "raise"
@@ -21,20 +26,27 @@ RAISE: Literal["raise"] = "raise"
 NO_LOSS = (CLOSED, FORKED)
 
 
-class Asked:
-    """What a hold asks for."""
+class Wanted:
+    """What one waits for. name: whoever waits for the same has the same. timeout: seconds that it may take, or None."""
 
-    def __init__(self, name: str | bytes, resources: int, maximum: int, timeout: float | None, on_lost: Any) -> None:
+    def __init__(self, name: bytes, timeout: float | None, on_lost: Any) -> None:
         if on_lost not in (RAISE, REACQUIRE) and not callable(on_lost):
             raise ValueError(f'on_lost must be "raise", "reacquire" or callable, not {on_lost!r}')
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout must be None, or 0 or more seconds, not {timeout!r}")
-        self.name = as_bytes(name)
+        self.name = name
+        self.timeout = timeout
+        self.on_lost: Callable[[Any], object] | str = on_lost
+
+
+class Asked(Wanted):
+    """What a hold asks for: permits of a counter."""
+
+    def __init__(self, name: str | bytes, resources: int, maximum: int, timeout: float | None, on_lost: Any) -> None:
+        super().__init__(as_bytes(name), timeout, on_lost)
         wire.acquire(0, self.name, resources, maximum)  # what does not fit the protocol is told here already
         self.resources = resources
         self.maximum = maximum
-        self.timeout = timeout
-        self.on_lost: Callable[[Any], object] | str = on_lost
 
     def __str__(self) -> str:
         return f"{self.resources} of {self.name.decode('utf-8', 'backslashreplace')}"
@@ -49,3 +61,55 @@ class Asked:
 
     def lost(self, where: str, why: str) -> ConnectionLost:
         return ConnectionLost(f"lost {self} with the connection to {where}: {why}")
+
+
+def decorated(function: F, hold: Callable[[], AbstractContextManager[object]]) -> F:
+    """A function, or a generator, that is in a new hold while it runs; each call in its own."""
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(
+            f"{function!r} is asynchronous: it needs a hold of a client for asyncio, as of counterd.client.aio"
+        )
+
+    def generate(*arguments: Any, **named: Any) -> Any:
+        with hold():
+            return (yield from function(*arguments, **named))
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        with hold():
+            return function(*arguments, **named)
+
+    wrapped = functools.wraps(function)(generate if inspect.isgeneratorfunction(function) else call)
+    return cast("F", wrapped)
+
+
+def decorated_async(function: F, hold: Callable[[], AbstractAsyncContextManager[object]]) -> F:
+    """As decorated(), for a coroutine function or an asynchronous generator."""
+
+    async def generate(*arguments: Any, **named: Any) -> Any:
+        async with hold():
+            generator = function(*arguments, **named)
+            try:
+                item = await generator.asend(None)
+                while True:
+                    try:
+                        sent = yield item
+                    except GeneratorExit:
+                        raise
+                    except BaseException as error:  # noqa: BLE001 - it is the generator's to handle
+                        item = await generator.athrow(error)
+                    else:
+                        item = await generator.asend(sent)
+            except StopAsyncIteration:
+                return
+            finally:
+                await generator.aclose()
+
+    async def call(*arguments: Any, **named: Any) -> Any:
+        async with hold():
+            return await function(*arguments, **named)
+
+    if inspect.isasyncgenfunction(function):
+        return cast("F", functools.wraps(function)(generate))
+    if not inspect.iscoroutinefunction(function):
+        raise TypeError(f"{function!r} is not asynchronous: it needs a hold of a blocking client, as counterd.client")
+    return cast("F", functools.wraps(function)(call))

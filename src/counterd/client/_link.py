@@ -77,6 +77,7 @@ class Link:
         where: str,
         timeout: float,
         on_end: Callable[[Link], object],
+        *,
         calls: Pending | None = None,
     ) -> None:
         """calls: of another protocol than that of counters."""
@@ -116,7 +117,7 @@ class Link:
         self._complete(requests, calls)
         return calls
 
-    def take(self, request: Request, granted: Callable[[Any], object]) -> Any:
+    def take(self, request: Request, granted: Callable[[Any], object] | None) -> Any:
         """As call(). What is granted is the caller's from the moment of the grant: granted is called with the result.
 
         Another exception than those of call() may come after that.

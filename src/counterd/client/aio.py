@@ -8,30 +8,18 @@ Stands beside the floors.
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 import logging
 from asyncio import get_running_loop
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from counterd.client._addresses import PORT, read_addresses
-from counterd.client._aiolink import Link
-from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, CONNECT_FIRST_S, CONNECT_LONGEST_S, Backoff
-from counterd.client._connection import (
-    CLOSED,
-    as_bytes,
-    cannot_connect,
-    check_timeouts,
-    forked,
-    lost,
-    no_connection,
-    not_accepted,
-    open_transport,
-)
-from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, Asked
+from counterd.client._aioshared import Shared
+from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
+from counterd.client._connection import as_bytes, forked, lost
+from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, Asked, decorated_async
 from counterd.client._pipeline import Requests, released
-from counterd.client._turns import COUNTED_FOR_S, Queue, Turns
+from counterd.client._turns import COUNTED_FOR_S, Queue
 from counterd.errors import ConnectionLost, CounterdError, NotAvailable, NotFound, ProtocolError, ServerError, Timeout
 from counterd.protocols.counter import wire
 
@@ -41,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from types import TracebackType
 
+    from counterd.client._aiolink import Link
     from counterd.client._pipeline import Request
     from counterd.protocols.counter.wire import DumpEntry
 
@@ -50,40 +39,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 _log = logging.getLogger(__name__)
 
 
-class _Turn:
-    """An event that one task waits for, with a timeout: how one waits for its turn, and in between two askings."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._future: asyncio.Future[None] | None = None
-        self._is_set = False
-
-    def set(self) -> None:
-        self._is_set = True
-        self._wake()
-
-    def clear(self) -> None:
-        self._is_set = False
-
-    async def wait(self, seconds: float | None) -> bool:
-        """Until it is set, or so long. Whether it is set."""
-        if not self._is_set:
-            self._future = self._loop.create_future()
-            timer = None if seconds is None else self._loop.call_later(seconds, self._wake)
-            try:
-                await self._future
-            finally:
-                self._future = None
-                if timer is not None:
-                    timer.cancel()
-        return self._is_set
-
-    def _wake(self) -> None:
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
-
-
-class Client:
+class Client(Shared):
     """As counterd.client.Client, for tasks of one event loop. `async with Client(...) as client`, or await close().
 
     Connects in `async with`, which raises if it cannot; else with the first call, or a hold, which waits for a server.
@@ -102,22 +58,10 @@ class Client:
         timeout: float = 5.0,
         connect_timeout: float | None = None,
     ) -> None:
-        self._addresses = read_addresses(host, port, path, tls=tls)
-        self._timeout, self._connect_timeout = check_timeouts(timeout, connect_timeout)
-        self._closed = False
-        self._backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
-        self._retry_at = 0.0
-        self._good: Link | None = None  # the last connection through which something was answered, once it was lost
-        self._failure: CounterdError | None = None  # of the last attempt to connect
-        self._loop: asyncio.AbstractEventLoop | None = None  # in which it is used
-        self._link: Link | None = None
-        self._lost: Link | None = None  # with what acquire() got, and no call has told so yet
-        self._tasks: set[asyncio.Task[None]] = set()  # its own
-        self._connecting: asyncio.Task[None] | None = None
+        super().__init__(read_addresses(host, port, path, tls=tls), timeout, connect_timeout)
         self._recovering: asyncio.Task[None] | None = None
         self._again: list[Hold] = []  # those whose permits are to be acquired again
         self._reacquiring = asyncio.Lock()  # while they are, for one of these
-        self._turns = Turns()
         forked.add(self)
 
     def __repr__(self) -> str:
@@ -140,20 +84,6 @@ class Client:
             self._end()
         else:
             await self.close()
-
-    @property
-    def where(self) -> str:
-        """The address that it is connected to, or was last, or will be first."""
-        return str(self._addresses[0]) if self._link is None else self._link.where
-
-    async def close(self) -> None:
-        """Ends the connection: the server takes back what was held through it. Later calls raise ConnectionLost."""
-        self._own_loop()
-        self._end()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-        if self._link is not None:
-            await self._link.gone()
 
     # These pass a coroutine on instead of being one more around it: with many tasks that is a tenth of a call.
 
@@ -256,149 +186,13 @@ class Client:
             raise
         return [future.exception() or future.result() for future in futures]
 
-    async def _connected(self, *, hears: bool = True) -> Link:
-        """The connection, a new one if it was lost. ConnectionLost or Timeout.
-
-        hears: the caller is to be told if permits were lost with it, and nobody was told yet.
-        """
-        loop = self._own_loop()
-        while True:
-            link = self._link
-            if self._closed:
-                raise no_connection(self.where, CLOSED)
-            if hears and self._lost is not None:
-                link, self._lost = self._lost, None
-                raise lost(link.where, f"{link.closed}; what was acquired through it has been given back")
-            if link is not None and not link.closed:
-                return link
-            if self._connecting is None or self._connecting.done():
-                if link is not None and link.calls.answered and link is not self._good:
-                    self._good = link
-                    self._backoff.reset()
-                    self._retry_at = 0.0
-                if loop.time() < self._retry_at:
-                    failure = self._failure or lost(self.where, "the server closed it")
-                    raise ConnectionLost(f"{failure}; another attempt is due within {CONNECT_LONGEST_S:g} s")
-                self._failure = None
-                self._connecting = self._started(self._connect(loop))
-            connecting = self._connecting
-            await asyncio.wait([connecting])  # which others may wait for as well: it goes on if this is cancelled
-            if not connecting.cancelled():
-                connecting.result()
-            if self._failure is not None:
-                raise type(self._failure)(str(self._failure))
-            link = self._link
-            if link is not None and link.closed and not self._closed:  # already: a server that has no room does that
-                raise lost(link.where, link.closed)
-
-    async def _connect(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Leaves a link, or a failure. Nobody need be there to hear of either."""
-        for address in self._addresses:
-            link = Link(loop, str(address), self._timeout, self._on_end, self._turns.wake)
-            try:
-                await asyncio.wait_for(open_transport(loop, link, address), self._connect_timeout)
-            except (TimeoutError, asyncio.TimeoutError):
-                self._failure = not_accepted(link.where, self._connect_timeout)
-            except OSError as error:
-                self._failure = cannot_connect(link.where, error)
-            except BaseException:
-                link.drop(CLOSED)
-                raise
-            else:
-                if self._closed:  # until Python 3.12, wait_for() may lose the cancellation
-                    link.drop(CLOSED)
-                # As a server that has too many connections: it accepts, and closes.
-                if self._link is not self._good:
-                    self._retry_at = loop.time() + self._backoff.delay()
-                self._link, self._failure = link, None
-                return
-            link.drop("it was not accepted")
-        self._retry_at = loop.time() + self._backoff.delay()
-
-    def _heard(self, link: Link) -> None:
-        """A call has told that this connection was lost."""
-        if self._lost is link:
-            self._lost = None
-
-    def _started(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task that close() ends."""
-        task = get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    def _end(self) -> None:
-        self._closed = True
-        for task in self._tasks:
-            task.cancel()
-        if self._link is not None:
-            self._link.drop(CLOSED)
-        self._turns.wake_all()
-
-    def _after_fork(self) -> None:
-        """In the child, which has no loop yet, and in which no task will run."""
-        if self._link is not None:
-            self._link.after_fork()
-        self._lost = None
-        self._start_anew()
-
-    def _own_loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that runs. RuntimeError if the client belongs to another, unless that has been closed."""
-        loop = get_running_loop()
-        if self._loop is not loop:
-            if self._loop is not None and not self._loop.is_closed():
-                raise RuntimeError(f"{self} belongs to another event loop: make one for each")
-            if self._link is not None:
-                self._link.after_loop()
-                self._lost = self._link if self._link.unheard else self._lost
-            self._start_anew()
-            self._loop = loop
-        return loop
-
     def _start_anew(self) -> None:
-        """Nothing is left of the loop that it was used in."""
-        self._loop = None
-        self._connecting = self._recovering = None
-        self._tasks = set()
+        super()._start_anew()
+        self._recovering = None
         self._again = []
         self._reacquiring = asyncio.Lock()
-        self._turns = Turns()
 
     # ---- holding ----
-
-    async def _take(self, hold: Hold, asked: Asked) -> Link:
-        """Waits for the permits; returns the connection through which the hold has them."""
-        loop = self._own_loop()
-        deadline = None if asked.timeout is None else loop.time() + asked.timeout
-        turn = _Turn(loop)
-        queue = self._turns.join(asked.name, turn)
-        try:
-            # Who does not wait has no turn either: what the first was refused may be there for this one.
-            while asked.timeout != 0 and not self._turns.is_first(asked.name, turn):
-                if not await turn.wait(None if deadline is None else deadline - loop.time()):
-                    raise asked.not_available(await self._consumption(queue, asked))
-            while True:
-                turn.clear()
-                refusal = None
-                try:
-                    link = await self._ask(hold, asked)
-                    queue.backoff.reset()
-                    return link
-                except NotAvailable:
-                    pause = queue.backoff.delay()
-                except ConnectionLost as error:
-                    if self._closed:
-                        raise
-                    refusal = error
-                    pause = max(queue.backoff.delay(), self._retry_at - loop.time())
-                if deadline is not None:
-                    left = deadline - loop.time()
-                    if left <= 0:
-                        raise refusal or asked.not_available(await self._consumption(queue, asked))
-                    pause = min(pause, left)
-                await turn.wait(pause)
-        finally:
-            self._turns.leave(asked.name, turn)
 
     async def _ask(self, hold: Hold, asked: Asked) -> Link:
         try:
@@ -409,6 +203,9 @@ class Client:
         if link.closed:  # in the same turn of the loop
             raise lost(link.where, link.closed)
         return link
+
+    async def _gives_up(self, queue: Queue, asked: Asked) -> NotAvailable:
+        return asked.not_available(await self._consumption(queue, asked))
 
     async def _consumption(self, queue: Queue, asked: Asked) -> int | None:
         """For who gives up. When many do at once, one asks."""
@@ -500,36 +297,7 @@ class Hold:
 
     def __call__(self, function: F) -> F:
         """A coroutine function or asynchronous generator that holds the permits while it runs; each call its own."""
-        client, asked = self._client, self._asked
-
-        async def generate(*arguments: Any, **named: Any) -> Any:
-            async with Hold(client, asked):
-                generator = function(*arguments, **named)
-                try:
-                    item = await generator.asend(None)
-                    while True:
-                        try:
-                            sent = yield item
-                        except GeneratorExit:
-                            raise
-                        except BaseException as error:  # noqa: BLE001 - it is the generator's to handle
-                            item = await generator.athrow(error)
-                        else:
-                            item = await generator.asend(sent)
-                except StopAsyncIteration:
-                    return
-                finally:
-                    await generator.aclose()
-
-        async def call(*arguments: Any, **named: Any) -> Any:
-            async with Hold(client, asked):
-                return await function(*arguments, **named)
-
-        if inspect.isasyncgenfunction(function):
-            return cast("F", functools.wraps(function)(generate))
-        if not inspect.iscoroutinefunction(function):
-            raise TypeError(f"{function!r} is not asynchronous: it needs a hold of counterd.client")
-        return cast("F", functools.wraps(function)(call))
+        return decorated_async(function, lambda: Hold(self._client, self._asked))
 
     @property
     def lost(self) -> bool:

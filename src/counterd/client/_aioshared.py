@@ -1,0 +1,261 @@
+"""What the clients for asyncio have in common whose connection tasks share: the next one when it is lost, and turns.
+
+Stands beside the floors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import get_running_loop
+from typing import TYPE_CHECKING, Any
+
+from counterd.client._aiolink import Link
+from counterd.client._backoff import CONNECT_FIRST_S, CONNECT_LONGEST_S, Backoff
+from counterd.client._connection import (
+    CLOSED,
+    cannot_connect,
+    check_timeouts,
+    lost,
+    no_connection,
+    not_accepted,
+    open_transport,
+)
+from counterd.client._turns import Queue, Turns
+from counterd.errors import ConnectionLost, CounterdError, NotAvailable
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from counterd.client._addresses import Address
+    from counterd.client._holding import Wanted
+
+
+class Turn:
+    """An event that one task waits for, with a timeout: how one waits for its turn, and in between two askings."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._future: asyncio.Future[None] | None = None
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+        self._wake()
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    async def wait(self, seconds: float | None) -> bool:
+        """Until it is set, or so long. Whether it is set."""
+        if not self._is_set:
+            self._future = self._loop.create_future()
+            timer = None if seconds is None else self._loop.call_later(seconds, self._wake)
+            try:
+                await self._future
+            finally:
+                self._future = None
+                if timer is not None:
+                    timer.cancel()
+        return self._is_set
+
+    def _wake(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+
+class Shared:
+    """A connection to a server, and the next one."""
+
+    def __init__(self, addresses: list[Address], timeout: float, connect_timeout: float | None) -> None:
+        self._addresses = addresses
+        self._timeout, self._connect_timeout = check_timeouts(timeout, connect_timeout)
+        self._closed = False
+        self._backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
+        self._retry_at = 0.0
+        self._good: Link | None = None  # the last connection through which something was answered, once it was lost
+        self._failure: CounterdError | None = None  # of the last attempt to connect
+        self._loop: asyncio.AbstractEventLoop | None = None  # in which it is used
+        self._link: Link | None = None
+        self._lost: Link | None = None  # with what acquire() got, and no call has told so yet
+        self._tasks: set[asyncio.Task[None]] = set()  # its own
+        self._connecting: asyncio.Task[None] | None = None
+        self._turns = Turns()
+
+    @property
+    def where(self) -> str:
+        """The address that it is connected to, or was last, or will be first."""
+        return str(self._addresses[0]) if self._link is None else self._link.where
+
+    async def close(self) -> None:
+        """Ends the connection: the server takes back what was held through it. Later calls raise ConnectionLost."""
+        self._own_loop()
+        self._end()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._link is not None:
+            await self._link.gone()
+
+    # ---- what a client says ----
+
+    def _make_link(self, loop: asyncio.AbstractEventLoop, where: str) -> Link:
+        return Link(loop, where, self._timeout, self._on_end, self._turns.wake)
+
+    def _on_end(self, link: Link) -> None:
+        """A connection has ended."""
+
+    def _on_connected(self, link: Link) -> None:
+        """There is a new connection."""
+
+    async def _ask(self, hold: Any, asked: Any) -> Any:
+        """Asks for what a hold wants, once. NotAvailable, ConnectionLost, or what is not waited for."""
+        raise NotImplementedError
+
+    async def _gives_up(self, queue: Queue, asked: Any) -> CounterdError:
+        """The error for who has waited long enough."""
+        raise NotImplementedError
+
+    # ---- connecting ----
+
+    async def _connected(self, *, hears: bool = True) -> Link:
+        """The connection, a new one if it was lost. ConnectionLost or Timeout.
+
+        hears: the caller is to be told if permits were lost with it, and nobody was told yet.
+        """
+        loop = self._own_loop()
+        while True:
+            link = self._link
+            if self._closed:
+                raise no_connection(self.where, CLOSED)
+            if hears and self._lost is not None:
+                link, self._lost = self._lost, None
+                raise lost(link.where, f"{link.closed}; what was acquired through it has been given back")
+            if link is not None and not link.closed:
+                return link
+            if self._connecting is None or self._connecting.done():
+                if link is not None and link.calls.answered and link is not self._good:
+                    self._good = link
+                    self._backoff.reset()
+                    self._retry_at = 0.0
+                if loop.time() < self._retry_at:
+                    failure = self._failure or lost(self.where, "the server closed it")
+                    raise ConnectionLost(f"{failure}; another attempt is due within {CONNECT_LONGEST_S:g} s")
+                self._failure = None
+                self._connecting = self._started(self._connect(loop))
+            connecting = self._connecting
+            await asyncio.wait([connecting])  # which others may wait for as well: it goes on if this is cancelled
+            if not connecting.cancelled():
+                connecting.result()
+            if self._failure is not None:
+                raise type(self._failure)(str(self._failure))
+            link = self._link
+            if link is not None and link.closed and not self._closed:  # already: a server that has no room does that
+                raise lost(link.where, link.closed)
+
+    async def _connect(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Leaves a link, or a failure. Nobody need be there to hear of either."""
+        for address in self._addresses:
+            link = self._make_link(loop, str(address))
+            try:
+                await asyncio.wait_for(open_transport(loop, link, address), self._connect_timeout)
+            except (TimeoutError, asyncio.TimeoutError):
+                self._failure = not_accepted(link.where, self._connect_timeout)
+            except OSError as error:
+                self._failure = cannot_connect(link.where, error)
+            except BaseException:
+                link.drop(CLOSED)
+                raise
+            else:
+                if self._closed:  # until Python 3.12, wait_for() may lose the cancellation
+                    link.drop(CLOSED)
+                # As a server that has too many connections: it accepts, and closes.
+                if self._link is not self._good:
+                    self._retry_at = loop.time() + self._backoff.delay()
+                self._link, self._failure = link, None
+                if not link.closed:
+                    self._on_connected(link)
+                return
+            link.drop("it was not accepted")
+        self._retry_at = loop.time() + self._backoff.delay()
+
+    def _heard(self, link: Link) -> None:
+        """A call has told that this connection was lost."""
+        if self._lost is link:
+            self._lost = None
+
+    def _started(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that close() ends."""
+        task = get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _end(self) -> None:
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        if self._link is not None:
+            self._link.drop(CLOSED)
+        self._turns.wake_all()
+
+    def _after_fork(self) -> None:
+        """In the child, which has no loop yet, and in which no task will run."""
+        if self._link is not None:
+            self._link.after_fork()
+        self._lost = None
+        self._start_anew()
+
+    def _own_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that runs. RuntimeError if the client belongs to another, unless that has been closed."""
+        loop = get_running_loop()
+        if self._loop is not loop:
+            if self._loop is not None and not self._loop.is_closed():
+                raise RuntimeError(f"{self} belongs to another event loop: make one for each")
+            if self._link is not None:
+                self._link.after_loop()
+                self._lost = self._link if self._link.unheard else self._lost
+            self._start_anew()
+            self._loop = loop
+        return loop
+
+    def _start_anew(self) -> None:
+        """Nothing is left of the loop that it was used in."""
+        self._loop = None
+        self._connecting = None
+        self._tasks = set()
+        self._turns = Turns()
+
+    # ---- waiting ----
+
+    async def _take(self, hold: Any, asked: Wanted) -> Any:
+        """Waits for what a hold wants, in turn; returns what asking for it did."""
+        loop = self._own_loop()
+        deadline = None if asked.timeout is None else loop.time() + asked.timeout
+        turn = Turn(loop)
+        queue = self._turns.join(asked.name, turn)
+        try:
+            # Who does not wait has no turn either: what the first was refused may be there for this one.
+            while asked.timeout != 0 and not self._turns.is_first(asked.name, turn):
+                if not await turn.wait(None if deadline is None else deadline - loop.time()):
+                    raise await self._gives_up(queue, asked)
+            while True:
+                turn.clear()
+                refusal = None
+                try:
+                    taken = await self._ask(hold, asked)
+                    queue.backoff.reset()
+                    return taken
+                except NotAvailable:
+                    pause = queue.backoff.delay()
+                except ConnectionLost as error:
+                    if self._closed:
+                        raise
+                    refusal = error
+                    pause = max(queue.backoff.delay(), self._retry_at - loop.time())
+                if deadline is not None:
+                    left = deadline - loop.time()
+                    if left <= 0:
+                        raise refusal or await self._gives_up(queue, asked)
+                    pause = min(pause, left)
+                await turn.wait(pause)
+        finally:
+            self._turns.leave(asked.name, turn)

@@ -1,0 +1,181 @@
+"""What the blocking clients have in common whose connection threads share: the next one when it is lost, and turns.
+
+Stands beside the floors.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from counterd.client._backoff import CONNECT_FIRST_S, CONNECT_LONGEST_S, Backoff
+from counterd.client._connection import (
+    CLOSED,
+    cannot_connect,
+    check_timeouts,
+    connected_socket,
+    lost,
+    no_connection,
+    not_accepted,
+)
+from counterd.client._link import Link, interrupted
+from counterd.client._turns import Queue, Turns
+from counterd.errors import ConnectionLost, CounterdError, NotAvailable
+
+if TYPE_CHECKING:
+    import socket
+
+    from counterd.client._addresses import Address
+    from counterd.client._holding import Wanted
+    from counterd.client._tls import SecureSocket
+
+
+class Shared:
+    """A connection to a server, and the next one. A client sets _link and _before when it is made."""
+
+    _link: Link  # the connection, which may have ended
+    _before: Link  # the connection that this one replaced
+
+    def __init__(self, addresses: list[Address], timeout: float, connect_timeout: float | None) -> None:
+        self._addresses = addresses
+        self._timeout, self._connect_timeout = check_timeouts(timeout, connect_timeout)
+        self._closed = False
+        self._backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
+        self._retry_at = 0.0
+        self._failure = ""  # of the last attempt to connect
+        self._make_locks()
+
+    @property
+    def where(self) -> str:
+        """The address that it is connected to, or was last."""
+        return self._link.where
+
+    # ---- what a client says ----
+
+    def _make_link(self, connected: socket.socket | SecureSocket, where: str) -> Link:
+        return Link(connected, where, self._timeout, self._on_end)
+
+    def _on_end(self, link: Link) -> None:
+        """A connection has ended. Is called with its lock."""
+
+    def _on_connected(self) -> None:
+        """There is a new connection."""
+
+    def _ask(self, hold: Any, asked: Any) -> Any:
+        """Asks for what a hold wants, once. NotAvailable, ConnectionLost, or what is not waited for."""
+        raise NotImplementedError
+
+    def _gives_up(self, queue: Queue, asked: Any) -> CounterdError:
+        """The error for who has waited long enough."""
+        raise NotImplementedError
+
+    # ---- connecting ----
+
+    def _connected(self, *, hears: bool = True) -> Link:
+        """The connection, a new one if it was lost. ConnectionLost or Timeout.
+
+        hears: the caller is to be told if permits were lost with it, and nobody was told yet.
+        """
+        link = self._link
+        if not link.closed and not self._before.unheard:
+            return link
+        if self._connecting._is_owned():
+            raise interrupted()
+        with self._connecting:
+            link = self._link
+            if self._closed:
+                raise no_connection(link.where, CLOSED)
+            if hears:
+                for ended in (self._before, link):
+                    if ended.unheard:
+                        ended.unheard = False
+                        raise lost(ended.where, f"{ended.closed}; what was acquired through it has been given back")
+            return self._reconnected(link) if link.closed else link
+
+    def _reconnected(self, ended: Link) -> Link:
+        if ended.calls.answered:
+            self._backoff.reset()
+            self._retry_at = 0.0
+        if time.monotonic() < self._retry_at:
+            failure = self._failure or lost(ended.where, ended.closed)
+            raise ConnectionLost(f"{failure}; another attempt is due within {CONNECT_LONGEST_S:g} s")
+        answered, ended.calls.answered = ended.calls.answered, False
+        link = self._connect()
+        if not answered:  # as with a server that has too many connections: it accepts, and closes
+            self._retry_at = time.monotonic() + self._backoff.delay()
+        if ended.unheard:
+            self._before = ended
+        self._link = link
+        if self._closed:  # meanwhile
+            link.close()
+            raise no_connection(link.where, CLOSED)
+        self._on_connected()
+        return link
+
+    def _connect(self) -> Link:
+        failure: CounterdError | None = None
+        self._failure = ""
+        for address in self._addresses:
+            where = str(address)
+            try:
+                connected = connected_socket(address, self._connect_timeout)
+            except TimeoutError:
+                failure = not_accepted(where, self._connect_timeout)
+            except OSError as error:
+                failure = cannot_connect(where, error)
+            else:
+                return self._make_link(connected, where)
+        assert failure is not None
+        self._failure = str(failure)
+        self._retry_at = time.monotonic() + self._backoff.delay()
+        raise failure
+
+    def _make_locks(self) -> None:
+        """Reentrant: a signal handler may find them locked by what it interrupted."""
+        self._turns = Turns()
+        self._connecting: Any = threading.RLock()
+
+    def _after_fork(self) -> None:
+        """In the child. Locks may be held there by threads that are not, and queues have waiters that are not."""
+        self._link.after_fork()
+        self._before = self._link
+        self._make_locks()
+
+    # ---- waiting ----
+
+    def _take(self, hold: Any, asked: Wanted) -> Any:
+        """Waits for what a hold wants, in turn; returns what asking for it did."""
+        deadline = None if asked.timeout is None else time.monotonic() + asked.timeout
+        turn = threading.Event()
+        try:
+            queue = self._turns.join(asked.name, turn)
+            # Who does not wait has no turn either: what the first was refused may be there for this one.
+            while asked.timeout != 0 and not self._turns.is_first(asked.name, turn):
+                if not turn.wait(left(deadline)):
+                    raise self._gives_up(queue, asked)
+            while True:
+                turn.clear()
+                refusal = None
+                try:
+                    taken = self._ask(hold, asked)
+                    queue.backoff.reset()
+                    return taken
+                except NotAvailable:
+                    pause = queue.backoff.delay()
+                except ConnectionLost as error:
+                    if self._closed:
+                        raise
+                    refusal = error
+                    pause = max(queue.backoff.delay(), self._retry_at - time.monotonic())
+                still = left(deadline)
+                if still is not None and still <= 0:
+                    raise refusal or self._gives_up(queue, asked)
+                turn.wait(pause if still is None else min(pause, still))
+        finally:
+            self._turns.leave(asked.name, turn)
+
+
+def left(deadline: float | None) -> float | None:
+    """Seconds until then, as many as one can wait for."""
+    return None if deadline is None else min(deadline - time.monotonic(), threading.TIMEOUT_MAX)

@@ -1,0 +1,247 @@
+"""What the clients for the sentinel protocol have in common: calls that are under way, tokens, leases.
+
+Stands beside the floors. No I/O and no clock: whoever has one says what time it is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from counterd.client._calls import Call, Pending
+from counterd.client._holding import RAISE, Wanted
+from counterd.errors import Blocked, ProtocolError, TokenLost, TokenRefused, token_error
+from counterd.protocols.sentinel import wire
+from counterd.protocols.sentinel.wire import MessageType, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from counterd.protocols.sentinel.wire import Response, Value
+
+FLOW_MAX = (1 << 63) - 1
+COUNT_MAX = (1 << 31) - 1
+# How long a new hold may wait before it asks what is left of its lease, where a token of its flow had a longer one: the
+# rule may have changed. Most holds are over by then, and cost no request.
+FIRST_KEEP_S = 0.25
+LEAST_S = 0.01  # between two KEEPs of a token
+AGAIN_S = 0.1  # after one that was not answered
+SHARES = 3  # of what is left of a lease: one of them passes before the next KEEP, so two may go wrong
+
+RELEASED = frozenset((Status.RELEASE_OK, Status.ALREADY_RELEASED, Status.NO_RULE))  # a token is not held after these
+UNKNOWN = "the server does not know it any more"
+
+_TYPE, _FLOW, _FLOW_END = 6, 7, 15  # where they are in a request's frame
+
+
+class Answer(NamedTuple):
+    """What was said to flow() or param().
+
+    status: 0 to pass, 1 blocked, 2 to pass after wait_ms milliseconds, which the caller has to wait.
+    remaining: how many more could pass now; -1 if that is not known.
+    fallback: the server did not decide, but the client's fallback.
+    """
+
+    status: int
+    remaining: int = -1
+    wait_ms: int = 0
+    fallback: bool = False
+
+    @property
+    def passed(self) -> bool:
+        """Whether it may go on, after wait_ms milliseconds."""
+        return self.status != Status.BLOCKED
+
+
+class Token:
+    """What acquire() got: so many calls of a flow that run now.
+
+    id: the server's number for it, anything but 0. flow_id, count: what was asked for.
+    fallback: the server knows nothing of it, it is the client's own.
+    """
+
+    __slots__ = ("__weakref__", "count", "fallback", "flow_id", "id")
+
+    def __init__(self, id: int, flow_id: int, count: int, fallback: bool = False) -> None:
+        self.id = id
+        self.flow_id = flow_id
+        self.count = count
+        self.fallback = fallback
+
+    def __repr__(self) -> str:
+        return f"<Token {self.id} for {self}{', fallback' if self.fallback else ''}>"
+
+    def __str__(self) -> str:
+        return f"{self.count} of flow {self.flow_id}"
+
+    @property
+    def key(self) -> bytes:
+        """That of those who wait for the same flow."""
+        return flow_key(self.flow_id)
+
+
+def answer_of(response: Response) -> Answer:
+    """That of the server."""
+    return Answer(response.status, response.remaining, response.wait_ms)
+
+
+def flow_key(flow_id: int) -> bytes:
+    return flow_id.to_bytes(8, "big")
+
+
+def check(flow_id: int, count: int) -> None:
+    """ValueError or TypeError for what no server would take."""
+    for what, number, largest in (("flow_id", flow_id, FLOW_MAX), ("count", count, COUNT_MAX)):
+        if not isinstance(number, int):
+            raise TypeError(f"{what} must be a whole number, not {number!r}")
+        if not 1 <= number <= largest:
+            raise ValueError(f"{what} must be 1 to {largest}, not {number}")
+
+
+def values_of(values: Iterable[Value]) -> list[Value]:
+    """As many as there are, at least one. A text would be many of one letter."""
+    if isinstance(values, (str, bytes)):
+        raise TypeError(f"values must be a list of values, not {values!r}")
+    if not (found := list(values)):
+        raise ValueError("values must have at least one")
+    return found
+
+
+def read_namespace(text: str | bytes) -> bytes:
+    """As it is sent. ValueError for what no server would register."""
+    namespace = text.encode() if isinstance(text, str) else text
+    if not namespace.strip():
+        raise ValueError(f"namespace must not be blank: {text!r}")
+    wire.ping(0, namespace)
+    return namespace
+
+
+def refused(status: int, flow_id: int, count: int) -> TokenRefused:
+    """The error for what was asked of a flow."""
+    error = token_error(status)
+    error.name, error.resources = b"flow %d" % flow_id, count
+    return error
+
+
+def not_kept(status: int, token: Token) -> TokenRefused | TokenLost:
+    """The error for a KEEP, or a RELEASE."""
+    if status == Status.ALREADY_RELEASED:
+        return lost(token, UNKNOWN)
+    error = token_error(status)
+    error.name = b"token %d of flow %d" % (token.id, token.flow_id)
+    return error
+
+
+def lost(token: Token, why: str) -> TokenLost:
+    return TokenLost(f"lost {token}: {why}")
+
+
+class AskedToken(Wanted):
+    """What a hold asks for: a token."""
+
+    def __init__(self, flow_id: int, count: int, prioritized: bool, timeout: float | None, on_lost: Any) -> None:
+        if on_lost != RAISE and not callable(on_lost):
+            raise ValueError(f'on_lost must be "raise" or callable, not {on_lost!r}')
+        check(flow_id, count)
+        super().__init__(flow_key(flow_id), timeout, on_lost)
+        self.flow_id = flow_id
+        self.count = count
+        self.request = (wire.acquire, flow_id, count, prioritized)
+
+    def __str__(self) -> str:
+        return f"{self.count} of flow {self.flow_id}"
+
+    def blocked(self, waited: float | None) -> Blocked:
+        """The error for who is refused, or has waited long enough."""
+        error = refused(Status.BLOCKED, self.flow_id, self.count)
+        assert isinstance(error, Blocked)
+        error.waited = waited
+        return error
+
+    def token(self, response: Response) -> Token:
+        """What was granted."""
+        return Token(response.token_id, self.flow_id, self.count)
+
+
+class Lease:
+    """A token that a hold keeps alive: when that is due again, and until when it is held for certain."""
+
+    def __init__(self, token: Token, now: float, usual: float | None) -> None:
+        """usual: seconds that such a lease had, if one was seen; else it is asked at once."""
+        self.token = token
+        self.due = now if usual is None else now + min(usual / SHARES, FIRST_KEEP_S)
+        self.ends = math.inf
+        self.lost = ""  # why
+
+    def answered(self, asked: float, now: float, response: Response | None) -> None:
+        """What came of a KEEP that was sent at that time, if anything did."""
+        if response is not None and response.status == Status.OK:
+            left = response.left_ms / 1000
+            self.ends = asked + left
+            self.due = now + max(left / SHARES, LEAST_S)
+        elif response is not None and response.status == Status.ALREADY_RELEASED:
+            self.lost = UNKNOWN
+        else:
+            self.due = now + (AGAIN_S if self.ends == math.inf else max((self.ends - now) / SHARES, AGAIN_S))
+
+    def look(self, now: float) -> None:
+        """It is lost when it is over and nobody has said that it goes on."""
+        if now >= self.ends and not self.lost:
+            self.lost = "its lease was over before the server could be asked to go on with it"
+
+    @property
+    def next(self) -> float:
+        """When something is to be done about it."""
+        return min(self.due, self.ends)
+
+
+def _release(xid: int, _: bytes, token_id: int) -> bytes:
+    return wire.release(xid, token_id)
+
+
+class Tally:
+    """late: tokens that were granted to nobody. lost: tokens of holds that were lost."""
+
+    late = 0
+    lost = 0
+
+
+class TokenCalls(Pending):
+    """The calls of one connection of the sentinel protocol. give_back: the flows' keys, and tokens.
+
+    A token does not end with its connection, so nothing is held by that.
+    """
+
+    MASK = (1 << 31) - 1
+    RELEASE = staticmethod(_release)
+
+    def __init__(self, tally: Tally) -> None:
+        super().__init__()
+        self._tally = tally
+        self._parser = wire.ResponseParser()
+
+    def feed(self, data: bytes) -> None:
+        responses = self._parser.feed(data)
+        for response in responses:
+            call = self.pending.get(response.xid)
+            if call is None or call.frame[_TYPE] != response.type:
+                raise ProtocolError(f"nothing was asked with type {response.type} and xid {response.xid}")
+            self.pending.pop(response.xid, None)  # all of it may have ended meanwhile: a signal handler may close()
+            if response.type == MessageType.ACQUIRE and response.status == Status.OK:
+                call.permits = response.token_id
+            if not call.settle(response, None):
+                self.forget(call)
+        self.answered = self.answered or bool(responses)
+
+    def forget(self, call: Call) -> None:
+        if call.permits:
+            self._tally.late += 1
+            self.give_back.append((call.frame[_FLOW:_FLOW_END], call.permits))
+            call.permits = 0
+
+    def may_grant(self, call: Call) -> bool:
+        return call.frame[_TYPE] == MessageType.ACQUIRE
+
+    def _take_back(self, call: Call) -> None:
+        self.pending.pop(int.from_bytes(call.frame[2:6], "big"), None)
+        call.frame = b""
