@@ -107,21 +107,12 @@ class Link(asyncio.Protocol):
         """Sends a request and waits for its result. If that ends in another way, nothing of it stays behind."""
         return await self._result(self.start(*request))
 
-    async def take(self, request: Request, granted: Callable[[Any], object]) -> Any:
-        """As result(). What is granted is the caller's from the moment of the grant: granted is called with the result.
-
-        If it is interrupted after that, it is given back all the same.
-        """
-        call = self.start(*request)
-        call.granted = granted
-        return await self._result(call)
-
     async def acquire(self, hold: object, name: bytes, permits: int, maximum: int) -> None:
         """As result(), for a hold: it has the permits from the moment of the grant."""
+        call = self.start(wire.acquire, name, permits, maximum)
+        call.granted = lambda granted: self.holds.__setitem__(hold, granted)
         try:
-            await self.take(
-                (wire.acquire, name, permits, maximum), lambda granted: self.holds.__setitem__(hold, granted)
-            )
+            await self._result(call)
         except BaseException:
             self.holds.pop(hold, None)
             raise
@@ -134,6 +125,10 @@ class Link(asyncio.Protocol):
             future.exception()  # was looked at
         self.calls.forget(call)
         self._give_back()
+
+    def flush(self) -> None:
+        """Hands all that is to be sent to the transport, which sends what the kernel takes now."""
+        self._flush()
 
     def drop(self, why: str, error: Callable[[], CounterdError] | None = None) -> None:
         """Ends the connection. Calls that have no answer yet raise error, or ConnectionLost."""

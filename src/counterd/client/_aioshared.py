@@ -131,17 +131,7 @@ class Shared:
                 raise lost(link.where, f"{link.closed}; what was acquired through it has been given back")
             if link is not None and not link.closed:
                 return link
-            if self._connecting is None or self._connecting.done():
-                if link is not None and link.calls.answered and link is not self._good:
-                    self._good = link
-                    self._backoff.reset()
-                    self._retry_at = 0.0
-                if loop.time() < self._retry_at:
-                    failure = self._failure or lost(self.where, "the server closed it")
-                    raise ConnectionLost(f"{failure}; another attempt is due within {CONNECT_LONGEST_S:g} s")
-                self._failure = None
-                self._connecting = self._started(self._connect(loop))
-            connecting = self._connecting
+            connecting = self._connecting_now(loop)
             await asyncio.wait([connecting])  # which others may wait for as well: it goes on if this is cancelled
             if not connecting.cancelled():
                 connecting.result()
@@ -150,6 +140,21 @@ class Shared:
             link = self._link
             if link is not None and link.closed and not self._closed:  # already: a server that has no room does that
                 raise lost(link.where, link.closed)
+
+    def _connecting_now(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
+        """The task that connects, a new one if there is none. ConnectionLost if it is too early to try again."""
+        link = self._link
+        if self._connecting is None or self._connecting.done():
+            if link is not None and link.calls.answered and link is not self._good:
+                self._good = link
+                self._backoff.reset()
+                self._retry_at = 0.0
+            if loop.time() < self._retry_at:
+                failure = self._failure or lost(self.where, "the server closed it")
+                raise ConnectionLost(f"{failure}; another attempt is due within {CONNECT_LONGEST_S:g} s")
+            self._failure = None
+            self._connecting = self._started(self._connect(loop))
+        return self._connecting
 
     async def _connect(self, loop: asyncio.AbstractEventLoop) -> None:
         """Leaves a link, or a failure. Nobody need be there to hear of either."""

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from counterd.client._connection import CLOSED, FORKED, DeadlinePassed
 from counterd.client._link import Link, ThreadCall
-from counterd.client._tokens import TokenCalls
-from counterd.errors import ConnectionLost, ProtocolError, Timeout
+from counterd.client._tokens import FAILURES, TokenCalls
 from counterd.protocols.sentinel import wire
 
 if TYPE_CHECKING:
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from counterd.client._tokens import Lease, Tally, Token
     from counterd.client.sentinel import Client, Hold
 
-# What it means that the server did not answer, or cannot be reached.
-FAILURES = (ConnectionLost, Timeout, ProtocolError)
 IDLE_S = 5.0  # after which the thread ends
 SLICE_S = 0.05  # how long it reads for late grants before it looks what else is to do
 LATE_MAX_S = 10.0  # after which a server that owes an answer is given up
@@ -202,8 +199,10 @@ class Keeper:
         link = client._link
         if link.closed and (self.leases or self.connects) and not client._closed:
             self.connects = False
-            with suppress(*FAILURES):
+            try:
                 link = client._connected()
+            except FAILURES as error:
+                client._outage = client._outage or str(error)
         if not link.closed:
             self._keep(link, [lease for lease in list(self.leases) if lease.due <= time.monotonic()])
         now = time.monotonic()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from counterd.client._calls import Call, Pending
 from counterd.client._holding import RAISE, Wanted
-from counterd.errors import Blocked, ProtocolError, TokenLost, TokenRefused, token_error
+from counterd.errors import Blocked, ConnectionLost, ProtocolError, Timeout, TokenLost, TokenRefused, token_error
 from counterd.protocols.sentinel import wire
 from counterd.protocols.sentinel.wire import MessageType, Status
 
@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
     from counterd.protocols.sentinel.wire import Response, Value
 
+PORT = 18730
 FLOW_MAX = (1 << 63) - 1
 COUNT_MAX = (1 << 31) - 1
+# What it means that the server did not answer, or cannot be reached.
+FAILURES = (ConnectionLost, Timeout, ProtocolError)
 # How long a new hold may wait before it asks what is left of its lease, where a token of its flow had a longer one: the
 # rule may have changed. Most holds are over by then, and cost no request.
 FIRST_KEEP_S = 0.25

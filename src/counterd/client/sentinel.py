@@ -16,12 +16,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from counterd.client._addresses import read_addresses
+from counterd.client._aiosentinel import AsyncClient, AsyncHold
 from counterd.client._connection import CLOSED, forked
 from counterd.client._fallback import LOCAL, Fallback, Stats, log
 from counterd.client._holding import NO_LOSS, RAISE, decorated
-from counterd.client._keeper import FAILURES, Keeper, TokenLink
+from counterd.client._keeper import Keeper, TokenLink
 from counterd.client._shared import Shared
 from counterd.client._tokens import (
+    FAILURES,
+    PORT,
     RELEASED,
     UNKNOWN,
     Answer,
@@ -61,6 +64,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
+    "AsyncClient",
+    "AsyncHold",
     "Blocked",
     "Client",
     "Hold",
@@ -73,8 +78,6 @@ __all__ = [
     "TokenRefused",
     "Typed",
 ]
-
-PORT = 18730
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
