@@ -1,8 +1,12 @@
-"""Interrupts a coroutine where it waits for the k-th time: how the tests of asyncio's client cancel at every await."""
+"""Interrupts whoever uses a client, once, at the k-th place where that can happen, so that a test can try them all.
+
+Interrupted is for a coroutine: each of its awaits. Points are for a thread: where a signal can interrupt it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,3 +57,62 @@ class Interrupted:
             waited.add_done_callback(lambda _: task.cancel())
         else:
             asyncio.get_running_loop().call_soon(task.cancel)
+
+
+class Points:
+    """Places where a signal can interrupt a blocking client.
+
+    Before it waits for a lock, begins a request, sends or polls, and around recv(). Signals come to the main thread.
+    """
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.passed = 0
+
+    def __call__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self.passed += 1
+        if self.passed == self.at:
+            raise KeyboardInterrupt
+
+    def watch(self, link: Any, turns: Any) -> None:
+        link._lock = Watched(link._lock, self)
+        link._poller = Watched(link._poller, self, "poll")
+        link._socket = Watched(link._socket, self, "send", "recv", after=("recv",))
+        turns._lock = Watched(turns._lock, self)
+
+    def enter(self, owner: Any, name: str) -> None:
+        """Before this method of it."""
+        function = getattr(owner, name)
+
+        def enter(*arguments: Any) -> Any:
+            self()
+            return function(*arguments)
+
+        setattr(owner, name, enter)
+
+
+class Watched:
+    """Something with points before and after some of its methods; a lock with one where it is taken."""
+
+    def __init__(self, real: Any, points: Points, *before: str, after: tuple[str, ...] = ()) -> None:
+        self._real, self._points, self._before, self._after = real, points, before, after
+
+    def __enter__(self) -> None:
+        self._points()
+        self._real.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._real.release()
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            if name in self._before:
+                self._points()
+            result = getattr(self._real, name)(*arguments)
+            if name in self._after:
+                self._points()
+            return result
+
+        return call

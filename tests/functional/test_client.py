@@ -19,6 +19,7 @@ import servers
 from counterd.errors import ConnectionLost, InvalidArguments, NotAcquired, NotAvailable, NotFound, ServerError
 from counterd.protocols.counter import wire
 from daemon import PATIENCE, wait_until
+from interrupting import Points
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -561,62 +562,6 @@ def test_no_thread_of_its_own(counterd: servers.Server) -> None:
 # ---- interrupts -----------------------------------------------------------------------------------------------------
 
 
-class Points:
-    """Places where a signal can interrupt the client.
-
-    Before it waits for a lock, begins a request, sends or polls, and around recv().
-    """
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-        self.passed = 0
-
-    def __call__(self) -> None:
-        self.passed += 1
-        if self.passed == self.at:
-            raise KeyboardInterrupt
-
-    def watch(self, client: Client) -> None:
-        link: Any = client._link
-        link._lock = Watched(link._lock, self)
-        link._poller = Watched(link._poller, self, "poll")
-        link._socket = Watched(link._socket, self, "send", "recv", after=("recv",))
-        turns: Any = client._turns
-        turns._lock = Watched(turns._lock, self)
-        for owner, name in ((link, "release"), (link.calls, "add_all")):
-            setattr(owner, name, self._entering(getattr(owner, name)))
-
-    def _entering(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def enter(*arguments: Any) -> Any:
-            self()
-            return function(*arguments)
-
-        return enter
-
-
-class Watched:
-    def __init__(self, real: Any, points: Points, *before: str, after: tuple[str, ...] = ()) -> None:
-        self._real, self._points, self._before, self._after = real, points, before, after
-
-    def __enter__(self) -> None:
-        self._points()
-        self._real.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._real.release()
-
-    def __getattr__(self, name: str) -> Any:
-        def call(*arguments: Any) -> Any:
-            if name in self._before:
-                self._points()
-            result = getattr(self._real, name)(*arguments)
-            if name in self._after:
-                self._points()
-            return result
-
-        return call
-
-
 def hold_once(client: Client) -> None:
     with client.hold("cut", 2, maximum=2):
         pass
@@ -643,7 +588,9 @@ def test_an_interrupt_anywhere_leaves_nothing_behind(
                 client.acquire("kept", maximum=1)
             points = Points(at)
             client.noop()
-            points.watch(client)
+            points.watch(client._link, client._turns)
+            points.enter(client._link, "release")
+            points.enter(client._link.calls, "add_all")
             try:
                 action(client)
             except KeyboardInterrupt:

@@ -190,7 +190,7 @@ class Lease:
     def look(self, now: float) -> None:
         """It is lost when it is over and nobody has said that it goes on."""
         if now >= self.ends and not self.lost:
-            self.lost = "its lease was over before the server could be asked to go on with it"
+            self.lost = "its lease is over"
 
     @property
     def next(self) -> float:
