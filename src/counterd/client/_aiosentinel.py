@@ -131,7 +131,13 @@ class AsyncClient(Shared):
         if token.fallback:
             released = self._fallback.release(token)
         else:
-            status = (await self._call((wire.release, token.id))).status
+            try:
+                status = (await self._call((wire.release, token.id))).status
+            except FAILURES:
+                raise
+            except BaseException:
+                self._give_back(token)  # maybe once more
+                raise
             released = status != Status.ALREADY_RELEASED
             if status not in RELEASED:
                 raise not_kept(status, token)
@@ -382,9 +388,6 @@ class AsyncClient(Shared):
             return await self.release(token)
         except (*FAILURES, TokenRefused):
             return True
-        except BaseException:
-            self._give_back(token)  # maybe once more
-            raise
 
 
 def _response(call: FutureCall) -> Response | None:

@@ -195,7 +195,13 @@ class Client(Shared):
         if token.fallback:
             released = self._fallback.release(token)
         else:
-            status = self._call((wire.release, token.id), None).status
+            try:
+                status = self._call((wire.release, token.id), None).status
+            except FAILURES:
+                raise
+            except BaseException:
+                self._give_back(token)  # maybe once more
+                raise
             released = status != Status.ALREADY_RELEASED
             if status not in RELEASED:
                 raise not_kept(status, token)
@@ -422,9 +428,6 @@ class Client(Shared):
             return self.release(token)
         except (*FAILURES, TokenRefused):
             return True
-        except BaseException:
-            self._give_back(token)  # maybe once more
-            raise
 
     def _is_interrupted(self) -> bool:
         """By a signal handler that runs now, in the midst of something that the keeper may wait for."""

@@ -1,0 +1,553 @@
+"""The blocking client of tokens with a real counterd: flows, tokens, holds, and what becomes of them with a connection.
+
+What a server does wrong, or not at all, is in test_client_fallback.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import daemon
+import sentinels
+from counterd.client import _keeper
+from counterd.client.sentinel import Blocked, Client, NoSuchRule, Tag, TokenLost, Typed
+from counterd.errors import ConnectionLost, ServerError
+from daemon import PATIENCE, environment, wait_until
+from interrupting import Points
+from sentinels import flow, param
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from certificates import Files
+    from counterd.client.sentinel import Hold
+
+OFFLINE_MS = 200
+QUICK = {"clientOfflineTime": OFFLINE_MS}
+FLOWS = [
+    flow(101, 2, **QUICK),
+    flow(102, 5, grade=1),
+    flow(103, 1, resourceTimeout=75, **QUICK),  # a lease of 150 ms
+    flow(104, 1, resourceTimeout=75, resourceTimeoutStrategy=1),  # of 75 ms that cannot be renewed
+    flow(105, 1000, clientOfflineTime=60_000),
+    flow(106, 1, grade=1, sampleCount=1),
+    flow(107, 3, thresholdType=0),  # for each connection of the namespace
+]
+RULES = {"default": {"flowRules": FLOWS, "paramFlowRules": [param(201, 2)]}, "other": {"flowRules": [flow(301, 1)]}}
+
+
+class Server:
+    """One that runs. observer: a client of its own, to look at what is in use."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.address = address
+        self.observer = Client(*address, timeout=PATIENCE, namespace="observers")
+
+    def client(self, **options: Any) -> Client:
+        return Client(*self.address, **{"timeout": PATIENCE, "fallback": "closed", **options})
+
+    def is_free(self, flow_id: int, count: int) -> bool:
+        """Whether so much of it is not held by anybody."""
+        with contextlib.suppress(Blocked):
+            return self.observer.release(self.observer.acquire(flow_id, count))
+        return False
+
+    def wait_until_free(self, flow_id: int, count: int, seconds: float = PATIENCE) -> None:
+        wait_until(lambda: self.is_free(flow_id, count), f"{count} of {flow_id} are free", seconds)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with sentinels.running(tmp_path_factory.mktemp("counterd"), RULES) as (_, address):
+        served = Server(address)
+        yield served
+        served.observer.close()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with server.client() as made:
+        yield made
+
+
+def cut(client: Client) -> None:
+    """Ends the connection as a server does that closes it: both sides see that the other one has ended."""
+    with socket.socket(fileno=os.dup(client._link.fileno())) as connection:
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def keepers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "counterd-keep"]
+
+
+# ---- calls ----------------------------------------------------------------------------------------------------------
+
+
+def test_rates(client: Client) -> None:
+    answers = [client.flow(102) for _ in range(7)]
+    assert [answer.passed for answer in answers] == [True] * 5 + [False] * 2
+    assert [answer.remaining for answer in answers[:5]] == [4, 3, 2, 1, 0]
+    assert not any(answer.fallback for answer in answers)
+    told = [client.flow(106, prioritized=True) for _ in range(3)]
+    assert told[0] == (0, 0, 0, False)
+    assert (told[1].status, told[1].wait_ms, told[1].passed) == (2, 1000, True), "of the next window"
+
+
+def test_values(client: Client) -> None:
+    values = ["a", 5, 1 << 40, True, 0.5, b"bytes", Typed(Tag.SHORT, 5)]
+    assert [client.param(201, values).passed for _ in range(3)] == [True, True, False]
+    assert client.param(201, ["b"]).remaining == 1
+    assert not client.param(201, ["c", "a"]).passed
+    assert client.param(201, ["c"], 2).passed, "what was refused with another counts for none"
+    with pytest.raises(ValueError, match="values must have 0 to"):
+        client.param(201, ["x" * 600, "y" * 600])
+    with pytest.raises(ValueError, match="at least one"):
+        client.param(201, [])
+
+
+def test_tokens(server: Server, client: Client) -> None:
+    token = client.acquire(101, 2)
+    assert (token.flow_id, token.count, token.fallback) == (101, 2, False)
+    with pytest.raises(Blocked, match=r"^blocked \(status 1\): asked for 1 of flow 101$") as caught:
+        client.acquire(101)
+    assert (caught.value.name, caught.value.resources, caught.value.waited) == (b"flow 101", 1, None)
+    assert 3000 < client.keep(token) <= 4000
+    assert client.release(token)
+    assert not client.release(token)
+    assert server.is_free(101, 2)
+    with pytest.raises(TokenLost, match=r"^lost 2 of flow 101: the server does not know it"):
+        client.keep(token)
+    with pytest.raises(NoSuchRule, match=r"^no such rule \(status 3\): asked for 1 of flow 999$"):
+        client.acquire(999)
+    with pytest.raises(ValueError, match="flow_id must be"):
+        client.acquire(0)
+
+
+def test_namespaces(server: Server, client: Client) -> None:
+    with server.client(namespace="other") as other, server.client(namespace=b"other") as second:
+        assert (other.ping(), second.ping(), other.ping()) == (1, 2, 2)
+        with other.hold(301), pytest.raises(Blocked):
+            second.acquire(301)
+    first = client.acquire(107, 3)
+    with server.client() as more:
+        more.ping()
+        client.release(first)
+        client.release(client.acquire(107, 6))
+    assert repr(client).startswith("<Client 127.0.0.1:")
+
+
+def test_nothing_is_connected_before_the_first_call(server: Server) -> None:
+    with Client("sentinel://127.0.0.1:1") as client:
+        assert client.where == "127.0.0.1:1"
+    with pytest.raises(ConnectionLost, match=r"close\(\) was called"):
+        client.flow(101)
+    assert client.stats() == ("", 0, 0, 0, 0, 0)
+    with pytest.raises(ValueError, match="sentinel://HOST:PORT"):
+        Client("counter://127.0.0.1")
+    assert server.is_free(101, 2)
+
+
+# ---- holds ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_hold(server: Server, client: Client) -> None:
+    with client.hold(101, 2) as hold:
+        assert not hold.lost
+        assert not hold.fallback
+        hold.raise_if_lost()
+        assert not server.is_free(101, 1)
+        with pytest.raises(Blocked, match=r"waited 0 s$"), client.hold(101, timeout=0):
+            pytest.fail("granted")
+        with pytest.raises(RuntimeError, match="entered already"):
+            hold.__enter__()
+    assert server.is_free(101, 2)
+    with hold:
+        pass
+    assert str(hold._asked) == "2 of flow 101"
+    with pytest.raises(NoSuchRule), client.hold(999):
+        pytest.fail("granted")
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit])
+def test_gives_back_whatever_is_raised(server: Server, client: Client, error: type[BaseException]) -> None:
+    with pytest.raises(error), client.hold(101, 2):
+        raise error
+    server.wait_until_free(101, 2)
+
+
+def test_as_a_decorator(server: Server, client: Client) -> None:
+    @client.hold(101)
+    def call(number: int) -> bool:
+        return server.is_free(101, number)
+
+    @client.hold(101)
+    def generate() -> Iterator[bool]:
+        yield server.is_free(101, 2)
+
+    assert (call(1), call(2)) == (True, False)
+    assert list(generate()) == [False]
+    generator = generate()
+    next(generator)
+    generator.close()
+    server.wait_until_free(101, 2)
+
+
+def test_waits_until_it_is_given_back(client: Client) -> None:
+    """Those of this client in order."""
+    order: list[int] = []
+    first = client.hold(101, 2)
+
+    def wait(number: int) -> None:
+        with client.hold(101, 2, timeout=PATIENCE):
+            order.append(number)
+
+    with first:
+        waiting = [threading.Thread(target=wait, args=(number,)) for number in range(3)]
+        for number, thread in enumerate(waiting, 1):
+            thread.start()
+            wait_until(lambda number=number: waiters(client, 101) == number, "it waits")
+    for thread in waiting:
+        thread.join(PATIENCE)
+    assert order == [0, 1, 2]
+
+
+def waiters(client: Client, flow_id: int) -> int:
+    queue = client._turns._queues.get(flow_id.to_bytes(8, "big"))
+    return len(queue.waiters) if queue else 0
+
+
+def test_gives_up_in_time(server: Server, client: Client) -> None:
+    with server.client() as other, other.hold(101, 2):
+        start = time.monotonic()
+        with pytest.raises(Blocked, match=r"asked for 1 of flow 101, waited 0\.1 s$"), client.hold(101, timeout=0.1):
+            pytest.fail("granted")
+        assert 0.1 <= time.monotonic() - start < 2
+    assert waiters(client, 101) == 0
+
+
+def test_threads_share_a_client(client: Client) -> None:
+    """One connection, one keeper, and never more than the limit."""
+    inside: Counter[int] = Counter()
+    most = 0
+    lock = threading.Lock()
+
+    def work() -> None:
+        nonlocal most
+        for _ in range(30):
+            assert client.flow(105).status in (0, 1, 3)
+            with client.hold(101, timeout=PATIENCE):
+                with lock:
+                    inside[101] += 1
+                    most = max(most, inside[101])
+                with lock:
+                    inside[101] -= 1
+
+    client._fallback._mode = "open"  # 105 has no rate
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    assert len(keepers()) <= 1
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert inside[101] == 0
+    assert most <= 2
+
+
+# ---- leases ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_hold_outlives_its_lease(server: Server, client: Client) -> None:
+    """Also the first of its flow, whose lease nobody has told yet."""
+    for _ in range(2):
+        with client.hold(103) as hold:
+            time.sleep(0.35)
+            assert not hold.lost
+            assert not server.is_free(103, 1)
+    assert client.stats().lost == 0
+
+
+def test_a_token_that_nobody_keeps_is_lost(server: Server, client: Client) -> None:
+    token = client.acquire(103)
+    server.wait_until_free(103, 1)
+    assert not client.release(token)
+
+
+def test_a_lease_that_cannot_be_renewed(client: Client) -> None:
+    told: list[Hold] = []
+    with pytest.raises(TokenLost, match=r"^lost 1 of flow 104: "):
+        lose(client)
+    with client.hold(104, timeout=PATIENCE, on_lost=told.append) as hold:
+        wait_until(lambda: told, "it is told")
+    assert told == [hold]
+    assert client.stats().lost == 2
+    with pytest.raises(ZeroDivisionError):
+        lose(client, ZeroDivisionError)
+
+
+def lose(client: Client, also: type[Exception] | None = None) -> None:
+    """Holds a token, which is lost."""
+    with client.hold(104, timeout=PATIENCE) as hold:
+        wait_until(lambda: hold.lost, "it is lost")
+        with pytest.raises(TokenLost):
+            hold.raise_if_lost()
+        if also is not None:
+            raise also
+
+
+def test_what_a_callback_raises_is_logged(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_: Hold) -> None:
+        raise ZeroDivisionError
+
+    with client.hold(104, timeout=PATIENCE, on_lost=fail):
+        wait_until(lambda: "on_lost of 1 of flow 104" in caplog.text, "it is logged")
+
+
+def test_short_holds_cost_no_more_requests(client: Client) -> None:
+    """Once a lease of that flow was seen."""
+    with client.hold(105):
+        wait_until(lambda: 105 in client._usual, "it has asked")
+    before = client._link.calls._opaque
+    for _ in range(20):
+        with client.hold(105):
+            pass
+    assert client._link.calls._opaque - before <= 41
+
+
+def test_the_keeper_ends_when_there_is_nothing_to_do(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_keeper, "IDLE_S", 0.02)
+    for _ in range(2):
+        with client.hold(105):
+            assert len(keepers()) == 1
+        wait_until(lambda: not keepers(), "the thread ends")
+        assert client._keeper is None
+
+
+# ---- connections ----------------------------------------------------------------------------------------------------
+
+
+def test_a_hold_outlives_its_connection(server: Server, client: Client) -> None:
+    """Nobody calls; and a token that nobody keeps is adopted too."""
+    with client.hold(101) as hold:
+        mine = client.acquire(101)
+        for _ in range(2):
+            cut(client)
+            time.sleep(OFFLINE_MS / 1000 * 1.75)
+            assert not server.is_free(101, 1)
+            assert not hold.lost
+        assert client.release(mine)
+    assert server.is_free(101, 2)
+
+
+def test_what_was_given_back_unheard_ends_soon(server: Server, client: Client) -> None:
+    client.acquire(101, 2)
+    client._link._drop("the test cut it")
+    start = time.monotonic()
+    server.wait_until_free(101, 2)
+    assert OFFLINE_MS / 1000 * 0.9 < time.monotonic() - start < 2
+
+
+def test_calls_go_on_with_another_connection(client: Client) -> None:
+    for _ in range(3):
+        client.ping()
+        cut(client)
+        assert client.flow(105).status in (1, 3)
+        token = client.acquire(101)
+        cut(client)
+        assert client.keep(token)
+        cut(client)
+        assert client.release(token)
+
+
+def test_a_server_that_is_started_anew_has_forgotten_all(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(daemon.running(tmp_path, sentinels.settings(tmp_path, RULES), status=-9))
+        address = sentinels.address(first)
+        client = stack.enter_context(Client(*address, timeout=PATIENCE, limits={101: 1}))
+        hold = client.hold(101).__enter__()
+        wait_until(lambda: 101 in client._usual, "its lease is known")
+        first.process.kill()
+        first.process.wait()
+        with pytest.raises(Blocked, match="maximum 1"):
+            client.acquire(101)  # what the server granted counts in the local limit
+        stack.enter_context(sentinels.running(tmp_path / "again", RULES, port=str(address.port)))
+        wait_until(lambda: hold.lost, "it is lost")
+        with pytest.raises(TokenLost, match="the server does not know it"):
+            hold.__exit__(None, None, None)
+        token = wait_until(lambda: granted(client), "the server grants")
+        assert client.release(token)
+
+
+def granted(client: Client) -> Any:
+    token = client.acquire(101)
+    if token.fallback:
+        client.release(token)
+        return None
+    return token
+
+
+def test_closing_gives_everything_back(server: Server) -> None:
+    client = server.client()
+    kept = [client.acquire(105, 300) for _ in range(2)]
+    with client.hold(105, 400) as hold:
+        assert not server.is_free(105, 1)
+        client.close()
+        server.wait_until_free(105, 1000)  # long before it would be offline
+        assert hold.lost
+    assert not keepers()
+    with pytest.raises(ConnectionLost, match=r"close\(\) was called"):
+        client.release(kept[0])
+    client.close()
+
+
+def test_closing_in_a_callback(server: Server) -> None:
+    client = server.client()
+    closed = threading.Event()
+
+    def close(_: Hold) -> None:
+        client.close()
+        closed.set()
+
+    with client.hold(104, timeout=PATIENCE, on_lost=close):
+        assert closed.wait(PATIENCE)
+    wait_until(lambda: not keepers(), "the thread ends")
+
+
+def test_tls_and_unix_sockets(tmp_path: Path, short_path: Path, pem: Files) -> None:
+    path = str(short_path / "s")
+    secure = {"socket": path, "tls.cert": pem.server}
+    with sentinels.running(tmp_path, RULES, **secure) as (_, address):
+        urls = [f"sentinels://localhost:{address.port}?cacert={pem.cacert}", f"sentinel+unix://{path}"]
+        for url in urls:
+            with Client(url, timeout=PATIENCE, fallback="closed") as client, client.hold(103) as hold:
+                time.sleep(0.2)
+                cut(client)
+                wait_until(lambda client=client, hold=hold: client._link.calls.answered and not hold.lost, "it is back")
+
+
+# ---- processes ------------------------------------------------------------------------------------------------------
+
+PREAMBLE = """\
+import os, sys, threading, time
+from counterd.client.sentinel import Client, TokenLost
+client = Client(sys.argv[1], int(sys.argv[2]), timeout=10, fallback="closed")
+"""
+
+
+def program(server: Server, code: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PREAMBLE + textwrap.dedent(code), *map(str, server.address)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+
+
+def test_the_next_has_it_soon_when_a_holder_is_killed(server: Server, client: Client) -> None:
+    code = """
+        with client.hold(101, 2):
+            print("holds", flush=True)
+            time.sleep(60)
+    """
+    with program(server, code) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "holds\n"
+        holder.send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        with client.hold(101, 2, timeout=PATIENCE):
+            assert OFFLINE_MS / 1000 * 0.9 < time.monotonic() - killed < OFFLINE_MS / 1000 + 2
+
+
+def test_a_child_has_nothing_of_its_parent(server: Server) -> None:
+    """It leaves the block that it inherited, uses the client, and ends: nothing of that concerns the parent."""
+    code = """
+        def leave():
+            try:
+                with client.hold(103) as hold:
+                    time.sleep(0.1)
+                    if os.fork() == 0:
+                        assert hold.lost
+                        assert [thread.name for thread in threading.enumerate()] == ["MainThread"]
+                        return "left in the child"
+                    assert os.wait()[1] == 0
+                    time.sleep(0.2)
+                    assert not hold.lost
+            except BaseException as error:
+                return repr(error)
+            return "left in the parent"
+
+        left = leave()
+        if left != "left in the parent":
+            assert left == "left in the child", left
+            with client.hold(101, 2) as hold:
+                time.sleep(0.05)
+                assert not hold.lost
+            client.close()
+            os._exit(0)
+        client.close()
+        print(left)
+    """
+    with program(server, code) as parent:
+        out, err = parent.communicate(timeout=PATIENCE)
+        assert (parent.returncode, out) == (0, "left in the parent\n"), err
+
+
+# ---- interrupts -----------------------------------------------------------------------------------------------------
+
+
+def hold_once(client: Client) -> None:
+    with client.hold(101, 2):
+        pass
+
+
+def acquire_once(client: Client) -> None:
+    client.release(client.acquire(101, 2))
+
+
+def hold_and_fail(client: Client) -> None:
+    with pytest.raises(ZeroDivisionError), client.hold(101, 2):
+        _ = 1 // 0
+
+
+@pytest.mark.parametrize("action", [hold_once, hold_and_fail, acquire_once])
+def test_an_interrupt_anywhere_leaves_nothing_behind(server: Server, action: Callable[[Client], None]) -> None:
+    for at in itertools.count(1):
+        with server.client() as client:
+            client.ping()
+            client._usual[101] = 4.0
+            points = Points(at)
+            points.watch(client._link, client._turns)
+            points.enter(client._link.calls, "add_all")
+            try:
+                action(client)
+            except KeyboardInterrupt:
+                pass
+            else:
+                assert at > 8
+                break
+            finally:
+                points.at = 0
+            server.wait_until_free(101, 2)
+            assert waiters(client, 101) == 0
+            assert not client._keeper or not client._keeper.leases
+            with client.hold(101, 2, timeout=PATIENCE):
+                assert not server.is_free(101, 1)
+
+
+def test_an_error_of_the_server_has_its_class(client: Client) -> None:
+    with pytest.raises(ServerError):
+        client.acquire(999)
