@@ -283,7 +283,7 @@ BEGINNING = b"".join(sentinel.acquire(number, 2, 1) for number in range(GRANTED)
 TOKENS = [response.token_id for response in sentinel.ResponseParser().feed(play_sentinel([BEGINNING]).output)] + [12345]
 
 
-@settings(max_examples=25 * EXAMPLES, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     asked=st.lists(sentinel_requests, min_size=1, max_size=8),
     positions=st.lists(st.integers(1, 1 << 12), max_size=8),
