@@ -9,7 +9,6 @@ COUNTERD_EXAMPLES=50 looks fifty times as long.
 from __future__ import annotations
 
 import itertools
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -23,12 +22,12 @@ from conformance.sentinel.engine import MS, SECOND, SWEEP_NS, Bench, make_store
 from counterd.protocols.sentinel import wire
 from counterd.protocols.sentinel.rules import FlowRule, ParamRule, Rules
 from counterd.protocols.sentinel.wire import MessageType, Status
+from machine import examples
 from property.sentinel_model import TICK_NS, Model, ModelSession, frames_of
 
 SESSIONS_MAX = 4
 AUDIT_EVERY = 4  # steps: it looks at the whole region
 QPS_MAX = 25
-EXAMPLES = int(os.environ.get("COUNTERD_EXAMPLES", "1"))
 
 ONE, TWO = "one", "two"
 RATES, PARAMS, TOKENS = (1, 2, 3), (21, 22), (11, 12, 13)
@@ -368,7 +367,7 @@ class SentinelMachine(RuleBasedStateMachine):
 
 
 SentinelMachine.TestCase.settings = settings(
-    max_examples=50 * EXAMPLES,
+    max_examples=examples(50),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
