@@ -96,7 +96,7 @@ class Page(HTMLParser):
         return [tag for tag, attributes in self.elements if name in (attributes.get("class") or "").split()]
 
 
-@pytest.fixture(params=REPORTS)
+@pytest.fixture(params=REPORTS, scope="module")  # written once, and looked at by several
 def found(request: pytest.FixtureRequest) -> str:
     return page(REPORTS[request.param])
 
