@@ -388,6 +388,7 @@ cdef class Session:
     cdef readonly bint more
     cdef readonly bint closing
     cdef bint ended             # the peer has sent its last byte
+    cdef readonly uint32_t awaited      # answers that are to be posted later: until then the session does not end
     cdef bint open              # closed() has not been called
     cdef list posted            # messages that wait for take_output(), posted_size bytes; or None
     cdef size_t posted_size

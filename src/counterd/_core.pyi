@@ -43,6 +43,7 @@ class Session:
     owner: object
     more: bool
     closing: bool
+    awaited: int
     dropped: bool
     requests: int
     @property

@@ -654,7 +654,7 @@ cdef class Session:
         cdef Store store = self.store
         if store.region.header.sweep_left:
             store.stirred = True
-        if self.ended and not (self.kept_size and self.has_request()):
+        if self.ended and not self.awaited and not (self.kept_size and self.has_request()):
             self.leave()
             self.closing = not self.more
         if self.closing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import time
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from daemon import Daemon
 
 # What a request is for, by its count: see MODULE.
-DEFAULT, BLOCK, RAISE, LIE, BURN, LEAVE = range(1, 7)
+DEFAULT, BLOCK, RAISE, LIE, BURN, LEAVE, WAIT = range(1, 8)
 
 MODULE = """
 import json
@@ -53,6 +54,8 @@ class Tokens:
                 break
         if count == 6:
             sys.exit(client)
+        if count == 7:
+            time.sleep(0.2)
         return TokenResult(Status.BLOCKED)
 
     def release_token(self, token_id):
@@ -181,6 +184,24 @@ def test_one_that_burns_cpu_is_named(peer: tuple[Daemon, Peer], folder: Path) ->
     assert asks.acquire(DEFAULT).status == Status.NOT_AVAILABLE, "a second one would burn as well"
     (folder / "enough").touch()
     daemon.wait_until(lambda: asks.acquire(DEFAULT).status == Status.OK, "it is asked again")
+
+
+@pytest.mark.parametrize("end", ["stop", "eof"])
+def test_what_was_asked_before_the_end_is_answered(peer: tuple[Daemon, Peer], end: str) -> None:
+    """Although the answer is still to come, when the daemon is told to stop or the client sends no more."""
+    counterd, asks = peer
+    asks.send(wire.acquire(1, 7, WAIT) + wire.flow(2, 101, 1))
+    assert asks.response(2).status == Status.OK
+    if end == "stop":
+        counterd.send_signal(signal.SIGTERM)
+        counterd.wait_for_log("stopping")
+    else:
+        asks.connection.shutdown(socket.SHUT_WR)
+    assert asks.response(1).status == Status.BLOCKED
+    assert asks.connection.recv(1) == b""
+    if end == "stop":
+        asks.connection.close()
+        assert counterd.ended(5) == 0
 
 
 def test_one_that_lingers_cannot_keep_the_process(serve: Callable[..., Daemon]) -> None:

@@ -432,6 +432,8 @@ cdef class Connection:
             if not self.pulling:
                 self.pulling = True
                 self.server.driver.enqueue(self)
+        elif self.parting and self.session.awaited and self.unread <= 0 and not self.session.closing:
+            self.transport.pause_reading()  # what it asks from now on comes too late, what it has asked is answered
         elif self.session.closing or (self.parting and (self.unread <= 0 or self.ended)):
             self.finish()
         elif not self.ended and self.slow_timer is None:

@@ -407,6 +407,7 @@ cdef class SentinelStore(RateStore):
             session.owner.origin() if session.owner is not None else "",
         ))
         self.pending[self.ticket] = (self.now_ns + self.calls_timeout_ns, session, xid, message)
+        session.awaited += 1
         self.stirred = True
         return OK
 
@@ -439,6 +440,7 @@ cdef class SentinelStore(RateStore):
         """Posts what was answered later."""
         cdef uint8_t[REPLY_SIZE] data
         cdef uint32_t size = reply_call(data, xid, message, status, value)
+        session.awaited -= 1
         self.answers[message][status - STATUS_MIN] += 1
         session.post(PyBytes_FromStringAndSize(<const char*>data, size))
         return 0

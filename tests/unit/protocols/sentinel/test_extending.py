@@ -190,6 +190,24 @@ def test_what_is_granted_too_late_is_released(bench: Bench) -> None:
     assert service.calls[-1] == ("release", 9)
 
 
+@pytest.mark.parametrize("overdue", [False, True])
+def test_who_has_sent_its_last_byte_is_answered_first(bench: Bench, overdue: bool) -> None:
+    bench.extend(token_service=Recorder(TokenResult(Status.BLOCKED)))
+    bench.send(wire.acquire(1, 7, 1) + wire.acquire(2, 7, 1))
+    assert (bench.session.eof(bench.now_ns), bench.session.awaited) == (b"", 2)
+    assert not bench.session.closing
+    assert not bench.session.more
+    if overdue:
+        bench.tick(600)
+    else:
+        bench.work()
+    assert bench.store.take_dirty() == [bench.session]
+    answers = wire.ResponseParser().feed(bench.session.take_output(bench.now_ns))
+    assert [answer.status for answer in answers] == [Status.NOT_AVAILABLE if overdue else Status.BLOCKED] * 2
+    assert bench.session.take_output(bench.now_ns) == b""
+    assert (bench.session.closing, bench.session.awaited) == (True, 0)
+
+
 @pytest.mark.parametrize(
     ("kind", "result", "found"),
     [
