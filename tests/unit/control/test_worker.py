@@ -252,12 +252,17 @@ def test_whoever_burns_cpu_is_named_with_the_call(bench: Bench) -> None:
 
 
 def test_a_thread_that_has_ended_burns_nothing(bench: Bench) -> None:
-    (first,) = (each for each in threading.enumerate() if each.name == bench.worker.name)
-    bench.stick("blocked")
+    found: list[threading.Thread] = []
+
+    def stuck() -> None:
+        found.append(threading.current_thread())
+        bench.let_go.wait()
+
+    bench.stick("blocked", stuck)
     bench.inspect_later()
     (thread,) = bench.worker._stuck
     bench.let_go.set()
-    first.join(PATIENCE)
+    found[0].join(PATIENCE)
     bench.run(lambda: thread.burnt() == 0)  # to the system it may live a moment longer
 
 
