@@ -21,9 +21,12 @@ def test_what_it_returns_and_raises_comes_back() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_whoever_does_not_wait_any_more_is_not_told(fails: bool) -> None:
-    let_go = threading.Event()
+    let_go, begun = threading.Event(), threading.Event()
+    found: list[threading.Thread] = []
 
     def function() -> None:
+        found.append(threading.current_thread())
+        begun.set()
         let_go.wait()
         if fails:
             raise ValueError
@@ -33,11 +36,11 @@ def test_whoever_does_not_wait_any_more_is_not_told(fails: bool) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: caught.append(context))
         task = asyncio.create_task(aside(function))
         await asyncio.sleep(0)
-        (thread,) = (each for each in threading.enumerate() if each.name == "aside")
+        assert begun.wait(10)
         task.cancel()
         await asyncio.wait([task])
         let_go.set()
-        thread.join()
+        found[0].join()
         await asyncio.sleep(0)
         assert caught == []
 
@@ -45,15 +48,21 @@ def test_whoever_does_not_wait_any_more_is_not_told(fails: bool) -> None:
 
 
 def test_the_loop_may_end_first() -> None:
-    let_go = threading.Event()
+    let_go, begun = threading.Event(), threading.Event()
+    found: list[threading.Thread] = []
 
-    async def main() -> threading.Thread:
-        task = asyncio.create_task(aside(let_go.wait))
+    def function() -> None:
+        found.append(threading.current_thread())
+        begun.set()
+        let_go.wait()
+
+    async def main() -> None:
+        task = asyncio.create_task(aside(function))
         await asyncio.sleep(0)
+        assert begun.wait(10)
         task.cancel()
-        return next(each for each in threading.enumerate() if each.name == "aside")
 
-    thread = asyncio.run(main())
-    assert thread.daemon
+    asyncio.run(main())
+    assert found[0].daemon
     let_go.set()
-    thread.join()
+    found[0].join()
