@@ -90,6 +90,10 @@ class EnginePeer:
         """What a room asks the owner of a session for: here that of a Unix socket."""
         return "", 0
 
+    def origin(self) -> str:
+        """Likewise, for people."""
+        return "unix"
+
     def half_close(self) -> None:
         self.take(self.session.eof(self.bench.now_ns))
         self.bench.settle()

@@ -1,0 +1,116 @@
+"""Rooms and their connections, driven as net would, for the tests of the sentinel room."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from conformance.driven import START_NS as START
+from conformance.sentinel.engine import MS, SECOND, SWEEP_NS, Bench, make_store
+from counterd.protocols.sentinel import wire
+from counterd.protocols.sentinel.rules import FlowRule, ParamRule, Rules
+
+if TYPE_CHECKING:
+    from counterd.protocols.sentinel.wire import Response
+
+__all__ = ["MS", "NOBODY", "SECOND", "START", "SWEEP_NS", "TICK", "Connection", "Room", "calls", "rate", "values"]
+
+TICK = 1 << 20  # of the wheel: what is over is found no later
+NOBODY = 0  # a client who never goes
+IGNORE, RELEASE, KEEP = range(3)  # what a lease does
+MANY = 1_000_000
+
+
+def calls(
+    flow_id: int, count: float = MANY, *, timeout_ms: int = 1000, offline_ms: int = 300, strategy: int = IGNORE
+) -> FlowRule:
+    """A rule by concurrency."""
+    return FlowRule("n", flow_id, "calls", 0, count, 1, 10, 1000, timeout_ms, offline_ms, strategy)
+
+
+def rate(flow_id: int, count: float = MANY, *, namespace: str = "n", kind: int = 1) -> FlowRule:
+    return FlowRule(namespace, flow_id, "rate", 1, count, kind, 10, 1000, 2000, 2000, 0)
+
+
+def values(
+    flow_id: int,
+    count: float = 3,
+    items: dict[wire.Value, int] | None = None,
+    *,
+    samples: int = 10,
+    window_ms: int = 1000,
+) -> ParamRule:
+    encoded = {wire.encode_value(value): limit for value, limit in (items or {}).items()}
+    return ParamRule("n", flow_id, "values", count, 1, samples, window_ms, encoded)
+
+
+class Room(Bench):
+    """A store with these rules."""
+
+    def __init__(self, *rules: FlowRule | ParamRule, start: int = START, **settings: Any) -> None:
+        super().__init__(make_store(Rules((), ()), max_allowed_qps=MANY, **settings))
+        self.now_ns = start
+        self.load(*rules)
+
+    def load(self, *rules: FlowRule | ParamRule) -> None:
+        flows = tuple(rule for rule in rules if isinstance(rule, FlowRule))
+        self.store.load_rules(Rules(flows, tuple(rule for rule in rules if isinstance(rule, ParamRule))))
+
+    def connection(self) -> Connection:
+        return Connection(self)
+
+    def figures(self, *names: str) -> list[int]:
+        snapshot = self.store.snapshot()
+        return [snapshot[name] for name in names]
+
+    def now_calls(self, flow_id: int) -> int:
+        flow = self.store.flow(flow_id)
+        return flow["now_calls"] if flow else 0
+
+    def request(self, flow_id: int, count: int = 1, client: int = NOBODY) -> tuple[int, int]:
+        return self.store.request_token(flow_id, count, False, client, self.now_ns)  # type: ignore[no-any-return]
+
+    def release(self, token_id: int) -> int:
+        return self.store.release_token(token_id, self.now_ns)  # type: ignore[no-any-return]
+
+
+class Connection:
+    """One of its sessions, and what it was told."""
+
+    def __init__(self, room: Room) -> None:
+        self.room = room
+        self.peer = room.connect()
+        self.session = self.peer.session
+        self.parser = wire.ResponseParser()
+
+    def send(self, *requests: bytes) -> None:
+        """Without a turn of the store."""
+        self.peer.take(self.session.receive(b"".join(requests), self.room.now_ns))
+
+    def told(self) -> list[Response]:
+        """What came since the last call."""
+        return self.parser.feed(self.peer.recv_exactly(len(self.peer.output)))
+
+    def ask(self, request: bytes) -> Response:
+        self.send(request)
+        (response,) = self.told()
+        return response
+
+    def acquire(self, flow_id: int, count: int = 1) -> int:
+        """A token; it must be given."""
+        response = self.ask(wire.acquire(1, flow_id, count))
+        assert response.status == 0
+        return response.token_id
+
+    def acquire_many(self, flow_id: int, number: int) -> list[int]:
+        """So many, of one each."""
+        for _ in range(0, number, 2000):
+            self.send(wire.acquire(1, flow_id, 1) * min(2000, number))
+            number -= 2000
+            self.room.settle()
+        responses = self.told()
+        assert not any(response.status for response in responses)
+        return [response.token_id for response in responses]
+
+    def close(self) -> None:
+        """Without a turn of the store."""
+        self.session.closed(self.room.now_ns)

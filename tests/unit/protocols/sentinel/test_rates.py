@@ -1,0 +1,254 @@
+"""The rates of the sentinel room: values of parameters and their memory, hot items, what a change of rules keeps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from counterd.protocols.sentinel import wire
+from counterd.protocols.sentinel._rates import region_extra
+from counterd.protocols.sentinel.wire import Status
+from unit.protocols.sentinel.rooms import MS, SECOND, rate, values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from unit.protocols.sentinel.rooms import Connection, Room
+
+    MakeRoom = Callable[..., Room]
+
+WINDOW = SECOND  # of a rule, if nothing else is said
+OVER = WINDOW + 2 * MS  # later nothing of a value counts, and a tick sees it
+
+
+def ask(client: Connection, *asked: wire.Value, flow_id: int = 1, count: int = 1) -> tuple[int, int]:
+    response = client.ask(wire.param_flow(1, flow_id, count, asked))
+    return response.status, response.remaining
+
+
+# ---- memory of values -----------------------------------------------------------------------------------------------
+
+
+def test_there_are_as_many_values_as_are_set(make_room: MakeRoom) -> None:
+    """Of all rules together; what exists goes on, and what has gone by makes room before any tick."""
+    room = make_room(values(1), values(2), max_param_values=4)
+    client = room.connection()
+    for number in range(3):
+        assert ask(client, number) == (Status.OK, 2)
+    assert ask(client, 0, flow_id=2) == (Status.OK, 2)
+    assert room.figures("param_values", "param_values_max") == [4, 4]
+    assert ask(client, 3) == (Status.NOT_AVAILABLE, 0)
+    assert ask(client, 1, flow_id=2) == (Status.NOT_AVAILABLE, 0)
+    assert ask(client, 0) == (Status.OK, 1)
+    room.now_ns += OVER
+    assert ask(client, 3) == (Status.OK, 2)
+    assert room.figures("param_values") == [1]
+
+
+def test_no_room_for_a_value_changes_nothing(make_room: MakeRoom) -> None:
+    """Those before it are not counted, those that it made stay empty."""
+    room = make_room(values(1), max_param_values=3)
+    client = room.connection()
+    assert ask(client, "a", "b") == (Status.OK, -1)
+    assert ask(client, "a", "c", "a", "d") == (Status.NOT_AVAILABLE, 0)
+    assert ask(client, "a") == (Status.OK, 1)
+    assert ask(client, "b", "b") == (Status.OK, -1)
+    assert ask(client, "c") == (Status.OK, 2)
+    assert ask(client, "d") == (Status.NOT_AVAILABLE, 0)
+
+
+def test_values_that_are_never_more_whatever_the_wheel_does(make_room: MakeRoom) -> None:
+    """A timer that only moves on in the wheel is no value that has gone."""
+    room = make_room(values(1, window_ms=60_000), max_param_values=4)
+    client = room.connection()
+    for number in range(4):
+        assert ask(client, number)[0] == Status.OK
+    for step in range(400):
+        room.now_ns += 70 * MS
+        assert ask(client, 100 + step) == (Status.NOT_AVAILABLE, 0)
+        assert room.figures("param_values") == [4]
+
+
+def test_values_go_with_their_windows_in_slices(make_room: MakeRoom) -> None:
+    room = make_room(values(1, 1), max_param_values=20_000)
+    client = room.connection()
+    for number in range(0, 12_000, 100):
+        assert ask(client, *range(number, number + 100)) == (Status.OK, -1)
+        room.settle()
+    assert room.figures("param_values") == [12_000]
+    room.now_ns += OVER
+    ticks = 0
+    while 0 <= room.store.next_deadline() <= room.now_ns:
+        (before,) = room.figures("param_values")
+        room.store.tick(room.now_ns)
+        assert before - room.figures("param_values")[0] <= 2048
+        assert ask(client, 11_999 - ticks) == (Status.OK, 0)
+        ticks += 1
+        assert ticks < 50
+    assert room.figures("param_values") == [ticks]
+
+
+def test_a_value_that_is_asked_for_stays(make_room: MakeRoom) -> None:
+    room = make_room(values(1, 2), max_param_values=2)
+    client = room.connection()
+    for _ in range(10):
+        assert ask(client, "v") == (Status.OK, 1)
+        room.advance(900 * MS)
+        assert ask(client, "v") == (Status.OK, 0)
+        room.advance(1100 * MS)
+    assert room.figures("param_values") == [0]
+
+
+@pytest.mark.parametrize("samples", [1, 7, 8, 127, 128])
+def test_samples_take_as_many_blocks_as_they_need(make_room: MakeRoom, samples: int) -> None:
+    room = make_room(values(1, samples, samples=samples, window_ms=samples * 10), max_param_values=100)
+    client = room.connection()
+    for step in range(samples):
+        status, _ = ask(client, "v", "w" * 900)
+        assert status == (Status.OK if step * 1000 <= (samples - 1) * samples * 10 else Status.BLOCKED)
+        room.now_ns += 10 * MS
+    room.store.audit()
+    room.advance(samples * 10 * MS + 2 * MS)
+    assert room.figures("param_values") == [0]
+    assert ask(client, "v", count=samples) == (Status.OK, 0)
+
+
+def test_the_region_has_a_place_for_each_token_and_value() -> None:
+    size = region_extra(64, 64)
+    assert region_extra(128, 64) - size == 64 * (2 * 8 + 64) + 64 * 32
+    assert region_extra(64, 128) - size == 64 * 88
+    assert size % 64 == 0
+
+
+# ---- hot items ------------------------------------------------------------------------------------------------------
+
+
+def test_hot_items_are_besides_the_values_that_are_set(make_room: MakeRoom) -> None:
+    room = make_room(values(1, 3, {"x": 5, "y": 0, 7: 1}), max_param_values=1)
+    client = room.connection()
+    assert room.figures("hot_items", "param_values") == [3, 0]
+    assert ask(client, "v") == (Status.OK, 2)
+    assert ask(client, "x") == (Status.OK, 4)
+    assert ask(client, "y") == (Status.BLOCKED, 0)
+    assert ask(client, 7) == (Status.OK, 0)
+    assert ask(client, "w") == (Status.NOT_AVAILABLE, 0)
+    room.advance(3600 * SECOND)
+    assert room.figures("hot_items", "param_values") == [3, 0]
+    assert ask(client, "x", count=5) == (Status.OK, 0)
+
+
+def test_an_item_that_is_no_longer_hot_still_counts(make_room: MakeRoom) -> None:
+    room = make_room(values(1, 3, {"x": 5}), max_param_values=10)
+    client = room.connection()
+    assert ask(client, "x", count=4) == (Status.OK, 1)
+    assert ask(client, "v", count=2) == (Status.OK, 1)
+    room.load(values(1, 3, {"v": 9}))
+    assert room.figures("hot_items", "param_values") == [1, 1]
+    assert ask(client, "x") == (Status.BLOCKED, 0)
+    assert ask(client, "v") == (Status.OK, 6)
+    room.load(values(1, 3, {"x": 7, "v": 9}))
+    assert ask(client, "x") == (Status.OK, 2)
+    assert ask(client, "v") == (Status.OK, 5)
+    room.load(values(1, 3))
+    room.advance(OVER)
+    assert room.figures("hot_items", "param_values") == [0, 0]
+    assert ask(client, "x") == (Status.OK, 2)
+
+
+def test_items_that_java_takes_for_one(make_room: MakeRoom) -> None:
+    """Two entries of a list may be the same value; the store takes either."""
+    nan = bytes.fromhex("03 7ff0000000000001")
+    rule = values(1, 3, {float("nan"): 5})
+    room = make_room(
+        type(rule)(**{name: getattr(rule, name) for name in rule.__dataclass_fields__} | {"items": {nan: 4}})
+    )
+    client = room.connection()
+    assert ask(client, float("nan"), count=4) == (Status.OK, 0)
+    room.load(values(1, 3, {float("nan"): 5}))
+    assert ask(client, float("nan")) == (Status.OK, 0)
+    assert room.figures("hot_items") == [1]
+
+
+def test_hot_items_come_and_go_with_their_rules(make_room: MakeRoom) -> None:
+    room = make_room(values(1, 3, {number: 9 for number in range(1000)}), max_param_values=100)  # noqa: C420
+    assert room.figures("hot_items") == [1000]
+    for rules in ([], [values(1, 3, {"x": 1}, samples=5)], [values(1, 3, {"x": 1}, window_ms=500)], [values(2)], []):
+        room.load(*rules)
+        room.store.audit()
+        assert room.figures("hot_items") == [sum(len(rule.items) for rule in rules)]
+    room.advance(2 * SECOND)
+    assert room.figures("param_values") == [0]
+
+
+# ---- rules ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_rule_that_was_gone_starts_anew(make_room: MakeRoom) -> None:
+    room = make_room(values(1), rate(2, 3))
+    client = room.connection()
+    assert ask(client, "v", count=3) == (Status.OK, 0)
+    assert client.ask(wire.flow(1, 2, 3)).status == Status.OK
+    room.load()
+    assert ask(client, "v") == (Status.NO_RULE, 0)
+    room.load(values(1), rate(2, 3))
+    assert ask(client, "v", count=3) == (Status.OK, 0)
+    assert client.ask(wire.flow(1, 2, 3)).status == Status.OK
+
+
+def test_the_same_rules_again_change_nothing(make_room: MakeRoom) -> None:
+    rules = (values(1, 3, {"x": 5}), rate(2, 3))
+    room = make_room(*rules)
+    client = room.connection()
+    for left in (2, 1, 0):
+        assert ask(client, "v") == (Status.OK, left)
+        assert ask(client, "x") == (Status.OK, left + 2)
+        assert client.ask(wire.flow(1, 2, 1)).remaining == left
+        room.load(*rules)
+    room.store.audit()
+
+
+def test_a_flow_and_a_parameter_may_have_one_id(make_room: MakeRoom) -> None:
+    room = make_room(values(1), rate(1, 5))
+    client = room.connection()
+    assert ask(client, "v") == (Status.OK, 2)
+    assert client.ask(wire.flow(1, 1, 1)).remaining == 4
+    room.load(rate(1, 5))
+    assert ask(client, "v") == (Status.NO_RULE, 0)
+    assert client.ask(wire.flow(1, 1, 1)).remaining == 3
+
+
+def test_a_namespace_that_was_gone_counts_its_requests_anew(make_room: MakeRoom) -> None:
+    """And the place that it had is another's, who finds it empty."""
+    room = make_room(rate(1, namespace="a"), rate(2, namespace="b"))
+    room.store.set_limits(max_allowed_qps=2, sweep_interval_ns=SECOND, sweep_max_tokens=0, sweep_max_duration_ns=SECOND)
+    client = room.connection()
+    assert [client.ask(wire.flow(1, 1, 1)).status for _ in range(3)] == [0, 0, Status.TOO_MANY_REQUESTS]
+    room.load(rate(3, namespace="c"), rate(2, namespace="b"))
+    assert [client.ask(wire.flow(1, 3, 1)).status for _ in range(3)] == [0, 0, Status.TOO_MANY_REQUESTS]
+    room.load(rate(1, namespace="a"), rate(3, namespace="c"))
+    assert client.ask(wire.flow(1, 1, 1)).status == Status.OK
+    assert client.ask(wire.flow(1, 3, 1)).status == Status.TOO_MANY_REQUESTS
+
+
+def test_who_is_registered_before_there_is_a_rule_counts(make_room: MakeRoom) -> None:
+    room = make_room()
+    clients = [room.connection() for _ in range(3)]
+    for client in clients:
+        assert client.ask(wire.ping(1, b"n")).status == Status.OK
+    room.load(rate(1, 2, kind=0))
+    assert clients[0].ask(wire.flow(1, 1, 6)).status == Status.OK
+    clients[1].close()
+    room.settle()
+    room.now_ns += OVER
+    assert clients[0].ask(wire.flow(1, 1, 5)).status == Status.BLOCKED
+    assert clients[0].ask(wire.flow(1, 1, 4)).status == Status.OK
+
+
+@pytest.mark.parametrize("name", ["n", "n" * 36, "n" * 37, "\u00e4" * 500, "n" * 1013])
+def test_namespaces_of_any_length(make_room: MakeRoom, name: str) -> None:
+    room = make_room(rate(1, 2, kind=0, namespace=name))
+    client = room.connection()
+    assert client.ask(wire.flow(1, 1, 1)).status == Status.BLOCKED
+    assert client.ask(wire.ping(1, name.encode())).connected == 1
+    assert client.ask(wire.flow(1, 1, 2)).status == Status.OK

@@ -1,0 +1,779 @@
+"""The sentinel room's store: tokens and their ids, who owns them, sweeps, time, and what extensions are asked."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from conformance.sentinel.engine import TOKEN_KEY, make_store
+from counterd._core import siphash
+from counterd.protocols.sentinel import wire
+from counterd.protocols.sentinel.rules import Rules
+from counterd.protocols.sentinel.wire import LEASE_MAX, Status
+from unit.protocols.sentinel.rooms import KEEP, MS, NOBODY, RELEASE, SECOND, START, SWEEP_NS, TICK, calls, rate, values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from unit.protocols.sentinel.rooms import Room
+
+    MakeRoom = Callable[..., Room]
+
+INT64_MAX = (1 << 63) - 1
+INT32_MAX = (1 << 31) - 1
+SLICE = 2048  # steps of a tick
+
+
+# ---- tokens ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_id_is_a_number_under_a_key_and_what_nobody_can_guess(make_room: MakeRoom) -> None:
+    room = make_room(calls(1), max_tokens=8)
+    for number in range(1, 6):
+        expected = siphash(TOKEN_KEY, number.to_bytes(8, "little"))
+        assert room.request(1) == (Status.OK, struct.unpack(">q", struct.pack(">Q", expected))[0])
+
+
+def test_ids_are_unique_half_of_them_negative_and_never_0(make_room: MakeRoom) -> None:
+    room = make_room(calls(1), max_tokens=20_000)
+    ids = [room.request(1)[1] for _ in range(10_000)]
+    for id in ids[:5000]:
+        assert room.release(id) == Status.RELEASE_OK
+    ids += [room.request(1)[1] for _ in range(5000)]
+    assert len(set(ids)) == 15_000
+    assert 0 not in ids
+    assert 7000 < sum(id < 0 for id in ids) < 8000
+
+
+def test_there_are_as_many_tokens_as_are_set(make_room: MakeRoom) -> None:
+    room = make_room(calls(1), calls(2, 1), max_tokens=4)
+    ids = [room.request(flow_id)[1] for flow_id in (1, 1, 1, 2)]
+    assert room.request(1) == (Status.NOT_AVAILABLE, 0)
+    assert room.request(2) == (Status.BLOCKED, 0)  # that comes first
+    assert room.request(3) == (Status.NO_RULE, 0)
+    assert room.figures("tokens", "tokens_max", "granted") == [4, 4, 4]
+    assert room.now_calls(1) == 3
+    assert room.release(ids[1]) == Status.RELEASE_OK
+    assert room.request(1)[0] == Status.OK
+    assert room.request(1) == (Status.NOT_AVAILABLE, 0)
+
+
+def test_tokens_that_are_over_make_room_when_they_are_swept(make_room: MakeRoom) -> None:
+    room = make_room(calls(1, timeout_ms=500), max_tokens=4)
+    for _ in range(4):
+        room.request(1)
+    room.now_ns += SECOND
+    assert room.request(1) == (Status.NOT_AVAILABLE, 0)
+    room.advance(SWEEP_NS)
+    assert room.request(1)[0] == Status.OK
+
+
+@pytest.mark.parametrize("count", [0, -1, 1 << 31, INT64_MAX, -INT64_MAX])
+def test_a_count_that_is_none(make_room: MakeRoom, count: int) -> None:
+    assert make_room(calls(1)).request(1, count) == (Status.BAD_REQUEST, 0)
+
+
+@pytest.mark.parametrize("flow_id", [0, -1, -INT64_MAX - 1])
+def test_a_flow_that_is_none(make_room: MakeRoom, flow_id: int) -> None:
+    assert make_room(calls(1)).request(flow_id) == (Status.BAD_REQUEST, 0)
+
+
+def test_the_largest_numbers(make_room: MakeRoom) -> None:
+    """Of a flow, and of calls: the sum has 64 bits."""
+    room = make_room(calls(INT64_MAX, 1e300), max_tokens=1000)
+    ids = [room.request(INT64_MAX, INT32_MAX)[1] for _ in range(1000)]
+    assert room.now_calls(INT64_MAX) == 1000 * INT32_MAX
+    assert [room.release(id) for id in ids] == [Status.RELEASE_OK] * 1000
+    assert room.now_calls(INT64_MAX) == 0
+
+
+@pytest.mark.parametrize("token_id", [0, 1, -1, INT64_MAX, -INT64_MAX - 1])
+def test_a_token_that_never_was(make_room: MakeRoom, token_id: int) -> None:
+    room = make_room(calls(1))
+    room.request(1)
+    assert room.release(token_id) == Status.ALREADY_RELEASED
+    assert room.store.keep_token(token_id, NOBODY, room.now_ns) == (Status.ALREADY_RELEASED, 0)
+    assert room.figures("tokens", "late") == [1, 0]
+
+
+def test_what_nobody_has_ends_by_its_lease_alone(make_room: MakeRoom) -> None:
+    room = make_room(calls(1, offline_ms=1), calls(2, offline_ms=1, strategy=KEEP))
+    _, first = room.request(1)
+    _, second = room.request(2)
+    room.advance(2 * SECOND - 1)
+    assert room.store.keep_token(first, NOBODY, room.now_ns) == (Status.OK, 2000)
+    room.advance(2 * SECOND - 1)
+    assert room.now_calls(1) == 1
+    room.advance(3600 * SECOND)
+    assert [room.now_calls(1), room.now_calls(2)] == [0, 1]
+    assert room.release(second) == Status.RELEASE_OK
+
+
+def test_who_keeps_what_nobody_has_owns_it(make_room: MakeRoom) -> None:
+    room = make_room(calls(1, strategy=KEEP))
+    client = room.connection()
+    _, id = room.request(1)
+    assert client.ask(wire.keep(1, id)).status == Status.OK
+    assert room.store.leases(1)[0][0] != 0
+    client.close()
+    room.advance(300 * MS + SWEEP_NS + TICK)
+    assert room.now_calls(1) == 0
+    assert room.figures("expired_offline", "expired_lease") == [1, 0]
+
+
+def test_a_client_that_has_gone_gets_nothing(make_room: MakeRoom) -> None:
+    """By a handle, as extensions have it: its number may be another's by then."""
+    room = make_room(calls(1))
+    asked: list[Any] = []
+    room.store.delegate(asked.extend, SECOND)
+    client = room.connection()
+    client.send(wire.acquire(1, 1, 1))
+    room.settle()
+    handle = asked[0].client
+    assert room.request(1, client=handle)[0] == Status.OK
+    assert room.store.leases(9)[0][0] == handle & 0xFFFFFFFF
+    client.close()
+    other = room.connection()
+    room.settle()
+    assert room.request(1, client=handle) == (Status.NOT_AVAILABLE, 0)
+    assert room.store.keep_token(5, handle, room.now_ns) == (Status.NOT_AVAILABLE, 0)
+    assert room.request(1, client=(1 << 64) - 1) == (Status.NOT_AVAILABLE, 0)
+    assert room.now_calls(1) == 1
+    other.close()
+
+
+# ---- sweeps ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_frees_as_many_as_are_set_the_earliest_first(make_room: MakeRoom) -> None:
+    room = make_room(calls(1), max_tokens=100, sweep_max_tokens=10)
+    ids = []
+    for _ in range(25):
+        ids.append(room.request(1)[1])
+        room.advance(3 * MS)
+    room.advance(2 * SECOND - room.now_ns + START)
+    assert room.now_calls(1) == 25
+    room.now_ns += SECOND  # all are over
+    room.settle()
+    for left in (15, 5, 0):
+        assert room.now_calls(1) == left
+        room.store.tick(room.now_ns + SWEEP_NS - 1)
+        assert room.now_calls(1) == left  # the next comes after the interval
+        room.advance(SWEEP_NS)
+    assert [room.release(id) for id in ids] == [Status.ALREADY_RELEASED] * 25
+    assert room.figures("late", "expired_lease") == [0, 25]
+
+
+def test_there_is_a_sweep_each_interval_and_none_where_nothing_is_over(make_room: MakeRoom) -> None:
+    interval = 50 * MS
+    room = make_room(calls(1, timeout_ms=500), sweep_interval_ns=interval)
+    begun = [START + delay * MS for delay in (0, 10, 20, 90, 300)]
+    for moment in begun:
+        room.advance(moment - room.now_ns)
+        room.request(1)
+    sweeps = []
+    while room.now_calls(1):
+        room.advance(max(room.store.next_deadline(), room.now_ns + 1) - room.now_ns)
+        over = sum(moment + SECOND <= room.now_ns for moment in begun)
+        late = sum(moment + SECOND + interval + TICK <= room.now_ns for moment in begun)
+        assert late <= len(begun) - room.now_calls(1) <= over
+        sweeps.append((room.now_ns, room.now_calls(1)))
+    freed = [now for (now, left), (_, before) in zip(sweeps[1:], sweeps, strict=False) if left != before]
+    assert all(later - sooner >= interval for sooner, later in itertools.pairwise(freed))
+    assert len(sweeps) < 20
+    assert room.store.next_deadline() == -1
+
+
+def test_a_sweep_takes_no_longer_than_is_set(make_room: MakeRoom) -> None:
+    """In slices, between which others are served; what is left is for the next."""
+    room = make_room(calls(1), max_tokens=20_000, sweep_max_duration_ns=10 * MS)
+    for _ in range(20_000):
+        room.request(1)
+    room.now_ns += 3 * SECOND
+    room.store.tick(room.now_ns)
+    first = 20_000 - room.now_calls(1)
+    assert 0 < first <= SLICE
+    assert room.store.next_deadline() <= room.now_ns  # it goes on
+    room.store.tick(room.now_ns + 10 * MS)
+    left = room.now_calls(1)
+    assert 20_000 - left <= 2 * SLICE
+    assert room.store.next_deadline() == room.now_ns + SWEEP_NS
+    room.store.tick(room.now_ns + SWEEP_NS - 1)
+    assert room.now_calls(1) == left
+    room.store.tick(room.now_ns + SWEEP_NS)
+    assert room.now_calls(1) < left
+
+
+def test_many_that_are_over_at_once_are_freed_in_slices(make_room: MakeRoom) -> None:
+    room = make_room(calls(1), calls(2, 5), max_tokens=20_000)
+    client, other = room.connection(), room.connection()
+    client.acquire_many(1, 15_000)
+    client.close()
+    room.settle()
+    room.now_ns += 300 * MS + TICK
+    ticks = 0
+    while 0 <= room.store.next_deadline() <= room.now_ns:
+        before = room.now_calls(1)
+        room.store.tick(room.now_ns)
+        assert before - room.now_calls(1) <= SLICE
+        assert other.ask(wire.release(1, other.acquire(2))).status == Status.RELEASE_OK
+        ticks += 1
+        assert ticks < 50
+    assert ticks >= 7
+    assert room.figures("tokens", "expired_offline", "released") == [0, 15_000, ticks]
+
+
+def test_who_goes_with_many_tokens_leaves_them_in_slices(make_room: MakeRoom) -> None:
+    """Their time offline counts from the same moment for all, whenever a tick gets to them."""
+    room = make_room(calls(1), max_tokens=20_000)
+    client, other = room.connection(), room.connection()
+    ids = client.acquire_many(1, 10_000)
+    client.close()
+    gone = room.now_ns
+    assert room.store.next_deadline() == 0
+    room.store.tick(gone)
+    assert room.store.next_deadline() == 0
+    assert other.ask(wire.release(1, ids[0])).status == Status.RELEASE_OK
+    assert other.ask(wire.keep(1, ids[9999])).status == Status.OK
+    assert other.ask(wire.release(1, ids[5000])).status == Status.RELEASE_OK
+    room.store.audit()
+    room.now_ns = gone + 300 * MS
+    assert other.ask(wire.release(1, ids[1])).status == Status.ALREADY_RELEASED
+    assert other.ask(wire.keep(1, ids[9998])).status == Status.ALREADY_RELEASED
+    room.store.audit()
+    room.advance(SWEEP_NS)
+    assert room.now_calls(1) == 1
+    assert room.figures("expired_offline", "late") == [9997, 2]
+
+
+def test_who_goes_twice_as_the_same_number_is_two(make_room: MakeRoom) -> None:
+    """A connection's number is soon another's, whose tokens are its own."""
+    room = make_room(calls(1, offline_ms=100), max_tokens=200)
+    for number in range(20):
+        client = room.connection()
+        client.acquire_many(1, number)
+        client.close()
+        if number % 3:
+            room.settle()
+    room.store.audit()
+    room.advance(100 * MS + SWEEP_NS + TICK)
+    assert room.figures("tokens", "expired_offline") == [0, sum(range(20))]
+
+
+# ---- time -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_that_never_ends(make_room: MakeRoom) -> None:
+    room = make_room(calls(1, timeout_ms=INT32_MAX, offline_ms=INT32_MAX), calls(2, timeout_ms=1))
+    client = room.connection()
+    id = client.acquire(1)
+    client.acquire(2)
+    assert client.ask(wire.keep(1, id)).left_ms == LEASE_MAX
+    client.close()
+    room.advance(INT32_MAX * MS - 1)
+    assert room.now_calls(1) == 1
+    room.advance(1 + SWEEP_NS)
+    assert room.now_calls(1) == 0
+
+
+@pytest.mark.parametrize("strategy", [0, RELEASE, KEEP])
+def test_near_the_end_of_the_clock(make_room: MakeRoom, strategy: int) -> None:
+    """What would be over behind it never is."""
+    room = make_room(calls(1, strategy=strategy, timeout_ms=5000), values(3), rate(4, 3), start=INT64_MAX - SECOND)
+    client = room.connection()
+    id = client.acquire(1)
+    assert client.ask(wire.flow(1, 4, 1)).remaining == 2
+    assert client.ask(wire.param_flow(1, 3, 1, ["v"])).remaining == 2
+    response = client.ask(wire.keep(1, id))
+    assert response.status == Status.OK
+    assert 999 <= response.left_ms <= 1000
+    room.now_ns = INT64_MAX - 1
+    room.store.tick(room.now_ns)
+    assert client.ask(wire.flow(1, 4, 3)).status == Status.OK
+    assert client.ask(wire.keep(1, id)).status == Status.OK
+    client.close()
+    room.store.tick(room.now_ns)
+    assert room.now_calls(1) == 1
+    assert room.release(id) == Status.RELEASE_OK
+
+
+def test_at_the_beginning_of_the_clock(make_room: MakeRoom) -> None:
+    room = make_room(calls(1, timeout_ms=1, offline_ms=1), values(3, 1), rate(4, 2), start=0)
+    client = room.connection()
+    id = client.acquire(1)
+    assert client.ask(wire.flow(1, 4, 2)).status == Status.OK
+    assert client.ask(wire.flow(1, 4, 1, priority=True)).status == Status.BLOCKED
+    assert client.ask(wire.param_flow(1, 3, 1, ["v"])).status == Status.OK
+    assert client.ask(wire.param_flow(1, 3, 1, ["v"])).status == Status.BLOCKED
+    room.now_ns = 2 * MS - 1
+    assert client.ask(wire.keep(1, id)).left_ms == 2
+    room.advance(SECOND)
+    assert room.figures("tokens", "expired_lease") == [0, 1]
+    assert client.ask(wire.flow(1, 4, 2)).status == Status.OK
+    assert client.ask(wire.param_flow(1, 3, 1, ["v"])).status == Status.OK
+
+
+def test_the_next_deadline_is_known_when_it_has_come_nearer(make_room: MakeRoom) -> None:
+    room = make_room(calls(1, timeout_ms=50_000), calls(2, timeout_ms=5))
+    assert room.store.next_deadline() == -1
+    room.request(1)
+    room.settle()
+    assert START < room.store.next_deadline() <= START + 100 * SECOND + TICK
+    room.request(2)
+    assert START < room.store.next_deadline() <= START + SWEEP_NS  # as there was one just now
+
+
+def test_what_is_renewed_by_itself_is_renewed_however_late_the_tick(make_room: MakeRoom) -> None:
+    room = make_room(calls(1, timeout_ms=200, offline_ms=60_000, strategy=KEEP))
+    client = room.connection()
+    id = client.acquire(1)
+    room.now_ns += 10 * SECOND + 150 * MS  # its 26th lease, which ends at 10.4 s
+    client.close()
+    room.now_ns += 250 * MS - 1
+    room.settle()
+    assert room.now_calls(1) == 1
+    room.now_ns += 1
+    assert room.release(id) == Status.ALREADY_RELEASED
+
+
+# ---- rules ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_flow_without_rule_and_tokens_is_forgotten(make_room: MakeRoom) -> None:
+    room = make_room(calls(1), calls(2), rate(3))
+    _, id = room.request(1)
+    assert room.figures("rules_flow", "rules_param") == [3, 0]
+    room.load(calls(2))
+    assert room.figures("rules_flow") == [1]
+    assert room.store.flow(3) is None
+    assert room.store.flow(1)["now_calls"] == 1
+    assert room.release(id) == Status.NO_RULE
+    assert room.store.flow(1) is None
+    assert room.release(id) == Status.ALREADY_RELEASED
+
+
+def test_tokens_without_rule_go_by_their_lease(make_room: MakeRoom) -> None:
+    room = make_room(calls(1), calls(2, strategy=KEEP))
+    client = room.connection()
+    ids = [client.acquire(1), client.acquire(2)]
+    room.load()
+    room.advance(2 * SECOND + SWEEP_NS + TICK)
+    assert [room.now_calls(1), room.now_calls(2)] == [0, 1]
+    client.close()
+    room.advance(300 * MS)
+    assert [room.release(id) for id in ids] == [Status.ALREADY_RELEASED] * 2
+    assert room.store.flow(2) is None
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        (Rules(tuple(calls(number) for number in range(1, 16386)), ()), "16385 flow rules"),
+        (Rules((), tuple(values(number) for number in range(1, 16386))), "16385 of parameters"),
+        (Rules(tuple(rate(n, namespace=f"n{n}") for n in range(1, 1026)), ()), "1024 namespaces"),
+        (Rules((), (values(1, 1, dict.fromkeys(range(65537), 1)),)), "65536 paramFlowItemList entries"),
+    ],
+    ids=["flows", "params", "namespaces", "items"],
+)
+def test_rules_that_are_too_many_change_nothing(make_room: MakeRoom, rules: Rules, message: str) -> None:
+    room = make_room(calls(1, 3), rate(2, 3), values(3, 3, {"hot": 9}))
+    client = room.connection()
+    assert client.ask(wire.flow(1, 2, 1)).remaining == 2
+    assert client.ask(wire.param_flow(1, 3, 1, ["hot"])).remaining == 8
+    client.acquire(1)
+    before = room.figures("rules_flow", "rules_param", "hot_items")
+    with pytest.raises(ValueError, match=message):
+        room.store.load_rules(rules)
+    assert room.figures("rules_flow", "rules_param", "hot_items") == before
+    assert client.ask(wire.flow(1, 2, 1)).remaining == 1
+    assert client.ask(wire.param_flow(1, 3, 1, ["hot"])).remaining == 7
+    assert client.ask(wire.acquire(1, 1, 3)).status == Status.BLOCKED
+
+
+def test_as_many_rules_as_there_may_be(make_room: MakeRoom) -> None:
+    """And again others, while all flows of the first still have a token."""
+    room = make_room(*(calls(number) for number in range(1, 16385)), max_tokens=16385)
+    for number in range(1, 16385):
+        assert room.request(number)[0] == Status.OK
+    room.load(*(calls(number) for number in range(20_001, 20_001 + 16384)))
+    assert room.request(20_001)[0] == Status.OK
+    with pytest.raises(ValueError, match="beside 16385 flows"):
+        room.load(*(calls(number) for number in range(40_001, 40_001 + 16384)))
+    assert room.request(1) == (Status.NO_RULE, 0)
+
+
+def test_keys_of_another_size() -> None:
+    with pytest.raises(ValueError, match="token_key must have 16 bytes, not 15"):
+        make_store(token_key=bytes(15))
+
+
+# ---- figures --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_told_of_tokens(make_room: MakeRoom) -> None:
+    room = make_room(calls(7), calls(8, 1))
+    client, other = room.connection(), room.connection()
+    ids = [client.acquire(7, 2), client.acquire(7, 3), other.acquire(8)]
+    assert other.ask(wire.acquire(1, 8, 4)).status == Status.BLOCKED
+    assert other.ask(wire.keep(1, ids[0])).status == Status.OK
+    room.request(7)
+    leases = room.store.leases(10)
+    assert [(name, amount, since) for _, name, amount, since in leases] == [
+        (b"flow 7", 2, START // (SECOND // 10)),
+        (b"flow 7", 3, START // (SECOND // 10)),
+        (b"flow 8", 1, START // (SECOND // 10)),
+        (b"flow 7", 1, START // (SECOND // 10)),
+    ]
+    numbers = [connection for connection, *_ in leases]
+    assert numbers[0] == numbers[2] != numbers[1]
+    assert numbers[3] == 0
+    assert [room.store.holdings_of(number) for number in numbers[:2]] == [2, 1]
+    assert room.store.leases(2) == leases[:2]
+    assert room.store.holdings_of(1 << 31) == 0
+    assert room.store.held() == 4
+    flow = room.store.flow(7)
+    assert [flow["now_calls"], flow["tokens"], flow["passed"], flow["blocked"]] == [6, 3, 6, 0]
+    assert room.store.flow(8)["blocked"] == 4
+    assert room.store.flow(9) is None
+
+
+def test_a_drain_gives_no_tokens_and_waits_for_those_there_are(make_room: MakeRoom) -> None:
+    room = make_room(calls(1), rate(2, 3))
+    client = room.connection()
+    ids = [client.acquire(1) for _ in range(3)]
+    room.store.begin_drain()
+    assert client.ask(wire.acquire(1, 1, 1)).status == Status.NOT_AVAILABLE
+    assert room.request(1) == (Status.NOT_AVAILABLE, 0)
+    assert client.ask(wire.flow(1, 2, 1)).status == Status.OK
+    assert client.ask(wire.keep(1, ids[0])).status == Status.OK
+    assert room.store.held() == 3
+    assert client.ask(wire.release(1, ids[0])).status == Status.RELEASE_OK
+    client.close()
+    assert room.store.held() == 2
+    room.advance(300 * MS + SWEEP_NS)
+    assert room.store.held() == 0
+
+
+def test_limits_that_change(make_room: MakeRoom) -> None:
+    room = make_room(calls(1, timeout_ms=50), rate(2, 100))
+    client = room.connection()
+    settings = {"sweep_interval_ns": 10 * SECOND, "sweep_max_tokens": 1, "sweep_max_duration_ns": SECOND}
+    room.store.set_limits(max_allowed_qps=2, **settings)
+    statuses = [client.ask(wire.flow(1, 2, 1)).status for _ in range(3)]
+    assert statuses == [Status.OK, Status.OK, Status.TOO_MANY_REQUESTS]
+    client.acquire_many(1, 3)
+    for left in (2, 1, 0):
+        room.advance(10 * SECOND)
+        assert room.now_calls(1) == left
+
+
+# ---- extensions: a token service ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked() -> list[Any]:
+    """What a token service was given."""
+    return []
+
+
+@pytest.fixture
+def served(make_room: MakeRoom, asked: list[Any]) -> Room:
+    """A room with a token service, which has a second for an answer."""
+    room = make_room(calls(1), rate(2, 5))
+    room.store.delegate(asked.extend, SECOND)
+    return room
+
+
+def test_a_token_service_is_asked_by_the_next_tick(served: Room, asked: list[Any]) -> None:
+    client = served.connection()
+    client.send(wire.acquire(10, 1, 3, prioritized=True), wire.flow(11, 2, 1), wire.release(12, -5), wire.keep(13, 6))
+    assert [response.xid for response in client.told()] == [11]  # at once, and before what came before it
+    assert asked == []
+    assert served.store.next_deadline() == 0
+    served.settle()
+    kinds = [tuple(call)[1:6] for call in asked]
+    assert kinds == [("request", 1, 3, True, 0), ("release", 0, 0, False, -5), ("keep", 0, 0, False, 6)]
+    assert len({call.ticket for call in asked}) == 3
+    assert {(call.client, call.address) for call in asked} == {(asked[0].client, "unix")}
+    for call, answer in zip(
+        reversed(asked), [(Status.OK, 1234), (Status.RELEASE_OK, 9), (Status.OK, -77)], strict=True
+    ):
+        served.store.answer(call.ticket, *answer, served.now_ns)
+    assert client.told() == []
+    served.settle()
+    told = [(response.xid, response.status, response.left_ms, response.token_id) for response in client.told()]
+    assert told == [(13, 0, 1234, 0), (12, 6, 0, 0), (10, 0, 0, -77)]
+    assert served.now_calls(1) == 0
+
+
+def test_what_is_wrong_no_token_service_is_asked(served: Room, asked: list[Any]) -> None:
+    client = served.connection()
+    for request in (wire.acquire(1, 0, 1), wire.acquire(1, 1, 0), wire.frame(1, 4, b"short"), wire.frame(1, 5)):
+        assert client.ask(request).status == Status.BAD_REQUEST
+    served.settle()
+    assert asked == []
+
+
+@pytest.mark.parametrize("status", [Status.BLOCKED, Status.NO_RULE, Status.NOT_AVAILABLE])
+def test_a_refusal_of_a_token_service_has_no_token(served: Room, asked: list[Any], status: Status) -> None:
+    client = served.connection()
+    client.send(wire.acquire(1, 1, 1))
+    served.settle()
+    served.store.answer(asked[0].ticket, status, 99, served.now_ns)
+    served.settle()
+    (response,) = client.told()
+    assert (response.status, response.token_id) == (status, 0)
+    assert ("acquire", status.name.lower(), 1) in served.store.outcomes()
+
+
+def test_a_token_service_that_does_not_answer_in_time(served: Room, asked: list[Any]) -> None:
+    """5; a token that it grants after that is given back to it."""
+    client = served.connection()
+    client.send(wire.acquire(1, 1, 1), wire.release(2, 7), wire.keep(3, 8))
+    served.settle()
+    served.advance(SECOND - 1)
+    assert client.told() == []
+    assert served.figures("calls_pending", "calls_overdue") == [3, 0]
+    served.advance(1)
+    assert [response.status for response in client.told()] == [Status.NOT_AVAILABLE] * 3
+    assert served.figures("calls_pending", "calls_overdue") == [0, 3]
+    tickets = [call.ticket for call in asked]
+    asked.clear()
+    for ticket in tickets:
+        served.store.answer(ticket, Status.OK, 55, served.now_ns)
+    served.settle()
+    assert client.told() == []
+    assert [(call.kind, call.token_id, call.client) for call in asked] == [("release", 55, NOBODY)]
+    served.store.answer(asked[0].ticket, Status.RELEASE_OK, 0, served.now_ns)
+    served.settle()
+    assert client.told() == []
+    assert served.figures("calls_pending") == [0]
+
+
+def test_answers_to_what_was_not_asked(served: Room, asked: list[Any]) -> None:
+    client = served.connection()
+    client.send(wire.acquire(1, 1, 1))
+    served.settle()
+    for ticket in (0, asked[0].ticket + 1, (1 << 64) - 1):
+        served.store.answer(ticket, Status.OK, 5, served.now_ns)
+    served.settle()
+    assert client.told() == []
+    for token_id in (6, 7):
+        served.store.answer(asked[0].ticket, Status.OK, token_id, served.now_ns)
+    served.settle()
+    assert [response.token_id for response in client.told()] == [6]
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("status", [-100, -5, 12, 1 << 20])
+def test_an_answer_that_is_no_status(served: Room, asked: list[Any], status: int) -> None:
+    client = served.connection()
+    client.send(wire.acquire(1, 1, 1))
+    served.settle()
+    served.store.answer(asked[0].ticket, status, 5, served.now_ns)
+    served.settle()
+    (response,) = client.told()
+    assert (response.status, response.token_id) == (Status.FAIL, 0)
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_who_has_gone_before_his_token_came_does_not_have_it(served: Room, asked: list[Any], half: bool) -> None:
+    """The token service has it back."""
+    client = served.connection()
+    client.send(wire.acquire(1, 1, 1), wire.keep(2, 9), wire.release(3, 9))
+    served.settle()
+    calls_of_client = list(asked)
+    asked.clear()
+    if half:
+        client.peer.half_close()
+    client.close()
+    served.settle()
+    for call in calls_of_client:
+        served.store.answer(call.ticket, Status.OK if call.kind != "release" else Status.RELEASE_OK, 44, served.now_ns)
+    served.settle()
+    assert [(call.kind, call.token_id) for call in asked] == [("release", 44)]
+    assert served.figures("calls_pending") == [1]
+    served.advance(SECOND)
+    assert served.figures("calls_pending") == [0]
+    assert served.store.sessions_open == 0
+
+
+def test_a_token_service_that_builds_on_the_store(make_room: MakeRoom) -> None:
+    """What it grants to a client that has gone is freed by clientOfflineTime, if it was there when it was granted."""
+    room = make_room(calls(1, 5))
+    waiting: list[Any] = []
+    room.store.delegate(waiting.extend, SECOND)
+    client = room.connection()
+    client.send(wire.acquire(1, 1, 5))
+    room.settle()
+    status, id = room.request(1, 5, waiting[0].client)
+    assert status == Status.OK
+    room.store.answer(waiting[0].ticket, status, id, room.now_ns)
+    room.settle()
+    assert client.told()[0].token_id == id
+    client.close()
+    room.advance(300 * MS + SWEEP_NS)
+    assert room.now_calls(1) == 0
+    assert room.figures("expired_offline") == [1]
+
+
+def test_more_calls_than_may_wait(served: Room, asked: list[Any]) -> None:
+    """Beyond them it is 5 at once."""
+    client = served.connection()
+    client.send(wire.acquire(1, 1, 1) * 1500)
+    statuses = [response.status for response in client.told()]
+    assert statuses == [Status.NOT_AVAILABLE] * (1500 - 1024)
+    served.settle()
+    assert len(asked) == 1024
+    for call in asked:
+        served.store.answer(call.ticket, Status.BLOCKED, 0, served.now_ns)
+    served.settle()
+    assert len(client.told()) == 1024
+    client.send(wire.acquire(1, 1, 1))
+    assert client.told() == []
+
+
+def test_a_drain_asks_no_token_service_for_tokens(served: Room, asked: list[Any]) -> None:
+    client = served.connection()
+    served.store.begin_drain()
+    assert client.ask(wire.acquire(1, 1, 1)).status == Status.NOT_AVAILABLE
+    client.send(wire.release(1, 5))
+    served.settle()
+    assert [call.kind for call in asked] == ["release"]
+
+
+def test_no_token_service_any_more(served: Room, asked: list[Any]) -> None:
+    client = served.connection()
+    client.send(wire.acquire(1, 1, 1))
+    served.store.delegate(None)
+    client.acquire(1)
+    served.advance(SECOND)
+    assert [(response.xid, response.status) for response in client.told()] == [(1, Status.NOT_AVAILABLE)]
+    assert asked == []
+
+
+# ---- extensions: an expire strategy ---------------------------------------------------------------------------------
+
+
+class Judge:
+    """An expire strategy that notes what it is given."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[int, list[Any]]] = []
+
+    def __call__(self, ticket: int, leases: list[Any]) -> None:
+        self.batches.append((ticket, leases))
+
+    @property
+    def leases(self) -> list[Any]:
+        return [lease for _, leases in self.batches for lease in leases]
+
+
+@pytest.fixture
+def judge() -> Judge:
+    return Judge()
+
+
+@pytest.fixture
+def judged(make_room: MakeRoom, judge: Judge) -> Room:
+    """A room with an expire strategy, which has half a second."""
+    room = make_room(calls(1, 9999), calls(2, 2), max_tokens=10_000)
+    room.store.delegate_expiry(judge, 500 * MS)
+    return room
+
+
+def test_what_an_expire_strategy_lets_go_and_what_it_renews(judged: Room, judge: Judge) -> None:
+    client, other = judged.connection(), judged.connection()
+    ids = [client.acquire(1, 2), other.acquire(1, 3), client.acquire(2)]
+    other.close()
+    judged.advance(300 * MS + SWEEP_NS)
+    (lease,) = judge.leases
+    assert lease.token_id == ids[1]
+    assert (lease.flow_id, lease.count, lease.online) == (1, 3, False)
+    assert 300 <= lease.held_ms <= 400
+    assert judged.now_calls(1) == 5
+    judged.store.expire(judge.batches[0][0], [ids[1]], judged.now_ns)
+    assert judged.now_calls(1) == 2
+    judged.advance(2 * SECOND - 300 * MS)
+    (_, leases) = judge.batches[1]
+    told = {(lease.token_id, lease.flow_id, lease.online) for lease in leases}
+    assert told == {(ids[0], 1, True), (ids[2], 2, True)}
+    judged.store.expire(judge.batches[1][0], iter([ids[2], 12345]), judged.now_ns)
+    assert [judged.now_calls(1), judged.now_calls(2)] == [2, 0]
+    judged.advance(2 * SECOND - 1)
+    assert len(judge.batches) == 2
+    judged.advance(SWEEP_NS + TICK)
+    assert [lease.token_id for lease in judge.batches[2][1]] == [ids[0]]
+
+
+def test_an_expire_strategy_that_says_nothing_in_time(judged: Room, judge: Judge) -> None:
+    client = judged.connection()
+    id = client.acquire(1)
+    judged.advance(2 * SECOND + SWEEP_NS)
+    assert [lease.token_id for lease in judge.leases] == [id]
+    assert judged.now_calls(1) == 1
+    judged.advance(500 * MS + SWEEP_NS)
+    assert judged.now_calls(1) == 0
+    assert judged.figures("expired_lease") == [1]
+    judged.store.expire(judge.batches[0][0], [], judged.now_ns)
+    assert judged.now_calls(1) == 0
+    assert len(judge.batches) == 1
+
+
+def test_what_is_kept_or_released_meanwhile_is_not_judged(judged: Room, judge: Judge) -> None:
+    client = judged.connection()
+    ids = [client.acquire(1) for _ in range(3)]
+    judged.advance(2 * SECOND + SWEEP_NS)
+    assert {lease.token_id for lease in judge.leases} == set(ids)
+    assert client.ask(wire.keep(1, ids[0])).status == Status.OK
+    assert client.ask(wire.release(1, ids[1])).status == Status.RELEASE_OK
+    judged.store.expire(judge.batches[0][0], ids, judged.now_ns)
+    assert judged.now_calls(1) == 1
+    assert client.ask(wire.release(1, ids[0])).status == Status.RELEASE_OK
+    assert client.ask(wire.release(1, ids[2])).status == Status.ALREADY_RELEASED
+
+
+def test_batches_that_are_none(judged: Room, judge: Judge) -> None:
+    client = judged.connection()
+    id = client.acquire(1)
+    judged.store.expire(1, [id], judged.now_ns)
+    judged.store.expire((1 << 64) - 1, [id], judged.now_ns)
+    assert judged.now_calls(1) == 1
+    judged.advance(2 * SECOND + SWEEP_NS)
+    ticket = judge.batches[0][0]
+    judged.store.expire(ticket, [], judged.now_ns)
+    judged.store.expire(ticket, [id], judged.now_ns)  # twice
+    assert judged.now_calls(1) == 1
+
+
+def test_many_are_judged_in_batches(judged: Room, judge: Judge) -> None:
+    """Some 256 each, 16 at a time; the rest when these have been."""
+    client = judged.connection()
+    client.acquire_many(1, 5000)
+    judged.advance(2 * SECOND + 2 * SWEEP_NS)
+    assert len(judge.batches) == 16
+    assert all(len(leases) <= 256 for _, leases in judge.batches)
+    for _ in range(100):
+        if not judged.now_calls(1):
+            break
+        for ticket, leases in judge.batches:
+            judged.store.expire(ticket, [lease.token_id for lease in leases], judged.now_ns)
+        judged.advance(SWEEP_NS)
+    assert len({lease.token_id for lease in judge.leases}) == len(judge.leases) == 5000
+    assert judged.now_calls(1) == 0
+
+
+def test_no_expire_strategy_any_more(judged: Room, judge: Judge) -> None:
+    client = judged.connection()
+    client.acquire(1)
+    judged.advance(2 * SECOND + SWEEP_NS)
+    judged.store.delegate_expiry(None)
+    client.acquire(1)
+    judged.advance(500 * MS + SWEEP_NS)
+    assert judged.now_calls(1) == 1
+    judged.advance(2 * SECOND)
+    assert judged.now_calls(1) == 0
+    assert len(judge.batches) == 1
