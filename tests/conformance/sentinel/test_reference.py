@@ -26,7 +26,7 @@ PLAYED = [case for case in CASES if not (case.skip or case.driven or case.happen
 
 def test_what_cannot_be_compared_says_why() -> None:
     """All that counterd alone has; and the reference is not left out where it could be asked."""
-    assert {case.section for case in PLAYED} == {"PING", "FLOW", "PARAM", "Frames"}
+    assert {case.section for case in PLAYED} == {"PING", "FLOW", "PARAM", "On the wire"}
     assert len(PLAYED) > 40
     assert all(case.why for case in CASES if case.skip)
     assert all("the reference" in case.why for case in CASES if case.skip and case.section in ("PING", "FLOW", "PARAM"))
