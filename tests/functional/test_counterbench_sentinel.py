@@ -30,7 +30,7 @@ def sentinel(directory: Path, maximum: int = 1_000_000, **settings: str) -> Iter
     """A daemon with the room, and rules for a load of 20 names."""
     place = Place(str(directory / "s"))
     rules = directory / "rules.json"
-    rules.write_text(rules_of(20, maximum, clientOfflineTime=50))
+    rules.write_text(rules_of(20, maximum, resourceTimeout=60_000, clientOfflineTime=50))
     fixed = {"sentinel.enable": "true", "sentinel.port": "0", "sentinel.bind": "127.0.0.1",
              "sentinel.socket": place.path, "sentinel.rules": str(rules), "sentinel.sweep_interval": "10"}  # fmt: skip
     more = {"sentinel.max_allowed_qps": "1000000000"} | {f"sentinel.{key}": value for key, value in settings.items()}
@@ -77,7 +77,7 @@ def test_the_same_of_scripts(short_path: Path) -> None:
 @pytest.mark.parametrize("work", ["acquire", "flow", "counts"])
 def test_what_scripts_refuse(work: str, short_path: Path) -> None:
     with other_server("redis", short_path) as server:
-        run = load(server, requests=100, work=work, protocol="redis-lua", maximum=30)
+        run = load(server, requests=100, depth=50, work=work, protocol="redis-lua", maximum=30)
         assert (run.errors, set(run.outcomes)) == ({}, {"granted", "refused"})
         assert run.outcomes["granted"] == 30 or work != "acquire"
 
@@ -177,7 +177,7 @@ def test_rates_and_values(room: Room) -> None:
 
 def judged(room: Room, **options: object) -> Run:
     short = {"counterd.bench.leases.GIVE_BACK_S": 0.1}
-    plan = {"requests": 60, "connections": 2, "depth": 5, "verify": True, "maximum": 4, **options}
+    plan = {"requests": 100, "connections": 2, "depth": 5, "verify": True, "maximum": 1000, **options}
     return load(room, protocol="sentinel", patches=short, **plan)
 
 
@@ -188,7 +188,7 @@ def test_a_room_that_grants_too_much() -> None:
             return self.right_answer(asked)
 
     with Generous() as room:
-        run = judged(room, requests=10, connections=1, depth=10, work="acquire")
+        run = judged(room, requests=10, connections=1, depth=10, work="acquire", maximum=4)
         assert run.violations is not None
         assert run.violations[0].startswith("a limit was exceeded, or a token told twice, 3 times; the first: ")
         assert run.violations[0].endswith("flow 1: 5 were held at once, with a maximum of 4")
@@ -203,7 +203,7 @@ def test_a_token_that_is_told_twice() -> None:
                 self.tokens[14] = self.tokens.pop(15)
             return min(token, 14) if token <= 15 else token
 
-    with Forgetful(4) as room:
+    with Forgetful(1000) as room:
         run = judged(room)
         text = "a limit was exceeded, or a token told twice, 1 times; the first: token 14 was told twice"
         assert run.violations is not None
@@ -218,7 +218,7 @@ def test_a_room_that_keeps_what_is_released() -> None:
                 self.used[1] += 1
             return found
 
-    with Keeping(4) as room:
+    with Keeping(1000) as room:
         run = judged(room)
         assert run.violations is not None
         assert any("are not to be had" in text for text in run.violations)
@@ -234,7 +234,7 @@ def test_answers_that_cannot_be(wrong: Answer) -> None:
             return wrong
 
     with Wrong() as room:
-        run = load(room, duration=0.05, connections=1, work="acquire", protocol="sentinel")
+        run = load(room, requests=1, connections=1, work="acquire", protocol="sentinel")
         assert (run.requests, set(run.errors)) == (0, {"wrong answer", "unanswered"})
         assert "an answer that cannot be to acquire" in run.evidence[0]
 
@@ -245,7 +245,7 @@ def test_a_reply_that_another_request_has() -> None:
             return super()._reply(asked._replace(xid=asked.xid ^ 1))
 
     with Mixed() as room:
-        run = load(room, duration=0.05, connections=1, work="flow", protocol="sentinel")
+        run = load(room, requests=1, connections=1, work="flow", protocol="sentinel")
         assert set(run.errors) == {"wrong answer", "unanswered"}
 
 
