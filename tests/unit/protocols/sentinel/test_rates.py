@@ -8,8 +8,9 @@ import pytest
 
 from counterd.protocols.sentinel import wire
 from counterd.protocols.sentinel._rates import region_extra
+from counterd.protocols.sentinel.rules import Rules
 from counterd.protocols.sentinel.wire import Status
-from unit.protocols.sentinel.rooms import MS, SECOND, rate, values
+from unit.protocols.sentinel.rooms import MS, SECOND, calls, rate, values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -182,6 +183,43 @@ def test_hot_items_come_and_go_with_their_rules(make_room: MakeRoom) -> None:
 
 
 # ---- rules ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        (Rules(tuple(calls(number) for number in range(1, 16386)), ()), "16385 flow rules"),
+        (Rules((), tuple(values(number) for number in range(1, 16386))), "16385 of parameters"),
+        (Rules(tuple(rate(n, namespace=f"n{n}") for n in range(1, 1026)), ()), "1024 namespaces"),
+        (Rules((), (values(1, 1, dict.fromkeys(range(65537), 1)),)), "65536 paramFlowItemList entries"),
+    ],
+    ids=["flows", "params", "namespaces", "items"],
+)
+def test_rules_that_are_too_many_change_nothing(make_room: MakeRoom, rules: Rules, message: str) -> None:
+    room = make_room(calls(1, 3), rate(2, 3), values(3, 3, {"hot": 9}))
+    client = room.connection()
+    assert client.ask(wire.flow(1, 2, 1)).remaining == 2
+    assert client.ask(wire.param_flow(1, 3, 1, ["hot"])).remaining == 8
+    client.acquire(1)
+    before = room.figures("rules_flow", "rules_param", "hot_items")
+    with pytest.raises(ValueError, match=message):
+        room.store.load_rules(rules)
+    assert room.figures("rules_flow", "rules_param", "hot_items") == before
+    assert client.ask(wire.flow(1, 2, 1)).remaining == 1
+    assert client.ask(wire.param_flow(1, 3, 1, ["hot"])).remaining == 7
+    assert client.ask(wire.acquire(1, 1, 3)).status == Status.BLOCKED
+
+
+def test_as_many_rules_as_there_may_be(make_room: MakeRoom) -> None:
+    """And again others, while all flows of the first still have a token."""
+    room = make_room(*(calls(number) for number in range(1, 16385)), max_tokens=16385)
+    for number in range(1, 16385):
+        assert room.request(number)[0] == Status.OK
+    room.load(*(calls(number) for number in range(20_001, 20_001 + 16384)))
+    assert room.request(20_001)[0] == Status.OK
+    with pytest.raises(ValueError, match="beside 16385 flows"):
+        room.load(*(calls(number) for number in range(40_001, 40_001 + 16384)))
+    assert room.request(1) == (Status.NO_RULE, 0)
 
 
 def test_a_rule_that_was_gone_starts_anew(make_room: MakeRoom) -> None:

@@ -11,7 +11,6 @@ import pytest
 from conformance.sentinel.engine import TOKEN_KEY, make_store
 from counterd._core import siphash
 from counterd.protocols.sentinel import wire
-from counterd.protocols.sentinel.rules import Rules
 from counterd.protocols.sentinel.wire import LEASE_MAX, Status
 from unit.protocols.sentinel.rooms import KEEP, MS, NOBODY, RELEASE, SECOND, START, SWEEP_NS, TICK, calls, rate, values
 
@@ -368,43 +367,6 @@ def test_tokens_without_rule_go_by_their_lease(make_room: MakeRoom) -> None:
     assert room.store.flow(2) is None
 
 
-@pytest.mark.parametrize(
-    ("rules", "message"),
-    [
-        (Rules(tuple(calls(number) for number in range(1, 16386)), ()), "16385 flow rules"),
-        (Rules((), tuple(values(number) for number in range(1, 16386))), "16385 of parameters"),
-        (Rules(tuple(rate(n, namespace=f"n{n}") for n in range(1, 1026)), ()), "1024 namespaces"),
-        (Rules((), (values(1, 1, dict.fromkeys(range(65537), 1)),)), "65536 paramFlowItemList entries"),
-    ],
-    ids=["flows", "params", "namespaces", "items"],
-)
-def test_rules_that_are_too_many_change_nothing(make_room: MakeRoom, rules: Rules, message: str) -> None:
-    room = make_room(calls(1, 3), rate(2, 3), values(3, 3, {"hot": 9}))
-    client = room.connection()
-    assert client.ask(wire.flow(1, 2, 1)).remaining == 2
-    assert client.ask(wire.param_flow(1, 3, 1, ["hot"])).remaining == 8
-    client.acquire(1)
-    before = room.figures("rules_flow", "rules_param", "hot_items")
-    with pytest.raises(ValueError, match=message):
-        room.store.load_rules(rules)
-    assert room.figures("rules_flow", "rules_param", "hot_items") == before
-    assert client.ask(wire.flow(1, 2, 1)).remaining == 1
-    assert client.ask(wire.param_flow(1, 3, 1, ["hot"])).remaining == 7
-    assert client.ask(wire.acquire(1, 1, 3)).status == Status.BLOCKED
-
-
-def test_as_many_rules_as_there_may_be(make_room: MakeRoom) -> None:
-    """And again others, while all flows of the first still have a token."""
-    room = make_room(*(calls(number) for number in range(1, 16385)), max_tokens=16385)
-    for number in range(1, 16385):
-        assert room.request(number)[0] == Status.OK
-    room.load(*(calls(number) for number in range(20_001, 20_001 + 16384)))
-    assert room.request(20_001)[0] == Status.OK
-    with pytest.raises(ValueError, match="beside 16385 flows"):
-        room.load(*(calls(number) for number in range(40_001, 40_001 + 16384)))
-    assert room.request(1) == (Status.NO_RULE, 0)
-
-
 def test_keys_of_another_size() -> None:
     with pytest.raises(ValueError, match="token_key must have 16 bytes, not 15"):
         make_store(token_key=bytes(15))
@@ -620,6 +582,15 @@ def test_a_token_service_that_builds_on_the_store(make_room: MakeRoom) -> None:
     assert room.figures("expired_offline") == [1]
 
 
+def test_a_token_service_that_answers_while_it_is_asked(make_room: MakeRoom) -> None:
+    room = make_room(calls(1))
+    room.store.delegate(lambda asked: [room.store.answer(call.ticket, 0, 7, room.now_ns) for call in asked], SECOND)
+    client = room.connection()
+    client.send(wire.acquire(1, 1, 1), wire.keep(2, 7))
+    room.settle()
+    assert [(response.xid, response.token_id, response.left_ms) for response in client.told()] == [(1, 7, 0), (2, 0, 7)]
+
+
 def test_more_calls_than_may_wait(served: Room, asked: list[Any]) -> None:
     """Beyond them it is 5 at once."""
     client = served.connection()
@@ -764,6 +735,33 @@ def test_many_are_judged_in_batches(judged: Room, judge: Judge) -> None:
         judged.advance(SWEEP_NS)
     assert len({lease.token_id for lease in judge.leases}) == len(judge.leases) == 5000
     assert judged.now_calls(1) == 0
+
+
+def test_an_expire_strategy_that_answers_while_it_is_asked(make_room: MakeRoom) -> None:
+    room = make_room(calls(1))
+    room.store.delegate_expiry(
+        lambda ticket, leases: room.store.expire(ticket, [lease.token_id for lease in leases], room.now_ns), SECOND
+    )
+    room.connection().acquire_many(1, 1000)
+    room.advance(2 * SECOND + 5 * SWEEP_NS)
+    assert room.figures("tokens", "expired_lease") == [0, 1000]
+
+
+def test_what_cannot_be_renewed_is_kept_until_it_is_judged(make_room: MakeRoom, judge: Judge) -> None:
+    """Strategy 1: KEEP tells that nothing is left."""
+    room = make_room(calls(1, strategy=RELEASE))
+    room.store.delegate_expiry(judge, SECOND)
+    client = room.connection()
+    id = client.acquire(1)
+    room.advance(SECOND + SWEEP_NS)
+    for _ in range(3):
+        response = client.ask(wire.keep(1, id))
+        assert (response.status, response.left_ms) == (Status.OK, 0)
+    room.store.expire(judge.batches[0][0], [id], room.now_ns)
+    assert room.now_calls(1) == 1
+    room.advance(SWEEP_NS)
+    room.store.expire(judge.batches[-1][0], [id], room.now_ns)
+    assert room.now_calls(1) == 0
 
 
 def test_no_expire_strategy_any_more(judged: Room, judge: Judge) -> None:
