@@ -78,7 +78,8 @@ class AsyncClient(Shared):
         self._usual: dict[int, float] = {}  # by flow: the lease that a token had
         self._outage = ""  # why nobody waits for a connection
         self._leases: dict[Lease, AsyncHold] = {}
-        self._timer: asyncio.TimerHandle | None = None  # when something is to be done about them
+        self._timer: asyncio.TimerHandle | None = None  # something is to be done about them
+        self._timer_at = 0.0
         self._keeping: asyncio.Task[None] | None = None
         forked.add(self)
 
@@ -286,11 +287,12 @@ class AsyncClient(Shared):
 
     def _start_anew(self) -> None:
         super()._start_anew()
-        self._forget(FORKED)
-        self._timer = self._keeping = None
+        self._forget("its event loop was closed")
+        self._keeping = None
         self._outage = ""
 
     def _after_fork(self) -> None:
+        self._forget(FORKED)
         super()._after_fork()
         self._fallback.after_fork()
 
@@ -303,12 +305,9 @@ class AsyncClient(Shared):
         self._schedule()
         return lease
 
-    def _heard_of(self, lease: Lease, now: float) -> None:
-        """What has been learned of a lease."""
-        if lease.lost:
-            self._fallback.tally.lost += 1
-            self._fallback.gone(lease.token)
-        elif lease.ends < math.inf:
+    def _kept(self, lease: Lease, now: float) -> None:
+        """The server has said what is left of it."""
+        if lease.ends < math.inf:
             self._usual[lease.token.flow_id] = lease.ends - now
 
     def _forget(self, why: str) -> None:
@@ -316,8 +315,7 @@ class AsyncClient(Shared):
         for lease in self._leases:
             lease.lost = lease.lost or why
         self._leases.clear()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stop_timer()
 
     def _hurry(self) -> None:
         """All leases are due now, as the connection has ended, or there is a new one."""
@@ -333,12 +331,15 @@ class AsyncClient(Shared):
             at = min(self._retry_at, *(lease.ends for lease in self._leases))
         else:
             at = min(lease.next for lease in self._leases)
-        if self._timer is not None and (self._timer.cancelled() or self._timer.when() > at):
+        if self._timer is None or self._timer_at > at:
+            self._stop_timer()
+            loop = self._own_loop()
+            self._timer, self._timer_at = loop.call_at(max(at, loop.time()), self._look), at
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._timer is None:
-            loop = self._own_loop()
-            self._timer = loop.call_at(max(at, loop.time()), self._look)
 
     def _look(self) -> None:
         """Something is due."""
@@ -350,25 +351,28 @@ class AsyncClient(Shared):
         loop = self._own_loop()
         with suppress(*FAILURES):
             link = await self._connected_again()
-            asked = loop.time()
-            due = [lease for lease in self._leases if lease.due <= asked]
-            calls = link.start_all([(wire.keep, lease.token.id) for lease in due])
-            try:
-                await asyncio.wait([cast("asyncio.Future[Response]", call.future) for call in calls])
-            finally:
-                responses = [_response(call) for call in calls]
-                for call in calls:
-                    link.forget(call)
-            now = loop.time()
-            for lease, response in zip(due, responses, strict=True):
-                lease.answered(asked, now, response)
-                if not lease.lost:
-                    self._heard_of(lease, now)
+            due = [lease for lease in self._leases if lease.due <= loop.time()]
+            if due:
+                await self._keep_all(link, due, loop)
         for lease, hold in list(self._leases.items()):
             lease.look(loop.time())
             if lease.lost and self._leases.pop(lease, None) is not None:
-                self._heard_of(lease, 0)
+                self._fallback.lost(lease)
                 hold._tell()
+
+    async def _keep_all(self, link: Link, due: list[Lease], loop: asyncio.AbstractEventLoop) -> None:
+        asked = loop.time()
+        calls = link.start_all([(wire.keep, lease.token.id) for lease in due])
+        try:
+            await asyncio.wait([cast("asyncio.Future[Response]", call.future) for call in calls])
+        finally:
+            responses = [_response(call) for call in calls]
+            for call in calls:
+                link.forget(call)
+        now = loop.time()
+        for lease, response in zip(due, responses, strict=True):
+            lease.answered(asked, now, response)
+            self._kept(lease, now)
 
     def _give_back(self, token: Token | None) -> None:
         """Waits for nothing: nobody is there to do that."""
@@ -441,12 +445,10 @@ class AsyncHold:
             client._leases.pop(lease, None)
             if lease.lost in NO_LOSS:
                 return
-            known = bool(lease.lost)
             lease.look(client._own_loop().time())
             if not await client._was_known(token) and not lease.lost:
                 lease.lost = UNKNOWN
-            if lease.lost and not known:
-                client._heard_of(lease, 0)
+            client._fallback.lost(lease)
             if lease.lost and kind is None and self._asked.on_lost == RAISE:
                 raise lost(token, lease.lost)
         finally:

@@ -13,6 +13,7 @@ import weakref
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from counterd.client._holding import NO_LOSS
 from counterd.client._tokens import Answer, Tally, Token, check, refused
 from counterd.errors import Blocked, CounterdError, TokenRefused
 from counterd.protocols.sentinel.wire import Status, encode_value
@@ -20,6 +21,7 @@ from counterd.protocols.sentinel.wire import Status, encode_value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from counterd.client._tokens import Lease
     from counterd.protocols.sentinel.wire import Response, Value
 
 LOCAL: Literal["local"] = "local"
@@ -107,6 +109,14 @@ class Fallback:
         """It was given back to the server, or is lost."""
         with self._lock:
             self._granted.discard(token)
+
+    def lost(self, lease: Lease) -> None:
+        """Counts the token of a hold, once, if it is lost."""
+        with self._lock:
+            if lease.lost and lease.lost not in NO_LOSS and not lease.counted:
+                lease.counted = True
+                self.tally.lost += 1
+                self._granted.discard(lease.token)
 
     def tokens(self) -> list[Token]:
         """What the server has granted, and somebody still has."""

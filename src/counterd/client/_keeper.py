@@ -209,7 +209,7 @@ class Keeper:
         for lease, hold in list(self.leases.items()):
             lease.look(now)
             if lease.lost and self._taken_out(lease) is not None:  # else it was left meanwhile
-                client._heard_of(lease, now)
+                client._fallback.lost(lease)
                 hold._tell()
         leases = list(self.leases)
         if client._link.closed:
@@ -228,5 +228,4 @@ class Keeper:
         now = time.monotonic()
         for lease, response in zip(due, calls or [None] * len(due), strict=True):
             lease.answered(asked, now, response)
-            if not lease.lost:
-                self._client._heard_of(lease, now)
+            self._client._kept(lease, now)

@@ -175,6 +175,7 @@ class Lease:
         self.due = now if usual is None else now + min(usual / SHARES, FIRST_KEEP_S)
         self.ends = math.inf
         self.lost = ""  # why
+        self.counted = False  # as lost
 
     def answered(self, asked: float, now: float, response: Response | None) -> None:
         """What came of a KEEP that was sent at that time, if anything did."""

@@ -403,12 +403,9 @@ class Client(Shared):
         if lease is not None and keeper is not None:
             keeper.leases.pop(lease, None)
 
-    def _heard_of(self, lease: Lease, now: float) -> None:
-        """What the keeper has learned of a lease."""
-        if lease.lost:
-            self._fallback.tally.lost += 1
-            self._fallback.gone(lease.token)
-        elif lease.ends < math.inf:
+    def _kept(self, lease: Lease, now: float) -> None:
+        """The server has said what is left of it."""
+        if lease.ends < math.inf:
             self._usual[lease.token.flow_id] = lease.ends - now
 
     def _give_back(self, token: Token | None) -> None:
@@ -479,12 +476,10 @@ class Hold:
                 if kind is GeneratorExit:  # the garbage collector's may come in the midst of another call
                     self._client._give_back(token)
                     return
-                known = bool(lease.lost)
                 lease.look(time.monotonic())
                 if not self._client._was_known(token) and not lease.lost:
                     lease.lost = UNKNOWN
-                if lease.lost and not known:
-                    self._client._heard_of(lease, 0)
+                self._client._fallback.lost(lease)
             if lease.lost and kind is None and self._asked.on_lost == RAISE and lease.lost not in NO_LOSS:
                 raise lost(token, lease.lost)
         finally:
