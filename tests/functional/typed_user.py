@@ -1,4 +1,4 @@
-"""What a program that uses both clients may rely on of their types. Is checked by mypy, and never run."""
+"""What a program that uses the clients may rely on of their types. Is checked by mypy, and never run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing_extensions import assert_type
 
 import counterd.client as blocking
-from counterd.client import DumpEntry, aio
+from counterd.client import DumpEntry, aio, sentinel
 from counterd.errors import CounterdError, NotAvailable
 
 
@@ -74,3 +74,39 @@ def misuse(client: blocking.Client, other: aio.Client) -> None:
     client.hold("name", maximum=1, on_lost="nothing")  # type: ignore[arg-type]
     client.get(5)  # type: ignore[arg-type]
     other.hold("name", maximum="1")  # type: ignore[arg-type]
+
+
+def use_tokens(client: sentinel.Client) -> None:
+    assert_type(client.flow(101), sentinel.Answer)
+    assert_type(client.param(102, ["a", 5, sentinel.Typed(sentinel.Tag.LONG, 5)], 2).passed, bool)
+    token = client.acquire(103, 2, prioritized=True)
+    assert_type(token, sentinel.Token)
+    assert_type((client.keep(token), client.release(token), client.ping()), tuple[int, bool, int])
+    assert_type(client.stats(), sentinel.Stats)
+    with client.hold(103, timeout=5, on_lost=lambda hold: hold.raise_if_lost()) as hold:
+        assert_type(hold, sentinel.Hold)
+        assert_type((hold.lost, hold.fallback), tuple[bool, bool])
+    sentinel.Client("sentinel://localhost", fallback="nothing")  # type: ignore[arg-type]
+    client.hold(103, on_lost="reacquire")  # type: ignore[arg-type]
+
+    @client.hold(103)
+    def decorated(number: int) -> str:
+        return str(number)
+
+    assert_type(decorated(1), str)
+
+
+async def use_tokens_with_asyncio() -> None:
+    async with sentinel.AsyncClient(namespace="shop", limits={101: 5}) as client:
+        assert_type(await client.flow(101), sentinel.Answer)
+        assert_type(await client.param(102, [True]), sentinel.Answer)
+        assert_type(await client.acquire(103), sentinel.Token)
+        assert_type(client.stats(), sentinel.Stats)
+        async with client.hold(103) as hold:
+            assert_type(hold, sentinel.AsyncHold)
+
+        @client.hold(103)
+        async def generated(number: int) -> AsyncIterator[str]:
+            yield str(number)
+
+        assert_type(generated(1), AsyncIterator[str])
