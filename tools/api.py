@@ -22,7 +22,13 @@ if TYPE_CHECKING:
     Said = dict[tuple[str, str | None], str]  # a method's name and words: the class that has them
 
 PAGE = Path(__file__).parents[1] / "docs" / "api" / "client.md"
-MODULES = ("counterd.client", "counterd.client.aio", "counterd.errors", "counterd.client.throttr")
+MODULES = (
+    "counterd.client",
+    "counterd.client.aio",
+    "counterd.errors",
+    "counterd.client.throttr",
+    "counterd.client.sentinel",
+)
 LINE_MAX = 100
 
 INTRODUCTION = """\

@@ -27,6 +27,7 @@ PAGES = {
 }
 # Examples that are not run: one more needs a better reason than that it would be work.
 NOT_RUN_MAX = {"python": 0, "sh": 5}
+RULES = next(block.text for block in pages.blocks(PAGES["docs/guides/cluster-tokens.md"]) if block.info == "json")
 SERVED = {"throttr.enable": "true", "throttr.port": "0", "throttr.bind": "127.0.0.1"}
 # Without examples that could be run here, but with links.
 LINKED = {name: (ROOT / name).read_text("utf-8") for name in ("SECURITY.md", "docs/operations.md")}
@@ -35,11 +36,16 @@ LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 @pytest.fixture
 def run(start: Callable[..., Daemon], tmp_path: Path) -> Callable[..., None]:
-    """Runs the examples in a text, with a server of their own behind both default ports."""
+    """Runs the examples in a text, with a server of their own behind all default ports."""
 
     def run_text(text: str, name: str = "page.md") -> None:
-        daemon = start(SERVED)
-        ports = {11215: daemon.address.port, 9000: daemon.served("throttr listens on")[0].port}
+        rules = tmp_path / "rules.json"
+        rules.write_text(RULES)
+        tokens = {"enable": "true", "port": "0", "bind": "127.0.0.1", "rules": str(rules)}
+        daemon = start(SERVED | {f"sentinel.{name}": value for name, value in tokens.items()})
+        rooms = {9000: "throttr", 18730: "sentinel"}
+        ports = {port: daemon.served(f"{room} listens on")[0].port for port, room in rooms.items()}
+        ports[11215] = daemon.address.port
         pages.run(name, text, tmp_path, ports)
 
     return run_text

@@ -9,7 +9,7 @@ from pathlib import Path
 USER = Path(__file__).with_name("typed_user.py")
 
 
-def test_a_program_that_uses_both_clients(tmp_path: Path) -> None:
+def test_a_program_that_uses_the_clients(tmp_path: Path) -> None:
     """--strict has no use for an ignored error that is none, so the misuses have to be errors."""
     checked = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", tmp_path / "cache", USER],

@@ -1,7 +1,7 @@
 """A client for the counter protocol: counterd's own, and good for the reference server as well.
 
 Client has a connection, Client.hold() permits while a block runs. counterd.client.aio is the same for asyncio,
-counterd.client.throttr for the other protocol.
+counterd.client.throttr and counterd.client.sentinel are for the other protocols.
 
 Stands beside the floors: needs the wire module and counterd.errors only, and works where nothing is compiled.
 """

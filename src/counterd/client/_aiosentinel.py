@@ -28,6 +28,7 @@ from counterd.client._tokens import (
     TokenCalls,
     answer_of,
     check,
+    flow_key,
     lost,
     not_kept,
     read_namespace,
@@ -143,7 +144,7 @@ class AsyncClient(Shared):
             if status not in RELEASED:
                 raise not_kept(status, token)
             self._fallback.gone(token)
-        self._turns.wake(token.key)
+        self._turns.wake(flow_key(token.flow_id))
         return released
 
     async def keep(self, token: Token) -> int:
@@ -384,7 +385,7 @@ class AsyncClient(Shared):
             self._fallback.gone(token)
             if self._link is not None and not self._link.closed:
                 self._link.start_unawaited(wire.release, token.id)
-        self._turns.wake(token.key)
+        self._turns.wake(flow_key(token.flow_id))
 
     async def _was_known(self, token: Token) -> bool:
         """Gives it back. False if the server says that it was gone before; if it cannot be asked it ends by itself."""
@@ -437,12 +438,12 @@ class AsyncHold:
         client, token, lease = self._client, self._token, self._lease
         assert token is not None
         self._token = self._lease = None
+        if lease is not None:
+            client._leases.pop(lease, None)
         try:
             if lease is None or kind is GeneratorExit:  # a coroutine that is thrown away cannot wait
-                client._leases.pop(cast("Lease", lease), None)
                 client._give_back(token)
                 return
-            client._leases.pop(lease, None)
             if lease.lost in NO_LOSS:
                 return
             lease.look(client._own_loop().time())

@@ -77,11 +77,6 @@ class Token:
     def __str__(self) -> str:
         return f"{self.count} of flow {self.flow_id}"
 
-    @property
-    def key(self) -> bytes:
-        """That of those who wait for the same flow."""
-        return flow_key(self.flow_id)
-
 
 def answer_of(response: Response) -> Answer:
     """That of the server."""
@@ -89,6 +84,7 @@ def answer_of(response: Response) -> Answer:
 
 
 def flow_key(flow_id: int) -> bytes:
+    """That of those who wait for the same flow."""
     return flow_id.to_bytes(8, "big")
 
 

@@ -33,6 +33,7 @@ from counterd.client._tokens import (
     Token,
     answer_of,
     check,
+    flow_key,
     lost,
     not_kept,
     read_namespace,
@@ -206,7 +207,7 @@ class Client(Shared):
             if status not in RELEASED:
                 raise not_kept(status, token)
             self._fallback.gone(token)
-        self._turns.wake(token.key)
+        self._turns.wake(flow_key(token.flow_id))
         return released
 
     def keep(self, token: Token) -> int:
@@ -417,7 +418,7 @@ class Client(Shared):
         else:
             self._fallback.gone(token)
             self._token_link.give_back(token)
-        self._turns.wake(token.key)
+        self._turns.wake(flow_key(token.flow_id))
 
     def _was_known(self, token: Token) -> bool:
         """Gives it back. False if the server says that it was gone before; if it cannot be asked it ends by itself."""

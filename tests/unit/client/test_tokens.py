@@ -20,6 +20,7 @@ from counterd.client._tokens import (
     Token,
     TokenCalls,
     check,
+    flow_key,
     not_kept,
     read_namespace,
     values_of,
@@ -83,7 +84,7 @@ def test_what_is_granted_to_nobody_is_given_back() -> None:
     calls, tally = made()
     calls.add(Kept(wanted=False), wire.acquire, 101, 2)
     calls.feed(grant(1, -7))
-    assert calls.give_back == [(TOKEN.key, -7)]
+    assert calls.give_back == [(flow_key(101), -7)]
     assert calls.RELEASE(3, *calls.give_back[0]) == wire.release(3, -7)
     assert tally.late == 1
 
@@ -96,7 +97,7 @@ def test_what_is_forgotten_after_the_grant_is_given_back_once() -> None:
     assert calls.give_back == []
     for _ in range(2):
         calls.forget(call)
-    assert calls.give_back == [(TOKEN.key, 7)]
+    assert calls.give_back == [(flow_key(101), 7)]
     assert tally.late == 1
 
 
