@@ -1,6 +1,6 @@
 """Whatever a server sends, a client has an answer or a CounterdError, the same however it was cut, and keeps little.
 
-The parsers of both protocols and of the frames of the admin process are fed the stream twice, whole and cut: what the
+The parsers of all protocols and of the frames of the admin process are fed the stream twice, whole and cut: what the
 one has told before an error is the beginning of what the other has. The clients themselves are given it on a socket.
 
 Input: which of them, how the stream is cut, how many requests and which; the rest is what the server sends.
@@ -16,10 +16,13 @@ from unittest import mock
 from counterd.client import _connection, throttr
 from counterd.client._calls import Call, Calls
 from counterd.client._events import Events
+from counterd.client._keeper import TokenLink
 from counterd.client._link import Link
+from counterd.client._tokens import Tally, TokenCalls
 from counterd.errors import ConnectionLost, CounterdError, EventsLost, ProtocolError, ServerError
 from counterd.frames import Frames, frame
 from counterd.protocols.counter import wire as counter_wire
+from counterd.protocols.sentinel import wire as sentinel_wire
 from counterd.protocols.throttr import wire as throttr_wire
 from counterd.protocols.throttr.wire import Encoder, Event, ValueSize
 from fuzz.stream import Source, fenced
@@ -42,6 +45,14 @@ COUNTER_REQUESTS: list[tuple[Any, ...]] = [
     (counter_wire.noop,),
     (counter_wire.stats,),
     (counter_wire.dump, True),
+]
+TOKEN_REQUESTS: list[tuple[Any, ...]] = [
+    (sentinel_wire.ping, b"a"),
+    (sentinel_wire.flow, 1, 1),
+    (sentinel_wire.param_flow, 1, 1, ["a"]),
+    (sentinel_wire.acquire, 1, 1),
+    (sentinel_wire.release, 1),
+    (sentinel_wire.keep, 1),
 ]
 
 
@@ -69,6 +80,10 @@ TOKENS = [
     b"\x01\x01\x00\x00\x00\x00\x00\x00\x00",
     b"\x01\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00",
     frame(b"{}"),
+    b"\x00\x0e\x00\x00\x00\x01\x03\x00\x80\x00\x00\x00\x00\x00\x00\x01",
+    b"\x00\x0e\x00\x00\x00\x01\x01\x02\x00\x00\x00\x09\x00\x00\x00\x64",
+    b"\x00\x0a\x00\x00\x00\x01\x05\x00\x00\x00\x0f\xa0",
+    b"\x00\x06\x00\x00\x00\x01\x04\x07",
 ]
 
 Told = tuple[list[Any], str]
@@ -139,6 +154,26 @@ def counter_calls(requests: list[int]) -> Callable[[bytes], Iterable[Any]]:
     return feed
 
 
+def token_calls(requests: list[int]) -> Callable[[bytes], Iterable[Any]]:
+    """Requests of the sentinel protocol under way, as both clients keep them."""
+    calls = TokenCalls(Tally())
+    seen: list[Any] = []
+    waiting = [SeenCall(seen) for _ in requests]
+    calls.add_all(waiting, [TOKEN_REQUESTS[number % len(TOKEN_REQUESTS)] for number in requests])
+
+    def feed(data: bytes) -> Iterable[Any]:
+        try:
+            calls.feed(data)
+        finally:
+            assert all(call.settled <= 1 for call in waiting)
+            assert len(calls.pending) == sum(not call.settled for call in waiting)
+        assert len(calls._parser._buffer) < sentinel_wire.FRAME_MAX
+        taken, seen[:] = list(seen), []
+        return taken
+
+    return feed
+
+
 def throttr_parser(size: ValueSize, requests: list[int]) -> Callable[[bytes], Iterable[Any]]:
     parser = throttr_wire.Parser(size, VALUE_MAX)
     for number in requests:
@@ -177,6 +212,23 @@ def counter_client(requests: list[int], source: Source) -> None:
             link.close()
 
 
+def token_client(requests: list[int], source: Source) -> None:
+    """Nobody waits for its first answer: what that grants is given back."""
+    near, far = served(source)
+    tally = Tally()
+    with far:
+        link = TokenLink(near, "the server", TIMEOUT_S, lambda _: None, on_late=lambda: None, tally=tally)
+        try:
+            link.tell(*TOKEN_REQUESTS[3])
+            calls = link.run([TOKEN_REQUESTS[number % len(TOKEN_REQUESTS)] for number in requests])
+            for call in calls:
+                assert call.done
+                assert isinstance(call.error, (type(None), ProtocolError, ConnectionLost))
+        finally:
+            link.close()
+    assert tally.late <= 1
+
+
 def throttr_client(size: ValueSize, requests: list[int], source: Source) -> None:
     near, far = served(source)
     with (
@@ -212,13 +264,18 @@ def served(source: Source) -> tuple[socket.socket, socket.socket]:
 def one_input(data: bytes) -> None:
     source = Source(data)
     which = source.byte()
-    size = SIZES[which >> 3 & 3]
+    width = which >> 3 & 3
+    size = SIZES[width]
     requests = [source.byte() for _ in range(source.byte() % REQUESTS_MAX)]
     which &= 7
     if which < 2:
         check_cut(lambda: counter_calls(requests), source, ProtocolError)
     elif which < 4:
         check_cut(lambda: throttr_parser(size, requests), source, ProtocolError)
+    elif which == 4 and width == 2:  # what the corpus had before it had tokens has its meaning still
+        check_cut(lambda: token_calls(requests), source, ProtocolError)
+    elif which == 5 and width == 0:
+        token_client(requests or [0], source)
     elif which == 4:
         check_cut(admin_frames, source, ValueError)
     elif which < 6:
