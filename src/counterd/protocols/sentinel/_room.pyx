@@ -128,13 +128,16 @@ cdef class SentinelSession(Session):
 
     cdef void prefetch_frames(self, const Frame* frames, int count) noexcept:
         cdef Records* records = &(<SentinelStore>self.store).records
-        cdef uint32_t number
+        cdef uint32_t number, acquires = 0
         cdef int i
         for i in range(count):
+            acquires += frames[i].verdict == OK and frames[i].data[6] == ACQUIRE
             if frames[i].verdict == OK and (frames[i].data[6] == RELEASE or frames[i].data[6] == KEEP):
                 number = index_peek(&records.tokens.index, frames[i].tag)
                 if number:
                     prefetch(record_at(&records.tokens, number))
+        if acquires:
+            (<SentinelStore>self.store).foresee(acquires)
 
     cdef int execute_frame(self, const Frame* frame) except -1:
         cdef uint8_t message = frame.data[6] if frame.size >= HEAD_SIZE else <uint8_t>PING

@@ -7,14 +7,22 @@ from counterd.protocols.sentinel._rates cimport RateStore
 from counterd.protocols.sentinel._replies cimport TYPES
 
 cdef enum:
+    FORESEEN = 64               # ids that are made ahead: a power of two, and no batch of frames is longer
     STATUSES = 12
     STATUS_MIN = -4
+
+
+cdef struct Foreseen:       # an id that is to be given
+    uint64_t word
+    uint32_t tag
 
 
 cdef class SentinelStore(RateStore):
     cdef object make_session
     cdef uint64_t[TYPES + 1][STATUSES] answers  # by type, TYPES for those that are none, and status from STATUS_MIN on
     cdef bint draining
+    cdef Foreseen[FORESEEN] foreseen    # by serial
+    cdef uint64_t foreseen_serial       # the last of them
 
     cdef int64_t sweep_interval_ns
     cdef int64_t sweep_duration_ns
@@ -40,6 +48,7 @@ cdef class SentinelStore(RateStore):
     cdef int keep(self, const uint8_t* id, uint32_t tag, uint32_t connection, int32_t* left_ms) noexcept
     cdef bint is_late(self, uint32_t number) noexcept
     cdef bint is_ruled(self, uint32_t number) noexcept
+    cdef void foresee(self, uint32_t count) noexcept
     cdef uint32_t token_create(self) noexcept
     cdef int count_expired(self, uint32_t number) noexcept
     cdef uint32_t owner_of(self, uint32_t connection) noexcept

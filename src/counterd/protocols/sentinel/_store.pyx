@@ -12,7 +12,7 @@ from libc.string cimport memcpy
 
 from counterd._audit cimport audit_index, audit_name, audit_pool, audit_region, audit_timers, chain_ends
 from counterd._core cimport CONNECTIONS_MAX, SLICE_STEPS, Session, Store, give_back
-from counterd._table cimport RECORD_USED, name_tag, pool_left, pool_take, table_find, table_insert
+from counterd._table cimport RECORD_USED, index_prefetch, name_tag, pool_left, pool_take, table_find, table_insert
 from counterd._wheel cimport timer_is_armed, timers_next_ns, timers_take
 from counterd.byteorder cimport load_be32, load_be64, load_le64, store_be64
 from counterd.debug cimport debug_check
@@ -128,20 +128,34 @@ cdef class SentinelStore(RateStore):
         memcpy(id, token.id, ID_SIZE)
         return OK
 
-    cdef uint32_t token_create(self) noexcept:
-        """A record under a new id, which nobody can guess: the hash of a number that only rises, under a secret key."""
+    cdef void foresee(self, uint32_t count) noexcept:
+        """Makes the ids of so many tokens to come, which nobody can guess: hashes of a number that only rises, under a
+        secret key. Where each will be in the index is asked for, since a table of a million is in no cache.
+        """
         cdef State* state = self.records.state
         cdef uint8_t[ID_SIZE] id
-        cdef uint64_t word = 0
-        cdef uint32_t tag
+        cdef Foreseen* coming
+        while self.foreseen_serial < state.serial + min(count, <uint32_t>FORESEEN):
+            self.foreseen_serial += 1
+            coming = self.foreseen + (self.foreseen_serial & (FORESEEN - 1))
+            coming.word = siphash13(state.token_key, <const uint8_t*>&self.foreseen_serial, sizeof(uint64_t))
+            store_be64(id, coming.word)
+            coming.tag = name_tag(&self.records.tokens, id, ID_SIZE)
+            index_prefetch(&self.records.tokens.index, coming.tag)
+
+    cdef uint32_t token_create(self) noexcept:
+        """A record under a new id."""
+        cdef State* state = self.records.state
+        cdef uint8_t[ID_SIZE] id
+        cdef Foreseen* next
         while True:
+            self.foresee(1)
             state.serial += 1
-            word = siphash13(state.token_key, <const uint8_t*>&state.serial, sizeof(state.serial))
-            store_be64(id, word)
-            tag = name_tag(&self.records.tokens, id, ID_SIZE)
-            if word and table_find(&self.records.tokens, tag, id, ID_SIZE) == 0:
+            next = self.foreseen + (state.serial & (FORESEEN - 1))
+            store_be64(id, next.word)
+            if next.word and table_find(&self.records.tokens, next.tag, id, ID_SIZE) == 0:
                 state.granted += 1
-                return table_insert(&self.records.tokens, tag, id, ID_SIZE)
+                return table_insert(&self.records.tokens, next.tag, id, ID_SIZE)
 
     cdef bint is_late(self, uint32_t number) noexcept:
         """Whether a token's lease is over. Where an expire strategy decides, it is over when that has said so."""
