@@ -1,8 +1,8 @@
 """Makes histories: clients that call concurrently, are killed and come again, on a clock of their own.
 
 A `Server` does one call after the other, so its histories are right by construction: each call starts before the moment
-at which it is done, and ends after it. `CounterTable` is the counter room in a few lines; `CounterEngine` and
-`ThrottrEngine` are counterd's, in memory.
+at which it is done, and ends after it. `CounterTable` is the counter room in a few lines; `CounterEngine`,
+`ThrottrEngine` and `SentinelEngine` are counterd's, in memory.
 """
 
 from __future__ import annotations
@@ -13,18 +13,26 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 from conformance.driven import START_NS
+from conformance.sentinel.engine import make_store as make_sentinel_store
 from conformance.throttr.engine import make_store as make_throttr_store
 from counterd.protocols.counter import wire
+from counterd.protocols.sentinel import wire as sentinel_wire
 from counterd.protocols.throttr import wire as throttr_wire
-from history import Closed, Operation, counter, throttr
+from history import Closed, Operation, counter, sentinel, throttr
 from property.model import make_store, settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
+    from counterd.protocols.sentinel.rules import Rules
+
 CALL_NS = 100_000  # that a request, or an answer, takes at most
 CUT_NS = 3_000_000  # after which a connection that was cut is given up, at most
+SWEEP_NS = 200_000  # between two sweeps of the sentinel room
+SWEPT_NS = SWEEP_NS + (1 << 20)  # within which one finds a lease that is over: it is due at a tick of the wheel
+RECENT = 12  # tokens that are asked about
+VALUES = tuple(map(sentinel_wire.encode_value, ("one", "two", 3)))
 
 
 class Server(Protocol):
@@ -41,8 +49,12 @@ def crowd(
     calls: int = 100,
     dying: float = 0.02,
     pause_ns: int = CALL_NS,
+    taken: Callable[[Any, Any], object] = lambda call, answer: None,
 ) -> list[Operation]:
-    """What so many clients that make one call at a time see. dying: how probably a client is killed during a call."""
+    """What so many clients that make one call at a time see. dying: how probably a client is killed during a call.
+
+    taken: told of each call and its answer, when that has arrived.
+    """
     operations: list[Operation] = []
     under_way: dict[int, Operation] = {}  # by client
     order, names = count(), count(1)
@@ -69,6 +81,7 @@ def crowd(
 
     def take(client: int, ended: int, answer: Any) -> None:
         operations.append(under_way.pop(client)._replace(ended=ended, answer=answer))
+        taken(operations[-1].call, answer)
         soon(ended + rng.randint(1, pause_ns), lambda now: call(client, now))
 
     def leave(client: int, gone: int) -> None:
@@ -112,6 +125,33 @@ def throttr_calls(keys: int = 1, ttl_max: int = 40) -> Callable[[Random], Any]:
             return throttr.Update(key, throttr.Attribute.TTL, rng.randint(0, 2), ttl)
         kinds = (throttr.Get(key), throttr.Purge(key), throttr.Insert(key, rng.randint(0, 20), ttl, 3))
         return rng.choice((*kinds, throttr.Set(key, b"%d" % ttl, ttl, 3)))
+
+    return choose
+
+
+class Known(Protocol):
+    """granted: tokens that somebody was, with their flows."""
+
+    granted: list[tuple[int, int]]
+
+
+def sentinel_calls(
+    known: Known, kinds: str = "tokens window values namespace", flows: int = 2
+) -> Callable[[Random], Any]:
+    """Of these kinds of objects. Tokens of anybody are released and kept by anybody, again and again."""
+
+    def choose(rng: Random) -> Any:
+        flow, dice = rng.randint(1, flows), rng.random()
+        kind = rng.choice(kinds.split())
+        if kind == sentinel.WINDOW:
+            return sentinel.Flow(flow, rng.choice((1, 1, 2)), rng.random() < 0.4)
+        if kind == sentinel.VALUES:
+            return sentinel.Param(flow, 1, tuple(rng.choice(VALUES) for _ in range(rng.choice((1, 1, 1, 2, 3)))))
+        if kind == sentinel.NAMESPACE:
+            return sentinel.Ping(b"namespace %d" % flow)
+        if dice < 0.5 or not known.granted:
+            return sentinel.Acquire(flow, rng.choice((1, 1, 2)))
+        return (sentinel.Release if dice < 0.8 else sentinel.Keep)(*rng.choice(known.granted[-RECENT:]))
 
     return choose
 
@@ -186,3 +226,35 @@ class ThrottrEngine:
     def close(self, client: int, now_ns: int) -> None:
         if client in self.sessions:
             self.sessions.pop(client).closed(now_ns)
+
+
+class SentinelEngine:
+    """Sessions of counterd's store, which has its turns before each call. granted: tokens, with their flows."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.granted: list[tuple[int, int]] = []
+        self.sessions: dict[int, Any] = {}
+        self.store = make_sentinel_store(rules, sweep_interval_ns=SWEEP_NS, max_allowed_qps=1e9)
+
+    def do(self, client: int, call: Any, now_ns: int) -> Any:
+        self.turn(now_ns)
+        if client not in self.sessions:
+            self.sessions[client] = self.store.session(now_ns)
+        (response,) = sentinel_wire.ResponseParser().feed(self.sessions[client].receive(sentinel.request(call), now_ns))
+        return sentinel.told(call, response)
+
+    def taken(self, call: Any, answer: Any) -> None:
+        """Nobody knows of a token before this, and of some nobody ever does."""
+        if isinstance(call, sentinel.Acquire) and answer[0] == sentinel_wire.Status.OK:
+            self.granted.append((call.flow, answer[1]))
+
+    def close(self, client: int, now_ns: int) -> None:
+        self.turn(now_ns)
+        if client in self.sessions:
+            self.sessions.pop(client).closed(now_ns)
+            self.turn(now_ns)
+
+    def turn(self, now_ns: int) -> None:
+        """All that is due. Nobody asks meanwhile, so it makes no difference that it may have been due before."""
+        while 0 <= self.store.next_deadline() <= now_ns:
+            self.store.tick(now_ns)
