@@ -1,9 +1,10 @@
 """The process of a few clients, of which chaos starts many: each a connection, with what it asks and is told on record.
 
 It is told what to do in lines of JSON on its standard input: ["round", number, directory], ["do", kind, which],
-["greet"], ["leave"]; and says ["greeted"] when one more connection was let in, ["left"] when all have gone, ["did",
-client, kind] of what was to be done and could be, ["lost", client, why] of one that ended and nobody ended it,
-["wrong", client, what] of what no server may say. What it asks comes from the seed, the round and its number alone.
+["greet"], ["leave"]; and says ["here", client] of each that was let in, ["greeted"] when one more was, ["left"] when
+all have gone, ["did", client, kind] of what was to be done and could be, ["lost", client, why] of one that ended and
+nobody ended it, ["wrong", client, what] of what no server may say. What it asks comes from the seed, the round and its
+number alone.
 It records before it sends, so that a history is true whenever the process is killed.
 """
 
@@ -208,6 +209,9 @@ class Connection:
         self.half_close()
 
     def garbage(self) -> None:
+        if self.room.forgives:
+            self.ask([(rooms.GARBAGE, self.room.garbage())])
+            return
         self.end()
         self.closing = True
         self.deadline_s = time.monotonic() + GOODBYE_S
@@ -335,6 +339,7 @@ class Worker:
             self.selector.register(connection.socket, selectors.EVENT_READ, connection)
 
     def let_in(self, connection: Connection) -> None:
+        say("here", connection.client)
         if self.greeting and connection is self.connections[0]:
             self.greeting = False
             say("greeted")

@@ -25,6 +25,7 @@ CLIENTS = Path(__file__).with_name("clients.py")
 SLOTS = (
     ("counter", "unix"), ("counter", "unix"), ("counter", "loopback"), ("counter", "far"), ("counter", "far"),
     ("throttr", "unix"), ("throttr", "loopback"), ("throttr", "far"),
+    ("sentinel", "unix"), ("sentinel", "loopback"), ("sentinel", "far"),
 )  # fmt: skip
 
 
@@ -96,6 +97,11 @@ class Crew:
         """Who has been there in this round."""
         yield from self.workers
         yield from self.gone
+
+    def let_in(self, room: str) -> list[int]:
+        """The clients of a room that the server has let in, in this round. For other threads too."""
+        workers = {worker for worker in (*self.gone, *self.workers) if worker.slot.room == room}
+        return sorted(line[1] for worker in workers for line in list(worker.said) if line[0] == "here")
 
     def begin(self, number: int, directory: Path) -> None:
         """Puts all to work, those who died in the last round replaced."""

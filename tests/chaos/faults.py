@@ -9,10 +9,13 @@ from __future__ import annotations
 import random
 import signal
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import daemon
+from chaos import rulebook
 from chaos.world import LONG_S
+from history import Operation
+from history.sentinel import Load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -24,13 +27,16 @@ if TYPE_CHECKING:
 BY_CLIENT = {
     "reset": 10, "half_close": 8, "close": 4, "truncated": 8, "garbage": 6, "slow": 3, "fill": 2,
 }  # fmt: skip
-BY_DRIVER = {"kill": 8, "stop_client": 6, "stop_server": 3, "descriptors": 2, "reload": 3, "bad_reload": 2}
+BY_DRIVER = {
+    "kill": 8, "stop_client": 6, "stop_server": 3, "descriptors": 2, "reload": 3, "bad_reload": 2, "rules": 3,
+    "bad_rules": 2,
+}  # fmt: skip
 BY_LINK = {"delay": 3, "loss": 3, "cut": 2}
 BY_FAR_CLIENT = {"vanish": 4}
 BY_CLOCK = {"clock": 2}
 SPANS_S = {
     "stop_client": (0.1, 1.0), "stop_server": (0.05, 0.5), "descriptors": (0.2, 0.6), "reload": (0.3, 1.0),
-    "delay": (0.5, 2.0), "loss": (0.5, 2.0), "cut": (1.0, 5.0), "clock": (0.2, 1.0),
+    "rules": (0.3, 1.0), "delay": (0.5, 2.0), "loss": (0.5, 2.0), "cut": (1.0, 5.0), "clock": (0.2, 1.0),
 }  # fmt: skip
 STEPS_S = (-86_400, -3600, -10, 10, 3600, 86_400)
 INTRUDERS = 40
@@ -39,12 +45,17 @@ CHANGES: tuple[dict[str, object], ...] = (
     {"counter.max_requests_per_second": 300, "throttr.max_requests_per_second": 300},
     {"counter.max_connections_per_address": 3},
     {"throttr.max_queued": "8K", "counter.keepalive_idle": 2},
+    {"sentinel.max_allowed_qps": 20, "sentinel.sweep_interval": 300, "sentinel.max_requests_per_second": 300},
 )
+QPS = "sentinel.max_allowed_qps"
+RULER = -1  # the client that the rules are of
+RELOADED, TAKEN = r"INFO +reloaded |ERROR +not reloaded: ", r"INFO +reloaded "
 # With what would throw them all out, if it were taken over.
 MISTAKES: tuple[dict[str, object], ...] = (
     {"counter.max_conections": 1, "counter.idle_timeout": 1},
     {"counter.idle_timeout": "soon", "throttr.max_connections": 1},
     {"counter.tls.cert": "/nowhere.pem", "counter.allow": "192.0.2.1"},
+    {"sentinel.rules": "/nowhere.json", "sentinel.idle_timeout": 1},
 )
 
 
@@ -87,12 +98,20 @@ def schedule(seed: str, number: int, count: int, slots: int, weights: dict[str, 
 
 
 class Driver:
-    """Plays one round's schedule. disturbed_ns: when the link was first disturbed."""
+    """Plays one round's schedule.
+
+    disturbed_ns: when the link was first disturbed. loads: what became of the rules. limited: whether the sentinel room
+    may have had a limit of requests.
+    """
 
     def __init__(self, world: World, crew: Crew) -> None:
         self.world = world
         self.crew = crew
         self.disturbed_ns: int | None = None
+        self.loads: list[Operation] = []
+        self.limited = False
+        self._rules_text = rulebook.text()
+        self._rules_are = rulebook.rules()
         self._lasting: dict[Hashable, tuple[float, Callable[[], object]]] = {}
         self._has_reloaded = False
 
@@ -122,12 +141,8 @@ class Driver:
         """Everything; and the configuration is again what it was."""
         for key in list(self._lasting):
             self._heal(key)
-        counterd = self.world.counterd
         if self._has_reloaded:
-            before = len(counterd.lines(" reloaded "))
-            counterd.config.write_text(daemon.config_text(self.world.settings))
-            counterd.send_signal(signal.SIGHUP)
-            counterd.wait_for_log(" reloaded ", before + 1, LONG_S)
+            assert self._load({}), "the configuration and the rules as they were are not taken any more"
 
     # ---- each kind ----
 
@@ -161,18 +176,57 @@ class Driver:
         self._lasts(fault, heal, fault.kind)
 
     def _reload(self, fault: Fault) -> None:
-        self._write(CHANGES[fault.choose(CHANGES)])
+        changes = CHANGES[fault.choose(CHANGES)]
+        self.limited |= QPS in changes
+        self._write(changes)
         self._lasts(fault, lambda: self._write({}), fault.kind)
 
     def _bad_reload(self, fault: Fault) -> None:
         self._heal("reload")
-        self._write(MISTAKES[fault.choose(MISTAKES)])
+        assert not self._write(MISTAKES[fault.choose(MISTAKES)]), "a configuration with mistakes was taken"
 
-    def _write(self, changes: dict[str, object]) -> None:
+    def _rules(self, fault: Fault) -> None:
+        self._load(rulebook.CHANGES[fault.choose(rulebook.CHANGES)])
+        self._lasts(fault, lambda: self._load({}), fault.kind)
+
+    def _bad_rules(self, fault: Fault) -> None:
+        """The file is then what it was before, so that it says what the daemon has."""
+        self._heal("reload")
+        self.world.rules.write_text(rulebook.MISTAKES[fault.choose(rulebook.MISTAKES)])
+        assert not self._write({}), "rules with mistakes were taken"
+        self.world.rules.write_text(self._rules_text)
+
+    def _load(self, changes: dict[int, dict[str, Any] | None]) -> bool:
+        """Whether rules with these changes were taken: not while there is no descriptor for the file."""
+        self._heal("reload")
+        started_ns = time.monotonic_ns()
+        self.world.rules.write_text(rulebook.text(changes))
+        if not self._write({}):
+            self.world.rules.write_text(self._rules_text)
+            return False
+        rules, before = rulebook.rules(changes), self._rules_are
+        self._rules_text, self._rules_are = rulebook.text(changes), rules
+        for key in before.keys() | rules.keys():
+            if before.get(key) != rules.get(key):
+                call = Load(key, rules.get(key))
+                self.loads.append(Operation(RULER, call, started_ns, time.monotonic_ns(), True))
+        return True
+
+    def _write(self, changes: dict[str, object]) -> bool:
+        """Has the configuration read, with these changes, and returns whether it was taken.
+
+        Each at its time: of two that wait, the daemon would see but one. A refusal may have several lines, all of them
+        before what it is asked for when the first is there.
+        """
+        self._heal("stop_server")
         counterd = self.world.counterd
         self._has_reloaded = True
+        before, taken = len(counterd.lines(RELOADED)), len(counterd.lines(TAKEN))
         counterd.config.write_text(daemon.config_text({**self.world.settings, **changes}))
         counterd.send_signal(signal.SIGHUP)
+        counterd.wait_for_log(RELOADED, before + 1, LONG_S)
+        self.world.logged_stats()
+        return len(counterd.lines(TAKEN)) > taken
 
     def _disturb(self, fault: Fault) -> None:
         link = self.world.link

@@ -1,40 +1,57 @@
-"""Runs Dump, and CHANNELS, all the while: so it is known when the server let go of a client, and what counters had."""
+"""Runs Dump, CHANNELS, PING all the while: so it is known when the server let go of a client, and what counters had."""
 
 from __future__ import annotations
 
 import socket
 import threading
 import time
-from typing import NamedTuple
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
 
+from chaos.rooms import sign_of_life
 from chaos.world import LONG_S
 from counterd.protocols.counter import wire
+from counterd.protocols.sentinel import wire as sentinel_wire
 from counterd.protocols.throttr import wire as throttr_wire
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 PAUSE_S = 0.03
+NAMESPACES_MAX = 60  # that a connection asks about: it is registered in each
+SEEN_GONE = 2  # times; what is asked again was asked later than whatever is known of the end
 
 
 class Sample(NamedTuple):
     """One listing: when it was asked for, when its end was there, and consumptions (subscriptions) by name.
 
     settled_ns: when the server said after it that it had nothing left to give back of those who had gone; None if it
-    had. So whoever is missing in the listing has been let go of by then.
+    had. So whoever is missing in the listing has been let go of by then. is_whole: what is missing has nothing; else
+    it was not asked for.
     """
 
     asked_ns: int
     ended_ns: int
     consumptions: dict[bytes, int]
     settled_ns: int | None
+    is_whole: bool = True
+
+    def lacks(self, name: bytes) -> bool:
+        """Whether it shows that there is nothing of that name."""
+        return (self.is_whole or name in self.consumptions) and not self.consumptions.get(name)
 
 
 class Monitor:
-    """A connection and a thread of its own. samples: of this round. error: what went wrong with it."""
+    """A connection and a thread of its own. samples: of this round. error: what went wrong with it.
 
-    def __init__(self, address: str) -> None:
+    clients: those that were let in, for whoever has to ask for each.
+    """
+
+    def __init__(self, address: str, clients: Callable[[], list[int]]) -> None:
         self.error: BaseException | None = None
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(LONG_S)  # one that hangs is a violation, not a run without an end
-        self._socket.connect(address)
+        self.address = address
+        self.clients = clients
+        self._socket = self._connected()
         self.samples = [self._sample()]  # so it is let in before anything happens
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -57,6 +74,12 @@ class Monitor:
         except BaseException as error:  # noqa: BLE001  whatever it is, the round says it
             self.error = error
 
+    def _connected(self) -> socket.socket:
+        connected = socket.socket(socket.AF_UNIX)
+        connected.settimeout(LONG_S)  # one that hangs is a violation, not a run without an end
+        connected.connect(self.address)
+        return connected
+
     def _receive(self) -> bytes:
         data = self._socket.recv(1 << 18)
         if not data:
@@ -68,9 +91,9 @@ class Monitor:
 
 
 class CounterMonitor(Monitor):
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, clients: Callable[[], list[int]]) -> None:
         self._parser = wire.ResponseParser()
-        super().__init__(address)
+        super().__init__(address, clients)
 
     def _sample(self) -> Sample:
         asked_ns = time.monotonic_ns()
@@ -96,10 +119,10 @@ class CounterMonitor(Monitor):
 class ThrottrMonitor(Monitor):
     """Who is not subscribed any more asks for nothing any more, so nothing is left to wait for."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, clients: Callable[[], list[int]]) -> None:
         self._encoder = throttr_wire.Encoder(throttr_wire.ValueSize.UINT16)
         self._parser = throttr_wire.Parser(throttr_wire.ValueSize.UINT16)
-        super().__init__(address)
+        super().__init__(address, clients)
 
     def _sample(self) -> Sample:
         asked_ns = time.monotonic_ns()
@@ -114,4 +137,50 @@ class ThrottrMonitor(Monitor):
         return Sample(asked_ns, time.monotonic_ns(), subscriptions, time.monotonic_ns())
 
 
-MONITORS = {"counter": CounterMonitor, "throttr": ThrottrMonitor}
+class SentinelMonitor(Monitor):
+    """In a namespace with one other, it is told 2, and when the other has gone, 1.
+
+    Whoever goes leaves all namespaces at once: no request is served between two of them. His tokens have his going as
+    their moment before that.
+    """
+
+    def __init__(self, address: str, clients: Callable[[], list[int]]) -> None:
+        self._gone: Counter[int] = Counter()  # how often they were seen to be
+        self._registered: set[int] = set()
+        super().__init__(address, clients)
+
+    def _sample(self) -> Sample:
+        asked_ns = time.monotonic_ns()
+        clients = [client for client in self.clients() if self._gone[client] < SEEN_GONE][:NAMESPACES_MAX]
+        if len(self._registered.union(clients)) > NAMESPACES_MAX:
+            self._begin_anew()
+        self._registered.update(clients)
+        self._socket.sendall(b"".join(sentinel_wire.ping(client, sign_of_life(client)) for client in clients))
+        parser, others = sentinel_wire.ResponseParser(), {}
+        while len(others) < len(clients):
+            for response in parser.feed(self._receive()):
+                if response.status != sentinel_wire.Status.OK:
+                    raise ConnectionError(f"PING was refused: {response}")
+                others[response.xid] = response.connected - 1
+        self._gone.update(client for client, count in others.items() if not count)
+        consumptions = {sign_of_life(client): count for client, count in others.items()}
+        return Sample(asked_ns, time.monotonic_ns(), consumptions, time.monotonic_ns(), is_whole=False)
+
+    def _begin_anew(self) -> None:
+        """With another connection, once the server has let that in: it may have no descriptor for it at the moment."""
+        while True:
+            connected = self._connected()
+            try:
+                connected.sendall(sentinel_wire.ping(0, b"monitor"))
+                if connected.recv(1 << 10):
+                    break
+            except OSError:
+                pass
+            connected.close()
+            time.sleep(PAUSE_S)
+        self._socket.close()
+        self._socket = connected
+        self._registered.clear()
+
+
+MONITORS = {"counter": CounterMonitor, "throttr": ThrottrMonitor, "sentinel": SentinelMonitor}

@@ -1,4 +1,4 @@
-"""What chaos's clients ask in either room, and what an answer means there: calls for the history, bytes for the socket.
+"""What chaos's clients ask in each room, and what an answer means there: calls for the history, bytes for the socket.
 
 All that is random comes from one stream for each process and round, so it is the same for a seed.
 """
@@ -6,12 +6,14 @@ All that is random comes from one stream for each process and round, so it is th
 from __future__ import annotations
 
 import collections
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from chaos import rulebook
 from counterd.errors import ProtocolError
 from counterd.protocols.counter import wire
+from counterd.protocols.sentinel import wire as sentinel_wire
 from counterd.protocols.throttr import wire as throttr_wire
-from history import counter, throttr
+from history import counter, sentinel, throttr
 
 if TYPE_CHECKING:
     import random
@@ -46,12 +48,22 @@ VALUES_STEP = 16  # long values in one piece of who takes all
 VALUES_STEPS_MAX = 16
 NEWS = b"news"  # the channel of those who subscribe and do not read
 EVENTS = 60
+ANSWERS = 12_000  # of the sentinel room, which are short
+UNKNOWN_FLOW = 999
+TOKENS_STEP = 128  # tokens, and values, in one piece of who takes all
+TOKENS_STEPS_MAX = 40
+KNOWN = 16  # tokens that the clients of a process know of each other
+TREASURES = 3  # of those, the last that are kept by whoever comes by, and seldom released
+TREASURED = 12  # one of so many, where there is room enough for all
+TREASURE_FLOWS = {4, *rulebook.COLD}
+LENGTHS = {1: 12, 2: 16, 3: 12, 4: 8, 5: 8}  # of a body, at least, by its type; a PING can do without
 
 
 class Room(Protocol):
-    """The side of one connection. chance: where what it asks comes from."""
+    """The side of one connection. chance: where what it asks comes from. forgives: garbage does not end it."""
 
     chance: random.Random
+    forgives: bool
 
     def hello(self) -> Asked: ...
     def is_welcome(self, told: Any) -> bool: ...
@@ -65,8 +77,8 @@ class Room(Protocol):
     def truncated(self) -> bytes: ...
 
 
-def sentinel(client: int) -> bytes:
-    """What a client takes first, a counter or a subscription, and never gives back.
+def sign_of_life(client: int) -> bytes:
+    """What a client takes first, a counter, a subscription or a namespace, and never gives back.
 
     While it is held, the server has not let go of the client.
     """
@@ -75,6 +87,8 @@ def sentinel(client: int) -> bytes:
 
 class CounterRoom:
     """Acquires, releases and asks; keeps the book of what it was granted."""
+
+    forgives = False
 
     def __init__(self, chance: random.Random, number: int, client: int) -> None:
         self.chance = chance
@@ -90,7 +104,7 @@ class CounterRoom:
     # ---- requests ----
 
     def hello(self) -> Asked:
-        return self._acquire(sentinel(self.client), 1, 1)
+        return self._acquire(sign_of_life(self.client), 1, 1)
 
     def is_welcome(self, told: Any) -> bool:
         return told[0] == wire.Status.NO_ERROR
@@ -104,7 +118,7 @@ class CounterRoom:
     def _any(self) -> Asked:
         chance = self.chance
         dice = chance.random()
-        held = sorted(name for name, amount in self.book.items() if amount and name != sentinel(self.client))
+        held = sorted(name for name, amount in self.book.items() if amount and name != sign_of_life(self.client))
         if dice < 0.40 and held:
             name = chance.choice(held)
             return self._release(name, chance.randint(1, min(self.book[name], U32_MAX)))
@@ -122,7 +136,7 @@ class CounterRoom:
         return self._release(chance.choice((name, *HOT)), chance.randint(0, 6))  # more than it has, mostly
 
     def give_back(self) -> list[Asked]:
-        held = [(name, amount) for name, amount in self.book.items() if amount and name != sentinel(self.client)]
+        held = [(name, amount) for name, amount in self.book.items() if amount and name != sign_of_life(self.client)]
         return [self._release(name, min(amount, U32_MAX)) for name, amount in held]
 
     def much(self) -> list[Asked]:
@@ -197,6 +211,8 @@ class CounterRoom:
 class ThrottrRoom:
     """Makes, changes and reads keys, publishes; most keys expire meanwhile."""
 
+    forgives = False
+
     def __init__(self, chance: random.Random, number: int, client: int) -> None:
         self.chance = chance
         self.client = client
@@ -208,7 +224,7 @@ class ThrottrRoom:
     # ---- requests ----
 
     def hello(self) -> Asked:
-        return self._other("subscribe", self.encoder.subscribe(sentinel(self.client)))
+        return self._other("subscribe", self.encoder.subscribe(sign_of_life(self.client)))
 
     def is_welcome(self, told: Any) -> bool:
         return told is True
@@ -289,4 +305,149 @@ class ThrottrRoom:
         return False if answer.result is None else answer.result
 
 
-ROOMS: dict[str, Any] = {"counter": CounterRoom, "throttr": ThrottrRoom}
+class SentinelRoom:
+    """Has tokens, its own and those that others of its process know of, and asks for rates.
+
+    asked: xid and type of what is to be answered next.
+    """
+
+    forgives = True
+    known: ClassVar[collections.deque[tuple[int, int]]] = collections.deque(maxlen=KNOWN)  # flow and token
+    treasures: ClassVar[collections.deque[tuple[int, int]]] = collections.deque(maxlen=TREASURES)
+
+    def __init__(self, chance: random.Random, number: int, client: int) -> None:
+        self.chance = chance
+        self.client = client
+        self.held: dict[int, int] = {}  # flow by token
+        self.asked: collections.deque[tuple[int, int]] = collections.deque()
+        self.xid = chance.randrange(1 << 31)
+        self.filling = 0
+        self.parser = sentinel_wire.ResponseParser()
+        self.values = [sentinel_wire.encode_value(value) for value in rulebook.VALUES]
+        del number
+
+    # ---- requests ----
+
+    def hello(self) -> Asked:
+        return "hello", self._sent(sentinel_wire.ping(self._next(), sign_of_life(self.client)))
+
+    def is_welcome(self, told: Any) -> bool:
+        return told[0] == sentinel_wire.Status.OK
+
+    def batch(self) -> list[Asked]:
+        if self.filling:
+            self.filling -= 1
+            return [self._fill(number) for number in range(TOKENS_STEP) for _ in range(2)]
+        return [self._any() for _ in range(self.chance.choice(PIPELINE))]
+
+    def _any(self) -> Asked:
+        chance = self.chance
+        dice = chance.random()
+        if dice < 0.02:
+            return "average", self._sent(sentinel_wire.flow(self._next(), chance.choice(list(rulebook.AVERAGE)), 1))
+        return self._ask(self._call(dice))
+
+    def _call(self, dice: float) -> Any:
+        chance = self.chance
+        if dice < 0.06:
+            return sentinel.Ping(chance.choice((rulebook.NAMESPACE, b"another")))
+        if dice < 0.18:
+            return sentinel.Flow(chance.choice(list(rulebook.RATES)), chance.choice((1, 1, 2)), chance.random() < 0.3)
+        if dice < 0.28:
+            values = tuple(chance.choice(self.values) for _ in range(chance.choice((1, 1, 1, 2, 3))))
+            return sentinel.Param(chance.choice(list(rulebook.VALUE_RATES)), chance.choice((1, 1, 2)), values)
+        if dice < 0.30:
+            flow, count = chance.choice(((UNKNOWN_FLOW, 1), (1, 0), (-1, 1), (0, 1)))
+            return chance.choice((sentinel.Acquire, sentinel.Flow))(flow, count)
+        return self._token(dice)
+
+    def _token(self, dice: float) -> Any:
+        """Mostly of what it has; now and then of what others have, or had, as it may itself."""
+        chance = self.chance
+        held = [(flow, token) for token, flow in self.held.items()]
+        tokens = held if dice < 0.62 else [*self.known, *self.treasures]
+        if dice < 0.68 and tokens:
+            flow, token = chance.choice(tokens)
+            keeps = chance.random() < (0.95 if (flow, token) in self.treasures else 0.3)
+            return (sentinel.Keep if keeps else sentinel.Release)(flow, token)
+        if dice < 0.92:
+            return sentinel.Acquire(chance.choice(list(rulebook.HOT)), chance.choice((1, 1, 1, 2, 3)))
+        return sentinel.Acquire(chance.choice(list(rulebook.COLD)), chance.choice((1, 2)))
+
+    def _fill(self, number: int) -> Asked:
+        """A token, and then a value that nobody else has."""
+        if self.asked and self.asked[-1][1] == sentinel_wire.MessageType.ACQUIRE:
+            value = b"fill %d %d %d" % (self.client, self.filling, number)
+            (flow,) = rulebook.FILL_VALUES
+            return "value", self._sent(sentinel_wire.param_flow(self._next(), flow, 1, [value]))
+        (flow,) = rulebook.FILL
+        return "fill", self._sent(sentinel_wire.acquire(self._next(), flow, 1))
+
+    def give_back(self) -> list[Asked]:
+        return [self._ask(sentinel.Release(flow, token)) for token, flow in self.held.items()]
+
+    def much(self) -> list[Asked]:
+        return [("much", self._sent(sentinel_wire.flow(self._next(), UNKNOWN_FLOW, 1))) for _ in range(ANSWERS)]
+
+    def all(self) -> list[Asked]:
+        self.filling = TOKENS_STEPS_MAX
+        return self.batch()
+
+    def garbage(self) -> bytes:
+        """No request, but a frame: of no type, too short for its type or for any, or too long."""
+        chance = self.chance
+        kind, xid = chance.randrange(4), self._next()
+        if kind == 0:
+            body = chance.randbytes(chance.randint(0, 900))
+            return self._sent(sentinel_wire.frame(xid, chance.choice((-128, -1, 6, 7, 127)), body))
+        if kind == 1:
+            type = chance.choice(list(LENGTHS))
+            return self._sent(sentinel_wire.frame(xid, type, bytes(chance.randrange(LENGTHS[type]))))
+        if kind == 2:
+            return self._sent(sentinel_wire.frame(xid, chance.choice((0, 1, 3, 9)), bytes(chance.randint(1018, 65530))))
+        self.asked.append((0, 0))
+        size = chance.randrange(sentinel_wire.REQUEST_HEAD)
+        return bytes((0, size)) + chance.randbytes(size)
+
+    def truncated(self) -> bytes:
+        flow = self.chance.choice(list(rulebook.HOT))
+        tokens = [*self.held, 1]
+        whole = self.chance.choice((sentinel_wire.acquire(0, flow, 1), sentinel_wire.release(0, tokens[0])))
+        return whole[: self.chance.randint(1, len(whole) - 1)]
+
+    def _ask(self, call: Any) -> Asked:
+        return call, self._sent(sentinel.request(call, self._next()))
+
+    def _sent(self, request: bytes) -> bytes:
+        self.asked.append((self.xid, int.from_bytes(request[6:7], "big", signed=True)))
+        return request
+
+    def _next(self) -> int:
+        self.xid = (self.xid + 1) % (1 << 31)
+        return self.xid
+
+    # ---- answers ----
+
+    def feed(self, data: bytes) -> list[sentinel_wire.Response]:
+        return self.parser.feed(data)
+
+    def take(self, call: Any, answer: sentinel_wire.Response) -> Any:
+        if (answer.xid, answer.type) != self.asked[0]:
+            raise ProtocolError(f"{answer} in place of the answer to {self.asked[0]}: {call}")
+        self.asked.popleft()
+        if call == GARBAGE and answer.status != sentinel_wire.Status.BAD_REQUEST:
+            raise ProtocolError(f"garbage was answered with {answer}")
+        if call == "fill" and answer.status == sentinel_wire.Status.NOT_AVAILABLE:
+            self.filling = 0
+        if isinstance(call, sentinel.Acquire) and answer.token_id:
+            self.held[answer.token_id] = call.flow
+            is_treasure = call.flow in TREASURE_FLOWS and self.chance.randrange(TREASURED) == 0
+            (self.treasures if is_treasure else self.known).append((call.flow, answer.token_id))
+        elif isinstance(call, sentinel.Keep) and answer.status == sentinel_wire.Status.OK:
+            self.held[call.token] = call.flow
+        elif isinstance(call, sentinel.Release | sentinel.Keep):
+            self.held.pop(call.token, None)
+        return sentinel.told(call, answer)
+
+
+ROOMS: dict[str, Any] = {"counter": CounterRoom, "throttr": ThrottrRoom, "sentinel": SentinelRoom}

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import functools
 import itertools
 import random
 import re
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chaos import faults, verdict, world
+from chaos import faults, rulebook, verdict, world
 from chaos.crew import SLOTS, Crew, Slot
 from chaos.monitor import MONITORS
 from chaos.world import LONG_S
 from counterd.client import Client, throttr
 from counterd.errors import CounterdError
+from counterd.protocols.sentinel.wire import ResponseParser, Status, encode_value
+from history import sentinel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +34,7 @@ FAULTS_PER_S = 4
 MEMORY_MORE = 8 << 20
 BROKEN = (AssertionError, OSError, EOFError, CounterdError)  # what a round ends with if the daemon does
 BY_CLIENTS = faults.BY_CLIENT | faults.BY_FAR_CLIENT  # who count what they could play of them
+LATE_S = 2.0  # by which a busy machine may be
 STILL_S = 30.0  # longer than any patience of the daemon's: what has not changed for so long does not change
 
 
@@ -78,7 +84,11 @@ class Chaos:
         self.violations: list[str] = []
         slots = [slot for slot in map(Slot._make, SLOTS) if slot in place.addresses]
         self.crew = Crew(place, seed, slots)
-        self.monitors = {room: kind(place.addresses[room, "unix"]) for room, kind in MONITORS.items()}
+        self.monitors = {
+            room: kind(place.addresses[room, "unix"], functools.partial(self.crew.let_in, room))
+            for room, kind in MONITORS.items()
+        }
+        self.passed_s = -rulebook.WINDOW_MAX_S  # when rates were last asked for, other than by clients
         self.left = self._what_it_has()
 
     def end(self) -> None:
@@ -93,6 +103,7 @@ class Chaos:
         directory.mkdir()
         plan = faults.schedule(self.seed, number, round(FAULTS_PER_S * self.round_s), slots, faults.kinds(self.world))
         self.say(f"round {number}: {', '.join(map(str, plan))}")
+        time.sleep(max(0.0, self.passed_s + rulebook.WINDOW_MAX_S - time.monotonic()))
         driver = faults.Driver(self.world, self.crew)
         self.crew.begin(number, directory)
         try:
@@ -106,8 +117,8 @@ class Chaos:
         found = self._settle()
         moments.append(time.monotonic())
         workers = {worker.number: worker for worker in self.crew.all}
-        was_filled = any(fault.kind == "fill" and self.crew.slots[fault.slot].room == "throttr" for fault in plan)
-        ends = verdict.Ends(workers, driver.disturbed_ns, time.monotonic_ns(), was_filled)
+        filled = frozenset(self.crew.slots[fault.slot].room for fault in plan if fault.kind == "fill")
+        ends = verdict.Ends(workers, driver.disturbed_ns, time.monotonic_ns(), filled, driver.loads, driver.limited)
         samples = {room: monitor.take() for room, monitor in self.monitors.items()}
         judged = verdict.judge(sorted(directory.iterdir()), samples, ends)
         moments.append(time.monotonic())
@@ -138,7 +149,11 @@ class Chaos:
         for room, monitor in self.monitors.items():
             if monitor.error is not None:
                 raise EOFError(f"{room}, a connection that only watches: {monitor.error!r}")
-        for check in (self._counter_is_empty, self._throttr_is_empty, self._has_no_errors, self._has_what_it_had):
+        checks = (
+            self._counter_is_empty, self._throttr_is_empty, self._sentinel_is_empty, self._has_no_errors,
+            self._has_what_it_had,
+        )  # fmt: skip
+        for check in checks:
             try:
                 check()
             except AssertionError as error:
@@ -160,6 +175,27 @@ class Chaos:
             assert not client.list(), "throttr: keys that PURGE leaves"
             become(lambda: client.info().keys, 0, "throttr: keys")
 
+    def _sentinel_is_empty(self) -> None:
+        """So long after the last has gone, all of every flow can be had at once: nobody has anything of it."""
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as connected:
+            connected.settimeout(LONG_S)
+            connected.connect(self.world.addresses["sentinel", "unix"])
+            become(lambda: self.world.figure("sentinel", "curr_connections"), 2, "sentinel: connections")
+            free_s = time.monotonic() + rulebook.OFFLINE_MAX_S + verdict.SWEPT_NS / 1e9
+            for flow, (threshold, *_) in (rulebook.HOT | rulebook.COLD | rulebook.FILL).items():
+                call = sentinel.Acquire(flow, int(threshold))
+                _, token = granted(connected, call, free_s)
+                status, _ = exchange(connected, sentinel.Release(flow, token))
+                assert status == Status.RELEASE_OK, f"sentinel: {call} was granted, its release answered {status}"
+            assert self.world.figure("sentinel", "tokens") == 0, "sentinel: there are tokens of no flow"
+            free_s = time.monotonic() + rulebook.WINDOW_MAX_S + LATE_S
+            for flow, (count, *_) in rulebook.RATES.items():
+                granted(connected, sentinel.Flow(flow, count), free_s)
+            for flow, (count, *_) in rulebook.VALUE_RATES.items():
+                for value in map(encode_value, rulebook.VALUES):
+                    granted(connected, sentinel.Param(flow, count, (value,)), free_s)
+            self.passed_s = time.monotonic()
+
     def _has_no_errors(self) -> None:
         counterd = self.world.counterd
         for room, line in self.world.logged_stats().items():
@@ -178,6 +214,23 @@ class Chaos:
 
     def _what_it_has(self) -> Left:
         return Left(self.world.memory(), self.world.counterd.descriptors())
+
+
+def exchange(connected: socket.socket, call: Any) -> tuple[int, ...]:
+    """What the sentinel room answers."""
+    parser = ResponseParser()
+    connected.sendall(sentinel.request(call))
+    while not (responses := parser.feed(connected.recv(1 << 10))):
+        pass
+    return sentinel.told(call, responses[0])
+
+
+def granted(connected: socket.socket, call: Any, until_s: float) -> tuple[int, ...]:
+    """The answer that lets it pass, which has to come by then."""
+    while (answer := exchange(connected, call))[0] != Status.OK:
+        assert time.monotonic() < until_s, f"sentinel: nobody is there, and {call} is answered {answer}"
+        time.sleep(0.02)
+    return answer
 
 
 def become(figure: Callable[[], Any], wanted: Any, what: str) -> None:

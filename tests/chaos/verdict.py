@@ -9,9 +9,9 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chaos import rooms
+from chaos import rooms, rulebook
 from chaos.crew import worker_of
-from history import Closed, Operation, Undecided, check, counter, load, throttr
+from history import Closed, Operation, Undecided, check, counter, load, sentinel, throttr
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MONITOR = 0  # the number of the client that runs Dump
 CONFIGURATIONS_MAX = 100_000
 NOT_FOUND = (1, None)
+SWEPT_NS = 2_000_000_000  # by then a lease that is over does not count any more, on a machine with other things to do
 
 
 class Verdict(NamedTuple):
@@ -37,14 +38,16 @@ class Verdict(NamedTuple):
 class Ends(NamedTuple):
     """What else is known of connections' ends.
 
-    workers: by number. disturbed_ns: when the link was, at first. settled_ns: when all had gone. memory_was_short:
-    that of throttr, for a while.
+    workers: by number. disturbed_ns: when the link was, at first. settled_ns: when all had gone. short: rooms that had
+    no memory left, for a while. loads: what became of the rules of sentinel. limited: its requests were, for a while.
     """
 
     workers: dict[int, Worker]
     disturbed_ns: int | None
     settled_ns: int
-    memory_was_short: bool
+    short: frozenset[str] = frozenset()
+    loads: Sequence[Operation] = ()
+    limited: bool = False
 
     def is_far(self, client: int) -> bool:
         return self.workers[worker_of(client)].slot.place == "far"
@@ -60,7 +63,13 @@ def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: 
     recorded = load(paths)
     violations = [f"client {line[1]}: {line[0]}: {line[2]}" for line in complaints(ends)]
     names = undecided = 0
-    models = {"counter": counter.CounterModel(), "throttr": throttr.ThrottrModel(memory=ends.memory_was_short)}
+    models: dict[str, Any] = {
+        "counter": counter.CounterModel(),
+        "throttr": throttr.ThrottrModel(memory="throttr" in ends.short),
+        "sentinel": sentinel.SentinelModel(
+            rulebook.rules(), sweep_ns=SWEPT_NS, memory="sentinel" in ends.short, limited=ends.limited
+        ),
+    }
     for room, model in models.items():
         by_client: dict[int, list[Operation]] = collections.defaultdict(list)
         for operation in recorded:
@@ -81,6 +90,10 @@ def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: 
             ]
         if room == "counter":
             history += seen(history, samples[room])
+        if room == "sentinel":
+            violations += twins(history)
+            called = {model.key(operation.call) for operation in history if not isinstance(operation.call, Closed)}
+            history += [operation for operation in ends.loads if operation.call.key in called]
         found, count, given_up = checked(history, model)
         violations += [f"{room}: {text}" for text in found]
         names += count
@@ -114,14 +127,24 @@ def closing(client: int, operations: Sequence[Operation], samples: Sequence[Samp
         said.append(last_ns)
     assert said, f"nobody says when client {client} ended"
     started = max(min(said), last_ns)
-    name = rooms.sentinel(client)
-    # The first thing that a client of the counter room records is that it takes it; one of throttr had it before that.
+    name = rooms.sign_of_life(client)
+    # The first thing that a client of the counter room records is that it takes it; those of others had it before that.
     granted = [o.ended for o in answered if isinstance(o.call, counter.Acquire) and o.call.name == name]
-    if granted or worker.slot.room == "throttr":
+    if granted or worker.slot.room != "counter":
         for sample in samples:
-            if sample.asked_ns > max([started, *granted]) and sample.settled_ns and not sample.consumptions.get(name):
+            if sample.asked_ns > max([started, *granted]) and sample.settled_ns and sample.lacks(name):
                 return Operation(client, Closed(), started, sample.settled_ns)
     return Operation(client, Closed(), started, ends.settled_ns)
+
+
+def twins(history: Iterable[Operation]) -> Iterable[str]:
+    """Tokens that were granted twice, of whatever flows."""
+    granted = collections.Counter(
+        operation.answer[1]
+        for operation in history
+        if isinstance(operation.call, sentinel.Acquire) and operation.answer is not None and not operation.answer[0]
+    )
+    return [f"sentinel: token {token} was granted {count} times" for token, count in granted.items() if count > 1]
 
 
 def seen(history: Iterable[Operation], samples: Iterable[Sample]) -> Iterable[Operation]:

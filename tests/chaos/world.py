@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import daemon
+from chaos import rulebook
 from namespaces import HERE, INTERFACES, PATIENCE, ip, joined
 
 if TYPE_CHECKING:
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 
 FAKETIME = "*/faketime/libfaketime.so.1"  # in /usr/lib
 LONG_S = 120.0  # longer than anything takes on a machine that has other things to do
-ROOMS = ("counter", "throttr")
+ROOMS = ("counter", "throttr", "sentinel")
 SIZE = 4096  # counters, and holdings: few enough for one client to take all
+TOKENS = 2048  # and values, likewise
 # How the kernel delays and loses. Without netem: a line so narrow that a queue builds up, or that has no queue.
 NETEM = {"delay": "netem delay 60ms 40ms", "loss": "netem loss 25%"}
 NARROW = {"delay": "tbf rate 400kbit burst 2kb latency 400ms", "loss": "tbf rate 400kbit burst 2kb limit 2500"}
@@ -74,13 +76,17 @@ class Link:
 
 
 class World:
-    """What faults are done to. link, shift: None if there is none. words: what a program begins with, by host."""
+    """What faults are done to. link, shift: None if there is none. rules: the file of the sentinel room.
+
+    words: what a program begins with, by host.
+    """
 
     def __init__(self, directory: Path, net: Net | None, shift: Path | None) -> None:
         self.directory = directory
         self.net = net
         self.shift = shift
         self.link = None if net is None else Link(net)
+        self.rules = directory / "rules.json"
         self.missing: list[str] = []
         if net is None:
             self.missing.append("one host")
@@ -101,6 +107,7 @@ class World:
             **patience, **places,
             "counter.buckets": SIZE, "counter.holdings": SIZE, "counter.name_memory": "64K",
             "counter.stats_interval": 10, "throttr.memory_limit": "4M", "throttr.max_queued": "64K",
+            "sentinel.max_tokens": TOKENS, "sentinel.max_param_values": TOKENS, "sentinel.rules": self.rules,
         }  # fmt: skip
 
     def _places(self, room: str) -> dict[str, object]:
@@ -124,6 +131,11 @@ class World:
         before = {room: len(counterd.lines(f"stats of {room}")) for room in ROOMS}
         counterd.send_signal(signal.SIGUSR1)
         return {room: counterd.wait_for_log(f"stats of {room}", count + 1, LONG_S) for room, count in before.items()}
+
+    def figure(self, room: str, name: str) -> int:
+        """One figure of those."""
+        (value,) = re.findall(rf" {name}=(\d+)", self.logged_stats()[room])
+        return int(value)
 
     def memory(self) -> int:
         """Bytes that the daemon has beside its rooms' tables, whose mappings become memory as they are used."""
@@ -182,6 +194,7 @@ def made(directory: Path) -> Iterator[World]:
         library = next(Path("/usr/lib").glob(FAKETIME), None)
         shift = None if library is None else directory / "shift"
         world = World(directory, net, shift)
+        world.rules.write_text(rulebook.text())
         environment = {}
         if shift is not None:
             shift.write_text("+0")
