@@ -33,6 +33,8 @@ cdef class RateStore(Store):
     cdef int64_t scheduled_ns   # when tick() will be called
     cdef double qps_max         # of FLOW and PARAM in each namespace
     cdef uint32_t values_max    # but for hot items
+    cdef uint32_t rules_max     # of flows; and of parameters
+    cdef uint32_t items_max     # hot items of all rules
     cdef dict namespaces        # {name: number}
     cdef dict resources         # {flow id: what its rule calls it}
     cdef dict hot               # {number of a parameter's rule: {value on the wire: its number}}

@@ -18,7 +18,7 @@ from counterd._wheel cimport timers_arm, timers_disarm, timers_take
 from counterd.byteorder cimport load_be32, load_be64, store_be64, store_le32
 from counterd.debug cimport debug_check
 from counterd.protocols.sentinel._records cimport (
-    FLOWS_MAX, GLOBAL, HOT, ID_SIZE, ITEMS_MAX, LIMITER_SAMPLES, NAMESPACES_MAX, RULED, RULES_MAX, SERIAL_SIZE,
+    FLOWS, GLOBAL, HOT, ID_SIZE, ITEMS_MAX, LIMITER_SAMPLES, NAMESPACES_MAX, RULED, RULES_MAX, SERIAL_SIZE,
     VALUE_INLINE, Client, Flow, Namespace, Owner, Param, Records, State, Token, Value, after, flow_at, param_at,
     value_at,
 )
@@ -61,11 +61,11 @@ cdef size_t table_bytes(uint32_t records, size_t record_size) noexcept:
     return round_up(sizeof(IndexEntry) << bits_for(records)) + round_up((<size_t>records + 1) * record_size)
 
 
-def region_extra(uint32_t tokens, uint32_t values):
-    """Bytes of the region for so many tokens, and values of parameters but for hot items."""
+def region_extra(uint32_t tokens, uint32_t values, uint32_t rules=RULES_MAX, uint32_t items=ITEMS_MAX):
+    """Bytes of the region for so many tokens, values of parameters but for hot items, rules of each kind, hot items."""
     return (
-        round_up(sizeof(State)) + table_bytes(tokens, sizeof(Token)) + table_bytes(FLOWS_MAX, sizeof(Flow))
-        + table_bytes(RULES_MAX, sizeof(Param)) + table_bytes(values + ITEMS_MAX, sizeof(Value))
+        round_up(sizeof(State)) + table_bytes(tokens, sizeof(Token)) + table_bytes(FLOWS * rules, sizeof(Flow))
+        + table_bytes(rules, sizeof(Param)) + table_bytes(values + items, sizeof(Value))
         + round_up((NAMESPACES_MAX + 1) * sizeof(Namespace))
         + round_up((<size_t>tokens + CONNECTIONS_MAX + 1) * sizeof(Owner))
         + round_up((<size_t>CONNECTIONS_MAX + 1) * sizeof(Client))
@@ -113,11 +113,15 @@ cdef inline bint window_is(const Window* window, uint32_t size, int64_t interval
 
 
 cdef class RateStore(Store):
-    """The rules, and what has passed. tokens, param_values: how many there can be."""
+    """The rules, and what has passed. tokens, param_values, rules of each kind, items: how many there can be."""
 
-    def __cinit__(self, *, uint32_t tokens, uint32_t param_values, **_):
+    def __cinit__(
+        self, *, uint32_t tokens, uint32_t param_values, uint32_t rules=RULES_MAX, uint32_t items=ITEMS_MAX, **_
+    ):
         self.region.drops_idle = True
         self.values_max = param_values
+        self.rules_max = rules
+        self.items_max = items
         self.namespaces = {}
         self.resources = {}
         self.hot = {}
@@ -126,18 +130,20 @@ cdef class RateStore(Store):
     cdef void map_records(self, uint32_t tokens, uint32_t values) noexcept:
         """Lays out what the region has for this room, in the order in which region_extra() counts it."""
         cdef Records* records = &self.records
+        cdef uint32_t flows = FLOWS * self.rules_max, params = self.rules_max
         cdef uint8_t* place = self.region.extra
         cdef State* state = <State*>place
+        values += self.items_max
         place += round_up(sizeof(State))
         records.state = state
         index_map(&records.tokens.index, &state.token_index, place, bits_for(tokens))
         place = self.map_table(&records.tokens, &state.tokens, place, tokens, sizeof(Token), ID_SIZE)
-        index_map(&records.flows.index, &state.flow_index, place, bits_for(FLOWS_MAX))
-        place = self.map_table(&records.flows, &state.flows, place, FLOWS_MAX, sizeof(Flow), ID_SIZE)
-        index_map(&records.params.index, &state.param_index, place, bits_for(RULES_MAX))
-        place = self.map_table(&records.params, &state.params, place, RULES_MAX, sizeof(Param), ID_SIZE)
-        index_map(&records.values.index, &state.value_index, place, bits_for(values + ITEMS_MAX))
-        place = self.map_table(&records.values, &state.values, place, values + ITEMS_MAX, sizeof(Value), VALUE_INLINE)
+        index_map(&records.flows.index, &state.flow_index, place, bits_for(flows))
+        place = self.map_table(&records.flows, &state.flows, place, flows, sizeof(Flow), ID_SIZE)
+        index_map(&records.params.index, &state.param_index, place, bits_for(params))
+        place = self.map_table(&records.params, &state.params, place, params, sizeof(Param), ID_SIZE)
+        index_map(&records.values.index, &state.value_index, place, bits_for(values))
+        place = self.map_table(&records.values, &state.values, place, values, sizeof(Value), VALUE_INLINE)
         records.namespaces = <Namespace*>place
         place += round_up((NAMESPACES_MAX + 1) * sizeof(Namespace))
         records.owners = <Owner*>place
@@ -352,7 +358,7 @@ cdef class RateStore(Store):
     def check_room(self, rules):
         """Raises ValueError if there is no room for these rules, beside flows that have gone and still have tokens."""
         cdef Records* records = &self.records
-        cdef uint32_t number, gone = 0, blocks = 0, values = 0
+        cdef uint32_t number, gone = 0, blocks = 0, values = 0, flows_max = records.state.flows.capacity
         flow_ids = {rule.flow_id for rule in rules.flows}
         for number in range(1, records.state.flows.fresh + 1):
             if flow_at(records, number).record.flags & RECORD_USED:
@@ -363,13 +369,13 @@ cdef class RateStore(Store):
             for item in rule.items.keys() - known.keys():
                 values += 1
                 blocks += tally_blocks(rule.sample_count) + name_blocks(&records.values, SERIAL_SIZE + len(item))
-        if len(rules.flows) > RULES_MAX or len(rules.params) > RULES_MAX or gone + len(rules.flows) > FLOWS_MAX:
+        if max(len(rules.flows), len(rules.params)) > self.rules_max or gone + len(rules.flows) > flows_max:
             raise ValueError(
                 f"{len(rules.flows)} flow rules and {len(rules.params)} of parameters, beside {gone} flows that have"
-                f" tokens and no rule any more: each can be {RULES_MAX}, all flows {FLOWS_MAX}"
+                f" tokens and no rule any more: each can be {self.rules_max}, all flows {flows_max}"
             )
-        if sum(len(rule.items) for rule in rules.params) > ITEMS_MAX:
-            raise ValueError(f"the rules have more than {ITEMS_MAX} paramFlowItemList entries")
+        if sum(len(rule.items) for rule in rules.params) > self.items_max:
+            raise ValueError(f"the rules have more than {self.items_max} paramFlowItemList entries")
         if values > pool_left(&records.state.values) or blocks > pool_left(&self.region.header.blocks):
             raise ValueError(f"no memory for {values} more paramFlowItemList entries: raise sentinel.max_param_values")
         if len({rule.namespace for rule in (*rules.flows, *rules.params)}) > NAMESPACES_MAX:

@@ -22,7 +22,7 @@ cdef enum:
     NAMESPACE_MAX = 1013        # bytes: what fits into a PING of 1,024
     NAMESPACES_MAX = 1024
     RULES_MAX = 16384           # of flows; and of parameters
-    FLOWS_MAX = 32768           # rules, and flows whose rule has gone while there are tokens
+    FLOWS = 2                   # for each rule: besides those with one there are some whose rule went before their tokens
     ITEMS_MAX = 65536           # hot items of all rules
     LIMITER_SAMPLES = 10        # of the limit of a namespace: a second
     CONCURRENCY = 0             # FlowRule.grade
