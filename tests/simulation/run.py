@@ -7,6 +7,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from simulation.counter import CounterWorld
+from simulation.sentinel import SentinelWorld
 from simulation.throttr import ThrottrWorld
 from simulation.world import Violation
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from simulation.world import World
 
-ROOMS: dict[str, type[World]] = {"counter": CounterWorld, "throttr": ThrottrWorld}
+ROOMS: dict[str, type[World]] = {"counter": CounterWorld, "sentinel": SentinelWorld, "throttr": ThrottrWorld}
 WORLD_STEPS = 20_000  # of one world, about: each ends with everybody gone
 
 

@@ -79,6 +79,10 @@ class Link:
         """As Connection.peer, for rooms that ask where somebody comes from."""
         return "127.0.0.1", self.number & 0xFFFF
 
+    def origin(self) -> str:
+        """As Connection.origin."""
+        return f"127.0.0.1:{self.number & 0xFFFF}"
+
 
 class World:
     """One store and all that happens to it. A room's world says what clients ask, and what has to hold.
