@@ -811,10 +811,7 @@ class SentinelWorld(World):
         draw = self.random
         chance = draw.random()
         if chance < 0.3:
-            rules = self.make_rules()
-            self.store.load_rules(rules)
-            self.loaded(rules)
-            self.step("rules", None)
+            self.change_rules(self.make_rules())
         elif chance < 0.35:
             self.refuse_rules()
         elif chance < 0.45:
@@ -831,6 +828,19 @@ class SentinelWorld(World):
             self.step("drain", None)
         else:
             self.ask_for_nobody()
+
+    def change_rules(self, rules: Rules) -> None:
+        """Unless it has no room for their items: those that were such may still be there, besides all that can be."""
+        try:
+            self.store.load_rules(rules)
+        except ValueError as error:
+            figures = self.store.snapshot()
+            if figures["param_values"] + sum(len(rule.items) for rule in rules.params) <= self.values_max:
+                raise Violation("rules", str(error)) from None
+            self.step("refused", None)
+        else:
+            self.loaded(rules)
+            self.step("rules", None)
 
     def refuse_rules(self) -> None:
         """Too many: nothing changes."""
