@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import tokens
-from counterd.client import _fallback, _keeper
+from counterd.client import _fallback, _keeper, _shared
 from counterd.client.sentinel import Answer, Blocked, Client, NoSuchRule, TokenRefused
 from counterd.errors import ConnectionLost, ProtocolError, Timeout
 from counterd.protocols.sentinel.wire import MessageType, Status
@@ -61,6 +61,15 @@ def server() -> Iterator[Server]:
 
 def made(server: Server, **options: Any) -> Client:
     return Client(*server.address, **{"timeout": PATIENCE, "limits": {101: 1}, **options})
+
+
+@contextlib.contextmanager
+def impatient(client: Client) -> Iterator[None]:
+    """Its connection waits for no answer that is not there already."""
+    client.ping()
+    client._link._timeout = SHORT
+    yield
+    client._link._timeout = PATIENCE
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -120,11 +129,11 @@ def test_what_makes_no_sense(server: Server) -> None:
 @pytest.mark.parametrize("holds", [False, True])
 def test_a_grant_that_comes_too_late_is_given_back(server: Server, holds: bool) -> None:
     """At once, though nobody uses the client any more."""
-    with made(server, timeout=SHORT, fallback="closed") as client:
-        client.ping()
-        server.waits = {MessageType.ACQUIRE}
-        with pytest.raises(Timeout):
-            client.hold(101).__enter__() if holds else client.acquire(101)
+    with made(server, fallback="closed") as client:
+        with impatient(client):
+            server.waits = {MessageType.ACQUIRE}
+            with pytest.raises(Timeout):
+                client.hold(101).__enter__() if holds else client.acquire(101)
         time.sleep(2 * SHORT)
         server.go_on()
         wait_until(lambda: server.seen(MessageType.RELEASE), "it is given back")
@@ -135,9 +144,9 @@ def test_a_grant_that_comes_too_late_is_given_back(server: Server, holds: bool) 
 
 def test_a_server_that_owes_grants_for_too_long(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_keeper, "LATE_MAX_S", 2 * SHORT)
-    with made(server, timeout=SHORT, fallback="closed") as client:
+    with made(server, fallback="closed") as client:
         server.waits = {MessageType.ACQUIRE}
-        with pytest.raises(Timeout):
+        with impatient(client), pytest.raises(Timeout):
             client.acquire(101)
         wait_until(lambda: client._link.closed, "it is given up")
         server.go_on()
@@ -146,9 +155,9 @@ def test_a_server_that_owes_grants_for_too_long(server: Server, monkeypatch: pyt
 
 def test_leases_are_kept_while_a_grant_is_owed(server: Server) -> None:
     server.lease_ms, server.limits = 400, {101: 1, 102: 1}
-    with made(server, timeout=SHORT, fallback="closed") as client, client.hold(101) as hold:
+    with made(server, fallback="closed") as client, client.hold(101) as hold:
         server.waits = {MessageType.ACQUIRE}
-        with pytest.raises(Timeout):
+        with impatient(client), pytest.raises(Timeout):
             client.acquire(102)
         time.sleep(0.6)
         assert not hold.lost
@@ -212,10 +221,11 @@ def test_it_ends_when_the_server_is_back(
     server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_fallback, "QUIET_S", 0.0)
-    with made(server, fallback="open", timeout=SHORT) as client:
+    with made(server, fallback="open") as client:
         for _ in range(2):
-            server.waits = {MessageType.FLOW}
-            assert [client.flow(101), client.flow(101)] == [PASSED, PASSED]
+            with impatient(client):
+                server.waits = {MessageType.FLOW}
+                assert [client.flow(101), client.flow(101)] == [PASSED, PASSED]
             server.go_on()
             assert not client.flow(101).fallback
             assert client.stats().falling_back == ""
@@ -296,28 +306,24 @@ def test_a_token_that_can_neither_be_kept_nor_given_back(server: Server) -> None
 # ---- the connection -------------------------------------------------------------------------------------------------
 
 
-def test_no_call_waits_for_a_server_that_does_not_accept() -> None:
+def test_no_call_waits_for_a_server_that_does_not_accept(monkeypatch: pytest.MonkeyPatch) -> None:
     """But the first: then only the keeper does."""
-    with contextlib.ExitStack() as stack:
-        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        listening.listen(0)
-        for _ in range(3):  # now its queue is full, and the kernel leaves further connections unanswered
-            connection = stack.enter_context(socket.socket())
-            connection.setblocking(False)
-            connection.connect_ex(listening.getsockname())
-        options = {"connect_timeout": 0.2, "fallback": "open"}
-        client = stack.enter_context(Client(port=listening.getsockname()[1], **options))
-        start = time.monotonic()
-        assert client.flow(101) == PASSED
-        assert time.monotonic() - start >= 0.2
-        deadline = time.monotonic() + 0.6
-        slowest = 0.0
-        while (start := time.monotonic()) < deadline:
+    connecting: list[str] = []
+
+    def does_not_accept(*_: object) -> None:
+        connecting.append(threading.current_thread().name)
+        raise TimeoutError
+
+    monkeypatch.setattr(_shared, "connected_socket", does_not_accept)
+    with Client(fallback="open", connect_timeout=SHORT) as client:
+
+        def asks() -> bool:
             assert client.flow(101) == PASSED
-            slowest = max(slowest, time.monotonic() - start)
-            time.sleep(0.005)
-        assert slowest < 0.15
-        assert client.stats().fallbacks == 1
+            return len(connecting) == 4
+
+        wait_until(asks, "it has tried again")
+        assert client.stats().falling_back == "127.0.0.1:18730 did not accept a connection within 0.05 s"
+    assert connecting == ["MainThread"] + ["counterd-keep"] * 3
 
 
 def test_calls_reach_a_server_that_is_back() -> None:
