@@ -444,7 +444,7 @@ def test_no_call_waits_for_a_server_that_does_not_accept() -> None:
 
             def asks() -> bool:
                 with pytest.raises(StopIteration) as ended:
-                    client.flow(101).send(None)  # type: ignore[attr-defined]
+                    client.flow(101).send(None)
                 assert ended.value.value == PASSED
                 attempts.add(client._connecting)
                 return len(attempts) == 3

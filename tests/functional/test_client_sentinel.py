@@ -506,6 +506,57 @@ def test_a_child_has_nothing_of_its_parent(server: Server) -> None:
         assert (parent.returncode, out) == (0, "left in the parent\n"), err
 
 
+def test_locks_that_a_thread_of_the_parent_has(server: Server) -> None:
+    """In the child nobody will ever let go of them."""
+    code = """
+        client.ping()
+        locks = [client._link._lock, client._connecting, client._keeping, client._fallback._lock, client._turns._lock]
+        locked, forked = threading.Event(), threading.Event()
+
+        def keep():
+            for lock in locks:
+                lock.acquire()
+            locked.set()
+            forked.wait(10)
+            for lock in locks:
+                lock.release()
+
+        thread = threading.Thread(target=keep)
+        thread.start()
+        locked.wait(10)
+        if os.fork() == 0:
+            with client.hold(101):
+                assert client.flow(106).status in (0, 1)
+            client.close()
+            os._exit(0)
+        assert os.wait()[1] == 0
+        forked.set()
+        thread.join()
+        client.close()
+        print("done")
+    """
+    with program(server, code) as parent:
+        out, err = parent.communicate(timeout=PATIENCE)
+        assert (parent.returncode, out) == (0, "done\n"), err
+
+
+def test_a_hold_when_the_program_ends(server: Server) -> None:
+    """From 3.12 on there are no new threads then."""
+    code = """
+        import atexit
+
+        def hold():
+            with client.hold(103):
+                print("held")
+            client.close()
+
+        atexit.register(hold)
+    """
+    with program(server, code) as ending:
+        out, err = ending.communicate(timeout=PATIENCE)
+        assert (ending.returncode, out, err) == (0, "held\n", "")
+
+
 # ---- interrupts -----------------------------------------------------------------------------------------------------
 
 

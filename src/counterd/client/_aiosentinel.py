@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from asyncio import get_running_loop
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -41,7 +42,7 @@ from counterd.protocols.sentinel.wire import Status
 if TYPE_CHECKING:
     import os
     import ssl
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from counterd.client._aiolink import FutureCall
@@ -102,15 +103,17 @@ class AsyncClient(Shared):
         """Gives back all tokens, and ends the connection. Later calls raise ConnectionLost."""
         await super().close()
 
-    async def flow(self, flow_id: int, count: int = 1, *, prioritized: bool = False) -> Answer:
+    # These pass a coroutine on instead of being one more around it.
+
+    def flow(self, flow_id: int, count: int = 1, *, prioritized: bool = False) -> Coroutine[Any, Any, Answer]:
         """Asks whether so many calls of a flow may pass now, by its rate.
 
         prioritized: where they may not, they may be told to pass after a while, at the expense of later ones.
         """
         check(flow_id, count)
-        return await self._decided(flow_id, count, (), (wire.flow, flow_id, count, prioritized))
+        return self._decided(flow_id, count, (), (wire.flow, flow_id, count, prioritized))
 
-    async def param(self, flow_id: int, values: Iterable[Value], count: int = 1) -> Answer:
+    def param(self, flow_id: int, values: Iterable[Value], count: int = 1) -> Coroutine[Any, Any, Answer]:
         """Asks whether so many calls of a flow with each of these values may pass now: all of them, or none.
 
         values: bool, int, float, text or bytes, as Java's Boolean, Integer or Long, Double and String; Typed(Tag.SHORT,
@@ -118,15 +121,15 @@ class AsyncClient(Shared):
         """
         check(flow_id, count)
         values = values_of(values)
-        return await self._decided(flow_id, count, values, (wire.param_flow, flow_id, count, values))
+        return self._decided(flow_id, count, values, (wire.param_flow, flow_id, count, values))
 
-    async def acquire(self, flow_id: int, count: int = 1, *, prioritized: bool = False) -> Token:
+    def acquire(self, flow_id: int, count: int = 1, *, prioritized: bool = False) -> Coroutine[Any, Any, Token]:
         """A token for so many calls of a flow that run at the same time. Blocked if that would be too many.
 
         Asks once, and does not look after the lease, as hold() does: release() it, and until then keep() it.
         prioritized: for servers to which that means something.
         """
-        return await self._ask(None, AskedToken(flow_id, count, prioritized, 0, RAISE))
+        return self._ask(None, AskedToken(flow_id, count, prioritized, 0, RAISE))
 
     async def release(self, token: Token) -> bool:
         """Gives a token back. False if it was gone before: given back, or its lease was over."""
@@ -190,14 +193,18 @@ class AsyncClient(Shared):
     # ---- calling ----
 
     async def _call(self, request: tuple[Any, ...]) -> Response:
-        link = await self._reached()
-        was_good = link.calls.answered
+        link = self._link
+        if link is None or link.closed or self._loop is not get_running_loop():
+            link = await self._reached()
+        call = link.start(*request)
+        assert call.future is not None
         try:
-            first: Response = await link.result(*request)
+            first: Response = await call.future
             return first
-        except ConnectionLost:
+        except BaseException as error:
+            link.forget(call)
             # What was granted unseen ends soon, without a connection: it is safe to ask again.
-            if not was_good or self._closed:
+            if not isinstance(error, ConnectionLost) or not link.calls.answered or self._closed:
                 raise
         again: Response = await (await self._reached()).result(*request)
         return again

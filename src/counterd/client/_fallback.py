@@ -29,7 +29,7 @@ OPEN: Literal["open"] = "open"
 CLOSED: Literal["closed"] = "closed"
 GOES_ON = {LOCAL: "going on with local limits", OPEN: "letting all through", CLOSED: "refusing all"}
 # The answers that are a decision; after any other the fallback decides, as where there is no answer.
-DECISIONS = frozenset((Status.OK, Status.BLOCKED, Status.SHOULD_WAIT))
+DECISIONS = frozenset(map(int, (Status.OK, Status.BLOCKED, Status.SHOULD_WAIT)))
 # Who falls back now and then is told of in one piece, as long as it happens again within so many seconds.
 QUIET_S = 1.0
 WINDOWS = 10  # of a second, in which a local limit counts

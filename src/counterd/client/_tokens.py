@@ -34,6 +34,8 @@ SHARES = 3  # of what is left of a lease: one of them passes before the next KEE
 RELEASED = frozenset((Status.RELEASE_OK, Status.ALREADY_RELEASED, Status.NO_RULE))  # a token is not held after these
 UNKNOWN = "the server does not know it any more"
 
+# An enumeration's members are looked up slowly before Python 3.12.
+_ACQUIRE, _OK = int(MessageType.ACQUIRE), int(Status.OK)
 _TYPE, _FLOW, _FLOW_END = 6, 7, 15  # where they are in a request's frame
 
 
@@ -227,7 +229,7 @@ class TokenCalls(Pending):
             if call is None or call.frame[_TYPE] != response.type:
                 raise ProtocolError(f"nothing was asked with type {response.type} and xid {response.xid}")
             self.pending.pop(response.xid, None)  # all of it may have ended meanwhile: a signal handler may close()
-            if response.type == MessageType.ACQUIRE and response.status == Status.OK:
+            if response.type == _ACQUIRE and response.status == _OK:
                 call.permits = response.token_id
             if not call.settle(response, None):
                 self.forget(call)
@@ -240,7 +242,7 @@ class TokenCalls(Pending):
             call.permits = 0
 
     def may_grant(self, call: Call) -> bool:
-        return call.frame[_TYPE] == MessageType.ACQUIRE
+        return call.frame[_TYPE] == _ACQUIRE
 
     def _take_back(self, call: Call) -> None:
         self.pending.pop(int.from_bytes(call.frame[2:6], "big"), None)

@@ -281,7 +281,7 @@ class Client(Shared):
             return link
         if self._outage and not self._closed:
             if time.monotonic() >= self._retry_at:
-                with self._keeping:
+                with suppress(RuntimeError), self._keeping:  # there are no new threads when the program ends
                     self._the_keeper().connect()
             raise ConnectionLost(self._outage)
         try:
@@ -357,7 +357,7 @@ class Client(Shared):
 
     def _on_late(self) -> None:
         """A grant may come that nobody waits for any more. Is called with the connection's lock."""
-        with suppress(RuntimeError), self._keeping:  # there are no new threads when the program ends
+        with suppress(RuntimeError), self._keeping:
             self._the_keeper().wake()
 
     def _make_locks(self) -> None:
@@ -391,7 +391,7 @@ class Client(Shared):
     def _keep(self, hold: Hold, token: Token) -> Lease:
         """A lease, kept alive from now on."""
         lease = Lease(token, time.monotonic(), self._usual.get(token.flow_id))
-        with self._keeping:
+        with suppress(RuntimeError), self._keeping:
             if self._closed:
                 lease.lost = CLOSED
             else:
