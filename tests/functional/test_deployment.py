@@ -6,12 +6,15 @@ stops with KillSignal, and starts again while clients wait. What the lines and n
 
 from __future__ import annotations
 
+import queue
 import re
 import shlex
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,13 +63,23 @@ class Systemd:
         self.said: list[str] = []
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notify.bind(str(folder / "notify"))
-        self._notify.settimeout(daemon.PATIENCE)
         streams = [each for each in unit("counterd.socket")["ListenStream"] if "::" not in each or has_ipv6()]
         self.sockets = [self._listen(folder, each) for each in streams]
+        self._heard: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._listener = threading.Thread(target=self._listen_always)
+        self._listener.start()
 
     def close(self) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
+            last.sendto(b"", self._notify.getsockname())
+        self._listener.join()
         for each in (self._notify, *self.sockets):
             each.close()
+
+    def _listen_always(self) -> None:
+        """As systemd does: a few of the watchdog's messages that nobody reads would leave no room for others."""
+        while message := self._notify.recv(4096):
+            self._heard.put(message)
 
     def _listen(self, folder: Path, stream: str) -> socket.socket:
         """A socket of the .socket unit: on a free port, or in the folder."""
@@ -109,8 +122,9 @@ class Systemd:
 
     def hear(self, wanted: str) -> list[str]:
         """Waits for a message with a line that begins like this, and returns its lines."""
+        deadline = time.monotonic() + daemon.PATIENCE
         while True:
-            lines = self._notify.recv(4096).decode().splitlines()
+            lines = self._heard.get(timeout=max(deadline - time.monotonic(), 0)).decode().splitlines()
             if any(line.startswith(wanted) for line in lines):
                 return lines
 
