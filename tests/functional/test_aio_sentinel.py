@@ -364,6 +364,44 @@ def test_answers_in_another_order(server: Server) -> None:
     run(main())
 
 
+def test_a_token_that_is_unknown_when_it_is_given_back(server: Server) -> None:
+    async def main() -> None:
+        async with made(server.address) as client:
+            client._usual[101] = 60.0  # so that it is not kept before
+            hold = await client.hold(101).__aenter__()
+            server.tokens.clear()
+            assert not hold.lost
+            with pytest.raises(TokenLost, match="the server does not know it"):
+                await hold.__aexit__(None, None, None)
+            assert client.stats().lost == 1
+
+    run(main())
+
+
+def test_calls_go_on_with_another_connection(server: Server) -> None:
+    """Also one that is under way."""
+
+    async def main() -> None:
+        async with made(server.address) as client:
+            for _ in range(3):
+                assert await client.ping() >= 1
+                server.hang_up()
+                assert await client.flow(101) == Answer(0, 1)
+                server.hang_up()
+                token = await client.acquire(101)
+                server.hang_up()
+                assert await client.keep(token) == server.lease_ms
+                server.hang_up()
+                assert await client.release(token)
+            server.says = {MessageType.PING: -1, MessageType.KEEP: 5, MessageType.RELEASE: -1}
+            token = await client.acquire(101)
+            for call in (client.ping(), client.keep(token), client.release(token)):
+                with pytest.raises(TokenRefused):
+                    await call
+
+    run(main())
+
+
 @LOOPS
 @pytest.mark.parametrize("holds", [False, True])
 def test_a_grant_that_comes_too_late_is_given_back(server: Server, loop: str, holds: bool) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import tokens
 from counterd.client import _fallback, _keeper, _shared
-from counterd.client.sentinel import Answer, Blocked, Client, NoSuchRule, TokenRefused
+from counterd.client.sentinel import Answer, Blocked, Client, NoSuchRule, TokenLost, TokenRefused
 from counterd.errors import ConnectionLost, ProtocolError, Timeout
 from counterd.protocols.sentinel.wire import MessageType, Status
 from daemon import PATIENCE, wait_until
@@ -178,6 +178,17 @@ def test_a_lease_that_is_not_renewed_now(server: Server, status: Status) -> None
         time.sleep(0.3)
         assert not hold.lost
         server.says = {MessageType.RELEASE: status}
+
+
+def test_a_token_that_is_unknown_when_it_is_given_back(server: Server) -> None:
+    with made(server) as client:
+        client._usual[101] = 60.0  # so that it is not kept before
+        hold = client.hold(101).__enter__()
+        server.tokens.clear()
+        assert not hold.lost
+        with pytest.raises(TokenLost, match="the server does not know it"):
+            hold.__exit__(None, None, None)
+        assert client.stats().lost == 1
 
 
 # ---- falling back ---------------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ class Keeper:
         self._client = client
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._wakes_at = math.inf
-        self.connects = False  # it is to do that now
+        self._connects = self._collects = False  # it is to do that now
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="counterd-keep", daemon=True)
         self._thread.start()
@@ -121,8 +121,16 @@ class Keeper:
 
     def connect(self) -> None:
         """Now, so that nobody else waits for it."""
-        self.connects = True
+        self._connects = True
         self.wake()
+
+    def collect(self) -> None:
+        """What is granted to nobody."""
+        self._collects = True
+        self.wake()
+
+    def has_work(self) -> bool:
+        return bool(self.leases) or self._connects or self._collects
 
     def wake(self) -> None:
         """There is something new to look at."""
@@ -181,6 +189,7 @@ class Keeper:
     def _turn(self) -> None:
         self._wakes_at = math.inf  # whatever is added from now on wakes it
         pause = self._work()
+        self._collects = False  # before it looks
         link = cast("TokenLink", self._client._link)
         if link.owes_grants():
             link.collect(SLICE_S if pause is None else min(pause, SLICE_S))
@@ -197,8 +206,8 @@ class Keeper:
         """Does what is due. Seconds until more is; None if nothing is known of."""
         client = self._client
         link = client._link
-        if link.closed and (self.leases or self.connects) and not client._closed:
-            self.connects = False
+        if link.closed and (self.leases or self._connects) and not client._closed:
+            self._connects = False
             try:
                 link = client._connected()
             except FAILURES as error:
@@ -213,7 +222,7 @@ class Keeper:
                 hold._tell()
         leases = list(self.leases)
         if client._link.closed:
-            times = [lease.ends for lease in leases] + ([client._retry_at] if leases or self.connects else [])
+            times = [lease.ends for lease in leases] + ([client._retry_at] if leases or self._connects else [])
         else:
             times = [lease.next for lease in leases]
         return max(min(times) - now, 0.0) if times else None

@@ -358,11 +358,12 @@ class Client(Shared):
     def _on_late(self) -> None:
         """A grant may come that nobody waits for any more. Is called with the connection's lock."""
         with suppress(RuntimeError), self._keeping:
-            self._the_keeper().wake()
+            self._the_keeper().collect()
 
     def _make_locks(self) -> None:
         super()._make_locks()
-        self._keeping: Any = threading.RLock()  # of the keeper
+        # Of the keeper. Who has it takes no lock of a connection, as that one may wait for this.
+        self._keeping: Any = threading.RLock()
 
     def _after_fork(self) -> None:
         super()._after_fork()
@@ -383,7 +384,7 @@ class Client(Shared):
     def _dismiss(self, keeper: Keeper) -> bool:
         """Whether it may end, as there is nothing to do."""
         with self._keeping:
-            if keeper.leases or keeper.connects or self._token_link.owes_grants():
+            if keeper.has_work():
                 return False
             self._keeper = None
             return True
