@@ -28,7 +28,7 @@ FAILURES = (ConnectionLost, Timeout, ProtocolError)
 # rule may have changed. Most holds are over by then, and cost no request.
 FIRST_KEEP_S = 0.25
 LEAST_S = 0.01  # between two KEEPs of a token
-AGAIN_S = 0.1  # after one that was not answered
+AGAIN_S = 0.1  # after one that was not answered, where nobody knows how long the lease is
 SHARES = 3  # of what is left of a lease: one of them passes before the next KEEP, so two may go wrong
 
 RELEASED = frozenset((Status.RELEASE_OK, Status.ALREADY_RELEASED, Status.NO_RULE))  # a token is not held after these
@@ -184,7 +184,7 @@ class Lease:
         elif response is not None and response.status == Status.ALREADY_RELEASED:
             self.lost = UNKNOWN
         else:
-            self.due = now + (AGAIN_S if self.ends == math.inf else max((self.ends - now) / SHARES, AGAIN_S))
+            self.due = now + (AGAIN_S if self.ends == math.inf else max((self.ends - now) / SHARES, LEAST_S))
 
     def look(self, now: float) -> None:
         """It is lost when it is over and nobody has said that it goes on."""
