@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -161,9 +162,7 @@ def test_items_that_java_takes_for_one(make_room: MakeRoom) -> None:
     """Two entries of a list may be the same value; the store takes either."""
     nan = bytes.fromhex("03 7ff0000000000001")
     rule = values(1, 3, {float("nan"): 5})
-    room = make_room(
-        type(rule)(**{name: getattr(rule, name) for name in rule.__dataclass_fields__} | {"items": {nan: 4}})
-    )
+    room = make_room(replace(rule, items={nan: 4}))
     client = room.connection()
     assert ask(client, float("nan"), count=4) == (Status.OK, 0)
     room.load(values(1, 3, {float("nan"): 5}))
@@ -232,6 +231,24 @@ def test_a_rule_that_was_gone_starts_anew(make_room: MakeRoom) -> None:
     room.load(values(1), rate(2, 3))
     assert ask(client, "v", count=3) == (Status.OK, 0)
     assert client.ask(wire.flow(1, 2, 3)).status == Status.OK
+
+
+@pytest.mark.parametrize("window_ms", [100, 10_000])
+def test_another_window_knows_nothing_of_the_one_before(make_room: MakeRoom, window_ms: int) -> None:
+    """Nor of what was borrowed from it; its samples have other numbers, lower ones if they are longer."""
+    room = make_room(rate(1, 10))
+    client = room.connection()
+    assert client.ask(wire.flow(1, 1, 8)).status == Status.OK
+    room.advance(900 * MS)
+    assert client.ask(wire.flow(1, 1, 9, priority=True)).status == Status.SHOULD_WAIT
+    other = replace(rate(1, 10), window_ms=window_ms)
+    room.load(other)
+    room.store.audit()
+    for _ in range(3):
+        assert client.ask(wire.flow(1, 1, 10)).status == Status.OK
+        assert client.ask(wire.flow(1, 1, 10)).status == Status.BLOCKED
+        room.advance(window_ms * MS)
+    room.store.audit()
 
 
 def test_the_same_rules_again_change_nothing(make_room: MakeRoom) -> None:

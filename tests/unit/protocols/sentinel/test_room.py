@@ -178,16 +178,18 @@ def test_who_does_not_read_his_answers_is_not_read_either(served: Room, asked: l
     assert not client.session.dropped
 
 
-def test_who_ends_is_not_waited_for(served: Room, asked: list[Any]) -> None:
+def test_who_sends_his_last_is_answered_before_he_is_closed(served: Room, asked: list[Any]) -> None:
     client = served.connection()
-    client.send(wire.acquire(1, 1, 1))
+    client.send(wire.acquire(1, 1, 1), wire.flow(2, 2, 1))
     client.peer.half_close()
-    assert client.session.closing
+    assert not client.session.closing
     served.settle()
     served.store.answer(asked[0].ticket, Status.OK, 9, served.now_ns)
     served.settle()
-    assert client.told() == []
-    assert [(call.kind, call.token_id) for call in asked[1:]] == [("release", 9)]
+    assert [(response.xid, response.token_id) for response in client.told()] == [(2, 0), (1, 9)]
+    assert client.session.closing
+    assert len(asked) == 1
+    assert served.store.sessions_open == 0
 
 
 def test_where_a_call_comes_from_is_told(served: Room, asked: list[Any]) -> None:
