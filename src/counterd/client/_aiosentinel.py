@@ -467,6 +467,11 @@ class AsyncHold:
         return decorated_async(function, lambda: AsyncHold(self._client, self._asked))
 
     @property
+    def token(self) -> Token | None:
+        """What is held, with the server's number for it; None outside of the block."""
+        return self._token
+
+    @property
     def lost(self) -> bool:
         """Whether the token was lost while the block runs, as far as is known. Asks nobody."""
         lease, loop = self._lease, self._client._loop

@@ -492,6 +492,11 @@ class Hold:
         return decorated(function, lambda: Hold(self._client, self._asked))
 
     @property
+    def token(self) -> Token | None:
+        """What is held, with the server's number for it; None outside of the block."""
+        return self._token
+
+    @property
     def lost(self) -> bool:
         """Whether the token was lost while the block runs, as far as is known. Asks nobody."""
         lease = self._lease

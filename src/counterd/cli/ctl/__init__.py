@@ -39,6 +39,7 @@ MODULES = {
     "kill": "admin",
     "top": "top",
     "throttr": "throttr",
+    "sentinel": "sentinel",
     "bench": "data",
     "completion": "data",
 }

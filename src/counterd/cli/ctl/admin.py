@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import click
 
-from counterd.cli.ctl.common import EXIT_NOT_AVAILABLE, NAME, Target, has_address, say, shown
+from counterd.cli.ctl.common import EXIT_NOT_AVAILABLE, NAME, Server, has_address, say, shown
 from counterd.cli.ctl.output import Column, Kind, Output, Row, output_option
 from counterd.errors import ConnectionLost, Timeout
 
@@ -144,15 +144,17 @@ def read_url(url: str) -> tuple[str, int, str]:
 
 def endpoint_of(context: click.Context, admin: str, token_file: Any) -> Endpoint:
     """What the options of admin_options() say."""
-    above = context.find_root()
-    if has_address(above):
-        raise click.UsageError("that is where the counters are: where the admin endpoint is says --admin")
+    above = context.parent
+    assert above is not None
+    for each in {above, context.find_root()}:
+        if has_address(each):
+            raise click.UsageError(f"that is where the {each.obj.what} are: where the admin endpoint is says --admin")
     token = (token_file.read() if token_file else os.environ.get("COUNTERD_ADMIN_TOKEN", "")).strip()
     if not token.isascii() or not token.isprintable():
         raise click.UsageError("a token is printable ASCII, on one line")
-    target = above.find_object(Target)
-    assert target is not None  # which the group has made
-    return Endpoint(admin, *read_url(admin), token, target.timeout)
+    server = above.find_object(Server)
+    assert server is not None  # which the group has made
+    return Endpoint(admin, *read_url(admin), token, server.timeout)
 
 
 # ---- commands ----
@@ -182,7 +184,7 @@ def holders(context: click.Context, /, name: bytes, limit: int, output: Output, 
 
 
 @click.command()
-@click.option("--room", metavar="NAME", help="Only those of this protocol: counter, throttr.")
+@click.option("--room", metavar="NAME", help="Only those of this protocol: counter, throttr, sentinel.")
 @click.option("--limit", type=click.IntRange(0), metavar="N", help="Only the first so many.")
 @admin_options
 @output_option

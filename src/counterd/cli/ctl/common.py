@@ -24,6 +24,7 @@ from counterd.errors import (
     ProtocolError,
     ServerError,
     Timeout,
+    TokenLost,
 )
 from counterd.units import printable, seconds
 
@@ -46,8 +47,9 @@ DURATION_MAX = 60e6  # seconds, two years: every clock and every system call can
 
 
 class Server:
-    """A server as the options name it, not connected yet. protocol: what it is asked in, for messages."""
+    """A server as the options name it, not connected yet. what: is there, and protocol: is spoken there; for messages."""
 
+    what = "things"
     protocol = "a protocol"
 
     def __init__(self, address: Address, timeout: float) -> None:
@@ -65,6 +67,7 @@ class Server:
 class Target(Server):
     """The server of the counters."""
 
+    what = "counters"
     protocol = "the counter protocol"
 
     def connect(self, **options: Any) -> Client:
@@ -221,7 +224,7 @@ def explain(error: Exception, server: Server | None) -> tuple[str, int]:
     line = printable(re.sub(r"\s+", " ", re.sub(r"\[Errno [0-9]+\] ", "", str(error))))
     if isinstance(error, ProtocolError) and server is not None:
         return f"{server.address} does not speak {server.protocol}: {line}", EXIT_NO_CONNECTION
-    if isinstance(error, (ConnectionLost, ProtocolError, Timeout)):
+    if isinstance(error, (ConnectionLost, ProtocolError, Timeout, TokenLost)):
         return line, EXIT_NO_CONNECTION
     if isinstance(error, ServerError) and not isinstance(error, InvalidArguments):
         return line, EXIT_NOT_AVAILABLE

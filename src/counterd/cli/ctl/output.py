@@ -85,7 +85,9 @@ def size(value: int) -> str:
 
 
 def span(seconds: float) -> str:
-    """0 s, 143 µs, 3.20 s, 59 s, 5 min, 3 h, 12 d: as exact as anybody asks."""
+    """0 s, 143 µs, 3.20 s, 59 s, 5 min, 3 h, 12 d: as exact as anybody asks. What is over since then is negative."""
+    if seconds < 0:
+        return f"-{span(-seconds)}"
     for unit, length in SPANS:
         if seconds >= length:
             return f"{int(seconds // length):,} {unit}"

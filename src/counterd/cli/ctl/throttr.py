@@ -52,6 +52,7 @@ TTL_COLUMN = Column("ttl", Kind.SPAN)
 class ThrottrTarget(Server):
     """The server of the keys."""
 
+    what = "keys"
     protocol = "the throttr protocol, or has another --value-size"
 
     def __init__(self, address: Address, timeout: float, value_size: str) -> None:

@@ -119,7 +119,7 @@ TABLES = (
         "The calls that are in progress, those first that take longest, or have the largest count.",
         (
             Column("token", "text", "its id"),
-            Column("flow", "integer", "the id of its rule"),
+            Column("flow", "text", "the id of its rule"),
             Column("count", "integer", "how much of the flow it stands for"),
             Column("connection", "connection", "who has it"),
             Column("held", "seconds", "since when it has been out"),
@@ -133,7 +133,7 @@ TABLES = (
         "flows",
         "The flows, those first that have most of what `sort` says.",
         (
-            Column("flow", "integer", "its id"),
+            Column("flow", "text", "its id"),
             Column("resource", "name", "what its rule calls it"),
             Column("limits", "text", "concurrency or qps; or there is no rule any more, and tokens are out"),
             Column("threshold", "integer", "calls at once, or a second, with those that are connected now"),

@@ -1,6 +1,7 @@
 """The sentinel room's tables for people: the calls that are in progress, and the flows.
 
-Floor 2. Walks in slices, see _walk.pyx. Times are those of the store's last call.
+Floor 2. Walks in slices, see _walk.pyx. Times are those of the store's last call. Ids are texts: they have 64 bits, of
+which JSON keeps 53 where numbers are floating.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -52,7 +53,7 @@ cdef class TokensWalk(RankedWalk):
         cdef const Token* token = <const Token*>record
         cdef int64_t left_ns = lease_end(&store.records, token, store.now_ns) - store.now_ns
         return (
-            str(<int64_t>load_be64(token.id)), store.flow_id(token.flow), token.count,
+            str(<int64_t>load_be64(token.id)), str(store.flow_id(token.flow)), token.count,
             store.records.owners[token.owner].connection, (store.now_ns - token.since_ns) / NS_PER_S,
             left_ns / NS_PER_S, token.kept,
         )
@@ -89,6 +90,6 @@ cdef class FlowsWalk(RankedWalk):
             kind = "concurrency" if flow.grade == CONCURRENCY else "qps"
             threshold = store.threshold(flow.threshold, flow.threshold_type, flow.namespace)
         return (
-            flow_id, store.resources.get(flow_id, b""), kind, int(min(threshold, 1e18)), flow.now_calls, flow.passed,
-            flow.blocked, flow.waiting, flow.expired,
+            str(flow_id), store.resources.get(flow_id, b""), kind, int(min(threshold, 1e18)), flow.now_calls,
+            flow.passed, flow.blocked, flow.waiting, flow.expired,
         )

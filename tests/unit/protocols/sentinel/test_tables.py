@@ -21,7 +21,7 @@ def rule(flow_id: int, resource: str, grade: int, count: float) -> dict[str, Any
     return {"resource": resource, "grade": grade, "count": count, "clusterMode": True, "clusterConfig": config}
 
 
-RULES = {"shop": {"flowRules": [rule(101, "pay", 0, 3), rule(102, "ship", 0, 9), rule(7, "se\u00e4rch", 1, 2)]}}
+RULES = {"shop": {"flowRules": [rule(101, "pay", 0, 3), rule(102, "ship", 0, 9), rule("7", "se\u00e4rch", 1, 2)]}}
 
 
 @pytest.fixture
@@ -61,9 +61,9 @@ def test_tokens_by_how_long_they_are_held_and_by_count(store: Any) -> None:
     rows, total = listed(store, TOKENS)
     assert (rows, total) == (
         [
-            (str(first), 102, 1, session.number, 2.0, 4.0, 1),
-            (str(second), 102, 5, session.number, 1.0, 3.0, 0),
-            (str(third), 101, 2, session.number, 0.0, 4.0, 0),
+            (str(first), "102", 1, session.number, 2.0, 4.0, 1),
+            (str(second), "102", 5, session.number, 1.0, 3.0, 0),
+            (str(third), "101", 2, session.number, 0.0, 4.0, 0),
         ],
         3,
     )
@@ -83,15 +83,15 @@ def test_flows_and_those_whose_rule_has_gone(store: Any) -> None:
     rows, total = listed(store, FLOWS)
     assert (rows, total) == (
         [
-            (101, b"pay", "concurrency", 3, 2, 2, 2, 0, 0),
-            (102, b"ship", "concurrency", 9, 0, 0, 0, 0, 0),
-            (7, "se\u00e4rch".encode(), "qps", 2, 0, 2, 1, 0, 0),
+            ("101", b"pay", "concurrency", 3, 2, 2, 2, 0, 0),
+            ("102", b"ship", "concurrency", 9, 0, 0, 0, 0, 0),
+            ("7", "se\u00e4rch".encode(), "qps", 2, 0, 2, 1, 0, 0),
         ],
         3,
     )
-    assert [row[0] for row in listed(store, FLOWS, sort="blocked")[0]] == [101, 7, 102]
+    assert [row[0] for row in listed(store, FLOWS, sort="blocked")[0]] == ["101", "7", "102"]
     store.load_rules(read_rules({}))
-    assert listed(store, FLOWS) == ([(101, b"pay", "no rule", 0, 2, 2, 2, 0, 0)], 1)
+    assert listed(store, FLOWS) == ([("101", b"pay", "no rule", 0, 2, 2, 2, 0, 0)], 1)
     store.tick(START + 5 * SECOND)
     assert listed(store, FLOWS) == ([], 0)
 

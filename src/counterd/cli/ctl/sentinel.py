@@ -1,0 +1,395 @@
+"""`counterctl sentinel`: calls in progress, flows, and what a client of them would be told.
+
+Floor 5. `tokens` and `flows` ask the admin endpoint, as no message of the protocol tells of others; all else asks the
+server as its clients do, without a fallback: what is refused is one line and exit status 1.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import unquote_to_bytes
+
+import click
+from click.core import ParameterSource
+
+from counterd.cli.ctl.admin import PAGE, admin_options, endpoint_of, listed
+from counterd.cli.ctl.common import (
+    DURATION,
+    EXIT_NOT_AVAILABLE,
+    Bytes,
+    Group,
+    Server,
+    Target,
+    address_options,
+    chosen_address,
+    has_address,
+    interrupted,
+    say,
+    shown,
+    terminations_interrupt,
+)
+from counterd.cli.ctl.output import Column, Kind, Output, Row, output_option, span
+from counterd.cli.reading import ParamType
+from counterd.errors import Blocked, NoSuchRule, TokenLost
+from counterd.protocols.sentinel.wire import NAMESPACE_MAX, Status, Tag, Typed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from counterd.client._addresses import Address
+    from counterd.client.sentinel import Answer, Client, Hold
+
+SCHEME = "sentinel"
+PORT = 18730
+FLOW = click.IntRange(1, 2**63 - 1)
+COUNT = click.IntRange(1, 2**31 - 1)
+TOKEN = click.IntRange(-(2**63), 2**63 - 1)
+NAMESPACE = Bytes("namespace", 1, NAMESPACE_MAX)
+LOOK_S = 0.25  # between two looks whether what is held is lost
+
+FLOW_COLUMN = Column("flow")
+COUNT_COLUMN = Column("count", Kind.NUMBER)
+TOKEN_COLUMN = Column("token")
+
+TOKEN_COLUMNS = [
+    TOKEN_COLUMN,
+    FLOW_COLUMN,
+    COUNT_COLUMN,
+    Column("connection", nothing="gone"),
+    Column("peer"),
+    Column("held", Kind.SPAN),
+    Column("left", Kind.SPAN),
+    Column("kept", Kind.NUMBER),
+]
+FLOW_COLUMNS = [
+    FLOW_COLUMN,
+    Column("resource", Kind.BYTES),
+    Column("limits"),
+    *(Column(name, Kind.NUMBER) for name in ("threshold", "now", "passed", "blocked", "waiting", "expired")),
+]
+
+
+class SentinelTarget(Server):
+    """The server of the flows."""
+
+    what = "flows"
+    protocol = "the sentinel protocol"
+
+    def __init__(self, address: Address, timeout: float, namespace: bytes) -> None:
+        super().__init__(address, timeout)
+        self.namespace = namespace
+
+    def connect(self) -> Client:
+        """A client that is connected to it, and registered in the namespace."""
+        from counterd.client.sentinel import Client
+
+        # What it would say there is what it raises.
+        logging.getLogger("counterd.client.sentinel").addHandler(logging.NullHandler())
+        client = Client(**self.arguments, connect_timeout=self.timeout, namespace=self.namespace)
+        try:
+            client.ping()
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+
+pass_target = click.make_pass_decorator(SentinelTarget)
+flow_argument = click.argument("flow_id", metavar="FLOW_ID", type=FLOW)
+count_argument = click.argument("count", type=COUNT, default=1)
+# The half of all tokens that is negative looks like options.
+token_command: dict[str, Any] = {"context_settings": {"ignore_unknown_options": True}}
+token_argument = click.argument("token", type=TOKEN)
+limit_option = click.option(
+    "--limit", type=click.IntRange(1, PAGE), default=PAGE, metavar="N", help="Only the first so many."
+)
+
+
+@click.group(cls=Group)
+@address_options(SCHEME, PORT, "SENTINEL_URL")
+@click.option(
+    "--namespace",
+    type=NAMESPACE,
+    default="default",
+    help="Where thresholds for each connection count this one.  [default: default]",
+)
+@output_option
+@click.pass_context
+def sentinel(context: click.Context, /, timeout: float, namespace: bytes, **_: object) -> None:
+    """Flows, and tokens for calls in progress."""
+    above = context.parent
+    assert above is not None
+    if has_address(above):
+        raise click.UsageError("that is where the counters are: the address of the flows stands after `sentinel`")
+    if context.get_parameter_source("timeout") is ParameterSource.DEFAULT:
+        timeout = above.find_object(Target).timeout  # type: ignore[union-attr]  # which the group above has made
+    context.obj = SentinelTarget(chosen_address(context, SCHEME, PORT), timeout, namespace)
+
+
+# ---- what the admin endpoint tells ----
+
+
+@sentinel.command()
+@click.option("--flow", type=FLOW, metavar="ID", help="Only those of this flow.")
+@click.option(
+    "--sort",
+    type=click.Choice(["held", "count"]),
+    default="held",
+    help="Those first that take longest, or stand for most.  [default: held]",
+)
+@limit_option
+@admin_options
+@output_option
+@click.pass_context
+def tokens(context: click.Context, /, flow: int | None, sort: str, limit: int, output: Output, **where: Any) -> None:
+    """Shows the calls in progress: for how long, and whose.
+
+    left is what is left of the lease. A token whose connection has gone ends with it, unless another one keeps it.
+    What stands under connection is what `counterctl kill` takes. Asks the admin endpoint.
+    """
+    answer = endpoint_of(context, **where).ask("GET", "/tokens", flow=flow, sort=sort, limit=limit)
+    output.rows(TOKEN_COLUMNS, [listed(TOKEN_COLUMNS, row) for row in answer["rows"]])
+    say_total(answer)
+
+
+@sentinel.command()
+@click.option(
+    "--sort",
+    type=click.Choice(["now", "passed", "blocked", "expired"]),
+    default="now",
+    help="Those first that have most of it.  [default: now]",
+)
+@limit_option
+@admin_options
+@output_option
+@click.pass_context
+def flows(context: click.Context, /, sort: str, limit: int, output: Output, **where: Any) -> None:
+    """Shows the flows: what each lets through, how much of it is in use, and how often that was not given back.
+
+    Calls whose lease ended before they did count as expired. Asks the admin endpoint.
+    """
+    answer = endpoint_of(context, **where).ask("GET", "/flows", sort=sort, limit=limit)
+    rows = ({**row, "resource": unquote_to_bytes(row["resource"])} for row in answer["rows"])
+    output.rows(FLOW_COLUMNS, [listed(FLOW_COLUMNS, row) for row in rows])
+    say_total(answer)
+
+
+def say_total(answer: dict[str, Any]) -> None:
+    """If there are more rows than were asked for."""
+    if answer["total"] > len(answer["rows"]):
+        say(f"these are {len(answer['rows']):,} of {answer['total']:,}")
+
+
+# ---- what clients ask ----
+
+
+def refused(why: str) -> NoReturn:
+    say(why)
+    click.get_current_context().exit(EXIT_NOT_AVAILABLE)
+
+
+@sentinel.command()
+@click.argument("namespace", type=NAMESPACE, required=False)
+@output_option
+@pass_target
+def ping(target: SentinelTarget, namespace: bytes | None, output: Output) -> None:
+    """Says how many connections are registered in a namespace, this one among them."""
+    if namespace is not None:
+        target.namespace = namespace
+    with target.connect() as client:
+        begun = time.perf_counter()
+        connected = client.ping()
+        took = time.perf_counter() - begun
+    add = output.stream(
+        [Column("namespace", Kind.BYTES), Column("connected", Kind.NUMBER), Column("seconds", Kind.SPAN)],
+        lambda row: f"{target.address} answered in {span(row[2])}: {row[1]:,} connected in {shown(row[0])}",
+    )
+    add((target.namespace, connected, took))
+
+
+def ask(target: SentinelTarget, flow_id: int, count: int, output: Output, question: Callable[[Client], Answer]) -> None:
+    """Whether calls pass. Returns when they may."""
+    what = f"{count:,} of flow {flow_id}"
+    with target.connect() as client:
+        answer = question(client)
+    if not answer.passed:
+        refused(f"blocked: {what}")
+
+    def sentence(row: Row) -> str:
+        if row[4]:
+            return f"passed: {what}, after {span(row[4])}"
+        return f"passed: {what}" + ("" if row[3] is None else f", {row[3]:,} more could")
+
+    columns = [
+        FLOW_COLUMN,
+        COUNT_COLUMN,
+        Column("status"),
+        Column("remaining", Kind.NUMBER),
+        Column("wait_seconds", Kind.SPAN),
+    ]
+    status = "should wait" if answer.status == Status.SHOULD_WAIT else "ok"
+    remaining = None if answer.remaining < 0 else answer.remaining
+    output.stream(columns, sentence)((str(flow_id), count, status, remaining, answer.wait_ms / 1000))
+    time.sleep(answer.wait_ms / 1000)
+
+
+@sentinel.command()
+@flow_argument
+@count_argument
+@click.option("--prioritized", is_flag=True, help="May borrow from what comes next, and then waits for that.")
+@output_option
+@pass_target
+def flow(target: SentinelTarget, flow_id: int, count: int, prioritized: bool, output: Output) -> None:
+    """Asks whether COUNT calls of a flow may pass, 1 unless told. Exit status 1 if they are blocked.
+
+    They count. If they have to wait the command does.
+    """
+    ask(target, flow_id, count, output, lambda client: client.flow(flow_id, count, prioritized=prioritized))
+
+
+def truth(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError("expected true or false")
+    return text == "true"
+
+
+# What may stand before the : of a value, with its tag and what reads the rest.
+TYPES: dict[bytes, tuple[Tag, Callable[[str], bool | int | float]]] = {
+    b"int": (Tag.INTEGER, int),
+    b"long": (Tag.LONG, int),
+    b"short": (Tag.SHORT, int),
+    b"byte": (Tag.BYTE, int),
+    b"double": (Tag.DOUBLE, float),
+    b"float": (Tag.FLOAT, float),
+    b"bool": (Tag.BOOLEAN, truth),
+}
+
+
+class ParamValue(ParamType):
+    """A value of a parameter: text, or what the word before its first : says."""
+
+    name = "value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Typed:
+        if isinstance(value, Typed):
+            return value
+        given = os.fsencode(value)
+        kind, colon, rest = given.partition(b":")
+        if not colon or kind not in {*TYPES, b"text"}:
+            return Typed(Tag.STRING, given)
+        if kind == b"text":
+            return Typed(Tag.STRING, rest)
+        tag, read = TYPES[kind]
+        try:
+            return Typed(tag, read(rest.decode()))
+        except ValueError:
+            self.fail(f"{shown(given)} is no {kind.decode()}", param, ctx)
+
+
+@sentinel.command()
+@flow_argument
+@click.argument("values", metavar="VALUE...", nargs=-1, required=True, type=ParamValue())
+@output_option
+@pass_target
+def param(target: SentinelTarget, flow_id: int, values: tuple[Typed, ...], output: Output) -> None:
+    """Asks whether a call with these values of a parameter may pass. Exit status 1 if it is blocked.
+
+    A VALUE is text, or int:5, long:5, short:5, byte:5, double:0.5, float:0.5, bool:true; text:int:5 is text again.
+    """
+    ask(target, flow_id, 1, output, lambda client: client.param(flow_id, values))
+
+
+@sentinel.command()
+@flow_argument
+@count_argument
+@click.option("--for", "duration", type=DURATION, default=0.0, help="Hold it for so long.")
+@output_option
+@pass_target
+@click.pass_context
+def acquire(
+    context: click.Context, /, target: SentinelTarget, flow_id: int, count: int, duration: float, output: Output
+) -> None:
+    """Takes a token for COUNT calls of a flow, 1 unless told, and gives it back in the end.
+
+    The end is when the time of --for is over, or SIGINT or SIGTERM comes; without it at once. Until then its lease is
+    kept alive. Exit status 1 if the flow is blocked, 3 if the token is lost before the end.
+    """
+    status = 0
+    what = f"{count:,} of flow {flow_id}"
+    until = f" for {span(duration)}" if duration else ""
+    with terminations_interrupt(), target.connect() as client:
+        try:
+            with client.hold(flow_id, count, timeout=0) as hold:
+                try:
+                    assert hold.token is not None
+                    add = output.stream(
+                        [FLOW_COLUMN, COUNT_COLUMN, TOKEN_COLUMN],
+                        lambda row: f"acquired {what} (token {row[2]}){until}",
+                    )
+                    add((str(flow_id), count, str(hold.token.id)))
+                    wait(hold, duration)
+                except KeyboardInterrupt as error:
+                    status = interrupted(error)
+        except Blocked:
+            refused(f"blocked: {what}")
+        say(f"gave {what} back")
+    context.exit(status)
+
+
+def wait(hold: Hold, duration: float) -> None:
+    """For so many seconds. TokenLost, if what is held is lost before."""
+    deadline = time.monotonic() + duration
+    while (left := deadline - time.monotonic()) > 0:
+        hold.raise_if_lost()
+        time.sleep(min(left, LOOK_S))
+
+
+def no_token(token: int) -> NoReturn:
+    refused(f"already released: there is no token {token}, or its lease is over")
+
+
+@sentinel.command(**token_command)
+@token_argument
+@pass_target
+def release(target: SentinelTarget, token: int) -> None:
+    """Gives a token back, whoever has it. Exit status 1 if there is none.
+
+    The call that it stands for goes on, and counts nowhere.
+    """
+    from counterd.client.sentinel import Token
+
+    with target.connect() as client:
+        try:
+            released = client.release(Token(token, 0, 0))
+        except NoSuchRule:
+            say(f"token {token} is given back; its rule has gone")
+            return
+    if not released:
+        no_token(token)
+
+
+@sentinel.command(**token_command)
+@token_argument
+@output_option
+@pass_target
+def keep(target: SentinelTarget, token: int, output: Output) -> None:
+    """Renews the lease of a token, and says what is left of it. Exit status 1 if there is none.
+
+    It belongs to the connection of this command then, which ends: so it does too after the clientOfflineTime of its
+    rule, unless its client keeps it in time.
+    """
+    from counterd.client.sentinel import Token
+
+    with target.connect() as client:
+        try:
+            left = client.keep(Token(token, 0, 0)) / 1000
+        except TokenLost:
+            no_token(token)
+        except NoSuchRule as error:
+            error.name = b"token %d" % token
+            raise
+    add = output.stream([TOKEN_COLUMN, Column("left", Kind.SPAN)], lambda row: f"{span(row[1])} left of token {row[0]}")
+    add((str(token), left))
