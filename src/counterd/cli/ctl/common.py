@@ -47,7 +47,7 @@ DURATION_MAX = 60e6  # seconds, two years: every clock and every system call can
 
 
 class Server:
-    """A server as the options name it, not connected yet. what: is there, and protocol: is spoken there; for messages."""
+    """A server as the options name it, not connected yet. For messages: what is there, and how it is asked."""
 
     what = "things"
     protocol = "a protocol"

@@ -34,20 +34,19 @@ from counterd.cli.ctl.common import (
 from counterd.cli.ctl.output import Column, Kind, Output, Row, output_option, span
 from counterd.cli.reading import ParamType
 from counterd.errors import Blocked, NoSuchRule, TokenLost
-from counterd.protocols.sentinel.wire import NAMESPACE_MAX, Status, Tag, Typed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from counterd.client._addresses import Address
-    from counterd.client.sentinel import Answer, Client, Hold
+    from counterd.client.sentinel import Answer, Client, Hold, Typed
 
 SCHEME = "sentinel"
 PORT = 18730
 FLOW = click.IntRange(1, 2**63 - 1)
 COUNT = click.IntRange(1, 2**31 - 1)
 TOKEN = click.IntRange(-(2**63), 2**63 - 1)
-NAMESPACE = Bytes("namespace", 1, NAMESPACE_MAX)
+NAMESPACE = Bytes("namespace", 1, 1013)
 LOOK_S = 0.25  # between two looks whether what is held is lost
 
 FLOW_COLUMN = Column("flow")
@@ -230,7 +229,7 @@ def ask(target: SentinelTarget, flow_id: int, count: int, output: Output, questi
         Column("remaining", Kind.NUMBER),
         Column("wait_seconds", Kind.SPAN),
     ]
-    status = "should wait" if answer.status == Status.SHOULD_WAIT else "ok"
+    status = "should wait" if answer.wait_ms else "ok"
     remaining = None if answer.remaining < 0 else answer.remaining
     output.stream(columns, sentence)((str(flow_id), count, status, remaining, answer.wait_ms / 1000))
     time.sleep(answer.wait_ms / 1000)
@@ -256,15 +255,15 @@ def truth(text: str) -> bool:
     return text == "true"
 
 
-# What may stand before the : of a value, with its tag and what reads the rest.
-TYPES: dict[bytes, tuple[Tag, Callable[[str], bool | int | float]]] = {
-    b"int": (Tag.INTEGER, int),
-    b"long": (Tag.LONG, int),
-    b"short": (Tag.SHORT, int),
-    b"byte": (Tag.BYTE, int),
-    b"double": (Tag.DOUBLE, float),
-    b"float": (Tag.FLOAT, float),
-    b"bool": (Tag.BOOLEAN, truth),
+# What may stand before the : of a value, with the name of its tag and what reads the rest.
+TYPES: dict[bytes, tuple[str, Callable[[str], bool | int | float]]] = {
+    b"int": ("INTEGER", int),
+    b"long": ("LONG", int),
+    b"short": ("SHORT", int),
+    b"byte": ("BYTE", int),
+    b"double": ("DOUBLE", float),
+    b"float": ("FLOAT", float),
+    b"bool": ("BOOLEAN", truth),
 }
 
 
@@ -274,6 +273,8 @@ class ParamValue(ParamType):
     name = "value"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Typed:
+        from counterd.client.sentinel import Tag, Typed
+
         if isinstance(value, Typed):
             return value
         given = os.fsencode(value)
@@ -284,7 +285,7 @@ class ParamValue(ParamType):
             return Typed(Tag.STRING, rest)
         tag, read = TYPES[kind]
         try:
-            return Typed(tag, read(rest.decode()))
+            return Typed(Tag[tag], read(rest.decode()))
         except ValueError:
             self.fail(f"{shown(given)} is no {kind.decode()}", param, ctx)
 

@@ -21,7 +21,7 @@ def rule(flow_id: int, resource: str, grade: int, count: float) -> dict[str, Any
     return {"resource": resource, "grade": grade, "count": count, "clusterMode": True, "clusterConfig": config}
 
 
-RULES = {"shop": {"flowRules": [rule(101, "pay", 0, 3), rule(102, "ship", 0, 9), rule("7", "se\u00e4rch", 1, 2)]}}
+RULES = {"shop": {"flowRules": [rule(101, "pay", 0, 3), rule(102, "ship", 0, 9), rule(7, "se\u00e4rch", 1, 2)]}}
 
 
 @pytest.fixture
