@@ -16,6 +16,8 @@ from playwright.sync_api import Page, expect, sync_playwright
 import counterd
 import daemon
 from counterd import errors
+from counterd.protocols.sentinel.wire import Status
+from functional import sentinel
 from machine import installed
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 PAGE = Path(counterd.__file__).parent / "admin" / "dashboard.html"
 TOKEN = "open-sesame"
 SETTINGS = {"throttr.enable": "true", "throttr.bind": "127.0.0.1", "throttr.port": "0"}
+SENTINEL = {**sentinel.SETTINGS, "counter.enable": "true"}
 ADMIN = {"admin.enable": "true", "admin.bind": "127.0.0.1:0", "admin.token": TOKEN}
 NARROW, WIDE = {"width": 360, "height": 740}, {"width": 1600, "height": 1000}
 MS = 1000 * daemon.PATIENCE
@@ -64,8 +67,14 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[daemon.Daemon]:
-    """A daemon with two rooms and the admin endpoint, for all tests here."""
-    with daemon.running(tmp_path_factory.mktemp("dashboard"), {**SETTINGS, **ADMIN}) as running:
+    """A daemon with all rooms and the admin endpoint, for all tests here."""
+    directory = tmp_path_factory.mktemp("dashboard")
+    rules = {
+        "sentinel.rules": sentinel.write_rules(
+            directory, sentinel.document(clientOfflineTime=600_000, resourceTimeout=600_000)
+        )
+    }
+    with daemon.running(directory / "daemon", {**SETTINGS, **SENTINEL, **ADMIN, **rules}) as running:
         yield running
 
 
@@ -113,7 +122,7 @@ def test_it_is_one_page_that_loads_nothing_and_runs_nothing_but_its_script() -> 
 
 def test_it_names_no_room() -> None:
     script = PAGE.read_text("utf-8").partition("<script>")[2]
-    assert not re.search(r"\b(?:counter|throttr|consumption)\b", script)
+    assert not re.search(r"\b(?:counter|throttr|sentinel|consumption)\b", script)
 
 
 def test_a_counter_that_a_client_just_acquired(open_page: Open, served: daemon.Daemon) -> None:
@@ -138,7 +147,7 @@ def test_a_counter_that_a_client_just_acquired(open_page: Open, served: daemon.D
 def test_rates_times_and_rooms(open_page: Open, served: daemon.Daemon) -> None:
     page = open_page()
     rooms = page.locator("#rooms section")
-    expect(rooms.locator("h2")).to_have_text(["counter", "throttr"])
+    expect(rooms.locator("h2")).to_have_text(["counter", "sentinel", "throttr"])
     with served.client() as client:
 
         def asked() -> bool:
@@ -263,6 +272,29 @@ def test_connections_are_listed_and_searched(open_page: Open, served: daemon.Dae
         page.get_by_role("button", name="Close").click()
         page.get_by_label("Room", exact=True).select_option("throttr")
         expect(page.get_by_text("No connection has that in it.")).to_be_visible()
+
+
+def test_a_token_whose_connection_goes(open_page: Open, served: daemon.Daemon) -> None:
+    """Which has no name that could be searched, and whose id is a number that JavaScript does not have."""
+    page = open_page("#match=db&table=tokens")
+    expect(page.get_by_label("Search by name")).to_be_hidden()
+    with sentinel.connected(served) as peer:
+        token = str(peer.acquire(2).token_id)
+        cells = page.locator("#table tbody tr td")
+        host, port = peer.connection.getsockname()
+        expect(cells).to_have_text(
+            [token, str(sentinel.PAY), "2", f"{host}:{port}", re.compile("s$"), re.compile(r"^\d.* s$"), "0"]
+        )
+        page.get_by_role("button", name=f"{host}:{port}").first.click()
+        expect(page.locator("#connection .facts")).to_contain_text("sentinel-")
+        page.get_by_role("button", name="Close").click()
+    with sentinel.connected(served) as other:
+        other.flow()
+        expect(cells.nth(3)).to_have_text("gone")
+        assert other.release(int(token)) == Status.RELEASE_OK
+    expect(page.get_by_text("Nothing here yet.")).to_be_visible()
+    page.get_by_label("Table", exact=True).select_option("flows")
+    expect(page.locator("#table tbody tr td:first-child")).to_have_text([str(sentinel.PAY), str(sentinel.ASK)])
 
 
 def test_light_and_dark(open_page: Open) -> None:
