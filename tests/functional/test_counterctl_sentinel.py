@@ -1,0 +1,151 @@
+"""`counterctl sentinel` as a process, beside the real daemon and its admin process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import daemon
+from counterd.client.sentinel import Client
+from daemon import PATIENCE, wait_until
+from functional.sentinel import connected
+from sentinels import flow, param
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SCRIPT = Path(sys.executable).parent / "counterctl"
+LARGEST = 2**63 - 1  # of a flow's id, and more than a floating number has
+SETTINGS = {
+    "counter.enable": "false",
+    "sentinel.enable": "true",
+    "sentinel.port": "0",
+    "sentinel.bind": "127.0.0.1",
+    "admin.enable": "true",
+    "admin.bind": "127.0.0.1:0",
+}
+FLOWS = [
+    flow(LARGEST, 5, clientOfflineTime=600_000, resourceTimeout=600_000),
+    flow(104, 1, resourceTimeout=50, resourceTimeoutStrategy=1),
+    flow(105, 2, grade=1, windowIntervalMs=60_000, sampleCount=1),
+    flow(106, 1, grade=1, windowIntervalMs=60_000, sampleCount=60),
+]
+RULES = {"default": {"flowRules": FLOWS, "paramFlowRules": [param(201, 1)]}}
+DONE = (0, "", "")
+
+
+class Place:
+    """A daemon, and where counterctl finds it."""
+
+    def __init__(self, running: daemon.Daemon) -> None:
+        self.daemon = running
+        self.address = running.served("sentinel listens on")[0]
+        admin = running.served("admin listens on")[0]
+        where = {
+            "SENTINEL_URL": f"sentinel://{self.address.host}:{self.address.port}",
+            "COUNTERD_ADMIN": f"http://{admin.host}:{admin.port}",
+        }
+        self.environment = daemon.environment(where)
+
+    def ask(self, *arguments: str) -> tuple[int, str, str]:
+        """(status, stdout, stderr)."""
+        done = subprocess.run(
+            [SCRIPT, "sentinel", *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            env=self.environment,
+            check=False,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    def rows(self, *arguments: str) -> Any:
+        status, stdout, stderr = self.ask(*arguments, "--output", "json")
+        assert (status, stderr) == (0, "")
+        return json.loads(stdout)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    directory = tmp_path_factory.mktemp("daemon")
+    rules = directory / "rules.json"
+    rules.write_text(json.dumps(RULES))
+    with daemon.running(directory / "daemon", {**SETTINGS, "sentinel.rules": rules}) as running:
+        yield Place(running)
+
+
+def test_a_token_from_its_beginning_to_its_end(place: Place) -> None:
+    process = subprocess.Popen(
+        [SCRIPT, "sentinel", "acquire", str(LARGEST), "2", "--for", "10m", "--output", "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=place.environment,
+    )
+    with process, Client(*place.address, timeout=PATIENCE) as other:
+        try:
+            assert process.stdout is not None
+            taken = json.loads(process.stdout.readline())
+            assert (taken["flow"], taken["count"]) == (str(LARGEST), 2)
+            mine = other.acquire(LARGEST)
+            first, second = place.rows("tokens", "--flow", str(LARGEST))
+            assert (first["token"], first["flow"], first["count"]) == (taken["token"], str(LARGEST), 2)
+            assert first["connection"].startswith("sentinel-")
+            assert (second["token"], second["count"], second["kept"]) == (str(mine.id), 1, 0)
+            assert 0 <= second["held"] < PATIENCE < second["left"]
+            line = f"counterctl: blocked: 3 of flow {LARGEST}\n"
+            assert place.ask("acquire", str(LARGEST), "3") == (1, "", line)
+            (listed,) = [row for row in place.rows("flows", "--sort", "blocked") if row["flow"] == str(LARGEST)]
+            assert [listed[key] for key in ("limits", "threshold", "now", "passed", "blocked", "expired")] == [
+                *("concurrency", 5, 3, 3, 3, 0)
+            ]
+            assert place.ask("tokens", "--sort", "count", "--limit", "1", "--output", "csv")[2].endswith("1 of 2\n")
+            assert place.ask("release", taken["token"]) == DONE
+        finally:
+            process.terminate()
+        _, stderr = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, stderr.count("\n")) == (3, 1)
+        assert "lost 2 of flow" in stderr
+    gone = f"counterctl: already released: there is no token {taken['token']}, or its lease is over\n"
+    for command in ("release", "keep"):
+        assert place.ask(command, taken["token"]) == (1, "", gone)
+
+
+def test_a_token_whose_connection_has_gone(place: Place) -> None:
+    """It is nobody's, not even after it was kept by hand, and never that of who has the connection's number now."""
+    with connected(place.daemon) as peer:
+        token = str(peer.acquire(1, LARGEST).token_id)
+    with connected(place.daemon) as another:
+        assert another.acquire(1, LARGEST).token_id
+        status, stdout, _ = place.ask("keep", token)
+        assert (status, stdout.endswith(f" min left of token {token}\n")) == (0, True)
+
+        def owners() -> dict[str, str | None]:
+            return {row["token"]: row["connection"] for row in place.rows("tokens")}
+
+        wait_until(lambda: owners()[token] is None, "its connection is seen to have gone")
+        assert len([owner for owner in owners().values() if owner]) == 1
+    assert "  gone  " in place.ask("tokens")[1]
+    assert place.ask("release", token) == DONE
+
+
+def test_a_lease_that_ends(place: Place) -> None:
+    status, stdout, stderr = place.ask("acquire", "104", "--for", "10m")
+    assert (status, stdout.startswith("acquired 1 of flow 104 (token ")) == (3, True)
+    assert stderr.startswith("counterctl: lost 1 of flow 104: ")
+    wait_until(lambda: place.rows("flows", "--sort", "expired")[0]["expired"] == 1, "it is counted")
+
+
+def test_calls_by_rate_and_by_value(place: Place) -> None:
+    assert place.ask("flow", "105") == (0, "passed: 1 of flow 105, 1 more could\n", "")
+    assert place.ask("flow", "105", "2") == (1, "", "counterctl: blocked: 2 of flow 105\n")
+    assert place.ask("flow", "7") == (1, "", "counterctl: no such rule (status 3): asked for 1 of flow 7\n")
+    answers = [place.ask("param", "201", *values)[0] for values in (["int:5"], ["long:5", "5"], ["int:5"])]
+    assert answers == [0, 0, 1]
+    assert place.ask("ping", "shop")[1].endswith(": 1 connected in shop\n")
