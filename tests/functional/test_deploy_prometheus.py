@@ -15,11 +15,14 @@ from machine import installed
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
 BOARD = DEPLOY / "grafana" / "counterd.json"
-# Both rooms, so that the metrics of both are there.
+# All rooms, so that the metrics of each are there.
 SETTINGS = {
     "throttr.enable": "true",
     "throttr.bind": "127.0.0.1",
     "throttr.port": "0",
+    "sentinel.enable": "true",
+    "sentinel.bind": "127.0.0.1",
+    "sentinel.port": "0",
     "admin.enable": "true",
     "admin.bind": "127.0.0.1:0",
 }
