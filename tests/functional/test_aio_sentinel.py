@@ -107,6 +107,7 @@ def test_holds(counterd: tuple[str, int], loop: str) -> None:
             async with client.hold(101, 2) as hold:
                 assert (hold.lost, hold.fallback, repr(hold)) == (False, False, "<AsyncHold 2 of flow 101>")
                 hold.raise_if_lost()
+                assert str(hold.token) == "2 of flow 101"
                 with pytest.raises(Blocked, match=r"waited 0\.02 s$"):
                     await client.hold(101, timeout=0.02).__aenter__()
                 with pytest.raises(RuntimeError, match="entered already"):

@@ -168,12 +168,14 @@ def test_a_hold(server: Server, client: Client) -> None:
     with client.hold(101, 2) as hold:
         assert not hold.lost
         assert not hold.fallback
+        assert str(hold.token) == "2 of flow 101"
         hold.raise_if_lost()
         assert not server.is_free(101, 1)
         with pytest.raises(Blocked, match=r"waited 0 s$"), client.hold(101, timeout=0):
             pytest.fail("granted")
         with pytest.raises(RuntimeError, match="entered already"):
             hold.__enter__()
+    assert hold.token is None
     assert server.is_free(101, 2)
     with hold:
         pass
