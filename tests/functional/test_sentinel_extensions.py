@@ -139,7 +139,7 @@ def test_what_fails_is_logged_with_its_name(peer: tuple[Daemon, Peer]) -> None:
     said = {
         RAISE: "request_token failed: ConnectionError: the store of tokens is gone",
         LIE: "request_token failed: TypeError: a TokenResult was expected, not str",
-        LEAVE: "request_token failed: RuntimeError: SystemExit: 127.0.0.1:",
+        LEAVE: "request_token failed: SystemExit: 127.0.0.1:",
     }
     for count, text in said.items():
         assert asks.acquire(count).status == Status.FAIL

@@ -12,15 +12,13 @@ import importlib
 import importlib.metadata
 import threading
 import time
-import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
 from counterd.control.config import ConfigError
-from counterd.control.files import FILE_MAX, FileError, problems_of, read_file
-from counterd.control.worker import Worker
+from counterd.control.files import FILE_MAX, FileError, read_file
+from counterd.control.worker import Failed, Worker, described, lines_of
 from counterd.protocols import Context
 
 if TYPE_CHECKING:
@@ -81,13 +79,6 @@ def find(group: str, name: str) -> Callable[[Context], object]:
         raise LookupError(f"{attributes} of the module {module} is no class and no function")
     made: Callable[[Context], object] = found
     return made
-
-
-def described(error: BaseException) -> str:
-    """An error of somebody else's code: its type, what it says, and where it happened."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f", in {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
 
 
 # ---- at work ---------------------------------------------------------------------------------------------------------
@@ -170,7 +161,8 @@ class Fetching:
                     raise outcome
                 self._take(outcome)
             except Exception as error:  # noqa: BLE001 - of somebody else's code, or of what it gave
-                told([f"{self._call}: {line}" for line in lines_of(error)])
+                lines = error.lines if isinstance(error, Failed) else lines_of(error)
+                told([f"{self._call}: {line}" for line in lines])
             else:
                 self._taken = number
                 told([])
@@ -188,11 +180,6 @@ class Fetching:
         """The same of what happens again and again by itself, which may go wrong for days."""
         for problem in problems:
             self._hand.report("refresh", f"{self._hand.name}: nothing changed: {problem}", "error")
-
-
-def lines_of(error: Exception) -> list[str]:
-    """What is said of an error: its problems, if it has some."""
-    return problems_of(error) if isinstance(error, ValueError) and hasattr(error, "problems") else [described(error)]
 
 
 class Workshop:

@@ -15,9 +15,13 @@ import contextlib
 import queue
 import threading
 import time
+import traceback
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from counterd.control.files import problems_of
+from counterd.control.log import TRACEBACK_MAX
 from counterd.protocols import Busy
 
 if TYPE_CHECKING:
@@ -32,6 +36,43 @@ WAITING_MAX = 4096  # errands: more than a thread does within any time limit
 STUCK_MAX = 4  # threads; each costs its stack, and the time it may burn
 SLICE_NS = 250_000  # of outcomes, on the loop's thread, in one go
 BURNING = 0.5  # of a core
+TEXT_MAX = 1000  # characters of what an error says
+
+
+class Failed(Exception):
+    """What an errand raised, in words, made in its thread: an error's words are its author's code, as the errand is.
+
+    lines: for people. trace: the end of its traceback.
+    """
+
+    def __init__(self, text: str, lines: list[str], trace: str) -> None:
+        super().__init__(text)
+        self.lines = lines
+        self.trace = trace
+
+
+def failed(error: BaseException) -> Failed:
+    """That error, whatever becomes of asking it."""
+    try:
+        trace = "".join(traceback.format_exception(error)).rstrip("\n")[-TRACEBACK_MAX:]
+        return Failed(f"{type(error).__name__}: {error}"[:TEXT_MAX], lines_of(error), trace)
+    except BaseException:  # noqa: BLE001 - as with the errand
+        text = "an error that cannot say what it is"
+        return Failed(text, [text], text)
+
+
+def lines_of(error: BaseException) -> list[str]:
+    """What is said of an error: its problems, if it has some."""
+    if isinstance(error, ValueError) and hasattr(error, "problems"):
+        return [f"{line}"[:TEXT_MAX] for line in problems_of(error)]
+    return [described(error)]
+
+
+def described(error: BaseException) -> str:
+    """An error of somebody else's code: its type, what it says, and where it happened."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f", in {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}: {error}"[:TEXT_MAX] + place
 
 
 class Errand(NamedTuple):
@@ -108,9 +149,8 @@ class Worker:
         """See Hand.ask; what the errand raises is logged."""
 
         def done(outcome: Any, now_ns: int) -> None:
-            if isinstance(outcome, BaseException) and not isinstance(outcome, Busy):
-                text = f"{self.name}: {call} failed: {type(outcome).__name__}: {outcome}"
-                self.report("failed", text, "error", outcome)
+            if isinstance(outcome, Failed):
+                self.report("failed", f"{self.name}: {call} failed: {outcome}", "error", exc=outcome.trace)
             then(outcome, now_ns)
 
         self.submit(call, errand, done)
@@ -227,7 +267,7 @@ class Worker:
         try:
             outcome = errand.run()
         except BaseException as error:  # noqa: BLE001 - whatever it is, sys.exit() too, it is somebody else's
-            outcome = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+            outcome = failed(error)
         self._told_of(errand, outcome)
 
     def _goes_on(self, thread: Thread) -> bool:

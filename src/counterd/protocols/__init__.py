@@ -126,7 +126,8 @@ class Hand(Protocol):
         """What was made of the name."""
 
     def ask(self, call: str, errand: Callable[[], _T], then: Callable[[_T | Exception, int], None]) -> None:
-        """Has errand() run in the thread, and then(outcome, now_ns) on the loop's: what it returned or raised, or Busy.
+        """Has errand() run in the thread, and then(outcome, now_ns) on the loop's: what it returned; Busy; or another
+        error, that says in words what it raised.
 
         Errands run one after the other. What waits for longer than the time limit is not begun and nobody is told;
         what runs for longer may have another beside it. call: the method's name, for the log, where errors are.

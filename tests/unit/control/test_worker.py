@@ -33,7 +33,7 @@ class Bench:
         self.lines: list[tuple[str, str]] = []
         self.wakes = 0
         self.let_go = threading.Event()
-        self.worker = Worker("gate: keeper x:y", LIMIT, lambda cause, text, *_: self.lines.append((cause, text)))
+        self.worker = Worker("gate: keeper x:y", LIMIT, lambda cause, text, *_, **__: self.lines.append((cause, text)))
 
         def wake() -> None:
             self.wakes += 1
@@ -113,8 +113,8 @@ def test_outcomes_are_told_in_slices(bench: Bench, monkeypatch: pytest.MonkeyPat
     ("error", "text"),
     [
         (ZeroDivisionError("by zero"), "ZeroDivisionError: by zero"),
-        (SystemExit(3), "RuntimeError: SystemExit: 3"),
-        (KeyboardInterrupt(), "RuntimeError: KeyboardInterrupt: "),
+        (SystemExit(3), "SystemExit: 3"),
+        (KeyboardInterrupt(), "KeyboardInterrupt: "),
     ],
 )
 def test_what_it_raises_is_logged_and_the_next_is_served(bench: Bench, error: BaseException, text: str) -> None:
@@ -128,6 +128,28 @@ def test_what_it_raises_is_logged_and_the_next_is_served(bench: Bench, error: Ba
     assert isinstance(outcome, Exception)
     assert second == ("b", "b")
     assert bench.lines == [("failed", f"gate: keeper x:y: a failed: {text}")]
+
+
+def test_an_error_is_asked_in_its_thread_what_it_says(bench: Bench) -> None:
+    """It is somebody else's code as well: it may take its time, or raise."""
+    asked: list[int] = []
+
+    class Mute(BaseException):
+        def __str__(self) -> str:
+            asked.append(threading.get_ident())
+            raise self
+
+    def fails() -> None:
+        raise Mute
+
+    bench.ask("a", fails)
+    bench.ask("b")
+    bench.until_told(2)
+    assert isinstance(bench.told[0][1], Exception)
+    assert bench.told[1] == ("b", "b")
+    assert asked
+    assert threading.get_ident() not in asked
+    assert bench.lines == [("failed", "gate: keeper x:y: a failed: an error that cannot say what it is")]
 
 
 def test_a_mistake_of_ours_strands_nobody(bench: Bench) -> None:
