@@ -158,6 +158,27 @@ def test_an_item_that_is_no_longer_hot_still_counts(make_room: MakeRoom) -> None
     assert ask(client, "x") == (Status.OK, 2)
 
 
+@pytest.mark.parametrize(("tag", "infinite", "bits"), [(3, 0x7FF0 << 48, 52), (4, 0x7F80 << 16, 23)])
+def test_a_nan_is_one_by_any_of_its_bits(make_room: MakeRoom, tag: int, infinite: int, bits: int) -> None:
+    room = make_room(values(1, 1000), max_param_values=2)
+    client = room.connection()
+    sign = 1 << (bits + (11 if tag == 3 else 8))
+    size = 8 if tag == 3 else 4
+    bodies = [(infinite | 1 << bit | sign * (bit % 2)).to_bytes(size, "big") for bit in range(bits)]
+    for number, body in enumerate([*bodies, infinite.to_bytes(size, "big")]):
+        data = (1).to_bytes(8, "big") + (1).to_bytes(4, "big") + (1).to_bytes(4, "big") + bytes([tag]) + body
+        left = 999 - number if number < bits else 999
+        assert client.ask(wire.frame(1, 2, data)).remaining == left
+
+
+def test_as_many_hot_items_as_there_may_be(make_room: MakeRoom) -> None:
+    room = make_room(values(1, 1, {number: 2 for number in range(65_536)}), max_param_values=1)  # noqa: C420
+    client = room.connection()
+    assert room.figures("hot_items") == [65_536]
+    assert ask(client, 65_535, count=2) == (Status.OK, 0)
+    assert ask(client, 65_536) == (Status.OK, 0)
+
+
 def test_items_that_java_takes_for_one(make_room: MakeRoom) -> None:
     """Two entries of a list may be the same value; the store takes either."""
     nan = bytes.fromhex("03 7ff0000000000001")
