@@ -277,7 +277,9 @@ cdef class RateStore(Store):
         number = table_find(table, tag, key, size)
         if number or not is_needed:
             return number
-        if self.has_room_for_value() or self.expire_values(CATCH_UP_STEPS) < CATCH_UP_STEPS:
+        if not self.has_room_for_value():
+            self.region.budget -= CATCH_UP_STEPS - self.expire_values(CATCH_UP_STEPS)
+        if self.has_room_for_value():  # a step may only have moved a value on in the wheel
             number = self.value_create(tag, key, size, &param.window)
         if number:
             timers_arm(&self.records.value_timers, number, after(self.now_ns, param.window.length_ns))
