@@ -310,7 +310,6 @@ cdef class RateStore(Store):
     cdef void value_remove(self, uint32_t number) noexcept:
         cdef Value* value = value_at(&self.records, number)
         timers_disarm(&self.records.value_timers, number)
-        self.records.state.hot -= value.record.flags & HOT
         chain_free(&self.records.values, &value.tally.samples, value.blocks)
         table_remove(&self.records.values, number)
 

@@ -12,7 +12,9 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from counterd._core cimport (
     CONNECTIONS_MAX, DONE, GRANTED, Frame, Region, Session, counter_acquire, counter_at, ledger_find,
 )
-from counterd._table cimport index_peek, index_prefetch, name_tag, record_at, table_find
+from counterd._table cimport (
+    index_peek, index_prefetch, name_blocks, name_tag, pool_left, record_at, table_find,
+)
 from counterd.byteorder cimport load_be16, load_be32, load_be64, prefetch, store_be32
 from counterd.protocols.sentinel._rates cimport BAD_REQUEST, FAIL, NO_RULE, OK, Answer, value_size
 from counterd.protocols.sentinel._records cimport ID_SIZE, ITEMS_MAX, QPS, RULED, Records, flow_at
@@ -180,6 +182,9 @@ cdef class SentinelSession(Session):
             return self.refuse(frame, FAIL)
         tag = name_tag(&region.names, name, size)
         number = table_find(&region.names, tag, name, size)
+        if number == 0 and name_blocks(&region.names, size):
+            if pool_left(&region.header.blocks) < region.header.blocks.capacity // 2:
+                return self.refuse(frame, FAIL)  # the other half is for values of parameters
         if number == 0 or ledger_find(region, self.connection, number, tag) == 0:
             if counter_acquire(region, self.connection, tag, name, size, 1, 0xffffffff, self.since) != GRANTED:
                 return self.refuse(frame, FAIL)
