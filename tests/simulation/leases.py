@@ -96,7 +96,9 @@ class Token:
     def begin(self, now: int) -> None:
         """A lease, or another one."""
         timeout = self.rule.resource_timeout_ms * MS
-        self.due = self.since + timeout if self.rule.resource_timeout_strategy == RELEASE_STRATEGY else now + 2 * timeout
+        self.due = (
+            self.since + timeout if self.rule.resource_timeout_strategy == RELEASE_STRATEGY else now + 2 * timeout
+        )
         self.armed = now
         self.judged = 0
         self.renewed = False

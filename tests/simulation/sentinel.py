@@ -15,48 +15,42 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from counterd.protocols.sentinel import wire
 from counterd.protocols.sentinel._rates import region_extra
 from counterd.protocols.sentinel._room import SentinelSession
 from counterd.protocols.sentinel._store import SentinelStore
 from counterd.protocols.sentinel._tables import TokensWalk
 from counterd.protocols.sentinel.rules import FlowRule, ParamRule, Rules
-from counterd.protocols.sentinel.wire import MessageType, Status
-from property.sentinel_model import KEEP_STRATEGY, LIMITER, MS, NAMESPACES_MAX, RELEASE_STRATEGY, TICK_NS, reply
+from counterd.protocols.sentinel.wire import Status
+from property.sentinel_model import LIMITER, MS, NAMESPACES_MAX, TICK_NS, reply
 from simulation.leases import Rate, Token, Tokens, clamped, is_for_calls, threshold
-from simulation.world import Violation, World
+from simulation.sentinel_clients import (
+    ACQUIRE,
+    BLANKS,
+    CALLS,
+    FLOW,
+    ITEMS_MAX,
+    KEEP,
+    NOTHING,
+    PARAM,
+    PING,
+    RELEASE,
+    RULES_MAX,
+    UNKNOWN,
+    Books,
+    Request,
+    SentinelClients,
+)
+from simulation.world import Violation
 
 if TYPE_CHECKING:
     from counterd.protocols.sentinel._store import Call, Lease
     from simulation.world import Link
 
-PING, FLOW, PARAM, ACQUIRE, RELEASE, KEEP = (int(kind) for kind in MessageType)
-NOTHING = -1  # type of a request that is none
-UNKNOWN = 9  # type of requests that no message has
-RULES_MAX, ITEMS_MAX = 16, 32
 KINDS = {"request": ACQUIRE, "release": RELEASE, "keep": KEEP}
-NEVER = 1 << 62
 CALLS_MAX = 1024
 BATCH_MAX = 256
 SURE = 500  # tokens that a slice of a sweep comes through in any case
-NAMESPACES = ["shop", "bank", "n" * 1013]
-BLANKS = [b"", b" ", b"\t\r\n\x1c"]
-ITEMS: list[wire.Value] = ["", "a", 7, wire.Typed(wire.Tag.LONG, 7), True, False, 1.5, float("nan"), "v" * 60]
-# Values on the wire, and what all that are equal to one have.
-VALUES = [(item, item) for item in map(wire.encode_value, ITEMS)]
-VALUES += [(b"\6\5", wire.encode_value(True)), (b"\3\xff\xf1" + bytes(6), wire.encode_value(float("nan")))]
-RATES, CALLS, PARAMS = (1, 2, 3), (101, 102, 103, 104), (201, 202)
 FILLING = FlowRule("shop", 900, "all", 0, 1e12, 1, 10, 1000, 2000, 2000, 0)
-
-
-class Request(NamedTuple):
-    ends: int  # in the input
-    xid: int
-    kind: int
-    flow_id: int = 0
-    count: int = 0
-    flag: bool = False
-    what: Any = None  # namespace, values, token; or of what is none its reply
 
 
 class Pending(NamedTuple):
@@ -67,21 +61,7 @@ class Pending(NamedTuple):
     deadline: int
 
 
-class Books:
-    """Of one connection."""
-
-    __slots__ = ("armed", "gone", "held", "namespaces", "posts", "queue")
-
-    def __init__(self) -> None:
-        self.queue: deque[Request] = deque()  # sent, and not executed
-        self.posts: deque[tuple[Request, int, int]] = deque()  # answered by others, and not fetched
-        self.namespaces: dict[bytes, None] = {}
-        self.held: list[int] = []  # tokens that the client knows to have
-        self.gone: int | None = None
-        self.armed = NEVER  # when a tick had looked at what it left
-
-
-class SentinelWorld(World):
+class SentinelWorld(SentinelClients):
     name = "sentinel"
 
     # ---- what it is made of ----
@@ -89,7 +69,7 @@ class SentinelWorld(World):
     def make_store(self) -> SentinelStore:
         draw = self.random
         self.seen: dict[tuple[int, int], int] = {}  # answers by type and status
-        self.tokens_max = draw.choice((3, 50, 400, 2000))
+        self.tokens_max = draw.choice((8, 60, 400, 2000))
         self.values_max = draw.choice((3, 20, 300))
         self.draw_bounds()
         self.calm = self.latency * draw.choice((20, 200, 2000))  # between what is meddled with
@@ -131,57 +111,6 @@ class SentinelWorld(World):
             store.delegate_expiry(self.asked, self.patience_ns)
         return store
 
-    def draw_bounds(self) -> None:
-        """That may change. interval: of the sweep, now and before."""
-        draw = self.random
-        before = self.interval if hasattr(self, "bounds") else 0
-        self.bounds: dict[str, Any] = {
-            "max_allowed_qps": draw.choice((1e9, 1e9, 1e9, 2000.0, 7.0)),
-            "sweep_interval_ns": draw.choice((1, 10, 100)) * MS,
-            "sweep_max_tokens": draw.choice((0, 0, 1, 30)),
-            "sweep_max_duration_ns": draw.choice((0, 1, 50)) * MS,
-        }
-        self.interval = max(before, self.bounds["sweep_interval_ns"])
-
-    def timing(self) -> None:
-        """How long leases are, in which not everything changes with the rules, and who answers."""
-        draw = self.random
-        self.leases = {}
-        for flow_id in (*RATES, *CALLS):
-            strategy = draw.choice((0, 1, 2))
-            resource = draw.choice((300, 2000) if strategy == KEEP_STRATEGY else (2, 20, 300, 2000))
-            self.leases[flow_id] = resource, draw.choice((1, 30, 500)), strategy
-        self.shapes = [draw.choice(((1, 10), (10, 100), (10, 1000), (128, 1280), (5, 20))) for _ in range(2)]
-        self.serves = draw.random() < 0.3
-        self.judges = draw.random() < 0.3
-        self.patience_ns = draw.choice((2, 50, 1000)) * MS
-
-    def make_rules(self) -> Rules:
-        draw = self.random
-        flows = [self.make_flow(flow_id) for flow_id in (*RATES, *CALLS) if draw.random() < 0.9]
-        params = []
-        for flow_id in PARAMS:
-            samples, window = draw.choice(self.shapes)
-            items = {wire.encode_value(value): draw.choice((0, 2, 50)) for value in ITEMS if draw.random() < 0.2}
-            count = draw.choice((0.0, 1.0, 4.0, 50.0))
-            if draw.random() < 0.9:
-                params.append(
-                    ParamRule(draw.choice(NAMESPACES), flow_id, "p", count, draw.choice((0, 1, 1)), samples, window, items)
-                )
-        return Rules(tuple(flows), tuple(params))
-
-    def make_flow(self, flow_id: int) -> FlowRule:
-        draw = self.random
-        resource, offline, strategy = self.leases[flow_id]
-        if strategy <= RELEASE_STRATEGY and draw.random() < 0.3:
-            resource = draw.choice((2, 20, 300))
-        grade = int((flow_id in RATES) == (draw.random() < 0.95))
-        count = draw.choice((0.0, 1.0, 2.5, 10.0, 100.0, 1e6) if flow_id in RATES else (0.0, 3.0, 20.0, 500.0, 1e6))
-        return FlowRule(
-            draw.choice(NAMESPACES), flow_id, "f", grade, count, draw.choice((0, 1, 1)), *draw.choice(self.shapes),
-            resource, offline, strategy,
-        )  # fmt: skip
-
     def loaded(self, rules: Rules) -> None:
         """Rates stay where they are as fine and as long, and tokens stay."""
         before = self.param_rules
@@ -219,102 +148,6 @@ class SentinelWorld(World):
     def arrived(self) -> Books:
         return Books()
 
-    # ---- what clients ask ----
-
-    def compose(self, link: Link) -> bytes:
-        data = b""
-        for _ in range(self.batch()):
-            data += self.request(link, len(data))
-        return data
-
-    def request(self, link: Link, before: int) -> bytes:
-        draw = self.random.random
-        self.xid = xid = (self.xid + 1) & 0x7FFFFFFF
-        chance = draw()
-        count = 1 + int(draw() * draw() * 6)
-        flow_id, flag, what = 0, False, None
-        kind = PING
-        if chance < 0.08:
-            what = self.random.choice(BLANKS if draw() < 0.1 else [name.encode() for name in NAMESPACES])
-            data = wire.ping(xid, what)
-        elif chance < 0.3:
-            kind, flow_id, flag = FLOW, self.flow_id(RATES), draw() < 0.4
-            data = wire.flow(xid, flow_id, count, flag)
-        elif chance < 0.45:
-            kind, flow_id = PARAM, self.flow_id(PARAMS)
-            what = self.some_values()
-            body = b"".join(raw for raw, _ in what)
-            data = wire.frame(xid, PARAM, struct.pack(">qii", flow_id, count, len(what)) + body)
-        elif chance < 0.7:
-            kind, flow_id, flag = ACQUIRE, self.flow_id(CALLS), draw() < 0.1
-            data = wire.acquire(xid, flow_id, count, flag)
-        elif chance < 0.97:
-            kind = RELEASE if chance < 0.86 else KEEP
-            what = self.some_token(link, kind)
-            data = (wire.release if kind == RELEASE else wire.keep)(xid, what)
-        else:
-            kind = NOTHING
-            data, what = self.mistake(xid)
-        self.ask(link, Request(link.bytes_sent + before + len(data), xid, kind, flow_id, count, flag, what))
-        return data
-
-    def ask(self, link: Link, request: Request) -> None:
-        link.todo.append(request)
-        link.books.queue.append(request)
-
-    def flow_id(self, likely: tuple[int, ...]) -> int:
-        if self.random.random() < 0.95:
-            return self.random.choice(likely)
-        return self.random.choice((*RATES, *CALLS, *PARAMS, 7, 2**63 - 1))
-
-    def some_values(self) -> list[tuple[bytes, bytes]]:
-        draw = self.random
-        found = []
-        for _ in range(draw.choice((1, 1, 1, 2, 3, 12))):
-            value = wire.encode_value(int(draw.random() * 400))
-            found.append(draw.choice(VALUES) if draw.random() < 0.7 else (value, value))
-        return found
-
-    def some_token(self, link: Link, kind: int) -> int:
-        """One that it has, or one that somebody has or had, or one that there never was."""
-        draw = self.random
-        held: list[int] = link.books.held
-        chance = draw.random()
-        if held and chance < 0.8:
-            place = int(draw.random() * len(held))
-            return held.pop(place) if kind == RELEASE else held[place]
-        if self.ids and chance < 0.97:
-            return self.ids[int(draw.random() * len(self.ids))]
-        return draw.choice((0, -1, 5, 2**63 - 1))
-
-    def mistake(self, xid: int) -> tuple[bytes, bytes]:
-        """What cannot be read, and what is said to that."""
-        draw = self.random
-        kind = draw.choice((FLOW, PARAM, ACQUIRE, RELEASE, KEEP, 6, 127))
-        chance = draw.random()
-        if chance < 0.2:
-            size = draw.choice((1023, 1024, 5000))
-            return wire.frame(xid, kind, bytes(size - 5)), reply(xid, kind, Status.BAD_REQUEST)
-        if chance < 0.3:
-            size = draw.randrange(5)
-            return size.to_bytes(2, "big") + bytes(size), reply(0, 0, Status.BAD_REQUEST)
-        if chance < 0.5:
-            return wire.frame(xid, PING, draw.choice((b"\0", b"\0\0\0\5shop", b"\xff\xff\xff\xff"))), reply(
-                xid, PING, Status.BAD_REQUEST
-            )
-        if chance < 0.7:
-            kind = draw.choice((FLOW, PARAM, ACQUIRE))
-            flow_id, count = draw.choice(((0, 1), (-1, 1), (101, 0), (201, -5)))
-            return wire.frame(xid, kind, struct.pack(">qii", flow_id, count, 0)), reply(xid, kind, Status.BAD_REQUEST)
-        if chance < 0.85:
-            body = struct.pack(">qii", 201, 1, draw.choice((0, -1, 3, 2**31 - 1))) + draw.choice((b"", b"\0", b"\x09\0"))
-            return wire.frame(xid, PARAM, body), reply(xid, PARAM, Status.BAD_REQUEST)
-        return wire.frame(xid, kind, bytes(draw.randrange(8))), reply(xid, kind, Status.BAD_REQUEST)
-
-    def nonsense(self, link: Link) -> bytes:
-        """There is none: it is a frame of which the rest never comes."""
-        return b"\0\xff\1"
-
     # ---- what the engine answers ----
 
     def answered(self, link: Link, output: bytes) -> None:
@@ -344,7 +177,7 @@ class SentinelWorld(World):
             if data != request.what:
                 raise Violation("replies", f"{request} was answered {data.hex(' ')}")
             self.saw(data[6], data[7] - 256)
-            link.todo.remove(request)
+            self.mark(link, request, data[7], link.bytes_out + end, data)
             return end
         if len(data) != end - position or len(data) < 8 or data[2:7] != struct.pack(">iB", request.xid, request.kind):
             raise Violation("replies", f"{request} was answered {data.hex(' ')}")
@@ -358,7 +191,8 @@ class SentinelWorld(World):
         elif request.kind == PARAM:
             told = self.judge_param(request, (status, *struct.unpack_from(">ii", data, 8)))
         elif request.kind == ACQUIRE:
-            told = self.judge_acquire(link, request.flow_id, request.count, status, int.from_bytes(data[8:], "big", signed=True))
+            id = int.from_bytes(data[8:], "big", signed=True)
+            told = self.judge_acquire(link, request.flow_id, request.count, status, id)
         elif request.kind == RELEASE:
             told = self.judge_release(request.what)
         else:
@@ -536,9 +370,12 @@ class SentinelWorld(World):
         for call in calls:
             ticket, pending = self.noted.popleft()
             link, request, _ = pending
-            asked = (request.flow_id, request.count, request.flag, 0) if request.kind == ACQUIRE else (0, 0, 0, request.what)
-            told = (call.ticket, KINDS[call.kind], *call[2:6], call.address)
-            if told != (ticket, request.kind, *asked, "" if link is None else link.origin()) or (call.client == 0) != (link is None):
+            asked = request.flow_id, request.count, request.flag, 0
+            if request.kind != ACQUIRE:
+                asked = 0, 0, False, request.what
+            who = (True, "") if link is None else (False, link.origin())
+            told = call.ticket, KINDS[call.kind], *call[2:6], call.client == 0, call.address
+            if told != (ticket, request.kind, *asked, *who):
                 raise Violation("service", f"{call} stands for {request}")
             chance = self.random.random()
             if chance < 0.02:
@@ -722,7 +559,7 @@ class SentinelWorld(World):
         walk = TokensWalk(self.store, b"", self.tokens_max, "held", 0)
         while not walk.step():
             pass
-        return {int(row[0]): row[1:] for row in walk.rows()}
+        return {int(row[0]): (int(row[1]), *row[2:]) for row in walk.rows()}
 
     def find_swept(self) -> None:
         """What a tick has freed: leases that are over, no more at a time than is allowed."""
@@ -753,8 +590,9 @@ class SentinelWorld(World):
         if self.now < self.bounded_until:
             return
         for id, token in self.tokens.by_id.items():
-            if token.wakes(self.now) + TICK_NS <= self.now - self.interval:
-                raise Violation("sweep", f"token {id} is still there, and its lease was over at {token.wakes(self.now)}")
+            over = token.wakes(self.now)
+            if over + TICK_NS <= self.now - self.interval:
+                raise Violation("sweep", f"token {id} is still there, and its lease was over at {over}")
 
     def check(self) -> int:
         due: int = self.store.next_deadline()
@@ -790,8 +628,8 @@ class SentinelWorld(World):
         """Each of which something counts is kept; and none longer than its window."""
         figures = self.store.snapshot()
         cool = [(rate, key) for rate, key in self.kept if not self.is_hot(rate, key)]
-        known = [(rate, key) for values in self.values.values() for key, rate in values.items() if not self.is_hot(rate, key)]
-        sure = sum(rate.sum(rate.enter(self.now)) > 0 for rate, _ in known)
+        known = [(rate, key) for values in self.values.values() for key, rate in values.items()]
+        sure = sum(rate.sum(rate.enter(self.now)) > 0 and not self.is_hot(rate, key) for rate, key in known)
         hot = sum(len(rule.items) for rule in self.param_rules.values())
         if not sure <= figures["param_values"] <= len(cool) or figures["hot_items"] != hot:
             raise Violation("values", f"{sure} to {len(cool)} and {hot} are there, the store has {figures}")
@@ -802,10 +640,14 @@ class SentinelWorld(World):
         self.push(self.random.randrange(self.calm), self.happen, None)
         super().round(until)
 
+    def outside(self, _: None) -> None:
+        """See happen(), which comes oftener."""
+
     def happen(self, _: None) -> None:
-        if self.open:
-            self.meddle()
-            self.push(self.random.randrange(self.calm), self.happen, None)
+        if not self.open:
+            return
+        self.meddle()
+        self.push(self.random.randrange(self.calm), self.happen, None)
 
     def meddle(self) -> None:
         draw = self.random
@@ -822,7 +664,7 @@ class SentinelWorld(World):
             self.step("limits", None)
         elif chance < 0.7:
             self.now += int(draw.random() * draw.choice((2, 20, 300, 4000)) * MS)  # it was busy, or stopped
-        elif chance < 0.71 and draw.random() < 0.2:
+        elif chance < 0.71 and self.drains:
             self.draining = True
             self.store.begin_drain()
             self.step("drain", None)

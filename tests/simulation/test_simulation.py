@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from simulation import counter, run, throttr
+from counterd.protocols.sentinel.wire import Status
+from simulation import counter, run, sentinel, throttr
 from simulation.counter import CounterWorld
 
 if TYPE_CHECKING:
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
 
 ROOMS = sorted(run.ROOMS)
 WORLDS = 8  # of each room: with 1 to 300 connections, that ask one thing or hundreds at once
-STEPS = 6_000
+STEPS = {"counter": 6_000, "sentinel": 1_500, "throttr": 6_000}
 # Of the first world: the same with every Python and build, until the protocols' replies or the simulation change.
-DIGESTS = {"counter": "25725028", "throttr": "b812e208"}
+DIGESTS = {"counter": "25725028", "sentinel": "2ad5892d", "throttr": "b812e208"}
 # Opcodes, and how they may be answered.
 ANSWERS = {
     "counter": {
@@ -28,6 +29,16 @@ ANSWERS = {
         *((counter.RELEASE, status) for status in (counter.OK, counter.NOT_FOUND, counter.NOT_ACQUIRED)),
         *((counter.GET, status) for status in (counter.OK, counter.NOT_FOUND)),
         (counter.DUMP, counter.OK),
+    },
+    "sentinel": {
+        *((sentinel.PING, status) for status in (Status.BAD_REQUEST, Status.FAIL, Status.OK)),
+        *((kind, status) for kind in (sentinel.FLOW, sentinel.PARAM) for status in (-4, -2, 0, 1, 3)),
+        (sentinel.FLOW, Status.SHOULD_WAIT),
+        (sentinel.PARAM, Status.NOT_AVAILABLE),
+        *((sentinel.ACQUIRE, status) for status in (-4, 0, 1, 3, 5)),
+        *((sentinel.RELEASE, status) for status in (-4, 3, 6, 7)),
+        *((sentinel.KEEP, status) for status in (-4, 0, 3, 7)),
+        (sentinel.UNKNOWN, Status.BAD_REQUEST),
     },
     "throttr": {
         *((opcode, status) for opcode in range(throttr.INSERT, throttr.GET + 1) for status in (0, 1)),
@@ -40,7 +51,7 @@ ANSWERS = {
 @pytest.mark.parametrize("seed", range(1, WORLDS + 1))
 @pytest.mark.parametrize("room", ROOMS)
 def test_promises_hold(room: str, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.simulate(room, STEPS, seed, 1, lambda: 0.0), capsys.readouterr().out
+    assert run.simulate(room, STEPS[room], seed, 1, lambda: 0.0), capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("room", "answers"), ANSWERS.items())
@@ -49,7 +60,7 @@ def test_every_answer_is_given_in_some_world(room: str, answers: set[tuple[int, 
     seen: set[tuple[int, int]] = set()
     for seed in range(1, WORLDS + 1):
         world = run.ROOMS[room](seed)
-        world.run(STEPS)
+        world.run(STEPS[room])
         seen |= world.seen.keys()
     assert answers - seen == set()
 
@@ -75,13 +86,13 @@ def test_a_violation_is_told_and_comes_again(
 
     forgotten = CounterWorld.forget
     monkeypatch.setattr(CounterWorld, "forget", forget)
-    assert not run.simulate("counter", STEPS, 1, 0, lambda: 0.0)
+    assert not run.simulate("counter", STEPS["counter"], 1, 0, lambda: 0.0)
     told = capsys.readouterr().out
     first, *trail, again, figures = told.splitlines()
     assert first.startswith("seed 1, step ")
     assert "limit: clients know of " in first
     assert len(trail) == 20
-    assert again == f"again: python tests/simulation --room counter --seed 1 --worlds 1 --steps {STEPS}"
+    assert again == f"again: python tests/simulation --room counter --seed 1 --worlds 1 --steps {STEPS['counter']}"
     assert figures.endswith(", 1 violation, seed 1")
-    assert not run.simulate("counter", STEPS, 1, 1, lambda: 0.0)
+    assert not run.simulate("counter", STEPS["counter"], 1, 1, lambda: 0.0)
     assert capsys.readouterr().out == told
