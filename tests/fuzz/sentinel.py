@@ -1,8 +1,8 @@
 """Sessions of the sentinel room say what the dict model says, byte by byte, and the store's audit finds nothing broken.
 
-Several connections on one store: requests well formed or raw bytes, cut anywhere; rules and bounds that change, turns that
-come late, and a clock that often stops at the very moment at which a lease or a part of a window ends, or the nanosecond
-before. A token goes when its lease is over, not before, and not long after; at the end all of them have gone.
+Several connections on one store: requests well formed or raw bytes, cut anywhere; rules and bounds that change, turns
+that come late, and a clock that often stops at the very moment at which a lease or a part of a window ends, or the
+nanosecond before. A token goes when its lease is over, not before, and not long after; at the end all have gone.
 
 Input: which store, then operations: a byte whose low half says which, whose next two bits say whose, and whose last two
 how; and what that takes.
@@ -39,45 +39,46 @@ NAMESPACES = [b"one", TWO.encode(), b"three", b"", b" \t\r\n\x1c", b"n" * 1013]
 RATES, CALLS, PARAMS = (1, 2, 3), (11, 12, 13), (21, 22)
 FLOWS = [*RATES, *CALLS, *PARAMS, 99, 0, -1, -(1 << 63), (1 << 63) - 1]
 COUNTS = [1, 1, 2, 3, 7, 0, -1, (1 << 31) - 1]
-VALUES = [wire.encode_value(value) for value in ("hot", "", 7, wire.Typed(wire.Tag.LONG, 7), True, float("nan"), "v" * 200)]
+VALUES = [
+    wire.encode_value(value) for value in ("hot", "", 7, wire.Typed(wire.Tag.LONG, 7), True, float("nan"), "v" * 200)
+]
 VALUES += [b"\6\2", b"\3\xff\xf0\0\0\0\0\0\1", b"\4\x7f\xff\xff\xff", b"\4\x7f\x80\0\0", b"\2\0", b"\5\0\0"]
 STEPS_NS = [1, MS, 99 * MS, 100 * MS, 250 * MS, SECOND, 3600 * SECOND, 10**17]
 LEASES = {11: (500, 200, 0), 12: (1000, 1500, 1), 13: (400, 3000, 2)}
 END_NS = 1 << 61
 
 
-def rate(flow_id: int, namespace: str, count: float, kind: int, samples: int, window_ms: int) -> FlowRule:
-    return FlowRule(namespace, flow_id, "rate", 1, count, kind, samples, window_ms, 2000, 2000, 0)
+def rate(flow_id: int, namespace: str, count: float, kind: int, shape: tuple[int, int]) -> FlowRule:
+    return FlowRule(namespace, flow_id, "rate", 1, count, kind, *shape, 2000, 2000, 0)
 
 
 def calls(flow_id: int, namespace: str, count: float, kind: int, grade: int = 0) -> FlowRule:
     return FlowRule(namespace, flow_id, "calls", grade, count, kind, 10, 1000, *LEASES[flow_id])
 
 
-def values(flow_id: int, namespace: str, count: float, kind: int, samples: int, items: dict[wire.Value, int]) -> ParamRule:
-    return ParamRule(
-        namespace, flow_id, "values", count, kind, samples, 1000, {wire.encode_value(item): limit for item, limit in items.items()}
-    )
+def values(flow_id: int, namespace: str, count: float, samples: int, items: dict[wire.Value, int]) -> ParamRule:
+    encoded = {wire.encode_value(item): limit for item, limit in items.items()}
+    return ParamRule(namespace, flow_id, "values", count, flow_id & 1, samples, 1000, encoded)
 
 
 VARIANTS = [
     Rules(
         (
-            rate(1, ONE, 5, 1, 10, 1000), rate(2, ONE, 3, 0, 4, 2000), rate(3, TWO, 2.5, 1, 1, 500),
+            rate(1, ONE, 5, 1, (10, 1000)), rate(2, ONE, 3, 0, (4, 2000)), rate(3, TWO, 2.5, 1, (1, 500)),
             calls(11, ONE, 4, 1), calls(12, ONE, 2, 0), calls(13, TWO, 6, 1),
         ),
-        (values(21, ONE, 3, 1, 10, {"hot": 6, True: 1}), values(22, TWO, 2, 0, 50, {})),
+        (values(21, ONE, 3, 10, {"hot": 6, True: 1}), values(22, TWO, 2, 50, {})),
     ),
     Rules(
-        (rate(2, ONE, 2, 0, 4, 2000), rate(3, TWO, 1e300, 1, 1, 500), calls(11, ONE, 1e9, 1)),
-        (values(21, ONE, 2, 1, 10, {"": 0, "v" * 200: 4}),),
+        (rate(2, ONE, 2, 0, (4, 2000)), rate(3, TWO, 1e300, 1, (1, 500)), calls(11, ONE, 1e9, 1)),
+        (values(21, ONE, 2, 10, {"": 0, "v" * 200: 4}),),
     ),
     Rules(
         (
-            rate(1, TWO, 8, 1, 5, 1000), rate(2, TWO, 3, 0, 128, 1280), calls(11, TWO, 9, 1), calls(12, ONE, 3.5, 0, grade=1),
-            calls(13, ONE, 3, 1),
+            rate(1, TWO, 8, 1, (5, 1000)), rate(2, TWO, 3, 0, (128, 1280)), calls(11, TWO, 9, 1),
+            calls(12, ONE, 3.5, 0, grade=1), calls(13, ONE, 3, 1),
         ),
-        (values(21, TWO, 3, 1, 2, {"hot": 6, float("nan"): 1}), values(22, TWO, 1e9, 0, 50, {7: 9})),
+        (values(21, TWO, 3, 2, {"hot": 6, float("nan"): 1}), values(22, TWO, 1e9, 50, {7: 9})),
     ),
     Rules(),
 ]  # fmt: skip
@@ -91,6 +92,16 @@ TOKENS = [
     wire.keep(6, 1),
     *VALUES,
 ]
+
+
+def make_store(tokens: int) -> SentinelStore:
+    """A small one, without rules and bounds."""
+    return SentinelStore(
+        buckets=64, holdings=64, holdings_per_connection=64, name_memory=1 << 18, hash_key=bytes(16),
+        token_key=bytes(16), extra=region_extra(tokens, VALUES_MAX, RULES_MAX, ITEMS_MAX), reply_max=16,
+        posted_max=65536, tokens=tokens, param_values=VALUES_MAX, rules=RULES_MAX, items=ITEMS_MAX,
+        make_session=SentinelSession,
+    )  # fmt: skip
 
 
 class BoundedModel(Model):
@@ -126,11 +137,7 @@ class Room:
         qps = (1_000_000, 9)[kind >> 1 & 1]
         self.now_ns = START_NS
         self.bounded = False  # a sweep may leave something for the next
-        self.store = SentinelStore(
-            buckets=64, holdings=64, holdings_per_connection=64, name_memory=1 << 18, hash_key=bytes(16), token_key=bytes(16),
-            extra=region_extra(tokens, VALUES_MAX, RULES_MAX, ITEMS_MAX), reply_max=16, posted_max=65536, tokens=tokens,
-            param_values=VALUES_MAX, rules=RULES_MAX, items=ITEMS_MAX, make_session=SentinelSession,
-        )  # fmt: skip
+        self.store = make_store(tokens)
         self.qps = qps
         self.set_limits(0)
         self.model = BoundedModel(qps, tokens)
@@ -265,7 +272,9 @@ class Room:
 
     def acquire(self, number: int, how: int, source: Source) -> None:
         flow_id, what = source.choice(FLOWS), source.byte()
-        self.ask(number, how, source, wire.acquire(3, flow_id, COUNTS[what & 7], what >> 3 & 1 == 1) * (1 + (what >> 5)))
+        self.ask(
+            number, how, source, wire.acquire(3, flow_id, COUNTS[what & 7], what >> 3 & 1 == 1) * (1 + (what >> 5))
+        )
 
     def token(self, source: Source) -> int:
         """One of the last that were given out, or none."""
