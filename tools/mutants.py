@@ -44,6 +44,7 @@ PACKAGE = "src/counterd/"
 SOURCES = (
     "_core.pxd", "_core.pyx", "_table.pxd", "_wheel.pxd", "protocols/counter/_room.pyx",
     "protocols/throttr/_keys.pxd", "protocols/throttr/_store.pyx", "protocols/throttr/_room.pyx",
+    *(f"protocols/sentinel/{name}" for name in ("_window.pxd", "_records.pxd", "_rates.pyx", "_store.pyx", "_room.pyx")),
 )  # fmt: skip
 # What is run of the tests, if it is there.
 STAGES = {
@@ -51,8 +52,10 @@ STAGES = {
         "unit/test_core.py", "unit/test_table.py", "unit/test_wheel.py", "unit/test_walk.py", "unit/test_siphash.py",
         "unit/protocols", "unit/net/test_connection.py",
     ),
-    "conformance": ("conformance/counter/test_engine.py", "conformance/throttr/test_engine.py"),
-    "property": tuple(f"property/test_{name}.py" for name in ("counter_model", "cuts", "tables", "throttr_model")),
+    "conformance": tuple(f"conformance/{room}/test_engine.py" for room in ("counter", "throttr", "sentinel")),
+    "property": tuple(
+        f"property/test_{name}.py" for name in ("counter_model", "cuts", "tables", "throttr_model", "sentinel_model")
+    ),
     "simulation": ("simulation",),
     "fuzzing": ("fuzz",),
 }  # fmt: skip
@@ -63,6 +66,7 @@ COUNTER_ROOM = (
 # By what is in a file's name: tests with one of these in theirs are run first, and such as never come there not at all.
 NEAR = {
     "_wheel": (("test_wheel", "throttr"), COUNTER_ROOM), "throttr/": (("throttr",), (*COUNTER_ROOM, "test_wheel")),
+    "sentinel/": (("sentinel",), (*COUNTER_ROOM[:-2], "property/test_tables", "test_wheel", "throttr")),
     "counter/": (("counter/", "counter_model"), ("throttr", "test_wheel")),
     "_core": (("test_core", "counter"), ("test_wheel",)), "_table": (("test_table", "test_core"), ("test_wheel",)),
 }  # fmt: skip

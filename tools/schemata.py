@@ -40,7 +40,7 @@ FLIPPED = {
 SWAPPED = {
     ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "+"), ast.FloorDiv: ("//", "*"), ast.Mod: ("%", "//"),
     ast.LShift: ("<<", ">>"), ast.RShift: (">>", "<<"), ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"),
-    ast.BitXor: ("^", "&"),
+    ast.BitXor: ("^", "&"), ast.Div: ("/", "*"),
 }  # fmt: skip
 OTHER = {"min": "max", "max": "min"}
 TRUTHS = (ast.If, ast.While, ast.BoolOp, ast.Return, ast.IfExp)
