@@ -94,11 +94,13 @@ class Token:
         self.begin(now)
 
     def begin(self, now: int) -> None:
-        """A lease, or another one."""
+        """A lease, or another one. What nothing can be renewed of is judged as before."""
         timeout = self.rule.resource_timeout_ms * MS
         self.due = (
             self.since + timeout if self.rule.resource_timeout_strategy == RELEASE_STRATEGY else now + 2 * timeout
         )
+        if self.judged and self.due <= now:
+            return
         self.armed = now
         self.judged = 0
         self.renewed = False

@@ -486,7 +486,7 @@ class SentinelWorld(SentinelClients):
             raise Violation("judging", f"batch {ticket} of {len(ids)} is not {self.ticket}")
         for lease in leases:
             token = self.tokens.by_id.get(lease.token_id)
-            if token is None or token.judged or token.ends(self.now) > self.now:
+            if token is None or token.judged > self.now or token.ends(self.now) > self.now:
                 raise Violation("judging", f"{lease} is to be judged, and is not over, or is already")
             online = token.owner is None or token.owner.books.gone is None
             told = token.rule.flow_id, token.count, (self.now - token.since) // MS, online

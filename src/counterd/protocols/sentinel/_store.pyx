@@ -186,6 +186,7 @@ cdef class SentinelStore(RateStore):
         cdef uint32_t number = table_find(&records.tokens, tag, id, ID_SIZE)
         cdef uint32_t owner
         cdef Token* token
+        cdef int64_t due_ns
         if number == 0:
             return ALREADY_RELEASED
         if self.is_late(number):
@@ -201,11 +202,13 @@ cdef class SentinelStore(RateStore):
             owner_drop(records, number)
             owner_take(records, owner, number)
         token.kept += 1
-        token.record.flags &= <uint8_t>~JUDGED
         records.state.kept += 1
-        token_arm(records, number, lease_begun(flow_at(records, token.flow), token, self.now_ns))
-        self.expect(token.timer.due_ns)
-        left_ms[0] = <int32_t>min(max(token.timer.due_ns - self.now_ns, <int64_t>0) // 1000000, <int64_t>INT32_MAX)
+        due_ns = lease_begun(flow_at(records, token.flow), token, self.now_ns)
+        if due_ns > self.now_ns or not token.record.flags & JUDGED:  # else nothing is renewed, and it is judged already
+            token.record.flags &= <uint8_t>~JUDGED
+            token_arm(records, number, due_ns)
+            self.expect(due_ns)
+        left_ms[0] = <int32_t>min(max(due_ns - self.now_ns, <int64_t>0) // 1000000, <int64_t>INT32_MAX)
         return OK
 
     cdef bint is_ruled(self, uint32_t number) noexcept:
@@ -368,6 +371,7 @@ cdef class SentinelStore(RateStore):
         cdef Token* token = token_at(records, number)
         cdef int64_t end_ns = lease_end(records, token, self.now_ns)
         if end_ns > self.now_ns:  # the server renews it, or its rule has changed
+            token.record.flags &= <uint8_t>~JUDGED
             token_arm(records, number, end_ns)
         elif self.submit_leases is not None and not token.record.flags & JUDGED:
             self.enter_batch(number)

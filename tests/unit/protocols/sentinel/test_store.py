@@ -750,20 +750,41 @@ def test_an_expire_strategy_that_answers_while_it_is_asked(make_room: MakeRoom) 
 
 
 def test_what_cannot_be_renewed_is_kept_until_it_is_judged(make_room: MakeRoom, judge: Judge) -> None:
-    """Strategy 1: KEEP tells that nothing is left."""
+    """Strategy 1: KEEP tells that nothing is left. However often it comes, it puts off neither verdict nor time limit."""
     room = make_room(calls(1, strategy=RELEASE))
     room.store.delegate_expiry(judge, SECOND)
     client = room.connection()
-    id = client.acquire(1)
+    ids = [client.acquire(1), client.acquire(1)]
     room.advance(SECOND + SWEEP_NS)
-    for _ in range(3):
-        response = client.ask(wire.keep(1, id))
-        assert (response.status, response.left_ms) == (Status.OK, 0)
-    room.store.expire(judge.batches[0][0], [id], room.now_ns)
+    for _ in range(9):
+        for id in ids:
+            response = client.ask(wire.keep(1, id))
+            assert (response.status, response.left_ms) == (Status.OK, 0)
+        room.advance(SWEEP_NS)
+    assert len(judge.batches) == 1
+    room.store.expire(judge.batches[0][0], ids[:1], room.now_ns)
     assert room.now_calls(1) == 1
-    room.advance(SWEEP_NS)
-    room.store.expire(judge.batches[-1][0], [id], room.now_ns)
+    room.advance(2 * SECOND + SWEEP_NS)
+    for _ in range(11):
+        client.ask(wire.keep(1, ids[1]))
+        room.advance(SWEEP_NS)
+    assert len(judge.batches) == 2
     assert room.now_calls(1) == 0
+
+
+def test_what_a_new_rule_renews_while_it_is_judged_is_judged_anew(judged: Room, judge: Judge) -> None:
+    """Where its owner's end is what its lease depends on from now on, that counts, and it is asked about again."""
+    client = judged.connection()
+    id = client.acquire(1)
+    judged.advance(2 * SECOND + SWEEP_NS)
+    assert len(judge.batches) == 1
+    judged.load(calls(1, strategy=KEEP))
+    judged.advance(500 * MS + SWEEP_NS)
+    assert judged.now_calls(1) == 1
+    client.close()
+    judged.settle()
+    judged.advance(300 * MS + SWEEP_NS)
+    assert [lease.token_id for lease in judge.batches[1][1]] == [id]
 
 
 def test_no_expire_strategy_any_more(judged: Room, judge: Judge) -> None:
