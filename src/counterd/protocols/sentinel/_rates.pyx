@@ -214,13 +214,15 @@ cdef class RateStore(Store):
     cdef Answer ask_param(self, uint32_t number, uint32_t count, uint32_t values, const uint8_t* data) noexcept:
         """Section "PARAM", of a rule that there is and of values that are sound. All pass, or none.
 
-        Each is counted before the next is looked at, so that equal ones add up.
+        Each is counted before the next is looked at, so that equal ones add up. Each is a lookup of its own, and as
+        much work as it has samples: all of them may have gone by.
         """
         cdef Param* param = param_at(&self.records, number)
         cdef const uint8_t* place = data
         cdef double left = 0
         cdef int status = OK
         cdef uint32_t passed = 0, size, _value
+        self.region.budget -= values * tally_blocks(param.window.size)
         if not self.is_allowed(param.namespace):
             return Answer(TOO_MANY_REQUESTS, 0, 0)
         while passed < values:

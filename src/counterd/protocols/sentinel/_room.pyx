@@ -211,7 +211,7 @@ cdef class SentinelSession(Session):
         return self.tell(frame, store.ask_flow(number, count, frame.key_size > 12 and frame.key[12] != 0))
 
     cdef int param(self, const Frame* frame) except -1:
-        """Section "PARAM". Each value counts as work: it is a lookup of its own."""
+        """Section "PARAM"."""
         cdef SentinelStore store = <SentinelStore>self.store
         cdef uint32_t count = load_be32(frame.key + ID_SIZE)
         cdef uint32_t values = load_be32(frame.key + 12)
@@ -228,7 +228,6 @@ cdef class SentinelSession(Session):
         number = table_find(&store.records.params, frame.tag, frame.key, ID_SIZE)
         if number == 0:
             return self.refuse(frame, NO_RULE)
-        store.region.budget -= values
         return self.tell(frame, store.ask_param(number, count, values, frame.key + 16))
 
     cdef int tell(self, const Frame* frame, Answer answer) except -1:

@@ -39,13 +39,14 @@ def test_who_asks_for_much_waits_for_his_turn_and_others_are_served(make_room: M
     assert len(flood.told()) == pytest.approx(10_000 - BUDGET, abs=GRACE)
 
 
-def test_each_value_is_work(make_room: MakeRoom) -> None:
-    room = make_room(values(1, 1e9))
+@pytest.mark.parametrize(("samples", "steps"), [(10, 200), (125, 1800)])
+def test_each_value_is_work_the_more_samples_it_has(make_room: MakeRoom, samples: int, steps: int) -> None:
+    room = make_room(values(1, 1e9, samples=samples))
     client = room.connection()
     client.send(wire.param_flow(1, 1, 1, range(100)) * 200)
     assert client.session.more
     answered = len(client.told())
-    assert BUDGET // 110 <= answered <= (BUDGET + GRACE) // 100 + 1
+    assert BUDGET // (steps + 10) <= answered <= (BUDGET + GRACE) // steps + 1
     room.settle()
     assert answered + len(client.told()) == 200
 
