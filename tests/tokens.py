@@ -1,7 +1,7 @@
 """A server of the sentinel protocol for the tests of its clients: keeps every request, and answers as told.
 
-Plain sockets and a thread for each connection. A test overrides or replaces `reply`; everything else is a small,
-correct server of tokens, whose flows are what `limits` says, all of them by concurrency and by rate.
+Plain sockets and a thread for each connection. But for what it is told to do otherwise it is a small, correct server of
+tokens, whose flows are what `limits` says, all of them by concurrency and by rate.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ class Held(NamedTuple):
 
 
 class Server(scripted.Server):
-    """limits: by flow. lease_ms: of each token. tokens: those that are held."""
+    """limits: by flow. lease_ms: of each token. tokens: those that are held.
+
+    waits: types of requests that are held_back until the test says so. says: statuses, by type, in place of the right.
+    """
 
     def __init__(self, path: str | None = None) -> None:
         super().__init__(path=path)
@@ -49,13 +52,30 @@ class Server(scripted.Server):
         self.tokens: dict[int, Held] = {}
         self.asked_for: list[Request] = []
         self.wait_ms = 0  # what a prioritized FLOW is told
+        self.waits: set[int] = set()
+        self.held_back: list[Request] = []
+        self.says: dict[int, int] = {}
         self._next = 0
 
-    # ---- what a test overrides ----
+    # ---- what a test tells it ----
 
     def answer(self, request: Request) -> bytes | None:
         """What a request is answered with; None: nothing."""
+        if request.type in self.waits:
+            self.held_back.append(request)
+            return None
+        if request.type in self.says:
+            return response(request, self.says[request.type])
         return self.correct(request)
+
+    def go_on(self) -> None:
+        """Answers what it has not, the last first."""
+        with self.lock:
+            self.waits.clear()
+            while self.held_back:
+                request = self.held_back.pop()
+                with contextlib.suppress(OSError):  # the client has gone
+                    self.peers[request.connection].socket.sendall(self.correct(request))
 
     # ---- a correct server ----
 
@@ -143,6 +163,15 @@ class Server(scripted.Server):
         for peer in self.peers:
             with contextlib.suppress(OSError):
                 peer.socket.shutdown(socket.SHUT_RDWR)
+
+
+class Late(Server):
+    """Begins to listen on a port that was free."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__()
+        self._listener.close()
+        self._listener = socket.create_server(("127.0.0.1", port))
 
 
 def response(request: Request, status: int, data: bytes = b"") -> bytes:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 import sentinels
-import tokens
 from counterd.client import _fallback
 from counterd.client.sentinel import Answer, AsyncClient, AsyncHold, Blocked, NoSuchRule, TokenLost, TokenRefused
 from counterd.errors import ConnectionLost, Timeout
@@ -24,6 +23,7 @@ from counterd.protocols.sentinel.wire import MessageType
 from interrupting import WAYS, Interrupted
 from loops import NEW_LOOP, PATIENCE, run, until
 from sentinels import flow, param
+from tokens import Late, Server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -307,42 +307,6 @@ def test_a_child_has_nothing_of_its_parent(counterd: tuple[str, int]) -> None:
 
 
 # ---- a server that does not decide ----------------------------------------------------------------------------------
-
-
-class Server(tokens.Server):
-    """held_back: requests that are answered when the test says so. says: statuses, by type, in place of the right."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waits: set[int] = set()
-        self.held_back: list[tokens.Request] = []
-        self.says: dict[int, int] = {}
-
-    def answer(self, request: tokens.Request) -> bytes | None:
-        if request.type in self.waits:
-            self.held_back.append(request)
-            return None
-        if request.type in self.says:
-            return tokens.response(request, self.says[request.type])
-        return super().answer(request)
-
-    def go_on(self) -> None:
-        """Answers what it has not, the last first."""
-        with self.lock:
-            self.waits.clear()
-            while self.held_back:
-                request = self.held_back.pop()
-                with contextlib.suppress(OSError):  # the client has gone
-                    self.peers[request.connection].socket.sendall(self.correct(request))
-
-
-class Late(Server):
-    """Begins to listen on a port that was free."""
-
-    def __init__(self, port: int) -> None:
-        super().__init__()
-        self._listener.close()
-        self._listener = socket.create_server(("127.0.0.1", port))
 
 
 @pytest.fixture

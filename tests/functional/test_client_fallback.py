@@ -12,45 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import tokens
+import scripted
 from counterd.client import _fallback, _keeper, _shared
 from counterd.client.sentinel import Answer, Blocked, Client, NoSuchRule, TokenLost, TokenRefused
 from counterd.errors import ConnectionLost, ProtocolError, Timeout
 from counterd.protocols.sentinel.wire import MessageType, Status
 from daemon import PATIENCE, wait_until
+from tokens import Late, Request, Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 SHORT = 0.05  # a timeout that passes
 PASSED, REFUSED = Answer(0, fallback=True), Answer(1, fallback=True)
-
-
-class Server(tokens.Server):
-    """held_back: requests that are answered when the test says so. says: statuses, by type, in place of the right."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waits: set[int] = set()
-        self.held_back: list[tokens.Request] = []
-        self.says: dict[int, int] = {}
-
-    def answer(self, request: tokens.Request) -> bytes | None:
-        if request.type in self.waits:
-            self.held_back.append(request)
-            return None
-        if request.type in self.says:
-            return tokens.response(request, self.says[request.type])
-        return super().answer(request)
-
-    def go_on(self) -> None:
-        """Answers what it has not, the last first."""
-        with self.lock:
-            self.waits.clear()
-            while self.held_back:
-                request = self.held_back.pop()
-                with contextlib.suppress(OSError):  # the client has gone
-                    self.peers[request.connection].socket.sendall(self.correct(request))
 
 
 @pytest.fixture
@@ -276,15 +250,6 @@ def test_a_hold_that_nothing_is_let_through_for_waits_for_the_server() -> None:
             waiting.join(PATIENCE)
 
 
-class Late(Server):
-    """Begins to listen on a port that was free."""
-
-    def __init__(self, port: int) -> None:
-        super().__init__()
-        self._listener.close()
-        self._listener = socket.create_server(("127.0.0.1", port))
-
-
 @pytest.mark.parametrize("status", [-4, -2, -1, 3, 5, 4, 99])
 def test_answers_that_are_no_decision(server: Server, status: int, caplog: pytest.LogCaptureFixture) -> None:
     server.says = dict.fromkeys((MessageType.FLOW, MessageType.PARAM, MessageType.ACQUIRE), status)
@@ -348,8 +313,8 @@ def test_calls_reach_a_server_that_is_back() -> None:
 def test_a_server_that_closes_each_connection(server: Server) -> None:
     """As one that has no room does: that is not tried without a pause."""
 
-    def close(_: tokens.Request) -> bytes:
-        raise tokens.scripted.Hangup
+    def close(_: Request) -> bytes:
+        raise scripted.Hangup
 
     server.answer = close  # type: ignore[method-assign]
     with made(server, fallback="open") as client:

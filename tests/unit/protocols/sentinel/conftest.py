@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from unit.protocols.sentinel.rooms import Room
+from unit.protocols.sentinel.rooms import SECOND, Room, calls, rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,3 +26,17 @@ def make_room() -> Iterator[Callable[..., Room]]:
         room.store.audit()
         room.settle()
         room.store.audit()
+
+
+@pytest.fixture
+def asked() -> list[Any]:
+    """What a token service was given."""
+    return []
+
+
+@pytest.fixture
+def served(make_room: Callable[..., Room], asked: list[Any]) -> Room:
+    """A room with a token service, which has a second for an answer."""
+    room = make_room(calls(1), rate(2, 9))
+    room.store.delegate(asked.extend, SECOND)
+    return room

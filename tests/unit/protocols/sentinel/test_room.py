@@ -10,7 +10,7 @@ import pytest
 from conformance.sentinel.engine import make_store
 from counterd.protocols.sentinel import wire
 from counterd.protocols.sentinel.wire import Status
-from unit.protocols.sentinel.rooms import SECOND, calls, rate, values
+from unit.protocols.sentinel.rooms import calls, rate, values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,19 +132,6 @@ def test_long_namespaces_have_memory_of_their_own(make_room: MakeRoom) -> None:
 
 
 # ---- later answers --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def asked() -> list[Any]:
-    """What a token service was given."""
-    return []
-
-
-@pytest.fixture
-def served(make_room: MakeRoom, asked: list[Any]) -> Room:
-    room = make_room(calls(1), rate(2, 9))
-    room.store.delegate(asked.extend, SECOND)
-    return room
 
 
 def test_later_answers_of_a_connection_are_one_write(served: Room, asked: list[Any]) -> None:

@@ -437,20 +437,6 @@ def test_limits_that_change(make_room: MakeRoom) -> None:
 # ---- extensions: a token service ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def asked() -> list[Any]:
-    """What a token service was given."""
-    return []
-
-
-@pytest.fixture
-def served(make_room: MakeRoom, asked: list[Any]) -> Room:
-    """A room with a token service, which has a second for an answer."""
-    room = make_room(calls(1), rate(2, 5))
-    room.store.delegate(asked.extend, SECOND)
-    return room
-
-
 def test_a_token_service_is_asked_by_the_next_tick(served: Room, asked: list[Any]) -> None:
     client = served.connection()
     client.send(wire.acquire(10, 1, 3, prioritized=True), wire.flow(11, 2, 1), wire.release(12, -5), wire.keep(13, 6))
@@ -750,7 +736,7 @@ def test_an_expire_strategy_that_answers_while_it_is_asked(make_room: MakeRoom) 
 
 
 def test_what_cannot_be_renewed_is_kept_until_it_is_judged(make_room: MakeRoom, judge: Judge) -> None:
-    """Strategy 1: KEEP tells that nothing is left. However often it comes, it puts off neither verdict nor time limit."""
+    """Strategy 1: KEEP tells that nothing is left. Its coming again and again puts off neither verdict nor limit."""
     room = make_room(calls(1, strategy=RELEASE))
     room.store.delegate_expiry(judge, SECOND)
     client = room.connection()
