@@ -7,7 +7,7 @@ from counterd._table cimport Pool, Table
 from counterd.protocols.sentinel._records cimport Namespace, Param, Records
 from counterd.protocols.sentinel._window cimport Window
 
-# What requests come to; on the wire these are signed bytes. docs/protocols/sentinel.md, "Status".
+# What requests come to; on the wire these are signed bytes. docs/protocols/sentinel.md, "On the wire".
 cdef enum:
     BAD_REQUEST = -4
     TOO_MANY_REQUESTS = -2

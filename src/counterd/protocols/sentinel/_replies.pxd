@@ -1,4 +1,4 @@
-# Replies of the sentinel room, as they are on the wire. docs/protocols/sentinel.md, "Messages".
+# Replies of the sentinel room, as they are on the wire. docs/protocols/sentinel.md, "On the wire".
 #
 # Floor 2, header only.
 

@@ -90,8 +90,9 @@ class Lease(Protocol):
 class ExpireStrategy(Protocol):
     """Decides which tokens go when their lease is over. The setting expire_strategy.
 
-    While it decides, they can be released and kept as ever. If it raises, returns anything else or does not answer in
-    time, all go. Context.default is a RegularExpireStrategy.
+    While it decides, they can be released and kept as ever; what is kept, and whose lease that renews, is not decided
+    about. If it raises, returns anything else or does not answer in time, all go. Context.default is a
+    RegularExpireStrategy.
     """
 
     def expired(self, tokens: Sequence[Lease]) -> Iterable[int]:
