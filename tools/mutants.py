@@ -44,7 +44,8 @@ PACKAGE = "src/counterd/"
 SOURCES = (
     "_core.pxd", "_core.pyx", "_table.pxd", "_wheel.pxd", "protocols/counter/_room.pyx",
     "protocols/throttr/_keys.pxd", "protocols/throttr/_store.pyx", "protocols/throttr/_room.pyx",
-    *(f"protocols/sentinel/{name}" for name in ("_window.pxd", "_records.pxd", "_rates.pyx", "_store.pyx", "_room.pyx")),
+    "protocols/sentinel/_window.pxd", "protocols/sentinel/_records.pxd", "protocols/sentinel/_rates.pyx",
+    "protocols/sentinel/_store.pyx", "protocols/sentinel/_room.pyx",
 )  # fmt: skip
 # What is run of the tests, if it is there.
 STAGES = {
