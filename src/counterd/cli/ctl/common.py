@@ -109,6 +109,22 @@ def has_address(context: click.Context) -> bool:
     return any(context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in ADDRESS_OPTIONS)
 
 
+def timeout_below(context: click.Context, timeout: float, what: str) -> float:
+    """The timeout of a group of another protocol: its own, or that of the group above, which has no address then.
+
+    what: that has the address.
+    """
+    above = context.parent
+    assert above is not None
+    if has_address(above):
+        raise click.UsageError(
+            f"that is where the counters are: the address of the {what} stands after `{context.info_name}`"
+        )
+    if context.get_parameter_source("timeout") is ParameterSource.DEFAULT:
+        timeout = above.find_object(Target).timeout  # type: ignore[union-attr]  # which the group above has made
+    return timeout
+
+
 def chosen_address(context: click.Context, scheme: str, port: int) -> Address:
     """What the options of address_options() say; the command line goes before the environment."""
     from counterd.client._addresses import Address, read_address

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import unquote_to_bytes
 
 import click
-from click.core import ParameterSource
 
 from counterd.cli.ctl.admin import PAGE, admin_options, endpoint_of, listed
 from counterd.cli.ctl.common import (
@@ -22,14 +21,13 @@ from counterd.cli.ctl.common import (
     Bytes,
     Group,
     Server,
-    Target,
     address_options,
     chosen_address,
-    has_address,
     interrupted,
     say,
     shown,
     terminations_interrupt,
+    timeout_below,
 )
 from counterd.cli.ctl.output import Column, Kind, Output, Row, output_option, span
 from counterd.cli.reading import ParamType
@@ -119,12 +117,7 @@ limit_option = click.option(
 @click.pass_context
 def sentinel(context: click.Context, /, timeout: float, namespace: bytes, **_: object) -> None:
     """Flows, and tokens for calls in progress."""
-    above = context.parent
-    assert above is not None
-    if has_address(above):
-        raise click.UsageError("that is where the counters are: the address of the flows stands after `sentinel`")
-    if context.get_parameter_source("timeout") is ParameterSource.DEFAULT:
-        timeout = above.find_object(Target).timeout  # type: ignore[union-attr]  # which the group above has made
+    timeout = timeout_below(context, timeout, "flows")
     context.obj = SentinelTarget(chosen_address(context, SCHEME, PORT), timeout, namespace)
 
 

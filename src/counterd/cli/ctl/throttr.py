@@ -10,7 +10,6 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
-from click.core import ParameterSource
 
 from counterd.cli.ctl.common import (
     DURATION,
@@ -18,13 +17,12 @@ from counterd.cli.ctl.common import (
     Bytes,
     Group,
     Server,
-    Target,
     address_options,
     chosen_address,
     glob,
-    has_address,
     say,
     shown,
+    timeout_below,
     until_interrupted,
 )
 from counterd.cli.ctl.output import Column, Kind, Output, output_option, span
@@ -83,12 +81,7 @@ keys_argument = click.argument("keys", metavar="KEY...", nargs=-1, required=True
 @click.pass_context
 def throttr(context: click.Context, /, timeout: float, value_size: str, **_: object) -> None:
     """Quotas, buffers and channels."""
-    above = context.parent
-    assert above is not None
-    if has_address(above):
-        raise click.UsageError("that is where the counters are: the address of the keys stands after `throttr`")
-    if context.get_parameter_source("timeout") is ParameterSource.DEFAULT:
-        timeout = above.find_object(Target).timeout  # type: ignore[union-attr]  # which the group above has made
+    timeout = timeout_below(context, timeout, "keys")
     context.obj = ThrottrTarget(chosen_address(context, SCHEME, PORT), timeout, value_size)
 
 

@@ -22,7 +22,7 @@ cdef enum:
     NAMESPACE_MAX = 1013        # bytes: what fits into a PING of 1,024
     NAMESPACES_MAX = 1024
     RULES_MAX = 16384           # of flows; and of parameters
-    FLOWS = 2                   # for each rule: besides those with one there are some whose rule went first
+    FLOWS = 2                   # for each rule: there are some besides whose rule went before their tokens
     ITEMS_MAX = 65536           # hot items of all rules
     LIMITER_SAMPLES = 10        # of the limit of a namespace: a second
     CONCURRENCY = 0             # FlowRule.grade
@@ -77,7 +77,7 @@ cdef struct Param:
     Window window
 
 
-cdef struct Value:              # 88 bytes; its name is the rule's serial and the value as it is on the wire
+cdef struct Value:              # 96 bytes; its name is the rule's serial and the value as it is on the wire
     Record record
     uint8_t[VALUE_INLINE] key
     Timer timer
