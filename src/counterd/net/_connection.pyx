@@ -397,7 +397,7 @@ cdef class Connection:
         """Whether it has sent nothing since that moment, and was neither owed anything nor kept from sending."""
         return (
             self.active_ns < before_ns and not self.queued and not self.pulling and self.slow_timer is None
-            and not self.parting and not self.ended and not self.lingering
+            and not self.parting and not self.ended and not self.lingering and not self.session.awaited
         )
 
     cdef int send(self, bytes output) except -1:
@@ -432,10 +432,13 @@ cdef class Connection:
             if not self.pulling:
                 self.pulling = True
                 self.server.driver.enqueue(self)
-        elif self.parting and self.session.awaited and self.unread <= 0 and not self.session.closing:
-            self.transport.pause_reading()  # what it asks from now on comes too late, what it has asked is answered
-        elif self.session.closing or (self.parting and (self.unread <= 0 or self.ended)):
+        elif self.session.closing:
             self.finish()
+        elif self.parting and (self.unread <= 0 or self.ended):
+            if self.session.awaited:
+                self.transport.pause_reading()  # what it asks from now on is too late, what it has asked is answered
+            else:
+                self.finish()
         elif not self.ended and self.slow_timer is None:
             self.transport.resume_reading()
         return 0

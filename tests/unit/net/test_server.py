@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 
+from conformance.sentinel import engine as sentinel
 from counterd.net._connection import peer_process
 from counterd.net.access import Access
 from counterd.net.server import STUCK_CHECK_S, Limits, Server
 from counterd.net.sockets import Keepalive, UnixSocket, open_tcp
 from counterd.protocols.counter import wire
 from counterd.protocols.counter._room import CounterSession, CounterStore
+from counterd.protocols.sentinel import wire as tokens
 from machine import has_ipv6
 from property.model import KEY, make_store
 from unit.net.fakes import FakeClock, Net, nets
@@ -536,6 +538,20 @@ def test_one_that_sends_nothing_for_too_long_is_closed(make_net: Callable[..., N
     assert all(peer.transport.closed for peer in quiet)
     assert net.server.figures()["idle_closed"] == 3
     assert net.reports == ["idle"] * 3
+
+
+def test_one_that_is_still_to_be_answered_is_not_idle(make_net: Callable[..., Net], since: FakeClock) -> None:
+    store = sentinel.make_store()
+    calls: list[Any] = []
+    store.delegate(calls.extend, 1000 * S)
+    net = make_net(store, idle_timeout=60)
+    peer = net.connect()
+    peer.send(tokens.acquire(1, 1, 1))
+    store.tick(since.now_ns)
+    since.now_ns += 1000 * S
+    assert net.server.idle_among(0, 100, since.now_ns) == ([], False)
+    store.answer(calls[0].ticket, 1, 0, since.now_ns)
+    assert net.server.idle_among(0, 100, since.now_ns) == ([peer.connection], False)
 
 
 def test_one_that_is_kept_from_sending_is_not_idle(make_net: Callable[..., Net], since: FakeClock) -> None:
