@@ -527,6 +527,10 @@ class SentinelWorld(SentinelClients):
         for name in books.namespaces:
             self.connected[name] -= 1
         self.unarmed.append(books)
+        if self.random.random() < 0.1:  # and at once, before any tick, somebody else releases some of it
+            for id in [id for id, token in self.tokens.by_id.items() if token.owner is link]:
+                if self.random.random() < 0.3:
+                    self.push(1, self.release_for_nobody, id)
         if books.namespaces:
             self.leaving.append(books.namespaces)
         for token in self.tokens.by_id.values() if self.judges else ():
@@ -702,7 +706,10 @@ class SentinelWorld(SentinelClients):
             raise Violation("tokens", f"nobody asked for {flow_id} and was answered {status}, {id}")
         self.step("request", None, flow_id)
         if id:
-            self.push(int(self.random.random() * 500 * MS), self.release_for_nobody, id)
+            delay = int(self.random.random() * 500 * MS)
+            if self.random.random() < 0.5:  # when its lease is over, or just not yet
+                delay = min(delay, self.tokens.by_id[id].ends(self.now) - self.now - self.random.choice((0, 1)))
+            self.push(delay, self.release_for_nobody, id)
 
     def release_for_nobody(self, id: int) -> None:
         status = self.store.release_token(id, self.now)
