@@ -264,6 +264,17 @@ def test_who_goes_twice_as_the_same_number_is_two(make_room: MakeRoom) -> None:
     assert room.figures("tokens", "expired_offline") == [0, sum(range(20))]
 
 
+def test_who_goes_and_has_nothing_left_before_a_tick_looks(make_room: MakeRoom) -> None:
+    """Its owner is in the queue of leavers, and done with once."""
+    room = make_room(calls(1))
+    client = room.connection()
+    id = client.acquire(1)
+    client.close()
+    assert room.release(id) == Status.RELEASE_OK
+    room.settle()
+    room.store.audit()
+
+
 # ---- time -----------------------------------------------------------------------------------------------------------
 
 
