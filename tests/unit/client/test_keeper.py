@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -100,12 +101,16 @@ def test_others_call_while_it_collects(pair: Pair) -> None:
     collecting.start()
     wait_until(lambda: pair.link._reading, "it reads")
     pair.link._timeout = PATIENCE
-    pair.server.sendall(struct.pack(">Hibb", 6, 2, 4, 6))
-    assert pair.link.call(wire.release, -7).status == 6
+    pair.asked(wire.acquire(1, 101, 1))
+    with ThreadPoolExecutor(1) as pool:
+        called = pool.submit(pair.link.call, wire.release, -7)
+        pair.asked(wire.release(2, -7))
+        pair.server.sendall(struct.pack(">Hibb", 6, 2, 4, 6))
+        assert called.result(PATIENCE).status == 6
     pair.grant(1, TOKEN)
     collecting.join(PATIENCE)
     assert not collecting.is_alive()
-    pair.asked(wire.acquire(1, 101, 1), wire.release(2, -7), wire.release(3, -7))
+    pair.asked(wire.release(3, -7))
 
 
 def test_who_owes_for_too_long_is_given_up(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
