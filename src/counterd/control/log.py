@@ -274,7 +274,7 @@ class Bounded:
         self._lines = lines
         self._period = period
         self._causes = causes
-        self._windows: dict[str, _Window] = {}  # by start, the oldest first
+        self._windows: dict[str, _Window] = {}  # by start, the oldest first; at most `causes`, and OTHERS
 
     def allow(self, cause: str, now: float) -> int | None:
         """None to keep quiet, else how many lines of the cause were suppressed since one was let through.
@@ -282,8 +282,10 @@ class Bounded:
         now: seconds of a clock that never goes back.
         """
         windows = self._windows
-        if cause not in windows and len(windows) >= self._causes:
-            oldest = next(iter(windows))
+        # OTHERS keeps its place when it is the oldest: else a named cause would get it, and OTHERS another one later.
+        named = len(windows) - (self.OTHERS in windows)
+        if cause not in windows and named >= self._causes:
+            oldest = next(each for each in windows if each != self.OTHERS)
             if now - windows[oldest].start < self._period:
                 cause = self.OTHERS
             else:

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 import pytest
 import structlog
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from counterd.control.log import LINE_MAX, TRACEBACK_MAX, Bounded, Foreign, LogWriter, json_line, one_line, text_line
@@ -497,11 +497,24 @@ def test_a_quiet_cause_makes_place_for_another():
     assert bounded.allow("a", 16) is None
 
 
+def test_the_others_keep_their_place():
+    bounded = Bounded(lines=1, period=10, causes=1)
+    assert [bounded.allow(cause, 0) for cause in "ab"] == [0, 0]
+    assert [bounded.allow(cause, 10) for cause in "cde"] == [0, 0, None]  # d and e are others
+
+
+THREE_CAUSES_AT_ONCE = [
+    (0, 0), (1, 1), (0, 3), (0, 3), (0, 3), (2, 1), (1, 0), (0, 3), (2, 3), (3, 3), (0, 0), (0, 1), (0, 0), (1, 0),
+    (1, 0), (2, 0),
+]  # fmt: skip
+
+
 @given(
     st.integers(1, 3),
     st.integers(1, 4),
     st.lists(st.tuples(st.integers(0, 8), st.integers(0, 3)), max_size=200),
 )
+@example(2, 1, THREE_CAUSES_AT_ONCE)
 def test_lines_are_bounded_whatever_the_causes(lines, causes, steps):
     bounded = Bounded(lines, period=10, causes=causes)
     now, passed = 0, []
