@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from certificates import authority, certificate, client_context, server_context
+from counterd.client import throttr
 from counterd.protocols.counter import wire
+from counterd.protocols.throttr._room import open_store
 from daemon import PATIENCE, wait_until
 from functional import peers
 from machine import installed
@@ -185,6 +187,38 @@ def test_a_server_that_stops_says_so_as_tls_would_have_it() -> None:
             connection = stack.enter_context(connect(server))
             assert peers.ask(connection, NOOP).opaque == 1
         assert connection.recv(1) == b""  # and no error
+
+
+# ---- before the handshake is over -----------------------------------------------------------------------------------
+
+
+def test_what_goes_to_every_connection_harms_none_in_its_handshake() -> None:
+    """They are no connections of the protocol yet: nobody is told of them, and nothing goes to them."""
+    store = open_store(
+        value_size=4,
+        memory_limit=1 << 20,
+        max_message=1 << 20,
+        max_queued=1 << 16,
+        expiry_grace_ns=0,
+        hash_key=bytes(16),
+    )
+    context = client_context()
+    with (
+        serving(context=server_context(), store=store) as server,
+        contextlib.ExitStack() as stack,
+        throttr.Client(*server.address, value_size="uint32", tls=context) as publisher,
+    ):
+        plain = [stack.enter_context(server.connect()) for _ in range(20)]
+        server.wait_for(handshakes=20)
+        assert publisher.info().connections == len(publisher.connections()) == 1
+        for _ in range(10):
+            publisher.publish(b"*", b"x")
+        for connected in plain:
+            secured = stack.enter_context(context.wrap_socket(connected, server_hostname="127.0.0.1"))
+            secured.sendall(b"\x18")  # WHOAMI
+            assert peers.receive(secured, 17)[0] == 1
+        assert publisher.info().connections == 21
+        assert server.figures()["handshakes_failed:protocol"] == 0
 
 
 # ---- those that mean harm -------------------------------------------------------------------------------------------

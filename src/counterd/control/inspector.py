@@ -138,7 +138,8 @@ class Inspector:
         }
 
     def _connected(self) -> int:
-        return sum(len(service.server.connections) for service in self._services.values())
+        servers = [service.server for service in self._services.values()]
+        return sum(len(server.connections) + len(server.arriving) for server in servers)
 
     # ---- tables ----
 
@@ -297,7 +298,7 @@ def found(service: Service, table: Table, row: tuple[Any, ...], begun: int) -> l
     for place, column in enumerate(table.columns):
         if column.kind == "connection":
             connection = service.server.connections.get(cells[place])
-            there = connection is not None and connection.since_ns <= begun
+            there = connection is not None and connection.entered_ns <= begun
             cells[place] = (service.room.name, connection) if there else None
     return cells
 

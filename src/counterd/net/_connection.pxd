@@ -16,7 +16,8 @@ cdef class Roster:
     cdef readonly object loop
     cdef readonly Store store
     cdef readonly Driver driver
-    cdef readonly dict connections  # by the engine's number
+    cdef readonly dict connections  # those that take part, by the engine's number
+    cdef readonly set arriving      # those that were let in, and are still in their handshake
     cdef object _limits
     cdef Py_ssize_t max_connections
     cdef bint guarded               # not everybody may connect, or not as often as they like
@@ -33,9 +34,10 @@ cdef class Roster:
     cdef uint64_t batch_bytes
 
     cdef int adopt(self, limits) except -1
-    cdef Session admit(self, Connection connection)
+    cdef Py_ssize_t count(self)
+    cdef bint admit(self, Connection connection) except -1
     cdef bint admits(self, Connection connection) except -1
-    cdef int enter(self, Connection connection, Session session) except -1
+    cdef Session enter(self, Connection connection)
     cdef int remove(self, Connection connection, error) except -1
     cdef void count_batch(self, Py_ssize_t size, int64_t took_ns) noexcept
 
@@ -45,8 +47,9 @@ cdef class Connection:
     cdef readonly object patience   # name of the server's limit on how long output may be stuck
     cdef readonly int fd
     cdef readonly int64_t since_ns  # when it came, on the monotonic clock
+    cdef readonly int64_t entered_ns    # when it began to take part, and had its number
     cdef readonly int64_t active_ns     # when it last sent something
-    cdef readonly int64_t number    # the engine's; negative once the engine has given that to another
+    cdef readonly int64_t number    # the engine's; 0 before it takes part, negative once another has it
     cdef uint64_t serial            # which never repeats
     cdef bytes address              # of its peer, 4 or 16 bytes; None on a Unix socket
     cdef uint16_t port
@@ -55,7 +58,7 @@ cdef class Connection:
     cdef object linger_timer
     cdef object slow_timer          # until which it is not read, since it has sent too much; or None
     cdef readonly int64_t paid_ns   # the moment up to which its requests take up its time
-    cdef Session session
+    cdef Session session            # None during the handshake
     cdef Store store
     cdef Py_ssize_t discarded       # bytes thrown away while lingering
     cdef Py_ssize_t unread          # bytes that the kernel had received when parting began and that we have yet to
@@ -66,6 +69,7 @@ cdef class Connection:
     cdef bint lingering
 
     cpdef connection_made(self, transport)
+    cdef bint take_part(self) except -1
     cpdef data_received(self, bytes data)
     cpdef eof_received(self)
     cpdef pause_writing(self)

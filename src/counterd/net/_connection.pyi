@@ -10,6 +10,7 @@ class Roster:
     store: Store
     driver: Driver
     connections: dict[int, Connection]
+    arriving: set[Connection]
     addresses: dict[bytes, int]
     limits: Limits
     watch: Callable[[str, Connection], None] | None
@@ -24,6 +25,7 @@ class Connection(asyncio.Protocol):
     fd: int
     number: int
     since_ns: int
+    entered_ns: int
     active_ns: int
     paid_ns: int
     @property

@@ -4,6 +4,7 @@ Floor 3, an asyncio protocol: its transport is the poller's, or any other whose 
 is queued. It knows sockets and the contract of a session, and no protocol.
 
 States of a connection:
+- arriving   it is let in and counts, and its handshake is under way: it has no session yet, and takes no part
 - open       what arrives goes to the session; reading is paused only while output is queued or the session has more
 - queued     the kernel took less than everything: the transport holds the rest and tells us when it is out
 - parting    the daemon is stopping: what the kernel has received by now is still read and answered
@@ -56,6 +57,7 @@ cdef class Roster:
         self.store = store
         self.driver = Driver(loop, store)
         self.connections = {}
+        self.arriving = set()
         self.addresses = {}
         self.adopt(limits)
 
@@ -76,20 +78,20 @@ cdef class Roster:
         self.request_ns = SECOND // limits.requests_per_second if limits.requests_per_second else 0
         return 0
 
-    cdef Session admit(self, Connection connection):
-        """A session for a connection that may stay, or None; the caller closes it then."""
-        cdef Session session
-        if (self.guarded or len(self.connections) >= self.max_connections) and not self.admits(connection):
-            return None
+    cdef Py_ssize_t count(self):
+        """How many are here, whether or not they take part yet."""
+        return len(self.connections) + len(self.arriving)
+
+    cdef bint admit(self, Connection connection) except -1:
+        """Lets it in, or returns False; the caller closes it then."""
+        cdef bytes address = connection.address
+        if (self.guarded or self.count() >= self.max_connections) and not self.admits(connection):
+            return False
         connection.since_ns = connection.active_ns = monotonic_ns()
-        try:
-            session = self.store.session(connection.since_ns)
-        except MemoryError as error:
-            self.reject("memory", str(error))
-            self.driver.wake()  # what it has already had may have to be given back
-            return None
-        self.enter(connection, session)
-        return session
+        self.arriving.add(connection)
+        if address is not None:
+            self.addresses[address] = self.addresses.get(address, 0) + 1
+        return True
 
     cdef bint admits(self, Connection connection) except -1:
         """Whether the limits let it in; if not, that is counted and reported."""
@@ -104,8 +106,8 @@ cdef class Roster:
         elif limits.access.networks and not limits.access.allows_address(address):
             self.reject("allow", f"{connection.peer()[0]} is not among the addresses allowed")
             return False
-        if len(self.connections) >= self.max_connections:
-            self.reject("max_connections", f"{len(self.connections)} connections are open, the limit")
+        if self.count() >= self.max_connections:
+            self.reject("max_connections", f"{self.count()} connections are open, the limit")
             return False
         if limits.max_per_address and self.addresses.get(address, 0) >= limits.max_per_address:
             self.reject(
@@ -114,34 +116,47 @@ cdef class Roster:
             return False
         return True
 
-    cdef int enter(self, Connection connection, Session session) except -1:
+    cdef Session enter(self, Connection connection):
+        """The session of a connection that has been let in and takes part from now on; None if there is no room."""
         cdef Connection former
-        cdef uint32_t number = session.connection
+        cdef Session session
+        cdef uint32_t number
+        connection.active_ns = monotonic_ns()
+        try:
+            session = self.store.session(connection.active_ns)
+        except MemoryError as error:
+            self.reject("memory", str(error))
+            self.driver.wake()  # what it has already had may have to be given back
+            return None
+        number = session.connection
         if number in self.connections:
             # One that has ended and is still being answered: the engine has let go of it, so it makes way.
             former = self.connections.pop(number)
             former.number = -<int64_t>former.serial
             self.connections[former.number] = former
+        self.arriving.discard(connection)
         self.serial += 1
         connection.serial = self.serial
         connection.number = number
+        connection.entered_ns = connection.active_ns
         self.connections[number] = connection
         self.highest = max(self.highest, number)
-        if connection.address is not None:
-            self.addresses[connection.address] = self.addresses.get(connection.address, 0) + 1
         if self.watch is not None:
             self.watch("opened", connection)
-        return 0
+        return session
 
     cdef int remove(self, Connection connection, error) except -1:
         cdef bytes address = connection.address
-        del self.connections[connection.number]
         if address is not None:
             count = self.addresses.pop(address)
             if count > 1:
                 self.addresses[address] = count - 1
-        if self.watch is not None:
-            self.watch("closed", connection)
+        if connection.number:
+            del self.connections[connection.number]
+            if self.watch is not None:
+                self.watch("closed", connection)
+        else:
+            self.arriving.discard(connection)
         if self.parting or connection.queued or error is not None:
             self.lost(connection, error, connection.queued)
         return 0
@@ -184,29 +199,37 @@ cdef class Connection:
 
     def __cinit__(self, Roster server not None, patience):
         self.server = server
+        self.store = server.store
         self.patience = patience
         self.fd = -1
 
     # ---- called by the transport ----
 
     cpdef connection_made(self, transport):
-        cdef Session session
         self.fd = transport.get_extra_info("socket").fileno()
-        session = self.server.admit(self)
-        if session is None:
+        if not self.server.admit(self):
             self.fd = -1
             transport.abort()
             return
+        self.transport = transport
+        if not self.sealed:
+            self.take_part()
+
+    cdef bint take_part(self) except -1:
+        """Begins its session, once whatever has to precede that is over; returns whether it could."""
+        cdef Session session = self.server.enter(self)
+        if session is None:
+            self.abort()
+            return False
         session.owner = self
         self.session = session
-        self.store = session.store
-        self.transport = transport
         if self.server.parting:
             self.part()
+        return True
 
     cpdef data_received(self, bytes data):
         cdef Session session = self.session
-        cdef uint64_t before = session.requests
+        cdef uint64_t before
         cdef int64_t now_ns
         cdef bytes output
         if self.lingering:
@@ -214,6 +237,7 @@ cdef class Connection:
             if self.discarded > LINGER_BYTES:
                 self.abort()
             return
+        before = session.requests
         now_ns = monotonic_ns()
         self.active_ns = now_ns
         output = session.receive(data, now_ns)
@@ -257,8 +281,9 @@ cdef class Connection:
             self.slow_timer.cancel()
         self.transport = self.linger_timer = self.slow_timer = None
         self.fd = -1
-        self.session.closed(monotonic_ns())
-        self.session.owner = None
+        if self.session is not None:
+            self.session.closed(monotonic_ns())
+            self.session.owner = None
         self.server.remove(self, exc)
         self.wake_store()
 
@@ -293,9 +318,11 @@ cdef class Connection:
             self.abort()
 
     def part(self):
-        """Ends the connection once what it has asked so far is answered."""
+        """Ends the connection once what it has asked so far is answered; at once, if it has had no way to ask."""
         cdef int unread = 0
-        if self.transport is not None and not self.parting:
+        if self.session is None:
+            self.abort()
+        elif self.transport is not None and not self.parting:
             ioctl(self.fd, FIONREAD, &unread)
             self.unread = unread
             self.parting = True
@@ -425,7 +452,8 @@ cdef class Connection:
     cdef int settle(self) except -1:
         """Decides what comes next, after anything that may have changed the session's state."""
         self.wake_store()
-        if self.transport is None or self.queued or self.lingering or self.transport.is_closing():
+        if (self.session is None or self.transport is None or self.queued or self.lingering
+                or self.transport.is_closing()):
             return 0
         if self.session.more:
             self.transport.pause_reading()

@@ -3,7 +3,7 @@
 Floor 3. OpenSSL sees no socket: what a read brings is put into one buffer, and what it has to say is taken out of
 another; so reads, writes and what lies between are bounded as in the plain transport, which this is but for what passes
 through. The connection stands from the beginning, so that it is admitted before anything is spent on it, and counts
-while its handshake lasts.
+while its handshake lasts; but it has a session only when that is over, as nobody knows before who it is.
 
 States, besides those of a plain transport:
 - shaking   the handshake is under way, for handshake_timeout at most
@@ -134,7 +134,7 @@ cdef class TlsTransport(Transport):
             self.fail(error)
             return False
         self.shaken()
-        return True
+        return self.protocol.take_part()
 
     cdef int shaken(self) except -1:
         """The handshake is over, one way or the other."""
@@ -272,9 +272,6 @@ cdef class TlsTransport(Transport):
         return 0
 
     def write_eof(self):
-        if self.shaking:  # nothing was asked, and half a handshake leads nowhere
-            self.end(None)
-            return
         self.say_goodbye()
         if self.queued:
             self.shutting = True

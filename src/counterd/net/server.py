@@ -132,12 +132,12 @@ class Server(Roster):
         self.unlisten()
         self.parting = True
         self.limits_changed()
-        for connection in list(self.connections.values()):
+        for connection in [*self.arriving, *self.connections.values()]:
             connection.part()
 
     async def emptied(self) -> None:
         """Returns when the last connection is gone; to be awaited after part()."""
-        while self.connections:
+        while self.connections or self.arriving:
             self._departure.clear()
             await self._departure.wait()
 
@@ -208,7 +208,7 @@ class Server(Roster):
     def lost(self, connection: Connection, error: BaseException | None, owed: bool) -> None:
         """A connection is gone; told only while parting, of an error, or if output was still queued: owed."""
         self._stuck.pop(connection, None)
-        if not self.connections:
+        if not self.connections and not self.arriving:
             self._departure.set()
         if isinstance(error, TimeoutError):  # the kernel gave up: keepalive, or TCP_USER_TIMEOUT
             if owed:

@@ -28,7 +28,7 @@ class Connection:
     def __init__(self, number: int, serial: int, since_ns: int = 0, tls: tuple[str, str, str] | None = None) -> None:
         self.number = number
         self.id = f"{number}-{serial}"
-        self.since_ns = since_ns
+        self.since_ns = self.entered_ns = since_ns
         self.active_ns = time.monotonic_ns()
         self.requests = 10 * number
         self._tls = tls
@@ -43,6 +43,7 @@ class Connection:
 class Server:
     def __init__(self, connections: Iterable[Connection]) -> None:
         self.connections = {connection.number: connection for connection in connections}
+        self.arriving: set[Connection] = set()
         self.killed: list[str] = []
 
     def figures(self) -> dict[str, int]:

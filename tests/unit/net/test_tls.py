@@ -11,6 +11,7 @@ import os
 import socket
 import ssl
 import struct
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +21,15 @@ from certificates import certificate, client_context, server_context
 from counterd.net._connection import Connection
 from counterd.net.sockets import Keepalive, UnixSocket, open_tcp
 from counterd.protocols.counter import wire
+from counterd.protocols.counter._room import CounterStore
+from counterd.protocols.throttr._room import open_store
 from property.model import TURNS_MAX
 from unit.net.fakes import Net, nets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from counterd._core import Session
 
 NOOP = wire.noop(1)
 REPLY = wire.frame(0, 1, magic=0x91)
@@ -53,17 +58,23 @@ class Site:
 
     def peer(self, context: ssl.SSLContext | None = None, **options: Any) -> Peer:
         """One that has connected, and says nothing yet."""
+        before = set(self.server.arriving)
         connected = self._stack.enter_context(socket.create_connection(self.listening.getsockname()))
         connected.setblocking(False)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.turn()
-        return Peer(self, connected, context or client_context(**options))
+        came = self.server.arriving - before
+        return Peer(self, connected, context or client_context(**options), came.pop() if came else None)
 
     def connect(self, **options: Any) -> Peer:
         """One that has had its handshake."""
         peer = self.peer(**options)
         peer.shake()
         return peer
+
+    def there(self) -> int:
+        """How many connections there are, whether or not they take part yet."""
+        return len(self.server.connections) + len(self.server.arriving)
 
     def failed(self) -> dict[str, int]:
         """Handshakes that failed, by cause."""
@@ -75,28 +86,26 @@ class Site:
 
     def close(self) -> None:
         self._stack.close()
-        for connection in list(self.server.connections.values()):
+        for connection in [*self.server.connections.values(), *self.server.arriving]:
             connection.abort()
         self.loop.run()
         self.server.part()
-        assert self.server.connections == {}
+        assert self.there() == 0
         assert self.server.handshakes == 0
         assert self.loop.errors == []
 
 
 class Peer:
-    """The other side: OpenSSL, and a socket that it does not see."""
+    """The other side: OpenSSL, and a socket that it does not see. connection: the server's side, if that let it in."""
 
-    def __init__(self, site: Site, connected: socket.socket, context: ssl.SSLContext) -> None:
+    def __init__(
+        self, site: Site, connected: socket.socket, context: ssl.SSLContext, connection: Connection | None
+    ) -> None:
         self.site = site
+        self.connection: Any = connection
         self.socket = connected
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.ssl = context.wrap_bio(self.incoming, self.outgoing, server_hostname="127.0.0.1")
-
-    @property
-    def connection(self) -> Any:
-        """The server's side of it; of the last one that came."""
-        return list(self.site.server.connections.values())[-1]
 
     def flush(self) -> None:
         """What it has to say goes to the server."""
@@ -318,7 +327,7 @@ def test_a_context_is_for_those_that_come_later(site: Site, tmp_path: Path) -> N
         site.turn()
         site.turn()
         assert plain.recv(100) == REPLY
-        assert first.connection.tls() is None
+        assert list(site.server.connections.values())[-1].tls() is None
         site.server.context = server_context()
         assert site.connect().ask(NOOP) == REPLY
         assert first.ask(NOOP) == REPLY
@@ -334,6 +343,109 @@ def test_a_unix_socket_has_no_tls(site: Site, tmp_path: Path) -> None:
         site.turn()
         assert plain.recv(100) == REPLY
         assert next(iter(site.server.connections.values())).tls() is None
+
+
+# ---- before the handshake is over -----------------------------------------------------------------------------------
+
+
+def publish(payload: bytes) -> bytes:
+    """To the channel that every connection of the throttr room is subscribed to."""
+    return b"\x13\x01" + len(payload).to_bytes(4, "little") + b"*" + payload
+
+
+def test_whoever_is_in_its_handshake_takes_no_part(make_site: Callable[..., Site]) -> None:
+    """What goes to every connection goes to none that has yet to show who it is, and does it no harm."""
+    store = open_store(
+        value_size=4,
+        memory_limit=1 << 20,
+        max_message=1 << 20,
+        max_queued=1 << 16,
+        expiry_grace_ns=0,
+        hash_key=bytes(16),
+    )
+    site = make_site(store=store)
+    publisher, other = site.connect(), site.connect()
+    silent, halfway = site.peer(), site.peer()
+    with pytest.raises(ssl.SSLWantReadError):
+        halfway.ssl.do_handshake()
+    halfway.flush()
+    site.turn()
+    assert store.snapshot()["curr_connections"] == len(site.server.connections) == 2
+    assert site.server.figures()["handshakes"] == 2
+    publisher.ask(publish(b"early"))
+    site.turn()
+    assert other.read().endswith(b"early")
+    assert site.failed() == {}
+    for peer in (silent, halfway):
+        peer.fetch()
+        peer.shake()
+        assert peer.read() == b""
+    assert store.snapshot()["curr_connections"] == len(site.server.connections) == 4
+    publisher.ask(publish(b"late"))
+    site.turn()
+    assert [peer.read()[-4:] for peer in (other, silent, halfway)] == [b"late"] * 3
+    assert site.failed() == {}
+
+
+def test_whoever_is_in_its_handshake_counts(make_site: Callable[..., Site]) -> None:
+    site = make_site(max_connections=2)
+    silent, second = site.peer(), site.peer()
+    refused = site.peer()
+    assert refused.closed()
+    assert site.net.reports == ["rejected:max_connections"]
+    silent.socket.close()
+    site.turn()
+    assert not site.peer().closed()
+    second.shake()
+    assert len(site.server.connections) == 1
+    assert site.peer().closed()
+
+
+def test_the_share_of_an_address_is_had_from_the_beginning(make_site: Callable[..., Site]) -> None:
+    site = make_site(max_per_address=1)
+    silent = site.peer()
+    assert site.peer().closed()
+    assert site.net.reports == ["rejected:per_address"]
+    silent.socket.close()
+    site.turn()
+    assert site.server.addresses == {}
+    site.connect()
+    assert site.peer().closed()
+
+
+def test_where_a_session_finds_no_room_after_the_handshake(make_site: Callable[..., Site]) -> None:
+    class Full(CounterStore):
+        def session(self, now_ns: int = 0) -> Session:
+            raise MemoryError("no room for another connection")
+
+    site = make_site(store=Full(buckets=1, holdings=1, name_memory=0, hash_key=bytes(16), figures=dict))
+    peer = site.peer()
+    assert not peer.closed()
+    peer.shake()
+    assert peer.closed()
+    assert site.there() == 0
+    assert site.server.figures()["rejected:memory"] == 1
+    assert site.failed() == {}
+    assert site.net.reports == ["rejected:memory"]
+
+
+def test_it_is_open_from_the_end_of_its_handshake_on(site: Site) -> None:
+    told: list[Any] = []
+    site.server.watch = lambda event, connection: told.append((event, connection))
+    gone, peer = site.peer(), site.peer()
+    gone.socket.close()
+    site.turn()
+    assert told == []
+    assert not peer.connection.number
+    assert site.server.idle_among(0, 100, time.monotonic_ns()) == ([], False)
+    accepted_ns = peer.connection.since_ns
+    peer.shake()
+    assert peer.connection.number
+    assert peer.connection.entered_ns > peer.connection.since_ns == accepted_ns
+    assert told == [("opened", peer.connection)]
+    site.server.kill(peer.connection)
+    site.loop.run()
+    assert told[1:] == [("closed", peer.connection)]
 
 
 # ---- certificates ---------------------------------------------------------------------------------------------------
@@ -392,7 +504,7 @@ def test_a_peer_that_speaks_something_else_is_closed(site: Site, data: bytes) ->
     assert site.loop.live_timers() == [1.0]
     site.loop.fire()
     site.loop.run()
-    assert site.server.connections == {}
+    assert site.there() == 0
 
 
 def test_garbage_within_tls_ends_it(site: Site) -> None:
@@ -416,12 +528,12 @@ def test_garbage_within_tls_ends_it(site: Site) -> None:
 def test_endless_garbage_is_not_read_for_long(site: Site) -> None:
     peer = site.peer()
     for _ in range(TURNS_MAX):
-        if not site.server.connections:
+        if not site.there():
             break
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
             peer.socket.send(bytes(1 << 16))
         site.turn()
-    assert site.server.connections == {}
+    assert site.there() == 0
     assert site.failed() == {"protocol": 1}
 
 
@@ -436,7 +548,7 @@ def test_half_a_handshake_is_given_up(make_site: Callable[..., Site]) -> None:
     site.loop.fire()
     site.loop.run()
     assert site.failed() == {"timeout": 1}
-    assert (site.server.connections, site.server.handshakes) == ({}, 0)
+    assert (site.there(), site.server.handshakes) == (0, 0)
     assert peer.closed()
 
 
@@ -451,7 +563,7 @@ def test_a_peer_that_goes_before_its_handshake(site: Site, *, said: bytes, reset
         peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     peer.socket.close()
     site.turn()
-    assert (site.server.connections, site.server.handshakes) == ({}, 0)
+    assert (site.there(), site.server.handshakes) == (0, 0)
     assert site.failed() == ({"protocol": 1} if said else {})
 
 
@@ -472,7 +584,7 @@ def test_handshakes_wait_in_order_and_out_of_the_way(site: Site) -> None:
     """The epoll set tells nothing of those that wait, as it would of others the later the more these are. One of them
     ends meanwhile."""
     peers = [site.peer() for _ in range(10)]
-    ninth = list(site.server.connections.values())[8]
+    ninth = peers[8].connection
     answered = []
     for peer in peers:
         with pytest.raises(ssl.SSLWantReadError):
@@ -504,7 +616,7 @@ def test_the_peers_close_notify_is_its_last_byte(site: Site) -> None:
     with pytest.raises(ssl.SSLError, match="APPLICATION_DATA_AFTER_CLOSE_NOTIFY"):
         peer.ssl.unwrap()  # the answer to its last request
     assert peer.closed()
-    assert site.server.connections == {}
+    assert site.there() == 0
     assert site.net.store.snapshot()["given_back"] == 1
 
 
@@ -533,7 +645,7 @@ def test_a_reset_gives_back(site: Site) -> None:
     peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     peer.socket.close()
     site.turn()
-    assert site.server.connections == {}
+    assert site.there() == 0
     assert site.net.store.snapshot()["given_back"] == 1
     assert site.failed() == {}
 
@@ -563,7 +675,7 @@ def test_a_goodbye_that_the_kernel_does_not_take_is_not_waited_for(site: Site) -
     fill(peer)
     peer.connection.close()
     site.loop.run()
-    assert site.server.connections == {}
+    assert site.there() == 0
 
 
 def test_after_a_goodbye_that_had_to_wait_the_end_comes_too(site: Site) -> None:
@@ -590,7 +702,7 @@ def test_parting_from_an_idle_connection(site: Site) -> None:
     site.turn()
     peer.socket.close()
     site.turn()
-    assert site.server.connections == {}
+    assert site.there() == 0
 
 
 def test_what_has_arrived_when_parting_begins_is_answered(site: Site) -> None:
@@ -618,7 +730,7 @@ def test_parting_ends_a_handshake(site: Site) -> None:
         site.turn()
     assert silent.closed()
     assert halfway.closed()
-    assert (site.server.connections, site.server.handshakes) == ({}, 0)
+    assert (site.there(), site.server.handshakes) == (0, 0)
 
 
 def test_a_broken_frame_is_answered_and_then_close_notify_comes(site: Site) -> None:
