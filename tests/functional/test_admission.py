@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import socket
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -17,7 +20,6 @@ from functional import peers
 from serving import serving
 
 if TYPE_CHECKING:
-    import socket
     from pathlib import Path
 
 NOOP = wire.noop(1)
@@ -89,6 +91,62 @@ def test_one_that_asks_too_often_gets_every_answer_later(tls: bool) -> None:
         assert time.monotonic() - began > 0.39
         assert 1 <= server.figures()["slowed"] < 100
         assert server.reports[0][0] == "slowed"
+
+
+HOLDER = """
+import socket, ssl, sys
+host, port, tls, request = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True", bytes.fromhex(sys.argv[4])
+connected = socket.create_connection((host, port))
+if tls:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    connected = context.wrap_socket(connected)
+connected.sendall(request)
+left = int(input())
+while left:
+    left -= len(connected.recv(left))
+print("read", flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_what_a_killed_process_held_comes_back_although_it_was_slowed_down(tls: bool) -> None:
+    """By the limit, its requests that were not read would take most of an hour."""
+    request = wire.acquire(1, b"held", 1, 1) + NOOP * 3000
+    with serving(context=server_context() if tls else None, requests_per_second=1) as server:
+        arguments = (*map(str, server.address[:2]), str(tls), request.hex())
+        with subprocess.Popen(
+            [sys.executable, "-c", HOLDER, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as holder:
+            assert holder.stdin is not None
+            assert holder.stdout is not None
+            server.wait_for(slowed=1)
+            (connection,) = server.call(lambda: list(server.server.connections.values()))
+            assert 1 < connection.requests < 2000
+            # All its answers, or else the kernel would send RST when it is killed.
+            holder.stdin.write(f"{wire.HEADER_SIZE + 4 + (connection.requests - 1) * len(REPLY)}\n")
+            holder.stdin.flush()
+            assert holder.stdout.readline() == "read\n"
+            assert server.in_use(b"held") == 1
+            holder.kill()
+            wait_until(lambda: server.in_use(b"held") == 0, "it comes back")
+            server.wait_for(connections=0)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_one_that_says_its_last_byte_gets_all_its_answers_at_once(tls: bool) -> None:
+    """It asks for no more than what it has sent, and that is bounded by what the kernel takes."""
+    with (
+        serving(context=server_context() if tls else None, requests_per_second=1) as server,
+        server.connect() as plain,
+        secured(plain, tls) as connection,
+    ):
+        connection.sendall(NOOP * 3000)
+        server.wait_for(slowed=1)
+        socket.socket.shutdown(connection, socket.SHUT_WR)  # without a word of TLS
+        assert peers.receive_all(connection) == REPLY * 3000
 
 
 def test_one_that_says_nothing_is_closed_and_what_it_held_comes_back() -> None:

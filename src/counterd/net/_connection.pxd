@@ -64,7 +64,8 @@ cdef class Connection:
     cdef Py_ssize_t unread          # bytes that the kernel had received when parting began and that we have yet to
     cdef bint queued
     cdef bint pulling               # it waits for the driver to call pull()
-    cdef bint ended                 # the peer has sent its last byte
+    cdef bint hasty                 # the peer has sent its last byte while it was slowed down: it is so no more
+    cdef bint ended                 # the peer has sent its last byte, and all before that was read
     cdef bint parting
     cdef bint lingering
 
@@ -72,12 +73,14 @@ cdef class Connection:
     cdef bint take_part(self) except -1
     cpdef data_received(self, bytes data)
     cpdef eof_received(self)
+    cpdef end_sent(self)
     cpdef pause_writing(self)
     cpdef resume_writing(self)
     cpdef connection_lost(self, exc)
     cdef int read_sealed(self, Py_ssize_t size) except -1
     cdef int charge(self, uint64_t requests, int64_t now_ns) except -1
     cdef int slow_down(self, int64_t now_ns) except -1
+    cdef int be_slow_no_more(self) except -1
     cdef bint is_idle(self, int64_t before_ns) noexcept
     cdef int send(self, bytes output) except -1
     cdef int settle(self) except -1

@@ -24,8 +24,7 @@ from counterd._core cimport Session, Store
 from counterd.net.clock cimport monotonic_ns
 from counterd.net.driver cimport Driver
 from counterd.net.kernel cimport (
-    MSG_DONTWAIT, MSG_NOSIGNAL, POLLRDHUP, SO_PEERCRED, SO_PEERGROUPS, SOL_SOCKET, c_send, getsockopt, os_error, poll,
-    pollfd, ucred,
+    MSG_DONTWAIT, MSG_NOSIGNAL, SO_PEERCRED, SO_PEERGROUPS, SOL_SOCKET, c_send, getsockopt, os_error, ucred,
 )
 
 from counterd.net.access import EVERYONE
@@ -38,12 +37,11 @@ cdef extern from "<sys/ioctl.h>" nogil:
     unsigned long FIONREAD
 
 cdef int64_t SECOND = 1000000000
-cdef int64_t SLOW_CHECK_NS = SECOND     # between two looks at a connection that is slowed down
+cdef int64_t SLOW_CHECK_NS = SECOND     # between two looks whether a connection that is slowed down has another limit
 
 cdef enum:
     LINGER_S = 1            # long enough for a reply to cross any network, and for its reader to look
     LINGER_BYTES = 1048576  # no honest peer has more under way
-    GOODBYE_MAX = 100       # bytes of a close_notify at most
 
 
 cdef class Roster:
@@ -259,6 +257,16 @@ cdef class Connection:
             self.settle()
         return True  # this side closes when it has said everything
 
+    cpdef end_sent(self):
+        """The peer has sent its last byte, and we have yet to read what came before that, as it is slowed down.
+
+        Whether it has gone, or half-closed and waits for its answers, nobody can tell. It can ask no more than that, so
+        all of it is read now: what the peer holds is not to wait until the time of its last requests has passed.
+        """
+        self.hasty = True
+        self.be_slow_no_more()
+        self.settle()
+
     cpdef pause_writing(self):
         """The transport could not send everything."""
         self.queued = True
@@ -326,9 +334,7 @@ cdef class Connection:
             ioctl(self.fd, FIONREAD, &unread)
             self.unread = unread
             self.parting = True
-            if self.slow_timer is not None:
-                self.slow_timer.cancel()
-                self.slow_timer = None
+            self.be_slow_no_more()
             self.settle()
 
     def abort(self):
@@ -390,12 +396,13 @@ cdef class Connection:
 
         So whoever sends steadily at the rate is never stopped, and a read with any number of requests is answered.
         """
-        if requests == 0 or self.parting or self.ended or self.session.closing:
+        if requests == 0 or self.parting or self.hasty or self.ended or self.session.closing:
             return 0
         self.paid_ns = max(self.paid_ns, now_ns - SECOND) + <int64_t>requests * self.server.request_ns
         if self.paid_ns > now_ns and self.slow_timer is None:
             self.slow_down(now_ns)
             self.transport.pause_reading()
+            self.transport.heed_end(True)
             self.server.slowed += 1
             self.server.slowed_down(self)
         return 0
@@ -406,19 +413,26 @@ cdef class Connection:
         return 0
 
     def quicken(self, int64_t request_ns):
-        """Has it read again if the time that its requests took is over, or it has gone: what it holds has to come back.
+        """Has it read again if the time that its requests took is over.
 
         request_ns: of the server, when the time was reckoned. Under another limit nothing is held against it.
         """
         cdef int64_t now_ns = monotonic_ns()
-        self.slow_timer = None
         if self.server.request_ns != request_ns:
             self.paid_ns = 0
-        if self.paid_ns > now_ns and not has_gone(self.fd):
+        if self.paid_ns > now_ns:
             self.slow_down(now_ns)
             return
+        self.be_slow_no_more()
         self.active_ns = now_ns
         self.settle()
+
+    cdef int be_slow_no_more(self) except -1:
+        if self.slow_timer is not None:
+            self.slow_timer.cancel()
+            self.slow_timer = None
+            self.transport.heed_end(False)
+        return 0
 
     cdef bint is_idle(self, int64_t before_ns) noexcept:
         """Whether it has sent nothing since that moment, and was neither owed anything nor kept from sending."""
@@ -487,15 +501,6 @@ cdef class Connection:
             self.store.stirred = False
             self.server.driver.wake()
         return 0
-
-
-cdef bint has_gone(int fd) noexcept:
-    """Whether the peer has sent its last byte and all has been read, or all but a goodbye."""
-    cdef pollfd state
-    cdef int unread = 0
-    state.fd = fd
-    state.events = POLLRDHUP
-    return poll(&state, 1, 0) > 0 and ioctl(fd, FIONREAD, &unread) == 0 and unread <= GOODBYE_MAX
 
 
 def peer_process(int fd):

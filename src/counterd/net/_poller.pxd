@@ -56,6 +56,7 @@ cdef class Transport(Socket):
     cdef Py_ssize_t sent        # of the first of them
     cdef bint seals             # what is written to the socket is not what the connection writes
     cdef bint reading
+    cdef bint heeding           # while it is not read, the connection is told once that the peer has sent its last byte
     cdef bint called            # it has waited, and it is its turn
     cdef bint closing           # as soon as the queue is empty
     cdef bint closed

@@ -23,7 +23,7 @@ from posix.fcntl cimport O_RDONLY, open as c_open
 from posix.unistd cimport close as c_close
 
 from counterd.net.kernel cimport (
-    AF_INET, AF_INET6, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL,
+    AF_INET, AF_INET6, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL,
     EPOLL_CTL_MOD, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_WR, SOCK_CLOEXEC, SOCK_NONBLOCK, SOL_SOCKET, SO_KEEPALIVE,
     accept4, c_recv, c_send, c_shutdown, epoll_create1, epoll_ctl, epoll_event, epoll_wait, ntohs, os_error,
     setsockopt, sockaddr_in, sockaddr_in6, socket_error,
@@ -294,7 +294,11 @@ cdef class Transport(Socket):
             return 0
         if self.reading and events & EPOLLIN:
             return self.read()
-        if events & (EPOLLERR | EPOLLHUP):
+        if events & EPOLLRDHUP and not events & EPOLLERR and self.heeding:
+            self.heeding = False
+            self.update()
+            self.protocol.end_sent()
+        elif events & (EPOLLERR | EPOLLHUP):
             return self.end(os_error(socket_error(self.fd)))
         return 0
 
@@ -350,7 +354,9 @@ cdef class Transport(Socket):
         return self.update()
 
     cdef int update(self) except -1:
-        cdef uint32_t events = (EPOLLIN if self.reading else 0) | (EPOLLOUT if self.queued else 0)
+        cdef uint32_t events = EPOLLIN if self.reading else EPOLLRDHUP if self.heeding else 0
+        if self.queued:
+            events |= EPOLLOUT
         return self.poller.watch(self, self.fd, events) if events != self.events else 0
 
     cdef int end(self, error) except -1:
@@ -402,6 +408,12 @@ cdef class Transport(Socket):
     def resume_reading(self):
         if not self.closed and not self.closing:
             self.reading = True
+            self.update()
+
+    def heed_end(self, bint heeding):
+        """Whether end_sent() is called, once, when the peer has sent its last byte while nothing is read."""
+        self.heeding = heeding
+        if not self.closed:
             self.update()
 
     def is_closing(self):

@@ -111,6 +111,7 @@ class FakeTransport:
         self.queue = bytearray()
         self.high: int | None = None
         self.reading = True
+        self.heeding = False
         self.eof_written = False
         self.closed = False
         self.aborted = False
@@ -150,6 +151,10 @@ class FakeTransport:
     def resume_reading(self) -> None:
         assert not self.closed
         self.reading = True
+
+    def heed_end(self, heeding: bool) -> None:
+        assert not self.closed
+        self.heeding = heeding
 
     def write_eof(self) -> None:
         self.eof_written = True

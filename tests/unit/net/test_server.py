@@ -7,6 +7,7 @@ import ipaddress
 import itertools
 import os
 import socket
+import struct
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from counterd.protocols.counter import wire
 from counterd.protocols.counter._room import CounterSession, CounterStore
 from counterd.protocols.sentinel import wire as tokens
 from machine import has_ipv6
-from property.model import KEY, make_store
+from property.model import KEY, TURNS_MAX, make_store
 from unit.net.fakes import FakeClock, Net, nets
 
 if TYPE_CHECKING:
@@ -443,29 +444,55 @@ def test_another_limit_forgives_what_was_sent_under_the_last(make_net: Callable[
     assert frozen(net, peer) is None
 
 
-@pytest.mark.parametrize(("last", "is_over"), [(b"", True), (NOOP[:11], True), (NOOP * 9, False)])
-def test_one_that_is_slowed_down_and_goes_is_waited_for_no_longer(
-    make_reached: Callable[..., Reached], last: bytes, *, is_over: bool
+@pytest.mark.parametrize("last", [0, 1, 200])
+def test_one_that_is_slowed_down_and_says_its_last_byte_is_read_at_once(
+    make_reached: Callable[..., Reached], last: int
 ) -> None:
-    """Unless it has sent requests that have yet to be read."""
+    """It may have gone, and what it holds has to come back; all that it has asked before is answered all the same."""
     net = make_reached(requests_per_second=1)
     client = net.reach()
     client.sendall(NOOP * 42)
     net.batch()
     assert len(client.recv(1000)) == 42 * len(REPLY)
-    net.loop.fire()
-    net.batch()
+    client.sendall(NOOP * last + NOOP[:11])
+    for _ in range(3):
+        net.loop.fire()
+        net.batch()
     (connection,) = net.server.connections.values()
     assert connection.requests == 42
-    client.sendall(last)
     client.shutdown(socket.SHUT_WR)
+    for _ in range(TURNS_MAX):
+        if net.server.connections:
+            net.batch()
+    assert net.server.connections == {}
+    assert net.loop.live_timers() == []
+    assert connection.requests == 42 + last
+    assert net.server.figures()["slowed"] == 1
+    with client.makefile("rb") as replies:
+        assert replies.read() == REPLY * last
+
+
+def test_one_that_is_slowed_down_and_reset_is_gone_at_once(make_reached: Callable[..., Reached]) -> None:
+    net = make_reached(requests_per_second=1)
+    client = net.reach()
+    client.sendall(NOOP * 100)
     net.batch()
-    assert net.server.connections
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    net.batch()
+    assert net.server.connections == {}
+    assert net.loop.live_timers() == []
+
+
+def test_the_last_byte_is_heeded_while_it_is_slowed_down_only(make_net: Callable[..., Net]) -> None:
+    net = make_net(requests_per_second=1)
+    peer = net.connect()
+    peer.send(NOOP * 9)
+    assert peer.transport.heeding
+    net.limit(requests_per_second=0)
     net.loop.fire()
-    for _ in range(2):
-        net.batch()
-    assert (net.server.connections == {}) is is_over
-    assert connection.requests == 42
+    assert peer.transport.reading
+    assert not peer.transport.heeding
 
 
 def test_slowing_ends_with_the_connection(make_net: Callable[..., Net]) -> None:
