@@ -7,6 +7,8 @@ import os
 import signal
 import socket
 import stat
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -101,6 +103,23 @@ def test_is_not_taken_from_one_that_is_too_busy_to_accept(path: Path, tmp_path: 
                 waiting.connect(str(path))
         assert "already running" in refused(tmp_path, path)
         assert path.is_socket()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_no_other_user_of_the_machine_keeps_it_from_starting(path: Path, start: Callable[..., daemon.Daemon]) -> None:
+    """By locking what anybody can open: the folder."""
+    path.parent.chmod(0o755)
+    code = (
+        "import fcntl, os, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534);"
+        "fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, path.parent]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"\n"
+        counterd = start({"counter.socket": path})
+        assert counterd.stop() == 0
+    assert list(path.parent.iterdir()) == []
 
 
 def test_a_stale_file_is_replaced(path: Path, start: Callable[..., daemon.Daemon]) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BACKLOG = 4096  # a burst of connections beyond it would wait a second for its SYN to be sent again
+LOCK_SUFFIX = ".lock"
 TIMEOUT_S = 1.0  # for asking whether somebody serves an existing socket file
 
 
@@ -69,7 +70,7 @@ class UnixSocket:
     def __init__(self, path: str, mode: int) -> None:
         """Takes over a stale file, never that of a running daemon, never anything that is not a socket."""
         self.path = Path(path)
-        with locked(self.path.parent):
+        with locked(self.path):
             self._remove_stale()
             self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
@@ -121,19 +122,64 @@ class UnixSocket:
 
 
 @contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Lets one daemon at a time look at a socket's file and put its own there: a bound file does not answer yet."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+def locked(path: Path) -> Iterator[None]:
+    """Lets one daemon at a time look at a socket's file and put its own there: a bound file does not answer yet.
+
+    The lock is a file beside the socket that only its owner can open, so no other user can take it, and that is gone at
+    the end. One that a killed daemon left is locked by nobody, and is used again. Raises OSError.
+    """
+    lock = path.with_name(path.name + LOCK_SUFFIX)
     deadline = time.monotonic() + 2 * TIMEOUT_S  # another daemon needs TIMEOUT_S at most
+    while (descriptor := _take_lock(lock)) is None:
+        if time.monotonic() > deadline:
+            raise OSError(errno.EAGAIN, f"another process keeps {lock} locked", str(lock))
+        time.sleep(0.01)
     try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise OSError(errno.EAGAIN, "its directory is locked by another process", str(directory)) from None
-                time.sleep(0.01)
         yield
     finally:
+        # While it is locked: whoever takes it after that finds that its name is gone, and makes a new one.
+        with contextlib.suppress(OSError):
+            lock.unlink()
         os.close(descriptor)
+
+
+def _take_lock(lock: Path) -> int | None:
+    """The descriptor of the file, locked; None if somebody else has it. Raises OSError if it cannot be a lock of ours.
+
+    Nothing is followed, waited for, written or truncated: in a folder that others can write to, it may be anything.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        descriptor = os.open(lock, flags, 0o600)
+    except OSError as error:
+        if not os.path.lexists(lock):
+            raise
+        why = "is a symbolic link" if error.errno == errno.ELOOP else f"cannot be opened: {error.strerror}"
+        raise OSError(error.errno, f"its lock file {lock} {why}", str(lock)) from None
+    try:
+        if foreign := _foreign(os.fstat(descriptor)):
+            raise OSError(errno.EPERM, f"its lock file {lock} {foreign}", str(lock))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.lstat(lock)):
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):  # somebody has it, or has removed it since
+        pass
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def _foreign(status: os.stat_result) -> str:
+    """Why somebody else could lock a file, or "": the rest of a sentence.
+
+    A hard link to a file of ours is none of these, if nobody else can open that. A lock on it is ours alone.
+    """
+    if not stat.S_ISREG(status.st_mode):
+        return "is not a regular file"
+    if status.st_uid != os.geteuid():
+        return f"belongs to uid {status.st_uid}"
+    if status.st_mode & 0o077:
+        return f"can be opened by others: its mode is {stat.S_IMODE(status.st_mode):04o}"
+    return ""

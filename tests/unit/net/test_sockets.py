@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -9,12 +10,13 @@ import socket
 import stat
 import struct
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from counterd.net.sockets import BACKLOG, Keepalive, UnixSocket, open_tcp, set_keepalive
+from counterd.net.sockets import BACKLOG, LOCK_SUFFIX, Keepalive, UnixSocket, locked, open_tcp, set_keepalive
 from machine import has_ipv6
 
 if TYPE_CHECKING:
@@ -178,19 +180,143 @@ def test_a_running_daemon_s_file_is_not(path: Path) -> None:
         end.close()
 
 
-def test_a_directory_that_somebody_keeps_locked_is_an_error_and_no_hang(path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("counterd.net.sockets.TIMEOUT_S", 0.05)
-    holder = os.open(path.parent, os.O_RDONLY)
+def lock_of(path: Path) -> Path:
+    return path.with_name(path.name + LOCK_SUFFIX)
+
+
+@contextlib.contextmanager
+def flocked(path: Path) -> Iterator[None]:
+    """A process that has locked a file, or a folder, which is all that it does."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(holder, fcntl.LOCK_EX)
-        with pytest.raises(OSError, match="locked by another process") as caught:
-            UnixSocket(str(path), 0o600)
-        assert caught.value.filename == str(path.parent)
-        assert not path.exists()
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
     finally:
-        os.close(holder)
-    unix = UnixSocket(str(path), 0o600)
-    unix.socket.close()
+        os.close(descriptor)
+
+
+def test_a_lock_on_the_folder_keeps_nobody_from_starting(path: Path) -> None:
+    """Any user of the machine can take that, who can read the folder."""
+    with flocked(path.parent):
+        UnixSocket(str(path), 0o600).socket.close()
+
+
+def test_the_lock_is_its_owner_s_alone_and_gone_afterwards(path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with locked(path):
+            status = lock_of(path).lstat()
+    finally:
+        os.umask(before)
+    assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o600, os.geteuid())
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_lock_that_somebody_keeps_is_an_error_and_no_hang(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another daemon of the same user, which was stopped meanwhile."""
+    monkeypatch.setattr("counterd.net.sockets.TIMEOUT_S", 0.05)
+    lock_of(path).touch(0o600)
+    with flocked(lock_of(path)):
+        with pytest.raises(OSError, match=f"another process keeps {lock_of(path)} locked") as caught:
+            UnixSocket(str(path), 0o600)
+        assert caught.value.filename == str(lock_of(path))
+        assert not path.exists()
+    UnixSocket(str(path), 0o600).socket.close()
+    assert not lock_of(path).exists()
+
+
+def test_a_lock_that_a_killed_daemon_left_is_used_again(path: Path) -> None:
+    lock_of(path).touch(0o600)
+    UnixSocket(str(path), 0o600).socket.close()
+    assert not lock_of(path).exists()
+
+
+def test_one_daemon_at_a_time_has_the_lock(path: Path) -> None:
+    """Although each removes the file: who waited for the old one's lock notices that it is another's name by now."""
+    inside: list[int] = []
+    most = []
+
+    def enter(number: int) -> None:
+        for _ in range(20):
+            with locked(path):
+                inside.append(number)
+                most.append(len(inside))
+                os.sched_yield()
+                inside.remove(number)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(enter, range(4)))
+    assert (max(most), len(most)) == (1, 80)
+
+
+def test_who_waited_for_a_removed_lock_does_not_have_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is replaced between its opening and its locking, as by a daemon that was faster."""
+    flock, replaced = fcntl.flock, []
+
+    def slowly(descriptor: int, operation: int) -> None:
+        flock(descriptor, operation)
+        if not replaced:
+            replaced.append(os.fstat(descriptor).st_ino)
+            lock_of(path).rename(path.with_name("old"))
+
+    monkeypatch.setattr(fcntl, "flock", slowly)
+    with locked(path):
+        assert lock_of(path).lstat().st_ino not in replaced
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("link", "is a symbolic link"),
+        ("link to nothing", "is a symbolic link"),
+        ("fifo", "is not a regular file"),
+        ("directory", "cannot be opened: Is a directory"),
+        ("socket", "cannot be opened: No such device or address"),
+        ("readable", "can be opened by others: its mode is 0644"),
+    ],
+)
+def test_what_others_could_lock_is_no_lock(kind: str, why: str, path: Path) -> None:
+    """It is told, and it is left as it was, also what it leads to."""
+    lock, target = lock_of(path), path.with_name("target")
+    target.write_text("precious")
+    if kind.startswith("link"):
+        lock.symlink_to(target if kind == "link" else "nothing")
+    elif kind == "fifo":
+        os.mkfifo(lock, 0o600)
+    elif kind == "directory":
+        lock.mkdir()
+    elif kind == "socket":
+        UnixSocket(str(lock), 0o600).socket.close()
+    else:
+        lock.write_text("precious")
+        lock.chmod(0o644)
+    before = lock.lstat()
+    with pytest.raises(OSError, match=f"its lock file {lock} {why}"):
+        UnixSocket(str(path), 0o600)
+    assert lock.lstat() == before
+    assert target.read_text() == "precious"
+    assert not path.exists()
+    assert not path.with_name("nothing").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make somebody else's file")
+def test_a_lock_file_of_another_user_is_no_lock(path: Path) -> None:
+    lock_of(path).touch(0o600)
+    os.chown(lock_of(path), 65534, 65534)
+    path.parent.chmod(0o755)  # fs.protected_regular is about folders like /tmp
+    with pytest.raises(OSError, match="belongs to uid 65534"):
+        UnixSocket(str(path), 0o600)
+    assert lock_of(path).exists()
+
+
+def test_a_hard_link_to_a_file_of_ours_loses_only_its_name(path: Path) -> None:
+    target = path.with_name("target")
+    target.write_text("precious")
+    target.chmod(0o600)
+    lock_of(path).hardlink_to(target)
+    UnixSocket(str(path), 0o600).socket.close()
+    assert target.read_text() == "precious"
+    assert not lock_of(path).exists()
 
 
 def test_a_running_daemon_with_a_full_backlog_is_running(path: Path) -> None:
