@@ -44,22 +44,20 @@ async def serve(listening: socket.socket, connected: socket.socket) -> None:
     from counterd.admin.site import Site  # noqa: PLC0415
     from counterd.protocols import find_rooms  # noqa: PLC0415
 
-    loop = asyncio.get_running_loop()
     settings: asyncio.Queue[dict[str, object]] = asyncio.Queue()
     link = await Link.open(connected, settings.put_nowait)
     site = Site(link, find_rooms())
     site.configure(await settings.get())
-    server = await loop.create_server(site.protocol_factory(loop), sock=listening)
 
     async def reconfigure() -> None:
         while True:
             site.configure(await settings.get())
 
-    tasks = [asyncio.create_task(reconfigure()), asyncio.create_task(keep_alive(link, PING_PERIOD_S))]
-    await link.ended.wait()
-    for task in tasks:
-        task.cancel()
-    server.close()
+    working = asyncio.gather(site.serve(listening), reconfigure(), keep_alive(link, PING_PERIOD_S))
+    ended = asyncio.ensure_future(link.ended.wait())
+    await asyncio.wait((working, ended), return_when=asyncio.FIRST_COMPLETED)
+    if working.done():
+        working.result()  # a bug: the process ends with it, and the daemon starts another one
     os._exit(0)  # connections of clients are not waited for: the daemon is gone already
 
 

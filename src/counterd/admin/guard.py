@@ -37,8 +37,8 @@ class Guard:
         return cls(settings["token"], networks, frozenset(settings["hosts"]))
 
     def allows_peer(self, address: str) -> bool:
-        """Whether an IP address may connect. Who may use a Unix socket is up to its file."""
-        if not self.networks:
+        """Whether an IP address may connect, or "", a Unix socket: who may use that is up to its file."""
+        if not address or not self.networks:
             return True
         peer = ipaddress.ip_address(address.partition("%")[0])
         peer = getattr(peer, "ipv4_mapped", None) or peer  # a socket of both families, which only systemd opens

@@ -24,11 +24,12 @@ from prometheus_client.utils import floatToGoString
 from counterd.protocols import Figure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from counterd.protocols import Room
 
     Family = CounterMetricFamily | GaugeMetricFamily
+    Encoder = Callable[[CollectorRegistry], bytes]
 
 PREFIX = "counterd_"
 
@@ -129,15 +130,19 @@ class Scrape(Collector):
         yield from families.values()
 
 
-def encode(stats: Mapping[str, Any], rooms: Sequence[Room], accept: str) -> tuple[bytes, str]:
-    """The metrics in the format that the Accept header prefers, and its content type."""
+def negotiate(accept: str) -> tuple[Encoder, str]:
+    """What makes the format that an Accept header prefers, and its content type."""
     try:
-        encoder, content_type = exposition.choose_encoder(accept)
+        return exposition.choose_encoder(accept)
     except (TypeError, ValueError):  # a version that is none
-        encoder, content_type = exposition.choose_encoder("")
+        return exposition.choose_encoder("")
+
+
+def encode(stats: Mapping[str, Any], rooms: Sequence[Room], encoder: Encoder) -> bytes:
+    """The metrics."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Scrape(stats, rooms))
-    return encoder(registry), content_type
+    return encoder(registry)
 
 
 def family(name: str, kind: str, text: str, labels: Iterable[str]) -> Family:

@@ -1,24 +1,35 @@
-"""One HTTP connection: aiohttp's, with the bounds that it lacks.
+"""One HTTP connection: aiohttp's, with the bounds that it lacks; and who is let in.
 
 A side. Nobody can keep a connection for longer than they use it: PATIENCE_S is for the head of a request, from the
 moment the connection is there or the last answer is known, and for taking an answer. What a request is answered within
-is up to the site. There are CONNECTIONS_MAX connections; one more takes the place of that which has been without a
-request for longest, so whoever only opens connections keeps nobody else out.
+is up to the site. There are CONNECTIONS_MAX connections. One more waits for a place, in the order of arrival: it takes
+that of the connection that has been idle for longest, and none is idle before it had its chance, CHANCE_S, to be heard.
+While somebody waits, a connection ends with its answer. So neither who only connects nor who asks without end keeps
+anybody out.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
     from counterd.admin.guard import Guard
 
 CONNECTIONS_MAX = 64
 PATIENCE_S = 10.0
+# A client sends within a round trip of connecting, and what it sent is read before this time is looked at. The longest
+# line there can be, the kernel's backlog of 4,096, has its turn within 64 of these, if none of it says anything.
+CHANCE_S = 0.1
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+EXHAUSTED_S = 1.0  # until it is tried again
 
 HEAD_LINE_MAX = 3 * 65_535 + 1024  # bytes of the request line: the longest name, percent-encoded, and the rest
 HEAD_FIELD_MAX = 8190
@@ -34,35 +45,84 @@ def _refusal(status: str, text: str) -> bytes:
     return f"HTTP/1.1 {status}\r\n{head}\r\n{body}".encode()
 
 
-FULL = _refusal("503 Service Unavailable", "as many connections as there may be are waiting for answers")
 FOREIGN = _refusal("403 Forbidden", "this address is not allowed here")
 
 
 class Peers:
-    """The connections that are there, those without a request by the order in which they began to be."""
+    """The connections that are there.
+
+    fresh: without a request, and not for long. idle: without one for longer, by when they became so. busy: the others.
+    is_awaited: whether somebody waits for a place.
+    """
 
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
+        self.fresh: set[Peer] = set()
         self.idle: dict[Peer, None] = {}
         self.busy: set[Peer] = set()
+        self.is_awaited = False
+        self._changed = asyncio.Event()
 
-    def admit(self, address: str) -> bytes:
-        """What a connection from there (an IP address, "" for a Unix socket) is closed with, or b"" if it may stay.
-
-        Another one may go for it.
-        """
-        if address and not self.guard.allows_peer(address):
-            return FOREIGN
-        if len(self.idle) + len(self.busy) >= CONNECTIONS_MAX:
+    async def place(self) -> None:
+        """Waits until one more may come, for whom the one that has been idle for longest goes."""
+        while len(self.fresh) + len(self.idle) + len(self.busy) >= CONNECTIONS_MAX:
             oldest = next(iter(self.idle), None)
-            if oldest is None:
-                return FULL
-            oldest.cut()
-        return b""
+            if oldest is not None:
+                oldest.cut()
+                continue
+            self.is_awaited = True
+            self._changed.clear()
+            await self._changed.wait()
+        self.is_awaited = False
+
+    def heard(self, peer: Peer) -> None:
+        """It has a request."""
+        if peer in self.fresh or peer in self.idle:
+            self._take_out(peer)
+            self.busy.add(peer)
+
+    def waits(self, peer: Peer) -> None:
+        """It is new, or its answer is known."""
+        self._take_out(peer)
+        self.fresh.add(peer)
+
+    def had_chance(self, peer: Peer) -> None:
+        """It has been fresh for long enough."""
+        self._take_out(peer)
+        self.idle[peer] = None
+        self._changed.set()
+
+    def gone(self, peer: Peer) -> None:
+        self._take_out(peer)
+        self._changed.set()
+
+    def _take_out(self, peer: Peer) -> None:
+        self.fresh.discard(peer)
+        self.idle.pop(peer, None)
+        self.busy.discard(peer)
+
+
+async def let_in(listening: socket.socket, peers: Peers, make_peer: Callable[[], Peer]) -> None:
+    """Accepts connections for ever, one after the other, each when there is a place for it."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            connected, address = await loop.sock_accept(listening)
+        except OSError as error:  # a connection that has gone already, or nothing left for another one
+            await asyncio.sleep(EXHAUSTED_S if error.errno in EXHAUSTED else 0)
+            continue
+        if peers.guard.allows_peer(host_of(address)):
+            await peers.place()
+        await loop.connect_accepted_socket(make_peer, connected)
+
+
+def host_of(address: object) -> str:
+    """The IP address in the address of a socket; "" for a Unix socket."""
+    return str(address[0]) if isinstance(address, tuple) else ""
 
 
 class Peer(web.RequestHandler):
-    """A connection. It is idle until the site calls begin(), and again after end()."""
+    """A connection. It has a request from the moment that its head is read until the site calls end()."""
 
     def __init__(self, peers: Peers, manager: web.Server, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(
@@ -89,22 +149,19 @@ class Peer(web.RequestHandler):
         """A request has come in whole."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
-        if self._peers.idle.pop(self, self) is None:
-            self._peers.busy.add(self)
+        self._peers.heard(self)
 
     def end(self) -> None:
         """Its answer is known; what is left of it goes out within the patience for the next request."""
         if self in self._peers.busy:
-            self._peers.busy.remove(self)
             self._wait()
 
     # ---- called by the transport ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        peername = transport.get_extra_info("peername")
-        if refusal := self._peers.admit(peername[0] if isinstance(peername, tuple) else ""):
-            transport.write(refusal)
+        if not self._peers.guard.allows_peer(host_of(transport.get_extra_info("peername"))):
+            transport.write(FOREIGN)
             transport.close()
             return
         self._pipe = transport
@@ -112,8 +169,11 @@ class Peer(web.RequestHandler):
         self._wait()
 
     def data_received(self, data: bytes) -> None:
-        if self._pipe is not None:
-            super().data_received(data)
+        if self._pipe is None:
+            return
+        super().data_received(data)
+        if self._messages:  # which aiohttp's task comes to in one of the next turns of the loop
+            self.begin()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._pipe is not None:
@@ -144,12 +204,15 @@ class Peer(web.RequestHandler):
 
     def _wait(self) -> None:
         if self._pipe is not None:
-            self._peers.idle[self] = None
-            self._idle_timer = self._loop.call_later(PATIENCE_S, self.cut)
+            self._peers.waits(self)
+            self._idle_timer = self._loop.call_later(CHANCE_S, self._age)
+
+    def _age(self) -> None:
+        self._peers.had_chance(self)
+        self._idle_timer = self._loop.call_later(max(0.0, PATIENCE_S - CHANCE_S), self.cut)
 
     def _forget(self) -> None:
-        self._peers.idle.pop(self, None)
-        self._peers.busy.discard(self)
+        self._peers.gone(self)
         for timer in (self._idle_timer, self._stuck_timer):
             if timer is not None:
                 timer.cancel()

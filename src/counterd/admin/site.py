@@ -6,6 +6,7 @@ travel as text with one character for each byte, and go out percent-encoded.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -19,12 +20,12 @@ from aiohttp import web
 from counterd.admin import metrics
 from counterd.admin.events import LISTENERS_MAX, RETRY_MS, Hub
 from counterd.admin.guard import Guard
-from counterd.admin.peer import PLAIN, Peer, Peers
+from counterd.admin.peer import PLAIN, Peer, Peers, let_in
 from counterd.frames import Refused
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    import socket
+    from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 
     from counterd.admin.link import Link
     from counterd.protocols import Room
@@ -53,6 +54,9 @@ class Site:
         self.peers = Peers(Guard())
         self._link = link
         self._rooms = rooms
+        self._asking: dict[Hashable, asyncio.Task[Any]] = {}  # what several may wait for
+        self._rendered: dict[str, bytes] = {}  # metrics of these figures, by content type
+        self._rendered_of: Any = None
         self._hub = Hub(self._stats, self._rows)
         self._page = resources.files("counterd.admin").joinpath("dashboard.html").read_bytes()
         self._page_policy = page_policy(self._page.decode())
@@ -72,10 +76,11 @@ class Site:
         """Takes over the settings that the daemon hands down."""
         self.peers.guard = Guard.of(settings)
 
-    def protocol_factory(self, loop: asyncio.AbstractEventLoop) -> Callable[[], Peer]:
-        """What makes a protocol for each connection."""
+    async def serve(self, listening: socket.socket) -> None:
+        """Serves whoever connects to a socket that listens, until it is cancelled."""
+        loop = asyncio.get_running_loop()
         manager = web.Server(self._handle)
-        return lambda: Peer(self.peers, manager, loop)
+        await let_in(listening, self.peers, lambda: Peer(self.peers, manager, loop))
 
     # ---- every request ----
 
@@ -97,6 +102,8 @@ class Site:
         if not response.prepared:
             for name, value in HEADERS.items():
                 response.headers.setdefault(name, value)
+            if self.peers.is_awaited:
+                response.force_close()
         return response
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -125,9 +132,14 @@ class Site:
         return answered(await self._stats())
 
     async def _on_metrics(self, request: web.BaseRequest, parameters: dict[str, str]) -> web.StreamResponse:
-        accept = ",".join(request.headers.getall("Accept", []))
-        body, content_type = metrics.encode(await self._stats(), self._rooms, accept)
-        return web.Response(body=body, headers={"Content-Type": content_type})
+        encoder, content_type = metrics.negotiate(",".join(request.headers.getall("Accept", [])))
+        stats = await self._stats()
+        if stats is not self._rendered_of:
+            self._rendered_of = stats
+            self._rendered.clear()
+        if content_type not in self._rendered:
+            self._rendered[content_type] = metrics.encode(stats, self._rooms, encoder)
+        return web.Response(body=self._rendered[content_type], headers={"Content-Type": content_type})
 
     async def _on_livez(self, request: web.BaseRequest, parameters: dict[str, str]) -> web.StreamResponse:
         await self._link.ask("ping", LIVE_PATIENCE_S)
@@ -138,13 +150,15 @@ class Site:
         return web.Response(status=200 if state == "ready" else 503, text=f"{state}\n")
 
     async def _on_config(self, request: web.BaseRequest, parameters: dict[str, str]) -> web.StreamResponse:
-        return answered(await self._link.ask("config", ASK_PATIENCE_S))
+        return answered(await self._share("config", lambda: self._link.ask("config", ASK_PATIENCE_S)))
 
     async def _on_table(self, request: web.BaseRequest, parameters: dict[str, str]) -> web.StreamResponse:
         return answered(await self._rows(request.raw_path.partition("?")[0][1:], parameters))
 
     async def _on_connections(self, request: web.BaseRequest, parameters: dict[str, str]) -> web.StreamResponse:
-        return answered(await self._link.ask("connections", ASK_PATIENCE_S, parameters=parameters))
+        key = ("connections", *sorted(parameters.items()))
+        found = self._share(key, lambda: self._link.ask("connections", ASK_PATIENCE_S, parameters=parameters))
+        return answered(await found)
 
     async def _on_delete(self, given: str) -> web.StreamResponse:
         return answered(await self._link.ask("close", ASK_PATIENCE_S, connection=unquote(given, "latin-1")))
@@ -169,10 +183,26 @@ class Site:
 
     # ---- asking the daemon ----
 
+    async def _share(self, key: Hashable, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """What ask() returns. All who want it while it is being asked for get the same answer, the same object."""
+        if key not in self._asking:
+
+            def done(asking: asyncio.Task[Any]) -> None:
+                del self._asking[key]
+                asking.exception()  # is known to those who wait, of whom there may be none by now
+
+            self._asking[key] = asyncio.create_task(ask())
+            self._asking[key].add_done_callback(done)
+        return await asyncio.shield(self._asking[key])
+
     async def _stats(self) -> Any:
-        return await self._link.ask("figures", ASK_PATIENCE_S)
+        return await self._share("figures", lambda: self._link.ask("figures", ASK_PATIENCE_S))
 
     async def _rows(self, name: str, parameters: Mapping[str, str]) -> Any:
+        key = (name, *sorted(parameters.items()))
+        return await self._share(key, lambda: self._fetch_rows(name, parameters))
+
+    async def _fetch_rows(self, name: str, parameters: Mapping[str, str]) -> Any:
         """A table, with its names percent-encoded."""
         table = self._tables.get(f"/{name}")
         if table is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from counterd.admin.site import Site
@@ -161,15 +162,15 @@ def serve(scene: Callable[[World], Coroutine[Any, Any, None]], **settings: Any) 
     """Runs a scene while the site serves, with these settings over those of a fresh install."""
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
         link: Any = Link()
         site = Site(link, [ROOM])
         site.configure({**SETTINGS, **settings})
-        server = await loop.create_server(site.protocol_factory(loop), "127.0.0.1", 0)
-        try:
-            await asyncio.wait_for(scene(World(site, link, server.sockets[0].getsockname()[1])), 3 * PATIENCE)
-            await until(lambda: not site.peers.idle and not site.peers.busy)
-        finally:
-            server.close()
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            listening.setblocking(False)
+            serving = asyncio.create_task(site.serve(listening))
+            await asyncio.wait_for(scene(World(site, link, listening.getsockname()[1])), 3 * PATIENCE)
+            await until(lambda: not site.peers.fresh and not site.peers.idle and not site.peers.busy)
+            assert not serving.done()
+            serving.cancel()
 
     asyncio.run(main())

@@ -32,7 +32,8 @@ def stats(**rooms: Any) -> dict[str, Any]:
 
 
 def samples(asked: dict[str, Any], accept: str = "") -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    body, content_type = metrics.encode(asked, [ROOM], accept)
+    encoder, content_type = metrics.negotiate(accept)
+    body = metrics.encode(asked, [ROOM], encoder)
     parse = openmetrics if "openmetrics" in content_type else text
     found = [sample for family in parse(body.decode()) for sample in family.samples]
     by_name = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in found}
@@ -102,7 +103,8 @@ def test_the_build() -> None:
     ],
 )
 def test_the_format_is_the_one_that_is_asked_for(accept: str, expected: str) -> None:
-    body, content_type = metrics.encode(stats(), [], accept)
+    encoder, content_type = metrics.negotiate(accept)
+    body = metrics.encode(stats(), [], encoder)
     assert content_type.startswith(expected)
     assert body.endswith(b"# EOF\n") == ("openmetrics" in expected)
 
@@ -111,7 +113,7 @@ def test_the_names_of_all_rooms_follow_the_conventions() -> None:
     rooms = find_rooms()
     keys = {room.name: [*KEYS, *(key for one in room.figures for key in (one.key, one.over) if key)] for room in rooms}
     asked = stats(**{name: of_room(1, of) for name, of in keys.items()})
-    families = list(text(metrics.encode(asked, rooms, "")[0].decode()))
+    families = list(text(metrics.encode(asked, rooms, metrics.negotiate("")[0]).decode()))
     assert len({family.name for family in families}) == len(families)
     for family in families:
         assert re.fullmatch(r"(counterd|process)(_[a-z]+)+", family.name)

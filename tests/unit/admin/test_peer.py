@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,8 @@ from counterd.admin import events, peer
 from unit.admin.serving import STATS, World, serve, until
 
 if TYPE_CHECKING:
+    import socket
+
     from counterd.admin.peer import Peers
 
 GET = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -53,7 +56,7 @@ def test_time_begins_anew_with_each_answer() -> None:
             ends = []
             for _ in range(3):
                 assert (await client.request("/livez")).status == 200
-                (one,) = world.site.peers.idle
+                (one,) = world.site.peers.fresh
                 ends.append(one._idle_timer.when())
             assert ends[0] < ends[1] < ends[2]
 
@@ -80,7 +83,7 @@ def test_whoever_takes_no_answer_is_cut_off(hasty: None) -> None:
         async with world.client() as client:
             client.writer.write(GET.replace(b"livez", b"stats"))
             await until(lambda: world.link.asked)
-            await until(lambda: not world.site.peers.idle and not world.site.peers.busy)
+            await until(lambda: there(world.site.peers) == 0)
             with contextlib.suppress(ConnectionError):
                 assert len(await client.reader.read(1 << 30)) < 16 << 20
 
@@ -114,7 +117,13 @@ def test_whoever_takes_answers_again_is_not_cut_off_for_what_was() -> None:
     serve(scene)
 
 
-def test_a_connection_too_many_takes_the_place_of_the_idlest() -> None:
+def there(peers: Peers) -> int:
+    return len(peers.fresh) + len(peers.idle) + len(peers.busy)
+
+
+def test_a_connection_too_many_takes_the_place_of_the_idlest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "CHANCE_S", 0.01)
+
     async def scene(world: World) -> None:
         async with contextlib.AsyncExitStack() as stack:
             first = await stack.enter_async_context(world.client())
@@ -132,7 +141,19 @@ def test_a_connection_too_many_takes_the_place_of_the_idlest() -> None:
     serve(scene)
 
 
-def test_while_all_wait_for_answers_there_is_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_crowd_everybody_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody goes for another before what they sent was looked at, however many come at once."""
+    monkeypatch.setattr(peer, "CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(peer, "CHANCE_S", 60.0)
+
+    async def scene(world: World) -> None:
+        answers = await asyncio.gather(*(world.get("/livez") for _ in range(50)))
+        assert [answer.status for answer in answers] == [200] * 50
+
+    serve(scene)
+
+
+def test_while_all_wait_for_answers_others_wait_for_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "CONNECTIONS_MAX", 2)
 
     async def scene(world: World) -> None:
@@ -140,19 +161,56 @@ def test_while_all_wait_for_answers_there_is_no_place(monkeypatch: pytest.Monkey
 
         async def slow(*_: object, **__: object) -> object:
             await go.wait()
-            return STATS
+            return {"state": "ready"}
 
         world.link.ask = slow
-        asked = [asyncio.create_task(world.get("/stats")) for _ in range(2)]
+        asked = [asyncio.create_task(world.get("/readyz")) for _ in range(2)]
         await until(lambda: len(world.site.peers.busy) == 2)
-        async with world.client() as client:
-            answer = await client.ends()
-            assert answer.startswith(b"HTTP/1.1 503 ")
-            assert b"waiting for answers" in answer
+        third = asyncio.create_task(world.get("/livez"))
+        await until(lambda: world.site.peers.is_awaited)
+        assert there(world.site.peers) == 2
         go.set()
-        assert [(await task).status for task in asked] == [200, 200]
-        world.link.ask = type(world.link)().ask
+        assert [(await task).status for task in (*asked, third)] == [200, 200, 200]
+        assert not world.site.peers.is_awaited
+
+    serve(scene)
+
+
+def test_whoever_asks_without_end_makes_place_after_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "CONNECTIONS_MAX", 1)
+
+    async def scene(world: World) -> None:
+        async with world.client() as greedy:
+            greedy.writer.write(GET)
+            assert (await greedy.answer()).headers.get("connection") != "close"
+            other = asyncio.create_task(world.get("/livez"))
+            await until(lambda: world.site.peers.is_awaited)
+            greedy.writer.write(GET * 1000)
+            assert (await greedy.answer()).headers["connection"] == "close"
+            assert await greedy.ends() == b""
+            assert (await other).status == 200
+
+    serve(scene)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ECONNABORTED])
+def test_who_cannot_be_accepted_now_is_later(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "EXHAUSTED_S", 0.001)
+
+    async def scene(world: World) -> None:
+        loop = asyncio.get_running_loop()
+        accept, failed = loop.sock_accept, []
+
+        async def failing(listening: socket.socket) -> object:
+            if len(failed) < 3:
+                failed.append(listening)
+                raise OSError(number, "")
+            return await accept(listening)
+
+        monkeypatch.setattr(loop, "sock_accept", failing)
+        assert (await world.get("/livez")).status == 200  # by the call that is under way
         assert (await world.get("/livez")).status == 200
+        assert len(failed) == 3
 
     serve(scene)
 

@@ -65,6 +65,63 @@ def test_metrics_in_two_formats() -> None:
     serve(scene)
 
 
+def test_who_asks_at_once_shares_the_figures_and_what_is_made_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(world: World) -> None:
+        go, ask, encode = asyncio.Event(), world.link.ask, site.metrics.encode
+        rendered = []
+
+        async def slow(*arguments: object, **named: object) -> object:
+            await go.wait()
+            return {**await ask(*arguments, **named)}
+
+        def counted(*arguments: object) -> bytes:
+            rendered.append(arguments)
+            return encode(*arguments)
+
+        monkeypatch.setattr(site.metrics, "encode", counted)
+        world.link.ask = slow
+        paths = ["/metrics"] * 10 + ["/stats"] * 5 + ["/config"] * 5 + ["/things"] * 5 + ["/connections"] * 5
+        asked = [asyncio.create_task(world.get(path)) for path in paths]
+        await until(lambda: len(world.site.peers.busy) == len(paths))
+        go.set()
+        answers = [await task for task in asked]
+        assert {answer.status for answer in answers} == {200}
+        asked_for = sorted(what for what, _ in world.link.asked)
+        assert asked_for == ["config", "connections", "figures", "table"]
+        assert len(rendered) == 1
+        assert {answer.body for answer in answers[20:25]} == {
+            b'{"rows": [{"name": "a%20b%FF", "size": 1}], "total": 1}'
+        }
+        openmetrics = "application/openmetrics-text;version=1.0.0"
+        assert (await world.get("/metrics", Accept=openmetrics)).body.endswith(b"# EOF\n")
+        assert (len(world.link.asked), len(rendered)) == (5, 2)
+
+    serve(scene)
+
+
+def test_who_leaves_does_not_take_the_figures_along() -> None:
+    async def scene(world: World) -> None:
+        go, ask = asyncio.Event(), world.link.ask
+
+        async def slow(*arguments: object, **named: object) -> object:
+            await go.wait()
+            return await ask(*arguments, **named)
+
+        world.link.ask = slow
+        async with world.client() as client:
+            client.writer.write(b"GET /stats HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await until(lambda: world.site.peers.busy)
+            other = asyncio.create_task(world.get("/stats"))
+            await until(lambda: len(world.site.peers.busy) == 2)
+            client.writer.transport.abort()
+            await until(lambda: len(world.site.peers.busy) == 1)
+        go.set()
+        assert (await other).json == STATS
+        assert len(world.link.asked) == 1
+
+    serve(scene)
+
+
 def test_names_are_bytes_on_the_way_in_and_out() -> None:
     async def scene(world: World) -> None:
         every = "".join(f"%{byte:02x}" for byte in range(256))
