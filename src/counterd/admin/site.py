@@ -170,7 +170,11 @@ class Site:
         if table is None and parameters:
             raise Refused(400, "parameters are for a table")
         if table is not None:
-            await self._rows(table, parameters)  # whatever is wrong with them is said now
+            try:
+                await self._rows(table, parameters)  # whatever is wrong with them is said now
+            except Refused as error:
+                if error.status != 503:  # while the daemon is busy it is asked again, by the stream
+                    raise
         if self._hub.listening >= LISTENERS_MAX:
             raise Refused(503, f"{LISTENERS_MAX} streams are open, and no more can be")
         with self._hub.listen(table, parameters) as listener:

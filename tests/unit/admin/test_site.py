@@ -351,6 +351,21 @@ def test_streams_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     serve(scene)
 
 
+def test_a_stream_is_not_refused_because_the_daemon_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When many pages are opened at once, with a table each, the daemon answers some of them later."""
+    monkeypatch.setattr(events, "TABLE_PERIOD_S", 0.001)
+
+    async def scene(world: World) -> None:
+        world.link.answers["table"] = BUSY
+        async with world.client() as client:
+            client.writer.write(b"GET /events?table=things HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await client.head())[0] == 200
+            world.link.answers["table"] = lambda: {"rows": [], "total": 7}
+            await asyncio.wait_for(client.reader.readuntil(b'"total": 7'), 10)
+
+    serve(scene)
+
+
 # ---- queries --------------------------------------------------------------------------------------------------------
 
 
