@@ -141,7 +141,7 @@ def test_a_file_that_has_become_a_pipe_is_not_waited_for(start: Callable[..., da
     counterd.config.unlink()
     os.mkfifo(counterd.config)
     counterd.send_signal(signal.SIGHUP)
-    counterd.wait_for_log("not reloaded: .*is no regular file")
+    counterd.wait_for_log("not reloaded: .*is not a regular file")
     assert counterd.stats()["curr_connections"] == 1
 
 

@@ -119,7 +119,7 @@ def test_what_is_no_file_of_rules(serve: Callable[..., Daemon], rules: Path, kin
         rules.write_text('{"shop": {}')
     why = {
         "missing": " cannot be read: No such file or directory",
-        "pipe": " is no regular file",
+        "pipe": " is not a regular file",
         "folder": " cannot be read: Is a directory",
         "long": " has more than 33554432 bytes",
         "json": ": line 1, column 12: Expecting ',' delimiter",

@@ -265,6 +265,38 @@ def test_no_file(tmp_path: Path) -> None:
     assert result.stderr == f"{path}: cannot be read: No such file or directory\n"
 
 
+@pytest.mark.parametrize("check", [True, False], ids=["check", "start"])
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/dev/tty"])
+def test_a_device_is_not_read(path: str, check: bool) -> None:
+    result = daemon.run("-c", path, *(["--check"] if check else []))
+    assert result.returncode == 2
+    assert re.fullmatch(f"{path}: (is not a regular file|cannot be read: No such device or address)\n", result.stderr)
+
+
+def test_a_pipe_that_nobody_writes_to(tmp_path: Path) -> None:
+    """It is not waited for without end, and not taken for an empty file."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    result = daemon.run("-c", path, "--check")
+    assert result.returncode == 2
+    assert result.stderr == f"{path}: is a pipe, and nobody has written all of it within 10 s\n"
+
+
+@pytest.mark.parametrize("lines", [1, 20_000])
+def test_a_pipe_is_read_to_its_end(lines: int) -> None:
+    """Of `counterd -c <(generate)`."""
+    end, other = os.pipe()
+    with subprocess.Popen(
+        [*daemon.MODULE, "--check", "-c", f"/dev/fd/{end}"], pass_fds=(end,), stdout=subprocess.PIPE, cwd="/"
+    ) as checking:
+        os.close(end)
+        with os.fdopen(other, "w") as pipe:
+            pipe.write("# a line\n" * lines + "counter.enable = true\n")
+        assert checking.stdout is not None
+        assert checking.stdout.read() == f"/dev/fd/{end}: ok\n".encode()
+    assert checking.returncode == 0
+
+
 def test_unknown_option() -> None:
     result = daemon.run("--daemonize")
     assert result.returncode == 2

@@ -7,12 +7,10 @@ configuration, a line each.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import faulthandler
 import logging
 import os
 import signal
-import stat
 import sys
 import threading
 from pathlib import Path
@@ -66,18 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{configuration.PASSED}: {error}", file=sys.stderr)
         return EXIT_CONFIG
 
-    def read() -> Config:
-        return configuration.load(configuration.find_file(options.config), options.overrides, rooms, passed)
-
-    def reread() -> Config:
+    def read(pipe_timeout: float = 0.0) -> Config:
+        # A pipe is for the start: by a reload it has been read, and nobody may ever write to it again.
         path = configuration.find_file(options.config)
-        with contextlib.suppress(OSError):  # which read() tells of
-            if not stat.S_ISREG(path.stat().st_mode):  # a pipe has been read, and nobody may ever write to it again
-                raise ConfigError([f"{path}: is no regular file, and is only read at the start"])
-        return read()
+        return configuration.load(path, options.overrides, rooms, passed, pipe_timeout)
 
     try:
-        config = read()
+        config = read(configuration.PIPE_TIMEOUT_S)
         if options.check:
             for room in rooms:
                 if config.values[f"{room.name}.enable"]:
@@ -90,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"warning: {warning}", file=sys.stderr)
         print(f"{config.path}: ok")
         return 0
-    return serve(config, rooms, reread)
+    return serve(config, rooms, read)
 
 
 def prepare_process() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import counterd
+from counterd.control.files import FileError, read_file
 from counterd.control.keys import settings_for, shown, split_bind
 from counterd.control.log import one_line
 from counterd.settings import Setting, addresses
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 SYSTEM_FILE = Path("/etc/counterd/counterd.conf")
 SHIPPED_FILE = Path(counterd.__file__).with_name("counterd.conf")
+
+FILE_MAX = 1 << 20  # bytes: fifty times the file that is shipped
+# For whoever writes to a pipe: `counterd -c <(generate)`. No generator of a few lines takes longer.
+PIPE_TIMEOUT_S = 10.0
 
 OVERRIDE = "--set"
 PASSED = "LISTEN_FDS"
@@ -155,11 +160,18 @@ def find_file(explicit: Path | None) -> Path:
     return SYSTEM_FILE
 
 
-def load(path: Path, overrides: Sequence[str], rooms: Sequence[Room], passed: Sequence[Passed] = ()) -> Config:
+def load(
+    path: Path,
+    overrides: Sequence[str],
+    rooms: Sequence[Room],
+    passed: Sequence[Passed] = (),
+    pipe_timeout: float = 0.0,
+) -> Config:
     """The configuration in a file with the `key=value` of each --set on top of it.
 
-    passed: sockets that the process was started with; a room that has some is served there and nowhere else. Raises
-    ConfigError with all mistakes in all of these.
+    passed: sockets that the process was started with; a room that has some is served there and nowhere else.
+    pipe_timeout: the file may be a pipe, and then somebody has so many seconds to write it.
+    Raises ConfigError with all mistakes in all of these.
     """
     problems: list[str] = []
     warnings: list[str] = []
@@ -168,7 +180,7 @@ def load(path: Path, overrides: Sequence[str], rooms: Sequence[Room], passed: Se
     for room in rooms:
         names.update(room.aliases)
 
-    in_file = _entries(_lines(path, problems), problems)
+    in_file = _entries(_lines(path, pipe_timeout, problems), problems)
     is_yrmcds = any(entry.name in YRMCDS_NAMES for entry in in_file)
     if is_yrmcds:
         settings |= YRMCDS_SETTINGS
@@ -209,12 +221,12 @@ def merged(old: Config, new: Config, fixed: Iterable[str], rooms: Sequence[Room]
     return config
 
 
-def _lines(path: Path, problems: list[str]) -> Iterator[tuple[str, str]]:
+def _lines(path: Path, pipe_timeout: float, problems: list[str]) -> Iterator[tuple[str, str]]:
     """The origin and text of every line that is neither blank nor a comment."""
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from None
+        content = read_file(str(path), FILE_MAX, pipe_timeout)
+    except FileError as error:
+        raise ConfigError([f"{path}: {error.why}"]) from None
     for number, raw in enumerate(content.split(b"\n"), 1):
         origin = f"{path}:{number}"
         if raw.strip().startswith(b"#"):

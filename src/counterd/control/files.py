@@ -1,12 +1,15 @@
 """Files that the configuration names: read whole, at the start and again at each reload, before anything changes.
 
-Floor 4. The loop waits while a file is read, so it is one that ends, and has a bound: never a pipe or a device.
+Floor 4. The loop waits while a file is read, so it is one that ends, and has a bound: never a device, and a pipe only
+with a time limit.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import stat
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,30 +20,60 @@ if TYPE_CHECKING:
 
 # Bytes of a file that a room asks for: what a room can take in has a bound of its own, and far fewer.
 FILE_MAX = 1 << 25
+PIECE = 1 << 16  # bytes that a pipe holds
 PROBLEMS_MAX = 100  # lines about one file
 
 
 class FileError(Exception):
-    """A file that cannot be read, and why, in a sentence that begins with its path."""
+    """A file that cannot be read. why: the rest of a sentence that begins with its path; as text: all of it."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path} {why}")
+        self.why = why
 
 
-def read_file(path: str, size_max: int) -> bytes:
+def read_file(path: str, size_max: int, pipe_timeout: float = 0.0) -> bytes:
     """What is in a regular file. Raises FileError.
+
+    pipe_timeout: it may be a pipe too, and then somebody has so many seconds to write all of it; 0 is not at all.
 
     It is opened without waiting for anybody, since a pipe could keep a daemon that reloads waiting for ever.
     """
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise FileError(f"{path} is no regular file")
-            content: bytes | None = file.read(size_max + 1)
+            mode = os.fstat(file.fileno()).st_mode
+            if stat.S_ISFIFO(mode) and pipe_timeout:
+                content = _read_pipe(file.fileno(), size_max, time.monotonic() + pipe_timeout)
+                if content is None:
+                    raise FileError(path, f"is a pipe, and nobody has written all of it within {pipe_timeout:g} s")
+            elif stat.S_ISREG(mode):
+                content = file.read(size_max + 1)
+            else:
+                raise FileError(path, "is not a regular file")
     except (OSError, ValueError) as error:  # ValueError: a path that has no encoding
-        raise FileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise FileError(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if content is None:  # there are some below /proc that wait all the same
-        raise FileError(f"{path} cannot be read: it has nothing yet")
+        raise FileError(path, "cannot be read: it has nothing yet")
     if len(content) > size_max:
-        raise FileError(f"{path} has more than {size_max} bytes")
+        raise FileError(path, f"has more than {size_max} bytes")
     return content
+
+
+def _read_pipe(descriptor: int, size_max: int, deadline: float) -> bytes | None:
+    """What is in a pipe until its end, or until it is too much; None if there is no end by the deadline.
+
+    Of a pipe that nobody has opened yet there is no end either: poll() waits for somebody to come.
+    """
+    ready = select.poll()
+    ready.register(descriptor, select.POLLIN)
+    content = bytearray()
+    while len(content) <= size_max:
+        if not ready.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            return None
+        if not (piece := os.read(descriptor, PIECE)):
+            break
+        content += piece
+    return bytes(content)
 
 
 def read_files(room: Room, config: Config) -> tuple[dict[str, Any], list[str]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,7 @@ from counterd.protocols.counter import ROOM as COUNTER
 from counterd.settings import Setting, absolute_path
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from counterd.control.config import Config
@@ -64,7 +67,7 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
     [
         ("none", "cannot be read: No such file or directory"),
         ("folder", "cannot be read: Is a directory"),
-        ("pipe", "is no regular file"),
+        ("pipe", "is not a regular file"),
         ("loop", "cannot be read: Too many levels of symbolic links"),
         ("n" * 300, "cannot be read: File name too long"),
         ("\udcff" * 2 + "\ud800", "cannot be read: 'utf-8' codec can't encode"),
@@ -94,6 +97,44 @@ def test_a_file_that_would_be_waited_for_is_not(tmp_path: Path, monkeypatch: pyt
             read_file(f"{tmp_path}/pipe", 5)
     finally:
         os.close(writer)
+
+
+@contextlib.contextmanager
+def written(path: Path, *pieces: bytes) -> Iterator[None]:
+    """A pipe that somebody comes to with these pieces."""
+    os.mkfifo(path)
+
+    def write() -> None:
+        with path.open("wb", buffering=0) as pipe, contextlib.suppress(BrokenPipeError):
+            for piece in pieces:
+                pipe.write(piece)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    yield
+    writer.join()
+
+
+def test_a_pipe_is_read_to_its_end_if_there_is_time_for_it(tmp_path: Path) -> None:
+    with written(tmp_path / "pipe", b"one\n", b"x" * 200_000, b"two"):
+        assert read_file(f"{tmp_path}/pipe", 1 << 20, 60.0) == b"one\n" + b"x" * 200_000 + b"two"
+
+
+def test_a_pipe_without_an_end_is_not_read_for_ever(tmp_path: Path) -> None:
+    with written(tmp_path / "pipe", *[b"x" * 100_000] * 100), pytest.raises(FileError, match="more than 99999 bytes"):
+        read_file(f"{tmp_path}/pipe", 99_999, 60.0)
+
+
+@pytest.mark.parametrize("has_writer", [False, True])
+def test_a_pipe_that_nobody_writes_to_is_not_waited_for_without_end(tmp_path: Path, has_writer: bool) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    keeper = os.open(tmp_path / "pipe", os.O_RDWR) if has_writer else -1
+    try:
+        with pytest.raises(FileError, match=r"is a pipe, and nobody has written all of it within 0\.01 s"):
+            read_file(f"{tmp_path}/pipe", 5, 0.01)
+    finally:
+        if has_writer:
+            os.close(keeper)
 
 
 def test_each_file_is_read_by_its_own_reader(config: Config, tmp_path: Path) -> None:
