@@ -21,7 +21,7 @@ from counterd.control import config as configuration
 from counterd.control.admin import Admin, close_listening, open_listening
 from counterd.control.aside import aside
 from counterd.control.config import Config, ConfigError
-from counterd.control.drain import wait_for_holdings
+from counterd.control.drain import drain
 from counterd.control.inspector import Inspector
 from counterd.control.keys import settings_for
 from counterd.control.limits import identity, raise_descriptors, share_descriptors
@@ -47,11 +47,6 @@ log = structlog.get_logger()
 # Lines of one cause that are logged in a period: enough to see it, too few to drown the rest.
 REPEATED_LINES = 5
 REPEATED_PERIOD_S = 10.0
-
-# What connections have left to read their last answers in when drain.timeout was spent on waiting for holdings.
-PARTING_S = 1.0
-# What systemd is to allow beyond drain.timeout, for everything that is closed after it.
-STOPPING_EXTRA_S = 5
 
 
 class Daemon:
@@ -118,7 +113,8 @@ class Daemon:
             self.state = "ready"
             notify("READY=1", self._status())
             await self._stopping.wait()
-            await self._drain()
+            self.state = "draining"
+            await drain(self.services, self.config.values["drain.mode"], self.config.values["drain.timeout"])
         finally:
             if self._reloading is not None:
                 self._reloading.cancel()
@@ -297,33 +293,6 @@ class Daemon:
             os._exit(1)
         log.info("stopping: answering what was received")
         self._stopping.set()
-
-    async def _drain(self) -> None:
-        """Accepts no more; waits for what is held, if that is configured; answers what was received, and closes."""
-        self.state = "draining"
-        timeout = left = self.config.values["drain.timeout"]
-        notify("STOPPING=1", "STATUS=draining", f"EXTEND_TIMEOUT_USEC={(timeout + STOPPING_EXTRA_S) * 1_000_000}")
-        if self.config.values["drain.mode"] == "wait":
-            begun = time.monotonic()
-            for service in self.services:
-                service.unlisten()
-            log.info(f"draining: nothing new is given out, and what is held has {timeout} s to come back")
-            await wait_for_holdings(self.services, timeout)
-            left = max(timeout - (time.monotonic() - begun), min(timeout, PARTING_S))
-        for service in self.services:
-            service.part()
-        gone = asyncio.gather(*(service.server.emptied() for service in self.services))
-        try:
-            await asyncio.wait_for(gone, left)
-        except asyncio.TimeoutError:
-            if remaining := self._connections():
-                log.warning(f"drain.timeout is over: {len(remaining)} connections were cut off")
-            for connection in remaining:
-                connection.abort()
-        log.info("stopped")
-
-    def _connections(self) -> list[Connection]:
-        return [connection for service in self.services for connection in service.server.connections.values()]
 
     def _close(self) -> None:
         if self.admin is not None:

@@ -1,6 +1,7 @@
-"""The patient half of stopping, drain.mode = wait: nothing new is given out, and what is held is waited for.
+"""Stopping: what was received is answered, and every connection ends; drain.mode = wait waits for what is held before.
 
-Floor 4. Its steps are logged, because somebody is waiting at a terminal and wants to know for whom.
+Floor 4. All of it ends within drain.timeout. Its steps are logged, because somebody is waiting at a terminal and wants
+to know for whom.
 """
 
 from __future__ import annotations
@@ -20,10 +21,39 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+# What is kept of drain.timeout for the last answers while holdings are waited for; half of it, if it is less than two
+# of these.
+PARTING_S = 1.0
+# What systemd is to allow beyond drain.timeout, for everything that is closed after it.
+STOPPING_EXTRA_S = 5
 CHECK_S = 0.05  # how soon it is noticed that all has come back
 SAY_S = 5.0
 SHOWN = 5  # holdings that a line tells
 NAME_MAX = 80  # bytes of a name that are shown
+
+
+async def drain(services: Sequence[Service], mode: str, timeout: float) -> None:
+    """Accepts no more; waits for what is held, if the mode is "wait"; answers what was received, and closes."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout
+    notify("STOPPING=1", "STATUS=draining", f"EXTEND_TIMEOUT_USEC={(timeout + STOPPING_EXTRA_S) * 1_000_000}")
+    if mode == "wait":
+        patience = timeout - min(PARTING_S, timeout / 2)
+        for service in services:
+            service.unlisten()
+        log.info(f"draining: nothing new is given out, and what is held has {patience:g} s to come back")
+        await wait_for_holdings(services, patience)
+    for service in services:
+        service.part()
+    gone = asyncio.gather(*(service.server.emptied() for service in services))
+    try:
+        await asyncio.wait_for(gone, deadline - loop.time())
+    except asyncio.TimeoutError:
+        if remaining := [connection for service in services for connection in service.server.connections.values()]:
+            log.warning(f"drain.timeout is over: {len(remaining)} connections were cut off")
+        for connection in remaining:
+            connection.abort()
+    log.info("stopped")
 
 
 async def wait_for_holdings(services: Sequence[Service], timeout: float) -> int:

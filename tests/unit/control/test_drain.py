@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from types import SimpleNamespace
 
@@ -9,18 +10,35 @@ import pytest
 import structlog
 
 import memory
-from counterd.control.drain import wait_for_holdings
+from counterd.control.drain import drain, wait_for_holdings
 
 
 class Room:
-    """A service. held: how many holdings it has; leases: of the first of them; connections: who is there."""
+    """A service. held: how many holdings it has; leases: of the first of them; connections: who is there.
+
+    steps: what it was told to do. empty: is set when the last connection has gone.
+    """
 
     def __init__(self, name: str, held: int = 0) -> None:
         self.room = SimpleNamespace(name=name)
         self.held = held
         self.first: list[tuple[int, bytes, int, int]] = []
         self.store = SimpleNamespace(held=lambda: self.held, leases=lambda limit: self.first[:limit])
-        self.server = SimpleNamespace(connections={})
+        self.empty = asyncio.Event()
+        self.steps: list[str] = []
+        self.server = SimpleNamespace(connections={}, emptied=self.empty.wait)
+
+    def unlisten(self) -> None:
+        self.steps.append("unlisten")
+
+    def part(self) -> None:
+        self.steps.append("part")
+
+    def connect(self, number: int) -> None:
+        """A connection that reads nothing, and stays until it is cut off."""
+        self.server.connections[number] = SimpleNamespace(
+            origin=lambda: f"127.0.0.1:{number}", abort=lambda: self.steps.append(f"abort {number}")
+        )
 
 
 def drained(loop: memory.Loop, timeout: float, *services: Room) -> tuple[int, list[str], float]:
@@ -67,3 +85,32 @@ def test_the_timeout(timeout):
         "info draining: waiting for 4 holdings of b | ",
         "warning drain.timeout is over: 5 holdings have not come back",
     ]
+
+
+@pytest.mark.parametrize("mode", ["close", "wait"])
+@pytest.mark.parametrize("timeout", [0, 1, 4, 60])
+def test_nobody_keeps_it_for_longer_than_its_timeout(mode: str, timeout: int) -> None:
+    """One holds, one reads nothing: waiting for the first leaves the second some of the time, and no more than that."""
+    loop, room = memory.Loop(), Room("a", 1)
+    room.connect(7)
+    with structlog.testing.capture_logs() as entries:
+        loop.run(drain([room], mode, timeout))
+    assert room.steps == [*(["unlisten"] if mode == "wait" else []), "part", "abort 7"]
+    assert loop.now == pytest.approx(timeout, abs=0.001)
+    assert [entry["event"] for entry in entries][-2:] == [
+        "drain.timeout is over: 1 connections were cut off",
+        "stopped",
+    ]
+
+
+def test_who_goes_is_not_waited_for() -> None:
+    loop, room, other = memory.Loop(), Room("a", 1), Room("b")
+    loop.call_later(2, setattr, room, "held", 0)
+    loop.call_later(3, room.empty.set)
+    loop.call_later(4, other.empty.set)
+    with structlog.testing.capture_logs() as entries:
+        loop.run(drain([room, other], "wait", 60))
+    assert loop.now == pytest.approx(4, abs=0.1)
+    assert (room.steps, other.steps) == (["unlisten", "part"], ["unlisten", "part"])
+    assert entries[-1]["event"] == "stopped"
+    assert not any(entry["log_level"] == "warning" for entry in entries)
