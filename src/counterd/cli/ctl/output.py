@@ -1,10 +1,12 @@
 """How counterctl shows what it was told: as a table for people, as JSON or CSV for programs.
 
 Floor 5. On a terminal a table is rich's, with numbers that are short; in a pipe the same columns are plain lines, which
-a million rows can have. JSON and CSV have every number exactly. Nothing but data goes to stdout.
+a million rows can have, and no text costs the other rows more than PADDED_MAX. JSON and CSV have every number exactly.
+Nothing but data goes to stdout.
 
 Names and values are bytes. In tables and CSV they are as common.shown() writes them; in JSON they are strings, and
-where one is not UTF-8, a field with `_base64` after its name has the bytes.
+where one is not UTF-8, a field with `_base64` after its name has the bytes. No form writes a character that is not
+printable: JSON escapes those, so that the value stays the same and a terminal obeys none of them.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from counterd.units import COUNTS, digits, duration, scaled
 
 FORMS = ("table", "json", "csv")
 RICH_ROWS_MAX = 1000  # rich takes 0.2 ms for a row, and nobody looks at more than that one by one
-AT_ONCE = 4096  # rows that are written together
+AT_ONCE = 4096  # rows that are written together, and aligned with each other
+PADDED_MAX = 100  # places: a longer text makes its own row longer, and no other; names that people give are shorter
+FOLDED_MAX = 400  # characters: of a longer text a terminal shows so many, five lines of 80; a pipe gets all
 LARGE = 1_000_000  # from here on numbers are shown with three digits
 NOTHING = "-"
 GAP = "  "
@@ -110,11 +114,16 @@ def cell(column: Column, value: Any, now_ns: int) -> str:
     if kind is Kind.BYTES:
         return shown(value)
     if kind is Kind.TEXT:
-        return shown(str(value).encode("utf-8", "surrogateescape"))
+        return shown_text(value)
     if kind is Kind.CLOCK:
         local: datetime = value.astimezone()
         return f"{local:%H:%M:%S}.{local.microsecond // 1000:03d}"
     return {Kind.NUMBER: number, Kind.SIZE: size, Kind.SPAN: span}[kind](value)
+
+
+def shown_text(value: object) -> str:
+    """A text as shown() writes bytes."""
+    return shown(str(value).encode("utf-8", "surrogateescape"))
 
 
 # ---- for programs ----
@@ -136,9 +145,7 @@ def fields(columns: Sequence[Column], row: Row) -> dict[str, Any]:
 
 
 def exact(kind: Kind, value: Any) -> Any:
-    """A value as CSV has it; None is empty there."""
-    if kind is Kind.BYTES and value is not None:
-        return shown(value)
+    """A value as JSON has it, but for bytes."""
     return value.astimezone(timezone.utc).isoformat() if kind is Kind.CLOCK else value
 
 
@@ -157,7 +164,7 @@ class Output:
         elif self.form == "csv":
             self._csv(columns, rows)
         else:
-            _table(columns, list(rows))
+            _table(columns, rows)
 
     def record(self, columns: Sequence[Column], row: Row) -> None:
         """One thing with many fields: a table with a line for each, an object, or CSV with a header."""
@@ -206,11 +213,24 @@ def _check_open() -> None:
 
 
 def _exact(columns: Sequence[Column], row: Row) -> list[Any]:
-    return [exact(column.kind, value) for column, value in zip(columns, row, strict=True)]
+    """A row as CSV has it; None is empty there."""
+    return [_exact_text(column.kind, value) for column, value in zip(columns, row, strict=True)]
+
+
+def _exact_text(kind: Kind, value: Any) -> Any:
+    if kind is Kind.BYTES and value is not None:
+        return shown(value)
+    return shown_text(value) if isinstance(value, str) else exact(kind, value)
 
 
 def _json(what: object, indent: int | None = None) -> str:
-    return json.dumps(what, ensure_ascii=False, indent=indent)
+    """Letters of any language as they are; the line ends of the layout are no part of a value."""
+    text = json.dumps(what, ensure_ascii=False, indent=indent)
+    return "\n".join(line if line.isprintable() else _printable_json(line) for line in text.split("\n"))
+
+
+def _printable_json(line: str) -> str:
+    return "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in line)
 
 
 def _joined(objects: Iterator[str]) -> Iterator[str]:
@@ -225,21 +245,27 @@ def _write(texts: Iterable[str]) -> None:
         sys.stdout.write(together)
 
 
-def _table(columns: Sequence[Column], rows: list[Row], right: set[int] | None = None) -> None:
+def _table(columns: Sequence[Column], rows: Iterable[Row], right: set[int] | None = None) -> None:
     """right: the columns that are aligned there, by their place; else those of numbers are."""
     now = time.time_ns()
     places = [(place, column) for place, column in enumerate(columns) if not column.detail]
     titles = [column.title or column.name for _, column in places]
-    cells = [[cell(column, row[place], now) for place, column in places] for row in rows]
+    cells = ([cell(column, row[place], now) for place, column in places] for row in rows)
     if right is None:
         right = {at for at, (_, column) in enumerate(places) if column.kind in RIGHT}
-    if sys.stdout.isatty() and len(rows) <= RICH_ROWS_MAX:
-        _rich(titles, cells, right)
-    else:
-        _plain(titles, cells, right)
+    if not sys.stdout.isatty():
+        return _plain(titles, cells, right)
+    few = list(islice(cells, RICH_ROWS_MAX + 1))
+    if len(few) <= RICH_ROWS_MAX:
+        return _rich(titles, few, right)
+    return _plain(titles, map(_cut, chain(few, cells)), right)
 
 
-def _rich(titles: Sequence[str], cells: list[list[str]], right: set[int]) -> None:
+def _cut(texts: list[str]) -> list[str]:
+    return [text if len(text) <= FOLDED_MAX else f"{text[:FOLDED_MAX]}\N{HORIZONTAL ELLIPSIS}" for text in texts]
+
+
+def _rich(titles: Sequence[str], cells: Iterable[list[str]], right: set[int]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -252,22 +278,27 @@ def _rich(titles: Sequence[str], cells: list[list[str]], right: set[int]) -> Non
         else:
             table.add_column(title, overflow="fold")
     for row in cells:
-        table.add_row(*map(Text, row))
+        table.add_row(*map(Text, _cut(row)))
     Console().print(table)
 
 
-def _plain(titles: Sequence[str], cells: list[list[str]], right: set[int]) -> None:
-    widths = [max(map(_width, texts)) for texts in zip(titles, *cells, strict=True)]
-    last = len(titles) - 1
+def _plain(titles: list[str], cells: Iterable[list[str]], right: set[int]) -> None:
+    """Columns are as wide as what was written so far needs: all of a million rows are never in memory together."""
+    widths = [0] * len(titles)
+    left = chain([titles], cells)
+    while together := list(islice(left, AT_ONCE)):
+        for at, texts in enumerate(zip(*together, strict=True)):
+            widths[at] = max(widths[at], *(width for width in map(_width, texts) if width <= PADDED_MAX), 0)
+        _write(_line(texts, widths, right) for texts in together)
 
-    def line(texts: Sequence[str]) -> str:
-        padded = []
-        for at, text in enumerate(texts):
-            room = " " * (widths[at] - _width(text))
-            padded.append(room + text if at in right else text if at == last else text + room)
-        return GAP.join(padded) + "\n"
 
-    _write(map(line, chain([titles], cells)))
+def _line(texts: Sequence[str], widths: Sequence[int], right: set[int]) -> str:
+    last = len(texts) - 1
+    padded = []
+    for at, text in enumerate(texts):
+        room = " " * (widths[at] - _width(text))
+        padded.append(room + text if at in right else text if at == last else text + room)
+    return GAP.join(padded) + "\n"
 
 
 def _width(text: str) -> int:

@@ -8,13 +8,16 @@ import io
 import json
 import sys
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from counterd.cli.ctl.output import (
+    AT_ONCE,
+    FOLDED_MAX,
+    PADDED_MAX,
     RICH_ROWS_MAX,
     Column,
     Kind,
@@ -26,6 +29,9 @@ from counterd.cli.ctl.output import (
     span,
     when,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SECOND = 1_000_000_000
 COLUMNS = [
@@ -116,6 +122,41 @@ def test_names_that_are_utf8_are_themselves_in_json(capsys: pytest.CaptureFixtur
     assert json.loads(written(capsys, "json", [(b"a\\\n\x00", 1, 1)])) == [{"name": "a\\\n\0", "held": 1, "since": 1}]
 
 
+CONTROLS = (*range(0x20), *range(0x7F, 0xA1), 0xAD)
+DIRECTIONS = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+OTHERS = (0x200B, 0x2028, 0x2029, 0xFEFF, 0xE000, 0xE0041, 0x10FFFF)
+UNPRINTABLE = "".join(map(chr, (*CONTROLS, *DIRECTIONS, *OTHERS)))
+
+
+def test_json_has_no_character_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    name = f'日本 "\\{UNPRINTABLE}x'
+    for text in (written(capsys, "json", [(name.encode(), 1, 1)]), streamed(capsys, name)):
+        assert text.replace("\n", "").isprintable()
+        assert name in json.loads(text.strip("[\n]"))["name"]
+        assert "日本" in text
+        assert "\\u009b" in text
+        assert "\\u202e" in text
+
+
+def streamed(capsys: pytest.CaptureFixture[str], text: str) -> str:
+    Output("json").stream([Column("name")])([text])
+    return capsys.readouterr().out
+
+
+def test_a_record_in_json_escapes_what_is_not_printable(capsys: pytest.CaptureFixture[str]) -> None:
+    subject = f"CN={UNPRINTABLE}\udcff"
+    Output("json").record([Column("subject")], [subject])
+    text = capsys.readouterr().out
+    assert json.loads(text) == {"subject": subject}
+    assert text.count("\n") == 3
+    assert text.replace("\n", "").isprintable()
+
+
+def test_csv_escapes_texts_as_tables_do(capsys: pytest.CaptureFixture[str]) -> None:
+    Output("csv").rows([Column("subject")], [["CN=a\u009b31m\u202e"]])
+    assert capsys.readouterr().out == "subject\nCN=a\\xc2\\x9b31m\\xe2\\x80\\xae\n"
+
+
 def test_csv_has_everything_on_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
     text = written(capsys, "csv")
     assert text.splitlines()[0] == "name,held,since"
@@ -138,6 +179,29 @@ def test_many_rows(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [(b"%d" % index, index, index) for index in range(10_000)]
     assert [each["held"] for each in json.loads(written(capsys, "json", rows))] == list(range(10_000))
     assert written(capsys, "table", rows).splitlines()[-1] == "9999  9,999"
+
+
+def test_a_long_name_makes_its_own_row_longer_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [(b"a", 1, None), (b"\x00" * 65_535, 22, None), (b"x" * PADDED_MAX, 3, None), (b"bb", 4, None)]
+    head, first, long, padded, last = written(capsys, "table", rows).splitlines()
+    assert [len(head), len(first), len(padded), len(last)] == [PADDED_MAX + 2 + 4] * 4
+    assert long == r"\x00" * 65_535 + "    22"
+
+
+def test_rows_are_written_before_the_last_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    """A server tells them page by page; what comes late is aligned with what comes with it."""
+    seen = []
+
+    def rows() -> Iterator[Any]:
+        for index in range(2 * AT_ONCE):
+            if index == AT_ONCE:
+                seen.append(capsys.readouterr().out)
+            yield b"%d" % (10**20 * index), index, None
+
+    Output("table").rows(COLUMNS, rows())
+    assert seen[0].startswith("name")
+    assert seen[0].count("\n") == AT_ONCE
+    assert len({len(line) for line in capsys.readouterr().out.splitlines()[1:]}) == 1
 
 
 def test_a_record(capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,6 +260,14 @@ def test_a_table_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_table_on_a_terminal_that_nobody_reads_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [(b"x", 1, None)] * (RICH_ROWS_MAX + 1)
     assert on_terminal(monkeypatch, rows) == "name  held\n" + "x        1\n" * (RICH_ROWS_MAX + 1)
+
+
+def test_a_terminal_shows_the_beginning_of_a_very_long_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = on_terminal(monkeypatch, [(b"y" * 65_535, 1, None)])
+    many = on_terminal(monkeypatch, [(b"y" * 65_535, 1, None)] * (RICH_ROWS_MAX + 1))
+    assert few.count("y") == FOLDED_MAX
+    assert few.count("\N{HORIZONTAL ELLIPSIS}") == 1
+    assert many.splitlines()[1] == "y" * FOLDED_MAX + "\N{HORIZONTAL ELLIPSIS}     1"
 
 
 # ---- the option ----
