@@ -32,6 +32,7 @@ GAP = 2
 NAME_WIDTH_MIN = 12
 BAR_WIDTH_MIN, BAR_WIDTH_MAX = 8, 50
 PERCENT_WIDTH = 6
+LETTER_MAX = 4  # bytes of UTF-8
 NEARLY_FULL = 0.8
 LABEL_WIDTH = 13
 LOAD_WIDTH = 20
@@ -454,7 +455,7 @@ def _heading(layout: Layout, order: Order, columns: int, *, plain: bool) -> Text
 
 
 def _entry(entry: DumpEntry, layout: Layout, *, plain: bool) -> Text:
-    line = Text(shown(entry.name))
+    line = Text(_beginning(entry.name, layout.name))
     line.truncate(layout.name, overflow="crop" if plain else "ellipsis", pad=True)
     limit = limit_of(entry)
     values = {"in use": _number(entry.consumption), "limit": "-" if limit is None else _number(limit)}
@@ -468,6 +469,11 @@ def _entry(entry: DumpEntry, layout: Layout, *, plain: bool) -> Text:
         line.append(" " * GAP).append_text(_bar(filled, layout.bar, style, plain=plain, known=limit is not None))
         line.append(f"{'' if limit else '~'}{_percent(filled)}".rjust(PERCENT_WIDTH + GAP), style)
     return line
+
+
+def _beginning(name: bytes, width: int) -> str:
+    """Of a name at least so much as a column shows: rich takes 0.2 s to cut a name of 65,535 bytes."""
+    return shown(name[: LETTER_MAX * (width + 1)])
 
 
 def _bar(filled: float, width: int, style: str, *, plain: bool, known: bool = True) -> Text:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import pytest
 from rich.console import Console
 
+from counterd.cli.ctl import screen
+from counterd.cli.ctl.common import shown
 from counterd.cli.ctl.screen import (
     INTERVALS_S,
     KEPT_MAX,
@@ -278,6 +280,24 @@ def test_names_do_no_harm() -> None:
     assert r"a\x1b[2J\x0a " in text
     assert "[red]x[/nonsense] " in text
     assert "日 … " in text or "本… " in text, "cut at the end of a letter"
+
+
+def test_of_long_names_only_the_beginning_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To cut one of 65,535 bytes took 0.2 s: a screen of them stood still for seconds, and showed no list."""
+    looked: list[int] = []
+
+    def counting(name: bytes) -> str:
+        looked.append(len(name))
+        return shown(name)
+
+    monkeypatch.setattr(screen, "shown", counting)
+    what = full()
+    entries = [Entry(b"\x00" * 65_535, 3, 3), Entry("日".encode() * 21_845, 2, 2), Entry(b"x" * 65_535, 1, 1)]
+    what.listing = summary(entries, Order(), 10.0, 0.1)  # type: ignore[arg-type]
+    lines = drawn(what)
+    assert max(looked) < 200
+    assert [line[:4] for line in lines[11:14]] == [r"\x00", "日日日日", "xxxx"]
+    assert all("…" in line for line in lines[11:14])
 
 
 def test_what_the_filter_lists() -> None:
