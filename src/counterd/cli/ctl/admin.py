@@ -1,7 +1,8 @@
 """`counterctl holders`, `connections` and `kill`: what only the admin endpoint of a server tells, and does.
 
 Floor 5. HTTP with the standard library, over TCP or a Unix socket. The token is never on the command line, where every
-user of the machine could read it, and never in a message.
+user of the machine could read it, and never in a message; it is sent only with what needs one. Where the counters are
+does not say where the admin endpoint is: nothing here asks, or changes, a server that nobody named.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import click
+from click.core import ParameterSource
 
-from counterd.cli.ctl.common import EXIT_NOT_AVAILABLE, NAME, Server, has_address, say, shown
+from counterd.cli.ctl.common import EXIT_NOT_AVAILABLE, NAME, Server, has_address, is_said, say, shown
 from counterd.cli.ctl.output import Column, Kind, Output, Row, output_option
 from counterd.errors import ConnectionLost, Timeout
 
@@ -56,7 +58,7 @@ class Endpoint(NamedTuple):
                 "configuration opens it, and --admin says where it is"
             ) from error
         try:
-            headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+            headers = {"Authorization": f"Bearer {self.token}"} if self.token and method != "GET" else {}
             connection.request(method, f"{path}?{query}" if query else path, headers=headers)
             response = connection.getresponse()
             answer = json.loads(response.read())
@@ -142,13 +144,24 @@ def read_url(url: str) -> tuple[str, int, str]:
     return read.hostname, PORT if port is None else port, ""
 
 
+def other_address(context: click.Context) -> str:
+    """What says where the server of a group is, its options or its variable; empty if nothing does."""
+    groups = (context, context.find_root())  # in the one above only options are meant for this command
+    if group := next(filter(has_address, groups), None):
+        return f"the address before `{group.invoked_subcommand}`"
+    if is_said(context, "url", ParameterSource.ENVIRONMENT):
+        return next(str(each.envvar) for each in context.command.params if each.name == "url")
+    return ""
+
+
 def endpoint_of(context: click.Context, admin: str, token_file: Any) -> Endpoint:
     """What the options of admin_options() say."""
     above = context.parent
     assert above is not None
-    for each in {above, context.find_root()}:
-        if has_address(each):
-            raise click.UsageError(f"that is where the {each.obj.what} are: where the admin endpoint is says --admin")
+    if is_said(context, "admin", ParameterSource.DEFAULT) and (said := other_address(above)):
+        raise click.UsageError(
+            f"{said} is that of the {above.obj.what}; the admin endpoint has its own: --admin URL, or COUNTERD_ADMIN"
+        )
     token = (token_file.read() if token_file else os.environ.get("COUNTERD_ADMIN_TOKEN", "")).strip()
     if not token.isascii() or not token.isprintable():
         raise click.UsageError("a token is printable ASCII, on one line")

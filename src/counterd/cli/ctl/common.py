@@ -106,7 +106,12 @@ def address_options(scheme: str, port: int, variable: str) -> Callable[[F], F]:
 
 def has_address(context: click.Context) -> bool:
     """Whether the command line says where the server is, by the options of address_options()."""
-    return any(context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in ADDRESS_OPTIONS)
+    return any(is_said(context, name) for name in ADDRESS_OPTIONS)
+
+
+def is_said(context: click.Context, name: str, source: ParameterSource = ParameterSource.COMMANDLINE) -> bool:
+    """Whether an option has its value from there."""
+    return context.get_parameter_source(name) is source
 
 
 def timeout_below(context: click.Context, timeout: float, what: str) -> float:

@@ -173,6 +173,13 @@ def test_all_connections_page_by_page(admin: Admin) -> None:
     assert ctl(admin, "connections", "--limit", "0", "--output", "csv").stdout.count("\n") == 1
 
 
+def test_what_needs_no_token_sends_none(admin: Admin) -> None:
+    """A server refuses a wrong one, also where it wants none."""
+    assert ctl(admin, "connections", "--limit", "1", token="of another server").exit_code == 0
+    assert ctl(admin, "holders", "x", token="of another server").exit_code == 1
+    assert all("Authorization" not in asked[3] for asked in admin.asked)
+
+
 # ---- kill ----
 
 
@@ -256,11 +263,42 @@ def test_a_token_that_cannot_be_is_not_shown(admin: Admin, token: str) -> None:
     assert token not in done.stderr
 
 
-def test_the_address_of_the_counters_is_another() -> None:
+NOBODY = "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "said"),
+    [
+        (["-h", "elsewhere", "kill", "x"], {}, "the address before `kill` is that of the counters"),
+        (["-s", "/run/x", "holders", "x"], {}, "the address before `holders` is that of the counters"),
+        (["holders", "x"], {"COUNTERD_URL": "counter://elsewhere"}, "COUNTERD_URL is that of the counters"),
+        (["kill", "x"], {"COUNTERD_URL": "counter+unix:///run/x"}, "COUNTERD_URL is that of the counters"),
+        (["connections"], {"COUNTERD_URL": "counter://127.0.0.1:31000"}, "COUNTERD_URL is that of the counters"),
+        (["sentinel", "flows"], {"SENTINEL_URL": "sentinel://elsewhere"}, "SENTINEL_URL is that of the flows"),
+        (["sentinel", "-p", "31000", "tokens"], {}, "the address before `tokens` is that of the flows"),
+    ],
+)
+def test_the_address_of_another_server_is_not_left_out(words: list[str], env: dict[str, str], said: str) -> None:
     """Else `counterctl -h elsewhere kill` would kill here."""
-    done = ctl("http://127.0.0.1:1", "-h", "elsewhere", "kill", "x")
+    done = CliRunner().invoke(main, words, env={"COUNTERD_ADMIN": None, "COUNTERD_URL": None, **env})
     assert done.exit_code == 2
-    assert "where the admin endpoint is says --admin" in done.stderr
+    assert said in done.stderr
+    assert "the admin endpoint has its own: --admin URL, or COUNTERD_ADMIN" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "env"),
+    [
+        (["-h", "elsewhere", "connections"], {"COUNTERD_ADMIN": NOBODY}),
+        (["-h", "elsewhere", "connections", "--admin", NOBODY], {"COUNTERD_ADMIN": None}),
+        (["connections", "--admin", NOBODY], {"COUNTERD_ADMIN": None, "COUNTERD_URL": "counter://elsewhere"}),
+        (["sentinel", "flows"], {"COUNTERD_ADMIN": NOBODY, "COUNTERD_URL": "counter://elsewhere"}),
+    ],
+)
+def test_an_admin_endpoint_that_was_said_is_asked(words: list[str], env: dict[str, str]) -> None:
+    done = CliRunner().invoke(main, words, env={"COUNTERD_URL": None, **env})
+    assert done.exit_code == 3
+    assert f"cannot connect to the admin endpoint at {NOBODY}" in done.stderr
 
 
 def test_over_a_unix_socket(short_path: Path) -> None:

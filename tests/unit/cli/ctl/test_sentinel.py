@@ -37,7 +37,7 @@ def test_values(text: str, expected: Typed) -> None:
     ("arguments", "why"),
     [
         (["-p", "1", "sentinel", "ping"], "the address of the flows stands after `sentinel`"),
-        (["sentinel", "-p", "1", "tokens"], "that is where the flows are: where the admin endpoint is says --admin"),
+        (["sentinel", "-p", "1", "tokens"], "the address before `tokens` is that of the flows"),
         (["sentinel", "-u", "counter://a", "ping"], "expected sentinel://HOST:PORT"),
         (["sentinel", "flow", "0"], "0 is not in the range"),
         (["sentinel", "param", "1", "bool:yes"], "bool:yes is no bool"),
