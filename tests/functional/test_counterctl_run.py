@@ -211,6 +211,8 @@ def test_a_mistake_is_not_taken_for_the_commands_status(counterd: Daemon, argume
 def test_not_available_in_time(counterd: Daemon, client: Client, wait: str, within: str) -> None:
     with client.hold("busy", 2, maximum=3):
         found = run(counterd, "busy", "-n", 2, "--max", 3, "--wait", wait, "echo", "ran")
+        silent = run(counterd, "-q", "busy", "-n", 2, "--max", 3, "--wait", wait, "echo", "ran")
+    assert (silent.returncode, silent.stdout, silent.stderr) == (124, "", "")
     assert (found.returncode, found.stdout) == (124, "")
     assert found.stderr == f"counterctl: 2 of busy not available{within}: 2 of 3 in use\n"
 

@@ -219,8 +219,10 @@ def connections(context: click.Context, /, room: str | None, limit: int | None, 
         Column("tls_cipher", detail=True),
         Column("tls_subject", detail=True),
     ]
-    found = all_connections(endpoint_of(context, **where), room, limit)
-    output.rows(columns, [listed(columns, row) for row in found])
+    found = [listed(columns, row) for row in all_connections(endpoint_of(context, **where), room, limit)]
+    output.rows(columns, found)
+    if not found and limit != 0:
+        say("nobody is connected")
 
 
 def all_connections(endpoint: Endpoint, room: str | None, limit: int | None) -> Iterator[dict[str, Any]]:

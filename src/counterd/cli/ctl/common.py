@@ -6,6 +6,7 @@ Floor 5. Nothing here imports a client before it is needed: completion asks for 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import fnmatch
 import os
 import re
@@ -242,7 +243,7 @@ def say(line: str) -> None:
 
 def explain(error: Exception, server: Server | None) -> tuple[str, int]:
     """(one line, the exit status) for what a command may raise."""
-    line = printable(re.sub(r"\s+", " ", re.sub(r"\[Errno [0-9]+\] ", "", str(error))))
+    line = printable(re.sub(r"\s+", " ", re.sub(r"\[Errno -?[0-9]+\] ", "", str(error))))
     if isinstance(error, ProtocolError) and server is not None:
         return f"{server.address} does not speak {server.protocol}: {line}", EXIT_NO_CONNECTION
     if isinstance(error, (ConnectionLost, ProtocolError, Timeout, TokenLost)):
@@ -290,6 +291,12 @@ def until_interrupted() -> Iterator[None]:
 
 class Group(click.Group):
     """A group of commands, whose errors are one line and an exit status."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
+        if near and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

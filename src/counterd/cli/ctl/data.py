@@ -168,7 +168,8 @@ def dump(target: Target, match: str | None, sort: str, limit: int | None, held: 
 @click.argument("name", type=NAME)
 @click.argument("resources", metavar="N", type=RESOURCES)
 @click.argument("maximum", metavar="MAX", type=RESOURCES)
-@click.option("--for", "duration", type=DURATION, help="Hold it for so long.")
+@click.option("-w", "--wait", "patience", type=DURATION, default=0.0, help="Wait so long for it.  [default: ask once]")
+@click.option("--for", "duration", type=DURATION, help="Hold it for so long; 0 gives it back at once.")
 @click.option("--until-stdin-closes", "stdin", is_flag=True, help="Hold it until standard input ends.")
 @output_option
 @pass_target
@@ -180,37 +181,39 @@ def acquire(
     name: bytes,
     resources: int,
     maximum: int,
+    patience: float,
     duration: float | None,
     stdin: bool,
     output: Output,
 ) -> None:
-    """Takes N of a counter, and gives them back in the end.
+    """Takes N of a counter, holds them, and gives them back in the end.
 
-    MAX is how many of it may be in use all together. The end is when the time of --for is over, standard input ends, or
-    SIGINT or SIGTERM comes; without any of the options at once. Exit status 1 if there are not as many.
+    MAX is how many of it may be in use all together. The end is Ctrl-C or SIGTERM; with --for also when that time is
+    over, with --until-stdin-closes when standard input ends. Exit status 1 if there are not as many.
     """
     if resources > maximum:
         raise click.UsageError(f"N is at most MAX: {resources} is more than {maximum}")
     if stdin and duration is not None:
         raise click.UsageError("--for and --until-stdin-closes are two ends")
-    until = " until standard input ends" if stdin else f" for {span(duration)}" if duration else ""
+    end = "standard input ends" if stdin else "Ctrl-C"
+    until = f" until {end}" if duration is None else f" for {span(duration)}"
     status = 0
     with terminations_interrupt(), target.connect() as client:
         try:
-            with client.hold(name, resources, maximum=maximum, timeout=0) as permits:
+            with client.hold(name, resources, maximum=maximum, timeout=patience) as permits:
                 add = output.stream(
                     [NAME_COLUMN, Column("resources", Kind.NUMBER), Column("maximum", Kind.NUMBER)],
                     lambda row: f"acquired {row[1]} of {shown(row[0])} (maximum {row[2]}){until}",
                 )
                 try:
                     add((name, resources, maximum))
-                    if stdin or duration:
-                        wait(client, permits, duration, stdin=stdin)
+                    wait(client, permits, duration, stdin=stdin)
                 except KeyboardInterrupt as error:
                     status = interrupted(error)
         except NotAvailable as error:
             used = "" if error.consumption is None else f": {error.consumption} of {maximum} are in use"
-            say(f"{resources} of {shown(name)} are not available{used}")
+            within = f" within {span(patience)}" if patience else ""
+            say(f"{resources} of {shown(name)} are not available{within}{used}")
             context.exit(EXIT_NOT_AVAILABLE)
         say(f"gave {resources} of {shown(name)} back")
     context.exit(status)

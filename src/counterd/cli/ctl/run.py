@@ -139,7 +139,7 @@ class Ended(NamedTuple):
     help=f"What to do when the connection is lost, and the permits with it: end the command (SIGTERM, SIGKILL "
     f"{GRACE_S:g} s later), or let it run without.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Do not say that it waits.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not say that it waits, nor that there were none in time.")
 @pass_target
 def run(
     target: Target,
@@ -183,6 +183,8 @@ def run(
             ended = attended(client, hold, asked, command, close=close, ends=on_lost == "term")
     except NotAvailable as error:
         within = f" within {wait:g} s" if wait else ""
+        if quiet:
+            raise SystemExit(EXIT_TOO_LATE) from None
         fail(f"{asked} not available{within}: {asked.in_use(error)}", EXIT_TOO_LATE)
     except (CounterdError, OSError, ValueError) as error:  # but not of giving back, once the command has ended
         if ended is None:

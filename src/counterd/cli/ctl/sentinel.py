@@ -7,6 +7,7 @@ server as its clients do, without a fallback: what is refused is one line and ex
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -299,21 +300,22 @@ def param(target: SentinelTarget, flow_id: int, values: tuple[Typed, ...], outpu
 @sentinel.command()
 @flow_argument
 @count_argument
-@click.option("--for", "duration", type=DURATION, default=0.0, help="Hold it for so long.")
+@click.option("--for", "duration", type=DURATION, help="Hold it for so long; 0 gives it back at once.")
 @output_option
 @pass_target
 @click.pass_context
 def acquire(
-    context: click.Context, /, target: SentinelTarget, flow_id: int, count: int, duration: float, output: Output
+    context: click.Context, /, target: SentinelTarget, flow_id: int, count: int, duration: float | None, output: Output
 ) -> None:
-    """Takes a token for COUNT calls of a flow, 1 unless told, and gives it back in the end.
+    """Takes a token for COUNT calls of a flow, 1 unless told, holds it, and gives it back in the end.
 
-    The end is when the time of --for is over, or SIGINT or SIGTERM comes; without it at once. Until then its lease is
-    kept alive. Exit status 1 if the flow is blocked, 3 if the token is lost before the end.
+    The end is Ctrl-C or SIGTERM, or when the time of --for is over. Until then its lease is kept alive.
+
+    Exit status 1 if the flow is blocked, 3 if the token is lost before the end.
     """
     status = 0
     what = f"{count:,} of flow {flow_id}"
-    until = f" for {span(duration)}" if duration else ""
+    until = " until Ctrl-C" if duration is None else f" for {span(duration)}"
     with terminations_interrupt(), target.connect() as client:
         try:
             with client.hold(flow_id, count, timeout=0) as hold:
@@ -333,9 +335,9 @@ def acquire(
     context.exit(status)
 
 
-def wait(hold: Hold, duration: float) -> None:
-    """For so many seconds. TokenLost, if what is held is lost before."""
-    deadline = time.monotonic() + duration
+def wait(hold: Hold, duration: float | None) -> None:
+    """For so many seconds, None for ever. TokenLost, if what is held is lost before."""
+    deadline = math.inf if duration is None else time.monotonic() + duration
     while (left := deadline - time.monotonic()) > 0:
         hold.raise_if_lost()
         time.sleep(min(left, LOOK_S))

@@ -63,8 +63,8 @@ class Admin(HTTPServer):
         elif method == "GET" and path == "/connections":
             begin = int(parameters.get("after", "counter--1").split("-", 1)[1].partition("-")[0] or -1) + 1
             end = begin + int(parameters["limit"])
-            rows = self.connections[begin:end]
-            body = {"rows": rows, "next": rows[-1]["id"] if end < len(self.connections) else None}
+            rows = self.connections[begin:end] if parameters.get("room") != "throttr" else []
+            body = {"rows": rows, "next": rows[-1]["id"] if rows and end < len(self.connections) else None}
         elif token is None:
             status, body = 401, {"error": "this needs the token: Authorization: Bearer TOKEN"}
         elif path != "/connections/counter-1-1":
@@ -178,6 +178,12 @@ def test_what_needs_no_token_sends_none(admin: Admin) -> None:
     assert ctl(admin, "connections", "--limit", "1", token="of another server").exit_code == 0
     assert ctl(admin, "holders", "x", token="of another server").exit_code == 1
     assert all("Authorization" not in asked[3] for asked in admin.asked)
+
+
+def test_nobody_is_connected(admin: Admin) -> None:
+    done = ctl(admin, "connections", "--room", "throttr")
+    assert (done.exit_code, done.stderr) == (0, "counterctl: nobody is connected\n")
+    assert ctl(admin, "connections", "--limit", "0").stderr == ""
 
 
 # ---- kill ----

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterd.cli.ctl import common
+from counterd.cli.ctl import common, main
 from counterd.cli.ctl.common import (
     DURATION,
     EXIT_NO_CONNECTION,
@@ -147,6 +147,17 @@ def test_a_client_is_made_with_a_context() -> None:
     assert Server(Address("a", 7, tls=Tls()), 5.0).arguments["tls"].check_hostname
 
 
+# ---- commands ----
+
+
+def test_a_command_that_is_nearly_one() -> None:
+    for words, near in ((["holder", "a"], "holders"), (["sentinel", "acqire", "1"], "acquire")):
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == EXIT_USAGE
+        assert f"Did you mean '{near}'?" in done.stderr
+    assert "No such command 'xyz'." in CliRunner().invoke(main, ["xyz"]).stderr
+
+
 # ---- values ----
 
 
@@ -232,6 +243,7 @@ def test_patterns(pattern: str | None, name: bytes, is_like: bool) -> None:
         (ConnectionLost("gone"), "gone", EXIT_NO_CONNECTION),
         (Timeout("late"), "late", EXIT_NO_CONNECTION),
         (ProtocolError("bad\x1b\n bytes"), "127.0.0.1:1 does not speak the counter protocol: bad\ufffd bytes", 3),
+        (ConnectionLost("cannot connect to x: [Errno -2] Name unknown"), "cannot connect to x: Name unknown", 3),
         (OSError(28, "No space left on device"), "No space left on device", EXIT_USAGE),
     ],
 )

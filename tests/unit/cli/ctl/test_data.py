@@ -146,8 +146,8 @@ def test_dump_tells_what_is_used_and_was(several: Server) -> None:
 
 
 def test_acquire_gives_back_at_once(server: Server) -> None:
-    done = ctl(server.address.port, "acquire", "db:main", "2", "10")
-    assert (done.exit_code, done.stdout) == (0, "acquired 2 of db:main (maximum 10)\n")
+    done = ctl(server.address.port, "acquire", "db:main", "2", "10", "--for", "0")
+    assert (done.exit_code, done.stdout) == (0, "acquired 2 of db:main (maximum 10) for 0 s\n")
     assert done.stderr == "counterctl: gave 2 of db:main back\n"
     asked = server.asked(Opcode.ACQUIRE, Opcode.RELEASE)
     assert [(each.opcode, each.resources) for each in asked] == [(Opcode.ACQUIRE, 2), (Opcode.RELEASE, 2)]
@@ -165,6 +165,22 @@ def test_acquire_for_a_time(server: Server) -> None:
     done = ctl(server.address.port, "acquire", "db:main", "2", "10", "--for", "100ms", "--output", "json")
     assert time.monotonic() - begun >= 0.1
     assert json.loads(done.stdout) == {"name": "db:main", "resources": 2, "maximum": 10}
+
+
+def test_acquire_waits_for_what_is_given_back(server: Server) -> None:
+    """The server says how many are in use; with the second refusal one more is free."""
+
+    class Freed(Server):
+        def send(self, peer: Peer, replies: Iterator[bytes]) -> None:
+            super().send(peer, replies)
+            if len(self.asked(Opcode.ACQUIRE)) == 2:
+                self.used[b"db:main"] = 2
+
+    with Freed() as freed:
+        done = ctl(freed.address.port, "acquire", "db:main", "2", "4", "--for", "0", "--wait", "1m")
+    assert (done.exit_code, done.stdout) == (0, "acquired 2 of db:main (maximum 4) for 0 s\n")
+    done = ctl(server.address.port, "acquire", "db:main", "2", "4", "--wait", "1ms")
+    assert done.stderr == "counterctl: 2 of db:main are not available within 1.00 ms: 3 of 4 are in use\n"
 
 
 class Leaving(Server):
