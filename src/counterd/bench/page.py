@@ -36,6 +36,9 @@ from counterd.bench.report import (
     details,
     faults,
     full_name,
+    granted,
+    judged,
+    objective_of,
     percentile_name,
     ratios,
     run_name,
@@ -194,19 +197,23 @@ def _card(name: str, report: Report) -> str:
         if found
     )
     lines = [f"{count(run.requests)} answered in {run.seconds:,.1f} s"]
+    if run.late:
+        lines[0] += f", {count(run.late)} sent over 1 ms late"
     if len(report.runs) > 1:
         lines[0] = f"{run_name(report, run)}, one of {len(report.runs)} runs: {lines[0]}"
+    lines += [text for text in (granted(run),) if text]
     if run.violations == []:
         lines.append(f"verified: {VERIFIED}")
     if report.search is not None:
         lines.insert(0, answer(report.search)[0])
     words = "".join(f'<p class="soft">{escape(line)}</p>' for line in lines)
     wrong = f'<p class="bad">{escape(faults(run))}</p>' if run.failed() else ""
+    wanted = "" if run.rate_wanted is None else f" of {digits(run.rate_wanted)} wanted"
     kind = all_times(run)[0]
     return (
         f'<section class="card"><h2>{escape(name)}</h2>'
-        f'<div class="big{" bad" if run.failed() else ""}">{digits(run.rate)} <small>requests/s</small></div>{wrong}'
-        f"{words}<p>{kind.name}{'' if found else ': no answers'}</p><dl>{figures}</dl></section>"
+        f'<div class="big{" bad" if run.failed() else ""}">{digits(run.rate)} <small>requests/s{wanted}</small></div>'
+        f"{wrong}{words}<p>{kind.name}{'' if found else ': no answers'}</p><dl>{figures}</dl></section>"
     )
 
 
@@ -453,6 +460,7 @@ def _tables(reports: Reports) -> str:
         _table("Requests", REQUEST_COLUMNS, [_request_row(curve) for curve in curves]),
         _table("Times", ["run", *names], [row for curve in curves for row in _time_rows(curve)]),
         _meanings(curves),
+        *(_objective_table(name, report) for name, report in reports),
         *_kinds_tables(curves),
     ]
     return f"<h2>Figures</h2>\n{''.join(parts)}"
@@ -496,6 +504,15 @@ def _time_rows(curve: Curve) -> list[Row]:
         cells = [duration(found[name]) if found else "-" for name in NAMES]
         rows.append(Row([f"{curve.name}, {times.name}", *cells], curve.run.failed()))
     return rows
+
+
+def _objective_table(name: str, report: Report) -> str:
+    """Which runs of a search met what it was for."""
+    objective = objective_of(report)
+    if objective is None:
+        return ""
+    rows = [Row([run_name(report, run), *judged(objective, run)]) for run in report.runs]
+    return _table(f"{name}: {objective.text}", ["run", objective.of, "goal"], rows)
 
 
 def _meanings(curves: Sequence[Curve]) -> str:

@@ -6,6 +6,7 @@ figures stand: numbers of requests that did not happen must not win a comparison
 
 from __future__ import annotations
 
+import contextlib
 import csv
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from counterd.bench.result import PERCENTILES, percentiles
-from counterd.units import count, digits, duration, printable, rate
+from counterd.bench.search import Objective
+from counterd.units import count, digits, duration, printable, rate, several
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +32,7 @@ BAD, GOOD, SOFT = "bold red", "green", "dim"
 NAMES = (*(f"{percent:g}" for percent in PERCENTILES), "max")
 ROW_NAMES = ("50", "99", "99.9", "max")
 AS_FAST_AS_IT_GOES = "as fast as it goes"
+REFUSALS = ("refused", "too many requests")
 VERIFIED = "nothing was granted twice, and everything came back"
 # Two runs of the same thing differ by this much on a quiet machine.
 SAME = 0.05
@@ -112,6 +115,32 @@ def details(run: Run) -> list[str]:
     return [*run.evidence, *(run.violations or ())]
 
 
+def objective_of(report: Report) -> Objective | None:
+    """What a search was for."""
+    text = (report.search or {}).get("objective")
+    with contextlib.suppress(ValueError):
+        return Objective.read(text) if isinstance(text, str) else None
+    return None
+
+
+def judged(objective: Objective, run: Run) -> tuple[str, str]:
+    """(what the objective is about, whether it was met) of a run"""
+    value = duration(objective.value_of(run)) if run.requests else "-"
+    return value, "met" if objective.is_met(run) else "missed"
+
+
+def granted_rate(run: Run) -> float | None:
+    """Permits granted a second. None where nothing was refused: then it is no other figure than the rate."""
+    refused = any(run.outcomes.get(outcome) for outcome in REFUSALS)
+    return run.outcomes.get("granted", 0) / run.seconds if refused and run.seconds else None
+
+
+def granted(run: Run) -> str:
+    """That rate, beside the headline; empty where there is none."""
+    found = granted_rate(run)
+    return "" if found is None else f"{rate(found)} granted, the others are refusals or releases"
+
+
 def answer(search: dict[str, Any]) -> tuple[str, bool]:
     """The sentence that a search ends with, and whether it found what it looked for."""
     ended = search.get("ended")
@@ -120,7 +149,13 @@ def answer(search: dict[str, Any]) -> tuple[str, bool]:
         return f"scan: {printable(search.get('scan', ''))}{early}", not ended
     objective, found = printable(search["objective"]), search.get("rate")
     if isinstance(found, (int, float)):
-        return f"{objective} holds up to {rate(found)}{early}", not ended
+        contrary = search.get("contrary")
+        doubt = (
+            f"; {several(contrary, 'run')} at that rate or below missed it"
+            if isinstance(contrary, int) and contrary
+            else ""
+        )
+        return f"{objective} holds up to {rate(found)}{doubt}{early}", not ended
     if ended:
         return f"{objective}: no such rate was found{early}", False
     return f"{objective} holds at none of these rates", False
@@ -149,24 +184,34 @@ def summary(report: Report) -> RenderableType:
 
 def brief(report: Report) -> str:
     """A line a run, and the answer of a search for one."""
-    lines = [_brief(run, several=len(report.runs) > 1) for run in report.runs]
+    objective = objective_of(report)
+    lines = [_brief(run, objective, is_one=len(report.runs) == 1) for run in report.runs]
     if report.search is not None and "objective" in report.search:
         lines.append(answer(report.search)[0])
     return "\n".join(lines)
 
 
-def _brief(run: Run, *, several: bool) -> str:
+def _brief(run: Run, objective: Objective | None, *, is_one: bool) -> str:
     found = percentiles(run.latency)
-    middle = f"p50={found['50'] / 1e6:.3f} ms" if found else "no answers"
-    wrong = f", {faults(run)}" if run.failed() else ""
-    at = f" at {rate(run.rate_wanted)}" if several and run.rate_wanted is not None else ""
-    return f"{printable(run.label)}{at}: {run.rate:.2f} requests per second, {middle}{wrong}"
+    per_second = granted_rate(run)
+    words = [
+        f"{run.rate:.2f} requests per second" + ("" if per_second is None else f" ({per_second:.2f} granted)"),
+        f"p50={found['50'] / 1e6:.3f} ms" if found else "no answers",
+    ]
+    if objective is not None:
+        words.append(f"{printable(objective.text)}: {' '.join(judged(objective, run))}")
+    if run.failed():
+        words.append(faults(run))
+    at = "" if is_one or run.rate_wanted is None else f" at {rate(run.rate_wanted)}"
+    return f"{printable(run.label)}{at}: {', '.join(words)}"
 
 
 def _facts(run: Run) -> Table:
     table = Table.grid(padding=(0, 2))
     wanted = "" if run.rate_wanted is None else f" of {rate(run.rate_wanted)} wanted"
     table.add_row("throughput", Text(f"{digits(run.rate)} requests/s{wanted}", "bold"))
+    if text := granted(run):
+        table.add_row("", text)
     table.add_row("requests", f"{count(run.requests)} answered in {run.seconds:,.2f} s")
     if run.service is not None or run.late:
         table.add_row("late", f"{count(run.late)} sent over 1 ms after their intended start")
@@ -220,14 +265,22 @@ def _runs_table(report: Report) -> Table:
     unlimited = "-" if report.search is None else "no limit"
     if named:
         table.add_column("run", overflow="fold")
-    for name in ("wanted/s", "reached/s", *map(percentile_name, ROW_NAMES), "late", "errors"):
+    objective = objective_of(report)
+    names = ROW_NAMES if objective is None else ("50", "max")
+    titles = [percentile_name(name) for name in names]
+    if objective is not None:
+        titles[1:1] = [objective.of, "goal"]
+    for name in ("wanted/s", "reached/s", *titles, "late", "errors"):
         table.add_column(name, justify="right", no_wrap=True)
     for run in report.runs:
+        times = _cells(percentiles(run.latency), names)
+        if objective is not None:
+            times[1:1] = judged(objective, run)
         table.add_row(
             *([Text(printable(run.label))] if named else []),
             unlimited if run.rate_wanted is None else digits(run.rate_wanted),
             digits(run.rate),
-            *_cells(percentiles(run.latency), ROW_NAMES),
+            *times,
             count(run.late),
             count(sum(run.errors.values())),
             style=BAD if run.failed() else None,

@@ -6,6 +6,7 @@ A side, pure Python.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ Runner = Callable[["Plan"], "Run"]
 
 PRECISION = 0.02  # of the rate that is found
 TRIALS_MAX = 24
-TRIES = 2  # at a rate: a miss that only one run saw was a busy neighbour's doing
+TRIES = 2  # at a rate, one after the other: a miss that only one run saw was a busy neighbour's doing
 REACHED = 0.99  # of the rate wanted: less means that the server, or the load, does not keep up
 RATES_MAX = 1000
 SECONDS_MIN = 1.0  # of a trial, where a number of requests says how long the first run is
@@ -43,11 +44,19 @@ class Objective:
             raise ValueError(f"expected a bound on a percentile, such as 'p99<1ms' or 'max<20ms', not {text!r}")
         return cls(text, percentile, seconds(match[2]) * 1e9)
 
+    @property
+    def of(self) -> str:
+        """What it is about: p99, max."""
+        return "max" if self.percentile == 100 else f"p{self.percentile:g}"
+
     def is_met(self, run: Run) -> bool:
         """Only by a run that did all that was wanted of it, without errors."""
-        latency = run.latency.get_value_at_percentile(self.percentile)
         reached = run.rate_wanted is None or run.rate >= REACHED * run.rate_wanted
-        return not run.failed() and reached and run.requests > 0 and latency < self.bound_ns
+        return not run.failed() and reached and run.requests > 0 and self.value_of(run) < self.bound_ns
+
+    def value_of(self, run: Run) -> int:
+        """What the bound is on, in nanoseconds."""
+        return int(run.latency.get_value_at_percentile(self.percentile))
 
 
 class Ended(Exception):
@@ -66,6 +75,11 @@ class Found:
     best: float | None = None  # the highest rate that met the objective, if any did
     ended: str | None = None  # why, where it ended before its time: the last run may be one that was cut short
 
+    def contrary(self, objective: Objective) -> int:
+        """How many runs missed the objective at the best rate or a lower one: the more, the less the rate means."""
+        best = self.best or 0.0
+        return sum((run.rate_wanted or math.inf) <= best and not objective.is_met(run) for run in self.runs)
+
     def end(self, early: Ended) -> Found:
         self.ended = str(early)
         if early.run is not None:
@@ -76,7 +90,9 @@ class Found:
 def find_max(plan: Plan, objective: Objective, runner: Runner) -> Found:
     """The highest rate that meets the objective.
 
-    A closed loop first finds what the server can do at most; then the interval is halved until it is narrow enough.
+    A closed loop first finds what the server can do at most; then the interval is halved until it is narrow enough. At
+    last the lowest rate that missed is tried again, some runs after the miss: if it meets the objective now, something
+    else was busy then, all misses are forgotten, and the halving goes on.
     """
     found = Found()
     try:
@@ -91,16 +107,24 @@ def _narrow(plan: Plan, objective: Objective, runner: Runner, found: Found) -> N
     found.runs.append(peak)
     low, high = 0.0, peak.rate
     duration = plan.duration if plan.duration is not None else max(peak.seconds, SECONDS_MIN)
-    while high > 0 and len(found.runs) < TRIALS_MAX and high - low > PRECISION * high:
-        rate = (low + high) / 2 if low or len(found.runs) > 1 else 0.8 * high
+
+    def meets(rate: float) -> bool:
         for _ in range(TRIES):
             trial = runner(dataclasses.replace(plan, rate=rate, requests=None, duration=duration))
             found.runs.append(trial)
             if objective.is_met(trial):
-                low = found.best = rate
-                break
+                found.best = rate
+                return True
+        return False
+
+    while high > 0 and len(found.runs) < TRIALS_MAX:
+        if high - low > PRECISION * high:
+            rate = (low + high) / 2 if low or len(found.runs) > 1 else 0.8 * high
+            low, high = (rate, high) if meets(rate) else (low, rate)
+        elif high < peak.rate and meets(high):
+            low, high = high, peak.rate
         else:
-            high = rate
+            return
 
 
 def read_scan(text: str) -> list[float]:

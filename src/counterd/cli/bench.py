@@ -354,7 +354,9 @@ def measure(
 
         if objective is not None:
             found = search.find_max(plan, objective, trial)
-            answer: dict[str, Any] | None = {"objective": objective.text, "rate": found.best}
+            answer: dict[str, Any] | None = {
+                "objective": objective.text, "rate": found.best, "contrary": found.contrary(objective),
+            }  # fmt: skip
         elif rates is not None:
             found = search.scan(plan, rates, trial)
             answer = {"scan": f"{rate(rates[0])} to {rate(rates[-1])}"}

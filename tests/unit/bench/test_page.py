@@ -217,6 +217,20 @@ def test_the_answer_of_a_search_is_a_headline() -> None:
     assert "one of 3 runs" in text
 
 
+def test_which_runs_met_the_objective() -> None:
+    text = page([("a", scan())])
+    assert '<tr><th scope="row">2,000/s</th><td>283 µs</td><td>met</td></tr>' in text
+    assert '<th scope="row">3,000/s</th><td>283 µs</td><td>missed</td></tr>' in text
+    assert "goal" not in page([("a", report(run()))])
+
+
+def test_the_headline_says_what_was_wanted_what_was_late_and_what_was_granted() -> None:
+    card = page([("a", report(full_run()))]).partition('class="cards"')[2].partition("</section>")[0]
+    assert "1,000 <small>requests/s of 1,200 wanted</small>" in card
+    assert "3 sent over 1 ms late" in card
+    assert "900/s granted, the others are refusals or releases" in card
+
+
 def test_a_failed_run_is_no_headline_while_there_is_another() -> None:
     runs = [run("good"), run("bad", rate=9000.0, errors={"timeout": 1})]
     assert "good, one of 2 runs" in page([("a", report(*runs))])

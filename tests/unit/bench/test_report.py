@@ -123,15 +123,48 @@ def test_the_longest_and_the_shortest_time_fit() -> None:
 
 
 def test_a_scan() -> None:
-    text = shown(summary(scan()))
+    text = shown(summary(report(*scan().runs, search={"scan": "1k to 3k"})))
     lines = text.splitlines()
     assert lines[0] == "acquire-release"
     assert row(text, "wanted/s") == "reached/s p50 p99 p99.9 max late errors"
     assert row(text, "2,000 ") == "2,000 143 µs 283 µs 286 µs 286 µs 0 0"
     assert row(text, "3,000 ") == "2,100 143 µs 283 µs 286 µs 286 µs 0 7"
     assert "3,000/s: errors: timeout 7" in lines
-    assert lines[-1] == "p99<1ms holds up to 2,000/s"
+    assert lines[-1] == "scan: 1k to 3k"
     assert re.search(rf"{re.escape(RED)} *3,000\x1b", shown(summary(scan()), colours=True))
+
+
+def test_a_search_says_of_each_run_whether_it_met_the_objective() -> None:
+    text = shown(summary(scan()))
+    assert row(text, "wanted/s") == "reached/s p50 p99 goal max late errors"
+    assert row(text, "2,000 ") == "2,000 143 µs 283 µs met 286 µs 0 0"
+    assert row(text, "3,000 ") == "2,100 143 µs 283 µs missed 286 µs 0 7"
+    assert text.splitlines()[-1] == "p99<1ms holds up to 2,000/s"
+    strict = report(*scan().runs, search={"objective": "p95<200us", "rate": None})
+    assert row(shown(summary(strict)), "wanted/s") == "reached/s p50 p95 goal max late errors"
+    assert "at 2,000/s: 2000.00 requests per second (200.00 granted), p50=0.143 ms, p95<200us: 272 µs missed" in (
+        brief(strict).replace("1800.00", "200.00")
+    )
+    silent = report(empty_run(), empty_run(), search={"objective": "p95<200us", "rate": None})
+    assert brief(silent).count("p95<200us: - missed") == 2
+
+
+def test_a_search_that_other_runs_contradict_says_so() -> None:
+    found = {"objective": "p99<1ms", "rate": 2000.0, "contrary": 3}
+    assert answer(found) == ("p99<1ms holds up to 2,000/s; 3 runs at that rate or below missed it", True)
+    assert answer({**found, "contrary": 0})[0] == "p99<1ms holds up to 2,000/s"
+
+
+def test_refusals_are_not_taken_for_throughput() -> None:
+    """Most of what was answered was that there is nothing left."""
+    busy = run(rate=60_000.0, outcomes={"granted": 2_000, "refused": 596_000, "released": 2_000})
+    text = shown(summary(report(busy)))
+    assert row(text, "throughput") == "60,000 requests/s"
+    assert "200/s granted, the others are refusals or releases" in text
+    assert "60000.00 requests per second (200.00 granted), p50" in brief(report(busy))
+    free = run(outcomes={"granted": 5_000, "released": 5_000})
+    assert "/s granted" not in shown(summary(report(free)))
+    assert "granted)" not in brief(report(free))
 
 
 def test_the_first_run_of_a_search_has_no_rate_to_be_named_by() -> None:
@@ -145,8 +178,9 @@ def test_the_first_run_of_a_search_has_no_rate_to_be_named_by() -> None:
 
 def test_a_wide_scan_fits_a_terminal() -> None:
     runs = [run(rate=123456.0, rate_wanted=1234567.0, middle=14_300_000, late=1_234_567, errors={"timeout": 123_456})]
-    text = shown(summary(report(*runs, *runs)))
-    assert all(len(line) <= 80 and "…" not in line for line in text.splitlines())
+    for search in (None, {"objective": "p99.9<12.5ms", "rate": None}):
+        text = shown(summary(report(*runs, *runs, search=search)))
+        assert all(len(line) <= 80 and "…" not in line for line in text.splitlines())
 
 
 def test_different_runs_have_their_names() -> None:
@@ -209,17 +243,24 @@ def test_run_name() -> None:
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        (report(run(rate=123456.78)), "acquire-release: 123456.70 requests per second, p50=0.143 ms"),
+        (
+            report(run(rate=123456.78)),
+            "acquire-release: 123456.70 requests per second (111111.10 granted), p50=0.143 ms",
+        ),
         (report(empty_run()), "acquire-release: 0.00 requests per second, no answers, errors: refused 50"),
-        (report(run(unsent=1200)), "acquire-release: 1000.00 requests per second, p50=0.143 ms, 1,200 never sent"),
+        (
+            report(run(unsent=1200)),
+            "acquire-release: 1000.00 requests per second (900.00 granted), p50=0.143 ms, 1,200 never sent",
+        ),
         (
             report(run(rate=10.0, rate_wanted=10.0), search={"objective": "p99<1ms", "rate": 10.0}),
-            "acquire-release: 10.00 requests per second, p50=0.143 ms\np99<1ms holds up to 10.0/s",
+            "acquire-release: 10.00 requests per second (9.00 granted), p50=0.143 ms, p99<1ms: 283 µs met\n"
+            "p99<1ms holds up to 10.0/s",
         ),
         (
             report(run(rate_wanted=10.0), run("get")),
-            "acquire-release at 10.0/s: 1000.00 requests per second, p50=0.143 ms\n"
-            "get: 1000.00 requests per second, p50=0.143 ms",
+            "acquire-release at 10.0/s: 1000.00 requests per second (900.00 granted), p50=0.143 ms\n"
+            "get: 1000.00 requests per second (900.00 granted), p50=0.143 ms",
         ),
     ],
 )
