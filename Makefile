@@ -4,12 +4,16 @@
 PYTHON ?= python3
 COUNTERD_BUILD ?= release
 export COUNTERD_BUILD
+unexport PYTHONDONTWRITEBYTECODE  # pytest prepares each test once, then, and not in each process and run
 VENV ?= $(if $(filter release,$(COUNTERD_BUILD)),.venv,.venv-$(COUNTERD_BUILD))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := setup.py pyproject.toml $(shell find src -name '*.py' -o -name '*.py[xi]' -o -name '*.pxd' -o -name '*.conf' -o -name '*.html')
 CONFIG ?= conf/counterd.conf
 TOOLS ?= dev
+JOBS ?= 4
+RUNS ?= 10
+UPTIME ?= 5
 
 CHAOS_SECONDS ?= 60
 CHAOS_SEED ?= 1
@@ -20,16 +24,23 @@ SOAK_SECONDS ?= 600
 MUTANTS ?= 200
 MUTANTS_SEED ?= 1
 
+XDIST := -n $(JOBS) --dist worksteal
+
 CLANG ?= $(shell command -v clang || command -v clang-14)
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 
-.PHONY: help setup run test lint docs bench bench-peers bench-regress bench-baseline bench-smoke clean
+.PHONY: help setup run test test-deps test-uptime test-load lint docs clean
+.PHONY: bench bench-peers bench-regress bench-baseline bench-smoke
 .PHONY: chaos fuzz simulate soak model mutants asan
 
 help:
 	@echo 'make setup   build counterd into $(VENV)'
 	@echo 'make run     setup, then the daemon in the foreground with $(CONFIG) and its dashboard'
 	@echo 'make test    setup, then the tests (COUNTERD_BUILD=debug: with assertions compiled in)'
+	@echo '             JOBS=4 of them at a time, ARGS="tests/unit -x" some of them; JOBS=0 ARGS=--pdb to look inside'
+	@echo 'make test-deps   install what some of the tests need (Debian, Ubuntu; as root)'
+	@echo 'make test-uptime   tests as if the machine had started UPTIME=5 seconds ago'
+	@echo 'make test-load     the tests RUNS=10 times, while a busy loop takes each core'
 	@echo 'make lint    ruff, mypy, cython-lint'
 	@echo 'make docs    write docs/api/ from the docstrings, man/ from --help and the configuration'
 	@echo 'make clean   remove what the above made'
@@ -70,7 +81,16 @@ run: $(VENV)/.built
 	@exec $(BIN)/counterd -c $(CONFIG) --set admin.enable=true $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(XDIST) $(ARGS)
+
+test-deps:
+	@$(PYTHON) tests/needs.py --install
+
+test-uptime: setup
+	sh tools/uptime.sh $(UPTIME) $(BIN)/python -m pytest $(XDIST) $(or $(ARGS),tests/unit tests/property tests/conformance)
+
+test-load: setup
+	sh tools/repeat.sh $(RUNS) $(BIN)/python -m pytest $(XDIST) -q $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
+import os
 import shutil
 import signal
 import tempfile
@@ -11,8 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import daemon
+import needs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -20,16 +24,70 @@ if TYPE_CHECKING:
     from certificates import Files
 
 
-def pytest_configure() -> None:
+# How long an example takes is the machine's business.
+settings.register_profile("counterd", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("counterd")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """What a shell starts behind itself ignores SIGINT, and so would all that the tests start."""
+    config.addinivalue_line("markers", needs.MARKER)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_finish() -> None:
+# ---- what is missing on this machine, said once before the tests, by the process that started the others -----------
+
+COUNTS = pytest.StashKey[Path]()  # where a process tells the one that started it what its tests lack
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist says that this process has them
+def pytest_collection_finish(session: pytest.Session) -> None:
     """The tests themselves, some million objects, stay to the end: no collection has to look at them."""
     gc.collect()
     gc.freeze()
+    if path := getattr(session.config, "workerinput", {}).get("counts"):
+        Path(path).write_text(json.dumps(needs.count(session.items)))
+
+
+def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
+    return needs.report(needs.count(items))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """xdist starts a process."""
+    if COUNTS not in node.config.stash:
+        descriptor, name = tempfile.mkstemp(prefix="counterd-counts-")
+        os.close(descriptor)
+        node.config.stash[COUNTS] = Path(name)
+        node.workerinput["counts"] = name
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any) -> None:
+    """One of xdist's processes has the tests together; all have the same."""
+    path = node.config.stash[COUNTS]
+    if "counts" in node.workerinput and path.exists():
+        reporter = node.config.pluginmanager.get_plugin("terminalreporter")
+        for line in needs.report(json.loads(path.read_text())):
+            reporter.write_line(line)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if COUNTS in config.stash:
+        config.stash[COUNTS].unlink(missing_ok=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if reason := needs.check(item):
+        if needs.in_ci():
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+
+
+# ---- fixtures --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

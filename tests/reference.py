@@ -1,7 +1,6 @@
 """Runs a real yrmcdsd, the reference server, for the tests that compare with it.
 
-It listens on free ports of two loopback addresses and is ended by its pid. Where it is not installed the tests are
-skipped, except in CI, where that would hide that nothing was compared.
+It listens on free ports of two loopback addresses and is ended by its pid. Its tests are marked as those that need it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from machine import installed
+import needs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,9 +55,9 @@ class Address(NamedTuple):
 def running(directory: Path) -> Iterator[Address]:
     """A yrmcdsd with the counter extension, its files in directory, while the block runs.
 
-    Skips the test if it is not installed; fails it if the environment has CI set, or if it does not start.
+    Fails the test if it does not start.
     """
-    process, address = _started(installed("yrmcdsd", "yrmcds"), directory)
+    process, address = _started(needs.path("yrmcdsd"), directory)
     try:
         yield address
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import sys
 from pathlib import Path
@@ -19,7 +20,15 @@ COMPILE_ARGS = ["-O1", "-g", "-DCOUNTERD_DEBUG=1"] if _core.DEBUG else ["-O3"]
 
 
 def build(name: str) -> Path:
-    """The extension made of that .pyx. Needs Cython, setuptools and a C compiler: the extra `dev`."""
+    """The extension made of that .pyx. Processes wait for each other: none reads what another is writing."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _build(name)
+
+
+def _build(name: str) -> Path:
+    """Needs Cython, setuptools and a C compiler: the extra `dev`."""
     from Cython.Build import cythonize
     from setuptools import Extension
     from setuptools.dist import Distribution

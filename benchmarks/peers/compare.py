@@ -227,8 +227,11 @@ def medians(results: Rounds) -> dict[str, Figures]:
 
 def commit() -> str:
     command = ["git", "-C", HERE, "describe", "--always", "--dirty"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:  # no git: it is of no use without a repository either
+        found = ""
+    return found.strip() or "unknown"
 
 
 def main() -> None:

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.needs("faketime")
 def test_all_drills_are_played_and_all_promises_kept() -> None:
     found = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / "drills.py", "--smoke"],

@@ -43,6 +43,7 @@ only once: what they made stays. A connection must not end a case within a reque
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import socket
@@ -208,11 +209,12 @@ class Peer(Protocol):
 # ---- loading ----
 
 
-def load(protocol: str, **settings: Any) -> list[Case]:
+@functools.cache
+def load(protocol: str, **settings: Any) -> tuple[Case, ...]:
     """All cases of a protocol, read in its dialect with these settings. ValueError if the file is not as above."""
     dialect = importlib.import_module(f"conformance.{protocol}.dialect").dialect(**settings)
     document = json.loads((Path(__file__).parent / protocol / "vectors.json").read_text("ascii"))
-    return Loader(dialect).cases(document)
+    return tuple(Loader(dialect).cases(document))
 
 
 def stream(case: Case) -> Stream | None:

@@ -54,7 +54,7 @@ def test_users_and_groups(start: Callable[..., daemon.Daemon], short_path: Path)
     assert counterd.wait_for_log(f"connection refused: user {os.geteuid()} ")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.needs("root")
 def test_whose_the_file_is(start: Callable[..., daemon.Daemon], short_path: Path) -> None:
     path, nobody = short_path / "s", pwd.getpwnam("nobody")
     short_path.chmod(0o755)

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 import daemon
+import needs
 from counterd.protocols.counter import wire
 from functional import peers
-from machine import installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -213,12 +213,11 @@ def test_what_was_asked_is_counted(admin: Admin) -> None:
     assert now["process_start_time_seconds"] > 1e9
 
 
+@pytest.mark.needs("promtool")
 @pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text;version=1.0.0"])
 def test_the_tool_of_prometheus_has_nothing_to_say(accept: str, admin: Admin) -> None:
     body = admin.ask("/metrics", Accept=accept).body
-    checked = subprocess.run(
-        [installed("promtool", "prometheus"), "check", "metrics"], input=body, capture_output=True, check=False
-    )
+    checked = subprocess.run([needs.path("promtool"), "check", "metrics"], input=body, capture_output=True, check=False)
     said = (checked.stdout + checked.stderr).decode().splitlines()
     if "openmetrics" in accept:
         # It reads the other format, where the help of a counter is under its full name.

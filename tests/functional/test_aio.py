@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _names = (f"name {number}" for number in itertools.count())
 
 
-@pytest.fixture(scope="module", params=["counterd", "yrmcdsd"])
+@pytest.fixture(scope="module", params=["counterd", pytest.param("yrmcdsd", marks=pytest.mark.needs("yrmcdsd"))])
 def address(request, tmp_path_factory) -> Iterator[tuple[str, int]]:
     directory = tmp_path_factory.mktemp(request.param)
     if request.param == "yrmcdsd":

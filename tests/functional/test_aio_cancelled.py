@@ -348,6 +348,7 @@ def test_interrupted_at_every_await(scenario, way: str, loop: str, counterd: tup
     check(scenario, way, loop, counterd)
 
 
+@pytest.mark.needs("yrmcdsd")
 @pytest.mark.parametrize(("scenario", "way"), [case for case in CASES if case[0] not in CUT])
 def test_the_same_with_the_reference(scenario, way: str, yrmcdsd: tuple[str, int]) -> None:
     check(scenario, way, "asyncio", yrmcdsd)

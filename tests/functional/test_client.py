@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 THREADS = 16
 
 
-@pytest.fixture(scope="module", params=["counterd", "yrmcdsd"])
+@pytest.fixture(scope="module", params=["counterd", pytest.param("yrmcdsd", marks=pytest.mark.needs("yrmcdsd"))])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
     with servers.running(request.param, tmp_path_factory.mktemp(request.param)) as running:
         yield running

@@ -17,14 +17,14 @@ import servers
 from counterd.client import Client, Hold, _shared
 from counterd.errors import ConnectionLost, NotAvailable
 from daemon import PATIENCE, wait_until
-from machine import has_ipv6
+from needs import has_ipv6
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 
-@pytest.fixture(scope="module", params=["counterd", "yrmcdsd"])
+@pytest.fixture(scope="module", params=["counterd", pytest.param("yrmcdsd", marks=pytest.mark.needs("yrmcdsd"))])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
     with servers.running(request.param, tmp_path_factory.mktemp(request.param)) as running:
         yield running

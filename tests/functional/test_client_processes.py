@@ -37,7 +37,7 @@ client = Client(sys.argv[1], int(sys.argv[2]), timeout=10)
 """
 
 
-@pytest.fixture(scope="module", params=["counterd", "yrmcdsd"])
+@pytest.fixture(scope="module", params=["counterd", pytest.param("yrmcdsd", marks=pytest.mark.needs("yrmcdsd"))])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
     with servers.running(request.param, tmp_path_factory.mktemp(request.param)) as running:
         yield running

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import machine
 from certificates import server_context
 from counterd.protocols.counter.wire import Opcode
 from daemon import wait_until
@@ -374,7 +373,7 @@ def test_more_connections_at_once_than_a_unix_socket_has_room_for(short_path: Pa
         assert len([peer for peer in server.peers if peer.requests]) == 100
 
 
-@pytest.mark.skipif(not machine.has_ipv6(), reason="no IPv6 here")
+@pytest.mark.needs("ipv6")
 def test_ipv6() -> None:
     with Server(socket.AF_INET6) as server:
         run = load(server, requests=100, verify=True)

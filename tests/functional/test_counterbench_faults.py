@@ -682,7 +682,13 @@ def test_load_processes_die_with_who_watches() -> None:
 # ---- the other protocols, against those who made them ----
 
 
-@pytest.mark.parametrize("protocol", ["redis", "memcached"])
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        pytest.param("redis", marks=pytest.mark.needs("redis-server")),
+        pytest.param("memcached", marks=pytest.mark.needs("memcached")),
+    ],
+)
 def test_another_protocol(protocol: str, short_path: Path) -> None:
     with other_server(protocol, short_path) as server:
         run = load(
@@ -702,6 +708,7 @@ def test_another_protocol(protocol: str, short_path: Path) -> None:
         assert (run.requests, run.errors) == (50, {})
 
 
+@pytest.mark.needs("redis-server")
 def test_a_name_that_redis_does_not_have(short_path: Path) -> None:
     with other_server("redis", short_path) as server:
         assert load(server, protocol="redis", requests=50, work="get").outcomes == {"no such name": 50}

@@ -67,6 +67,7 @@ SCRIPTED = {
 }
 
 
+@pytest.mark.needs("redis-server")
 def test_the_same_of_scripts(short_path: Path) -> None:
     with other_server("redis", short_path) as server:
         for work, outcomes in SCRIPTED.items():
@@ -74,6 +75,7 @@ def test_the_same_of_scripts(short_path: Path) -> None:
             assert (run.requests, run.errors, set(run.outcomes)) == (2000, {}, outcomes)
 
 
+@pytest.mark.needs("redis-server")
 @pytest.mark.parametrize("work", ["acquire", "flow", "counts"])
 def test_what_scripts_refuse(work: str, short_path: Path) -> None:
     with other_server("redis", short_path) as server:
@@ -82,6 +84,7 @@ def test_what_scripts_refuse(work: str, short_path: Path) -> None:
         assert run.outcomes["granted"] == 30 or work != "acquire"
 
 
+@pytest.mark.needs("redis-server")
 def test_a_permit_ends_with_its_lease(short_path: Path) -> None:
     def ask(*words: bytes) -> bytes:
         connection.sendall(scripts.resp(*words))

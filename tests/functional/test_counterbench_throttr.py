@@ -45,7 +45,7 @@ OUTCOMES = {
 }
 
 
-@pytest.mark.parametrize("protocol", ["throttr", "redis"])
+@pytest.mark.parametrize("protocol", ["throttr", pytest.param("redis", marks=pytest.mark.needs("redis-server"))])
 def test_every_request(protocol: str, short_path: Path) -> None:
     with throttr(short_path) if protocol == "throttr" else other_server(protocol, short_path) as server:
         for work, outcomes in OUTCOMES.items():

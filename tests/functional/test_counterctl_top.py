@@ -197,6 +197,7 @@ def test_a_server_that_goes_and_comes_back(start: Callable[..., Daemon]) -> None
         assert seen.ended() == 0
 
 
+@pytest.mark.needs("yrmcdsd")
 def test_the_reference_server(tmp_path: Path) -> None:
     with (
         reference.running(tmp_path) as address,

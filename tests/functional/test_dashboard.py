@@ -15,10 +15,10 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 import counterd
 import daemon
+import needs
 from counterd import errors
 from counterd.protocols.sentinel.wire import Status
 from functional import sentinel
-from machine import installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
     Open = Callable[..., Page]
+
+pytestmark = pytest.mark.needs("chromium")
 
 PAGE = Path(counterd.__file__).parent / "admin" / "dashboard.html"
 TOKEN = "open-sesame"
@@ -57,7 +59,7 @@ CONTRAST = """([front, back]) => {
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Debian's Chromium, for all tests here."""
-    program = installed("chromium")
+    program = needs.path("chromium")
     options = ["--no-sandbox"] if os.geteuid() == 0 else []  # root has to do without
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=program, args=options)

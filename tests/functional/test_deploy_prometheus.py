@@ -9,8 +9,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import daemon
-from machine import installed
+import needs
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
@@ -33,7 +35,7 @@ LABELS = re.compile(r"\b((?:counterd|process)_[a-z_]+)\{([^}]*)\}")
 
 def promtool(*arguments: str | Path) -> None:
     done = subprocess.run(
-        [installed("promtool", "prometheus"), *arguments],
+        [needs.path("promtool"), *arguments],
         capture_output=True,
         text=True,
         timeout=daemon.PATIENCE,
@@ -55,6 +57,7 @@ def expressions() -> dict[str, list[str]]:
     return found | {"alerts": re.findall(r"expr:((?: .*\n|>-\n|\n? {10}.*\n)+)", ALERTS.read_text("utf-8"))}
 
 
+@pytest.mark.needs("promtool")
 def test_the_alerts_fire_when_they_should_and_only_then() -> None:
     promtool("check", "rules", ALERTS)
     promtool("test", "rules", ALERTS.with_name("alerts_test.yml"))
@@ -94,6 +97,7 @@ def test_every_metric_and_every_label_exists(tmp_path: Path) -> None:
                 assert set(re.findall(r"(\w+)!?[=~]", inside)) <= labels.get(name, {"instance", "job"}), (place, name)
 
 
+@pytest.mark.needs("promtool")
 def test_every_query_of_the_board_parses(tmp_path: Path) -> None:
     board = json.loads(BOARD.read_text("utf-8"))
     queries = [target["expr"] for panel in panels(board) for target in panel["targets"]]

@@ -23,7 +23,7 @@ import pytest
 import daemon
 from counterd.client import Client
 from counterd.control.keys import settings_for
-from machine import has_ipv6
+from needs import has_ipv6
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -164,6 +164,7 @@ def service(systemd: Systemd) -> Iterator[daemon.Daemon]:
     started.ended()
 
 
+@pytest.mark.needs("kill")
 def test_a_day(systemd: Systemd, service: daemon.Daemon) -> None:
     systemd.hear("READY=1")
     held = systemd.client(0)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import needs
 import pages
 from counterd.cli import bench
-from machine import installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,9 +93,10 @@ def test_command_lines_of_counterbench_are_understood(monkeypatch: pytest.Monkey
             bench.main.make_context("counterbench", words)
 
 
+@pytest.mark.needs("openssl")
 def test_the_certificates_that_an_operator_makes_satisfy_strict_clients(tmp_path: Path) -> None:
     """As Python 3.13 is by default. Nor does a client's certificate pass for a server's."""
-    openssl = installed("openssl", "openssl")
+    openssl = needs.path("openssl")
     commands = re.search(r"```sh\n(new=.*?)```", LINKED["docs/operations.md"], re.DOTALL)
     assert commands
     subprocess.run(["sh", "-ec", commands[1]], cwd=tmp_path, check=True, capture_output=True)

@@ -1,6 +1,6 @@
 """What needs a network of its own: a host that vanishes without a word, and a machine without IPv6.
 
-The daemon and the client are each in a network namespace (namespaces.py). Whether those can be made is tried.
+The daemon and the client are each in a network namespace (namespaces.py).
 """
 
 from __future__ import annotations
@@ -21,22 +21,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 import daemon
-from machine import installed
 from namespaces import HERE, PATIENCE, THERE, Net, ip, joined
+
+pytestmark = pytest.mark.needs("ip", "networks")
 
 HOLDER = Path(__file__).with_name("holder.py")
 
 
 @pytest.fixture
 def net() -> Iterator[Net]:
-    installed("ip", "iproute2")
-    with contextlib.ExitStack() as stack:
-        try:
-            made = stack.enter_context(joined())
-        except OSError as error:
-            if "not permitted" in str(error) or "denied" in str(error):
-                pytest.skip(f"namespaces are not permitted here: {error}")
-            raise
+    with joined() as made:
         yield made
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pwd
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ import daemon
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has something to give up")
+needs_root = pytest.mark.needs("root")
 
 SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 

@@ -158,7 +158,7 @@ def test_a_mistake_ends_a_start_and_a_check(tmp_path: Path, rules: Path) -> None
     assert daemon.run("-c", config, "--check").returncode == 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root has something to give up")
+@pytest.mark.needs("root")
 def test_rules_that_cannot_be_read_again(start: Callable[..., Daemon], rules: Path) -> None:
     rules.chmod(0o600)
     counterd = start({**SETTINGS, "sentinel.rules": rules, "user": "nobody"})

@@ -21,7 +21,6 @@ import daemon
 from counterd.client import Client
 from counterd.control.config import SYSTEM_FILE
 from counterd.version import __version__
-from machine import has_ipv6
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 CONF = Path(__file__).parents[2] / "conf" / "counterd.conf"
 PROGRAMS = {"module": daemon.MODULE, "script": (daemon.SCRIPT,)}
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+needs_root = pytest.mark.needs("root")
 
 
 @pytest.fixture
@@ -47,7 +46,7 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
 # ---- a start that works ----
 
 
-@pytest.mark.skipif(not has_ipv6(), reason="there is no ::1 here")
+@pytest.mark.needs("ipv6")
 def test_listens_on_both_loopback_addresses_unless_told_otherwise(start: Callable[..., daemon.Daemon]) -> None:
     running = start({"counter.bind": ""})
     assert [address.host for address in running.addresses] == ["127.0.0.1", "::1"]

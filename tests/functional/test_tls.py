@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import needs
 from certificates import authority, certificate, client_context, server_context
 from counterd.client import throttr
 from counterd.protocols.counter import wire
 from counterd.protocols.throttr._room import open_store
 from daemon import PATIENCE, wait_until
 from functional import peers
-from machine import installed
 from serving import Serving, serving
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def s_client(server: Serving, directory: Path, *options: str) -> Iterator[subpro
     """OpenSSL's client: what it reads goes to the server, what comes is written behind what it has to say itself."""
     authority("ours").cert_pem.write_to_path(directory / "authority.pem")
     host, port = server.address
-    program = [installed("openssl"), "s_client", "-connect", f"{host}:{port}", "-servername", host]
+    program = [needs.path("openssl"), "s_client", "-connect", f"{host}:{port}", "-servername", host]
     trust = ["-CAfile", str(directory / "authority.pem"), "-verify_return_error", "-verify_ip", "127.0.0.1"]
     with subprocess.Popen(
         [*program, *trust, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0
@@ -112,6 +112,7 @@ def test_many_clients_at_once(server: Serving) -> None:
     server.wait_for(connections=0, handshakes=0)
 
 
+@pytest.mark.needs("openssl")
 @VERSIONS
 def test_openssls_own_client(server: Serving, tmp_path: Path, version: str) -> None:
     with s_client(server, tmp_path, "-quiet", f"-{version}") as process:
@@ -119,6 +120,7 @@ def test_openssls_own_client(server: Serving, tmp_path: Path, version: str) -> N
         assert read_until(process, REPLY * 1000).count(REPLY) == 1000
 
 
+@pytest.mark.needs("openssl")
 def test_a_client_that_wants_short_records(server: Serving, tmp_path: Path) -> None:
     with connect(server) as holder, s_client(server, tmp_path, "-quiet", "-maxfraglen", "512") as process:
         peers.acquire_many(holder, [b"counter %05d" % number for number in range(COUNTERS)])
@@ -127,6 +129,7 @@ def test_a_client_that_wants_short_records(server: Serving, tmp_path: Path) -> N
         assert said.count(b"counter ") == COUNTERS
 
 
+@pytest.mark.needs("openssl")
 def test_new_keys_may_be_asked_for(server: Serving, tmp_path: Path) -> None:
     with s_client(server, tmp_path, "-tls1_3") as process:
         read_until(process, b"Verify return code: 0")
@@ -137,6 +140,7 @@ def test_new_keys_may_be_asked_for(server: Serving, tmp_path: Path) -> None:
         read_until(process, REPLY)
 
 
+@pytest.mark.needs("openssl")
 def test_nothing_is_renegotiated(server: Serving, tmp_path: Path) -> None:
     with s_client(server, tmp_path, "-tls1_2") as process, connect(server) as other:
         read_until(process, b"Verify return code: 0")

@@ -15,10 +15,10 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+import needs
 from counterd.control.config import load
 from counterd.control.keys import settings_for
 from counterd.protocols import find_rooms
-from machine import installed
 
 if TYPE_CHECKING:
     from counterd.control.config import Config
@@ -32,12 +32,13 @@ EXPOSURE_MAX = 2.0
 
 @pytest.fixture
 def analyze() -> str:
-    return installed("systemd-analyze", "systemd")
+    return needs.path("systemd-analyze")
 
 
 # ---- systemd ----
 
 
+@pytest.mark.needs("systemd-analyze")
 def test_systemd_understands_the_units(analyze: str, tmp_path: Path) -> None:
     units = []
     for unit in (SYSTEMD / "counterd.service", SYSTEMD / "counterd.socket"):
@@ -47,6 +48,7 @@ def test_systemd_understands_the_units(analyze: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.needs("systemd-analyze")
 def test_the_service_may_do_little(analyze: str) -> None:
     command = [analyze, "security", "--offline=true", "--no-pager", SYSTEMD / "counterd.service"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import needs
 from counterd.cli import daemon
 from counterd.control.keys import settings_for
 from counterd.protocols import find_rooms
-from machine import installed
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -62,9 +62,10 @@ def test_every_option_of_the_daemon_is_in_its_page(capsys: pytest.CaptureFixture
     assert said == options
 
 
+@pytest.mark.needs("mandoc")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_formatters_have_nothing_to_object(page: Path) -> None:
-    done = subprocess.run([installed("mandoc"), "-Tlint", page], capture_output=True, text=True, check=False)
+    done = subprocess.run([needs.path("mandoc"), "-Tlint", page], capture_output=True, text=True, check=False)
     # Whether the other pages are installed is no fault of this one.
     assert [line for line in done.stdout.splitlines() if "referenced manual not found" not in line] == []
 

@@ -7,14 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import machine
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.needs("spin", "gcc")
 def test_the_model_holds_and_a_defect_of_it_is_found() -> None:
-    machine.installed("spin")
-    machine.installed("gcc")
     found = subprocess.run(
         [sys.executable, ROOT / "tools" / "model.py", "--short"],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False,

@@ -151,3 +151,10 @@ def test_the_machine_has_all_its_cores_in_the_document(comparison: Callable[...,
     comparison(lambda *_: FIGURES, "--smoke")
     (path,) = (tmp_path / "results").glob("*.json")
     assert json.loads(path.read_text())["machine"]["cores"] == str(cores)
+
+
+def test_what_was_measured_where_there_is_no_git(comparison: Callable[..., int], tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    comparison(lambda *_: FIGURES, "--smoke")
+    (path,) = (tmp_path / "results").glob("*.json")
+    assert json.loads(path.read_text())["commit"] == "unknown"

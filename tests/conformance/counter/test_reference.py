@@ -35,11 +35,13 @@ def another_yrmcdsd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[refere
         yield address
 
 
+@pytest.mark.needs("yrmcdsd")
 @pytest.mark.parametrize("case", [case for case in CASES if not case.skip], ids=str)
 def test_the_reference_does_what_the_vector_says(case: vectors.Case, yrmcdsd: reference.Address) -> None:
     vectors.run_case(case, lambda: vectors.SocketPeer(socket.create_connection(yrmcdsd)), reference=True)
 
 
+@pytest.mark.needs("yrmcdsd")
 @pytest.mark.parametrize("case", [case for case in CASES if case.differs and not case.skip], ids=str)
 def test_the_reference_really_differs(case: vectors.Case, another_yrmcdsd: reference.Address) -> None:
     """Otherwise the vector's `reference` and `why` are out of date. It also shows that the runner can fail."""

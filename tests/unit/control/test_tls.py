@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 import trustme
 
+import needs
 from counterd.control import tls
 from counterd.control.tls import TLSError, make_context
-from machine import installed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,8 +99,9 @@ def test_a_key_that_goes_while_it_is_read(files, monkeypatch):
         make_context(files.cert, files.none)
 
 
+@pytest.mark.needs("openssl")
 def test_a_passphrase_is_not_asked_for(files):
-    openssl = installed("openssl")
+    openssl = needs.path("openssl")
     encrypt = [openssl, "pkey", "-in", files.key, "-out", files.locked, "-aes256", "-passout", "pass:x"]
     subprocess.run(encrypt, check=True)
     with pytest.raises(TLSError, match="locked has a passphrase, and nobody is there to give it") as caught:

@@ -20,14 +20,13 @@ import pytest
 
 from counterd.net._connection import Connection
 from counterd.net._poller import REST_S, Poller
-from machine import has_ipv6
 from unit.net.fakes import FakeLoop, Net, nets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RESET = struct.pack("ii", 1, 0)
-needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on the loopback of this machine")
+needs_ipv6 = pytest.mark.needs("ipv6")
 
 
 class Probe(Connection):

@@ -22,7 +22,6 @@ from counterd.net.sockets import Keepalive, UnixSocket, open_tcp
 from counterd.protocols.counter import wire
 from counterd.protocols.counter._room import CounterSession, CounterStore
 from counterd.protocols.sentinel import wire as tokens
-from machine import has_ipv6
 from property.model import KEY, TURNS_MAX, make_store
 from unit.net.fakes import FakeClock, Net, nets
 
@@ -356,9 +355,8 @@ def test_where_it_comes_from_is_known_after_it_has_gone(make_reached: Callable[.
     assert connection.origin() == f"127.0.0.7:{port}"
 
 
+@pytest.mark.needs("ipv6")
 def test_an_ipv4_address_is_one_on_an_ipv6_socket_too(make_net: Callable[..., Net]) -> None:
-    if not has_ipv6():
-        pytest.skip("no IPv6 on this machine")
     net = make_net(access=networks("127.0.0.0/8", "::1"))
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listening:
         listening.setblocking(False)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from counterd.net.sockets import BACKLOG, LOCK_SUFFIX, Keepalive, UnixSocket, locked, open_tcp, set_keepalive
-from machine import has_ipv6
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +32,7 @@ TCP_OPTIONS = {
 }
 
 
-needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on the loopback of this machine")
+needs_ipv6 = pytest.mark.needs("ipv6")
 
 
 @pytest.fixture
