@@ -1,18 +1,21 @@
-"""What a setting is: a key, how its text is read, its default and its unit.
+"""What a setting is: a key, how its text is read, its default and its unit; and classes whose fields are settings.
 
 Floor 0: plain data. Rooms declare settings, control reads them from files; nothing here knows either.
 A reader takes the text of a value and returns it parsed, or raises ValueError with what was expected.
+Who uses a value takes it from an object of such a class, so that a type checker knows each key.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 Reader = Callable[[str], Any]
+
+T = TypeVar("T")
 
 SIZE_SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -27,6 +30,38 @@ class Setting:
     unit: str = ""
     reload: bool = False  # can change while the daemon runs
     secret: bool = False  # is shown to nobody
+
+
+def setting(read: Reader, default: Any, unit: str = "", *, reload: bool = False, secret: bool = False) -> Any:
+    """A field of a frozen dataclass that is a setting: `port: int = setting(integer(0, 65535), 80, "TCP port")`."""
+    return field(default=default, metadata={"setting": Setting("", read, default, unit, reload, secret)})
+
+
+def settings_of(kind: type[Any], prefix: str = "") -> Iterator[Setting]:
+    """The settings that the fields of a class are, in order, with this before their keys.
+
+    A field whose default is made by another such class has the settings of that: `tls` with `cert` is `tls.cert`.
+    """
+    for one in fields(kind):
+        key = prefix + one.name
+        if "setting" in one.metadata:
+            yield replace(one.metadata["setting"], key=key)
+        else:
+            yield from settings_of(_inner(one), f"{key}.")
+
+
+def assembled(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
+    """An object of such a class, of the values of all its keys."""
+    found = {}
+    for one in fields(kind):  # type: ignore[arg-type] # a dataclass, which no annotation can say
+        key = prefix + one.name
+        found[one.name] = values[key] if "setting" in one.metadata else assembled(_inner(one), values, f"{key}.")
+    return kind(**found)
+
+
+def _inner(one: Field[Any]) -> type[Any]:
+    assert isinstance(one.default_factory, type), f"{one.name} is neither a setting nor a class of settings"
+    return one.default_factory
 
 
 def boolean(text: str) -> bool:

@@ -58,6 +58,20 @@ def test_changes_max_connections(start: Callable[..., daemon.Daemon]) -> None:
             third.noop()
 
 
+def test_changes_what_is_given_for_all_listeners(start: Callable[..., daemon.Daemon]) -> None:
+    both = {"throttr.enable": "true", "throttr.port": 0, "throttr.bind": "127.0.0.1", "throttr.max_connections": 9}
+    counterd = start({**both, "listener.max_connections": 5, "counter.max_connections": ""})
+    assert counterd.stats()["connections_max"] == 5
+    counterd.reload({**both, "listener.max_connections": 6, "listener.socket_mode": "600"})
+    assert counterd.stats()["connections_max"] == 6
+    assert counterd.lines(r": listener\.max_connections$")
+    assert len(counterd.lines(rf"WARN.* {counterd.config}:9: listener\.socket_mode needs a restart to change$")) == 1
+    assert len(counterd.lines("needs a restart")) == 1
+    counterd.reload({**both, "listener.max_connections": 6, "counter.max_connections": 7})
+    assert counterd.stats()["connections_max"] == 7
+    assert counterd.lines(r": counter\.max_connections$")
+
+
 def test_changes_holdings_per_connection(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start()
     with counterd.client() as client:

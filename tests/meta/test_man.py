@@ -12,7 +12,7 @@ import pytest
 
 import needs
 from counterd.cli import daemon
-from counterd.control.keys import settings_for
+from counterd.control.keys import LISTENER, settings_for, shared_settings
 from counterd.protocols import find_rooms
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def test_a_page_without_marks_is_found(man: ModuleType) -> None:
 
 def test_every_setting_is_in_the_page() -> None:
     items = re.findall(r"^\.It Ic (\S+) =", text("counterd.conf.5"), re.MULTILINE)
-    assert sorted(items) == sorted(settings_for(find_rooms()))
+    rooms, shared = find_rooms(), shared_settings()
+    of_each = {f"{room.name}{key.removeprefix(LISTENER)}" for key in shared for room in rooms}
+    assert sorted(items) == sorted((settings_for(rooms).keys() | shared.keys()) - of_each)
 
 
 def test_every_option_of_the_daemon_is_in_its_page(capsys: pytest.CaptureFixture[str]) -> None:

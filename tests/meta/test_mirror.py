@@ -35,7 +35,6 @@ ELSEWHERE = {
     "cli/bench.py": "is a process: tests/functional/test_counterbench_command.py",
     "cli/daemon.py": "is a process: tests/functional/test_start.py",
     "control/daemon.py": "is a process: tests/functional/test_start.py, test_reload.py and test_drain.py beside it",
-    "control/keys.py": "its readers, with a file around them: tests/unit/control/test_config.py",
     "control/privileges.py": "changes the process for good: tests/functional/test_privileges.py",
     "control/service.py": "real sockets: tests/functional/test_start.py and tests/functional/test_reload.py",
     "client/_aiosentinel.py": "is tried with servers: tests/functional/test_aio_sentinel.py",

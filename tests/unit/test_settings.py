@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import FrozenInstanceError, dataclass, field
 
 import pytest
 from hypothesis import given
@@ -12,12 +13,15 @@ from counterd.settings import (
     Setting,
     absolute_path,
     addresses,
+    assembled,
     boolean,
     choice,
     extension_name,
     integer,
     networks,
     octal_mode,
+    setting,
+    settings_of,
     size,
 )
 
@@ -135,3 +139,40 @@ def test_any_text_is_a_value_or_a_value_error_in_one_line(read, given_text):
 def test_a_setting_cannot_change_while_running_unless_it_says_so():
     assert not Setting("a.b", boolean, False).reload
     assert Setting("a.b", boolean, False).unit == ""
+
+
+# ---- classes of settings --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Door:
+    lock: bool = setting(boolean, False, reload=True)
+    code: str = setting(choice("a", "b"), "a", "letter", secret=True)
+
+
+@dataclass(frozen=True)
+class House:
+    rooms: int = setting(integer(1, 9), 3, "rooms")
+    door: Door = field(default_factory=Door)
+
+
+def test_each_field_of_a_class_is_a_setting() -> None:
+    rooms, lock, code = settings_of(House, "house.")
+    assert (rooms.key, rooms.default, rooms.unit, rooms.reload, rooms.secret) == (
+        *("house.rooms", 3, "rooms"),
+        *(False, False),
+    )
+    assert (lock.key, lock.reload, lock.read("true")) == ("house.door.lock", True, True)
+    assert (code.key, code.secret, code.default) == ("house.door.code", True, "a")
+    assert [one.key for one in settings_of(House)] == ["rooms", "door.lock", "door.code"]
+
+
+def test_an_object_is_made_of_values_by_key() -> None:
+    values = {"house.rooms": 5, "house.door.lock": True, "house.door.code": "b", "other": 1}
+    house = assembled(House, values, "house.")
+    assert house == House(5, Door(True, "b"))
+    assert House() == House(3, Door(False, "a"))
+    with pytest.raises(FrozenInstanceError):
+        house.rooms = 6
+    with pytest.raises(KeyError):
+        assembled(House, {}, "house.")

@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = read(configuration.PIPE_TIMEOUT_S)
         if options.check:
             for room in rooms:
-                if config.values[f"{room.name}.enable"]:
+                if config.listener(room.name).enable:
                     check(room, config)
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -102,7 +102,7 @@ def prepare_process() -> None:
 def serve(config: Config, rooms: Sequence[Room], reread: Callable[[], Config]) -> int:
     """Runs the daemon until a signal ends it; returns the exit status."""
     prepare_process()
-    writer = LogWriter(config.values["log.level"], config.values["log.format"])
+    writer = LogWriter(config.process.log.level, config.process.log.format)
     structlog.configure(logger_factory=lambda *_: writer, **writer.chain())
     logging.basicConfig(handlers=[Foreign(structlog.get_logger())], level=logging.DEBUG)
     logging.getLogger("asyncio").setLevel(logging.WARNING)

@@ -20,9 +20,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
-from counterd.control.config import ADMIN, ConfigError
+from counterd.control.config import ConfigError
 from counterd.control.inspector import SLICE_NS, Steps, encoded
-from counterd.control.keys import shown, split_bind
+from counterd.control.keys import ADMIN, shown, split_bind
 from counterd.frames import Frames, Refused, frame
 from counterd.net.sockets import Keepalive, UnixSocket, open_tcp
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from counterd.control.config import Config
     from counterd.control.inspector import Inspector
+    from counterd.control.keys import Endpoint
 
 MODULE = "counterd.admin"
-SETTINGS = ("token", "allow", "hosts")  # of admin.*: what the process is told
 SOCKET_MODE = 0o660
 KEEPALIVE = Keepalive(idle=10, interval=2, count=7, user_timeout=25)
 
@@ -56,13 +56,13 @@ def open_listening(config: Config) -> socket.socket | UnixSocket:
     """The socket that the process was started with, else the one that admin.bind asks for. Raises ConfigError."""
     if ADMIN in config.sockets:
         return config.sockets[ADMIN][0]
-    host, port = split_bind(config.values["admin.bind"])
+    bind = config.admin.bind
+    host, port = split_bind(bind)
     try:
         return open_tcp(host, port, KEEPALIVE) if port >= 0 else UnixSocket(host, SOCKET_MODE)
     except OSError as error:
         why = "it is in use" if error.errno == errno.EADDRINUSE and port >= 0 else error.strerror or error
-        place = config.values["admin.bind"]
-        raise ConfigError([f"{config.where('admin.bind')}: admin.bind: cannot listen on {place}: {why}"]) from None
+        raise ConfigError([f"{config.place('admin.bind')}: cannot listen on {bind}: {why}"]) from None
 
 
 def close_listening(listening: socket.socket | UnixSocket) -> None:
@@ -81,12 +81,12 @@ class Admin:
 
     def __init__(
         self,
-        config: Config,
+        settings: Endpoint,
         listening: socket.socket | UnixSocket,
         inspector: Inspector,
         report: Callable[[str, str], None],
     ) -> None:
-        self._config = config
+        self._settings = settings
         self._listening = listening
         self._inspector = inspector
         self._report = report
@@ -97,11 +97,11 @@ class Admin:
         """Starts the process; it serves some tenths of a second later."""
         self._keeping = asyncio.get_running_loop().create_task(self._keep())
 
-    def reload(self, config: Config) -> None:
+    def reload(self, settings: Endpoint) -> None:
         """Hands down the settings that may change while running."""
-        self._config = config
+        self._settings = settings
         if self._child is not None:
-            self._child.hello(self._settings())
+            self._child.hello(self._told())
 
     def stop(self) -> None:
         """Ends the process, and serves no more."""
@@ -128,7 +128,7 @@ class Admin:
             try:
                 self._child = Child(self._socket(), self._inspector, self._report)
                 await self._child.open()
-                self._child.hello(self._settings())
+                self._child.hello(self._told())
                 why = await self._child.ended()
                 self._child = None
             except OSError as error:
@@ -146,8 +146,9 @@ class Admin:
     def _socket(self) -> socket.socket:
         return self._listening.socket if isinstance(self._listening, UnixSocket) else self._listening
 
-    def _settings(self) -> dict[str, Any]:
-        return {name: self._config.values[f"admin.{name}"] for name in SETTINGS}
+    def _told(self) -> dict[str, Any]:
+        """The settings that are its business."""
+        return {"token": self._settings.token, "allow": self._settings.allow, "hosts": self._settings.hosts}
 
 
 class Child(asyncio.Protocol):

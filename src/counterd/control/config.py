@@ -2,12 +2,14 @@
 
 Floor 4. A file is lines of `key = value`, read to the end before anything is refused: ConfigError has every mistake.
 Each message begins with where the key was given. A value that --set replaces is not looked at, so that --set can
-also repair a file. Nothing here changes the process: applying values is the business of whoever asked for them.
+also repair a file. `listener.KEY` is the value of that key for each room that has none of its own, wherever the two are
+given. Nothing here changes the process: applying values is the business of whoever asked for them.
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.util
 import ipaddress
 import re
@@ -18,9 +20,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import counterd
 from counterd.control.files import FileError, read_file
-from counterd.control.keys import settings_for, shown, split_bind
+from counterd.control.keys import (
+    ADMIN,
+    LISTENER,
+    NOT_SHARED,
+    Endpoint,
+    Listener,
+    Process,
+    settings_for,
+    shared_settings,
+    shown,
+    split_bind,
+)
 from counterd.control.log import one_line
-from counterd.settings import Setting, addresses
+from counterd.settings import Setting, addresses, assembled
 
 if TYPE_CHECKING:
     import socket
@@ -38,7 +51,6 @@ PIPE_TIMEOUT_S = 10.0
 
 OVERRIDE = "--set"
 PASSED = "LISTEN_FDS"
-ADMIN = "admin"
 SECRETS = {setting.key for setting in settings_for(()).values() if setting.secret}
 BLANKS = " \t\n\r\v\f"
 
@@ -50,7 +62,7 @@ class ConfigError(Exception):
     """Everything that is wrong with a configuration: `problems`, one line each; as text, joined with newlines."""
 
     def __init__(self, problems: Iterable[str]) -> None:
-        self.problems = tuple(one_line(problem) for problem in problems)
+        self.problems = tuple(dict.fromkeys(map(one_line, problems)))  # rooms that share a key share its mistakes
         super().__init__("\n".join(self.problems))
 
 
@@ -58,11 +70,13 @@ class ConfigError(Exception):
 class Config:
     """A configuration without mistakes.
 
-    values: every known key and its effective value, parsed by its setting.
+    values: every known key and its effective value, parsed by its setting: to be listed and compared. Whoever needs one
+        takes it from process, admin or listener().
     origins: where each value comes from: `FILE:LINE`, `--set` or `default`.
     warnings: what whoever runs this should know, a line each; the caller logs them.
     path: the file that was read.
     sockets: those that the process was started with, by the room they are for, or "admin".
+    shared: of the keys whose value was given for all listeners: under which name.
     """
 
     values: Mapping[str, Any]
@@ -70,6 +84,26 @@ class Config:
     warnings: tuple[str, ...]
     path: Path
     sockets: Mapping[str, tuple[socket.socket, ...]] = field(default_factory=dict)
+    shared: Mapping[str, str] = field(default_factory=dict)
+
+    @functools.cached_property
+    def process(self) -> Process:
+        return assembled(Process, self.values)
+
+    @functools.cached_property
+    def admin(self) -> Endpoint:
+        return assembled(Endpoint, self.values, f"{ADMIN}.")
+
+    def listener(self, room: str) -> Listener:
+        return assembled(Listener, self.values, f"{room}.")
+
+    def name(self, key: str) -> str:
+        """The name under which a key was given: for messages."""
+        return self.shared.get(key, key)
+
+    def place(self, key: str) -> str:
+        """What a message about the value of a key begins with."""
+        return f"{self.where(key)}: {self.name(key)}"
 
     def where(self, key: str) -> str:
         """Where the value of a key is from, or would be: for messages."""
@@ -175,7 +209,7 @@ def load(
     """
     problems: list[str] = []
     warnings: list[str] = []
-    settings = settings_for(rooms)
+    settings = settings_for(rooms) | shared_settings()
     names: dict[str, str | None] = {key: key for key in settings}
     for room in rooms:
         names.update(room.aliases)
@@ -192,15 +226,20 @@ def load(
     given |= _by_key(_entries(((OVERRIDE, override) for override in overrides), problems), names, problems)
 
     values = _values(settings, given, problems)
+    shared = _share(rooms, values, given)
     if is_yrmcds:
         warnings.extend(f"{path}: {warning}" for warning in _yrmcds_bind(values, given))
     warnings.extend(_readable_secrets(path, given))
     sockets = _assigned(passed, rooms, values, given, problems)
-    problems.extend(_contradictions(rooms, values, lambda key: given[key].where if key in given else str(path)))
+    shared = {
+        key: name for key, name in shared.items() if given[key].name == name
+    }  # those that nobody passed sockets for
+    places = Places(lambda key: given[key].where if key in given else str(path), shared)
+    problems.extend(_contradictions(rooms, values, places))
     if problems:
         raise ConfigError(problems)
     origins = {key: given[key].origin if key in given else "default" for key in values}
-    return Config(values, origins, tuple(warnings), path, sockets)
+    return Config(values, origins, tuple(warnings), path, sockets, shared)
 
 
 def changed(old: Config, new: Config, settings: Mapping[str, Setting]) -> tuple[list[str], list[str]]:
@@ -214,9 +253,11 @@ def merged(old: Config, new: Config, fixed: Iterable[str], rooms: Sequence[Room]
     kept = tuple(fixed)
     values = {**new.values, **{key: old.values[key] for key in kept}}
     origins = {**new.origins, **{key: old.origins[key] for key in kept}}
-    config = Config(values, origins, new.warnings, new.path, old.sockets)
-    if problems := list(_contradictions(rooms, values, new.where)):
-        keys = ", ".join(kept)
+    shared = {key: name for key, name in new.shared.items() if key not in kept}
+    shared |= {key: old.shared[key] for key in kept if key in old.shared}
+    config = Config(values, origins, new.warnings, new.path, old.sockets, shared)
+    if problems := list(_contradictions(rooms, values, Places(new.where, new.shared))):
+        keys = ", ".join(dict.fromkeys(map(new.name, kept)))
         raise ConfigError(f"{problem} (until a restart these stay as they were: {keys})" for problem in problems)
     return config
 
@@ -259,9 +300,7 @@ def _by_key(entries: Iterable[Entry], names: Mapping[str, str | None], problems:
     given: dict[str, Entry] = {}
     for entry in entries:
         if entry.name not in names:
-            near = difflib.get_close_matches(entry.name, names, n=1)
-            hint = f", did you mean {near[0]}?" if near else ""
-            problems.append(f"{entry.where}: unknown key {entry.name!r}{hint}")
+            problems.append(f"{entry.where}: unknown key {entry.name!r}{_hint(entry.name, names)}")
             continue
         key = names[entry.name]
         if key is None:
@@ -271,6 +310,20 @@ def _by_key(entries: Iterable[Entry], names: Mapping[str, str | None], problems:
             same = "" if entry.name == first.name else f" as {first.name}"
             problems.append(f"{entry.where}: {entry.name} is given twice, first{same} in {first.where}")
     return given
+
+
+def _hint(name: str, names: Iterable[str]) -> str:
+    """What somebody may have meant by a key that there is not."""
+    prefix, _, rest = name.partition(".")
+    if prefix == LISTENER and rest in NOT_SHARED:
+        return f", which is not for all listeners: set {' or '.join(key for key in names if _is_of_room(key, rest))}"
+    near = difflib.get_close_matches(name, names, n=1)
+    return f", did you mean {near[0]}?" if near else ""
+
+
+def _is_of_room(key: str, name: str) -> bool:
+    room, _, rest = key.partition(".")
+    return rest == name and room != ADMIN
 
 
 def _values(settings: Mapping[str, Setting], given: Mapping[str, Entry], problems: list[str]) -> dict[str, Any]:
@@ -283,6 +336,25 @@ def _values(settings: Mapping[str, Setting], given: Mapping[str, Entry], problem
             del values[key]
             problems.append(f"{entry.where}: {entry.name}: {error}")
     return values
+
+
+def _share(rooms: Sequence[Room], values: dict[str, Any], given: dict[str, Entry]) -> dict[str, str]:
+    """Makes what is given for all listeners the rooms', where they have nothing of their own; returns names by key."""
+    names = {}
+    for name in shared_settings():
+        entry = given.pop(name, None)
+        if entry is None:
+            del values[name]
+            continue
+        keys = [f"{room.name}{name.removeprefix(LISTENER)}" for room in rooms]
+        for key in (key for key in keys if key not in given):
+            given[key] = entry
+            names[key] = name
+            values.pop(key)
+            if name in values:
+                values[key] = values[name]
+        values.pop(name, None)
+    return names
 
 
 def _readable_secrets(path: Path, given: Mapping[str, Entry]) -> Iterator[str]:
@@ -349,6 +421,23 @@ def _addresses(owner: str, values: Mapping[str, Any]) -> list[tuple[str, int]]:
 # ---- values that do not go together ----------------------------------------------------------------------------------
 
 
+class Places(NamedTuple):
+    """What messages say of keys. where: each begins with that; shared: names other than the key."""
+
+    where: Callable[[str], str]
+    shared: Mapping[str, str]
+
+    def of(self, key: str) -> str:
+        return f"{self.where(key)}: {self.name(key)}"
+
+    def name(self, key: str) -> str:
+        return self.shared.get(key, key)
+
+    def beside(self, key: str, name: str) -> str:
+        """Another key of a listener, for all listeners if this one is."""
+        return f"{self.name(key).partition('.')[0]}.{name}"
+
+
 def exposed(room: str, values: Mapping[str, Any]) -> list[str]:
     """The addresses of its `bind` on which anybody beyond this machine could use a room."""
     if any(values.get(f"{room}.{key}", True) for key in ("insecure", "allow", "tls.cert")):
@@ -356,33 +445,41 @@ def exposed(room: str, values: Mapping[str, Any]) -> list[str]:
     return [address for address in values.get(f"{room}.bind", ()) if not ipaddress.ip_address(address).is_loopback]
 
 
-def _contradictions(rooms: Sequence[Room], values: Mapping[str, Any], where: Callable[[str], str]) -> Iterator[str]:
+def _contradictions(rooms: Sequence[Room], values: Mapping[str, Any], places: Places) -> Iterator[str]:
     """Mistakes that no single value has. A key without a value is a mistake already and is no part of another."""
-
-    def off(key: str) -> bool:
-        return key in values and not values[key]
-
     switches = [f"{room.name}.enable" for room in rooms]
-    if all(off(switch) for switch in switches):
-        yield f"{where('')}: nothing is enabled, set {' or '.join(switches)} = true"
-    for name in (room.name for room in rooms if values.get(f"{room.name}.enable")):
-        bind, socket = f"{name}.bind", f"{name}.socket"
-        if off(bind) and off(socket):
-            yield f"{where(bind)}: {name} is enabled but listens nowhere, {bind} and {socket} are both empty"
-        for address in exposed(name, values):
-            yield (
-                f"{where(bind)}: {bind}: {address} can be reached from other machines, by anybody:"
-                f" set {name}.tls.cert, or {name}.allow, or {name}.insecure = true if that is meant"
-            )
-        for key, needed in (
-            ("tls.key", "tls.cert"),
-            ("tls.client_ca", "tls.cert"),
-            ("tls.require_client_cert", "tls.client_ca"),
-        ):
-            if values.get(f"{name}.{key}") and off(f"{name}.{needed}"):
-                yield f"{where(f'{name}.{key}')}: {name}.{key} needs {name}.{needed}"
+    if all(_is_off(switch, values) for switch in switches):
+        yield f"{places.where('')}: nothing is enabled, set {' or '.join(switches)} = true"
+    for room in rooms:
+        if values.get(f"{room.name}.enable"):
+            yield from _listener_contradictions(room.name, values, places)
     if values.get("admin.enable"):
-        yield from _admin_contradictions(values, where)
+        yield from _admin_contradictions(values, places.where)
+
+
+def _is_off(key: str, values: Mapping[str, Any]) -> bool:
+    return key in values and not values[key]
+
+
+def _listener_contradictions(name: str, values: Mapping[str, Any], places: Places) -> Iterator[str]:
+    bind, socket = f"{name}.bind", f"{name}.socket"
+    if _is_off(bind, values) and _is_off(socket, values):
+        empty = f"{places.name(bind)} and {socket} are both empty"
+        yield f"{places.where(bind)}: {name} is enabled but listens nowhere, {empty}"
+    for address in exposed(name, values):
+        cert, allow, insecure = (places.beside(bind, key) for key in ("tls.cert", "allow", "insecure"))
+        yield (
+            f"{places.of(bind)}: {address} can be reached from other machines, by anybody:"
+            f" set {cert}, or {allow}, or {insecure} = true if that is meant"
+        )
+    for one, needed in (
+        ("tls.key", "tls.cert"),
+        ("tls.client_ca", "tls.cert"),
+        ("tls.require_client_cert", "tls.client_ca"),
+    ):
+        key = f"{name}.{one}"
+        if values.get(key) and _is_off(f"{name}.{needed}", values):
+            yield f"{places.of(key)} needs {places.beside(key, needed)}"
 
 
 def _admin_contradictions(values: Mapping[str, Any], where: Callable[[str], str]) -> Iterator[str]:

@@ -13,7 +13,7 @@ import gc
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
@@ -49,6 +49,19 @@ REPEATED_LINES = 5
 REPEATED_PERIOD_S = 10.0
 
 
+class Reload(NamedTuple):
+    """What a configuration that was read again comes to.
+
+    config: what of it can be in force now. changes: the keys that change; postponed: lines about those that cannot.
+    ready: of each service.
+    """
+
+    config: Config
+    changes: list[str]
+    postponed: list[str]
+    ready: list[Ready]
+
+
 class Daemon:
     """Serves what a configuration enables until a signal ends it.
 
@@ -74,7 +87,7 @@ class Daemon:
         self._reread = reread
         self._repeated = Bounded(REPEATED_LINES, REPEATED_PERIOD_S)
         self._stopping = asyncio.Event()
-        enabled = [room for room in rooms if config.values[f"{room.name}.enable"]]
+        enabled = [room for room in rooms if config.listener(room.name).enable]
         descriptors = share_descriptors(raise_descriptors(), len(enabled))
         self.services = [Service(room, config, descriptors, self.report) for room in enabled]
         self._reloading: asyncio.Task[None] | None = None
@@ -104,7 +117,7 @@ class Daemon:
             for service in self.services:
                 log.info(f"{service.room.name} listens on {service.addresses()}")
             if self._admin_listening is not None:
-                self.admin = Admin(self.config, self._admin_listening, Inspector(self), self.report)
+                self.admin = Admin(self.config.admin, self._admin_listening, Inspector(self), self.report)
                 await self.admin.start()
                 log.info(f"admin listens on {self.admin.address()}")
             log.info(f"ready: counterd {__version__}", pid=os.getpid())
@@ -114,7 +127,7 @@ class Daemon:
             notify("READY=1", self._status())
             await self._stopping.wait()
             self.state = "draining"
-            await drain(self.services, self.config.values["drain.mode"], self.config.values["drain.timeout"])
+            await drain(self.services, self.config.process.drain)
         finally:
             if self._reloading is not None:
                 self._reloading.cancel()
@@ -158,7 +171,7 @@ class Daemon:
             if self._stopping.is_set():
                 log.warning("not reloaded: stopping")
             else:
-                self._apply(*prepared)
+                self._apply(prepared)
         except ConfigError as error:
             for problem in error.problems:
                 log.error(f"not reloaded: {problem}")
@@ -172,10 +185,10 @@ class Daemon:
             if self._reload_again:
                 self.reload()
 
-    def _prepare(self) -> tuple[Config, Config, list[Ready]]:
+    def _prepare(self) -> Reload:
         """Makes everything that can go wrong: what is asked for, what of it can be, and files. Raises ConfigError."""
         asked = self._reread()
-        _, fixed = configuration.changed(self.config, asked, self.settings)
+        changes, fixed = configuration.changed(self.config, asked, self.settings)
         new = configuration.merged(self.config, asked, fixed, self._rooms)
         problems: list[str] = []
         ready = []
@@ -186,28 +199,30 @@ class Daemon:
                 problems += error.problems
         if problems:
             raise ConfigError(problems)
-        return asked, new, ready
+        # Rooms share what is given for all listeners.
+        postponed = dict.fromkeys(f"{asked.place(key)} needs a restart to change" for key in fixed)
+        return Reload(new, list(dict.fromkeys(map(asked.name, changes))), list(postponed), ready)
 
-    def _apply(self, asked: Config, new: Config, ready: list[Ready]) -> None:
+    def _apply(self, reload: Reload) -> None:
         """Swaps it in. Raises ConfigError if a store cannot have it, and then nothing has changed."""
-        changeable, fixed = configuration.changed(self.config, asked, self.settings)
-        for service, one in zip(self.services, ready, strict=True):
+        new = reload.config
+        for service, one in zip(self.services, reload.ready, strict=True):
             try:
                 service.load(new, one)
             except (ValueError, MemoryError) as error:
                 raise ConfigError([f"{new.path}: {service.room.name}: {error}"]) from None
         self.config = new
         self._log_warnings()
-        self.writer.configure(new.values["log.level"], new.values["log.format"])
-        for service, one in zip(self.services, ready, strict=True):
+        self.writer.configure(new.process.log.level, new.process.log.format)
+        for service, one in zip(self.services, reload.ready, strict=True):
             service.apply(new, one)
         self._watch()
         if self.admin is not None:
-            self.admin.reload(new)
-        for key in fixed:
-            log.warning(f"{asked.where(key)}: {key} needs a restart to change")
+            self.admin.reload(new.admin)
+        for line in reload.postponed:
+            log.warning(line)
         reread = [line for service in self.services for line in service.reread()]
-        log.info(f"reloaded {new.path}: {', '.join(changeable + reread) or 'nothing changed'}")
+        log.info(f"reloaded {new.path}: {', '.join(reload.changes + reread) or 'nothing changed'}")
 
     def _open(self) -> None:
         problems: list[str] = []
@@ -216,7 +231,7 @@ class Daemon:
             problems += wrong
             for line in missing:
                 log.warning(f"{line}; going on without it")
-        if self.config.values["admin.enable"]:
+        if self.config.admin.enable:
             try:
                 self._admin_listening = open_listening(self.config)
             except ConfigError as error:
@@ -234,7 +249,7 @@ class Daemon:
 
     def _change_user(self) -> None:
         """Gives up what was needed to open the sockets."""
-        user, group = self.config.values["user"], self.config.values["group"]
+        user, group = self.config.process.user, self.config.process.group
         key = "user" if user else "group"
         try:
             uid, gid, name = identity(user, group)
@@ -247,7 +262,7 @@ class Daemon:
             became = f"{key}: cannot become {user or group}" if user or group else "cannot give up capabilities"
             raise ConfigError([f"{self.config.where(key)}: {became}: {error}"]) from None
         log.debug(f"running as uid {uid}, gid {gid}")
-        for line in (line for service in self.services for line in service.unreadable()):
+        for line in dict.fromkeys(line for service in self.services for line in service.unreadable()):
             log.warning(line)
 
     def _figures(self, service: Service) -> dict[str, object]:

@@ -17,6 +17,7 @@ from counterd.control.systemd import notify
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from counterd.control.keys import Drain
     from counterd.control.service import Service
 
 log = structlog.get_logger()
@@ -32,12 +33,13 @@ SHOWN = 5  # holdings that a line tells
 NAME_MAX = 80  # bytes of a name that are shown
 
 
-async def drain(services: Sequence[Service], mode: str, timeout: float) -> None:
+async def drain(services: Sequence[Service], settings: Drain) -> None:
     """Accepts no more; waits for what is held, if the mode is "wait"; answers what was received, and closes."""
     loop = asyncio.get_running_loop()
+    timeout = settings.timeout
     deadline = loop.time() + timeout
     notify("STOPPING=1", "STATUS=draining", f"EXTEND_TIMEOUT_USEC={(timeout + STOPPING_EXTRA_S) * 1_000_000}")
-    if mode == "wait":
+    if settings.mode == "wait":
         patience = timeout - min(PARTING_S, timeout / 2)
         for service in services:
             service.unlisten()

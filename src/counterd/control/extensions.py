@@ -49,7 +49,7 @@ def find_extensions(room: Room, config: Config) -> tuple[dict[str, Callable[[Con
             try:
                 found[key] = find(f"counterd.{room.name}", name)
             except LookupError as error:
-                problems.append(f"{config.where(key)}: {key}: {name}: {error.args[0]}")
+                problems.append(f"{config.place(key)}: {name}: {error.args[0]}")
     return found, problems
 
 
@@ -128,7 +128,7 @@ class Fetching:
         except asyncio.TimeoutError:
             problems = [f"{self._call} takes longer than {hand.limit * 1000:g} ms"]
         if problems:
-            where = f"{config.where(hand.key)}: {hand.key}: {hand.value}"
+            where = f"{config.place(hand.key)}: {hand.value}"
             raise ConfigError(f"{where}: {problem}" for problem in problems)
 
     def again(self) -> None:
@@ -251,7 +251,7 @@ class Workshop:
         if key not in self._found:
             return None
         value = self._config.values[key]
-        where = f"{self._config.where(key)}: {key}: {value}"
+        where = f"{self._config.place(key)}: {value}"
         try:
             extension = self._found[key](Context(default, timeout))
         except (Exception, SystemExit) as error:

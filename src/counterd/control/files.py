@@ -84,7 +84,7 @@ def read_files(room: Room, config: Config) -> tuple[dict[str, Any], list[str]]:
         path = config.values[key]
         if not path:
             continue
-        where = f"{config.where(key)}: {key}"
+        where = config.place(key)
         try:
             found[key] = read(read_file(path, FILE_MAX))
         except FileError as error:
@@ -104,7 +104,7 @@ def problems_of(error: ValueError) -> list[str]:
 def unreadable(paths: Mapping[str, str], config: Config) -> list[str]:
     """Of files by key, those that this process cannot read again: a reload would find out too late."""
     return [
-        f"{config.where(key)}: {key}: uid {os.geteuid()} cannot read {path}: a reload will be refused"
+        f"{config.place(key)}: uid {os.geteuid()} cannot read {path}: a reload will be refused"
         for key, path in paths.items()
         if path and not os.access(path, os.R_OK)
     ]

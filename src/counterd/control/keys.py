@@ -1,6 +1,8 @@
 """Which keys a configuration has: their readers, defaults and units; of the daemon, of every room's listener, of admin.
 
-Floor 4. A room's own keys are in its ROOM. What two values say together is config.py's business.
+Floor 4. Each class is a part of the configuration, and each of its fields a key; whoever needs a part is given an
+object of the class. A room's own keys are in its ROOM. Keys of a listener can be given once for all rooms, as
+`listener.KEY`; a room's own key overrides that. What two values say together is config.py's business.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import ipaddress
 import os
 import pwd
 import re
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from counterd.settings import (
@@ -22,10 +25,12 @@ from counterd.settings import (
     integer,
     networks,
     octal_mode,
+    setting,
+    settings_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from counterd.protocols import Room
 
@@ -45,62 +50,8 @@ ACCOUNTS: dict[str, tuple[Callable[[str], int], Callable[[int], object]]] = {
     "group": (lambda name: grp.getgrnam(name).gr_gid, grp.getgrgid),
 }
 UNIX_PREFIX = "unix:"
-
-
-def settings_for(rooms: Iterable[Room]) -> dict[str, Setting]:
-    """Every setting there is, by key: the daemon's, then for each room those of its listener and its own."""
-    listeners = (setting for room in rooms for setting in (*_listener(room), *room.settings))
-    return {setting.key: setting for setting in (*_daemon(), *_admin(), *listeners)}
-
-
-def _daemon() -> Iterator[Setting]:
-    yield Setting("log.level", choice("error", "warning", "info", "debug"), "info", reload=True)
-    yield Setting("log.format", choice("text", "json"), "text", reload=True)
-    yield Setting("user", _account("user"), "", "name or number")
-    yield Setting("group", _account("group"), "", "name or number")
-    yield Setting("drain.mode", choice("close", "wait"), "close", reload=True)
-    yield Setting("drain.timeout", integer(0, TIMEOUT_MAX), 10, "seconds", reload=True)
-    yield Setting("tls.handshake_timeout", integer(1, HANDSHAKE_TIMEOUT_MAX), 5, "seconds", reload=True)
-
-
-def _admin() -> Iterator[Setting]:
-    yield Setting("admin.enable", boolean, False)
-    yield Setting("admin.bind", _admin_bind, "127.0.0.1:11216", "IP address and port, or unix: and an absolute path")
-    yield Setting("admin.token", _token, "", "visible ASCII characters; empty is read-only", reload=True, secret=True)
-    yield Setting("admin.allow", networks, (), "CIDRs or addresses; none is everybody", reload=True)
-    yield Setting("admin.insecure", boolean, False)
-    yield Setting("admin.hosts", _hosts, (), "names of hosts", reload=True)
-
-
-def _listener(room: Room) -> Iterator[Setting]:
-    name = room.name
-    authorities = "absolute path; empty is no client certificates"
-    seconds, timeout = integer(1, KEEPALIVE_SECONDS_MAX), integer(1, TIMEOUT_MAX)
-    connections, requests = integer(0, CONNECTIONS_MAX), integer(0, REQUESTS_MAX)
-    idle = integer(0, IDLE_TIMEOUT_MAX)
-    yield Setting(f"{name}.enable", boolean, False)
-    yield Setting(f"{name}.port", integer(0, 65535), room.default_port, "TCP port; 0 is any free one")
-    yield Setting(f"{name}.bind", addresses, ("127.0.0.1", "::1"), "IP addresses; none is no TCP")
-    yield Setting(f"{name}.insecure", boolean, False)
-    yield Setting(f"{name}.allow", networks, (), "CIDRs or addresses; none is everybody", reload=True)
-    yield Setting(f"{name}.tls.cert", absolute_path, "", "absolute path; empty is no TLS", reload=True)
-    yield Setting(f"{name}.tls.key", absolute_path, "", "absolute path; empty is the certificate's file", reload=True)
-    yield Setting(f"{name}.tls.client_ca", absolute_path, "", authorities, reload=True)
-    yield Setting(f"{name}.tls.require_client_cert", boolean, False, reload=True)
-    yield Setting(f"{name}.socket", _socket_path, "", "absolute path; empty is no Unix socket")
-    yield Setting(f"{name}.socket_mode", octal_mode, 0o660, "octal permissions")
-    yield Setting(f"{name}.socket_user", _account("user"), "", "name or number")
-    yield Setting(f"{name}.socket_group", _account("group"), "", "name or number")
-    yield Setting(f"{name}.socket_allow", _accounts, (), "user:NAME and group:NAME; none is everybody", reload=True)
-    yield Setting(f"{name}.max_connections", connections, 0, "connections; 0 is no limit", reload=True)
-    yield Setting(f"{name}.max_connections_per_address", connections, 0, "connections; 0 is no limit", reload=True)
-    yield Setting(f"{name}.max_requests_per_second", requests, 0, "requests a second; 0 is no limit", reload=True)
-    yield Setting(f"{name}.idle_timeout", idle, 0, "seconds; 0 is no limit", reload=True)
-    yield Setting(f"{name}.keepalive_idle", seconds, 10, "seconds", reload=True)
-    yield Setting(f"{name}.keepalive_interval", seconds, 2, "seconds", reload=True)
-    yield Setting(f"{name}.keepalive_count", integer(1, KEEPALIVE_COUNT_MAX), 7, "probes", reload=True)
-    yield Setting(f"{name}.user_timeout", timeout, 25, "seconds", reload=True)
-    yield Setting(f"{name}.write_timeout", timeout, 25, "seconds", reload=True)
+ADMIN = "admin"
+LISTENER = "listener"
 
 
 # ---- readers --------------------------------------------------------------------------------------------------------
@@ -195,3 +146,105 @@ def _hosts(text: str) -> tuple[str, ...]:
         if not re.fullmatch(r"[a-z0-9_]([a-z0-9_.-]{0,252}[a-z0-9_])?", word):
             raise ValueError(f"expected names of hosts, not {word!r}")
     return tuple(dict.fromkeys(words))
+
+
+# ---- the keys -------------------------------------------------------------------------------------------------------
+
+AUTHORITIES = "absolute path; empty is no client certificates"
+SECONDS = integer(1, KEEPALIVE_SECONDS_MAX)
+TIMEOUT = integer(1, TIMEOUT_MAX)
+CONNECTIONS = integer(0, CONNECTIONS_MAX)
+
+
+@dataclass(frozen=True)
+class Log:
+    level: str = setting(choice("error", "warning", "info", "debug"), "info", reload=True)
+    format: str = setting(choice("text", "json"), "text", reload=True)
+
+
+@dataclass(frozen=True)
+class Drain:
+    mode: str = setting(choice("close", "wait"), "close", reload=True)
+    timeout: int = setting(integer(0, TIMEOUT_MAX), 10, "seconds", reload=True)
+
+
+@dataclass(frozen=True)
+class Handshake:
+    handshake_timeout: int = setting(integer(1, HANDSHAKE_TIMEOUT_MAX), 5, "seconds", reload=True)
+
+
+@dataclass(frozen=True)
+class Process:
+    """Keys of the daemon."""
+
+    log: Log = field(default_factory=Log)
+    user: str = setting(_account("user"), "", "name or number")
+    group: str = setting(_account("group"), "", "name or number")
+    drain: Drain = field(default_factory=Drain)
+    tls: Handshake = field(default_factory=Handshake)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Keys of the admin endpoint."""
+
+    enable: bool = setting(boolean, False)
+    bind: str = setting(_admin_bind, "127.0.0.1:11216", "IP address and port, or unix: and an absolute path")
+    token: str = setting(_token, "", "visible ASCII characters; empty is read-only", reload=True, secret=True)
+    allow: tuple[str, ...] = setting(networks, (), "CIDRs or addresses; none is everybody", reload=True)
+    insecure: bool = setting(boolean, False)
+    hosts: tuple[str, ...] = setting(_hosts, (), "names of hosts", reload=True)
+
+
+@dataclass(frozen=True)
+class TLS:
+    cert: str = setting(absolute_path, "", "absolute path; empty is no TLS", reload=True)
+    key: str = setting(absolute_path, "", "absolute path; empty is the certificate's file", reload=True)
+    client_ca: str = setting(absolute_path, "", AUTHORITIES, reload=True)
+    require_client_cert: bool = setting(boolean, False, reload=True)
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Keys that every room has. The default of its port is the room's."""
+
+    enable: bool = setting(boolean, False)
+    port: int = setting(integer(0, 65535), 0, "TCP port; 0 is any free one")
+    bind: tuple[str, ...] = setting(addresses, ("127.0.0.1", "::1"), "IP addresses; none is no TCP")
+    insecure: bool = setting(boolean, False)
+    allow: tuple[str, ...] = setting(networks, (), "CIDRs or addresses; none is everybody", reload=True)
+    tls: TLS = field(default_factory=TLS)
+    socket: str = setting(_socket_path, "", "absolute path; empty is no Unix socket")
+    socket_mode: int = setting(octal_mode, 0o660, "octal permissions")
+    socket_user: str = setting(_account("user"), "", "name or number")
+    socket_group: str = setting(_account("group"), "", "name or number")
+    socket_allow: tuple[str, ...] = setting(_accounts, (), "user:NAME and group:NAME; none is everybody", reload=True)
+    max_connections: int = setting(CONNECTIONS, 0, "connections; 0 is no limit", reload=True)
+    max_connections_per_address: int = setting(CONNECTIONS, 0, "connections; 0 is no limit", reload=True)
+    max_requests_per_second: int = setting(integer(0, REQUESTS_MAX), 0, "requests a second; 0 is no limit", reload=True)
+    idle_timeout: int = setting(integer(0, IDLE_TIMEOUT_MAX), 0, "seconds; 0 is no limit", reload=True)
+    keepalive_idle: int = setting(SECONDS, 10, "seconds", reload=True)
+    keepalive_interval: int = setting(SECONDS, 2, "seconds", reload=True)
+    keepalive_count: int = setting(integer(1, KEEPALIVE_COUNT_MAX), 7, "probes", reload=True)
+    user_timeout: int = setting(TIMEOUT, 25, "seconds", reload=True)
+    write_timeout: int = setting(TIMEOUT, 25, "seconds", reload=True)
+
+
+# What two rooms cannot share: each has its own switch, port and path.
+NOT_SHARED = ("enable", "port", "socket")
+
+
+def settings_for(rooms: Iterable[Room]) -> dict[str, Setting]:
+    """Every setting there is, by key: the daemon's, then for each room those of its listener and its own."""
+    found = [*settings_of(Process), *settings_of(Endpoint, f"{ADMIN}.")]
+    for room in rooms:
+        for one in settings_of(Listener, f"{room.name}."):
+            found.append(replace(one, default=room.default_port) if one.key == f"{room.name}.port" else one)
+        found += room.settings
+    return {one.key: one for one in found}
+
+
+def shared_settings() -> dict[str, Setting]:
+    """The keys that are for the listeners of all rooms."""
+    excluded = [f"{LISTENER}.{name}" for name in NOT_SHARED]
+    return {one.key: one for one in settings_of(Listener, f"{LISTENER}.") if one.key not in excluded}

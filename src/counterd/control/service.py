@@ -10,6 +10,7 @@ import functools
 import ipaddress
 import os
 import socket
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from counterd.control.config import ConfigError
@@ -37,15 +38,6 @@ if TYPE_CHECKING:
 
 TLS_FILES = ("tls.cert", "tls.key", "tls.client_ca")
 
-# Which key the limit is that a report is about.
-LIMITS_OF_CAUSES = {
-    "rejected:max_connections": "{room}.max_connections",
-    "rejected:per_address": "{room}.max_connections_per_address",
-    "slowed": "{room}.max_requests_per_second",
-    "idle": "{room}.idle_timeout",
-    "handshake:timeout": "tls.handshake_timeout",
-}
-
 
 class Ready(NamedTuple):
     """What a configuration makes of a room's files and names, all of it checked: to be swapped in at once.
@@ -61,29 +53,24 @@ class Ready(NamedTuple):
 def prepare(room: Room, config: Config) -> Ready:
     """Reads what the settings of a room name outside of the configuration. Raises ConfigError."""
     name = room.name
-
-    def setting(key: str) -> Any:
-        return config.values[f"{name}.{key}"]
-
+    listener = config.listener(name)
     context = None
     files, problems = read_files(room, config)
-    if setting("tls.cert"):
+    if listener.tls.cert:
         try:
-            cert, key, client_ca = map(setting, TLS_FILES)
-            context = make_context(cert, key, client_ca, setting("tls.require_client_cert"))
+            context = make_context(**asdict(listener.tls))
         except TLSError as error:
-            key = f"{name}.tls.{error.name}"
-            problems.append(f"{config.where(key)}: {key}: {error}")
+            problems.append(f"{config.place(f'{name}.tls.{error.name}')}: {error}")
     numbers: dict[str, set[int]] = {"user": set(), "group": set()}
-    for word in setting("socket_allow"):
+    for word in listener.socket_allow:
         kind, _, account = word.partition(":")
         try:
             numbers[kind].add(account_number(kind, account))
         except LookupError as error:
-            problems.append(f"{config.where(f'{name}.socket_allow')}: {name}.socket_allow: {error.args[0]}")
+            problems.append(f"{config.place(f'{name}.socket_allow')}: {error.args[0]}")
     if problems:
         raise ConfigError(problems)
-    networks = tuple(map(ipaddress.ip_network, setting("allow")))
+    networks = tuple(map(ipaddress.ip_network, listener.allow))
     return Ready(Access(networks, frozenset(numbers["user"]), frozenset(numbers["group"])), context, files)
 
 
@@ -117,6 +104,7 @@ class Service:
         self.server: Server
         self.windows: Windows
         self._config = config
+        self._settings = config.listener(room.name)
         self._descriptors = descriptors
         self._passed_unix: list[socket.socket] = []
         self._report = report
@@ -132,8 +120,8 @@ class Service:
         if self.room.name in self._config.sockets:
             self._take(self._config.sockets[self.room.name])
             return problems, missing
-        port = self._setting("port")
-        for address in self._setting("bind"):
+        port = self._settings.port
+        for address in self._settings.bind:
             try:
                 self.tcp.append(open_tcp(address, port, self._keepalive()))
             except OSError as error:
@@ -144,10 +132,10 @@ class Service:
                 (missing if absent else problems).append(line)
             else:
                 port = self.tcp[-1].getsockname()[1]  # if any would do, all addresses share the one that was found
-        path = self._setting("socket")
+        path = self._settings.socket
         if path:
             try:
-                self.unix = UnixSocket(path, self._setting("socket_mode"))
+                self.unix = UnixSocket(path, self._settings.socket_mode)
                 self._own(-1, -1)
             except OSError as error:
                 problems.append(f"{self._where('socket')}: cannot listen on {path}: {error.strerror or error}")
@@ -208,6 +196,7 @@ class Service:
 
     def _apply(self, config: Config, ready: Ready) -> None:
         self._config = config
+        self._settings = config.listener(self.room.name)
         self.ready = ready
         self.server.limits = self._limits()
         self.server.context = ready.context
@@ -220,7 +209,7 @@ class Service:
         """Where it listens, for people."""
         places = [shown(*listening.getsockname()[:2]) for listening in self.tcp]
         if self.unix or self._passed_unix:
-            places.append(f"unix:{self._setting('socket')}")
+            places.append(f"unix:{self._settings.socket}")
         return ", ".join(places)
 
     def unlisten(self) -> None:
@@ -254,7 +243,7 @@ class Service:
 
     def _own(self, uid: int, gid: int) -> None:
         """Gives the socket's file to those that are configured, else to these; -1 leaves it."""
-        user, group = self._setting("socket_user"), self._setting("socket_group")
+        user, group = self._settings.socket_user, self._settings.socket_group
         uid = account_number("user", user) if user else uid
         gid = account_number("group", group) if group else gid
         if self.unix and (uid, gid) != (-1, -1):
@@ -266,36 +255,43 @@ class Service:
         self._report(cause, text, room=self.room.name, **({"limit": limit} if limit else {}))
 
     def _limit(self, cause: str) -> str | None:
-        if cause not in LIMITS_OF_CAUSES:
-            return None
-        key = LIMITS_OF_CAUSES[cause].format(room=self.room.name)
-        value = self._config.values[key]
-        if cause == "rejected:max_connections" and value != self.server.limits.max_connections:
+        """The key that a report is about, and its value."""
+        room, settings = self.room.name, self._settings
+        if cause == "rejected:max_connections" and settings.max_connections != self.server.limits.max_connections:
             return "open files of the process"
-        return f"{key} = {value}"
-
-    def _setting(self, name: str) -> Any:
-        return self._config.values[f"{self.room.name}.{name}"]
+        limits = {
+            "rejected:max_connections": (f"{room}.max_connections", settings.max_connections),
+            "rejected:per_address": (f"{room}.max_connections_per_address", settings.max_connections_per_address),
+            "slowed": (f"{room}.max_requests_per_second", settings.max_requests_per_second),
+            "idle": (f"{room}.idle_timeout", settings.idle_timeout),
+            "handshake:timeout": ("tls.handshake_timeout", self._config.process.tls.handshake_timeout),
+        }
+        if cause not in limits:
+            return None
+        key, value = limits[cause]
+        return f"{self._config.name(key)} = {value}"
 
     def _window(self) -> int:
         return self._config.values[self.room.window] if self.room.window else 0
 
     def _where(self, name: str) -> str:
-        key = f"{self.room.name}.{name}"
-        return f"{self._config.where(key)}: {key}"
+        return self._config.place(f"{self.room.name}.{name}")
 
     def _limits(self) -> Limits:
+        settings = self._settings
         return Limits(
-            max_connections=effective_connections(self._setting("max_connections"), self._descriptors),
-            user_timeout=self._setting("user_timeout"),
-            write_timeout=self._setting("write_timeout"),
-            max_per_address=self._setting("max_connections_per_address"),
-            requests_per_second=self._setting("max_requests_per_second"),
-            idle_timeout=self._setting("idle_timeout"),
-            handshake_timeout=self._config.values["tls.handshake_timeout"],
+            max_connections=effective_connections(settings.max_connections, self._descriptors),
+            user_timeout=settings.user_timeout,
+            write_timeout=settings.write_timeout,
+            max_per_address=settings.max_connections_per_address,
+            requests_per_second=settings.max_requests_per_second,
+            idle_timeout=settings.idle_timeout,
+            handshake_timeout=self._config.process.tls.handshake_timeout,
             access=self.ready.access,
         )
 
     def _keepalive(self) -> Keepalive:
-        names = ("keepalive_idle", "keepalive_interval", "keepalive_count", "user_timeout")
-        return Keepalive(*map(self._setting, names))
+        settings = self._settings
+        return Keepalive(
+            settings.keepalive_idle, settings.keepalive_interval, settings.keepalive_count, settings.user_timeout
+        )

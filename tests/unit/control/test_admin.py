@@ -19,6 +19,7 @@ import uvloop
 from counterd.control import admin as module
 from counterd.control.admin import Admin, close_listening, open_listening
 from counterd.control.config import ConfigError
+from counterd.control.keys import Endpoint
 from counterd.frames import Frames, Refused, frame
 from counterd.net.sockets import UnixSocket
 
@@ -171,8 +172,12 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[World], Corouti
 
     async def perform(scene: Callable[[World], Coroutine[Any, Any, None]]) -> None:
         inspector: Any = Inspector()
-        config: Any = SimpleNamespace(values={"admin.token": "t", "admin.allow": ("10.0.0.0/8",), "admin.hosts": ()})
-        admin = Admin(config, socket.socket(), inspector, lambda cause, text: reports.append(text))
+        admin = Admin(
+            Endpoint(token="t", allow=("10.0.0.0/8",)),
+            socket.socket(),
+            inspector,
+            lambda cause, text: reports.append(text),
+        )
         world = World(admin, inspector, started, reports)
         asyncio.get_running_loop().set_exception_handler(lambda _, context: world.complaints.append(context))
         await admin.start()
@@ -213,8 +218,7 @@ def test_questions_are_answered(play) -> None:
 
 def test_a_reload_hands_down_the_settings(play) -> None:
     async def scene(world: World) -> None:
-        values = {"admin.token": "new", "admin.allow": (), "admin.hosts": ("a", "b"), "admin.bind": "elsewhere"}
-        world.admin.reload(SimpleNamespace(values=values))
+        world.admin.reload(Endpoint(token="new", hosts=("a", "b"), bind="elsewhere"))
         assert await world.receive() == {"hello": {"token": "new", "allow": [], "hosts": ["a", "b"]}}
 
     play(scene)
@@ -471,7 +475,7 @@ def test_what_goes_wrong_there_is_said_here(play) -> None:
 
 
 def config(bind: str) -> Any:
-    return SimpleNamespace(values={"admin.bind": bind}, sockets={}, where=lambda key: "file:7")
+    return SimpleNamespace(admin=Endpoint(bind=bind), sockets={}, place=lambda key: f"file:7: {key}")
 
 
 def test_listening_on_an_address() -> None:

@@ -11,6 +11,7 @@ import structlog
 
 import memory
 from counterd.control.drain import drain, wait_for_holdings
+from counterd.control.keys import Drain
 
 
 class Room:
@@ -94,7 +95,7 @@ def test_nobody_keeps_it_for_longer_than_its_timeout(mode: str, timeout: int) ->
     loop, room = memory.Loop(), Room("a", 1)
     room.connect(7)
     with structlog.testing.capture_logs() as entries:
-        loop.run(drain([room], mode, timeout))
+        loop.run(drain([room], Drain(mode, timeout)))
     assert room.steps == [*(["unlisten"] if mode == "wait" else []), "part", "abort 7"]
     assert loop.now == pytest.approx(timeout, abs=0.001)
     assert [entry["event"] for entry in entries][-2:] == [
@@ -109,7 +110,7 @@ def test_who_goes_is_not_waited_for() -> None:
     loop.call_later(3, room.empty.set)
     loop.call_later(4, other.empty.set)
     with structlog.testing.capture_logs() as entries:
-        loop.run(drain([room, other], "wait", 60))
+        loop.run(drain([room, other], Drain("wait", 60)))
     assert loop.now == pytest.approx(4, abs=0.1)
     assert (room.steps, other.steps) == (["unlisten", "part"], ["unlisten", "part"])
     assert entries[-1]["event"] == "stopped"

@@ -1,0 +1,193 @@
+"""Keys of listeners, given for one room or for all of them; and the objects that a configuration is handed out as."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from counterd.control.config import ConfigError, changed, load, merged
+from counterd.control.keys import TLS, Drain, Log, settings_for, shared_settings
+from counterd.protocols.counter import ROOM as COUNTER
+from counterd.settings import Setting, integer
+
+# A second protocol, of which only its name and settings matter here.
+GATE = replace(
+    COUNTER,
+    name="gate",
+    default_port=7000,
+    settings=(Setting("gate.width", integer(1, 9), 3, "people", reload=True), Setting("gate.height", integer(1, 9), 2)),
+    aliases={},
+)
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes a file named F in the working directory, so that messages begin with `F:`."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(content: str | bytes) -> Path:
+        path = Path("F")
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+@pytest.fixture
+def problems(write):
+    """The mistakes in a file and overrides."""
+
+    def problems(content: str | bytes, *overrides: str, rooms=(COUNTER,)) -> list[str]:
+        with pytest.raises(ConfigError) as caught:
+            load(write(content), overrides, rooms)
+        assert str(caught.value) == "\n".join(caught.value.problems)
+        return list(caught.value.problems)
+
+    return problems
+
+
+# ---- listener.KEY ---------------------------------------------------------------------------------------------------
+
+ON = "counter.enable = true\n"
+BOTH_ON = "counter.enable = true\ngate.enable = true\n"
+
+
+def test_the_keys_of_all_listeners_are_those_of_each_but_what_cannot_be_shared():
+    one = {key.removeprefix("gate") for key in settings_for([GATE]) if key.startswith("gate.")}
+    shared = {key.removeprefix("listener") for key in shared_settings()}
+    assert one - shared == {".enable", ".port", ".socket", ".width", ".height"}
+    assert shared < one
+    for key, setting in shared_settings().items():
+        own = settings_for([GATE])[f"gate{key.removeprefix('listener')}"]
+        assert replace(own, key=key) == setting
+
+
+@pytest.mark.parametrize("own_first", [True, False])
+def test_what_is_given_for_all_listeners_is_of_each_room_that_has_nothing_of_its_own(write, own_first):
+    lines = ["gate.idle_timeout = 7\n", "listener.idle_timeout = 5\n"]
+    found = load(write(BOTH_ON + "".join(lines if own_first else lines[::-1])), [], [COUNTER, GATE])
+    line = {True: (4, 3), False: (3, 4)}[own_first]
+    assert (found.values["counter.idle_timeout"], found.values["gate.idle_timeout"]) == (5, 7)
+    assert (found.origins["counter.idle_timeout"], found.origins["gate.idle_timeout"]) == tuple(f"F:{n}" for n in line)
+    assert found.name("counter.idle_timeout") == "listener.idle_timeout"
+    assert found.place("counter.idle_timeout") == f"F:{line[0]}: listener.idle_timeout"
+    assert found.place("gate.idle_timeout") == f"F:{line[1]}: gate.idle_timeout"
+    assert found.values.keys() == found.origins.keys() == settings_for([COUNTER, GATE]).keys()
+
+
+def test_a_room_s_own_key_counts_wherever_the_two_are_given(write):
+    path = write(BOTH_ON + "gate.idle_timeout = 7\nlistener.max_connections = 1")
+    found = load(
+        path, ["listener.idle_timeout=5", "listener.max_connections=2", "gate.max_connections=3"], [COUNTER, GATE]
+    )
+    assert (found.listener("counter").idle_timeout, found.listener("gate").idle_timeout) == (5, 7)
+    assert (found.listener("counter").max_connections, found.listener("gate").max_connections) == (2, 3)
+    assert found.place("counter.idle_timeout") == "--set: listener.idle_timeout"
+
+
+def test_a_room_can_go_back_to_nothing(write):
+    found = load(write(BOTH_ON + "listener.tls.cert = /cert\ngate.tls.cert =\n"), [], [COUNTER, GATE])
+    assert (found.listener("counter").tls.cert, found.listener("gate").tls.cert) == ("/cert", "")
+
+
+SHARED_MISTAKES = [
+    ("listener.idle_timeout = soon", ["F:3: listener.idle_timeout: expected a whole number, not 'soon'"]),
+    ("listener.bnid = ::1", ["F:3: unknown key 'listener.bnid', did you mean listener.bind?"]),
+    (
+        "listener.port = 1",
+        ["F:3: unknown key 'listener.port', which is not for all listeners: set counter.port or gate.port"],
+    ),
+    (
+        "listener.enable = true",
+        ["F:3: unknown key 'listener.enable', which is not for all listeners: set counter.enable or gate.enable"],
+    ),
+    (
+        "listener.bind = ::1\nlistener.bind = ::1",
+        ["F:4: listener.bind is given twice, first in F:3"],
+    ),
+    (
+        "listener.bind = 192.0.2.1",
+        [
+            "F:3: listener.bind: 192.0.2.1 can be reached from other machines, by anybody: set listener.tls.cert, or"
+            " listener.allow, or listener.insecure = true if that is meant"
+        ],
+    ),
+    (
+        "listener.bind = 192.0.2.1\ngate.allow = 192.0.2.0/24",
+        [
+            "F:3: listener.bind: 192.0.2.1 can be reached from other machines, by anybody: set listener.tls.cert, or"
+            " listener.allow, or listener.insecure = true if that is meant"
+        ],
+    ),
+    ("listener.tls.key = /key", ["F:3: listener.tls.key needs listener.tls.cert"]),
+    ("listener.tls.cert = /cert\ngate.tls.cert =\ngate.tls.key = /key", ["F:5: gate.tls.key needs gate.tls.cert"]),
+    (
+        "listener.bind =",
+        [
+            "F:3: counter is enabled but listens nowhere, listener.bind and counter.socket are both empty",
+            "F:3: gate is enabled but listens nowhere, listener.bind and gate.socket are both empty",
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("lines", "messages"), SHARED_MISTAKES)
+def test_a_mistake_in_what_is_for_all_listeners_is_told_once(problems, lines, messages):
+    assert problems(BOTH_ON + lines, rooms=(COUNTER, GATE)) == messages
+
+
+def test_what_two_rooms_listen_on_cannot_be_reached_if_both_have_what_it_needs(write):
+    load(write(BOTH_ON + "listener.bind = 192.0.2.1\nlistener.allow = 192.0.2.0/24"), [], [COUNTER, GATE])
+
+
+def test_a_change_for_all_listeners_is_one_of_each_room_it_counts_for(write):
+    old = load(write(BOTH_ON + "listener.idle_timeout = 5\nlistener.socket_mode = 600"), [], [COUNTER, GATE])
+    new = load(
+        write(BOTH_ON + "listener.idle_timeout = 6\nlistener.socket_mode = 660\ngate.idle_timeout = 5"),
+        [],
+        [COUNTER, GATE],
+    )
+    changeable, fixed = changed(old, new, settings_for([COUNTER, GATE]))
+    assert changeable == ["counter.idle_timeout"]
+    assert fixed == ["counter.socket_mode", "gate.socket_mode"]
+    assert {new.place(key) for key in fixed} == {"F:4: listener.socket_mode"}
+    both = merged(old, new, fixed, [COUNTER, GATE])
+    assert both.listener("gate").socket_mode == 0o600
+    assert both.place("gate.socket_mode") == "F:4: listener.socket_mode"
+    assert (both.name("counter.idle_timeout"), both.name("gate.idle_timeout")) == (
+        "listener.idle_timeout",
+        "gate.idle_timeout",
+    )
+
+
+def test_what_stays_until_a_restart_is_told_by_the_names_in_the_new_file(write):
+    old = load(write(BOTH_ON + "counter.bind = 192.0.2.1\ncounter.allow = 192.0.2.0/24"), [], [COUNTER, GATE])
+    new = load(write(BOTH_ON + "listener.bind = ::1"), [], [COUNTER, GATE])
+    with pytest.raises(ConfigError) as caught:
+        merged(old, new, ["counter.bind", "gate.bind"], [COUNTER, GATE])
+    assert caught.value.problems == (
+        "F:3: listener.bind: 192.0.2.1 can be reached from other machines, by anybody: set listener.tls.cert, or"
+        " listener.allow, or listener.insecure = true if that is meant (until a restart these stay as they were:"
+        " listener.bind)",
+    )
+
+
+def test_a_file_of_yrmcds_may_say_where_all_listen(write):
+    found = load(write(BOTH_ON + "workers = 8\nlistener.bind = ::1"), [], [COUNTER, GATE])
+    assert found.values["counter.bind"] == ("::1",)
+
+
+# ---- the same, with types -------------------------------------------------------------------------------------------
+
+
+def test_each_part_has_an_object(write):
+    lines = "log.level = debug\ndrain.timeout = 3\nadmin.token = t\ncounter.tls.cert = /c\ncounter.tls.key = /k\n"
+    found = load(write(ON + lines), [], [COUNTER])
+    assert found.process.log == Log(level="debug", format="text")
+    assert found.process.drain == Drain(mode="close", timeout=3)
+    assert (found.process.user, found.process.tls.handshake_timeout) == ("", 5)
+    assert (found.admin.token, found.admin.enable) == ("t", False)
+    listener = found.listener("counter")
+    assert (listener.enable, listener.port, listener.tls) == (True, 11215, TLS(cert="/c", key="/k"))
