@@ -25,11 +25,12 @@ from counterd.control.drain import drain
 from counterd.control.inspector import Inspector
 from counterd.control.keys import settings_for
 from counterd.control.limits import identity, raise_descriptors, share_descriptors
-from counterd.control.log import Bounded
+from counterd.control.log import Reports
 from counterd.control.privileges import drop_privileges
 from counterd.control.pulse import Pulse
 from counterd.control.service import Service, prepare
 from counterd.control.systemd import notify, watchdog_seconds
+from counterd.control.view import View
 from counterd.net.sockets import UnixSocket
 from counterd.version import __version__
 
@@ -43,10 +44,6 @@ if TYPE_CHECKING:
     from counterd.protocols import Room
 
 log = structlog.get_logger()
-
-# Lines of one cause that are logged in a period: enough to see it, too few to drown the rest.
-REPEATED_LINES = 5
-REPEATED_PERIOD_S = 10.0
 
 
 class Reload(NamedTuple):
@@ -68,28 +65,21 @@ class Daemon:
     reread: reads the configuration again, for SIGHUP. writer: where logs go. Raises ConfigError, with a line for each
     problem, if the sockets cannot be opened, the user not changed, or the memory not had.
 
-    services: the rooms that are enabled. state: "starting", "ready" or "draining". config: what is in force. settings:
-    all keys. pulse: how late the loop is. internal_errors: exceptions that nothing was to raise. started_ns: when it
-    was made, on the monotonic clock. admin: the admin process, if it is enabled.
+    services: the rooms that are enabled. view: what others may see of it. admin: the admin process, if it is enabled.
     """
 
     def __init__(self, config: Config, rooms: Sequence[Room], writer: LogWriter, reread: Callable[[], Config]) -> None:
-        self.state = "starting"
-        self.config = config
-        self.settings = settings_for(rooms)
-        self.writer = writer
-        self.started_ns = time.monotonic_ns()
-        self.internal_errors = 0
-        self.pulse: Pulse
+        self.view = View(config, settings_for(rooms), lambda: writer.dropped)
         self.admin: Admin | None = None
         self._admin_listening: socket.socket | UnixSocket | None = None
+        self._writer = writer
         self._rooms = rooms
         self._reread = reread
-        self._repeated = Bounded(REPEATED_LINES, REPEATED_PERIOD_S)
+        self._report = Reports()
         self._stopping = asyncio.Event()
         enabled = [room for room in rooms if config.listener(room.name).enable]
         descriptors = share_descriptors(raise_descriptors(), len(enabled))
-        self.services = [Service(room, config, descriptors, self.report) for room in enabled]
+        self.services = [Service(room, config, descriptors, self._report) for room in enabled]
         self._reloading: asyncio.Task[None] | None = None
         self._reload_again = False
         try:
@@ -102,7 +92,7 @@ class Daemon:
         """Serves until SIGTERM or SIGINT, then drains."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_internal_error)
-        self.pulse = Pulse(loop, functools.partial(notify, "WATCHDOG=1"), watchdog_seconds() / 2)
+        self.view.pulse = Pulse(loop, functools.partial(notify, "WATCHDOG=1"), watchdog_seconds() / 2)
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._on_stop)
@@ -117,21 +107,23 @@ class Daemon:
             for service in self.services:
                 log.info(f"{service.room.name} listens on {service.addresses()}")
             if self._admin_listening is not None:
-                self.admin = Admin(self.config.admin, self._admin_listening, Inspector(self), self.report)
+                self.admin = Admin(
+                    self.view.config.admin, self._admin_listening, Inspector(self.view, self.services), self._report
+                )
                 await self.admin.start()
                 log.info(f"admin listens on {self.admin.address()}")
             log.info(f"ready: counterd {__version__}", pid=os.getpid())
             self._log_warnings()
-            self.pulse.start()
-            self.state = "ready"
+            self.view.pulse.start()
+            self.view.state = "ready"
             notify("READY=1", self._status())
             await self._stopping.wait()
-            self.state = "draining"
-            await drain(self.services, self.config.process.drain)
+            self.view.state = "draining"
+            await drain(self.services, self.view.config.process.drain)
         finally:
             if self._reloading is not None:
                 self._reloading.cancel()
-            self.pulse.stop()
+            self.view.pulse.stop()
             self._close()
 
     def reload(self) -> None:
@@ -148,18 +140,8 @@ class Daemon:
     def log_stats(self) -> None:
         """Logs the figures of every room."""
         for service in self.services:
-            figures = {**self._figures(service), **service.store.snapshot()}
+            figures = {**self.view.figures(service), **service.store.snapshot()}
             log.info(f"stats of {service.room.name}", **figures)
-
-    def report(
-        self, cause: str, text: str, level: str = "warning", error: BaseException | None = None, **fields: object
-    ) -> None:
-        """Logs what peers can cause without end: a few lines of each cause in a period, and how many were left out."""
-        suppressed = self._repeated.allow(f"{fields.get('room')}:{cause}", time.monotonic())
-        if suppressed is not None:
-            if suppressed:
-                fields["suppressed"] = suppressed
-            getattr(log, level)(text, exc_info=error, **fields, cause=cause)
 
     # ---- inside ----
 
@@ -188,8 +170,8 @@ class Daemon:
     def _prepare(self) -> Reload:
         """Makes everything that can go wrong: what is asked for, what of it can be, and files. Raises ConfigError."""
         asked = self._reread()
-        changes, fixed = configuration.changed(self.config, asked, self.settings)
-        new = configuration.merged(self.config, asked, fixed, self._rooms)
+        changes, fixed = configuration.changed(self.view.config, asked, self.view.settings)
+        new = configuration.merged(self.view.config, asked, fixed, self._rooms)
         problems: list[str] = []
         ready = []
         for service in self.services:
@@ -211,9 +193,9 @@ class Daemon:
                 service.load(new, one)
             except (ValueError, MemoryError) as error:
                 raise ConfigError([f"{new.path}: {service.room.name}: {error}"]) from None
-        self.config = new
+        self.view.config = new
         self._log_warnings()
-        self.writer.configure(new.process.log.level, new.process.log.format)
+        self._writer.configure(new.process.log.level, new.process.log.format)
         for service, one in zip(self.services, reload.ready, strict=True):
             service.apply(new, one)
         self._watch()
@@ -231,25 +213,25 @@ class Daemon:
             problems += wrong
             for line in missing:
                 log.warning(f"{line}; going on without it")
-        if self.config.admin.enable:
+        if self.view.config.admin.enable:
             try:
-                self._admin_listening = open_listening(self.config)
+                self._admin_listening = open_listening(self.view.config)
             except ConfigError as error:
                 problems += error.problems
         if problems:
             raise ConfigError(problems)
         for service in self.services:
             try:
-                service.make_store(functools.partial(self._figures, service))
+                service.make_store(functools.partial(self.view.figures, service))
             except (ValueError, MemoryError) as error:
-                raise ConfigError([f"{self.config.path}: {service.room.name}: {error}"]) from None
+                raise ConfigError([f"{self.view.config.path}: {service.room.name}: {error}"]) from None
         self._change_user()
         for service in self.services:  # as late as that: it is other people's code, which may start threads, too
             service.extend()
 
     def _change_user(self) -> None:
         """Gives up what was needed to open the sockets."""
-        user, group = self.config.process.user, self.config.process.group
+        user, group = self.view.config.process.user, self.view.config.process.group
         key = "user" if user else "group"
         try:
             uid, gid, name = identity(user, group)
@@ -260,51 +242,35 @@ class Daemon:
             drop_privileges(uid, gid, name)
         except (LookupError, OSError) as error:
             became = f"{key}: cannot become {user or group}" if user or group else "cannot give up capabilities"
-            raise ConfigError([f"{self.config.where(key)}: {became}: {error}"]) from None
+            raise ConfigError([f"{self.view.config.where(key)}: {became}: {error}"]) from None
         log.debug(f"running as uid {uid}, gid {gid}")
         for line in dict.fromkeys(line for service in self.services for line in service.unreadable()):
             log.warning(line)
 
-    def _figures(self, service: Service) -> dict[str, object]:
-        """What is counted above the engine."""
-        return {
-            "version": __version__,
-            "pid": os.getpid(),
-            "uptime": (time.monotonic_ns() - self.started_ns) // 1_000_000_000,
-            **service.server.figures(),
-            "log_lines_lost": self.writer.dropped,
-            "internal_errors": self.internal_errors,
-        }
-
     def _on_internal_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An exception that nothing was to raise: a bug. Its connection is closed by the loop, the others go on."""
-        self.internal_errors += 1
+        self.view.internal_errors += 1
         error = context.get("exception")
-        self.report("internal", f"internal error: {context.get('message', error)}", "error", error)
+        self._report("internal", f"internal error: {context.get('message', error)}", "error", error)
 
     def _watch(self) -> None:
         """Connections are told of one by one only to whoever debugs: it costs more than they do."""
         for service in self.services:
-            watch = functools.partial(self._on_connection, service) if self.writer.writes("debug") else None
+            watch = functools.partial(log_connection, service.room.name) if self._writer.writes("debug") else None
             service.server.watch = watch
-
-    def _on_connection(self, service: Service, event: str, connection: Connection) -> None:
-        fields = {"requests": connection.requests} if event == "closed" else {}
-        name = service.room.name
-        log.debug(f"connection {event}", id=f"{name}-{connection.id}", peer=connection.origin(), **fields)
 
     def _status(self) -> str:
         return f"STATUS=serving {', '.join(service.room.name for service in self.services)}"
 
     def _log_warnings(self) -> None:
-        for warning in self.config.warnings:
+        for warning in self.view.config.warnings:
             log.warning(warning)
 
     def _on_stop(self) -> None:
         if self._stopping.is_set():
             log.warning("a second signal: exiting at once")
             self._close()
-            self.writer.close(0.1)
+            self._writer.close(0.1)
             os._exit(1)
         log.info("stopping: answering what was received")
         self._stopping.set()
@@ -317,3 +283,9 @@ class Daemon:
         for service in self.services:
             with contextlib.suppress(OSError):
                 service.close()
+
+
+def log_connection(room: str, event: str, connection: Connection) -> None:
+    """One that has come or gone."""
+    fields = {"requests": connection.requests} if event == "closed" else {}
+    log.debug(f"connection {event}", id=f"{room}-{connection.id}", peer=connection.origin(), **fields)

@@ -1,4 +1,4 @@
-"""Answers what the admin process asks: from the daemon, its servers and what the rooms register.
+"""Answers what the admin process asks: from the view of the daemon, its servers and what the rooms register.
 
 Floor 4. Answers are JSON, as bytes. The loop serves requests meanwhile, so whatever grows with what is in a store, or
 with the number of connections, is answered in steps of SLICE_NS, between which the caller lets the loop go on.
@@ -25,10 +25,10 @@ from counterd.settings import choice, integer
 from counterd.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from counterd.control.daemon import Daemon
     from counterd.control.service import Service
+    from counterd.control.view import View
     from counterd.net._connection import Connection
     from counterd.protocols import Column, Table
     from counterd.settings import Setting
@@ -53,13 +53,13 @@ class Inspector:
     restarts: of the admin process, which control/admin.py counts.
     """
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, view: View, services: Sequence[Service]) -> None:
         self.restarts = 0
-        self._daemon = daemon
-        self._services = {service.room.name: service for service in daemon.services}
+        self._view = view
+        self._services = {service.room.name: service for service in services}
         self._addresses = {name: service.addresses().split(", ") for name, service in self._services.items()}
-        self._tables = {table.name: (s, table) for s in daemon.services for table in s.room.tables}
-        self._started = time.time() - (time.monotonic_ns() - daemon.started_ns) / 1e9
+        self._tables = {table.name: (s, table) for s in services for table in s.room.tables}
+        self._started = time.time() - (time.monotonic_ns() - view.started_ns) / 1e9
         # Open all the time: when no descriptor is left somebody wants to see that.
         self._memory = os.open(MEMORY, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._memory)
@@ -76,7 +76,7 @@ class Inspector:
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("expected texts")
         if what == "ping":
-            return encoded({"state": self._daemon.state})
+            return encoded({"state": self._view.state})
         if what == "figures":
             return self.figures()
         if what == "config":
@@ -100,17 +100,17 @@ class Inspector:
     # ---- figures ----
 
     def _count(self, now: int) -> dict[str, Any]:
-        daemon = self._daemon
-        pulse = daemon.pulse
+        view = self._view
+        pulse = view.pulse
         return {
             "version": __version__,
             "pid": os.getpid(),
-            "uptime_seconds": (now - daemon.started_ns) / 1e9,
-            "state": daemon.state,
+            "uptime_seconds": (now - view.started_ns) / 1e9,
+            "state": view.state,
             "loop": {"lag_seconds": pulse.last, "lag_max_seconds": pulse.max},
             "process": self._process(),
-            "log": {"lines_lost": daemon.writer.dropped},
-            "internal_errors": daemon.internal_errors,
+            "log": {"lines_lost": view.lines_lost()},
+            "internal_errors": view.internal_errors,
             "admin": {"restarts": self.restarts},
             "rooms": {name: self._room(name, service) for name, service in self._services.items()},
             "histograms": {"loop_lag_seconds": asdict(pulse.histogram())},
@@ -227,7 +227,7 @@ class Inspector:
     # ---- configuration ----
 
     def _config(self) -> dict[str, Any]:
-        config = self._daemon.config
+        config = self._view.config
         values = [
             {
                 "key": key,
@@ -237,7 +237,7 @@ class Inspector:
                 "unit": setting.unit,
                 "reload": setting.reload,
             }
-            for key, setting in self._daemon.settings.items()
+            for key, setting in self._view.settings.items()
         ]
         return {"path": str(config.path), "values": values}
 

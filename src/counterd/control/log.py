@@ -20,6 +20,7 @@ import re
 import select
 import sys
 import threading
+import time
 import traceback
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -40,6 +41,9 @@ CUT = b" [cut]\n"
 CUT_MESSAGE = 500  # characters, of at most 12 bytes each in JSON
 TRACEBACK_MAX = 4096  # characters
 CLOSE_TIMEOUT = 1.0  # seconds
+# Lines of one cause that are logged in a period: enough to see it, too few to drown the rest.
+REPEATED_LINES = 5
+REPEATED_PERIOD_S = 10.0
 UNFORMATTED = "a log record cannot be formatted"
 
 
@@ -300,3 +304,21 @@ class Bounded:
         window.passed += 1
         suppressed, window.suppressed = window.suppressed, 0
         return suppressed
+
+
+class Reports:
+    """Logs what peers can cause without end: a few lines of each cause in a period, and how many were left out."""
+
+    def __init__(self) -> None:
+        self._bounded = Bounded(REPEATED_LINES, REPEATED_PERIOD_S)
+        self._log = structlog.get_logger()
+
+    def __call__(
+        self, cause: str, text: str, level: str = "warning", error: BaseException | None = None, **fields: object
+    ) -> None:
+        """One more of a cause; causes of two rooms are two."""
+        suppressed = self._bounded.allow(f"{fields.get('room')}:{cause}", time.monotonic())
+        if suppressed is not None:
+            if suppressed:
+                fields["suppressed"] = suppressed
+            getattr(self._log, level)(text, exc_info=error, **fields, cause=cause)

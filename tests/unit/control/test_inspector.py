@@ -13,6 +13,7 @@ import structlog
 
 from counterd.control import inspector as module
 from counterd.control.inspector import Inspector
+from counterd.control.view import View
 from counterd.frames import Refused
 from counterd.net.server import Histogram
 from counterd.protocols import Column, Table
@@ -110,17 +111,11 @@ def service(name: str, connections: Iterable[Connection] = (), opened: Callable[
 def inspector(*services: Any) -> Inspector:
     values = {"a.number": 2, "a.switch": True, "a.mode": 0o644, "a.list": ("x", "y"), "a.token": "s3cret"}
     origins = dict.fromkeys(values, "default") | {"a.number": "f:1"}
-    daemon: Any = SimpleNamespace(
-        services=services,
-        state="ready",
-        started_ns=time.monotonic_ns() - 5_000_000_000,
-        pulse=SimpleNamespace(last=0.001, max=0.5, histogram=lambda: Histogram((1.0,), (1, 0), 0.1)),
-        writer=SimpleNamespace(dropped=3),
-        internal_errors=4,
-        config=SimpleNamespace(path="/c", values=values, origins=origins),
-        settings=SETTINGS,
-    )
-    return Inspector(daemon)
+    config: Any = SimpleNamespace(path="/c", values=values, origins=origins)
+    view = View(config, SETTINGS, lambda: 3, time.monotonic_ns() - 5_000_000_000, "ready", 4)
+    pulse: Any = SimpleNamespace(last=0.001, max=0.5, histogram=lambda: Histogram((1.0,), (1, 0), 0.1))
+    view.pulse = pulse
+    return Inspector(view, services)
 
 
 def ask(asked: Inspector, what: str, **arguments: Any) -> Any:

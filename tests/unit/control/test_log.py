@@ -19,7 +19,18 @@ import structlog
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from counterd.control.log import LINE_MAX, TRACEBACK_MAX, Bounded, Foreign, LogWriter, json_line, one_line, text_line
+from counterd.control import log as module
+from counterd.control.log import (
+    LINE_MAX,
+    TRACEBACK_MAX,
+    Bounded,
+    Foreign,
+    LogWriter,
+    Reports,
+    json_line,
+    one_line,
+    text_line,
+)
 
 PATIENCE = 20  # seconds after which something hangs
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
@@ -525,3 +536,24 @@ def test_lines_are_bounded_whatever_the_causes(lines, causes, steps):
     # Any stretch of one period touches at most two windows of each cause and of the others.
     for begin in passed:
         assert sum(begin <= moment < begin + 10 for moment in passed) <= 2 * lines * (causes + 1)
+
+
+def test_of_what_repeats_a_few_lines_are_logged_and_the_rest_is_counted(monkeypatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    error = ValueError("x")
+    with structlog.testing.capture_logs() as entries:
+        report = Reports()
+        for _ in range(7):
+            report("idle", "closed", room="a")
+        report("idle", "closed", room="b")
+        report("internal", "a bug", "error", error)
+        now[0] = module.REPEATED_PERIOD_S
+        report("idle", "closed", room="a")
+    of_a = {"event": "closed", "log_level": "warning", "room": "a", "cause": "idle", "exc_info": None}
+    assert entries == [
+        *[of_a] * module.REPEATED_LINES,
+        {**of_a, "room": "b"},
+        {"event": "a bug", "log_level": "error", "cause": "internal", "exc_info": error},
+        {**of_a, "suppressed": 2},
+    ]

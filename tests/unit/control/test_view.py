@@ -1,0 +1,35 @@
+"""What parts of the daemon see of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from counterd.control.view import View
+from counterd.version import __version__
+
+
+def test_figures_above_the_engine() -> None:
+    config: Any = SimpleNamespace()
+    view = View(config, {}, lambda: 3, time.monotonic_ns() - 5_000_000_000)
+    view.internal_errors += 1
+    service: Any = SimpleNamespace(server=SimpleNamespace(figures=lambda: {"curr_connections": 7}))
+    figures = view.figures(service)
+    assert figures.pop("uptime") >= 5
+    assert figures == {
+        "version": __version__,
+        "pid": os.getpid(),
+        "curr_connections": 7,
+        "log_lines_lost": 3,
+        "internal_errors": 1,
+    }
+
+
+def test_it_begins_by_starting_now() -> None:
+    config: Any = SimpleNamespace()
+    before = time.monotonic_ns()
+    view = View(config, {}, lambda: 0)
+    assert view.state == "starting"
+    assert before <= view.started_ns <= time.monotonic_ns()
