@@ -110,7 +110,7 @@ class Daemon:
                 self.admin = Admin(
                     self.view.config.admin, self._admin_listening, Inspector(self.view, self.services), self._report
                 )
-                await self.admin.start()
+                self.admin.start()
                 log.info(f"admin listens on {self.admin.address()}")
             log.info(f"ready: counterd {__version__}", pid=os.getpid())
             self._log_warnings()

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
-import subprocess
-import sys
 import time
 from itertools import pairwise
 from types import SimpleNamespace
@@ -17,11 +14,13 @@ import pytest
 import uvloop
 
 from counterd.control import admin as module
+from counterd.control import child, supervisor
 from counterd.control.admin import Admin, close_listening, open_listening
 from counterd.control.config import ConfigError
 from counterd.control.keys import Endpoint
 from counterd.frames import Frames, Refused, frame
 from counterd.net.sockets import UnixSocket
+from unit.control.processes import Process, spawn_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
@@ -93,24 +92,6 @@ class Inspector:
         return b'"' + b"x" * 300_000 + b'"'
 
 
-class Process:
-    """What stands for the process: it lives until it is killed. socket: its end."""
-
-    def __init__(self, connected: socket.socket) -> None:
-        self.socket = connected
-        self.killed = False
-        self.returncode = -9
-
-    def kill(self) -> None:
-        self.killed = True
-
-    def poll(self) -> int | None:
-        return -9 if self.killed else None
-
-    def wait(self, timeout: float) -> int:
-        return -9
-
-
 class World:
     """An Admin with processes that the test plays. reports: what it said. complaints: the loop's."""
 
@@ -158,17 +139,8 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[World], Corouti
     started: list[Process] = []
     reports: list[str] = []
 
-    def spawn(listening: socket.socket, connected: socket.socket) -> tuple[Any, int]:
-        theirs = connected.dup()
-        theirs.setblocking(False)
-        started.append(Process(theirs))
-        words, end = os.pipe2(os.O_NONBLOCK)
-        os.write(end, b"Traceback\nImportError: no module\n")
-        os.close(end)
-        return started[-1], words
-
-    monkeypatch.setattr(module, "spawn", spawn)
-    monkeypatch.setattr(module, "RESTART_MIN_S", 0.001)
+    monkeypatch.setattr(child, "spawn", spawn_into(started))
+    monkeypatch.setattr(supervisor, "RESTART_MIN_S", 0.001)
 
     async def perform(scene: Callable[[World], Coroutine[Any, Any, None]]) -> None:
         inspector: Any = Inspector()
@@ -180,7 +152,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[World], Corouti
         )
         world = World(admin, inspector, started, reports)
         asyncio.get_running_loop().set_exception_handler(lambda _, context: world.complaints.append(context))
-        await admin.start()
+        admin.start()
         try:
             await world.until(lambda: started)
             assert await world.receive() == {"hello": {"token": "t", "allow": ["10.0.0.0/8"], "hosts": []}}
@@ -268,89 +240,6 @@ def test_nonsense_ends_it(sent: bytes, play) -> None:
     play(scene)
 
 
-def test_one_that_ends_is_replaced_and_its_last_words_are_told(play) -> None:
-    async def scene(world: World) -> None:
-        world.process.socket.shutdown(socket.SHUT_RDWR)
-        await world.until(lambda: len(world.started) == 2)
-        assert world.reports == [
-            "the admin process ended with status -9: ImportError: no module; another one starts in 0.001 s"
-        ]
-
-    play(scene)
-
-
-def test_each_time_later(play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RESTART_MAX_S", 0.003)
-
-    async def scene(world: World) -> None:
-        for number in range(1, 5):
-            world.process.socket.shutdown(socket.SHUT_RDWR)
-            await world.until(lambda wanted=number + 1: len(world.started) == wanted)
-        assert [report.rsplit(" in ", 1)[1] for report in world.reports] == ["0.001 s", "0.002 s", "0.003 s", "0.003 s"]
-
-    play(scene)
-
-
-def test_after_a_long_life_not_later(play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STEADY_S", 0.0)
-
-    async def scene(world: World) -> None:
-        for number in range(1, 4):
-            world.process.socket.shutdown(socket.SHUT_RDWR)
-            await world.until(lambda wanted=number + 1: len(world.started) == wanted)
-        assert [report.rsplit(" in ", 1)[1] for report in world.reports] == ["0.001 s"] * 3
-
-    play(scene)
-
-
-def test_one_that_cannot_be_talked_to_is_not_left_behind(play, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(world: World) -> None:
-        async def fail(_: object) -> None:
-            raise OSError(24, "Too many open files")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(module.Child, "open", fail)
-            world.process.socket.shutdown(socket.SHUT_RDWR)
-            await world.until(lambda: len(world.started) == 2)
-        await world.until(lambda: len(world.started) == 3)
-        assert world.started[1].killed
-
-    play(scene)
-
-
-def test_one_that_cannot_be_started_is_tried_again(play, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(world: World) -> None:
-        spawn = module.spawn
-
-        def fail(*_: object) -> None:
-            module.spawn = spawn
-            raise OSError(11, "Resource temporarily unavailable")
-
-        monkeypatch.setattr(module, "spawn", fail)
-        world.process.socket.shutdown(socket.SHUT_RDWR)
-        await world.until(lambda: len(world.started) == 2)
-        assert world.reports[1].startswith("the admin process cannot be started: Resource temporarily unavailable")
-
-    play(scene)
-
-
-def test_one_that_says_nothing_is_replaced(play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LISTEN_PERIOD_S", NEVER_S)
-
-    async def scene(world: World) -> None:
-        for number in range(10):
-            world.pass_periods(module.SILENT_MAX - 1)
-            await world.ask("ping", number)
-            await world.receive()
-        world.pass_periods(1)
-        assert len(world.started) == 1
-        world.pass_periods(module.SILENT_MAX)
-        await world.until(lambda: len(world.started) == 2)
-        assert "has said nothing for" in world.reports[0]
-
-    play(scene)
-
-
 def test_what_cannot_be_found_out_costs_one_answer(play) -> None:
     async def scene(world: World) -> None:
         await world.ask("exhausted", 1)
@@ -366,7 +255,7 @@ def test_what_cannot_be_found_out_costs_one_answer(play) -> None:
 def test_what_came_at_once_is_not_answered_while_answers_are_unread(play) -> None:
     async def scene(world: World) -> None:
         await world.send(b"".join(frame(b'{"id": %d, "ask": "long"}' % number) for number in range(100)))
-        await world.until(lambda: world.admin._child._is_stuck)
+        await world.until(lambda: world.admin._answers._is_stuck)
         await asyncio.sleep(0.05)
         assert len(world.inspector.asked) < 20
         assert [(await world.receive())["id"] for _ in range(100)] == list(range(100))
@@ -375,13 +264,15 @@ def test_what_came_at_once_is_not_answered_while_answers_are_unread(play) -> Non
 
 
 def test_one_that_does_not_read_costs_a_bounded_memory_and_is_replaced(play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LISTEN_PERIOD_S", NEVER_S)
+    monkeypatch.setattr(child, "LISTEN_PERIOD_S", 0.02)
 
     async def scene(world: World) -> None:
         question = frame(b'{"id": 1, "ask": "table"}')
-        child = world.admin._child
-        blocked = False
-        while not (blocked and child._is_stuck):
+        most = 0
+        while len(world.started) == 1:
+            process = world.admin._answers._child
+            if process is not None and process._transport is not None:
+                most = max(most, process._transport.get_write_buffer_size())
             try:
                 world.process.socket.send(question)
             except BlockingIOError:
@@ -411,7 +302,7 @@ def test_a_flood_leaves_the_loop_most_of_its_time(play) -> None:
             if number == 0:
                 await world.send(b"".join(asked[1_500:]))  # while it rests from the first
             turns += 1
-            rested += world.admin._child._is_resting
+            rested += world.admin._answers._is_resting
         assert rested > turns / 2
 
     play(scene)
@@ -445,19 +336,8 @@ def test_it_rests_four_times_as_long_as_it_has_worked(what: str, play) -> None:
 def test_answers_that_take_steps_go_on_once_the_others_are_read(play) -> None:
     async def scene(world: World) -> None:
         await world.send(b"".join(frame(b'{"id": %d, "ask": "table"}' % number) for number in range(4)))
-        await world.until(lambda: world.admin._child._is_stuck)
+        await world.until(lambda: world.admin._answers._is_stuck)
         assert [(await world.receive())["id"] for _ in range(4)] == [0, 1, 2, 3]
-
-    play(scene)
-
-
-def test_none_is_started_after_the_end(play) -> None:
-    async def scene(world: World) -> None:
-        world.admin.stop()
-        for _ in range(10):
-            await asyncio.sleep(0.001)
-        assert len(world.started) == 1
-        assert world.started[0].killed
 
     play(scene)
 
@@ -504,41 +384,3 @@ def test_a_socket_that_the_daemon_was_started_with() -> None:
         given = config("127.0.0.1:1")
         given.sockets["admin"] = (passed,)
         assert open_listening(given) is passed
-
-
-def test_only_two_descriptors_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing of what a service manager told the daemon."""
-    told = """
-import json, os, sys
-standard = [os.getcwd(), os.readlink("/proc/self/fd/0"), os.get_blocking(1), os.get_blocking(2)]
-print(json.dumps([os.listdir("/proc/self/fd"), standard, sys.argv[1:], *os.environ]))
-"""
-    run = subprocess.Popen
-    monkeypatch.setenv("NOTIFY_SOCKET", "/run/x")
-    monkeypatch.setattr(
-        module.subprocess, "Popen", lambda command, **rest: run([sys.executable, "-c", told, *command[3:]], **rest)
-    )
-    ours, theirs = socket.socketpair()
-    with socket.socket() as listening, ours, theirs:
-        process, words = module.spawn(listening, theirs)
-        assert process.wait(PATIENCE) == 0
-        descriptors, standard, arguments, *names = json.loads(os.read(words, 65_536))
-        os.close(words)
-        passed = {listening.fileno(), theirs.fileno()}
-        others = {int(text) for text in descriptors} - passed - {0, 1, 2}
-        assert len([number for number in others if not is_inheritable(number)]) == 1  # that of the listing itself
-        assert {int(text) for text in descriptors} >= passed
-        assert arguments == [str(listening.fileno()), str(theirs.fileno()), str(os.getpid())]
-        assert "PATH" in names
-        assert "NOTIFY_SOCKET" not in names
-        assert standard == ["/", "/dev/null", False, False]
-        assert not listening.get_inheritable()
-        assert not theirs.get_inheritable()
-
-
-def is_inheritable(descriptor: int) -> bool:
-    """Of what the tests themselves were given; the daemon has none such."""
-    try:
-        return os.get_inheritable(descriptor)
-    except OSError:
-        return False

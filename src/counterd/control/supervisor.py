@@ -1,0 +1,80 @@
+"""Keeps one child process there: starts it, and another one when it has ended, later each time.
+
+Floor 4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from counterd.control.child import Child
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+
+    from counterd.control.child import Conversation, Kind
+
+RESTART_MIN_S = 0.1
+RESTART_MAX_S = 10.0
+STEADY_S = 10.0  # one that lived for so long has had another reason to end than the one before
+
+
+class Supervisor:
+    """Of one child, from start() to stop().
+
+    given: sockets that each process gets. converse: makes the conversation with the next one. report: is told a cause
+    and a sentence, as net.server's. restarts: how many had to be replaced.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        given: Sequence[socket.socket],
+        converse: Callable[[], Conversation],
+        report: Callable[[str, str], None],
+    ) -> None:
+        self.restarts = 0
+        self._kind = kind
+        self._given = given
+        self._converse = converse
+        self._report = report
+        self._child: Child | None = None
+        self._keeping: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Starts the process; it works some tenths of a second later."""
+        self._keeping = asyncio.get_running_loop().create_task(self._keep())
+
+    def stop(self) -> None:
+        """Ends the process; no other one is started."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+        self._end()
+
+    async def _keep(self) -> None:
+        delay = RESTART_MIN_S
+        while True:
+            begun = time.monotonic()
+            try:
+                self._child = Child(self._kind, self._given, self._converse())
+                await self._child.open()
+                why = await self._child.ended()
+                self._child = None
+            except OSError as error:
+                why = f"cannot be started: {error.strerror or error}"
+                self._end()
+            self.restarts += 1
+            if time.monotonic() - begun > STEADY_S:
+                delay = RESTART_MIN_S
+            name = self._kind.name
+            self._report(name, f"the {name} process {why}; another one starts in {delay:g} s")
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, RESTART_MAX_S)
+
+    def _end(self) -> None:
+        if self._child is not None:
+            self._child.end()
+            self._child = None
