@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -52,6 +53,22 @@ def test_quiet_is_one_line(port: int) -> None:
     assert found.stdout.count("\n") == 1
 
 
+def test_what_was_granted_and_to_whom(port: int) -> None:
+    """Of a name that is nearly always taken."""
+    found = counterbench("-p", port, "-n", "2k", "-c", 4, "--maximum", 1, "--hold", "fixed:1ms", "--threads", 2)
+    assert found.returncode == 0
+    assert re.search(r"/s granted, the others are refusals or releases", found.stdout)
+    assert re.search(r"fairness +a connection was granted [0-9]+ to [0-9]+, median [0-9]+: ", found.stdout)
+
+
+def test_the_same_run_again(port: int, tmp_path: Path) -> None:
+    found = counterbench("-p", port, "-n", 500, "-q", "--repeat", 3, "--json", tmp_path / "r.json")
+    assert found.returncode == 0
+    assert found.stdout.count("requests per second") == 3
+    assert found.stdout.splitlines()[-1].startswith("median of 3 runs: ")
+    assert json.loads((tmp_path / "r.json").read_text())["search"] == {"repeat": 3}
+
+
 def test_rules_for_a_sentinel_room() -> None:
     found = counterbench("rules", "-r", 5, "--maximum", "2k")
     assert (found.returncode, found.stderr) == (0, "")
@@ -71,6 +88,9 @@ def test_everything_is_written_down(port: int, tmp_path: Path) -> None:
     assert sum(moment["requests"] for moment in run["series"]) == run["requests"]
     assert run["options"]["rate"] == 2000
     assert document["machine"]["kernel"]
+    assert document["command"].startswith(f"counterbench -p {port} --duration 1.2s --rate 2k --json ")
+    assert run["server"]["memory"] > 1 << 20
+    assert run["grants"]["least"] <= run["outcomes"]["granted"] / 50 <= run["grants"]["most"]
     (row,) = csv.DictReader(files["csv"].read_text("utf-8").splitlines())
     assert int(row["requests"]) == run["requests"]
     assert "Percentile" in files["hdr"].read_text()
@@ -197,6 +217,7 @@ def test_holding_churn_and_verification(port: int) -> None:
         (["--find-max", "p99>1ms"], "a bound on a percentile"),
         (["--scan", "10k:1k:1k"], "a scan goes up"),
         (["--scan", "1k:2k:1k", "--find-max", "p99<1ms"], "two searches"),
+        (["--scan", "1k:2k:1k", "--repeat", "2"], "--repeat is for one load, not for a search"),
         (["--scan", "1k:2k:1k", "--rate", "1k"], "chooses the rates itself"),
         (["-r", "300", "--name-size", "2"], "names of 2 bytes"),
         (["--resources", "5", "--maximum", "4"], "none would be granted"),

@@ -1,8 +1,8 @@
 # What load processes write while they run and their parent reads: one shared mapping, no locks.
 #
 # A side. Each process has a Sheet of its own, which only it writes; the parent may see a sheet mid-change, and reads it
-# again when all is over. What the parent says goes through the Orders, which only it writes. `held` is everybody's, and
-# is changed by atomic additions alone.
+# again when all is over. What the parent says goes through the Orders, which only it writes. Of `grants` each process
+# writes those of its own connections. `held` is everybody's, and is changed by atomic additions alone.
 
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.errno cimport ECONNREFUSED, ECONNRESET, EMFILE, ENFILE, EPIPE
@@ -109,6 +109,8 @@ cdef class Board:
     cdef Orders* orders
     cdef Sheet* sheets
     cdef int64_t* held      # permits that are surely held, by name; NULL = nobody verifies
+    cdef uint64_t* grants   # in the measured time, of each connection; all of the first process, then the next
+    cdef uint32_t connections
     cdef uint64_t* tokens   # that were told lately, by what they hash to; NULL = nobody verifies, or there are none
     cdef uint64_t token_places
     cdef readonly int processes

@@ -22,19 +22,24 @@ KIND_NAMES = ("latency", "service", "give_back")
 
 
 cdef class Board:
-    """names: how many have their held permits counted, 0 = none; tokens: whether one may not be told twice."""
+    """connections: of all processes; names: how many have their held permits counted, 0 = none; tokens: whether one
+    may not be told twice."""
 
-    def __cinit__(self, int processes, uint32_t names, bint tokens=False):
+    def __cinit__(self, int processes, uint32_t connections, uint32_t names, bint tokens=False):
         cdef void* memory
+        cdef size_t cells
         self.names, self.token_places = names, TOKEN_PLACES if tokens else 0
-        self.size = sizeof(Orders) + processes * sizeof(Sheet) + (names + self.token_places) * sizeof(int64_t)
+        self.connections = connections
+        cells = <size_t>connections + names + self.token_places
+        self.size = sizeof(Orders) + processes * sizeof(Sheet) + cells * sizeof(int64_t)
         memory = mmap(NULL, self.size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
         if memory == MAP_FAILED:
             raise MemoryError(f"no room for {self.size} bytes that the load processes share")
         self.orders = <Orders*>memory
         self.sheets = <Sheet*>(self.orders + 1)
-        self.held = <int64_t*>(self.sheets + processes) if names else NULL
-        self.tokens = <uint64_t*>(self.sheets + processes) + names if tokens else NULL
+        self.grants = <uint64_t*>(self.sheets + processes)
+        self.held = <int64_t*>(self.grants + connections) if names else NULL
+        self.tokens = self.grants + connections + names if tokens else NULL
         self.processes = processes
         self.taken = <uint64_t*>PyMem_Calloc(processes * KINDS * COUNTS, sizeof(uint64_t))
         if self.taken == NULL:
@@ -81,6 +86,11 @@ cdef class Board:
             fields["cpu_ns"] += self.sheets[i].cpu_ns
             fields["errors"] += sum(self.sheets[i].errors[k] for k in range(<int>ERROR_KINDS))
         return fields
+
+    def granted(self):
+        """How often each connection was granted something in the measured time."""
+        cdef uint32_t i
+        return [self.grants[i] for i in range(self.connections)]
 
     def last_ns(self):
         """When the last answer came, 0 = none has."""

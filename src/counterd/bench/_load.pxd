@@ -2,7 +2,7 @@
 #
 # A side. The state of everything that _load.pyx moves.
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd.bench._board cimport Board, ErrorKind, Orders, Sheet, Stage
 from counterd.bench._memory cimport Permit
@@ -64,6 +64,7 @@ cdef class Load(Permits):
     cdef double arrival_ns          # when the next request is meant to start
     cdef int64_t left               # requests that may still be measured
     cdef bint limited               # by that
+    cdef uint64_t* grants           # of its own connections, on the board
     cdef int64_t cpu_start_ns
 
     # connections to kill

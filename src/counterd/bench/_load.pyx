@@ -61,6 +61,11 @@ GRACE_S = 5.0       # that the last answers may take, and that a permit may take
 GIVE_BACK_S = 30.0  # that it may take before: longer is an error
 
 
+cdef uint32_t share_before(uint32_t total, uint32_t processes, uint32_t index) noexcept:
+    """How many of something the processes before this one have, if the first ones take what is left over."""
+    return total // processes * index + min(index, total % processes)
+
+
 cdef class Load(Permits):
     """plan: a Plan; index: which of its processes this is; address: where to connect to, as the kernel wants it;
     context: the ssl.SSLContext of its connections, if they speak TLS."""
@@ -76,6 +81,7 @@ cdef class Load(Permits):
         self.poll = -1
         self.set_times(plan, index)
         self.connections = plan.connections // plan.processes + (index < plan.connections % plan.processes)
+        self.grants = board.grants + share_before(plan.connections, plan.processes, index)
         self.wanted = self.connections + (1 if self.kill_interval_ns else 0)
         self.context, self.host, self.layers = context, plan.host, [None] * (self.connections + 1)
         self.links = <Link*>allocate(self.connections + 1, sizeof(Link))
@@ -691,6 +697,8 @@ cdef class Load(Permits):
         if reply.outcome != FAILED and request.intended_ns >= self.orders.measure_ns:
             self.sheet.requests += 1
             self.sheet.outcomes[<int>reply.outcome] += 1
+            if reply.outcome == GRANTED and link.index < self.connections:
+                self.grants[link.index] += 1
             self.sheet.last_ns = now
             histogram_record(self.sheet.counts[<int>LATENCY], now - request.intended_ns)
             if self.open_loop:

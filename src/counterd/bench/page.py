@@ -25,23 +25,26 @@ from counterd.bench.chart import (
     line_chart,
     percentile_text,
 )
+from counterd.bench.compare import RATE, SAME, compared_rows, ratios, warning
 from counterd.bench.report import (
     NAMES,
     ROW_NAMES,
     VERIFIED,
     all_times,
     answer,
-    base_of,
     cpu,
     details,
+    fairness,
     faults,
     full_name,
     granted,
     judged,
     objective_of,
     percentile_name,
-    ratios,
+    representative,
     run_name,
+    server_use,
+    spread,
 )
 from counterd.bench.result import percentiles
 from counterd.units import count, digits, duration, duration_tick, plain_tick, rate
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
 
     from hdrh.histogram import HdrHistogram
 
+    from counterd.bench.compare import Ratio
     from counterd.bench.result import Moment, Report, Run
 
 Reports = list[tuple[str, "Report"]]
@@ -64,6 +68,8 @@ CURVES_MAX = 6
 POINTS_MAX = 240
 # Beyond this, a linear axis shows only the largest.
 LINEAR_MAX = 25
+# Of a table on a phone; one with more scrolls.
+COLUMNS_MAX = 3
 # A curve's points each time the distance to 100 % halves.
 TICKS_PER_HALF = 5
 
@@ -91,7 +97,7 @@ p{margin:4px 0;overflow-wrap:anywhere}
 .charts{display:grid;gap:14px;grid-template-columns:1fr 1fr}.wide{grid-column:1/-1}
 figure{margin:0;border:1px solid var(--grid);border-radius:8px;padding:8px;min-width:0;break-inside:avoid}
 figure svg{display:block;width:100%;height:auto}.small,.wide .medium{display:none}
-.scroll{overflow-x:auto}
+.scroll{overflow-x:auto}.hint{display:none;font-size:13px}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:14px;width:100%}
 th,td{padding:5px 12px;text-align:right;border-bottom:1px solid var(--grid);white-space:nowrap;vertical-align:top}
 th{font-weight:600;color:var(--soft)}thead th{vertical-align:bottom}
@@ -101,7 +107,7 @@ tbody th{color:var(--ink);font-weight:500;white-space:normal;min-width:130px;ove
 tr.bad th,tr.bad td{color:var(--bad)}
 footer{margin-top:36px;font-size:13px;color:var(--soft)}
 @media(max-width:900px){.charts{grid-template-columns:minmax(0,1fr)}.large{display:none}.wide .medium{display:block}}
-@media(max-width:560px){body{padding:16px 12px 32px}h1{font-size:22px}th,td{padding:5px 8px}
+@media(max-width:560px){.hint{display:block}body{padding:16px 12px 32px}h1{font-size:22px}th,td{padding:5px 8px}
  .medium,.wide .medium{display:none}.small{display:block}}
 """
     f"@media print{{:root{{color-scheme:light;{LIGHT}}}body{{max-width:none;padding:0;font-size:11pt}}"
@@ -201,10 +207,12 @@ def _card(name: str, report: Report) -> str:
         lines[0] += f", {count(run.late)} sent over 1 ms late"
     if len(report.runs) > 1:
         lines[0] = f"{run_name(report, run)}, one of {len(report.runs)} runs: {lines[0]}"
-    lines += [text for text in (granted(run),) if text]
+    lines += [text for text in (granted(run), fairness(run)) if text]
     if run.violations == []:
         lines.append(f"verified: {VERIFIED}")
-    if report.search is not None:
+    if report.repeats():
+        lines.insert(0, spread(report))
+    elif report.search is not None:
         lines.insert(0, answer(report.search)[0])
     words = "".join(f'<p class="soft">{escape(line)}</p>' for line in lines)
     wrong = f'<p class="bad">{escape(faults(run))}</p>' if run.failed() else ""
@@ -218,6 +226,8 @@ def _card(name: str, report: Report) -> str:
 
 
 def _best(report: Report) -> Run:
+    if report.repeats():
+        return representative(report)
     rate_found = (report.search or {}).get("rate")
     if isinstance(rate_found, (int, float)):
         return min(report.runs, key=lambda run: abs((run.rate_wanted or run.rate) - rate_found))
@@ -266,7 +276,7 @@ def _charts(reports: Reports) -> str:
 
 
 def _is_scan(report: Report) -> bool:
-    return len(report.runs) > 1 and all(run.rate_wanted is not None for run in report.runs)
+    return len(report.runs) > 1 and not report.repeats() and all(run.rate_wanted is not None for run in report.runs)
 
 
 def _time_axis(title: str, values: Iterable[float]) -> Axis:
@@ -446,8 +456,10 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Row], *, words: bo
         f"{''.join(f'<td>{escape(cell)}</td>' for cell in row.cells[1:])}</tr>"
         for row in rows
     )
+    hint = '<p class="hint soft">This table scrolls sideways.</p>' if len(columns) > COLUMNS_MAX else ""
     return (
-        f'<h3>{escape(title)}</h3><div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}">'
+        f"<h3>{escape(title)}</h3>{hint}"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}">'
         f"<table{WORDS if words else ''}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>\n"
     )
 
@@ -468,17 +480,26 @@ def _tables(reports: Reports) -> str:
 
 def _comparison(reports: Reports) -> str:
     """Ratios to the first report."""
-    rows = []
-    for name, report in reports[1:]:
-        for run in report.runs:
-            if (base := base_of(reports[0][1], run)) is not None:
-                cells = ["-" if each is None else f"{digits(each.ratio)}x {each.verdict}" for each in ratios(run, base)]
-                rows.append(Row([full_name(name, report, run), *cells], run.failed() or base.failed()))
+    pairs = [(row, base) for row, base in compared_rows(reports) if base is not None]
+    rows = [
+        Row(
+            [row.title, *("-" if each is None else _ratio(each) for each in ratios(row, base))],
+            row.failed() or base.failed(),
+        )
+        for row, base in pairs
+    ]
+    warnings = "".join(f'<p class="bad">{escape(text)}</p>' for pair in pairs for text in (warning(*pair),) if text)
     title = f"Against {reports[0][0]}" if reports else ""
-    return _table(title, ["run", "throughput", *map(percentile_name, ROW_NAMES)], rows)
+    return _table(title, ["run", RATE, *map(percentile_name, ROW_NAMES)], rows) + warnings
 
 
-REQUEST_COLUMNS = ("run", "wanted", "reached", "requests", "seconds", "late", "unsent", "errors", "load CPU")
+def _ratio(found: Ratio) -> str:
+    """In words: a page has no legend beside it."""
+    around = f" ±{found.band:.0%}" if found.band > SAME else ""
+    return f"{digits(found.ratio)}x{around} {found.verdict}".rstrip()
+
+
+REQUEST_COLUMNS = ("run", "wanted", "reached", "requests", "seconds", "late", "unsent", "errors", "load CPU", "server")
 
 
 def _request_row(curve: Curve) -> Row:
@@ -493,6 +514,7 @@ def _request_row(curve: Curve) -> Row:
         count(run.unsent),
         count(sum(run.errors.values())),
         cpu(run),
+        server_use(run),
     )
     return Row(cells, run.failed())
 
@@ -540,11 +562,12 @@ def _kinds_tables(curves: Sequence[Curve]) -> list[str]:
 def _origin(reports: Reports) -> str:
     """What was asked for, where, and of what."""
     names = [name for name, _ in reports]
+    commands = [{"command": report.command} if report.command else {} for _, report in reports]
     options = [_options(report) for _, report in reports]
     machines = [{**report.machine, **report.versions} for _, report in reports]
     return "<h2>Where this comes from</h2>\n" + "".join(
         _table(title, ["", *names], _dict_rows(dicts), words=True)
-        for title, dicts in (("Options", options), ("Machine and versions", machines))
+        for title, dicts in (("Command", commands), ("Options", options), ("Machine and versions", machines))
     )
 
 

@@ -7,7 +7,7 @@ expected.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from counterd.bench.flows import FLOWS_MAX
@@ -67,6 +67,11 @@ class Keys:
         if not match or not 0 < float(match[1]) <= 10:
             raise ValueError(f"expected uniform, seq or zipf:EXPONENT (such as zipf:1.03, at most 10), not {text!r}")
         return cls("zipf", float(match[1]))
+
+    @property
+    def text(self) -> str:
+        """As the command line has it."""
+        return f"zipf:{self.exponent:g}" if self.kind == "zipf" else self.kind
 
 
 @dataclass(frozen=True)
@@ -313,5 +318,37 @@ class Plan:
         return "buffer" if op == "set" or (op == "get" and self.fetches()) else "number"
 
     def as_options(self) -> dict[str, Any]:
-        """For people and files."""
-        return {**asdict(self), "work": self.work.text}
+        """For people and files: the options of the command line that matter here, by their names there."""
+        asked = self.work.weights.keys()
+        limits = {"requests": self.requests, "duration": _time(self.duration), "warmup": _time(self.warmup or None)}
+        load = {
+            "connections": self.connections, "pipeline": self.depth, "keep-alive": int(self.keep_alive),
+            "threads": self.processes, "rate": self.rate, "arrivals": self.arrivals if self.rate else None,
+            "ops": self.work.text, "names": self.names, "keys": self.keys.text, "name-size": self.name_size,
+            "value-size": self.buffer_size if "set" in asked or ("get" in asked and self.fetches()) else None,
+            "number-type": self.number_type if self.protocol == "throttr" else None,
+            "ttl": _time(self.ttl) if asked & {"insert", "set", "purge"} else None,
+            "resources": self.resources if self.makes_grants() else None,
+            "maximum": self.maximum if self.makes_grants() else None,
+            "hold": f"{self.hold.kind}:{_time(self.hold.mean)}" if self.hold else None,
+            "churn": self.churn or None, "prefill": self.prefill or None, "verify": self.verify or None,
+            "seed": self.seed,
+        }  # fmt: skip
+        return {name: value for name, value in {**self._where(), **limits, **load}.items() if value is not None}
+
+    def makes_grants(self) -> bool:
+        """Whether permits are asked for."""
+        return not self.work.weights or bool(self.work.weights.keys() & {"acquire", "release", "flow", "param"})
+
+    def _where(self) -> dict[str, Any]:
+        server = {"host": self.host, "port": self.port} if self.socket is None else {"socket": self.socket}
+        secured = {"tls": self.tls or None, "cacert": self.cacert, "cert": self.cert, "key": self.key}
+        return {"protocol": self.protocol, **server, **secured}
+
+
+def _time(seconds: float | None) -> str | None:
+    """As the command line has it: 10s, 100ms, 250us."""
+    if seconds is None:
+        return None
+    unit, size = next(each for each in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 0.0)) if seconds >= each[1])
+    return f"{seconds / (size or 1e-9):.12g}{unit}"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import statistics
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich import box
@@ -34,9 +36,6 @@ ROW_NAMES = ("50", "99", "99.9", "max")
 AS_FAST_AS_IT_GOES = "as fast as it goes"
 REFUSALS = ("refused", "too many requests")
 VERIFIED = "nothing was granted twice, and everything came back"
-# Two runs of the same thing differ by this much on a quiet machine.
-SAME = 0.05
-MARKS = {"better": "▲", "worse": "▼", "same": "=", "": ""}
 # Of HdrHistogram's percentile files: 5 lines each time the distance to 100 % has halved.
 TICKS_PER_HALF = 5
 
@@ -78,13 +77,13 @@ def run_name(report: Report, run: Run) -> str:
     name = printable(run.label)
     if run.rate_wanted is not None:
         at = f"{digits(run.rate_wanted)}/s"
-        name = at if _is_one_load(report) else f"{name} at {at}"
-    elif _is_one_load(report) and any(other.rate_wanted is not None for other in report.runs):
+        name = at if is_one_load(report) else f"{name} at {at}"
+    elif is_one_load(report) and any(other.rate_wanted is not None for other in report.runs):
         name = AS_FAST_AS_IT_GOES
     return name if len(twins) == 1 else f"{name} #{number}"
 
 
-def _is_one_load(report: Report) -> bool:
+def is_one_load(report: Report) -> bool:
     """Whether all runs put the same load on the server, at different rates: a search's."""
     return len({run.label for run in report.runs}) == 1
 
@@ -145,6 +144,8 @@ def answer(search: dict[str, Any]) -> tuple[str, bool]:
     """The sentence that a search ends with, and whether it found what it looked for."""
     ended = search.get("ended")
     early = f"; not finished: {printable(ended)}" if ended else ""
+    if "repeat" in search:
+        return f"the same load {printable(search['repeat'])} times{early}", not ended
     if "objective" not in search:
         return f"scan: {printable(search.get('scan', ''))}{early}", not ended
     objective, found = printable(search["objective"]), search.get("rate")
@@ -161,6 +162,25 @@ def answer(search: dict[str, Any]) -> tuple[str, bool]:
     return f"{objective} holds at none of these rates", False
 
 
+def representative(report: Report) -> Run:
+    """Of runs of the same load the one in the middle, by throughput."""
+    return sorted(report.runs, key=lambda run: run.rate)[(len(report.runs) - 1) // 2]
+
+
+def spread(report: Report) -> str:
+    """How much runs of the same load differ: of each figure the median, the least and the most."""
+    times = [percentiles(run.latency) for run in report.runs]
+    figures = {"": [run.rate for run in report.runs]}
+    figures |= {name: [each[name] for each in times if each] for name in ("50", "99")}
+    words = []
+    for name, values in figures.items():
+        if values:
+            show = duration if name else rate
+            middle, least, most = show(statistics.median(values)), show(min(values)), show(max(values))
+            words.append(f"{f'{percentile_name(name)} ' if name else ''}{middle} ({least} to {most})")
+    return f"median of {len(report.runs)} runs: {', '.join(words)}"
+
+
 # ---- terminal -------------------------------------------------------------------------------------------------------
 
 
@@ -172,13 +192,15 @@ def summary(report: Report) -> RenderableType:
         parts = [Text(printable(run.label), "bold"), _facts(run), _times_table(run), *_meanings(run)]
     else:
         parts = [
-            *(Text(printable(run.label), "bold") for run in report.runs[:1] if _is_one_load(report)),
+            *(Text(printable(run.label), "bold") for run in report.runs[:1] if is_one_load(report)),
             _runs_table(report),
             *_faults_of(report),
         ]
     if report.search is not None:
         text, found = answer(report.search)
         parts.append(Text(text, "bold" if found else BAD))
+        if report.repeats():
+            parts.append(Text(spread(report), "bold"))
     return Group(*parts)
 
 
@@ -186,7 +208,9 @@ def brief(report: Report) -> str:
     """A line a run, and the answer of a search for one."""
     objective = objective_of(report)
     lines = [_brief(run, objective, is_one=len(report.runs) == 1) for run in report.runs]
-    if report.search is not None and "objective" in report.search:
+    if report.repeats():
+        lines.append(spread(report))
+    elif report.search is not None and "objective" in report.search:
         lines.append(answer(report.search)[0])
     return "\n".join(lines)
 
@@ -226,6 +250,9 @@ def _facts(run: Run) -> Table:
         protocol = printable(run.options.get("protocol", "this"))
         table.add_row("", Text(f"nothing was answered: does the server speak the {protocol} protocol?", BAD))
     table.add_row("load CPU", cpu(run))
+    table.add_row("server", server_use(run))
+    if text := fairness(run):
+        table.add_row("fairness", text)
     if run.violations == []:
         table.add_row("verified", Text(VERIFIED, GOOD))
     for number, violation in enumerate(run.violations or ()):
@@ -241,17 +268,33 @@ def cpu(run: Run) -> str:
     return f"{duration(run.cpu_seconds * 1e9 / run.requests)} a request, {digits(cores)} cores"
 
 
+def server_use(run: Run) -> str:
+    """What the server took, as far as this machine can tell."""
+    if run.server.unknown:
+        return f"CPU and memory not known: {printable(run.server.unknown)}"
+    return f"{digits(run.server.cores)} cores, {run.server.memory / 2**20:,.1f} MiB of memory"
+
+
+def fairness(run: Run) -> str:
+    """How unlike the connections were served; empty where there is nothing to tell."""
+    if run.grants is None:
+        return ""
+    least, median, most = run.grants.least, run.grants.median, run.grants.most
+    times = "some got none" if not least else f"{digits(most / least)} times as many"
+    return f"a connection was granted {count(least)} to {count(most)}, median {count(median)}: {times}"
+
+
 def _times_table(run: Run) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column()
     for name in NAMES:
         table.add_column(percentile_name(name), justify="right", no_wrap=True)
     for times in all_times(run):
-        table.add_row(times.name, *_cells(percentiles(times.values), NAMES))
+        table.add_row(times.name, *time_cells(percentiles(times.values), NAMES))
     return table
 
 
-def _cells(found: dict[str, int], names: Sequence[str]) -> list[str]:
+def time_cells(found: dict[str, int], names: Sequence[str]) -> list[str]:
     return [duration(found[name]) if found else "-" for name in names]
 
 
@@ -262,7 +305,7 @@ def _meanings(run: Run) -> list[Text]:
 def _runs_table(report: Report) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     named = len({run.label for run in report.runs}) > 1
-    unlimited = "-" if report.search is None else "no limit"
+    unlimited = "-" if report.search is None or report.repeats() else "no limit"
     if named:
         table.add_column("run", overflow="fold")
     objective = objective_of(report)
@@ -273,7 +316,7 @@ def _runs_table(report: Report) -> Table:
     for name in ("wanted/s", "reached/s", *titles, "late", "errors"):
         table.add_column(name, justify="right", no_wrap=True)
     for run in report.runs:
-        times = _cells(percentiles(run.latency), names)
+        times = time_cells(percentiles(run.latency), names)
         if objective is not None:
             times[1:1] = judged(objective, run)
         table.add_row(
@@ -300,94 +343,6 @@ def _faults_of(report: Report) -> list[Text]:
     return lines
 
 
-# ---- comparison -----------------------------------------------------------------------------------------------------
-
-
-class Ratio(NamedTuple):
-    """Of a figure to that of the first report. `verdict` is better, worse, same or, where errors forbid one, empty."""
-
-    ratio: float
-    verdict: str
-
-
-def compared(value: float, base: float, *, more_is_better: bool, failed: bool) -> Ratio | None:
-    """None where there is nothing to divide by."""
-    if not base:
-        return None
-    ratio = value / base
-    if failed:
-        return Ratio(ratio, "")
-    if abs(ratio - 1) <= SAME:
-        return Ratio(ratio, "same")
-    return Ratio(ratio, "better" if (ratio > 1) == more_is_better else "worse")
-
-
-def base_of(first: Report, run: Run) -> Run | None:
-    """The run of the first report that another's is held against: its only one, or the one that did the same.
-
-    Of searches that is the one at the same rate, also when their loads differ: that is what is compared.
-    """
-    if len(first.runs) == 1:
-        return first.runs[0]
-    one = _is_one_load(first)
-    same = (other for other in first.runs if (one or other.label == run.label) and other.rate_wanted == run.rate_wanted)
-    return next(same, None)
-
-
-def compare_table(reports: list[tuple[str, Report]]) -> RenderableType:
-    """A row a run, with ratios to the first report's."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("run", overflow="fold")
-    for column in ("throughput", *map(percentile_name, ROW_NAMES)):
-        table.add_column(column, justify="right", no_wrap=True)
-    notes, is_compared = [], False
-    for index, (name, report) in enumerate(reports):
-        for run in report.runs:
-            title = full_name(name, report, run)
-            base = base_of(reports[0][1], run) if index else None
-            if run.failed():
-                notes.append(Text(f"{title}: {faults(run)}", BAD))
-            heading = Text(f"{title} (failed)", BAD) if run.failed() else Text(title)
-            figures = [rate(run.rate), *_cells(percentiles(run.latency), ROW_NAMES)]
-            found = ratios(run, base) if base is not None else [None] * len(figures)
-            is_compared |= base is not None
-            cells = (_compared_cell(value, ratio, run) for value, ratio in zip(figures, found, strict=True))
-            table.add_row(heading, *cells)
-    for name, report in reports:
-        notes += _about(name, report)
-    if is_compared:
-        marks = f"{MARKS['better']} better, {MARKS['worse']} worse, {MARKS['same']} within {SAME:.0%}"
-        notes.append(Text(f"x: against {printable(reports[0][0])}; {marks}", SOFT))
-    return Group(table, *notes)
-
-
-def _about(name: str, report: Report) -> list[Text]:
-    """What was loaded, where the rows do not say it, and what a search found."""
-    words = [printable(report.runs[0].label)] if report.runs and _is_one_load(report) else []
-    if report.search is not None:
-        words.append(answer(report.search)[0])
-    return [Text(f"{printable(name)}: {': '.join(words)}", SOFT)] if words else []
-
-
-def ratios(run: Run, base: Run) -> list[Ratio | None]:
-    """Of the throughput and of the percentiles in ROW_NAMES."""
-    failed = run.failed() or base.failed()
-    found, before = percentiles(run.latency), percentiles(base.latency)
-    times = (
-        compared(found[name], before[name], more_is_better=False, failed=failed) if found and before else None
-        for name in ROW_NAMES
-    )
-    return [compared(run.rate, base.rate, more_is_better=True, failed=failed), *times]
-
-
-def _compared_cell(value: str, ratio: Ratio | None, run: Run) -> Text:
-    cell = Text(value, BAD if run.failed() else "")
-    if ratio is not None:
-        style = {"better": GOOD, "worse": "red"}.get(ratio.verdict, SOFT)
-        cell.append(f"\n{digits(ratio.ratio)}x {MARKS[ratio.verdict]}".rstrip(), style)
-    return cell
-
-
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
@@ -407,7 +362,8 @@ def _csv_column(key: str, name: str) -> str:
 
 CSV_COLUMNS = (
     *("label", "started", "rate_wanted_per_second", "requests_per_second", "requests", "seconds", "late", "unsent"),
-    *("errors", "errors_by_kind", "outcomes", "violations", "cpu_seconds"),
+    *("errors", "errors_by_kind", "outcomes", "violations", "cpu_seconds", "server_cores", "server_memory_bytes"),
+    *("grants_least", "grants_median", "grants_most"),
     *(_csv_column(key, name) for key in ("latency", "service", "give_back") for name in NAMES),
 )
 
@@ -427,6 +383,9 @@ def _csv_row(run: Run) -> dict[str, Any]:
         "outcomes": ";".join(f"{kind}={number}" for kind, number in run.outcomes.items()),
         "violations": "" if run.violations is None else len(run.violations),
         "cpu_seconds": f"{run.cpu_seconds:.6f}",
+        "server_cores": "" if run.server.unknown else f"{run.server.cores:.3f}",
+        "server_memory_bytes": "" if run.server.unknown else run.server.memory,
+        **({f"grants_{name}": number for name, number in asdict(run.grants).items()} if run.grants else {}),
         **{
             _csv_column(times.key, name): f"{value / 1000:.3f}"
             for times in all_times(run)

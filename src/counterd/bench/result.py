@@ -21,7 +21,7 @@ from hdrh.histogram import HdrHistogram
 if TYPE_CHECKING:
     from pathlib import Path
 
-FORMAT = "counterbench 1"
+FORMAT = "counterbench 2"
 HIGHEST_NS = 3_600_000_000_000
 DIGITS = 3
 PERCENTILES = (50.0, 90.0, 99.0, 99.9, 99.99)
@@ -57,6 +57,24 @@ class Moment:
 
 
 @dataclass
+class ServerUse:
+    """What the server's processes took in the measured time, if they are on this machine."""
+
+    cores: float = 0.0
+    memory: int = 0  # bytes, at the end
+    unknown: str = ""  # why it is not known
+
+
+@dataclass
+class Grants:
+    """What the connections were granted in the measured time: how unlike each other they are."""
+
+    least: int
+    median: int
+    most: int
+
+
+@dataclass
 class Run:
     """One run. `latency` is what a user sees: from the intended start in an open loop, else from the sending."""
 
@@ -77,6 +95,8 @@ class Run:
     cpu_seconds: float = 0.0  # of the load processes, in the measured time
     series: list[Moment] = field(default_factory=list)
     violations: list[str] | None = None  # None = nobody looked (no --verify)
+    server: ServerUse = field(default_factory=ServerUse)
+    grants: Grants | None = None  # None = one connection, or nothing was granted
 
     @property
     def rate(self) -> float:
@@ -95,8 +115,14 @@ class Report:
     runs: list[Run]
     machine: dict[str, str]  # cpu, cores, memory, kernel
     versions: dict[str, str]  # counterd, python
-    # {"objective": "p99<1ms", "rate": 120000.0 or None} or {"scan": "..."}; and "ended": why, where it ended early
+    # {"objective": "p99<1ms", "rate": 120000.0 or None, "contrary": runs}, {"scan": "..."} or {"repeat": times};
+    # and "ended": why, where it ended early
     search: dict[str, Any] | None = None
+    command: str = ""  # that found it, as a shell reads it
+
+    def repeats(self) -> bool:
+        """Whether its runs put the same load on the server, again and again."""
+        return self.search is not None and "repeat" in self.search
 
 
 def save(report: Report, path: Path) -> None:
@@ -130,6 +156,8 @@ def _encode(run: Run) -> dict[str, Any]:
     for name, value in fields.items():
         if isinstance(value, HdrHistogram):
             fields[name] = value.encode().decode("ascii")
+        elif dataclasses.is_dataclass(value):
+            fields[name] = dataclasses.asdict(value)  # type: ignore[arg-type]
     fields["series"] = [dataclasses.asdict(moment) for moment in run.series]
     return {**fields, "rate": run.rate, "percentiles": percentiles(run.latency)}
 

@@ -9,16 +9,17 @@ import contextlib
 import ctypes
 import os
 import signal
+import statistics
 import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from counterd.bench import leases, scripts, verify
+from counterd.bench import leases, scripts, server, verify
 from counterd.bench._board import Board
 from counterd.bench._load import Load
 from counterd.bench.asking import LoadError, resolve
-from counterd.bench.result import Moment, Run, histogram, percentiles
+from counterd.bench.result import Grants, Moment, Run, ServerUse, histogram, percentiles
 from counterd.errors import CounterdError
 from counterd.units import duration, rate, several
 
@@ -70,11 +71,13 @@ def run(
     if plan.protocol == "redis-lua":
         scripts.install(place)
     checks = _checks(plan)
-    board = Board(plan.processes, plan.names if plan.verify else 0, plan.verify and plan.protocol == "sentinel")
+    names = plan.names if plan.verify else 0
+    board = Board(plan.processes, plan.connections, names, plan.verify and plan.protocol == "sentinel")
+    use = server.Watch(place)
     loads = [Load(plan, board, index, place.sockaddr(), place.context) for index in range(plan.processes)]
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     with _interruptible(board, interruption), _processes(loads) as pids:
-        watching = _Watching(plan, board, pids, watch)
+        watching = _Watching(plan, board, pids, use, watch)
         try:
             watching.until_ready()
             watching.until_over()
@@ -214,10 +217,19 @@ def _start(load: Load) -> int:
 class _Watching:
     """The parent's part: when to begin, what a second was like, whether all goes well."""
 
-    def __init__(self, plan: Plan, board: Board, pids: list[int], watch: Callable[[Progress], None] | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        board: Board,
+        pids: list[int],
+        use: server.Watch,
+        watch: Callable[[Progress], None] | None,
+    ) -> None:
         self._plan = plan
         self._board = board
         self._pids = pids
+        self._use = use
+        self._used = ServerUse()
         self._watch = watch or (lambda _: None)
         self._latency = histogram()
         self._series: list[Moment] = []
@@ -243,9 +255,12 @@ class _Watching:
         while not all(stage in ("over", "gone") for stage in self._stages()):
             time.sleep(LOOK_S)
             now = time.monotonic_ns()
+            if now >= self._measure:
+                self._use.begin()
             if now - begun >= 1_000_000_000:
                 begun, count, errors = self._moment(begun, now, count, errors)
             self._show("warming up" if now < self._measure else "measuring" if now < self._end else "finishing")
+        self._used = self._use.end()
         self._finish = self._board.stopped_ns() or time.monotonic_ns()
         if self._board.totals()["requests"] > count or not self._series:
             self._moment(begun, max(self._board.last_ns(), begun + 1), count, errors)
@@ -280,6 +295,8 @@ class _Watching:
             cpu_seconds=totals["cpu_ns"] / 1e9,
             series=self._series,
             violations=violations,
+            server=self._used,
+            grants=spread(self._board.granted()),
         )
 
     def _stages(self) -> list[str]:
@@ -333,6 +350,13 @@ class _Watching:
         for value, times in self._board.take(kind):
             values.record_value(value, times)
         return values
+
+
+def spread(granted: list[int]) -> Grants | None:
+    """Of what the connections were granted."""
+    if len(granted) < 2 or not any(granted):
+        return None
+    return Grants(min(granted), int(statistics.median(granted)), max(granted))
 
 
 def _listed(errors: dict[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""Several runs to one end: the highest rate that meets an objective, or a curve over rates.
+"""Several runs to one end: the highest rate that meets an objective, a curve over rates, or how much runs differ.
 
 A side, pure Python.
 """
@@ -125,6 +125,17 @@ def _narrow(plan: Plan, objective: Objective, runner: Runner, found: Found) -> N
             low, high = high, peak.rate
         else:
             return
+
+
+def repeat(plan: Plan, times: int, runner: Runner) -> Found:
+    """The same run so many times."""
+    found = Found()
+    try:
+        for _ in range(times):
+            found.runs.append(runner(plan))
+    except Ended as early:
+        return found.end(early)
+    return found
 
 
 def read_scan(text: str) -> list[float]:

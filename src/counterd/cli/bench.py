@@ -11,6 +11,7 @@ import itertools
 import os
 import platform
 import re
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ try:
     import click
     from rich.console import Console
 
+    from counterd.bench import compare as comparing
     from counterd.bench import page, report, search
     from counterd.bench import plan as planning
     from counterd.bench.asking import LoadError
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+COMMAND = "counterd.command"
 SEARCH_S = 3.0  # of each run of a search, unless --duration says otherwise
 DURATION_S = 10.0
 
@@ -76,7 +79,15 @@ class Written(click.Path):
 FILE = Written()
 
 
-@click.group(invoke_without_command=True, context_settings={"max_content_width": 110})
+class Told(click.Group):
+    """Remembers the words of its command line, for the report."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[COMMAND] = shlex.join(["counterbench", *args])
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=Told, invoke_without_command=True, context_settings={"max_content_width": 110})
 @click.option("-h", "--host", default="127.0.0.1", show_default=True, help="The server's host.")
 @click.option(
     "-p",
@@ -207,6 +218,13 @@ FILE = Written()
     help="An open loop at each of these rates: 10k:200k:10k.",
 )
 @click.option(
+    "--repeat",
+    type=NUMBER,
+    default=1,
+    metavar="N",
+    help="Do the same run so often, and say how much the runs differ.  [default: 1]",
+)
+@click.option(
     "--verify",
     is_flag=True,
     help="Check that no name was ever above its maximum, and that nothing is in use at the end that nobody holds; "
@@ -246,7 +264,8 @@ def main(context: click.Context, /, **options: Any) -> None:
     console = Console()
     try:
         plan = read_plan(options)
-        found = measure(plan, options["find_max"], options["scan"], console, quiet=options["quiet"])
+        found = measure(plan, options["find_max"], options["scan"], options["repeat"], console, quiet=options["quiet"])
+        found.command = context.meta[COMMAND]
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     except (LoadError, CounterdError, OSError) as error:
@@ -273,7 +292,7 @@ def compare(files: tuple[Path, ...], html: Path) -> None:
         page.write_page(reports, html)
     except (ResultError, OSError) as error:
         give_up(error)
-    show(Console(), report.compare_table(reports))
+    show(Console(), comparing.compare_table(reports))
     click.echo(f"charts: {html}")
 
 
@@ -295,7 +314,7 @@ def failed(found: Report) -> bool:
     """Whether anything went wrong. In a search requests that were not sent do not count: it goes to where that is."""
     if found.search is not None and found.search.get("ended"):
         return True
-    searching = found.search is not None
+    searching = found.search is not None and not found.repeats()
     return any(each.errors or each.violations or (each.unsent and not searching) for each in found.runs)
 
 
@@ -311,6 +330,8 @@ def read_plan(options: dict[str, Any]) -> Plan:
         raise ValueError("--find-max and --scan are two searches")
     if searching and (options["rate"] or options["requests"]):
         raise ValueError("a search chooses the rates itself, for a time: no --rate and no -n")
+    if searching and options["repeat"] > 1:
+        raise ValueError("--repeat is for one load, not for a search")
     duration = options["duration"]
     if duration is None and options["requests"] is None:
         duration = SEARCH_S if searching else DURATION_S
@@ -331,7 +352,13 @@ def read_plan(options: dict[str, Any]) -> Plan:
 
 
 def measure(
-    plan: Plan, objective: search.Objective | None, rates: list[float] | None, console: Console, *, quiet: bool
+    plan: Plan,
+    objective: search.Objective | None,
+    rates: list[float] | None,
+    repeat: int,
+    console: Console,
+    *,
+    quiet: bool,
 ) -> Report:
     """Does the run, or those of the search: what ends that too early costs only what was still to come."""
     interruption = Interruption()
@@ -341,7 +368,7 @@ def measure(
 
         def trial(each: Plan) -> Run:
             at = AS_FAST_AS_IT_GOES if each.rate is None else rate(each.rate)
-            most = f"{len(rates)}" if rates is not None else f"{search.TRIALS_MAX + 1} at most"
+            most = f"{search.TRIALS_MAX + 1} at most" if objective is not None else f"{len(rates or range(repeat))}"
             try:
                 done = run(each, label, begin(f"run {next(numbers)} of {most}, {at}"), interruption)
             except (LoadError, CounterdError, OSError) as error:
@@ -360,6 +387,8 @@ def measure(
         elif rates is not None:
             found = search.scan(plan, rates, trial)
             answer = {"scan": f"{rate(rates[0])} to {rate(rates[-1])}"}
+        elif repeat > 1:
+            found, answer = search.repeat(plan, repeat, trial), {"repeat": repeat}
         else:
             found, answer = search.Found([run(plan, label, begin(label), interruption)]), None
     if found.ended is not None and answer is not None:

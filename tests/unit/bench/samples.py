@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from counterd.bench.result import Moment, Report, Run, histogram
+from counterd.bench.result import Grants, Moment, Report, Run, ServerUse, histogram
 
 if TYPE_CHECKING:
     from hdrh.histogram import HdrHistogram
@@ -42,7 +42,8 @@ def run(label: str = "acquire-release", rate: float = 1000.0, middle: int = 143_
 
 
 def report(*runs: Run, **others: Any) -> Report:
-    return Report(list(runs), {"cpu": "any", "cores": "2"}, {"counterd": "0.1.0", "python": "3.11"}, **others)
+    fields: dict[str, Any] = {"command": "counterbench -c 50", **others}
+    return Report(list(runs), {"cpu": "any", "cores": "2"}, {"counterd": "0.1.0", "python": "3.11"}, **fields)
 
 
 def full_run() -> Run:
@@ -57,6 +58,8 @@ def full_run() -> Run:
         errors={"timeout": 5, "connection lost": 6},
         evidence=["connection lost: reset by peer"],
         violations=["counter x: 11 granted of 10"],
+        server=ServerUse(cores=0.75, memory=50 << 20),
+        grants=Grants(12, 200, 516),
     )
 
 

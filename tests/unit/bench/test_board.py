@@ -12,24 +12,25 @@ from counterd.bench.result import HIGHEST_NS, histogram
 
 
 def test_a_new_board_says_nothing() -> None:
-    board = Board(3, 5)
+    board = Board(3, 4, 5)
     assert board.processes == 3
     assert board.stages() == ["connecting"] * 3
+    assert board.granted() == [0] * 4
     assert set(board.totals().values()) == {0}
     assert (board.last_ns(), board.outcomes(), board.errors(), board.evidence()) == (0, {}, {}, [])
     assert (board.violations(), board.all_held(), board.stopped_ns()) == ((0, []), {}, 0)
     assert [board.take(kind) for kind in ("latency", "service", "give_back")] == [[], [], []]
-    assert Board(1, 0).all_held() == {}
-    assert Board(2, 5, tokens=True).all_held() == {}
+    assert Board(1, 1, 0).all_held() == {}
+    assert Board(2, 2, 5, tokens=True).all_held() == {}
 
 
 def test_what_is_not_counted_is_an_error() -> None:
     with pytest.raises(ValueError, match="tuple"):
-        Board(1, 0).take("age")
+        Board(1, 1, 0).take("age")
 
 
 def test_an_order_to_stop_has_its_time_and_keeps_it() -> None:
-    board = Board(1, 0)
+    board = Board(1, 1, 0)
     before = time.monotonic_ns()
     board.stop()
     stopped = board.stopped_ns()
@@ -39,7 +40,7 @@ def test_an_order_to_stop_has_its_time_and_keeps_it() -> None:
 
 
 def test_it_is_shared_with_children() -> None:
-    board = Board(1, 0)
+    board = Board(1, 1, 0)
     pid = os.fork()
     if pid == 0:
         board.stop()
@@ -56,7 +57,7 @@ VALUES = sorted(
 
 def test_the_layout_is_that_of_the_library() -> None:
     """Each value goes into the cell that the library would put it in, and comes out as one that goes there too."""
-    board, theirs = Board(1, 0), histogram()
+    board, theirs = Board(1, 1, 0), histogram()
     for value in VALUES:
         board.record("latency", value)
         ((taken, times),) = board.take("latency")
@@ -70,7 +71,7 @@ def test_the_layout_is_that_of_the_library() -> None:
     ("value", "expected"), [(-1, 0), (-(1 << 63), 0), (HIGHEST_NS + 1, HIGHEST_NS), ((1 << 63) - 1, HIGHEST_NS)]
 )
 def test_what_is_beyond_is_counted_at_the_end(value: int, expected: int) -> None:
-    board, theirs = Board(1, 0), histogram()
+    board, theirs = Board(1, 1, 0), histogram()
     board.record("service", value)
     ((taken, times),) = board.take("service")
     assert times == 1
@@ -79,7 +80,7 @@ def test_what_is_beyond_is_counted_at_the_end(value: int, expected: int) -> None
 
 
 def test_what_was_taken_is_not_taken_again() -> None:
-    board = Board(2, 0)
+    board = Board(2, 2, 0)
     for value in (5, 5, 7):
         board.record("give_back", value)
     assert board.take("give_back") == [(5, 2), (7, 1)]

@@ -231,6 +231,36 @@ def test_the_headline_says_what_was_wanted_what_was_late_and_what_was_granted() 
     assert "900/s granted, the others are refusals or releases" in card
 
 
+def test_where_it_comes_from_in_the_words_of_the_command_line() -> None:
+    text = page([("a", report(run(options={"ops": "get", "hold": "fixed:10ms"}), command="counterbench -t 'a b'"))])
+    assert '<th scope="row">command</th><td>counterbench -t &#x27;a b&#x27;</td>' in text
+    assert '<th scope="row">hold</th><td>fixed:10ms</td>' in text
+    assert ">command<" not in page([("a", report(run(), command=""))])
+
+
+def test_a_wide_table_says_on_a_phone_that_it_scrolls() -> None:
+    text = page([("a", report(run()))])
+    requests, _, words = text.partition("<h3>Times</h3>")[0], "", text.partition("<h3>Options</h3>")[2]
+    assert '<h3>Requests</h3><p class="hint soft">This table scrolls sideways.</p>' in requests
+    assert "hint" not in words
+    assert "@media(max-width:560px){.hint{display:block}" in text
+
+
+def test_runs_of_the_same_load_are_one_headline() -> None:
+    again = report(*(run(rate=each, rate_wanted=5e3) for each in (900.0, 1000.0, 1100.0)), search={"repeat": 3})
+    text = page([("a", again)])
+    assert '<div class="big">1,000 ' in text
+    assert "median of 3 runs: 1,000/s (900/s to 1,100/s)" in text
+    assert "Response time against rate" not in text, "it is no scan"
+
+
+def test_a_comparison_of_different_loads_warns() -> None:
+    closed, opened = run(options={"connections": 50}), run(rate=500.0, options={"connections": 50, "rate": 500.0})
+    text = page([("a", report(closed)), ("b", report(opened))])
+    assert '<p class="bad">b: not the load of a: rate 500.0, not none</p>' in text
+    assert "0.50x</td>" in text
+
+
 def test_a_failed_run_is_no_headline_while_there_is_another() -> None:
     runs = [run("good"), run("bad", rate=9000.0, errors={"timeout": 1})]
     assert "good, one of 2 runs" in page([("a", report(*runs))])

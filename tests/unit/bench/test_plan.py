@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.bench.plan import OPS, OPS_OF, Hold, Keys, Plan, Work, ttl_of
+from counterd.cli.bench import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,5 +164,39 @@ def test_which_loads_need_names_that_exist() -> None:
 def test_options_go_into_a_file() -> None:
     options = Plan(work=Work.read("mix:get=1"), hold=None, keys=Keys("zipf", 1.5)).as_options()
     assert json.loads(json.dumps(options)) == options
-    assert options["work"] == "mix:get=1"
-    assert options["keys"] == {"kind": "zipf", "exponent": 1.5}
+    assert options["ops"] == "mix:get=1"
+    assert options["keys"] == "zipf:1.5"
+
+
+@pytest.mark.parametrize(
+    ("plan", "told", "left_out"),
+    [
+        (
+            Plan(),
+            {"duration": "10s", "pipeline": 1, "maximum": 1_000_000},
+            {"ttl", "rate", "hold", "number-type", "tls"},
+        ),
+        (
+            Plan(hold=Hold("exp", 0.05), rate=500.0),
+            {"hold": "exp:50ms", "rate": 500.0, "arrivals": "constant"},
+            {"churn"},
+        ),
+        (
+            Plan(socket="/run/x", depth=8, warmup=0.00025),
+            {"socket": "/run/x", "pipeline": 8, "warmup": "250us"},
+            {"host"},
+        ),
+        (
+            Plan(protocol="throttr", work=Work.read("insert")),
+            {"ttl": "100ms", "number-type": "uint16", "port": 9000},
+            {"maximum", "resources", "value-size"},
+        ),
+    ],
+)
+def test_options_are_those_of_the_command_line(plan: Plan, told: dict[str, Any], left_out: set[str]) -> None:
+    """By their names there, and as they are written there: only those that this load has."""
+    options = plan.as_options()
+    assert told.items() <= options.items()
+    assert not left_out & options.keys()
+    names = {option.lstrip("-") for each in main.params for option in each.opts}
+    assert options.keys() <= names

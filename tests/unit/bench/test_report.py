@@ -10,22 +10,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console, RenderableType
 
+from counterd.bench.compare import compare_table
 from counterd.bench.report import (
     CSV_COLUMNS,
-    Ratio,
     all_times,
     answer,
-    base_of,
     brief,
-    compare_table,
-    compared,
-    ratios,
+    fairness,
+    representative,
     run_name,
+    spread,
     summary,
     write_csv,
     write_hgrm,
 )
-from counterd.bench.result import HIGHEST_NS
+from counterd.bench.result import HIGHEST_NS, Grants, ServerUse
 from unit.bench.samples import empty_run, full_run, report, run, scan, times
 
 if TYPE_CHECKING:
@@ -278,74 +277,44 @@ def test_foreign_text_commands_nothing(show: Any) -> None:
         assert "\ud800" not in text
 
 
-# ---- comparison -----------------------------------------------------------------------------------------------------
+# ---- the same load again and again ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("value", "base", "more_is_better", "expected"),
-    [
-        (150, 100, True, Ratio(1.5, "better")),
-        (150, 100, False, Ratio(1.5, "worse")),
-        (50, 100, True, Ratio(0.5, "worse")),
-        (50, 100, False, Ratio(0.5, "better")),
-        (104, 100, True, Ratio(1.04, "same")),
-        (96, 100, False, Ratio(0.96, "same")),
-        (1, 0, True, None),
-    ],
-)
-def test_compared(value: float, base: float, more_is_better: bool, expected: Ratio | None) -> None:
-    assert compared(value, base, more_is_better=more_is_better, failed=False) == expected
+def test_runs_of_the_same_load() -> None:
+    rates = [1000.0, 4000.0, 2000.0]
+    again = report(*(run(rate=each, middle=int(each) * 100) for each in rates), search={"repeat": 3})
+    text = shown(summary(again))
+    assert text.count(" requests/s") == 0
+    assert row(text, "- ").startswith("1,000 100 µs")
+    assert "the same load 3 times" in text
+    line = (
+        "median of 3 runs: 2,000/s (1,000/s to 4,000/s), p50 200 µs (100 µs to 400 µs), p99 396 µs (198 µs to 792 µs)"
+    )
+    assert line in " ".join(text.split())
+    assert brief(again).splitlines()[-1] == line
+    assert representative(again) is again.runs[2]
+    assert run_name(again, again.runs[1]) == "acquire-release #2"
+    early = report(again.runs[0], search={"repeat": 3, "ended": "interrupted"})
+    assert answer(early.search or {}) == ("the same load 3 times; not finished: interrupted", False)
+    assert spread(report(empty_run(), search={"repeat": 1})) == "median of 1 runs: 0/s (0/s to 0/s)"
 
 
-def test_a_failed_run_is_never_better() -> None:
-    good, bad = run(), run(rate=9000.0, middle=10_000, errors={"timeout": 1})
-    for pair in ((good, bad), (bad, good)):
-        found = ratios(*pair)
-        assert len(found) == 5
-        assert {ratio.verdict for ratio in found if ratio is not None} == {""}
-    text = shown(compare_table([("a", report(good)), ("b", report(bad))]), colours=True)
-    assert f"{RED}b (failed)" in text
-    assert f"{RED}b: errors: timeout 1" in text
-    assert GREEN not in text
+# ---- the server, and how the connections were served ----------------------------------------------------------------
 
 
-def test_a_better_one_is_green_and_a_worse_one_red() -> None:
-    reports = [("a", report(run())), ("b", report(run(rate=2000.0, middle=286_000)))]
-    text = shown(compare_table(reports))
-    assert row(text, "b ") == "2,000/s 286 µs 567 µs 572 µs 572 µs"
-    assert row(text, "2.00x") == "▲ 2.00x ▼ 2.00x ▼ 2.00x ▼ 2.00x ▼"
-    coloured = shown(compare_table(reports), colours=True)
-    assert f"{GREEN}2.00x ▲" in coloured
-    assert "\x1b[31m2.00x ▼" in coloured
+def test_what_the_server_took() -> None:
+    known = run(server=ServerUse(cores=0.934, memory=47_290_000))
+    assert row(shown(summary(report(known))), "server ") == "0.93 cores, 45.1 MiB of memory"
+    away = run(server=ServerUse(unknown="it is on another machine"))
+    assert row(shown(summary(report(away))), "server ") == "CPU and memory not known: it is on another machine"
 
 
-def test_nothing_to_compare_with() -> None:
-    assert ratios(empty_run(), empty_run()) == [None] * 5
-    assert "x: against" not in shown(compare_table([("a", report(run()))]))
-    different = report(run(rate_wanted=7.0), run(rate_wanted=8.0))
-    assert "x: against" not in shown(compare_table([("a", scan()), ("b", different)])), "no rate is in both"
-    assert "x: against a" in shown(compare_table([("a", scan()), ("b", scan())]))
-    shown(compare_table([]))
-    shown(compare_table([("a", report()), ("b", report(run()))]))
-
-
-def test_a_comparison_says_what_was_loaded_and_what_a_search_found() -> None:
-    lines = shown(compare_table([("a", report(run())), ("b", scan())])).splitlines()
-    assert "a: acquire-release" in lines
-    assert "b: acquire-release: p99<1ms holds up to 2,000/s" in lines
-    mixed = report(run("get"), run("noop"))
-    assert not any(line.startswith("c: ") for line in shown(compare_table([("c", mixed)])).splitlines())
-
-
-def test_a_run_is_compared_with_the_one_that_did_the_same() -> None:
-    first = scan()
-    assert base_of(first, run(rate_wanted=2000.0)) is first.runs[1]
-    assert base_of(first, run(rate_wanted=2500.0)) is None
-    assert base_of(report(first.runs[0]), run("get")) is first.runs[0]
-    assert base_of(first, run("get", rate_wanted=2000.0)) is first.runs[1], "searches are compared rate by rate"
-    both = report(run("get"), run("noop"))
-    assert base_of(both, run("noop")) is both.runs[1]
-    assert base_of(both, run("acquire")) is None
+def test_how_alike_the_connections_were_served() -> None:
+    fair = run(grants=Grants(12, 200, 516))
+    text = "a connection was granted 12 to 516, median 200: 43.0 times as many"
+    assert row(shown(summary(report(fair))), "fairness ") == text
+    assert fairness(run(grants=Grants(0, 1, 9))) == "a connection was granted 0 to 9, median 1: some got none"
+    assert "fairness" not in shown(summary(report(run())))
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------

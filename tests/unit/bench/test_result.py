@@ -71,6 +71,7 @@ def test_everything_comes_back(tmp_path: Path, found: Report) -> None:
     back = load(tmp_path / "r.json")
     assert plain(back) == plain(found)
     assert (back.machine, back.versions, back.search) == (found.machine, found.versions, found.search)
+    assert back.command == found.command
 
 
 def test_what_came_back_can_be_saved_again(tmp_path: Path) -> None:
@@ -145,9 +146,9 @@ def test_no_file(tmp_path: Path) -> None:
         (b"[]", "not a result of counterbench"),
         (b"null", "not a result of counterbench"),
         (b"{}", "not a result of counterbench"),
-        (b'{"format": "counterbench 2"}', "its format is 'counterbench 2'"),
-        (b'{"format": ["counterbench 1"]}', "not a result of counterbench"),
-        (b'{"format": "counterbench 1"}', "runs is missing"),
+        (b'{"format": "counterbench 0"}', "its format is 'counterbench 0'"),
+        (b'{"format": ["counterbench 2"]}', "not a result of counterbench"),
+        (b'{"format": "counterbench 2"}', "runs is missing"),
     ],
 )
 def test_no_result(tmp_path: Path, content: bytes, wrong: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from counterd.bench.plan import Plan
 from counterd.bench.result import Run, histogram
-from counterd.bench.search import PRECISION, TRIALS_MAX, Ended, Objective, find_max, read_scan, scan
+from counterd.bench.search import PRECISION, TRIALS_MAX, Ended, Objective, find_max, read_scan, repeat, scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,6 +139,14 @@ def test_what_was_found_is_kept_when_there_can_be_no_more_runs(runs: int, cut: b
     found = scan(Plan(), [1.0, 2.0, 3.0, 4.0, 5.0], Ending(runs, cut=cut))
     assert [run.rate_wanted for run in found.runs] == [1.0, 2.0, 3.0, 4.0, 5.0][: runs + cut]
     assert found.ended == "no more"
+
+
+def test_the_same_run_again() -> None:
+    server = Server(50_000)
+    found = repeat(Plan(connections=7), 3, server)
+    assert (len(found.runs), found.ended, {plan.connections for plan in server.plans}) == (3, None, {7})
+    early = repeat(Plan(), 3, Ending(1, cut=True))
+    assert (len(early.runs), early.ended) == (2, "no more")
 
 
 def test_a_run_that_was_cut_short_meets_nothing() -> None:

@@ -1,0 +1,147 @@
+"""What the server itself takes while it is loaded: processor and memory of the processes that listen at its address.
+
+A side, pure Python. They are found through /proc, before the load begins, by the socket that they hold; on another
+machine, in another container, or without the right to look, they are not found, and the report says why. A process 1
+that holds the socket has opened it for another, as systemd does, and is not the server.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from counterd.bench.result import ServerUse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from counterd.bench.asking import Place
+
+PROC = Path("/proc")
+LISTENS = "0A"  # the state of a socket, in /proc/net/tcp
+UNIX_LISTENS = "00010000"  # its flags, in /proc/net/unix
+LINKS_MAX = 100_000  # descriptors that are looked at: about a second
+TIME_MIN_S = 0.1  # ten of the ticks that the kernel counts a process's time in
+
+
+class Unknown(Exception):
+    """Why it is not known."""
+
+
+class Watch:
+    """The server's processes over a run: begin(), then end()."""
+
+    def __init__(self, place: Place) -> None:
+        self._why = ""
+        self._pids: list[int] = []
+        self._began = self._cpu = 0.0
+        try:
+            self._pids = processes(place)
+        except Unknown as error:
+            self._why = str(error)
+
+    def begin(self) -> None:
+        """The measured time begins, unless it has."""
+        if not self._began:
+            self._began, (self._cpu, _) = time.monotonic(), self._used()
+
+    def end(self) -> ServerUse:
+        """What it took since then."""
+        if self._why:
+            return ServerUse(unknown=self._why)
+        took = time.monotonic() - self._began if self._began else 0.0
+        if took < TIME_MIN_S:
+            return ServerUse(unknown="the run was too short")
+        cpu, memory = self._used()
+        if not memory:
+            return ServerUse(unknown="it has ended")
+        return ServerUse(cores=max(cpu - self._cpu, 0.0) / took, memory=memory)
+
+    def _used(self) -> tuple[float, int]:
+        """(seconds of processor so far, bytes of memory) of all its processes; those that have ended have none."""
+        cpu, memory = 0.0, 0
+        for pid in self._pids:
+            try:
+                fields = (PROC / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+            except OSError:
+                continue
+            cpu += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            memory += int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+        return cpu, memory
+
+
+def processes(place: Place) -> list[int]:
+    """Those that hold a socket which listens at an address. Unknown: none can be found."""
+    if place.family != socket.AF_UNIX and not _is_here(place):
+        raise Unknown("it is on another machine")
+    found = _holders({f"socket:[{inode}]" for inode in _listening(place)})
+    if not found:
+        raise Unknown("no process that this user may look at listens there")
+    return found
+
+
+def _is_here(place: Place) -> bool:
+    """Whether packets to that address leave from the same one."""
+    with socket.socket(place.family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(place.address)  # which sends nothing
+        except OSError:
+            return False
+        return bool(probe.getsockname()[0] == probe.getpeername()[0])
+
+
+def _listening(place: Place) -> set[str]:
+    """The inodes of the sockets that listen there."""
+    if place.family == socket.AF_UNIX:
+        rows = (row for row in _rows("unix") if len(row) > 7 and row[3] == UNIX_LISTENS)
+        return {row[6] for row in rows if row[7] == str(place.address)}
+    port = f"{place.address[1]:04X}"
+    address = _words_of(place)
+    wanted = {f"{each}:{port}" for each in (address, "0" * 8, "0" * 32)}
+    return {row[9] for table in ("tcp", "tcp6") for row in _rows(table) if row[3] == LISTENS and row[1] in wanted}
+
+
+def _rows(table: str) -> Iterator[list[str]]:
+    try:
+        text = (PROC / "net" / table).read_text("utf-8", "replace")
+    except OSError:  # of a kernel without IPv6
+        return
+    for line in text.splitlines()[1:]:
+        yield line.split(maxsplit=7 if table == "unix" else -1)
+
+
+def _words_of(place: Place) -> str:
+    """An address as the kernel writes it: words of four bytes, each in the order of this machine."""
+    packed = socket.inet_pton(place.family, place.address[0].partition("%")[0])
+    words = (packed[at : at + 4] for at in range(0, len(packed), 4))
+    return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words)
+
+
+def _holders(links: set[str]) -> list[int]:
+    """The processes that hold one of these sockets."""
+    found = []
+    left = LINKS_MAX
+    for process in PROC.iterdir() if links else ():
+        if not process.name.isdecimal() or process.name == "1":
+            continue
+        try:
+            files = list((process / "fd").iterdir())
+        except OSError:  # it has ended, or is not ours to look at
+            continue
+        left -= len(files)
+        if left < 0:
+            raise Unknown("too many files are open on this machine to look for it")
+        if any(_link(file) in links for file in files):
+            found.append(int(process.name))
+    return found
+
+
+def _link(path: Path) -> str:
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""
