@@ -140,6 +140,7 @@ class Server:
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self.used: Counter[bytes] = Counter()
+        self.refused = 0  # acquires
         self.pipes: list[Pipe] = []
         self.in_flight = 0  # pieces of requests and their replies
         self.delay: Callable[[], float] = lambda: 0.001
@@ -169,6 +170,7 @@ class Server:
             resources, maximum = struct.unpack_from(">II", body)
             if self.used[body[10:]] + resources > maximum:
                 status = Status.RESOURCE_NOT_AVAILABLE
+                self.refused += 1
             else:
                 self.used[body[10:]] += resources
                 pipe.held[body[10:]] += resources
@@ -180,6 +182,9 @@ class Server:
             else:
                 self.used[name] -= resources
                 pipe.held[name] -= resources
+        elif opcode == Opcode.STATS:
+            name, value = b"refused:not_available", b"%d" % self.refused
+            answer = struct.pack(">HH", len(name), len(value)) + name + value
         if not self.answers(opcode):
             return b""
         return wire.frame(opcode, opaque, answer, magic=wire.RESPONSE_MAGIC, flags=status)

@@ -126,6 +126,9 @@ class Link(asyncio.Protocol):
         self.calls.forget(call)
         self._give_back()
 
+    def now(self) -> float:
+        return self._loop.time()
+
     def flush(self) -> None:
         """Hands all that is to be sent to the transport, which sends what the kernel takes now."""
         self._flush()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from counterd.client._addresses import Address
     from counterd.client._holding import Wanted
+    from counterd.client._tenure import Seen, Tenure
 
 
 class Turn:
@@ -108,6 +109,10 @@ class Shared:
 
     async def _ask(self, hold: Any, asked: Any) -> Any:
         """Asks for what a hold wants, once. NotAvailable, ConnectionLost, or what is not waited for."""
+        raise NotImplementedError
+
+    async def _look_around(self, asked: Any) -> Seen:
+        """Whether others want what a hold wants. Is called if there is a tenure."""
         raise NotImplementedError
 
     async def _gives_up(self, queue: Queue, asked: Any) -> CounterdError:
@@ -231,10 +236,14 @@ class Shared:
 
     # ---- waiting ----
 
-    async def _take(self, hold: Any, asked: Wanted) -> Any:
-        """Waits for what a hold wants, in turn; returns what asking for it did."""
+    async def _take(self, hold: Any, asked: Wanted, tenure: Tenure | None = None) -> Any:
+        """Waits for what a hold wants, in turn; returns what asking for it did.
+
+        tenure: what this client has had of it. Without one, others never go first.
+        """
         loop = self._own_loop()
-        deadline = None if asked.timeout is None else loop.time() + asked.timeout
+        begun = loop.time()
+        deadline = None if asked.timeout is None else begun + asked.timeout
         turn = Turn(loop)
         queue = self._turns.join(asked.name, turn)
         try:
@@ -244,23 +253,42 @@ class Shared:
                     raise await self._gives_up(queue, asked)
             while True:
                 turn.clear()
-                refusal = None
+                refusal = away = None
                 try:
-                    taken = await self._ask(hold, asked)
-                    queue.backoff.reset()
-                    return taken
+                    away = await self._stay_away(queue, asked, tenure, deadline)
+                    if away is None:
+                        taken = await self._ask(hold, asked)
+                        queue.backoff.reset()
+                        return taken
+                    pause = away
                 except NotAvailable:
-                    pause = queue.backoff.delay()
+                    if tenure is not None:
+                        tenure.refused()
+                    pause = queue.delay(loop.time() - begun)
                 except ConnectionLost as error:
                     if self._closed:
                         raise
                     refusal = error
-                    pause = max(queue.backoff.delay(), self._retry_at - loop.time())
+                    pause = max(queue.delay(0), self._retry_at - loop.time())
                 if deadline is not None:
                     left = deadline - loop.time()
-                    if left <= 0:
+                    if left <= 0 and away is None:
                         raise refusal or await self._gives_up(queue, asked)
                     pause = min(pause, left)
                 await turn.wait(pause)
         finally:
             self._turns.leave(asked.name, turn)
+
+    async def _stay_away(
+        self, queue: Queue, asked: Wanted, tenure: Tenure | None, deadline: float | None
+    ) -> float | None:
+        """For how many seconds others go first. None: ask now, as does a hold whose time is over."""
+        loop = self._own_loop()
+        now = loop.time()
+        if tenure is None or (deadline is not None and deadline <= now) or tenure.may_ask(now):
+            return None
+        seen = await self._look_around(asked)
+        pause = tenure.looked(loop.time(), seen)
+        if pause is not None:
+            queue.backoff.lengthen()
+        return pause

@@ -25,9 +25,13 @@ class Backoff:
         """It went well: the next delay is the first again."""
         self._next = self._first
 
+    def lengthen(self) -> None:
+        """Others go first: the next delay is the longest."""
+        self._next = self._longest
 
-# Asking for permits again. A permit that another program gives back is found after 0.25 s at most, and however many
-# wait for a counter in one program, it asks some five times a second.
+
+# Asking for permits again. A permit that another program gives back is found after 0.25 s at most. However many wait
+# for a counter in one program, it asks some five times a second, and ten times after LONG_WAIT_S.
 ASK_FIRST_S, ASK_LONGEST_S = 0.005, 0.25
 # Connecting again.
 CONNECT_FIRST_S, CONNECT_LONGEST_S = 0.05, 2.0

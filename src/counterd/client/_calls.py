@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from counterd.errors import CounterdError, ProtocolError, ServerError, server_error
 from counterd.protocols.counter import wire
-from counterd.protocols.counter.wire import HEADER_SIZE, Opcode
+from counterd.protocols.counter.wire import HEADER_SIZE, Opcode, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +27,7 @@ UNANSWERED_MAX = 1 << 17
 
 # An enumeration's members are looked up slowly before Python 3.12.
 _GET, _ACQUIRE, _RELEASE, _DUMP = map(int, (Opcode.GET, Opcode.ACQUIRE, Opcode.RELEASE, Opcode.DUMP))
+_NOT_AVAILABLE = int(Status.RESOURCE_NOT_AVAILABLE)
 _NUMBERS = struct.Struct(">II")  # of an acquire: resources and maximum
 # Where the name begins.
 _GET_NAME, _ACQUIRE_NAME, _RELEASE_NAME = HEADER_SIZE + 2, HEADER_SIZE + 10, HEADER_SIZE + 6
@@ -78,6 +79,7 @@ class Pending:
 
     def __init__(self) -> None:
         self.pending: dict[int, Call] = {}  # by opaque, the oldest first
+        self.refused = 0  # acquires for which no permits were available; counted of the counter protocol only
         self.answered = False  # the server has said something that makes sense
         self.held = 0  # what would be lost with the connection, but what has been sent back
         self.give_back: list[tuple[bytes, int]] = []  # what was granted to nobody: names, and how much or which
@@ -160,6 +162,7 @@ class Calls(Pending):
             if status:
                 pending.pop(opaque, None)  # all of it may have ended meanwhile: a signal handler may close()
                 self.held += _released(call.frame)
+                self.refused += status == _NOT_AVAILABLE
                 wanted = call.settle(None, _refusal(call.frame, status, body))
             elif opcode == _DUMP:
                 self._dumped(call, opaque, body)

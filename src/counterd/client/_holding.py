@@ -10,6 +10,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from counterd.client._connection import CLOSED, FORKED, as_bytes
+from counterd.client._tenure import Seen
 from counterd.errors import ConnectionLost, NotAvailable
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import ERROR_TEXTS, Status
@@ -22,6 +23,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 REACQUIRE: Literal["reacquire"] = "reacquire"
 RAISE: Literal["raise"] = "raise"
+REFUSED = "refused:not_available"  # of Stats; the reference server does not tell it
 # Why a connection ended, where that is no loss: its owner wanted it, or never had it.
 NO_LOSS = (CLOSED, FORKED)
 
@@ -58,6 +60,12 @@ class Asked(Wanted):
         error.name, error.resources, error.maximum = self.name, self.resources, self.maximum
         error.consumption, error.waited = consumption, self.timeout
         return error
+
+    def seen(self, consumption: int | None, stats: dict[str, str] | None, own_refusals: int) -> Seen:
+        """What a look at the server tells. consumption: None if there is no such counter."""
+        refused = (stats or {}).get(REFUSED)
+        others = int(refused) - own_refusals if refused is not None and refused.isdecimal() else None
+        return Seen((self.maximum - (consumption or 0)) // max(self.resources, 1), others)
 
     def lost(self, where: str, why: str) -> ConnectionLost:
         return ConnectionLost(f"lost {self} with the connection to {where}: {why}")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from counterd.client._addresses import Address
     from counterd.client._holding import Wanted
+    from counterd.client._tenure import Seen, Tenure
     from counterd.client._tls import SecureSocket
 
 
@@ -64,6 +65,10 @@ class Shared:
 
     def _ask(self, hold: Any, asked: Any) -> Any:
         """Asks for what a hold wants, once. NotAvailable, ConnectionLost, or what is not waited for."""
+        raise NotImplementedError
+
+    def _look_around(self, asked: Any) -> Seen:
+        """Whether others want what a hold wants. Is called if there is a tenure."""
         raise NotImplementedError
 
     def _gives_up(self, queue: Queue, asked: Any) -> CounterdError:
@@ -144,9 +149,13 @@ class Shared:
 
     # ---- waiting ----
 
-    def _take(self, hold: Any, asked: Wanted) -> Any:
-        """Waits for what a hold wants, in turn; returns what asking for it did."""
-        deadline = None if asked.timeout is None else time.monotonic() + asked.timeout
+    def _take(self, hold: Any, asked: Wanted, tenure: Tenure | None = None) -> Any:
+        """Waits for what a hold wants, in turn; returns what asking for it did.
+
+        tenure: what this client has had of it. Without one, others never go first.
+        """
+        begun = time.monotonic()
+        deadline = None if asked.timeout is None else begun + asked.timeout
         turn = threading.Event()
         try:
             queue = self._turns.join(asked.name, turn)
@@ -156,24 +165,39 @@ class Shared:
                     raise self._gives_up(queue, asked)
             while True:
                 turn.clear()
-                refusal = None
+                refusal = away = None
                 try:
-                    taken = self._ask(hold, asked)
-                    queue.backoff.reset()
-                    return taken
+                    away = self._stay_away(queue, asked, tenure, left(deadline))
+                    if away is None:
+                        taken = self._ask(hold, asked)
+                        queue.backoff.reset()
+                        return taken
+                    pause = away
                 except NotAvailable:
-                    pause = queue.backoff.delay()
+                    if tenure is not None:
+                        tenure.refused()
+                    pause = queue.delay(time.monotonic() - begun)
                 except ConnectionLost as error:
                     if self._closed:
                         raise
                     refusal = error
-                    pause = max(queue.backoff.delay(), self._retry_at - time.monotonic())
+                    pause = max(queue.delay(0), self._retry_at - time.monotonic())
                 still = left(deadline)
-                if still is not None and still <= 0:
+                if still is not None and still <= 0 and away is None:
                     raise refusal or self._gives_up(queue, asked)
                 turn.wait(pause if still is None else min(pause, still))
         finally:
             self._turns.leave(asked.name, turn)
+
+    def _stay_away(self, queue: Queue, asked: Wanted, tenure: Tenure | None, still: float | None) -> float | None:
+        """For how many seconds others go first. None: ask now, as does a hold whose time is over."""
+        if tenure is None or (still is not None and still <= 0) or tenure.may_ask(time.monotonic()):
+            return None
+        seen = self._look_around(asked)
+        pause = tenure.looked(time.monotonic(), seen)
+        if pause is not None:
+            queue.backoff.lengthen()
+        return pause
 
 
 def left(deadline: float | None) -> float | None:

@@ -12,8 +12,10 @@ from collections import OrderedDict
 from typing import Any, Protocol
 
 from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
+from counterd.client._tenure import LONG_WAIT_S, Tenure
 
 COUNTED_FOR_S = 0.1  # how long a consumption may be told to others who give up
+TENURES_MAX = 256  # names whose use a client remembers: some 40 KiB. One that was forgotten begins anew
 
 
 class Waiter(Protocol):
@@ -32,6 +34,11 @@ class Queue:
         self.counted_at = -math.inf
         self.counting: Any = None  # whom the others who give up meanwhile wait for
 
+    def delay(self, waited: float) -> float:
+        """How long the first waits before it asks again, when it has waited so many seconds."""
+        delay = self.backoff.delay()
+        return delay / 2 if waited > LONG_WAIT_S else delay
+
     def wake(self) -> None:
         """The first may ask again; there may be none yet."""
         for first in self.waiters:
@@ -40,11 +47,22 @@ class Queue:
 
 
 class Turns:
-    """The queues of a client, by name. Thread-safe."""
+    """The queues of a client by name, and what it has had of each name. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # the garbage collector may end a generator, and a hold in it, anywhere
         self._queues: dict[bytes, Queue] = {}
+        self._tenures: dict[bytes, Tenure] = {}
+
+    def tenure(self, name: bytes) -> Tenure:
+        """What this client has had of a name."""
+        tenure = self._tenures.get(name)
+        if tenure is None:
+            with self._lock:
+                while len(self._tenures) >= TENURES_MAX:
+                    del self._tenures[next(iter(self._tenures))]
+                tenure = self._tenures.setdefault(name, Tenure())
+        return tenure
 
     def is_first(self, name: bytes, waiter: Waiter) -> bool:
         with self._lock:

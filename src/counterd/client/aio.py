@@ -19,6 +19,7 @@ from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
 from counterd.client._connection import as_bytes, forked, lost
 from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, Asked, decorated_async
 from counterd.client._pipeline import Requests, released
+from counterd.client._tenure import Tenure
 from counterd.client._turns import COUNTED_FOR_S, Queue
 from counterd.errors import ConnectionLost, CounterdError, NotAvailable, NotFound, ProtocolError, ServerError, Timeout
 from counterd.protocols.counter import wire
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from counterd.client._aiolink import Link
     from counterd.client._pipeline import Request
+    from counterd.client._tenure import Seen
     from counterd.protocols.counter.wire import DumpEntry
 
 __all__ = ["Client", "Hold", "Pipeline", "Semaphore"]
@@ -204,6 +206,19 @@ class Client(Shared):
             raise lost(link.where, link.closed)
         return link
 
+    async def _look_around(self, asked: Asked) -> Seen:
+        try:
+            link = await self._connected(hears=False)
+        except Timeout as error:
+            raise ConnectionLost(str(error)) from error
+        looking = link.start_all(((wire.get, asked.name), (wire.stats,)))
+        answers = await asyncio.gather(*(call.future for call in looking if call.future), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, ServerError):
+                raise answer
+        consumption, stats = (None if isinstance(answer, BaseException) else answer for answer in answers)
+        return asked.seen(consumption, stats, link.calls.refused)
+
     async def _gives_up(self, queue: Queue, asked: Asked) -> NotAvailable:
         return asked.not_available(await self._consumption(queue, asked))
 
@@ -256,6 +271,7 @@ class Hold:
     def __init__(self, client: Client, asked: Asked) -> None:
         self._client = client
         self._asked = asked
+        self._tenure = Tenure()  # while it is entered: that of the name
         self._entered = False
         self._link: Link | None = None  # through which they are held
 
@@ -270,7 +286,9 @@ class Hold:
             if self._asked.on_lost == REACQUIRE:
                 async with self._client._reacquiring:
                     pass  # from now on it is not the block before that permits are acquired again for
-            self._link = await self._client._take(self, self._asked)
+            self._tenure = self._client._turns.tenure(self._asked.name)
+            self._link = await self._client._take(self, self._asked, self._tenure)
+            self._tenure.granted(self, self._link.now())
         except BaseException:
             self._entered = False
             raise
@@ -323,6 +341,7 @@ class Hold:
         link, self._link = self._link, None
         assert link is not None
         link.holds.pop(self, None)
+        self._tenure.released(self, link.now())
         self._client._turns.wake(self._asked.name)
         return link
 

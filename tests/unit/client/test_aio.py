@@ -397,7 +397,7 @@ def test_the_first_asks_more_and_more_rarely() -> None:
         ended = await asyncio.gather(*(hold.__aenter__() for hold in holds), return_exceptions=True)
         assert {type(each) for each in ended} == {NotAvailable}
         sent = [opcode for opcode, _ in loop.server.pipes[0].sent]
-        assert 60 * 4 < sent.count(Opcode.ACQUIRE) < 60 * 8 + 120
+        assert 60 * 8 < sent.count(Opcode.ACQUIRE) < 60 * 16 + 120
         assert sent.count(Opcode.GET) <= 2
         assert 60 <= loop.now < 60.1
 

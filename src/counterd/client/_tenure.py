@@ -1,0 +1,108 @@
+"""When a client that has had permits of a contended name lets others go first, before it asks for them again.
+
+A client that gives a permit back and asks again at once would always win, because those who wait elsewhere only ask now
+and then. So a client may go on for a slice of time. Then it looks whether others wait. If they do, it stays away until
+each of them has had a chance to ask. If nobody took anything meanwhile, the next slice is twice as long.
+
+Stands beside the floors, shared by the blocking client and that for asyncio. A step machine: it has no clock, sends
+nothing and never waits. Its times are seconds of any one monotonic clock.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+from counterd.client._backoff import ASK_LONGEST_S
+
+# A client goes on for so long. Shorter, and handing over, which leaves a permit idle until somebody asks, takes most of
+# the time; longer, and the others wait longer.
+SLICE_S = 0.1
+# A client goes on for longer while others are refused less often than this in a second. That is one client
+# which has waited long; and handing over to one takes longer than handing over to any of many.
+FEW_REFUSALS_PER_S, SLICE_AMONG_FEW_S = 12, 0.25
+# A slice grows up to this if the client stays away for nothing. Staying away is 5 % of the time then.
+SLICE_LONGEST_S = 6.4
+# Everybody who waits asks within ASK_LONGEST_S. With jitter, so that those who stay away do not come back together.
+AWAY_S, AWAY_LONGEST_S = ASK_LONGEST_S, 1.5 * ASK_LONGEST_S
+LOOK_S = SLICE_S / 2  # between two looks of a client that stays away: it sees who takes a permit for a slice
+LONG_WAIT_S = 0.5  # who has waited so long asks twice as often as before, and so goes before those who begin to wait
+
+
+class Seen(NamedTuple):
+    """What a look tells. room: how many requests like the caller's could be granted. refused: how often the server has
+    refused others than this client, whatever they asked for; None if it does not tell."""
+
+    room: int
+    refused: int | None
+
+
+class Tenure:
+    """What one client has had of one name lately, and what it knows of others who want it."""
+
+    def __init__(self) -> None:
+        self._holding: set[object] = set()  # the holds of this client that have permits now
+        self._since: float | None = None  # the first grant of this tenure
+        self._released_at: float | None = None
+        self._waited = False  # this client was refused before the tenure began
+        self._refused: int | None = None  # refusals of others, as seen at the last look of this tenure
+        self._looked_at = 0.0
+        self._slice = self._next_slice = SLICE_S
+        self._away_until: float | None = None
+
+    def granted(self, hold: object, now: float) -> None:
+        self._holding.add(hold)
+        self._since = now if self._since is None else self._since
+
+    def released(self, hold: object, now: float) -> None:
+        self._holding.discard(hold)
+        self._released_at = now
+
+    def refused(self) -> None:
+        """Others have the permits: what this client had is over, unless it still has some."""
+        if not self._holding:
+            self._since = None
+            self._waited = True
+
+    def may_ask(self, now: float) -> bool:
+        """Whether to ask at once. If not, the client looks, and does what looked() returns."""
+        if self._away_until is not None:
+            if now - self._away_until < AWAY_S:
+                return False
+            self._away_until = self._since = None  # those who waited gave up, before they could ask
+        if self._since is None or self._released_at is None:
+            return True
+        if not self._holding and now - self._released_at > AWAY_S:  # it was away already
+            self._since = self._refused = None
+            self._waited = False
+            return True
+        return now - self._since < self._slice
+
+    def looked(self, now: float, seen: Seen) -> float | None:
+        """Takes what was seen. Returns for how many seconds to wait, and then to look again; or None: ask."""
+        knew, self._refused = self._refused, seen.refused
+        since, self._looked_at = now - self._looked_at, now
+        if seen.room < 1:  # others have taken it
+            self._end(self._next_slice)
+            return None
+        if self._away_until is not None:
+            if now < self._away_until:
+                return min(LOOK_S, self._away_until - now)
+            self._end(min(2 * self._slice, SLICE_LONGEST_S))
+            return None
+        # Without what this client has just given back there would be room for one less.
+        is_full = seen.room < 2
+        others_wait = self._waited if knew is None or seen.refused is None else seen.refused > knew
+        self._waited = False
+        if is_full and others_wait:
+            is_few = knew is not None and seen.refused is not None and seen.refused - knew < FEW_REFUSALS_PER_S * since
+            self._next_slice = SLICE_AMONG_FEW_S if is_few else SLICE_S
+            self._away_until = now + random.uniform(AWAY_S, AWAY_LONGEST_S)
+            return min(LOOK_S, self._away_until - now)
+        # Where there was room, another may have given back at the same moment: the next look is at another one.
+        self._since = now if is_full else now - random.uniform(0, self._slice)
+        return None
+
+    def _end(self, next_slice: float) -> None:
+        self._away_until = self._since = None
+        self._slice = next_slice
