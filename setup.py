@@ -7,6 +7,7 @@ COUNTERD_BUILD=trace              line tracing compiled in: for coverage of the 
 """
 
 import os
+import sys
 import zlib
 from pathlib import Path
 
@@ -30,6 +31,13 @@ BUILD = f"build/{MODE}-{zlib.crc32(CFLAGS.encode()):08x}" if CFLAGS else f"build
 SOURCES = sorted(Path("src").rglob("*.pyx"))
 if not SOURCES:
     raise SystemExit("no .pyx file below src: this is not the whole source tree")
+
+# The daemon's C uses epoll and what else only Linux has: it would not compile elsewhere.
+if not sys.platform.startswith("linux"):
+    raise SystemExit(
+        f"counterd is for Linux, and cannot be built on {sys.platform}: run it in a container. The Python"
+        " client needs no compiler: set PYTHONPATH to the folder src of this source tree"
+    )
 
 JOBS = len(os.sched_getaffinity(0))
 

@@ -9,7 +9,6 @@ Stands beside the floors: needs the wire module and counterd.errors only, and wo
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -21,6 +20,7 @@ from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
 from counterd.client._connection import as_bytes, forked
 from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, Asked, decorated
 from counterd.client._pipeline import Request, Requests, released
+from counterd.client._portable import Waker
 from counterd.client._shared import Shared
 from counterd.client._tenure import Tenure
 from counterd.client._turns import COUNTED_FOR_S, Queue
@@ -41,6 +41,7 @@ from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import DumpEntry
 
 if TYPE_CHECKING:
+    import os
     import ssl
     from collections.abc import Callable, Sequence
     from types import TracebackType
@@ -411,8 +412,8 @@ class _Watcher:
     def __init__(self, client: Client) -> None:
         self._client = client
         self.ended: deque[Link] = deque()  # connections whose holds are to be told
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._lock = threading.Lock()  # of _wake, which is -1 once the thread has ended
+        self._waker = Waker()
+        self._lock = threading.Lock()  # of _waker, which is closed once the thread has ended
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="counterd-watch", daemon=True)
         self._thread.start()
@@ -420,8 +421,7 @@ class _Watcher:
     def wake(self) -> None:
         """There is a new connection, or one has ended."""
         with self._lock:
-            if self._wake >= 0:
-                os.eventfd_write(self._wake, 1)
+            self._waker.wake()
 
     def stop(self) -> None:
         self._stopped = True
@@ -431,16 +431,14 @@ class _Watcher:
 
     def after_fork(self) -> None:
         """In the child, where the thread is not."""
-        if self._wake >= 0:
-            os.close(self._wake)
+        self._waker.close()
 
     def _run(self) -> None:
         try:
             self._watch()
         finally:
             with self._lock:
-                os.close(self._wake)
-                self._wake = -1
+                self._waker.close()
 
     def _watch(self) -> None:
         again: list[Hold] = []
@@ -457,9 +455,8 @@ class _Watcher:
             if not again:
                 backoff.reset()
                 pause = None
-            self._client._link.watch(self._wake, pause)
-            with suppress(BlockingIOError):
-                os.eventfd_read(self._wake)
+            self._client._link.watch(self._waker.fileno(), pause)
+            self._waker.take()
 
     def _succeeds(self, hold: Hold) -> bool:
         try:

@@ -18,6 +18,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from counterd.client._addresses import Tls
+from counterd.client._portable import set_tcp_option
 from counterd.errors import ConnectionLost, ServerError, Timeout
 
 if TYPE_CHECKING:
@@ -155,15 +156,15 @@ def set_options(connected: socket.socket) -> None:
     A server on this machine is not probed: the kernel tells when it ends, and loopback loses probes of thousands.
     """
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+    set_tcp_option(connected, "TCP_USER_TIMEOUT", USER_TIMEOUT_MS)
     with contextlib.suppress(OSError):  # it has ended already
         host = connected.getpeername()[0]
         if host == "::1" or host.startswith("127."):
             return
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_COUNT)
+    set_tcp_option(connected, "TCP_KEEPIDLE", KEEPALIVE_IDLE_S)
+    set_tcp_option(connected, "TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S)
+    set_tcp_option(connected, "TCP_KEEPCNT", KEEPALIVE_COUNT)
 
 
 def check_timeouts(timeout: float, connect_timeout: float | None) -> tuple[float, float]:

@@ -6,7 +6,6 @@ Stands beside the floors. There is one where there is something to do, and it en
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from counterd.client._connection import CLOSED, FORKED, DeadlinePassed
 from counterd.client._link import Link, ThreadCall
+from counterd.client._portable import Waker
 from counterd.client._tokens import FAILURES, TokenCalls, flow_key
 from counterd.protocols.sentinel import wire
 
@@ -107,7 +107,7 @@ class Keeper:
     def __init__(self, client: Client) -> None:
         self.leases: dict[Lease, Hold] = {}
         self._client = client
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._waker = Waker()
         self._wakes_at = math.inf
         self._connects = self._collects = False  # it is to do that now
         self._stopped = False
@@ -134,9 +134,7 @@ class Keeper:
 
     def wake(self) -> None:
         """There is something new to look at."""
-        if self._wake >= 0:
-            with suppress(BlockingIOError):
-                os.eventfd_write(self._wake, 1)
+        self._waker.wake()
 
     def hurry(self) -> set[Token]:
         """All leases are due now, as there is a new connection. Their tokens."""
@@ -159,8 +157,7 @@ class Keeper:
     def after_fork(self) -> None:
         """In the child, where the thread is not, and which holds nothing."""
         self._forget(FORKED)
-        if self._wake >= 0:
-            os.close(self._wake)
+        self._waker.close()
 
     def _taken_out(self, lease: Lease) -> Hold | None:
         """The hold, unless it was left meanwhile."""
@@ -183,8 +180,7 @@ class Keeper:
             with self._client._keeping:
                 if self._client._keeper is self:
                     self._client._keeper = None
-                wake, self._wake = self._wake, -1
-                os.close(wake)
+                self._waker.close()
 
     def _turn(self) -> None:
         self._wakes_at = math.inf  # whatever is added from now on wakes it
@@ -195,12 +191,9 @@ class Keeper:
             link.collect(SLICE_S if pause is None else min(pause, SLICE_S))
             return
         self._wakes_at = time.monotonic() + (IDLE_S if pause is None else pause)
-        link.watch(self._wake, IDLE_S if pause is None else pause)
-        try:
-            os.eventfd_read(self._wake)
-        except BlockingIOError:
-            if pause is None and time.monotonic() >= self._wakes_at:
-                self._stopped = self._client._dismiss(self)
+        link.watch(self._waker.fileno(), IDLE_S if pause is None else pause)
+        if not self._waker.take() and pause is None and time.monotonic() >= self._wakes_at:
+            self._stopped = self._client._dismiss(self)
 
     def _work(self) -> float | None:
         """Does what is due. Seconds until more is; None if nothing is known of."""

@@ -17,6 +17,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from counterd.client import _portable
 from counterd.client._calls import UNANSWERED_MAX, Call, Calls, Pending
 from counterd.client._connection import (
     CLOSED,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 PUSH_SLICE_S = 0.05  # what somebody who only sends may wait before looking whether nobody reads any more
 SETTLE_S = 1.0  # what an interrupted caller waits to learn whether something was granted to it
 
-_ENDED = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+_ENDED = _portable.PEER_ENDED | select.POLLHUP | select.POLLERR
 
 
 class ThreadCall(Call):
@@ -162,11 +163,8 @@ class Link:
     def is_alive(self) -> bool:
         """Looks at the socket: False if the server has ended the connection, or it was closed here."""
         with self._lock:
-            if not self.closed:
-                poller = select.poll()
-                poller.register(self._socket, select.POLLRDHUP)
-                if poller.poll(0):
-                    self._drop("the server closed it", lambda: closed_by_server(self.where))
+            if not self.closed and _portable.has_ended(self._socket):
+                self._drop("the server closed it", lambda: closed_by_server(self.where))
             return not self.closed
 
     def fileno(self) -> int:
@@ -186,15 +184,21 @@ class Link:
     # ---- the watching thread ----
 
     def watch(self, wake: int, timeout: float | None) -> None:
-        """Waits until the connection ends, the descriptor wake is readable, or so many seconds have passed."""
+        """Waits until the connection ends, the descriptor wake is readable, or so many seconds have passed.
+
+        May return earlier where the system does not tell that a connection ends.
+        """
         with self._lock:
             self._watched = not self.closed
         poller = select.poll()
         poller.register(wake, select.POLLIN)
         if self._watched:
-            poller.register(self._socket, select.POLLRDHUP)
+            poller.register(self._socket, _portable.PEER_ENDED)
+            if not _portable.PEER_ENDED:
+                timeout = _portable.LOOK_S if timeout is None else min(timeout, _portable.LOOK_S)
         try:
             ended = any(ready & _ENDED for _, ready in poller.poll(None if timeout is None else timeout * 1000))
+            ended = ended or (self._watched and not _portable.PEER_ENDED and _portable.has_ended(self._socket))
         finally:
             with self._lock:
                 self._watched = False
