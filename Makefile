@@ -69,7 +69,8 @@ $(VENV)/.ready:
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.ready $(SOURCES)
-	$(PIP) --no-build-isolation '.[admin]'
+	@echo 'building counterd into $(VENV): this takes a minute'
+	@$(PIP) --no-build-isolation '.[admin,bench,cli]'
 	@touch $@
 
 # In place of the last, not after it: each makes a wheel of its own.
@@ -78,6 +79,8 @@ $(VENV)/.tools-$(TOOLS): $(VENV)/.ready $(SOURCES)
 	@touch $(VENV)/.built $@
 
 run: $(VENV)/.built
+	@echo 'dashboard: http://127.0.0.1:11216/   (unless admin.bind says otherwise)'
+	@echo 'try: $(BIN)/counterctl top'
 	@exec $(BIN)/counterd -c $(CONFIG) --set admin.enable=true $(ARGS)
 
 test: setup

@@ -36,7 +36,7 @@ except ModuleNotFoundError as error:
     package = (error.name or "").partition(".")[0]
     if package == "counterd":
         raise
-    sys.exit(f"counterbench needs {package}: pip install 'counterd[bench]', or where it was built `make setup`")
+    sys.exit(f"counterbench needs {package}: in the source tree, `make setup` or pip install '.[bench]'")
 
 from counterd import units
 from counterd.errors import CounterdError

@@ -484,7 +484,8 @@ def _listener_contradictions(name: str, values: Mapping[str, Any], places: Place
 
 def _admin_contradictions(values: Mapping[str, Any], where: Callable[[str], str]) -> Iterator[str]:
     if importlib.util.find_spec(ADMIN_NEEDS) is None:
-        yield f"{where('admin.enable')}: admin.enable: it needs more to be installed: pip install 'counterd[admin]'"
+        ways = "in the source tree, `make setup` or pip install '.[admin]'"
+        yield f"{where('admin.enable')}: admin.enable: it needs more to be installed: {ways}"
     host, port = split_bind(values["admin.bind"]) if "admin.bind" in values else ("", -1)
     allowed = values.get("admin.allow", True) or values.get("admin.insecure", True)
     if port >= 0 and not allowed and not ipaddress.ip_address(host).is_loopback:

@@ -626,7 +626,7 @@ def test_where_admin_may_be_served(write, lines, bind):
 def test_admin_that_is_not_installed(problems, monkeypatch):
     monkeypatch.setattr(config, "ADMIN_NEEDS", "no_such_module")
     assert problems(ON + "admin.enable = true") == [
-        "F:2: admin.enable: it needs more to be installed: pip install 'counterd[admin]'"
+        "F:2: admin.enable: it needs more to be installed: in the source tree, `make setup` or pip install '.[admin]'"
     ]
 
 

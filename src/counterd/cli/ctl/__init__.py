@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
     package = (error.name or "").partition(".")[0]
     if package == "counterd":
         raise
-    sys.exit(f"counterctl needs {package}: pip install 'counterd[cli]', or where it was built `make setup`")
+    sys.exit(f"counterctl needs {package}: in the source tree, `make setup` or pip install '.[cli]'")
 
 from counterd.version import __version__
 
