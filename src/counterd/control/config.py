@@ -71,7 +71,7 @@ class Config:
     """A configuration without mistakes.
 
     values: every known key and its effective value, parsed by its setting: to be listed and compared. Whoever needs one
-        takes it from process, admin or listener().
+        takes it from process, admin, listener() or own().
     origins: where each value comes from: `FILE:LINE`, `--set` or `default`.
     warnings: what whoever runs this should know, a line each; the caller logs them.
     path: the file that was read.
@@ -96,6 +96,10 @@ class Config:
 
     def listener(self, room: str) -> Listener:
         return assembled(Listener, self.values, f"{room}.")
+
+    def own(self, room: Room) -> Any:
+        """A room's own settings, an object of its class."""
+        return assembled(room.settings, self.values, f"{room.name}.")
 
     def name(self, key: str) -> str:
         """The name under which a key was given: for messages."""

@@ -207,7 +207,7 @@ class Workshop:
         if problems:
             raise ConfigError(problems)
         if self._found:
-            self._room.extend(store, self._config.values, self)
+            self._room.extend(store, self._config.own(self._room), self)
 
     async def start(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
         """Begins to work, and waits for what has to be fetched first. Raises ConfigError.

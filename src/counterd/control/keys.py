@@ -240,7 +240,7 @@ def settings_for(rooms: Iterable[Room]) -> dict[str, Setting]:
     for room in rooms:
         for one in settings_of(Listener, f"{room.name}."):
             found.append(replace(one, default=room.default_port) if one.key == f"{room.name}.port" else one)
-        found += room.settings
+        found += settings_of(room.settings, f"{room.name}.")
     return {one.key: one for one in found}
 
 

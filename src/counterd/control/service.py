@@ -155,7 +155,7 @@ class Service:
 
     def make_store(self, figures: Figures) -> None:
         """Makes the store, with what its files say in it. Raises ValueError or MemoryError."""
-        self.store = self.room.make_store(self._config.values, figures)
+        self.store = self.room.make_store(self._config.own(self.room), figures)
         self.load(self._config, self.ready)
 
     def extend(self) -> None:
@@ -178,7 +178,7 @@ class Service:
     def load(self, config: Config, ready: Ready) -> None:
         """Gives the store what its files say: all of it, or nothing. Raises ValueError or MemoryError."""
         if self.room.files:
-            self.room.load(self.store, config.values, ready.files)
+            self.room.load(self.store, config.own(self.room), ready.files)
 
     def reread(self) -> list[str]:
         """Which files are in force, for people."""
@@ -202,7 +202,7 @@ class Service:
         self.server.context = ready.context
         for listening in self.tcp:
             set_keepalive(listening, self._keepalive())
-        self.room.reload(self.store, config.values)
+        self.room.reload(self.store, config.own(self.room))
         self.windows.set_interval(self._window())
 
     def addresses(self) -> str:

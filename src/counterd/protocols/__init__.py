@@ -17,7 +17,7 @@ from counterd.settings import choice, integer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from counterd.settings import Reader, Setting
+    from counterd.settings import Reader
 
 _T = TypeVar("_T")
 
@@ -158,12 +158,13 @@ class Workshop(Protocol):
 class Room:
     """How a protocol registers itself.
 
-    settings: the room's own keys, each beginning with `name.`; those every listener has are added by control.
+    settings: a frozen dataclass whose fields are the room's own keys, without `name.` (see counterd.settings); those
+        every listener has are added by control.
     aliases: other spellings of keys, `{accepted: real}`.
     window: the key that holds the length of the store's wall-clock windows in seconds, or None.
-    make_store: makes the store from the effective values of all keys and a function that returns the figures
-        of the floors above, for protocols whose clients can ask for statistics. May raise ValueError or MemoryError.
-    reload: hands a running store the values of its settings that may change.
+    make_store: makes the store from an object of that class and a function that returns the figures of the floors
+        above, for protocols whose clients can ask for statistics. May raise ValueError or MemoryError.
+    reload: hands a running store its settings, some of which may have changed.
     figures: what the metrics tell of its snapshot.
     tables: what it can list for people.
     files: readers of files, by the key whose value is the path, "" for none. Control reads the files, at the start and
@@ -178,17 +179,17 @@ class Room:
 
     name: str
     default_port: int
-    settings: tuple[Setting, ...]
-    make_store: Callable[[Mapping[str, Any], Figures], Any]
-    reload: Callable[[Any, Mapping[str, Any]], None]
+    settings: type[Any]
+    make_store: Callable[[Any, Figures], Any]
+    reload: Callable[[Any, Any], None]
     aliases: Mapping[str, str] = field(default_factory=dict)
     window: str | None = None
     figures: tuple[Figure, ...] = ()
     tables: tuple[Table, ...] = ()
     files: Mapping[str, Callable[[bytes], Any]] = field(default_factory=dict)
-    load: Callable[[Any, Mapping[str, Any], Mapping[str, Any]], None] = lambda _store, _values, _files: None
+    load: Callable[[Any, Any, Mapping[str, Any]], None] = lambda _store, _settings, _files: None
     extensions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    extend: Callable[[Any, Mapping[str, Any], Workshop], None] = lambda _store, _values, _workshop: None
+    extend: Callable[[Any, Any, Workshop], None] = lambda _store, _settings, _workshop: None
 
 
 def name_of_bytes(text: str) -> bytes:

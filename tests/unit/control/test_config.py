@@ -6,7 +6,7 @@ import grp
 import os
 import pwd
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -18,17 +18,24 @@ from counterd.control.config import Config, ConfigError, changed, find_file, loa
 from counterd.control.keys import settings_for, shared_settings, split_bind
 from counterd.protocols import find_rooms
 from counterd.protocols.counter import ROOM as COUNTER
-from counterd.settings import Setting, integer
+from counterd.settings import integer, setting
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = config.SHIPPED_FILE
+
+
+@dataclass(frozen=True)
+class Gate:
+    width: int = setting(integer(1, 9), 3, "people", reload=True)
+    height: int = setting(integer(1, 9), 2)
+
 
 # A second protocol, of which only its name and settings matter here.
 GATE = replace(
     COUNTER,
     name="gate",
     default_port=7000,
-    settings=(Setting("gate.width", integer(1, 9), 3, "people", reload=True), Setting("gate.height", integer(1, 9), 2)),
+    settings=Gate,
     aliases={"gate.breadth": "gate.width"},
 )
 ON = "counter.enable = true\n"

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +16,7 @@ from counterd.control import extensions
 from counterd.control.config import Config, ConfigError, load
 from counterd.control.extensions import Workshop, described, find, find_extensions
 from counterd.protocols.counter import ROOM as COUNTER
-from counterd.settings import Setting, absolute_path, extension_name, integer
+from counterd.settings import absolute_path, extension_name, integer, setting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -54,6 +54,14 @@ nothing = None
 """
 
 
+@dataclass(frozen=True)
+class Keys:
+    keeper: str = setting(extension_name, "")
+    limit: int = setting(integer(1, 1000), int(LIMIT))
+    interval: int = setting(integer(0, 1000), 0, reload=True)
+    file: str = setting(absolute_path, "")
+
+
 class Gate:
     """A store that an extension serves; extend() is given to the room."""
 
@@ -63,10 +71,10 @@ class Gate:
         self.face: Face
         self.fetch: Callable[[], object] | None = None
 
-    def extend(self, store: object, values: Any, face: Face) -> None:
+    def extend(self, store: object, settings: Keys, face: Face) -> None:
         assert store is self
         self.face = face
-        self.hand = face.make("gate.keeper", "default", values["gate.limit"])
+        self.hand = face.make("gate.keeper", "default", settings.limit)
         if self.fetch is not None and self.hand is not None:
             self.hand.refresh("open", self.fetch, self.taken.append, "gate.interval")
 
@@ -81,12 +89,7 @@ def room(gate: Gate) -> Room:
     return replace(
         COUNTER,
         name="gate",
-        settings=(
-            Setting("gate.keeper", extension_name, ""),
-            Setting("gate.limit", integer(1, 1000), int(LIMIT)),
-            Setting("gate.interval", integer(0, 1000), 0, reload=True),
-            Setting("gate.file", absolute_path, ""),
-        ),
+        settings=Keys,
         aliases={},
         extensions={"gate.keeper": ("open", "shut")},
         extend=gate.extend,

@@ -6,7 +6,7 @@ import contextlib
 import os
 import stat
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +17,7 @@ from counterd.control.files import FileError, problems_of, read_file, read_files
 from counterd.control.keys import settings_for
 from counterd.control.service import prepare
 from counterd.protocols.counter import ROOM as COUNTER
-from counterd.settings import Setting, absolute_path
+from counterd.settings import absolute_path, setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,10 +37,16 @@ def read_words(content: bytes) -> list[str]:
     return content.decode().split()
 
 
+@dataclass(frozen=True)
+class Paths:
+    words: str = setting(absolute_path, "", reload=True)
+    others: str = setting(absolute_path, "", reload=True)
+
+
 GATE: Room = replace(
     COUNTER,
     name="gate",
-    settings=tuple(Setting(key, absolute_path, "", reload=True) for key in ("gate.words", "gate.others")),
+    settings=Paths,
     aliases={},
     files={"gate.words": read_words, "gate.others": read_words},
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -10,14 +10,21 @@ import pytest
 from counterd.control.config import ConfigError, changed, load, merged
 from counterd.control.keys import TLS, Drain, Log, settings_for, shared_settings
 from counterd.protocols.counter import ROOM as COUNTER
-from counterd.settings import Setting, integer
+from counterd.settings import integer, setting
+
+
+@dataclass(frozen=True)
+class Gate:
+    width: int = setting(integer(1, 9), 3, "people", reload=True)
+    height: int = setting(integer(1, 9), 2)
+
 
 # A second protocol, of which only its name and settings matter here.
 GATE = replace(
     COUNTER,
     name="gate",
     default_port=7000,
-    settings=(Setting("gate.width", integer(1, 9), 3, "people", reload=True), Setting("gate.height", integer(1, 9), 2)),
+    settings=Gate,
     aliases={},
 )
 
@@ -59,9 +66,9 @@ def test_the_keys_of_all_listeners_are_those_of_each_but_what_cannot_be_shared()
     shared = {key.removeprefix("listener") for key in shared_settings()}
     assert one - shared == {".enable", ".port", ".socket", ".width", ".height"}
     assert shared < one
-    for key, setting in shared_settings().items():
+    for key, one in shared_settings().items():
         own = settings_for([GATE])[f"gate{key.removeprefix('listener')}"]
-        assert replace(own, key=key) == setting
+        assert replace(own, key=key) == one
 
 
 @pytest.mark.parametrize("own_first", [True, False])
@@ -184,10 +191,11 @@ def test_a_file_of_yrmcds_may_say_where_all_listen(write):
 
 def test_each_part_has_an_object(write):
     lines = "log.level = debug\ndrain.timeout = 3\nadmin.token = t\ncounter.tls.cert = /c\ncounter.tls.key = /k\n"
-    found = load(write(ON + lines), [], [COUNTER])
+    found = load(write(ON + lines), [], [COUNTER, GATE])
     assert found.process.log == Log(level="debug", format="text")
     assert found.process.drain == Drain(mode="close", timeout=3)
     assert (found.process.user, found.process.tls.handshake_timeout) == ("", 5)
     assert (found.admin.token, found.admin.enable) == ("t", False)
     listener = found.listener("counter")
     assert (listener.enable, listener.port, listener.tls) == (True, 11215, TLS(cert="/c", key="/k"))
+    assert found.own(GATE) == Gate(width=3, height=2)

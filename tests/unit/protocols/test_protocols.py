@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from counterd.protocols import Figure, Room, Table, check_tables, find_rooms, name_of_bytes, read_parameters
-from counterd.settings import choice, integer
+from counterd.settings import choice, integer, settings_of
 
 ROOMS = find_rooms()
 READERS = {"match": name_of_bytes, "sort": choice("up", "down"), "limit": integer(1, 10)}
 
 
 def store_of(room: Room) -> Any:
-    return room.make_store({setting.key: setting.default for setting in room.settings}, dict)
+    return room.make_store(room.settings(), dict)
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
@@ -61,7 +61,7 @@ def test_tables_open_with_every_sort_and_refuse_what_they_do_not_know(room: Room
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
 def test_what_comes_from_outside_is_named_by_settings_of_the_room(room: Room) -> None:
-    settings = {setting.key: setting for setting in room.settings}
+    settings = {setting.key: setting for setting in settings_of(room.settings, f"{room.name}.")}
     for key in (*room.files, *room.extensions):
         assert settings[key].default == ""
     assert all(settings[key].reload for key in room.files)

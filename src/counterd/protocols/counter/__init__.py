@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from counterd.protocols import (
     ROWS_MAX,
@@ -16,7 +17,7 @@ from counterd.protocols import (
     ranked_parameters,
     read_parameters,
 )
-from counterd.settings import Setting, integer, size
+from counterd.settings import integer, setting, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,23 +34,34 @@ NAME_MEMORY_MAX = 1 << 37
 SORTS = ("consumption", "usage", "peak", "limit")
 
 
-def make_store(values: Mapping[str, Any], figures: Figures) -> CounterStore:
-    """The store for the effective configuration; figures are added to what Stats answers."""
+@dataclass(frozen=True)
+class CounterSettings:
+    """The room's own keys."""
+
+    buckets: int = setting(integer(1, BUCKETS_MAX), 1_000_000, "counters")
+    holdings: int = setting(integer(0, HOLDINGS_MAX), 0, "holdings; 0 is twice counter.buckets")
+    holdings_per_connection: int = setting(integer(0, HOLDINGS_MAX), 0, "holdings; 0 is counter.holdings", reload=True)
+    name_memory: int = setting(size(0, NAME_MEMORY_MAX), 256 << 20, "bytes")
+    stats_interval: int = setting(integer(10, 1 << 31), 86400, "seconds", reload=True)
+
+
+def make_store(settings: CounterSettings, figures: Figures) -> CounterStore:
+    """The store for these settings; figures are added to what Stats answers."""
     from counterd.protocols.counter._room import CounterStore  # noqa: PLC0415 - settings are read before it is built
 
     return CounterStore(
-        buckets=values["counter.buckets"],
-        holdings=values["counter.holdings"] or 2 * values["counter.buckets"],
-        holdings_per_connection=values["counter.holdings_per_connection"],
-        name_memory=values["counter.name_memory"],
+        buckets=settings.buckets,
+        holdings=settings.holdings or 2 * settings.buckets,
+        holdings_per_connection=settings.holdings_per_connection,
+        name_memory=settings.name_memory,
         hash_key=os.urandom(16),
         figures=figures,
     )
 
 
-def reload(store: CounterStore, values: Mapping[str, Any]) -> None:
+def reload(store: CounterStore, settings: CounterSettings) -> None:
     """Applies what may change while the store runs."""
-    store.limit_holdings(values["counter.holdings_per_connection"])
+    store.limit_holdings(settings.holdings_per_connection)
 
 
 def open_counters(store: CounterStore, parameters: Mapping[str, str]) -> Walk:
@@ -114,19 +126,7 @@ TABLES = (
 ROOM = Room(
     name="counter",
     default_port=11215,
-    settings=(
-        Setting("counter.buckets", integer(1, BUCKETS_MAX), 1_000_000, "counters"),
-        Setting("counter.holdings", integer(0, HOLDINGS_MAX), 0, "holdings; 0 is twice counter.buckets"),
-        Setting(
-            "counter.holdings_per_connection",
-            integer(0, HOLDINGS_MAX),
-            0,
-            "holdings; 0 is counter.holdings",
-            reload=True,
-        ),
-        Setting("counter.name_memory", size(0, NAME_MEMORY_MAX), 256 << 20, "bytes"),
-        Setting("counter.stats_interval", integer(10, 1 << 31), 86400, "seconds", reload=True),
-    ),
+    settings=CounterSettings,
     make_store=make_store,
     reload=reload,
     aliases={"counter.stat_interval": "counter.stats_interval"},

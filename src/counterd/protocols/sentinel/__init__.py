@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from counterd.protocols import ROWS, ROWS_MAX, Column, Figure, Figures, Room, Table, read_parameters
-from counterd.settings import Setting, absolute_path, choice, extension_name, integer
+from counterd.settings import absolute_path, choice, extension_name, integer, setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,16 +28,38 @@ FLOW_SORTS = ("now", "passed", "blocked", "expired")
 EXPIRED = "Tokens whose lease ended: their client had gone, or their call took too long."
 
 
-def make_store(values: Mapping[str, Any], _figures: Figures) -> SentinelStore:
-    """The store for the effective configuration; no client can ask for figures of the floors above."""
+EXTENSION = "package.module:name or entry point; empty is counterd's own"
+MS = integer(1, INTERVAL_MAX_MS)
+
+
+@dataclass(frozen=True)
+class SentinelSettings:
+    """The room's own keys."""
+
+    rules: str = setting(absolute_path, "", "absolute path; empty is no rules", reload=True)
+    rules_interval: int = setting(integer(0, RULES_INTERVAL_MAX_S), 0, "seconds; 0 is only then", reload=True)
+    max_allowed_qps: int = setting(integer(1, QPS_MAX), 30_000, "requests a second", reload=True)
+    max_tokens: int = setting(integer(1, TOKENS_MAX), 1 << 20, "tokens")
+    max_param_values: int = setting(integer(1, PARAM_VALUES_MAX), 1 << 17, "values")
+    sweep_interval: int = setting(MS, 100, "milliseconds", reload=True)
+    sweep_max_tokens: int = setting(integer(0, TOKENS_MAX), 100_000, "tokens; 0 is no limit", reload=True)
+    sweep_max_duration: int = setting(MS, 50, "milliseconds", reload=True)
+    token_service: str = setting(extension_name, "", EXTENSION)
+    expire_strategy: str = setting(extension_name, "", EXTENSION)
+    rule_source: str = setting(extension_name, "", "package.module:name or entry point; empty is the file")
+    extension_timeout: int = setting(MS, 1000, "milliseconds")
+
+
+def make_store(settings: SentinelSettings, _figures: Figures) -> SentinelStore:
+    """The store for these settings; no client can ask for figures of the floors above."""
     from counterd.protocols.sentinel._room import open_store  # noqa: PLC0415 - settings are read before it is built
 
     return open_store(
-        max_tokens=values["sentinel.max_tokens"],
-        max_param_values=values["sentinel.max_param_values"],
+        max_tokens=settings.max_tokens,
+        max_param_values=settings.max_param_values,
         hash_key=os.urandom(16),
         token_key=os.urandom(16),
-        **_limits(values),
+        **_limits(settings),
     )
 
 
@@ -47,32 +70,32 @@ def read_rules(text: bytes) -> Rules:
     return parse_rules(text)
 
 
-def load(store: SentinelStore, values: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+def load(store: SentinelStore, settings: SentinelSettings, files: Mapping[str, Any]) -> None:
     """Takes over the rules of the file, unless they come from elsewhere."""
     from counterd.protocols.sentinel.rules import Rules  # noqa: PLC0415 - as above
 
-    if not values["sentinel.rule_source"]:
+    if not settings.rule_source:
         store.load_rules(files.get("sentinel.rules", Rules()))
 
 
-def extend(store: SentinelStore, values: Mapping[str, Any], workshop: Workshop) -> None:
+def extend(store: SentinelStore, settings: SentinelSettings, workshop: Workshop) -> None:
     """Joins the store to the extensions that are named."""
     from counterd.protocols.sentinel import extending  # noqa: PLC0415 - as above
 
-    extending.extend(store, values, workshop)
+    extending.extend(store, settings, workshop)
 
 
-def reload(store: SentinelStore, values: Mapping[str, Any]) -> None:
+def reload(store: SentinelStore, settings: SentinelSettings) -> None:
     """Applies what may change while the store runs."""
-    store.set_limits(**_limits(values))
+    store.set_limits(**_limits(settings))
 
 
-def _limits(values: Mapping[str, Any]) -> dict[str, int]:
+def _limits(settings: SentinelSettings) -> dict[str, int]:
     return {
-        "max_allowed_qps": values["sentinel.max_allowed_qps"],
-        "sweep_interval_ns": values["sentinel.sweep_interval"] * NS_PER_MS,
-        "sweep_max_tokens": values["sentinel.sweep_max_tokens"],
-        "sweep_max_duration_ns": values["sentinel.sweep_max_duration"] * NS_PER_MS,
+        "max_allowed_qps": settings.max_allowed_qps,
+        "sweep_interval_ns": settings.sweep_interval * NS_PER_MS,
+        "sweep_max_tokens": settings.sweep_max_tokens,
+        "sweep_max_duration_ns": settings.sweep_max_duration * NS_PER_MS,
     }
 
 
@@ -148,26 +171,10 @@ TABLES = (
     ),
 )
 
-EXTENSION = "package.module:name or entry point; empty is counterd's own"
-MS = integer(1, INTERVAL_MAX_MS)
-
 ROOM = Room(
     name="sentinel",
     default_port=18730,
-    settings=(
-        Setting("sentinel.rules", absolute_path, "", "absolute path; empty is no rules", reload=True),
-        Setting("sentinel.rules_interval", integer(0, RULES_INTERVAL_MAX_S), 0, "seconds; 0 is only then", reload=True),
-        Setting("sentinel.max_allowed_qps", integer(1, QPS_MAX), 30_000, "requests a second", reload=True),
-        Setting("sentinel.max_tokens", integer(1, TOKENS_MAX), 1 << 20, "tokens"),
-        Setting("sentinel.max_param_values", integer(1, PARAM_VALUES_MAX), 1 << 17, "values"),
-        Setting("sentinel.sweep_interval", MS, 100, "milliseconds", reload=True),
-        Setting("sentinel.sweep_max_tokens", integer(0, TOKENS_MAX), 100_000, "tokens; 0 is no limit", reload=True),
-        Setting("sentinel.sweep_max_duration", MS, 50, "milliseconds", reload=True),
-        Setting("sentinel.token_service", extension_name, "", EXTENSION),
-        Setting("sentinel.expire_strategy", extension_name, "", EXTENSION),
-        Setting("sentinel.rule_source", extension_name, "", "package.module:name or entry point; empty is the file"),
-        Setting("sentinel.extension_timeout", MS, 1000, "milliseconds"),
-    ),
+    settings=SentinelSettings,
     make_store=make_store,
     reload=reload,
     files={"sentinel.rules": read_rules},

@@ -7,7 +7,7 @@ when its time is over.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from counterd.protocols import Busy
 from counterd.protocols.sentinel.extensions import (
@@ -21,9 +21,10 @@ from counterd.protocols.sentinel.rules import read_rules
 from counterd.protocols.sentinel.wire import LEASE_MAX, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from counterd.protocols import Hand, Workshop
+    from counterd.protocols.sentinel import SentinelSettings
     from counterd.protocols.sentinel._store import Call, SentinelStore
     from counterd.protocols.sentinel.extensions import ExpireStrategy, Lease, RuleSource, TokenService
     from counterd.protocols.sentinel.rules import Rules
@@ -32,9 +33,9 @@ METHODS = {"request": "request_token", "release": "release_token", "keep": "keep
 STATUSES = frozenset(Status)
 
 
-def extend(store: SentinelStore, values: Mapping[str, Any], workshop: Workshop) -> None:
+def extend(store: SentinelStore, settings: SentinelSettings, workshop: Workshop) -> None:
     """Room.extend."""
-    milliseconds = values["sentinel.extension_timeout"]
+    milliseconds = settings.extension_timeout
     limit, limit_ns = milliseconds / 1000, milliseconds * 1_000_000
     service = workshop.make("sentinel.token_service", DefaultTokenService(store, workshop, limit), limit)
     if service is not None:

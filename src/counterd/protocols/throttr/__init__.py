@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from counterd.protocols import Column, Figure, Figures, Room, Table, ranked_parameters
-from counterd.settings import Setting, choice, integer, size
+from counterd.settings import choice, integer, setting, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,23 +28,34 @@ GRACE_MAX_S = 3600  # as the end of time leaves room for, in _keys.pxd
 SORTS = ("value", "ttl")
 
 
-def make_store(values: Mapping[str, Any], _figures: Figures) -> ThrottrStore:
-    """The store for the effective configuration; no client can ask for figures of the floors above."""
+@dataclass(frozen=True)
+class ThrottrSettings:
+    """The room's own keys."""
+
+    value_size: str = setting(choice(*VALUE_SIZES), "uint16")
+    memory_limit: int = setting(size(MEMORY_MIN, MEMORY_MAX), 256 << 20, "bytes")
+    max_message: int = setting(size(MESSAGE_MIN, MESSAGE_MAX), 1 << 20, "bytes")
+    max_queued: int = setting(size(QUEUED_MIN, QUEUED_MAX), 1 << 20, "bytes", reload=True)
+    expiry_grace: int = setting(integer(0, GRACE_MAX_S), 0, "seconds")
+
+
+def make_store(settings: ThrottrSettings, _figures: Figures) -> ThrottrStore:
+    """The store for these settings; no client can ask for figures of the floors above."""
     from counterd.protocols.throttr._room import open_store  # noqa: PLC0415 - settings are read before it is built
 
     return open_store(
-        value_size=VALUE_SIZES[values["throttr.value_size"]],
-        memory_limit=values["throttr.memory_limit"],
-        max_message=values["throttr.max_message"],
-        max_queued=values["throttr.max_queued"],
-        expiry_grace_ns=values["throttr.expiry_grace"] * 1_000_000_000,
+        value_size=VALUE_SIZES[settings.value_size],
+        memory_limit=settings.memory_limit,
+        max_message=settings.max_message,
+        max_queued=settings.max_queued,
+        expiry_grace_ns=settings.expiry_grace * 1_000_000_000,
         hash_key=os.urandom(16),
     )
 
 
-def reload(store: ThrottrStore, values: Mapping[str, Any]) -> None:
+def reload(store: ThrottrStore, settings: ThrottrSettings) -> None:
     """Applies what may change while the store runs."""
-    store.limit_posted(values["throttr.max_queued"])
+    store.limit_posted(settings.max_queued)
 
 
 def open_keys(store: ThrottrStore, parameters: Mapping[str, str]) -> Walk:
@@ -88,13 +100,7 @@ TABLES = (
 ROOM = Room(
     name="throttr",
     default_port=9000,
-    settings=(
-        Setting("throttr.value_size", choice(*VALUE_SIZES), "uint16"),
-        Setting("throttr.memory_limit", size(MEMORY_MIN, MEMORY_MAX), 256 << 20, "bytes"),
-        Setting("throttr.max_message", size(MESSAGE_MIN, MESSAGE_MAX), 1 << 20, "bytes"),
-        Setting("throttr.max_queued", size(QUEUED_MIN, QUEUED_MAX), 1 << 20, "bytes", reload=True),
-        Setting("throttr.expiry_grace", integer(0, GRACE_MAX_S), 0, "seconds"),
-    ),
+    settings=ThrottrSettings,
     make_store=make_store,
     reload=reload,
     figures=FIGURES,

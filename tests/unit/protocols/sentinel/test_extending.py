@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.protocols import Busy, Context
-from counterd.protocols.sentinel import ROOM, extensions, wire
+from counterd.protocols.sentinel import ROOM, SentinelSettings, extensions, wire
 from counterd.protocols.sentinel._room import open_store
 from counterd.protocols.sentinel.extending import checked, extend, judge
 from counterd.protocols.sentinel.extensions import DefaultTokenService, FileRuleSource, TokenResult
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 MS = 1_000_000
 RULES = b"""{"shop": {"flowRules": [{"resource": "pay", "grade": 0, "count": 2, "clusterMode": true,
     "clusterConfig": {"flowId": 7, "thresholdType": 1, "resourceTimeout": 100, "clientOfflineTime": 50}}]}}"""
-VALUES = {setting.key: setting.default for setting in ROOM.settings}
 
 
 class Bench:
@@ -85,7 +84,7 @@ class Bench:
     def extend(self, **made: Any) -> None:
         self.made = {f"sentinel.{name}": extension for name, extension in made.items()}
         workshop: Any = self
-        extend(self.store, {**VALUES, "sentinel.extension_timeout": 500}, workshop)
+        extend(self.store, SentinelSettings(extension_timeout=500), workshop)
 
     def work(self) -> list[str]:
         """Does what was asked; returns what that was."""
@@ -383,11 +382,11 @@ def test_the_file_is_a_source_too(bench: Bench) -> None:
 
 def test_a_source_takes_the_place_of_the_file(bench: Bench) -> None:
     files = {"sentinel.rules": parse_rules(RULES.replace(b"7", b"9"))}
-    ROOM.load(bench.store, {**VALUES, "sentinel.rule_source": "x:y"}, files)
+    ROOM.load(bench.store, SentinelSettings(rule_source="x:y"), files)
     assert bench.store.flow(9) is None
-    ROOM.load(bench.store, VALUES, files)
+    ROOM.load(bench.store, SentinelSettings(), files)
     assert bench.store.flow(9) is not None
-    ROOM.load(bench.store, VALUES, {})
+    ROOM.load(bench.store, SentinelSettings(), {})
     assert bench.store.flow(9) is None
 
 
