@@ -22,7 +22,7 @@ import pytest
 
 import daemon
 from counterd.client import Client
-from counterd.control.keys import settings_for
+from counterd.control.config.keys import settings_for
 from needs import has_ipv6
 
 if TYPE_CHECKING:

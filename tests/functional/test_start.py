@@ -19,7 +19,7 @@ import pytest
 import counterd
 import daemon
 from counterd.client import Client
-from counterd.control.config import SYSTEM_FILE
+from counterd.control.config.loading import SYSTEM_FILE
 from counterd.version import __version__
 
 if TYPE_CHECKING:
@@ -276,7 +276,8 @@ def test_a_pipe_that_nobody_writes_to(tmp_path: Path) -> None:
     """It is not waited for without end, and not taken for an empty file."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    result = daemon.run("-c", path, "--check")
+    command = [*daemon.MODULE, "-c", path, "--check"]
+    result = subprocess.run(command, capture_output=True, text=True, env=daemon.environment(), cwd="/", check=False)
     assert result.returncode == 2
     assert result.stderr == f"{path}: is a pipe, and nobody has written all of it within 10 s\n"
 

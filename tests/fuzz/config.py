@@ -13,8 +13,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from counterd.control.config import YRMCDS_NAMES, Config, ConfigError, changed, load, merged
-from counterd.control.keys import settings_for
+from counterd.control.config.keys import settings_for
+from counterd.control.config.loading import YRMCDS_NAMES, Config, ConfigError, changed, load, merged
 from counterd.protocols import find_rooms
 
 ROOMS = find_rooms()

@@ -16,12 +16,12 @@ import yaml
 from packaging.requirements import Requirement
 
 import needs
-from counterd.control.config import load
-from counterd.control.keys import settings_for
+from counterd.control.config.keys import settings_for
+from counterd.control.config.loading import load
 from counterd.protocols import find_rooms
 
 if TYPE_CHECKING:
-    from counterd.control.config import Config
+    from counterd.control.config.loading import Config
 
 ROOT = Path(__file__).parents[2]
 SYSTEMD = ROOT / "deploy" / "systemd"

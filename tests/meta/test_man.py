@@ -12,7 +12,7 @@ import pytest
 
 import needs
 from counterd.cli import daemon
-from counterd.control.keys import LISTENER, settings_for, shared_settings
+from counterd.control.config.keys import LISTENER, settings_for, shared_settings
 from counterd.protocols import find_rooms
 
 if TYPE_CHECKING:

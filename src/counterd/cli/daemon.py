@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 import structlog
 import uvloop
 
-from counterd.control import config as configuration
 from counterd.control.aside import SWITCH_INTERVAL_S
-from counterd.control.config import Config, ConfigError
-from counterd.control.daemon import Daemon
+from counterd.control.config import loading as configuration
+from counterd.control.config.loading import Config, ConfigError
 from counterd.control.log import Foreign, LogWriter
+from counterd.control.process.daemon import Daemon
+from counterd.control.process.systemd import passed_sockets
 from counterd.control.service import check
-from counterd.control.systemd import passed_sockets
 from counterd.protocols import find_rooms
 from counterd.version import __version__
 

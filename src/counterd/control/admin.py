@@ -15,21 +15,21 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from counterd.control.child import Kind
-from counterd.control.config import ConfigError
+from counterd.admin.frames import Frames, Refused, frame
+from counterd.control.config.keys import ADMIN, shown, split_bind
+from counterd.control.config.loading import ConfigError
 from counterd.control.inspector import SLICE_NS, Steps, encoded
-from counterd.control.keys import ADMIN, shown, split_bind
-from counterd.control.supervisor import Supervisor
-from counterd.frames import Frames, Refused, frame
+from counterd.control.process.child import Kind
+from counterd.control.process.supervisor import Supervisor
 from counterd.net.sockets import Keepalive, UnixSocket, open_tcp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from counterd.control.child import Child
-    from counterd.control.config import Config
+    from counterd.control.config.keys import Endpoint
+    from counterd.control.config.loading import Config
     from counterd.control.inspector import Inspector
-    from counterd.control.keys import Endpoint
+    from counterd.control.process.child import Child
 
 SOCKET_MODE = 0o660
 KEEPALIVE = Keepalive(idle=10, interval=2, count=7, user_timeout=25)

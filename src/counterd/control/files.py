@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from counterd.control.config import Config
+    from counterd.control.config.loading import Config
     from counterd.protocols import Room
 
 # Bytes of a file that a room asks for: what a room can take in has a bound of its own, and far fewer.

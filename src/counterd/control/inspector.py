@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from counterd.frames import Refused
+from counterd.admin.frames import Refused
 from counterd.protocols import ROWS, ROWS_MAX, read_parameters
 from counterd.settings import choice, integer
 from counterd.version import __version__

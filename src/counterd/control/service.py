@@ -13,13 +13,13 @@ import socket
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from counterd.control.config import ConfigError
-from counterd.control.extensions import Workshop, find_extensions
+from counterd.control.config.keys import account_number, shown
+from counterd.control.config.loading import ConfigError
 from counterd.control.files import read_files, unreadable
-from counterd.control.keys import account_number, shown
-from counterd.control.limits import effective_connections
+from counterd.control.process.limits import effective_connections
 from counterd.control.tls import TLSError, make_context
 from counterd.control.windows import Windows
+from counterd.extensions.workshop import Workshop, find_extensions
 from counterd.net.access import Access
 from counterd.net.server import Limits, Server
 from counterd.net.sockets import Keepalive, UnixSocket, open_tcp, set_keepalive
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from counterd._core import Store
-    from counterd.control.config import Config
+    from counterd.control.config.loading import Config
     from counterd.protocols import Figures, Room
 
     # Told a cause that repeats, a sentence, and fields of the line.

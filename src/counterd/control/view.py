@@ -15,7 +15,7 @@ from counterd.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from counterd.control.config import Config
+    from counterd.control.config.loading import Config
     from counterd.control.pulse import Pulse
     from counterd.control.service import Service
     from counterd.settings import Setting

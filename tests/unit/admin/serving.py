@@ -8,8 +8,8 @@ import json
 import socket
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from counterd.admin.frames import Refused
 from counterd.admin.site import Site
-from counterd.frames import Refused
 from counterd.protocols import Column, Figure, Room, Table
 
 if TYPE_CHECKING:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 
+from counterd.admin.frames import Frames, Refused, frame
 from counterd.control import admin as module
-from counterd.control import child, supervisor
 from counterd.control.admin import Admin, close_listening, open_listening
-from counterd.control.config import ConfigError
-from counterd.control.keys import Endpoint
-from counterd.frames import Frames, Refused, frame
+from counterd.control.config.keys import Endpoint
+from counterd.control.config.loading import ConfigError
+from counterd.control.process import child, supervisor
 from counterd.net.sockets import UnixSocket
-from unit.control.processes import Process, spawn_into
+from unit.control.process.processes import Process, spawn_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from counterd.control import files
-from counterd.control.config import load
+from counterd.control.config.keys import settings_for
+from counterd.control.config.loading import load
 from counterd.control.files import FileError, problems_of, read_file, read_files, unreadable
-from counterd.control.keys import settings_for
 from counterd.control.service import prepare
 from counterd.protocols.counter import ROOM as COUNTER
 from counterd.settings import absolute_path, setting
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from counterd.control.config import Config
+    from counterd.control.config.loading import Config
     from counterd.protocols import Room
 
 

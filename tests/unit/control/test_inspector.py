@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import structlog
 
+from counterd.admin.frames import Refused
 from counterd.control import inspector as module
 from counterd.control.inspector import Inspector
 from counterd.control.view import View
-from counterd.frames import Refused
 from counterd.net.server import Histogram
 from counterd.protocols import Column, Table
 from counterd.settings import Setting, boolean, integer, octal_mode

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 import uvloop
 
-from counterd.control import child, supervisor
-from counterd.control.child import Child, Kind
-from counterd.control.supervisor import Supervisor
-from unit.control.processes import Process, spawn_into
+from counterd.control.process import child, supervisor
+from counterd.control.process.child import Child, Kind
+from counterd.control.process.supervisor import Supervisor
+from unit.control.process.processes import Process, spawn_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

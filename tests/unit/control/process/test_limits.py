@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from counterd._core import LIMIT_CONNECTIONS
-from counterd.control.limits import effective_connections, share_descriptors
+from counterd.control.process.limits import effective_connections, share_descriptors
 
 
 @pytest.mark.parametrize(

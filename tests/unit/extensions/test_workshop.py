@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from counterd.control import extensions
-from counterd.control.config import Config, ConfigError, load
-from counterd.control.extensions import Workshop, described, find, find_extensions
+from counterd.control.config.loading import Config, ConfigError, load
+from counterd.extensions import workshop as extensions
+from counterd.extensions.workshop import Workshop, described, find, find_extensions
 from counterd.protocols.counter import ROOM as COUNTER
 from counterd.settings import absolute_path, extension_name, integer, setting
 
@@ -362,8 +362,8 @@ def test_it_is_fetched_before_anything_is_served(run: Callable[..., list[str]], 
     ("error", "problems"),
     [
         (Mistakes(), ["open: first", "open: second"]),
-        (OSError("gone"), ["open: OSError: gone, in test_extensions.py:..."]),
-        (TypeError(), ["open: TypeError: , in test_extensions.py:..."]),
+        (OSError("gone"), ["open: OSError: gone, in test_workshop.py:..."]),
+        (TypeError(), ["open: TypeError: , in test_workshop.py:..."]),
     ],
 )
 def test_what_cannot_be_fetched_at_the_start_is_a_mistake(

@@ -1,7 +1,7 @@
 """Frames on the socket between the daemon and its admin process: a length, then so many bytes of JSON.
 
-Floor 0: bytes in, bodies out; and the error that takes the place of an answer. What the bodies say is decided by
-control/admin.py and admin/link.py, the two ends.
+A side, without I/O: bytes in, bodies out; and the error that takes the place of an answer. What the bodies say is
+decided by control/admin.py and admin/link.py, the two ends. The daemon imports this module, and no other of a side.
 """
 
 from __future__ import annotations

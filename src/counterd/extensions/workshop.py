@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
-from counterd.control.config import ConfigError
+from counterd.control.config.loading import ConfigError
 from counterd.control.files import FILE_MAX, FileError, read_file
-from counterd.control.worker import Failed, Worker, described, lines_of
+from counterd.extensions.worker import Failed, Worker, described, lines_of
 from counterd.protocols import Context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from counterd.control.config import Config
-    from counterd.control.worker import Report
+    from counterd.control.config.loading import Config
+    from counterd.extensions.worker import Report
     from counterd.protocols import Room
 
 log = structlog.get_logger()

@@ -10,8 +10,8 @@ import pytest
 import structlog
 
 import memory
-from counterd.control.drain import drain, wait_for_holdings
-from counterd.control.keys import Drain
+from counterd.control.config.keys import Drain
+from counterd.control.process.drain import drain, wait_for_holdings
 
 
 class Room:

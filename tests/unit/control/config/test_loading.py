@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counterd.control import config
-from counterd.control.config import Config, ConfigError, changed, find_file, load, merged
-from counterd.control.keys import settings_for, shared_settings, split_bind
+from counterd.control.config import loading as config
+from counterd.control.config.keys import settings_for, shared_settings, split_bind
+from counterd.control.config.loading import Config, ConfigError, changed, find_file, load, merged
 from counterd.protocols import find_rooms
 from counterd.protocols.counter import ROOM as COUNTER
 from counterd.settings import integer, setting
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 SHIPPED = config.SHIPPED_FILE
 
 

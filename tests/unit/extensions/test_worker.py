@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.control import worker as module
-from counterd.control.worker import STUCK_MAX, Worker
+from counterd.extensions import worker as module
+from counterd.extensions.worker import STUCK_MAX, Worker
 from counterd.protocols import Busy
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from counterd.control.systemd import notify
+from counterd.control.process.systemd import notify
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from counterd.control.keys import Drain
+    from counterd.control.config.keys import Drain
     from counterd.control.service import Service
 
 log = structlog.get_logger()

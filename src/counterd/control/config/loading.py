@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import counterd
-from counterd.control.files import FileError, read_file
-from counterd.control.keys import (
+from counterd.control.config.keys import (
     ADMIN,
     LISTENER,
     NOT_SHARED,
@@ -32,6 +31,7 @@ from counterd.control.keys import (
     shown,
     split_bind,
 )
+from counterd.control.files import FileError, read_file
 from counterd.control.log import one_line
 from counterd.settings import Setting, addresses, assembled
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from counterd.control.systemd import Passed
+    from counterd.control.process.systemd import Passed
     from counterd.protocols import Room
 
 SYSTEM_FILE = Path("/etc/counterd/counterd.conf")

@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from counterd.control import systemd
-from counterd.control.systemd import notify, passed_sockets, watchdog_seconds
+from counterd.control.process import systemd
+from counterd.control.process.systemd import notify, passed_sockets, watchdog_seconds
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import resource
 from pathlib import Path
 
 from counterd._core import LIMIT_CONNECTIONS
-from counterd.control.keys import account_number
+from counterd.control.config.keys import account_number
 
 # Descriptors that are not connections: listening sockets, logs, the loop's own, and room for what accept() needs, so
 # that a connection too many is refused by us and counted, and never meets EMFILE.

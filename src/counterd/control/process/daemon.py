@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
-from counterd.control import config as configuration
 from counterd.control.admin import Admin, close_listening, open_listening
 from counterd.control.aside import aside
-from counterd.control.config import Config, ConfigError
-from counterd.control.drain import drain
+from counterd.control.config import loading as configuration
+from counterd.control.config.keys import settings_for
+from counterd.control.config.loading import Config, ConfigError
 from counterd.control.inspector import Inspector
-from counterd.control.keys import settings_for
-from counterd.control.limits import identity, raise_descriptors, share_descriptors
 from counterd.control.log import Reports
-from counterd.control.privileges import drop_privileges
+from counterd.control.process.drain import drain
+from counterd.control.process.limits import identity, raise_descriptors, share_descriptors
+from counterd.control.process.privileges import drop_privileges
+from counterd.control.process.systemd import notify, watchdog_seconds
 from counterd.control.pulse import Pulse
 from counterd.control.service import Service, prepare
-from counterd.control.systemd import notify, watchdog_seconds
 from counterd.control.view import View
 from counterd.net.sockets import UnixSocket
 from counterd.version import __version__

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from counterd.control.config import ConfigError, changed, load, merged
-from counterd.control.keys import TLS, Drain, Log, settings_for, shared_settings
+from counterd.control.config.keys import TLS, Drain, Log, settings_for, shared_settings
+from counterd.control.config.loading import ConfigError, changed, load, merged
 from counterd.protocols.counter import ROOM as COUNTER
 from counterd.settings import integer, setting
 

@@ -9,13 +9,13 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from counterd.control.child import Child
+from counterd.control.process.child import Child
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-    from counterd.control.child import Conversation, Kind
+    from counterd.control.process.child import Conversation, Kind
 
 RESTART_MIN_S = 0.1
 RESTART_MAX_S = 10.0

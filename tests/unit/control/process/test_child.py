@@ -10,9 +10,9 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from counterd.control import child as module
-from counterd.control.child import Child, Kind
-from unit.control.processes import Process, spawn_into
+from counterd.control.process import child as module
+from counterd.control.process.child import Child, Kind
+from unit.control.process.processes import Process, spawn_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
