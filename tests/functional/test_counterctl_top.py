@@ -13,6 +13,7 @@ import pytest
 
 import reference
 from counterd.client import Client
+from counterd.errors import ConnectionLost
 from counterd.version import __version__
 from daemon import PATIENCE, Daemon, environment, running, wait_until
 from functional.terminals import Terminal, terminal
@@ -79,6 +80,65 @@ def listed(seen: Terminal) -> list[str]:
 def wait_for_list(seen: Terminal, *names: str) -> None:
     try:
         wait_until(lambda: listed(seen) == list(names), f"{names} are listed")
+    except AssertionError as error:
+        raise AssertionError(f"{error}; there is {screen(seen)}") from None
+
+
+def test_holders_connections_and_the_end_of_one(start: Callable[..., Daemon], short_path: Path) -> None:
+    url = f"unix:{short_path / 'admin'}"
+    counterd = start({"admin.enable": "true", "admin.bind": url, "admin.token": "a-token"})
+    wait_until((short_path / "admin").is_socket, "the admin endpoint listens")
+    command = top(counterd.address.port, "--admin", url)
+    with (
+        counterd.client() as one,
+        counterd.client() as two,
+        terminal(command, env={"COUNTERD_ADMIN_TOKEN": "a-token"}) as seen,
+    ):
+        one.acquire("seats", 4, maximum=5)
+        two.acquire("calls", 2, maximum=8)
+        wait_for_list(seen, "seats", "calls")
+        seen.type(b"\x1b[B\r")
+        wait_for_line(seen, "holders of calls")
+        wait_for_line(seen, "1 holder ")
+        seen.type(b"k")
+        wait_for_line(seen, "end counter-")
+        seen.type(b"n")
+        wait_for_line(seen, "1 holder ")
+        assert two.get("calls") == 2
+        seen.type(b"ky")
+        wait_for_line(seen, "nobody holds it")
+        with pytest.raises(ConnectionLost):
+            two.noop()
+        seen.type(b"\t")
+        wait_for_line(seen, "connections")
+        wait_for_line(seen, "id ")
+        seen.type(b"\x1b")
+        wait_for_list(seen, "seats", "calls")
+        assert one.get("seats") == 4
+        seen.type(b"q")
+        assert seen.ended() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [((), "the admin endpoint has its own"), (("--admin", "http://127.0.0.1:1"), "cannot connect to the admin")],
+)
+def test_without_an_admin_endpoint_the_counters_are_there(
+    counterd: Daemon, client: Client, arguments: tuple[str, ...], said: str
+) -> None:
+    with client.hold("seats", 4, maximum=5), terminal(top(counterd.address.port, *arguments), columns=120) as seen:
+        wait_for_list(seen, "seats")
+        seen.type(b"\r")
+        wait_until(lambda: any(said in line for line in screen(seen)), said)
+        seen.type(b"\x1b")
+        wait_for_list(seen, "seats")
+        seen.type(b"q")
+        assert seen.ended() == 0
+
+
+def wait_for_line(seen: Terminal, beginning: str) -> None:
+    try:
+        wait_until(lambda: any(line.startswith(beginning) for line in screen(seen)), beginning)
     except AssertionError as error:
         raise AssertionError(f"{error}; there is {screen(seen)}") from None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import click
@@ -17,7 +17,7 @@ from click.core import ParameterSource
 
 from counterd.cli.ctl.common import EXIT_NOT_AVAILABLE, NAME, Server, has_address, is_said, say, shown
 from counterd.cli.ctl.output import Column, Kind, Output, Row, output_option
-from counterd.errors import ConnectionLost, Timeout
+from counterd.errors import ConnectionLost, CounterdError, InvalidArguments, ServerError, Timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,9 +42,9 @@ class Endpoint(NamedTuple):
     timeout: float
 
     def ask(self, method: str, path: str, *, may_miss: bool = False, **parameters: object) -> Any:
-        """What it answers; None if it knows of no such thing, and that may be. Ends the command with what it refuses.
+        """What it answers; None if it knows of no such thing, and that may be.
 
-        Raises ConnectionLost or Timeout.
+        Raises Refused, ConnectionLost or Timeout.
         """
         import json
         from http.client import HTTPException
@@ -74,7 +74,7 @@ class Endpoint(NamedTuple):
         if response.status == NOT_FOUND and may_miss:
             return None
         if response.status != OK:
-            refused(response.status, why)
+            raise refusal(response.status, why)
         return answer
 
     def _connected(self) -> HTTPConnection:
@@ -102,15 +102,28 @@ HINTS = {
 }
 
 
-def refused(status: int, text: str) -> NoReturn:
-    """Ends the command with what the endpoint says."""
+class Refused(ServerError):
+    """The endpoint does not do it; the text says why, and what would help."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class WrongArguments(InvalidArguments):
+    """The endpoint knows no such value."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def refusal(status: int, text: str) -> CounterdError:
+    """What the endpoint says, as an error."""
     if status == BAD_REQUEST:
-        raise click.UsageError(text)
+        return WrongArguments(status, text)
     if status not in (UNAUTHORIZED, FORBIDDEN, NOT_FOUND, BUSY):
-        raise ConnectionLost(f"the server failed: {text} (status {status})")
+        return ConnectionLost(f"the server failed: {text} (status {status})")
     hint = "" if status == FORBIDDEN and "read-only" not in text else HINTS.get(status, "")
-    say(f"{text}; {hint}" if hint else text)
-    click.get_current_context().exit(EXIT_NOT_AVAILABLE)
+    return Refused(status, f"{text}; {hint}" if hint else text)
 
 
 # ---- options ----
@@ -250,11 +263,15 @@ def kill(context: click.Context, /, ids: tuple[str, ...], **where: Any) -> None:
     An ID is what `counterctl connections` and `counterctl holders` show. It never means another connection later.
     """
     endpoint = endpoint_of(context, **where)
-    paths = {each: f"/connections/{quote(each, safe='')}" for each in ids}
-    missing = [each for each, path in paths.items() if endpoint.ask("DELETE", path, may_miss=True) is None]
+    missing = [each for each in ids if not end_connection(endpoint, each)]
     if missing:
         say(f"not found: {', '.join(missing)}")
         context.exit(EXIT_NOT_AVAILABLE)
+
+
+def end_connection(endpoint: Endpoint, connection: str) -> bool:
+    """False: there is none with that id (any more)."""
+    return endpoint.ask("DELETE", f"/connections/{quote(connection, safe='')}", may_miss=True) is not None
 
 
 def listed(columns: list[Column], row: dict[str, Any]) -> Row:

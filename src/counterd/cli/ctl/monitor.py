@@ -1,7 +1,8 @@
 """The loop of `counterctl top`.
 
-Floor 5. It waits for keys, for what the two threads that ask the server have been told, and for signals; what is drawn
-is screen.py's. Whatever ends the loop, the terminal is then as it was.
+Floor 5. It waits for keys, for what the threads that ask the server have been told, and for signals; what is drawn is
+screen.py's. The third of them asks the admin endpoint, while a page of it is shown, and ends connections. Whatever ends
+the loop, the terminal is then as it was.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.live import Live
 
+from counterd.cli.ctl.admin import PAGE, Endpoint, end_connection
 from counterd.cli.ctl.common import EXIT_SIGNAL, explain
-from counterd.cli.ctl.screen import Keys, Listing, Sample, Shown, View, draw, summary
+from counterd.cli.ctl.screen import Listing, Sample, Shown, Told, draw, remember, summary
+from counterd.cli.ctl.view import CONNECTIONS, COUNTERS, HOLDERS, Keys, View
 from counterd.errors import CounterdError
 
 if TYPE_CHECKING:
@@ -51,11 +54,15 @@ class Asker(threading.Thread):
         self._tell = tell
         self._share = share
         self._looks = threading.Event()
-        self._hurries = False
+        self._hurries = self._jumps = False
 
-    def look(self, *, hurries: bool = False) -> None:
-        """The user has chosen something else. hurries: and waits for the next answer, an interval after the last."""
+    def look(self, *, hurries: bool = False, jumps: bool = False) -> None:
+        """The user has chosen something else.
+
+        hurries: and waits for the next answer, an interval after the last. jumps: and wants it now, also in a pause.
+        """
         self._hurries |= hurries
+        self._jumps |= jumps
         self._looks.set()
 
     def run(self) -> None:
@@ -74,7 +81,8 @@ class Asker(threading.Thread):
         while True:
             pause = min(self._view.interval, RETRY_S) if failed else self._view.interval
             left = began + max(pause, 0 if self._hurries else took / self._share) - time.monotonic()
-            if left <= 0 and not self._view.paused:
+            if self._jumps or (left <= 0 and not self._view.paused):
+                self._jumps = False
                 return
             self._looks.wait(None if self._view.paused else left)
             self._looks.clear()
@@ -83,8 +91,10 @@ class Asker(threading.Thread):
 class Monitor:
     """The loop, and what it waits for."""
 
-    def __init__(self, target: Target, client: Client, view: View) -> None:
+    def __init__(self, target: Target, client: Client, endpoint: Endpoint | str, view: View) -> None:
+        """endpoint: or why it is not known where that is."""
         self._target = target
+        self._endpoint = endpoint
         self._view = view
         self._shown = Shown(str(target.address), view)
         self._client = client
@@ -99,6 +109,7 @@ class Monitor:
         self._askers = [
             Asker(view, self._ask_stats, lambda result: self._tell("stats", result)),
             Asker(view, self._ask_dump, lambda result: self._tell("dump", result), LIST_SHARE),
+            Asker(view, self._ask_page, lambda result: self._tell("page", result)),
         ]
 
     def run(self) -> None:
@@ -131,6 +142,29 @@ class Monitor:
         began = time.monotonic()
         entries = self._lister.dump()
         return summary(entries, self._view.listed(), began, time.monotonic() - began)
+
+    def _ask_page(self) -> Told | None:
+        """None where the page needs nothing of the endpoint."""
+        page, name = self._view.page, self._view.name if self._view.page == HOLDERS else b""
+        try:
+            self._end_connections()
+            return None if page == COUNTERS else told(self._known_endpoint(), page, name)
+        except (CounterdError, OSError) as error:
+            return Told(page, name, [], problem=explain(error, None)[0])
+
+    def _end_connections(self) -> None:
+        while self._view.kills:
+            connection = self._view.kills.pop(0)
+            try:
+                ended = end_connection(self._known_endpoint(), connection)
+                self._view.note = f"ended {connection}" if ended else f"not found: {connection}"
+            except (CounterdError, OSError) as error:
+                self._view.note = explain(error, None)[0]
+
+    def _known_endpoint(self) -> Endpoint:
+        if isinstance(self._endpoint, str):
+            raise OSError(self._endpoint)
+        return self._endpoint
 
     def _tell(self, who: str, what: Any) -> None:
         self._told.append((who, what))
@@ -178,17 +212,31 @@ class Monitor:
                 self._shown.before, self._shown.sample = self._shown.sample, what
             elif isinstance(what, Listing):
                 self._shown.listing = what
-            else:
+                self._shown.history = remember(self._shown.history, what)
+            elif isinstance(what, Told):
+                self._shown.told = what
+            elif what is not None:
                 self._problems[who] = explain(what, self._target)[0]
         self._shown.problem = next(iter(self._problems.values()), "")
 
     def _press(self, keys: list[str]) -> None:
-        before, listing = self._view.listed(), self._shown.listing
+        view, listing = self._view, self._shown.listing
+        order, page = view.listed(), view.page
         for key in keys:
-            self._view.press(key)
-        stats, dump = self._askers
+            view.press(key)
+        stats, dump, pages = self._askers
         stats.look()
-        dump.look(hurries=self._view.listed() != before and listing is not None and not listing.is_complete())
+        dump.look(hurries=view.listed() != order and listing is not None and not listing.is_complete())
+        pages.look(jumps=view.page != page or bool(view.kills))
+
+
+def told(endpoint: Endpoint, page: str, name: bytes) -> Told:
+    """What the endpoint says for a page."""
+    if page == CONNECTIONS:
+        answer = endpoint.ask("GET", "/connections", limit=PAGE)
+        return Told(page, name, answer["rows"], None if answer["next"] is not None else len(answer["rows"]))
+    answer = endpoint.ask("GET", "/holders", name=name, limit=PAGE)
+    return Told(page, name, answer["rows"], answer["total"])
 
 
 def end(number: int, _: object) -> None:

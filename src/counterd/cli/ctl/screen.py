@@ -6,38 +6,42 @@ by colour alone.
 
 from __future__ import annotations
 
-import codecs
-import heapq
+from collections import deque
 from dataclasses import dataclass, field
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Group
 from rich.text import Text
 
 from counterd.cli.ctl.common import shown
+from counterd.cli.ctl.output import Column as Field
+from counterd.cli.ctl.output import Kind, cell
+from counterd.cli.ctl.view import CONNECTIONS, COUNTERS, HOLDERS, Order, View, limit_of, share
 from counterd.units import COUNTS, count, digits, rate, scaled, several
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from rich.console import RenderableType
 
     from counterd.client import DumpEntry
 
-SORTS = ("in use", "share", "peak", "name")
-INTERVALS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 KEPT_MAX = 1000  # of a million: more than fits on any screen, and enough to sort in another way at once
 GAP = 2
-NAME_WIDTH_MIN = 12
+NAME_WIDTH_MIN = 16
 BAR_WIDTH_MIN, BAR_WIDTH_MAX = 8, 50
+HISTORY_WIDTH_MIN, HISTORY_WIDTH_MAX = 8, 40
 PERCENT_WIDTH = 6
 LETTER_MAX = 4  # bytes of UTF-8
 NEARLY_FULL = 0.8
 LABEL_WIDTH = 13
 LOAD_WIDTH = 20
 HELP = (
-    ("s, arrows", "sort by the next column, or the one before"),
+    ("up, down", "move the cursor, also PgUp, PgDn, Home and End"),
+    ("Enter", "who holds the counter under the cursor"),
+    ("Tab", "connections, and back to the counters; so does Esc"),
+    ("k", "end the connection under the cursor, once y has confirmed it"),
+    ("s, left, right", "sort by the next column, or the one before"),
     ("r", "turn the order round"),
     ("/", "only names with a text in them: Enter keeps it, Esc takes it back"),
     ("space", "pause, and go on"),
@@ -49,7 +53,22 @@ EXPLAINED = (
     "limit: the last maximum that was asked for",
     "peak:  the most that was in use in this window of the server's statistics",
     "share: what is in use of the limit; with ~ of the peak, no limit being known",
+    "lately: what was in use each time that the list was asked for, of the same",
+    "Holders and connections are told by the admin endpoint (--admin); k needs its token.",
 )
+HINTS = {
+    COUNTERS: (
+        "Enter holders  Tab connections  / filter  s sort  h help  q quit",
+        "Enter holders  Tab connections  h help  q quit",
+        "h help  q quit",
+    ),
+    CONNECTIONS: ("k kill  Tab counters  h help  q quit", "h help  q quit"),
+    HOLDERS: (
+        "k kill  Esc counters  Tab connections  h help  q quit",
+        "k kill  Esc counters  h help",
+        "h help  q quit",
+    ),
+}
 
 
 # ---- samples ----
@@ -107,139 +126,23 @@ def summary(entries: list[DumpEntry], order: Order, at: float, seconds: float) -
     return Listing(at, seconds, len(entries), order.filter, matching, kept)
 
 
-class Order(NamedTuple):
-    """Which counters are listed, and how they are sorted."""
+class Told(NamedTuple):
+    """What the admin endpoint said for a page. rows: of its table; total: how many there are, None: more than these."""
 
-    sort: str = SORTS[0]
-    reverse: bool = False
-    filter: str = ""
-
-    def choose(self, entries: Iterable[DumpEntry], most: int) -> list[DumpEntry]:
-        """The first in this order, of those that match. Equal ones are in the order of their names, and stay so."""
-        wanted = (entry for entry in entries if self.matches(entry.name))
-        if self.sort == "name":
-            return (heapq.nlargest if self.reverse else heapq.nsmallest)(most, wanted, key=itemgetter(0))
-        sign = 1 if self.reverse else -1
-        value = VALUES[self.sort]
-        return heapq.nsmallest(most, wanted, key=lambda entry: (sign * value(entry), entry.name))
-
-    def matches(self, name: bytes) -> bool:
-        return self.filter.encode("utf-8", "surrogateescape") in name
+    page: str
+    name: bytes
+    rows: list[dict[str, Any]]
+    total: int | None = 0
+    problem: str = ""
 
 
-def limit_of(entry: DumpEntry) -> int | None:
-    """The last maximum that was asked for, if the server tells."""
-    limit: int | None = getattr(entry, "limit", None)
-    return limit or None
-
-
-def share(entry: DumpEntry) -> float:
-    """What is in use, of the limit, or where that is not known of the most that was in use in this interval."""
-    return entry.consumption / (limit_of(entry) or entry.maximum or 1)
-
-
-VALUES: dict[str, Callable[[Any], float]] = {
-    "in use": lambda entry: entry.consumption,
-    "share": share,
-    "peak": lambda entry: entry.maximum,
-}
-
-
-# ---- what the user chose ----
-
-
-class Keys:
-    """Bytes from a terminal to keys: a letter each, or "left", "right", "escape", "enter" and "backspace"."""
-
-    _named: ClassVar = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backspace"}
-    _arrows: ClassVar = {"C": "right", "D": "left", "A": "left", "B": "right"}
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._rest = ""
-
-    @property
-    def waits(self) -> bool:
-        """Whether an escape came, of which nobody knows yet if it is the key or the beginning of another."""
-        return bool(self._rest)
-
-    def feed(self, data: bytes, *, final: bool = False) -> list[str]:
-        """The keys that are complete with these bytes. final: nothing more came for a while."""
-        text = self._rest + self._decoder.decode(data)
-        self._rest = ""
-        found: list[str] = []
-        while text:
-            letter, rest = text[0], text[1:]
-            if letter == "\x1b":
-                if rest[:1] in ("[", "O"):
-                    end = next((at for at, each in enumerate(rest[1:], 1) if "@" <= each <= "~"), None)
-                    if end is None:
-                        if not final:
-                            self._rest = text
-                        return found
-                    if rest[end] in self._arrows:
-                        found.append(self._arrows[rest[end]])
-                    text = rest[end + 1 :]
-                    continue
-                if not rest and not final:
-                    self._rest = text
-                    return found
-                letter = "escape"
-            found.append(self._named.get(letter, letter))
-            text = rest
-        return found
-
-
-@dataclass
-class View:
-    """What the user has chosen so far."""
-
-    interval: float = 1.0
-    order: Order = field(default_factory=Order)
-    paused: bool = False
-    helping: bool = False
-    typed: str | None = None  # of a filter that is not finished
-    quits: bool = False
-
-    def press(self, key: str) -> None:
-        """Does what a key says."""
-        if self.typed is not None:
-            self._type(key)
-        elif self.helping:
-            self.helping = False
-        elif key in ("s", "right", "left"):
-            step = -1 if key == "left" else 1
-            sort = SORTS[(SORTS.index(self.order.sort) + step) % len(SORTS)]
-            self.order = self.order._replace(sort=sort)
-        elif key == "r":
-            self.order = self.order._replace(reverse=not self.order.reverse)
-        elif key == "/":
-            self.typed = self.order.filter
-        elif key == " ":
-            self.paused = not self.paused
-        elif key in ("+", "="):
-            self.interval = min((each for each in INTERVALS_S if each > self.interval), default=self.interval)
-        elif key in ("-", "_"):
-            self.interval = max((each for each in INTERVALS_S if each < self.interval), default=self.interval)
-        elif key in ("h", "?"):
-            self.helping = True
-        elif key == "q":
-            self.quits = True
-
-    def listed(self) -> Order:
-        """The order with what is being typed, which is seen at once."""
-        return self.order if self.typed is None else self.order._replace(filter=self.typed)
-
-    def _type(self, key: str) -> None:
-        assert self.typed is not None
-        if key == "enter":
-            self.order = self.order._replace(filter=self.typed)
-        if key in ("enter", "escape"):
-            self.typed = None
-        elif key == "backspace":
-            self.typed = self.typed[:-1]
-        elif len(key) == 1 and key.isprintable():
-            self.typed += key
+def remember(history: Mapping[bytes, deque[int]], listing: Listing) -> dict[bytes, deque[int]]:
+    """What was in use lately, of the counters that are still listed."""
+    found = {}
+    for entry in listing.entries:
+        found[entry.name] = history.get(entry.name) or deque(maxlen=HISTORY_WIDTH_MAX)
+        found[entry.name].append(entry.consumption)
+    return found
 
 
 # ---- drawing ----
@@ -255,6 +158,8 @@ class Shown:
     before: Sample | None = None
     sample: Sample | None = None
     listing: Listing | None = None
+    history: Mapping[bytes, deque[int]] = field(default_factory=dict)
+    told: Told | None = None  # for a page that is not the counters
     problem: str = ""  # why there is nothing new
 
 
@@ -266,7 +171,12 @@ def draw(what: Shown, columns: int, rows: int, *, plain: bool = False) -> Render
         head += _figures(what.before, what.sample, columns, plain=plain)
     foot = _foot(what, columns)
     room = max(rows - len(head) - 2, 0)
-    body = _help() if what.view.helping else _table(what, columns, room, plain=plain)
+    if what.view.helping:
+        body = _help()
+    elif what.view.page == COUNTERS:
+        body = _table(what, columns, room, plain=plain)
+    else:
+        body = _page(what, columns, room, plain=plain)
     blank = [Text()] * max(room - len(body), 0)
     lines = [*head, *body[:room], *blank, Text(), foot][:rows]
     for line in lines:
@@ -332,10 +242,10 @@ def _bytes(value: float | None) -> str:
 def _lines(label: str, cells: list[Text], columns: int) -> list[Text]:
     """Cells side by side, as many as there is room for, below a label."""
     found = [Text().append(label.ljust(LABEL_WIDTH), "bold")]
-    for cell in cells:
-        if found[-1].cell_len > LABEL_WIDTH and found[-1].cell_len + len(cell.plain.rstrip()) > columns:
+    for each in cells:
+        if found[-1].cell_len > LABEL_WIDTH and found[-1].cell_len + len(each.plain.rstrip()) > columns:
             found.append(Text(" " * LABEL_WIDTH))
-        found[-1].append_text(cell)
+        found[-1].append_text(each)
     return found
 
 
@@ -366,12 +276,37 @@ def _load(sample: Sample, columns: int, *, plain: bool) -> list[Text]:
 
 
 def _foot(what: Shown, columns: int) -> Text:
-    if what.view.typed is not None:
-        return Text().append("filter: ", "bold").append(what.view.typed).append(" ", "reverse")
-    keys = Text("/ filter  s sort  h help  q quit", "dim")
+    view = what.view
+    if view.typed is not None:
+        return Text().append("filter: ", "bold").append(view.typed).append(" ", "reverse")
+    if view.doomed:
+        question = f"end {view.doomed}, and give back what it holds? y: yes; any other key: no"
+        return Text(question, "bold red")
+    left = _counted(what) if view.page == COUNTERS else _told(what)
+    return _with_hints(Text(view.note, "bold") if view.note else left, HINTS[view.page], columns)
+
+
+def _with_hints(left: Text, hints: Sequence[str], columns: int) -> Text:
+    """A line with the longest of the hints that there is room for; the shortest goes before what stands on the left."""
+    fits = next((hint for hint in hints if left.cell_len + len(hint) < columns), hints[-1])
+    left = left.copy()
+    if len(fits) + 2 < columns:
+        left.truncate(columns - len(fits) - 2, overflow="ellipsis")
+    return _both_ends(left, Text(fits, "dim"), columns)
+
+
+def _told(what: Shown) -> Text:
+    told = what.told
+    if told is None or (told.page, told.name) != (what.view.page, what.view.name if told.page == HOLDERS else b""):
+        return Text("asking the admin endpoint", "dim")
+    kind = "connection" if told.page == CONNECTIONS else "holder"
+    return Text(f"the first {len(told.rows):,} {kind}s" if told.total is None else several(told.total, kind))
+
+
+def _counted(what: Shown) -> Text:
     listing, chosen = what.listing, what.view.order.filter
     if listing is None:
-        return _both_ends(Text("no list yet", "dim"), keys, columns)
+        return Text("no list yet", "dim")
     text = several(listing.total, "counter")
     if chosen:
         matching = listing.matching if chosen == listing.filter else None
@@ -381,7 +316,7 @@ def _foot(what: Shown, columns: int) -> Text:
     text += f"; list {_age(what.now - listing.at)} old"
     if listing.seconds >= 0.5:
         text += f", took {_age(listing.seconds)}"
-    return _both_ends(Text(text), keys, columns)
+    return Text(text)
 
 
 def _age(seconds: float) -> str:
@@ -410,29 +345,41 @@ class Layout(NamedTuple):
     name: int
     numbers: tuple[Column, ...]
     bar: int
+    history: int
 
     @classmethod
     def of(cls, columns: int) -> Layout:
-        """In a narrow one, names stay, and what is in use."""
-        numbers = [Column("in use", 9, "in use"), Column("limit", 9), Column("peak", 9, "peak")]
-        left = columns - sum(each.width + GAP for each in numbers)
-        if left < NAME_WIDTH_MIN:
-            return cls(max(columns - 9 - GAP, 1), tuple(numbers[:1]), 0)
+        """In a narrow one, names stay, and what is in use; then its share, the limit, the peak, and what was lately."""
+        in_use, limit, peak = Column("in use", 9, "in use"), Column("limit", 9), Column("peak", 9, "peak")
         percent = PERCENT_WIDTH + GAP
-        bar = min((left - percent) // 3, BAR_WIDTH_MAX)
-        if bar < BAR_WIDTH_MIN or left - percent - bar - GAP < NAME_WIDTH_MIN:
-            return cls(left, tuple(numbers), 0)
-        return cls(left - percent - bar - GAP, tuple(numbers), bar)
+        for numbers, bars in (
+            ((in_use, limit, peak), 2),
+            ((in_use, limit, peak), 1),
+            ((in_use, limit), 1),
+            ((in_use,), 1),
+        ):
+            left = columns - sum(each.width + GAP for each in numbers) - percent
+            widths = [max(left // 4, least) for least in (BAR_WIDTH_MIN, HISTORY_WIDTH_MIN)[:bars]]
+            widths = [min(width, most) for width, most in zip(widths, (BAR_WIDTH_MAX, HISTORY_WIDTH_MAX), strict=False)]
+            name = left - sum(width + GAP for width in widths)
+            if name >= NAME_WIDTH_MIN:
+                return cls(name, numbers, widths[0], widths[1] if bars == 2 else 0)
+        return cls(max(columns - in_use.width - GAP, 1), (in_use,), 0, 0)
 
 
 def _table(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
-    """Its title, and the first counters that there is room for."""
+    """Its title, and those of the counters that there is room for, around the cursor."""
     layout = Layout.of(columns)
-    order = what.view.listed()
+    order, cursor = what.view.listed(), what.view.cursor
     if what.listing is None or room < 2:
         return [Text()]
-    entries = order.choose(what.listing.entries, room - 2)
-    lines = [_entry(entry, layout, plain=plain) for entry in entries]
+    entries = order.choose(what.listing.entries, len(what.listing.entries))
+    cursor.settle([entry.name for entry in entries], room - 2)
+    lines = []
+    for at, entry in enumerate(entries[cursor.top : cursor.top + cursor.room], cursor.top):
+        lines.append(_entry(entry, what.history.get(entry.name, ()), layout, plain=plain))
+        if at == cursor.index:
+            lines[-1].stylize("reverse")
     if not lines:
         lines = [Text("no counters" if not order.filter else f"no counter with {order.filter!r}", "dim")]
     return [Text(), _heading(layout, order, columns, plain=plain), *lines]
@@ -450,11 +397,13 @@ def _heading(layout: Layout, order: Order, columns: int, *, plain: bool) -> Text
         line.append(title(column.title, column.sort).rjust(column.width + GAP))
     if layout.bar:
         line.append(" " * GAP + title("share", "share").ljust(layout.bar + GAP + PERCENT_WIDTH))
+    if layout.history:
+        line.append(" " * GAP + "lately")
     line.pad_right(columns - line.cell_len)
     return line
 
 
-def _entry(entry: DumpEntry, layout: Layout, *, plain: bool) -> Text:
+def _entry(entry: DumpEntry, history: Sequence[int] | deque[int], layout: Layout, *, plain: bool) -> Text:
     line = Text(_beginning(entry.name, layout.name))
     line.truncate(layout.name, overflow="crop" if plain else "ellipsis", pad=True)
     limit = limit_of(entry)
@@ -468,7 +417,91 @@ def _entry(entry: DumpEntry, layout: Layout, *, plain: bool) -> Text:
         style = "cyan" if limit is None else _heat(filled)
         line.append(" " * GAP).append_text(_bar(filled, layout.bar, style, plain=plain, known=limit is not None))
         line.append(f"{'' if limit else '~'}{_percent(filled)}".rjust(PERCENT_WIDTH + GAP), style)
+    if layout.history:
+        drawn = sparkline(history, limit or entry.maximum, layout.history, plain=plain)
+        line.append(" " * GAP).append(drawn.rjust(layout.history), "cyan")
     return line
+
+
+def sparkline(values: Sequence[int] | deque[int], full: int, width: int, *, plain: bool) -> str:
+    """The last of the values, each as high as it is of what would be full. Nothing is lowest, and only nothing."""
+    levels = "_.-=+*#" if plain else "▁▂▃▄▅▆▇█"
+    most = len(levels) - 1
+    return "".join(
+        levels[min(max(value * most // max(full, 1), 1 if value else 0), most)] for value in list(values)[-width:]
+    )
+
+
+# ---- other pages ----
+
+WIDTHS = {"id": 16, "connection": 16, "room": 9, "age_seconds": 9, "idle_seconds": 9, "requests": 9, "holdings": 9,
+          "amount": 9}  # fmt: skip
+FIELDS = {
+    CONNECTIONS: (
+        Field("id"),
+        Field("peer"),
+        Field("holdings", Kind.NUMBER),
+        Field("age_seconds", Kind.SPAN, title="age"),
+        Field("idle_seconds", Kind.SPAN, title="idle"),
+        Field("requests", Kind.NUMBER),
+        Field("room", title="protocol"),
+    ),
+    HOLDERS: (
+        Field("connection"),
+        Field("peer"),
+        Field("amount", Kind.NUMBER),
+        Field("age_seconds", Kind.SPAN, title="age"),
+    ),
+}
+
+
+def _page(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
+    """Who is connected, or who holds a counter, around the cursor."""
+    view, told = what.view, what.told
+    about = Text(f"holders of {_beginning(view.name, columns)}" if view.page == HOLDERS else "connections", "bold")
+    name = view.name if view.page == HOLDERS else b""
+    if told is None or (told.page, told.name) != (view.page, name):
+        return [about]
+    fields, flexible = _fields_of(view.page, columns)
+    view.cursor.settle([str(row[fields[0].name]) for row in told.rows], room - 2)
+    heading = _row([each.title or each.name for each in fields], fields, flexible, plain=plain)
+    heading.stylize("reverse")
+    heading.pad_right(columns - heading.cell_len)
+    if not told.rows:
+        empty = told.problem or ("nobody holds it" if view.page == HOLDERS else "nobody is connected")
+        return [about, heading, Text(empty, "bold red" if told.problem else "dim")]
+    lines = []
+    for at, row in enumerate(told.rows[view.cursor.top : view.cursor.top + view.cursor.room], view.cursor.top):
+        texts = [cell(each, None if row[each.name] == "" else row[each.name], 0) for each in fields]
+        lines.append(_row(texts, fields, flexible, plain=plain))
+        if at == view.cursor.index:
+            lines[-1].stylize("reverse")
+    return [about, heading, *lines]
+
+
+def _fields_of(page: str, columns: int) -> tuple[Sequence[Field], int]:
+    """Those that there is room for, and the width of the one that takes the rest: the peer."""
+    fields = FIELDS[page]
+    while True:
+        left = columns - sum(WIDTHS.get(each.name, 0) + GAP for each in fields[:1] + fields[2:])
+        if left >= NAME_WIDTH_MIN or len(fields) <= 2:
+            return fields, max(left, 1)
+        fields = fields[:-1]
+
+
+def _row(texts: Sequence[str], fields: Sequence[Field], flexible: int, *, plain: bool) -> Text:
+    line = Text()
+    for at, (text, each) in enumerate(zip(texts, fields, strict=True)):
+        part = Text(text)
+        width = WIDTHS.get(each.name, flexible)
+        part.truncate(width, overflow="crop" if plain else "ellipsis")
+        room = " " * (width - part.cell_len)
+        right = each.kind is not Kind.TEXT
+        line.append(" " * GAP if at else "").append_text(Text(room) + part if right else part + Text(room))
+    return line
+
+
+# ---- parts of both ----
 
 
 def _beginning(name: bytes, width: int) -> str:

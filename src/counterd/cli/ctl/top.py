@@ -1,15 +1,17 @@
 """`counterctl top`: what a server does, live, on the whole terminal.
 
-Floor 5. The command alone; monitor.py is the loop, screen.py what is seen.
+Floor 5. The command alone; monitor.py is the loop, view.py what the user has chosen, screen.py what is seen.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import click
 
+from counterd.cli.ctl.admin import Endpoint, admin_options, endpoint_of
 from counterd.cli.ctl.common import EXIT_USAGE, Target, duration, pass_target, say
 from counterd.cli.reading import Reads, at_least
 
@@ -24,18 +26,26 @@ INTERVAL_MIN_S = 0.1
     default=1.0,
     help="Ask so often.  [default: 1s]",
 )
+@admin_options
 @pass_target
-def top(target: Target, interval: float) -> None:
+@click.pass_context
+def top(context: click.Context, target: Target, /, interval: float, **where: Any) -> None:
     """Shows live what the server does, and its busiest counters.
 
     Rates of requests and refusals, connections and how full the tables are; below, the counters of which most is in
-    use, with a bar of that against the last maximum that was asked for. `h` shows the keys, `q` quits.
+    use, with a bar of that against the last maximum that was asked for. Enter shows who holds one, Tab who is
+    connected, as the admin endpoint tells, and `k` ends a connection. `h` shows the keys, `q` quits.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         say("top needs a terminal: `counterctl stats` and `counterctl dump` print what there is once")
         raise SystemExit(EXIT_USAGE)
+    endpoint: Endpoint | str
+    try:
+        endpoint = endpoint_of(context, **where)
+    except click.UsageError as error:  # what needs none works without
+        endpoint = error.message
     client = target.connect()  # what is wrong with that is said where it can be read
     from counterd.cli.ctl.monitor import Monitor
-    from counterd.cli.ctl.screen import View
+    from counterd.cli.ctl.view import View
 
-    Monitor(target, client, View(interval)).run()
+    Monitor(target, client, endpoint, View(interval)).run()

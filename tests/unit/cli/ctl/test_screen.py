@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from typing import NamedTuple
+import re
+from collections import deque
 
 import pytest
 from rich.console import Console
@@ -11,39 +12,19 @@ from rich.console import Console
 from counterd.cli.ctl import screen
 from counterd.cli.ctl.common import shown
 from counterd.cli.ctl.screen import (
-    INTERVALS_S,
+    HISTORY_WIDTH_MAX,
     KEPT_MAX,
-    SORTS,
-    Keys,
-    Order,
     Sample,
     Shown,
-    View,
+    Told,
     draw,
     rates,
-    share,
+    remember,
+    sparkline,
     summary,
 )
-
-
-class Entry(NamedTuple):
-    """As that of a Dump, from a server that tells the limit or does not."""
-
-    name: bytes
-    consumption: int
-    maximum: int
-    limit: int | None = None
-
-
-class OldEntry(NamedTuple):
-    """Of a client that knows no limits."""
-
-    name: bytes
-    consumption: int
-    maximum: int
-
-
-ENTRIES = [Entry(b"jobs", 5, 9, 10), Entry(b"calls", 5, 5), Entry(b"seats", 3, 40, 3), Entry(b"idle", 0, 0)]
+from counterd.cli.ctl.view import CONNECTIONS, HOLDERS, SORTS, Order, View
+from unit.cli.ctl.test_view import ENTRIES, Entry, names, pressed
 
 FIGURES = {
     "objects": "4", "curr_connections": "3", "total_connections": "1200", "command:noop": "0",
@@ -52,10 +33,6 @@ FIGURES = {
     "holdings": "5", "holdings_max": "2000000", "refused:not_found": "0", "refused:not_available": "40",
 }  # fmt: skip
 LATER = FIGURES | {"command:acquire": "300", "refused:not_available": "60", "bytes_in": "21000"}
-
-
-def names(entries: list[Entry]) -> list[bytes]:
-    return [entry.name for entry in entries]
 
 
 # ---- samples ----
@@ -71,40 +48,6 @@ def test_there_are_no_rates_without_one_before_or_over_a_new_start() -> None:
     assert rates(Sample(12.0, LATER), Sample(14.0, FIGURES), "command:") == {}
     assert rates(Sample(12.0, FIGURES), Sample(12.0, LATER), "command:") == {}
     assert rates(Sample(12.0, {}), Sample(14.0, LATER), "command:") == {}
-
-
-@pytest.mark.parametrize(
-    ("sort", "expected"),
-    [
-        ("in use", [b"calls", b"jobs", b"seats", b"idle"]),
-        ("share", [b"calls", b"seats", b"jobs", b"idle"]),
-        ("peak", [b"seats", b"jobs", b"calls", b"idle"]),
-        ("name", [b"calls", b"idle", b"jobs", b"seats"]),
-    ],
-)
-def test_counters_are_sorted(sort: str, expected: list[bytes]) -> None:
-    assert names(Order(sort).choose(ENTRIES, 9)) == expected
-    assert names(Order(sort).choose(ENTRIES, 2)) == expected[:2]
-    turned = names(Order(sort, reverse=True).choose(ENTRIES, 9))
-    assert turned[0] == expected[-1]
-    assert turned != expected
-
-
-def test_equal_ones_stay_in_the_order_of_names() -> None:
-    same = [Entry(b"b", 1, 1), Entry(b"c", 1, 1), Entry(b"a", 1, 1)]
-    assert names(Order().choose(same, 3)) == names(Order(reverse=True).choose(same, 3)) == [b"a", b"b", b"c"]
-
-
-def test_the_filter_is_a_part_of_the_name() -> None:
-    assert names(Order(filter="l").choose(ENTRIES, 9)) == [b"calls", b"idle"]
-    assert names(Order(filter="ü").choose([Entry("bücher".encode(), 1, 1), *ENTRIES], 9)) == ["bücher".encode()]
-    assert not Order(filter="no").choose(ENTRIES, 9)
-
-
-def test_the_share_is_of_the_limit_or_of_the_peak() -> None:
-    assert [share(entry) for entry in ENTRIES] == [0.5, 1.0, 1.0, 0.0]
-    assert share(OldEntry(b"a", 2, 4)) == 0.5  # type: ignore[arg-type]
-    assert share(Entry(b"a", 2, 2, 0)) == 1.0
 
 
 def test_of_few_counters_all_are_kept() -> None:
@@ -124,85 +67,6 @@ def test_of_many_those_that_come_first_are_kept() -> None:
     assert len(set(names(found.entries))) == len(found.entries)  # type: ignore[arg-type]
 
 
-# ---- keys ----
-
-
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (b"sq", ["s", "q"]),
-        (b"\x1b[C\x1b[D\x1bOC", ["right", "left", "right"]),
-        (b"\x1b[1;5C", ["right"]),
-        (b"\x1b[3~x", ["x"]),
-        (b"\r\n\x7f\x08", ["enter", "enter", "backspace", "backspace"]),
-        ("ü€".encode(), ["ü", "€"]),
-        (b"\xff", ["\N{REPLACEMENT CHARACTER}"]),
-        (b"\x1bq", ["escape", "q"]),
-    ],
-)
-def test_keys(data: bytes, expected: list[str]) -> None:
-    assert Keys().feed(data) == expected
-    keys = Keys()
-    assert [key for byte in data for key in keys.feed(bytes([byte]))] == expected
-    assert not keys.waits
-
-
-def test_an_escape_is_a_key_once_nothing_follows() -> None:
-    keys = Keys()
-    assert keys.feed(b"x\x1b") == ["x"]
-    assert keys.waits
-    assert keys.feed(b"", final=True) == ["escape"]
-    assert not keys.waits
-    assert keys.feed(b"\x1b[") == []
-    assert keys.feed(b"C") == ["right"]
-
-
-def pressed(*keys: str) -> View:
-    view = View()
-    for key in keys:
-        view.press(key)
-    return view
-
-
-def test_the_sort_is_chosen() -> None:
-    assert pressed("s").order.sort == pressed("right").order.sort == "share"
-    assert pressed("left").order.sort == "name"
-    assert pressed(*"ssss").order.sort == "in use"
-    assert pressed("r").order.reverse
-    assert not pressed("r", "r").order.reverse
-
-
-def test_the_filter_is_typed() -> None:
-    view = pressed("/", "d", "q", "backspace", "b")
-    assert (view.typed, view.order.filter, view.listed().filter) == ("db", "", "db")
-    assert not view.quits
-    view.press("enter")
-    assert (view.typed, view.order.filter) == (None, "db")
-    for key in ("/", "x", "right", "escape"):
-        view.press(key)
-    assert (view.typed, view.order.filter, view.order.sort) == (None, "db", "in use")
-
-
-def test_the_interval_has_steps() -> None:
-    assert pressed("+").interval == 2.0
-    assert pressed("-").interval == 0.5
-    assert pressed(*"-" * 20).interval == INTERVALS_S[0]
-    assert pressed(*"+" * 20).interval == INTERVALS_S[-1]
-    view = View(interval=1.5)
-    view.press("-")
-    assert view.interval == 1.0
-
-
-def test_pause_help_and_quit() -> None:
-    assert pressed(" ").paused
-    assert not pressed(" ", " ").paused
-    assert pressed("h").helping
-    assert pressed("?").helping
-    view = pressed("h", "q")
-    assert (view.helping, view.quits) == (False, False)
-    assert pressed("q").quits
-
-
 # ---- drawing ----
 
 
@@ -218,7 +82,8 @@ def drawn(what: Shown, columns: int = 80, rows: int = 24, *, plain: bool = False
 def full(*keys: str) -> Shown:
     listing = summary(ENTRIES, Order(), 10.0, 0.1)  # type: ignore[arg-type]
     before, sample = Sample(9.0, FIGURES), Sample(11.0, LATER)
-    return Shown("127.0.0.1:11215", pressed(*keys), 11.5, before, sample, listing)
+    history = {b"jobs": deque([0, 1, 5, 10]), b"calls": deque([5] * HISTORY_WIDTH_MAX)}
+    return Shown("127.0.0.1:11215", pressed(*keys), 11.5, before, sample, listing, history)
 
 
 def test_the_whole_screen() -> None:
@@ -233,27 +98,143 @@ def test_the_whole_screen() -> None:
         "records      ━━━━━━━━━━━━━━━━━───  85 %   850 of 1,000",
         "holdings     ━───────────────────  <1 %   5 of 2,000,000",
         "",
-        "name                       in use ▼      limit       peak  share",
-        "calls                             5          -          5  ┅┅┅┅┅┅┅┅┅┅┅┅┅  ~100 %",
-        "jobs                              5         10          9  ━━━━━━───────    50 %",
-        "seats                             3          3         40  ━━━━━━━━━━━━━   100 %",
-        "idle                              0          -          0  ─────────────    ~0 %",
+        "name                in use ▼      limit       peak  share              lately",
+        "calls                      5          -          5  ┅┅┅┅┅┅┅┅┅  ~100 %  █████████",
+        "jobs                       5         10          9  ━━━━─────    50 %       ▁▂▄█",
+        "seats                      3          3         40  ━━━━━━━━━   100 %",
+        "idle                       0          -          0  ─────────    ~0 %",
         *[""] * 8,
-        "4 counters; list 1.5 s old                      / filter  s sort  h help  q quit",
+        "4 counters; list 1.5 s old        Enter holders  Tab connections  h help  q quit",
     ]
 
 
 @pytest.mark.parametrize("columns", [1, 5, 20, 40, 60, 79, 132, 200, 300])
 @pytest.mark.parametrize("rows", [1, 2, 5, 10, 25, 60])
-@pytest.mark.parametrize("key", ["", "h", "/", " "])
+@pytest.mark.parametrize("key", ["", "h", "/", " ", "tab"])
 def test_any_size_is_filled_and_not_exceeded(columns: int, rows: int, key: str) -> None:
     for plain in (False, True):
-        drawn(full(*key), columns, rows, plain=plain)
-    drawn(Shown("127.0.0.1:11215", pressed(*key)), columns, rows)
+        drawn(full(key), columns, rows, plain=plain)
+        drawn(connected(30), columns, rows, plain=plain)
+    drawn(Shown("127.0.0.1:11215", pressed(key)), columns, rows)
 
 
 def test_a_narrow_one_shows_names_and_what_is_in_use() -> None:
     assert any(line.split() == ["jobs", "5"] for line in drawn(full(), 40))
+
+
+def test_sixty_columns_have_the_share_and_the_keys() -> None:
+    lines = drawn(full(), 60)
+    assert "name                   in use ▼      limit  share" in lines
+    assert any(line.split() == ["jobs", "5", "10", "━━━━────", "50", "%"] for line in lines)
+    assert lines[-1].endswith("h help  q quit")
+    assert drawn(full(), 30)[-1].endswith("h help  q quit")
+    assert drawn(full(), 100)[-1].endswith("Enter holders  Tab connections  / filter  s sort  h help  q quit")
+
+
+# ---- the cursor, and what was lately --------------------------------------------------------------------------------
+
+
+def reversed_lines(what: Shown, rows: int = 24) -> list[str]:
+    """What stands out: the heading, and the row of the cursor."""
+    console = Console(file=io.StringIO(), width=80, height=rows, force_terminal=True, color_system="standard")
+    console.print(draw(what, 80, rows))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    found = (line for line in lines if re.search(r"\x1b\[[0-9;]*\b7[;m]", line))
+    return [re.sub(r"\x1b\[[0-9;]*m", "", line).split()[0] for line in found]
+
+
+def test_the_list_scrolls_with_the_cursor() -> None:
+    what = full()
+    many = [Entry(b"c%02d" % number, 100 - number, 100) for number in range(60)]
+    what.listing = summary(many, Order(), 10.0, 0.1)  # type: ignore[arg-type]
+    assert reversed_lines(what) == ["name", "c00"]
+    for _ in range(30):
+        what.view.press("down")
+    assert reversed_lines(what) == ["name", "c30"]
+    names = [line.split()[0] for line in drawn(what) if line.startswith("c") and line[1].isdigit()]
+    assert names[-1] == "c30"
+    what.view.press("end")
+    assert reversed_lines(what) == ["name", "c59"]
+    what.view.press("home")
+    assert reversed_lines(what) == ["name", "c00"]
+
+
+def test_what_was_lately_is_drawn_to_the_same_scale() -> None:
+    assert sparkline([0, 1, 50, 99, 100, 250], 100, 9, plain=False) == "▁▂▄▇██"
+    assert sparkline([0, 1, 50, 99, 100, 250], 100, 4, plain=True) == "=*##"
+    assert sparkline([3, 0], 0, 9, plain=False) == "█▁"
+    assert sparkline((), 5, 9, plain=False) == ""
+
+
+def test_the_history_is_of_what_is_listed_and_bounded() -> None:
+    history: dict[bytes, deque[int]] = {}
+    for number in range(HISTORY_WIDTH_MAX + 5):
+        history = remember(history, summary([Entry(b"a", number, 9), Entry(b"b", 1, 1)], Order(), 1.0, 0.1))  # type: ignore[list-item]
+    assert list(history[b"a"]) == list(range(5, HISTORY_WIDTH_MAX + 5))
+    assert set(remember(history, summary([Entry(b"b", 1, 1)], Order(), 1.0, 0.1))) == {b"b"}  # type: ignore[list-item]
+
+
+# ---- other pages ----------------------------------------------------------------------------------------------------
+
+
+def connected(count: int, total: int | None = 30) -> Shown:
+    what = full("tab")
+    rows = [
+        {"id": f"counter-{at}-12", "room": "counter", "peer": "127.0.0.1:40530", "age_seconds": 59.0,
+         "idle_seconds": 1.0, "requests": 1_234_567, "holdings": at, "tls": None}
+        for at in range(count)
+    ]  # fmt: skip
+    what.told = Told(CONNECTIONS, b"", rows, total)
+    return what
+
+
+def test_connections() -> None:
+    what = connected(30)
+    lines = drawn(what)
+    at = lines.index("connections")
+    assert lines[at + 1].split() == ["id", "peer", "holdings", "age", "idle", "requests"]
+    assert lines[at + 2].split() == ["counter-0-12", "127.0.0.1:40530", "0", "59", "s", "1", "s", "1.23M"]
+    assert lines[-1] == "30 connections" + " " * (80 - 14 - 36) + "k kill  Tab counters  h help  q quit"
+    assert drawn(connected(30, None))[-1].startswith("the first 30 connections ")
+    assert "protocol" in "\n".join(drawn(what, 120))
+    assert drawn(connected(0, 0))[at + 2] == "nobody is connected"
+    what.view.press("down")
+    assert reversed_lines(what) == ["id", "counter-1-12"]
+
+
+def test_a_connection_is_ended_only_after_a_question() -> None:
+    what = connected(3)
+    drawn(what)
+    what.view.press("k")
+    assert drawn(what)[-1] == "end counter-0-12, and give back what it holds? y: yes; any other key: no"
+    what.view.press("y")
+    assert what.view.kills == ["counter-0-12"]
+    what.view.note = "ended counter-0-12"
+    assert drawn(what)[-1].startswith("ended counter-0-12 ")
+
+
+def test_holders() -> None:
+    what = full()
+    drawn(what)
+    what.view.press("enter")
+    assert drawn(what)[-1].startswith("asking the admin endpoint")
+    rows = [
+        {"connection": "counter-4-12", "peer": "uid 5, pid\x1b 7", "amount": 2, "age_seconds": 3.2},
+        {"connection": "", "peer": "", "amount": 1, "age_seconds": 90},
+    ]
+    what.told = Told(HOLDERS, b"calls", rows, 2)
+    lines = drawn(what)
+    at = lines.index("holders of calls")
+    assert lines[at + 1].split() == ["connection", "peer", "amount", "age"]
+    assert " ".join(lines[at + 2].split()) == r"counter-4-12 uid 5, pid\x1b 7 2 3.20 s"
+    assert lines[at + 3].split() == ["-", "-", "1", "1", "min"]
+    assert lines[-1].startswith("2 holders ")
+    what.told = Told(HOLDERS, b"jobs", rows, 2)
+    assert drawn(what)[-1].startswith("asking the admin endpoint"), "those are of another counter"
+    what.told = Told(HOLDERS, b"calls", [], problem="cannot connect to the admin endpoint")
+    assert "cannot connect to the admin endpoint" in drawn(what)
+    what.told = Told(HOLDERS, b"calls", [])
+    assert "nobody holds it" in drawn(what)
 
 
 def test_no_sign_but_ascii_where_there_is_nothing_else() -> None:
@@ -261,8 +242,8 @@ def test_no_sign_but_ascii_where_there_is_nothing_else() -> None:
     lines = drawn(what, plain=True)
     assert all(line.isascii() for line in lines)
     assert any("share ^" in line for line in lines)
-    assert any("######-------" in line for line in lines)
-    assert any("=============" in line for line in lines)
+    assert any("####-----" in line for line in lines)
+    assert any("=========" in line for line in lines)
 
 
 @pytest.mark.parametrize("sort", SORTS)
@@ -369,6 +350,6 @@ def test_full_is_full_and_something_is_not_nothing() -> None:
     nearly = [Entry(b"a", 999, 999, 1000), Entry(b"b", 1, 1, 1000), Entry(b"c", 11, 11, 10)]
     what.listing = summary(nearly, Order("name"), 10.0, 0.1)  # type: ignore[arg-type]
     text = "\n".join(drawn(what))
-    assert "━━━━━━━━━━━━─   >99 %" in text
-    assert "━────────────    <1 %" in text
-    assert "━━━━━━━━━━━━━   110 %" in text
+    assert "━━━━━━━━─   >99 %" in text
+    assert "━────────    <1 %" in text
+    assert "━━━━━━━━━   110 %" in text

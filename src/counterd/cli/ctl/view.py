@@ -1,0 +1,239 @@
+"""What the user of `counterctl top` has chosen: keys, the page, the cursor, and how counters are sorted.
+
+Floor 5. Without a terminal, a clock and a server: keys go in, and what is to be shown and done comes out.
+"""
+
+from __future__ import annotations
+
+import codecs
+import heapq
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from counterd.client import DumpEntry
+
+SORTS = ("in use", "share", "peak", "name")
+INTERVALS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+COUNTERS, CONNECTIONS, HOLDERS = "counters", "connections", "holders"
+
+
+class Order(NamedTuple):
+    """Which counters are listed, and how they are sorted."""
+
+    sort: str = SORTS[0]
+    reverse: bool = False
+    filter: str = ""
+
+    def choose(self, entries: Iterable[DumpEntry], most: int) -> list[DumpEntry]:
+        """The first in this order, of those that match. Equal ones are in the order of their names, and stay so."""
+        wanted = (entry for entry in entries if self.matches(entry.name))
+        if self.sort == "name":
+            return (heapq.nlargest if self.reverse else heapq.nsmallest)(most, wanted, key=itemgetter(0))
+        sign = 1 if self.reverse else -1
+        value = VALUES[self.sort]
+        return heapq.nsmallest(most, wanted, key=lambda entry: (sign * value(entry), entry.name))
+
+    def matches(self, name: bytes) -> bool:
+        return self.filter.encode("utf-8", "surrogateescape") in name
+
+
+def limit_of(entry: DumpEntry) -> int | None:
+    """The last maximum that was asked for, if the server tells."""
+    limit: int | None = getattr(entry, "limit", None)
+    return limit or None
+
+
+def share(entry: DumpEntry) -> float:
+    """What is in use, of the limit, or where that is not known of the most that was in use in this interval."""
+    return entry.consumption / (limit_of(entry) or entry.maximum or 1)
+
+
+VALUES: dict[str, Callable[[Any], float]] = {
+    "in use": lambda entry: entry.consumption,
+    "share": share,
+    "peak": lambda entry: entry.maximum,
+}
+
+
+# ---- keys ----
+
+
+class Keys:
+    """Bytes from a terminal to keys: a letter each, or a word such as "left", "escape", "enter" and "page up"."""
+
+    _named: ClassVar = {"\r": "enter", "\n": "enter", "\t": "tab", "\x7f": "backspace", "\x08": "backspace"}
+    _sequences: ClassVar = {
+        "A": "up", "B": "down", "C": "right", "D": "left", "H": "home", "F": "end",
+        "1~": "home", "4~": "end", "5~": "page up", "6~": "page down",
+    }  # fmt: skip
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""
+
+    @property
+    def waits(self) -> bool:
+        """Whether an escape came, of which nobody knows yet if it is the key or the beginning of another."""
+        return bool(self._rest)
+
+    def feed(self, data: bytes, *, final: bool = False) -> list[str]:
+        """The keys that are complete with these bytes. final: nothing more came for a while."""
+        text = self._rest + self._decoder.decode(data)
+        self._rest = ""
+        found: list[str] = []
+        while text:
+            letter, rest = text[0], text[1:]
+            if letter == "\x1b":
+                if rest[:1] in ("[", "O"):
+                    end = next((at for at, each in enumerate(rest[1:], 1) if "@" <= each <= "~"), None)
+                    if end is None:
+                        if not final:
+                            self._rest = text
+                        return found
+                    sequence = rest[1 : end + 1] if rest[end] == "~" else rest[end]
+                    if sequence in self._sequences:
+                        found.append(self._sequences[sequence])
+                    text = rest[end + 1 :]
+                    continue
+                if not rest and not final:
+                    self._rest = text
+                    return found
+                letter = "escape"
+            found.append(self._named.get(letter, letter))
+            text = rest
+        return found
+
+
+# ---- what was chosen ----
+
+
+@dataclass
+class Cursor:
+    """A row of a list that changes. Once it was moved it stays with what it is on, else with the first row."""
+
+    index: int = 0
+    top: int = 0  # the first row that is seen
+    room: int = 1  # rows that were seen
+    follows: bool = False
+    rows: Sequence[bytes | str] = ()  # names or ids, as they were last shown
+
+    @property
+    def on(self) -> bytes | str | None:
+        """The name or id of its row."""
+        return self.rows[self.index] if self.rows else None
+
+    def press(self, key: str) -> bool:
+        """Moves it, if that is what a key does."""
+        page = max(self.room - 1, 1)
+        steps = {"up": -1, "down": 1, "page up": -page, "page down": page, "home": -self.index, "end": 1 << 60}
+        if key not in steps:
+            return False
+        self.index = max(min(self.index + steps[key], len(self.rows) - 1), 0)
+        self.follows = self.index > 0
+        return True
+
+    def settle(self, rows: Sequence[bytes | str], room: int) -> None:
+        """Puts it on one of these rows, in a window of so many."""
+        if self.follows and self.on in rows:
+            self.index = rows.index(self.on)
+        self.index = max(min(self.index, len(rows) - 1), 0)
+        self.rows = rows
+        self.room = max(room, 1)
+        lowest = max(len(rows) - self.room, 0)
+        self.top = min(max(min(self.top, self.index), self.index - self.room + 1, 0), lowest)
+
+
+@dataclass
+class View:
+    """What the user has chosen so far."""
+
+    interval: float = 1.0
+    order: Order = field(default_factory=Order)
+    paused: bool = False
+    helping: bool = False
+    typed: str | None = None  # of a filter that is not finished
+    quits: bool = False
+    page: str = COUNTERS
+    name: bytes = b""  # whose holders are shown
+    cursor: Cursor = field(default_factory=Cursor)
+    doomed: str = ""  # the connection that is to be ended, if the user says so once more
+    kills: list[str] = field(default_factory=list)  # those that are to be
+    note: str = ""  # what came of the last key, until the next
+
+    def press(self, key: str) -> None:
+        """Does what a key says."""
+        self.note = ""
+        if self.typed is not None:
+            self._type(key)
+        elif self.doomed:
+            if key == "y":
+                self.kills.append(self.doomed)
+            self.doomed = ""
+        elif self.helping:
+            self.helping = False
+        elif not (self.cursor.press(key) or self._press_always(key)):
+            (self._press_counters if self.page == COUNTERS else self._press_connections)(key)
+
+    def _press_always(self, key: str) -> bool:
+        if key == " ":
+            self.paused = not self.paused
+        elif key in ("+", "="):
+            self.interval = min((each for each in INTERVALS_S if each > self.interval), default=self.interval)
+        elif key in ("-", "_"):
+            self.interval = max((each for each in INTERVALS_S if each < self.interval), default=self.interval)
+        elif key in ("h", "?"):
+            self.helping = True
+        elif key == "tab":
+            self._turn_to(COUNTERS if self.page == CONNECTIONS else CONNECTIONS)
+        elif key == "q":
+            self.quits = True
+        else:
+            return False
+        return True
+
+    def _press_counters(self, key: str) -> None:
+        if key in ("s", "right", "left"):
+            step = -1 if key == "left" else 1
+            sort = SORTS[(SORTS.index(self.order.sort) + step) % len(SORTS)]
+            self._sort(self.order._replace(sort=sort))
+        elif key == "r":
+            self._sort(self.order._replace(reverse=not self.order.reverse))
+        elif key == "/":
+            self.typed = self.order.filter
+        elif key == "enter" and isinstance(self.cursor.on, bytes):
+            self.name = self.cursor.on
+            self._turn_to(HOLDERS)
+        elif key == "k":
+            self.note = "Enter shows who holds it, and k ends one of those"
+
+    def _press_connections(self, key: str) -> None:
+        if key in ("escape", "left", "backspace"):
+            self._turn_to(COUNTERS)
+        elif key == "k" and isinstance(self.cursor.on, str) and self.cursor.on:
+            self.doomed = self.cursor.on
+
+    def _turn_to(self, page: str) -> None:
+        self.page, self.cursor = page, Cursor()
+
+    def _sort(self, order: Order) -> None:
+        """Whoever sorts wants to see what is first."""
+        self.order, self.cursor = order, Cursor()
+
+    def listed(self) -> Order:
+        """The order with what is being typed, which is seen at once."""
+        return self.order if self.typed is None else self.order._replace(filter=self.typed)
+
+    def _type(self, key: str) -> None:
+        assert self.typed is not None
+        if key == "enter":
+            self._sort(self.order._replace(filter=self.typed))
+        if key in ("enter", "escape"):
+            self.typed = None
+        elif key == "backspace":
+            self.typed = self.typed[:-1]
+        elif len(key) == 1 and key.isprintable():
+            self.typed += key

@@ -1,0 +1,235 @@
+"""What `counterctl top` makes of keys: the order of a list, the cursor on it, the page, and what is to be ended."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from counterd.cli.ctl.view import CONNECTIONS, COUNTERS, HOLDERS, INTERVALS_S, Cursor, Keys, Order, View, share
+
+
+class Entry(NamedTuple):
+    """As that of a Dump, from a server that tells the limit or does not."""
+
+    name: bytes
+    consumption: int
+    maximum: int
+    limit: int | None = None
+
+
+class OldEntry(NamedTuple):
+    """Of a client that knows no limits."""
+
+    name: bytes
+    consumption: int
+    maximum: int
+
+
+ENTRIES = [Entry(b"jobs", 5, 9, 10), Entry(b"calls", 5, 5), Entry(b"seats", 3, 40, 3), Entry(b"idle", 0, 0)]
+
+
+def names(entries: list[Entry]) -> list[bytes]:
+    return [entry.name for entry in entries]
+
+
+# ---- the order ----
+
+
+@pytest.mark.parametrize(
+    ("sort", "expected"),
+    [
+        ("in use", [b"calls", b"jobs", b"seats", b"idle"]),
+        ("share", [b"calls", b"seats", b"jobs", b"idle"]),
+        ("peak", [b"seats", b"jobs", b"calls", b"idle"]),
+        ("name", [b"calls", b"idle", b"jobs", b"seats"]),
+    ],
+)
+def test_counters_are_sorted(sort: str, expected: list[bytes]) -> None:
+    assert names(Order(sort).choose(ENTRIES, 9)) == expected
+    assert names(Order(sort).choose(ENTRIES, 2)) == expected[:2]
+    turned = names(Order(sort, reverse=True).choose(ENTRIES, 9))
+    assert turned[0] == expected[-1]
+    assert turned != expected
+
+
+def test_equal_ones_stay_in_the_order_of_names() -> None:
+    same = [Entry(b"b", 1, 1), Entry(b"c", 1, 1), Entry(b"a", 1, 1)]
+    assert names(Order().choose(same, 3)) == names(Order(reverse=True).choose(same, 3)) == [b"a", b"b", b"c"]
+
+
+def test_the_filter_is_a_part_of_the_name() -> None:
+    assert names(Order(filter="l").choose(ENTRIES, 9)) == [b"calls", b"idle"]
+    assert names(Order(filter="ü").choose([Entry("bücher".encode(), 1, 1), *ENTRIES], 9)) == ["bücher".encode()]
+    assert not Order(filter="no").choose(ENTRIES, 9)
+
+
+def test_the_share_is_of_the_limit_or_of_the_peak() -> None:
+    assert [share(entry) for entry in ENTRIES] == [0.5, 1.0, 1.0, 0.0]
+    assert share(OldEntry(b"a", 2, 4)) == 0.5  # type: ignore[arg-type]
+    assert share(Entry(b"a", 2, 2, 0)) == 1.0
+
+
+# ---- keys ----
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"sq", ["s", "q"]),
+        (b"\x1b[C\x1b[D\x1bOC", ["right", "left", "right"]),
+        (b"\x1b[1;5C", ["right"]),
+        (b"\x1b[3~x", ["x"]),
+        (b"\x1b[A\x1bOB\t", ["up", "down", "tab"]),
+        (b"\x1b[5~\x1b[6~\x1b[H\x1b[4~", ["page up", "page down", "home", "end"]),
+        (b"\r\n\x7f\x08", ["enter", "enter", "backspace", "backspace"]),
+        ("ü€".encode(), ["ü", "€"]),
+        (b"\xff", ["\N{REPLACEMENT CHARACTER}"]),
+        (b"\x1bq", ["escape", "q"]),
+    ],
+)
+def test_keys(data: bytes, expected: list[str]) -> None:
+    assert Keys().feed(data) == expected
+    keys = Keys()
+    assert [key for byte in data for key in keys.feed(bytes([byte]))] == expected
+    assert not keys.waits
+
+
+def test_an_escape_is_a_key_once_nothing_follows() -> None:
+    keys = Keys()
+    assert keys.feed(b"x\x1b") == ["x"]
+    assert keys.waits
+    assert keys.feed(b"", final=True) == ["escape"]
+    assert not keys.waits
+    assert keys.feed(b"\x1b[") == []
+    assert keys.feed(b"C") == ["right"]
+
+
+def pressed(*keys: str) -> View:
+    view = View()
+    for key in keys:
+        view.press(key)
+    return view
+
+
+def test_the_sort_is_chosen() -> None:
+    assert pressed("s").order.sort == pressed("right").order.sort == "share"
+    assert pressed("left").order.sort == "name"
+    assert pressed(*"ssss").order.sort == "in use"
+    assert pressed("r").order.reverse
+    assert not pressed("r", "r").order.reverse
+
+
+def test_the_filter_is_typed() -> None:
+    view = pressed("/", "d", "q", "backspace", "b")
+    assert (view.typed, view.order.filter, view.listed().filter) == ("db", "", "db")
+    assert not view.quits
+    view.press("enter")
+    assert (view.typed, view.order.filter) == (None, "db")
+    for key in ("/", "x", "right", "escape"):
+        view.press(key)
+    assert (view.typed, view.order.filter, view.order.sort) == (None, "db", "in use")
+
+
+def test_the_interval_has_steps() -> None:
+    assert pressed("+").interval == 2.0
+    assert pressed("-").interval == 0.5
+    assert pressed(*"-" * 20).interval == INTERVALS_S[0]
+    assert pressed(*"+" * 20).interval == INTERVALS_S[-1]
+    view = View(interval=1.5)
+    view.press("-")
+    assert view.interval == 1.0
+
+
+def test_pause_help_and_quit() -> None:
+    assert pressed(" ").paused
+    assert not pressed(" ", " ").paused
+    assert pressed("h").helping
+    assert pressed("?").helping
+    view = pressed("h", "q")
+    assert (view.helping, view.quits) == (False, False)
+    assert pressed("q").quits
+
+
+# ---- the cursor and the pages ----
+
+
+def test_a_cursor_stays_with_what_it_is_on_once_it_was_moved() -> None:
+    cursor = Cursor()
+    cursor.settle([b"a", b"b", b"c"], 2)
+    assert (cursor.on, cursor.index) == (b"a", 0)
+    cursor.settle([b"x", b"a", b"b"], 2)
+    assert cursor.on == b"x", "it has not been moved: the first is what one looks at"
+    cursor.press("down")
+    cursor.settle([b"x", b"a", b"b"], 2)
+    cursor.settle([b"b", b"x", b"a"], 2)
+    assert (cursor.on, cursor.index, cursor.top) == (b"a", 2, 1)
+    cursor.settle([b"b"], 2)
+    assert (cursor.on, cursor.index, cursor.top) == (b"b", 0, 0)
+    cursor.settle([], 2)
+    assert (cursor.on, cursor.index) == (None, 0)
+
+
+def test_a_cursor_moves_by_pages_and_to_the_ends() -> None:
+    rows = [b"%d" % number for number in range(100)]
+    cursor = Cursor()
+    cursor.settle(rows, 10)
+    for key, index, top in (
+        ("page down", 9, 0), ("page down", 18, 9), ("end", 99, 90), ("down", 99, 90), ("page up", 90, 90),
+        ("up", 89, 89), ("home", 0, 0), ("up", 0, 0),
+    ):  # fmt: skip
+        assert cursor.press(key)
+        cursor.settle(rows, 10)
+        assert (cursor.index, cursor.top) == (index, top), key
+    assert not cursor.press("x")
+    for key in ("down", "down", "up"):  # typed faster than it is drawn
+        cursor.press(key)
+    assert cursor.on == b"1"
+
+
+def on(view: View, row: bytes | str) -> View:
+    view.cursor.settle([row], 5)
+    return view
+
+
+def test_pages() -> None:
+    view = pressed("tab")
+    assert view.page == CONNECTIONS
+    view.press("tab")
+    assert view.page == COUNTERS
+    view.press("enter")
+    assert view.page == COUNTERS, "there is nothing under the cursor"
+    on(view, b"db").press("enter")
+    assert (view.page, view.name) == (HOLDERS, b"db")
+    for key in ("escape", "left", "backspace"):
+        assert pressed("tab", key).page == COUNTERS
+    view.press("tab")
+    assert view.page == CONNECTIONS
+
+
+def test_a_connection_is_to_be_ended_once_it_is_confirmed() -> None:
+    view = on(pressed("tab"), "counter-1-2")
+    view.press("k")
+    assert (view.doomed, view.kills) == ("counter-1-2", [])
+    view.press("q")
+    assert (view.doomed, view.kills, view.quits) == ("", [], False)
+    view.press("k")
+    view.press("y")
+    assert (view.doomed, view.kills) == ("", ["counter-1-2"])
+    on(view, "").press("k")
+    assert view.doomed == "", "a holding that is being given back has no connection"
+    view = on(pressed(), b"db")
+    view.press("k")
+    assert (view.doomed, view.note.split()[0]) == ("", "Enter")
+    view.press("r")
+    assert view.note == ""
+
+
+def test_whoever_sorts_sees_the_first_rows() -> None:
+    for key in ("s", "r"):
+        view = pressed()
+        view.cursor.settle([b"a", b"b"], 5)
+        view.press("down")
+        assert view.cursor.follows
+        view.press(key)
+        assert (view.cursor.index, view.cursor.follows) == (0, False)
