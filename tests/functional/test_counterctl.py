@@ -143,9 +143,12 @@ def test_bench_loads_the_same_server(counterd: Daemon) -> None:
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_a_hold(counterd: Daemon, client: Client, number: signal.Signals, status: int) -> None:
-    with running(counterd.address.port, "acquire", "held", "2", "10", "--for", "5m") as process:
-        assert line_of(process) == "acquired 2 of held (maximum 10) for 5 min\n"
+@pytest.mark.parametrize("options", [["--for", "5m"], []])
+def test_a_signal_ends_a_hold(
+    counterd: Daemon, client: Client, number: signal.Signals, status: int, options: list[str]
+) -> None:
+    with running(counterd.address.port, "acquire", "held", "2", "10", *options) as process:
+        assert line_of(process) == f"acquired 2 of held (maximum 10) {'for 5 min' if options else 'until Ctrl-C'}\n"
         assert used(client, "held") == 2
         assert end(process, number) == (status, "", "counterctl: gave 2 of held back\n")
     assert used(client, "held") == 0  # by a release: the end of its connection would come a moment later
