@@ -187,9 +187,10 @@ class Daemon:
 
     def client(self, timeout: float = PATIENCE) -> Client:
         """A client, over TCP if that is served."""
-        if self.addresses:
-            return Client(*self.address, timeout=timeout)
-        return Client(path=self.path, timeout=timeout)
+        where = self.address if self.addresses else ()
+        client = Client(*where, path=None if where else self.path, timeout=timeout)
+        client.fileno()  # connects
+        return client
 
     def connect(self, *, unix: bool = False, receive_buffer: int = 0) -> socket.socket:
         """A socket that is connected to it. receive_buffer: bytes, to make its sender wait soon; 0 is the usual."""

@@ -27,7 +27,9 @@ class Server:
         self.observer = observer
 
     def client(self, **options: Any) -> Client:
-        return Client(*self.address, **{"timeout": PATIENCE, **options})
+        client = Client(*self.address, **{"timeout": PATIENCE, **options})
+        client.fileno()  # connects
+        return client
 
     def used(self, name: str) -> int:
         try:

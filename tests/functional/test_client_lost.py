@@ -220,6 +220,7 @@ def test_a_hold_waits_for_a_server_that_does_not_accept() -> None:
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         client = stack.enter_context(Client(port=listening.getsockname()[1], timeout=PATIENCE, connect_timeout=0.05))
+        client.fileno()  # connects
         cut(client)
         assert not client._link.is_alive()
         listening.listen(0)
@@ -238,7 +239,7 @@ def test_a_port_that_nobody_listens_on_is_not_oneself(monkeypatch: pytest.Monkey
         itself.connect(itself.getsockname())
         monkeypatch.setattr(socket, "create_connection", lambda *_: itself)
         with pytest.raises(ConnectionLost, match="refused"):
-            Client(port=1)
+            Client(port=1).noop()
         assert itself.fileno() == -1
 
 
@@ -292,12 +293,12 @@ def test_the_first_address_that_answers(tmp_path: Path) -> None:
         for host, port in counterd.addresses:
             url = f"counter://[{host}]:{port}" if ":" in host else f"counter://{host}:{port}"
             with Client([f"counter://127.0.0.1:{dead}", f"counter+unix://{path}", url]) as client:
-                assert client.where == url.removeprefix("counter://")
                 client.noop()
+                assert client.where == url.removeprefix("counter://")
                 cut(client)
                 wait_until(lambda client=client: connects(client), "connected again")
         with pytest.raises(ConnectionLost, match="no socket"):
-            Client([f"counter://127.0.0.1:{dead}", f"counter+unix://{path}"])
+            Client([f"counter://127.0.0.1:{dead}", f"counter+unix://{path}"]).noop()
 
 
 def test_closing_while_it_connects(monkeypatch: pytest.MonkeyPatch, server: servers.Server) -> None:

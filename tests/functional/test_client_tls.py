@@ -94,9 +94,9 @@ def test_a_context_of_ones_own(server: Secured) -> None:
 
 def test_whom_it_does_not_trust(server: Secured) -> None:
     with pytest.raises(ConnectionLost, match=r"^cannot connect to 127.*: TLS handshake: .*CERTIFICATE_VERIFY_FAILED"):
-        Client(*server.counters, tls=True)
+        Client(*server.counters, tls=True).noop()
     with pytest.raises(ConnectionLost, match=r"^cannot connect to localhost:.*: /none: No such file or directory$"):
-        Client(f"counters://localhost:{server.counters.port}?cacert=/none")
+        Client(f"counters://localhost:{server.counters.port}?cacert=/none").noop()
 
 
 def test_threads_share_it(server: Secured) -> None:
@@ -203,8 +203,8 @@ def test_asyncio(loop: str, server: Secured) -> None:
                 await lose_in_a_task(client)
         for options in ({"tls": True}, {"tls": ssl.create_default_context()}):
             with pytest.raises(ConnectionLost, match=r"TLS handshake: .*CERTIFICATE_VERIFY_FAILED"):
-                async with aio.Client(*server.counters, **options):
-                    pass
+                async with aio.Client(*server.counters, **options) as refused:
+                    await refused.noop()
 
     loops.run(main(), loop)
 

@@ -95,7 +95,7 @@ def test_what_the_width_of_numbers_has_no_room_for(address: Address) -> None:
     assert ask(address, "insert", "wide", "65536", "--ttl", "1s") == (
         2,
         "",
-        "counterctl: quota must be 0 to 65535, not 65536\n",
+        "counterctl: quota must be 0 to 65535, not 65536: value_size is uint16\n",
     )
 
 

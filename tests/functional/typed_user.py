@@ -14,6 +14,7 @@ from counterd.errors import CounterdError, NotAvailable
 def use(client: blocking.Client) -> None:
     assert_type(client.acquire("name", 2, maximum=3), int)
     assert_type(client.get(b"name"), int)
+    assert_type(client.get("name", default=0), int)
     assert_type(client.dump(), list[DumpEntry])
     assert_type(client.dump()[0].name, bytes)
     assert_type(client.stats(), dict[str, str])

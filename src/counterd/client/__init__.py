@@ -15,11 +15,11 @@ from collections import deque
 from contextlib import ExitStack, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from counterd.client._addresses import PORT, read_addresses
+from counterd.client._addresses import read_default
 from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
 from counterd.client._connection import as_bytes, forked
-from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, Asked, decorated
-from counterd.client._pipeline import Request, Requests, released
+from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, Asked, decorated, printed
+from counterd.client._pipeline import Request, Requests, Result, released
 from counterd.client._portable import Waker
 from counterd.client._shared import Shared
 from counterd.client._tenure import Tenure
@@ -75,13 +75,15 @@ _log = logging.getLogger(__name__)
 class Client(Shared):
     """A connection to a server, whatever is acquired through it, and the next connection when it is lost.
 
-    Connects at once; use it in a `with`, or close() it. Threads may share it: their calls are under way side by side on
-    one connection. After a fork it belongs to the parent; in the child it connects anew when it is used. A signal
-    handler may close() it; a call of one that has interrupted another of its thread is a RuntimeError.
+    Connects when it is used first, so it may be made before the server is there: then a call raises ConnectionLost, and
+    hold() waits for the server. Use it in a `with`, or close() it. Threads may share it: their calls are under way side
+    by side on one connection. After a fork it belongs to the parent; in the child it connects anew when it is used. A
+    signal handler may close() it; a call of one that has interrupted another of its thread is a RuntimeError.
 
-    host: a host, counter://HOST[:PORT], counters://HOST[:PORT] (with TLS) or counter+unix:///PATH, or several of these,
-    which are tried in order. They are several ways to *one* server: two servers would be two limits.
-    port: for hosts without one.
+    host: if neither this nor port or path is given, the environment's COUNTERD_URL says where the server is, else it is
+    127.0.0.1. A host, counter://HOST[:PORT], counters://HOST[:PORT] (with TLS) or counter+unix:///PATH, or several of
+    these, which are tried in order. They are several ways to *one* server: two servers would be two limits.
+    port: for hosts without one; 11215 unless given.
     path: of a Unix socket, instead of host and port.
     tls: True for TLS with the certificates that this system trusts, or an ssl.SSLContext. In a URL, ?cacert=FILE&
     cert=FILE&key=FILE (PEM, any of them) after counters://HOST:PORT says whom to trust, and with what certificate the
@@ -103,8 +105,8 @@ class Client(Shared):
 
     def __init__(
         self,
-        host: str | Sequence[str] = "127.0.0.1",
-        port: int = PORT,
+        host: str | Sequence[str] | None = None,
+        port: int | None = None,
         *,
         path: str | os.PathLike[str] | None = None,
         tls: bool | ssl.SSLContext = False,
@@ -112,10 +114,10 @@ class Client(Shared):
         connect_timeout: float | None = None,
         watch: bool = False,
     ) -> None:
-        super().__init__(read_addresses(host, port, path, tls=tls), timeout, connect_timeout)
+        super().__init__(read_default(host, port, path, tls), timeout, connect_timeout)
         self._watch = watch
         self._watcher: _Watcher | None = None
-        self._link = self._before = self._connect()
+        self._link = self._before = self._no_link()
         if watch:
             self._watcher = _Watcher(self)
         forked.add(self)
@@ -150,9 +152,18 @@ class Client(Shared):
         """Makes the server answer (section "Noop")."""
         self._call(wire.noop)
 
-    def get(self, name: str | bytes) -> int:
-        """How much of a counter is consumed (section "Get"). NotFound if there is none of that name."""
-        consumption: int = self._call(wire.get, as_bytes(name))
+    def get(self, name: str | bytes, default: int | None = None) -> int:
+        """How much of a counter is consumed (section "Get").
+
+        If there is no counter of that name: default, or NotFound without one. A counter begins to exist when something
+        of it is acquired, and a restart forgets it, so a program that only looks wants default=0.
+        """
+        try:
+            consumption: int = self._call(wire.get, as_bytes(name))
+        except NotFound:
+            if default is None:
+                raise
+            return default
         return consumption
 
     def acquire(self, name: str | bytes, resources: int = 1, *, maximum: int) -> int:
@@ -185,7 +196,7 @@ class Client(Shared):
         return entries
 
     def pipeline(self) -> Pipeline:
-        """Requests that are sent together: `p = client.pipeline(); p.get("a"); p.get("b"); results = p.execute()`."""
+        """Requests that are sent together: `with client.pipeline() as p: p.get("a"); p.get("b"); r = p.execute()`."""
         return Pipeline(self)
 
     def hold(
@@ -468,13 +479,24 @@ class _Watcher:
 
 
 class Pipeline(Requests):
-    """Requests that are sent together and answered together: what Client.pipeline() returns."""
+    """Requests that are sent together and answered together: what Client.pipeline() returns.
+
+    In a `with`, requests that were not sent when the block ends are forgotten.
+    """
 
     def __init__(self, client: Client) -> None:
         super().__init__()
         self._client = client
 
-    def execute(self) -> list[Any]:
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._taken()
+
+    def execute(self) -> list[Result]:
         """Sends all requests; returns the result of each, in order, or for one that was refused its ServerError.
 
         ValueError if one does not fit the protocol: nothing is sent then. Raises Timeout, ConnectionLost or
@@ -522,6 +544,9 @@ class Semaphore:
         with ExitStack() as leaving:  # all of them, also if one was lost
             for hold in released:
                 leaving.push(hold)
+
+    def __repr__(self) -> str:
+        return f"<Semaphore {printed(self._name)}, maximum {self._maximum}, {len(self._holds)} acquired here>"
 
     def __enter__(self) -> bool:
         return self.acquire()

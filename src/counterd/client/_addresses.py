@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Sequence
 
+HOST = "127.0.0.1"
 PORT = 11215  # of the counter protocol
+VARIABLE = "COUNTERD_URL"  # where the server of the counter protocol is, in the environment
 PORT_MAX = 65535
 
 
@@ -68,6 +70,21 @@ def read_addresses(
     if not found:
         raise ValueError("no address to connect to")
     return [with_tls(address, tls) for address in found] if tls else found
+
+
+def read_default(
+    host: str | Sequence[str] | None,
+    port: int | None,
+    path: str | os.PathLike[str] | None,
+    tls: bool | ssl.SSLContext = False,
+) -> list[Address]:
+    """As read_addresses(), of the counter protocol. Where nothing is given: what COUNTERD_URL says, else this host."""
+    if host is None and port is None and path is None and os.environ.get(VARIABLE):
+        try:
+            return read_addresses(os.environ[VARIABLE], PORT, None, tls=tls)
+        except ValueError as error:
+            raise ValueError(f"{VARIABLE}: {error}") from None
+    return read_addresses(HOST if host is None else host, PORT if port is None else port, path, tls=tls)
 
 
 def with_tls(address: Address, tls: bool | ssl.SSLContext) -> Address:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 RECEIVE_SIZE = 65536  # bytes
 POLL_MAX = 2**31 - 1  # ms
 CLOSED = "close() was called"
+NOT_YET = "it was not connected yet"
 FORKED = "the process forked: the connection belongs to the parent"
 # A host or network that has vanished is given up after 10 to 12 s; the server does that in 25 s unless it is set
 # otherwise. So whoever loses permits knows it before another can have them.
@@ -171,6 +172,8 @@ def check_timeouts(timeout: float, connect_timeout: float | None) -> tuple[float
     """Both; that for connecting may be left out. ValueError or TypeError if nothing could ever end in that time."""
     connect_timeout = timeout if connect_timeout is None else connect_timeout
     for what, seconds in (("timeout", timeout), ("connect_timeout", connect_timeout)):
+        if not isinstance(seconds, (int, float)):
+            raise TypeError(f"{what} must be a number of seconds, not {seconds!r}")
         if not seconds > 0:
             raise ValueError(f"{what} must be more than 0 seconds, not {seconds!r}")
     return timeout, connect_timeout

@@ -34,6 +34,8 @@ class Wanted:
     def __init__(self, name: bytes, timeout: float | None, on_lost: Any) -> None:
         if on_lost not in (RAISE, REACQUIRE) and not callable(on_lost):
             raise ValueError(f'on_lost must be "raise", "reacquire" or callable, not {on_lost!r}')
+        if timeout is not None and not isinstance(timeout, (int, float)):
+            raise TypeError(f"timeout must be None, or a number of seconds, not {timeout!r}")
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout must be None, or 0 or more seconds, not {timeout!r}")
         self.name = name
@@ -51,7 +53,7 @@ class Asked(Wanted):
         self.maximum = maximum
 
     def __str__(self) -> str:
-        return f"{self.resources} of {self.name.decode('utf-8', 'backslashreplace')}"
+        return f"{self.resources} of {printed(self.name)}"
 
     def not_available(self, consumption: int | None) -> NotAvailable:
         """The error for who has waited long enough."""
@@ -69,6 +71,10 @@ class Asked(Wanted):
 
     def lost(self, where: str, why: str) -> ConnectionLost:
         return ConnectionLost(f"lost {self} with the connection to {where}: {why}")
+
+
+def printed(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")
 
 
 def decorated(function: F, hold: Callable[[], AbstractContextManager[object]]) -> F:

@@ -5,6 +5,7 @@ Stands beside the floors.
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from counterd.client._backoff import CONNECT_FIRST_S, CONNECT_LONGEST_S, Backoff
 from counterd.client._connection import (
     CLOSED,
+    NOT_YET,
     cannot_connect,
     check_timeouts,
     connected_socket,
@@ -24,8 +26,6 @@ from counterd.client._turns import Queue, Turns
 from counterd.errors import ConnectionLost, CounterdError, NotAvailable
 
 if TYPE_CHECKING:
-    import socket
-
     from counterd.client._addresses import Address
     from counterd.client._holding import Wanted
     from counterd.client._tenure import Seen, Tenure
@@ -135,6 +135,13 @@ class Shared:
         self._failure = str(failure)
         self._retry_at = time.monotonic() + self._backoff.delay()
         raise failure
+
+    def _no_link(self) -> Link:
+        """What a client has before it connects first, which it does without a pause."""
+        link = self._make_link(socket.socket(), str(self._addresses[0]))
+        link.close(NOT_YET)
+        link.calls.answered = True
+        return link
 
     def _make_locks(self) -> None:
         """Reentrant: a signal handler may find them locked by what it interrupted."""

@@ -13,12 +13,12 @@ from asyncio import get_running_loop
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
-from counterd.client._addresses import PORT, read_addresses
+from counterd.client._addresses import read_default
 from counterd.client._aioshared import Shared
 from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
 from counterd.client._connection import as_bytes, forked, lost
-from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, Asked, decorated_async
-from counterd.client._pipeline import Requests, released
+from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, Asked, decorated_async, printed
+from counterd.client._pipeline import Requests, Result, released
 from counterd.client._tenure import Tenure
 from counterd.client._turns import COUNTED_FOR_S, Queue
 from counterd.errors import ConnectionLost, CounterdError, NotAvailable, NotFound, ProtocolError, ServerError, Timeout
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 class Client(Shared):
     """As counterd.client.Client, for tasks of one event loop. `async with Client(...) as client`, or await close().
 
-    Connects in `async with`, which raises if it cannot; else with the first call, or a hold, which waits for a server.
+    Connects with the first call, which raises if it cannot, or with a hold, which waits for a server.
     A call that is cancelled leaves nothing behind: what an acquire is granted after its caller has gone is given back.
     The loop sees at once when the connection is lost: nothing needs a thread. Not thread-safe, and for one event loop:
     in another it raises RuntimeError, unless the first was closed; then it connects again, and what was held is lost.
@@ -52,15 +52,15 @@ class Client(Shared):
 
     def __init__(
         self,
-        host: str | Sequence[str] = "127.0.0.1",
-        port: int = PORT,
+        host: str | Sequence[str] | None = None,
+        port: int | None = None,
         *,
         path: str | os.PathLike[str] | None = None,
         tls: bool | ssl.SSLContext = False,
         timeout: float = 5.0,
         connect_timeout: float | None = None,
     ) -> None:
-        super().__init__(read_addresses(host, port, path, tls=tls), timeout, connect_timeout)
+        super().__init__(read_default(host, port, path, tls), timeout, connect_timeout)
         self._recovering: asyncio.Task[None] | None = None
         self._again: list[Hold] = []  # those whose permits are to be acquired again
         self._reacquiring = asyncio.Lock()  # while they are, for one of these
@@ -70,13 +70,7 @@ class Client(Shared):
         return f"<Client {self.where}>"
 
     async def __aenter__(self) -> Client:
-        try:
-            await self._connected()
-        except CounterdError:
-            raise
-        except BaseException:
-            self._end()  # nobody is there to close what may still come
-            raise
+        self._own_loop()
         return self
 
     async def __aexit__(
@@ -93,9 +87,10 @@ class Client(Shared):
         """Makes the server answer (section "Noop")."""
         return self._call(wire.noop)
 
-    def get(self, name: str | bytes) -> Coroutine[Any, Any, int]:
-        """How much of a counter is consumed (section "Get"). NotFound if there is none of that name."""
-        return self._call(wire.get, as_bytes(name))
+    def get(self, name: str | bytes, default: int | None = None) -> Coroutine[Any, Any, int]:
+        """How much of a counter is consumed (section "Get"). If there is none: default, or NotFound without one."""
+        asked = self._call(wire.get, as_bytes(name))
+        return asked if default is None else _found(asked, default)
 
     def acquire(self, name: str | bytes, resources: int = 1, *, maximum: int) -> Coroutine[Any, Any, int]:
         """Acquires resources, if no more than maximum of the counter are consumed then (section "Acquire").
@@ -262,6 +257,13 @@ class Client(Shared):
                 await asyncio.sleep(max(backoff.delay(), self._retry_at - loop.time()))
 
 
+async def _found(asked: Coroutine[Any, Any, int], default: int) -> int:
+    try:
+        return await asked
+    except NotFound:
+        return default
+
+
 class Hold:
     """Permits of a counter, held while a block runs: what Client.hold() returns, for `async with` or a decorator.
 
@@ -383,13 +385,24 @@ class Hold:
 
 
 class Pipeline(Requests):
-    """Requests that are sent together and answered together: what Client.pipeline() returns."""
+    """Requests that are sent together and answered together: what Client.pipeline() returns.
+
+    In an `async with`, requests that were not sent when the block ends are forgotten.
+    """
 
     def __init__(self, client: Client) -> None:
         super().__init__()
         self._client = client
 
-    async def execute(self) -> list[Any]:
+    async def __aenter__(self) -> Pipeline:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._taken()
+
+    async def execute(self) -> list[Result]:
         """As Pipeline.execute() of counterd.client. Cancelled, it gives back what its acquires were granted."""
         return await self._client._run(self._taken())
 
@@ -416,12 +429,12 @@ class Semaphore:
         """Gives a permit back. ValueError if none was acquired, ConnectionLost if it was lost with its connection."""
         self._taken()._release()
 
+    def __repr__(self) -> str:
+        return f"<Semaphore {printed(self._name)}, maximum {self._maximum}, {len(self._holds)} acquired here>"
+
     async def locked(self) -> bool:
         """Whether no permit is free now, for anybody."""
-        try:
-            return await self._client.get(self._name) >= self._maximum
-        except NotFound:
-            return False
+        return await self._client.get(self._name, default=0) >= self._maximum
 
     async def __aenter__(self) -> None:
         await self.acquire()

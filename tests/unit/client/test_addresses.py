@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from counterd.client._addresses import Address, Tls, read_address, read_addresses
+from counterd.client._addresses import Address, Tls, read_address, read_addresses, read_default
 
 
 @pytest.mark.parametrize(
@@ -131,3 +131,32 @@ def test_what_is_no_context() -> None:
 def test_a_unix_socket_has_none(host: str, path: str | None) -> None:
     with pytest.raises(ValueError, match=r"^/p: there is no TLS on a Unix socket"):
         read_addresses(host, 7, path, tls=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ((None, None, None), Address("db1", 5)),
+        (("db2", None, None), Address("db2", 11215)),
+        ((None, 7, None), Address("127.0.0.1", 7)),
+        ((None, None, "/socket"), Address(path="/socket")),
+    ],
+)
+def test_what_the_environment_says(monkeypatch, given: tuple, expected: Address) -> None:
+    """Is for who says nothing."""
+    monkeypatch.setenv("COUNTERD_URL", "counter://db1:5")
+    assert read_default(*given) == [expected]
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_nothing_is_said_at_all(monkeypatch, value: str | None) -> None:
+    monkeypatch.delenv("COUNTERD_URL", raising=False)
+    if value is not None:
+        monkeypatch.setenv("COUNTERD_URL", value)
+    assert read_default(None, None, None) == [Address("127.0.0.1", 11215)]
+
+
+def test_nonsense_in_the_environment_is_named(monkeypatch) -> None:
+    monkeypatch.setenv("COUNTERD_URL", "http://db1")
+    with pytest.raises(ValueError, match=r"^COUNTERD_URL: 'http://db1': expected counter://HOST:PORT"):
+        read_default(None, None, None)

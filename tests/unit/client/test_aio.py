@@ -156,33 +156,44 @@ def test_a_connection_that_comes_although_it_was_closed(monkeypatch) -> None:
     play(main)
 
 
-def test_a_block_that_was_cancelled_while_it_connected_leaves_no_connection() -> None:
-    """Nobody is there to close it."""
-
+def test_a_block_may_begin_before_the_server_is_there() -> None:
     async def main(loop: memory.Loop, client: aio.Client) -> None:
-        entering = asyncio.ensure_future(client.__aenter__())
-        await turns()
-        entering.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await entering
-        await asyncio.sleep(1)
-        assert all(pipe.closed for pipe in loop.server.pipes)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    play(main, closed=False)
-
-
-def test_a_block_that_could_not_connect_may_be_tried_again() -> None:
-    async def main(loop: memory.Loop, client: aio.Client) -> None:
-        loop.server.accepts = lambda: False
-        with pytest.raises(ConnectionLost, match=r"^cannot connect to "):
-            await client.__aenter__()
-        loop.server.accepts = lambda: True
-        await asyncio.sleep(3)
+        loop.server.accepts = lambda: loop.now > 3
         async with client:
-            await client.noop()
+            with pytest.raises(ConnectionLost, match=r"^cannot connect to "):
+                await client.noop()
+            async with client.hold("n", maximum=1):
+                assert loop.now > 3
 
     play(main)
+
+
+def test_get_with_a_default() -> None:
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        async def no_such_counter(*_: Any) -> int:
+            raise NotFound(0x01, "Not found")
+
+        assert await client.get("n", default=7) == 0
+        client._call = no_such_counter  # type: ignore[method-assign]
+        assert await client.get("n", default=7) == 7
+        with pytest.raises(NotFound):
+            await client.get("n")
+
+    play(main)
+
+
+def test_a_pipeline_in_a_block() -> None:
+    async def main(loop: memory.Loop, client: aio.Client) -> None:
+        async with client.pipeline() as pipeline:
+            assert await pipeline.get("n").execute() == [0]
+            pipeline.noop()
+        assert await pipeline.execute() == []
+
+    play(main)
+
+
+def test_a_semaphore_shows_itself() -> None:
+    assert repr(aio.Client().semaphore("s", 3)) == "<Semaphore s, maximum 3, 0 acquired here>"
 
 
 def test_an_attempt_takes_no_longer_than_it_may() -> None:
@@ -561,10 +572,10 @@ def test_after_a_fork_the_connection_is_the_parents() -> None:
 
 def test_locked_where_nothing_was_ever_acquired(monkeypatch) -> None:
     async def main(loop: memory.Loop, client: aio.Client) -> None:
-        async def get(name: bytes) -> int:
+        async def call(*_: Any) -> int:
             raise NotFound(1, "Not found")
 
-        monkeypatch.setattr(client, "get", get)
+        monkeypatch.setattr(client, "_call", call)
         assert await client.semaphore("n", 1).locked() is False
 
     play(main)

@@ -433,9 +433,9 @@ def test_nobody_listens(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     with pytest.raises(errors.ConnectionLost, match=f"^cannot connect to 127.0.0.1:{port}: .*refused"):
-        Client(port=port)
+        Client(port=port).noop()
     with pytest.raises(errors.ConnectionLost, match=f"^cannot connect to {tmp_path}/none: .*No such file"):
-        Client(path=tmp_path / "none")
+        Client(path=tmp_path / "none").noop()
 
 
 def test_nobody_accepts() -> None:
@@ -446,7 +446,7 @@ def test_nobody_accepts() -> None:
             connection.setblocking(False)
             connection.connect_ex(listening.getsockname())
         with pytest.raises(errors.Timeout, match=r"did not accept a connection within 0\.1 s$"):
-            Client(port=listening.getsockname()[1], timeout=0.1)
+            Client(port=listening.getsockname()[1], timeout=0.1).noop()
 
 
 def test_a_call_that_may_take_for_ever(serve) -> None:
@@ -525,3 +525,61 @@ def test_own_refusals_are_none_of_others(serve) -> None:
         with client.hold("n", maximum=1):
             pass
     assert {seen.refused for seen in tenure.seen} == {5}
+
+
+def test_made_before_its_server(serve, tmp_path: Path) -> None:
+    """Nothing is connected before it is used, and a hold waits for the server."""
+    path = str(tmp_path / "socket")
+    client = Client(path=path)
+    assert (client.where, repr(client)) == (path, f"<Client {path}>")
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(path)
+    listening.listen()
+    script = serve(success(b"\0\0\0\1"), success(), listening=listening)
+    with client, client.hold("n", maximum=1, timeout=PATIENCE):
+        assert client.where == path
+    assert script.connections == 1
+
+
+@pytest.mark.parametrize("call", [Client.noop, Client.fileno])
+def test_closed_before_it_was_used(call: Callable[[Client], object]) -> None:
+    client = Client("counter://192.0.2.1")
+    client.close()
+    with pytest.raises(errors.ConnectionLost, match=r"close\(\) was called"):
+        call(client)
+
+
+def test_get_with_a_default(serve) -> None:
+    script = serve(failure(0x01, b"Not found"), success(b"\0\0\0\7"), failure(0x01, b"Not found"))
+    with connected(script) as client:
+        assert (client.get("n", default=0), client.get("n", default=0)) == (0, 7)
+        with pytest.raises(errors.NotFound):
+            client.get("n")
+
+
+def test_a_pipeline_in_a_block(serve) -> None:
+    """What was not sent when the block ends never is."""
+    script = serve(success(b"\0\0\0\7"))
+    with connected(script) as client:
+        with client.pipeline() as pipeline:
+            assert pipeline.get("n").execute() == [7]
+            pipeline.noop()
+        assert pipeline.execute() == []
+    assert len(script.requests) == 1
+
+
+def test_a_semaphore_shows_itself(serve) -> None:
+    script = serve(success(b"\0\0\0\1"), success())
+    with connected(script) as client:
+        semaphore = client.semaphore("s\u00e9", 3)
+        with semaphore:
+            assert repr(semaphore) == "<Semaphore s\u00e9, maximum 3, 1 acquired here>"
+
+
+def test_times_that_are_no_numbers() -> None:
+    with pytest.raises(TypeError, match=r"^timeout must be a number of seconds, not '5s'$"):
+        Client(timeout="5s")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^connect_timeout must be a number of seconds, not '5s'$"):
+        Client(connect_timeout="5s")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^timeout must be None, or a number of seconds, not '5s'$"):
+        Client().hold("n", maximum=1, timeout="5s")  # type: ignore[arg-type]

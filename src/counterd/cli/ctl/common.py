@@ -75,7 +75,9 @@ class Target(Server):
         """A client that is connected to it; options are the client's, and go over those of the command line."""
         from counterd.client import Client
 
-        return Client(**{**self.arguments, **options})
+        client = Client(**{**self.arguments, **options})
+        client.fileno()  # connects
+        return client
 
 
 pass_target = click.make_pass_decorator(Target)

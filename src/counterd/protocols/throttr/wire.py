@@ -454,7 +454,8 @@ class Encoder:
 
     def _check(self, what: str, value: int) -> None:
         if not 0 <= value <= self.size.maximum:
-            raise ValueError(f"{what} must be 0 to {self.size.maximum}, not {value}")
+            width = f"value_size is {self.size.name.lower()}"
+            raise ValueError(f"{what} must be 0 to {self.size.maximum}, not {value}: {width}")
 
 
 def innermost(request: bytes, size: ValueSize) -> tuple[Opcode, int]:
