@@ -242,6 +242,23 @@ def test_holders_by_keyboard_alone(open_page: Open, served: daemon.Daemon) -> No
         expect(name).to_be_focused()
 
 
+def test_what_is_open_shows_only_what_is_true_now(open_page: Open, served: daemon.Daemon) -> None:
+    """Also when the name has left the list."""
+    with served.client() as client, served.client() as other:
+        client.acquire("by now", 2, maximum=3)
+        page = open_page(f"#match={quote('by now')}")
+        row(page, "by now").get_by_role("button", name="by now", exact=True).click()
+        dialog = page.locator("#holders")
+        expect(dialog.locator(".facts")).to_contain_text("consumption2")
+        expect(dialog.locator("thead th")).not_to_have_count(0)
+        page.route("**/counters?*", lambda route: route.fulfill(json={**route.fetch().json(), "rows": [], "total": 0}))
+        client.release("by now", 2)
+        assert other.get("by now") == 0
+        expect(dialog.locator("#holders-about")).to_have_text("Holders: 0")
+        expect(dialog.locator(".facts")).not_to_contain_text("consumption2")
+        expect(dialog.locator("thead th")).to_have_count(0)
+
+
 def test_a_connection_is_ended_by_whoever_has_the_token(open_page: Open, served: daemon.Daemon) -> None:
     with served.client() as client:
         client.acquire("ended", 2, maximum=7)
