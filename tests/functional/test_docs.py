@@ -211,3 +211,17 @@ def test_blocks_that_are_not_run_say_why() -> None:
 def test_prose_between_an_example_and_a_text_keeps_them_apart() -> None:
     first, second = pages.blocks(fenced("pass") + "\nElsewhere:\n\n" + fenced("1", "text"))
     assert (first.expected, second.info) == ((), "text")
+
+
+def test_the_statistics_that_are_documented_are_those_of_a_reply(start: Callable[..., Daemon]) -> None:
+    """Each by its name, or by the part in front of the colon."""
+    section = (
+        (ROOT / "docs" / "protocols" / "counter.md").read_text("utf-8").partition("## Stats")[2].partition("\n## ")[0]
+    )
+    said = set(re.findall(r"`([a-z_]+(?::[a-z_*]+)?)`", section))
+    with start().client() as client:
+        replied = set(client.stats())
+    families = {name.removesuffix("*") for name in said if name.endswith("*")}
+    assert {name for name in replied - said if not name.startswith(tuple(families))} == set()
+    gone = said - replied
+    assert {name for name in gone if not any(each.startswith(name.rstrip("*")) for each in replied)} == set()
