@@ -99,6 +99,20 @@ def test_whom_it_does_not_trust(server: Secured) -> None:
         Client(f"counters://localhost:{server.counters.port}?cacert=/none").noop()
 
 
+def test_without_tls_where_it_is_expected(server: Secured) -> None:
+    """The server can say nothing that such a client would understand."""
+    hint = r" closed the connection: it may expect TLS, have no room, or not allow this address$"
+    with Client(*server.counters) as client, pytest.raises(ConnectionLost, match=hint):
+        client.noop()
+
+    async def main() -> None:
+        async with aio.Client(*server.counters) as refused:
+            with pytest.raises(ConnectionLost, match=hint):
+                await refused.noop()
+
+    loops.run(main())
+
+
 def test_threads_share_it(server: Secured) -> None:
     """Requests and replies of all sizes, at once: who reads for all leaves nothing in TLS's buffers."""
     with server.client() as client:

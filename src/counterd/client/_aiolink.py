@@ -193,7 +193,11 @@ class Link(asyncio.Protocol):
                 self._give_back()
 
     def eof_received(self) -> None:
-        self.drop("the server closed it", lambda: closed_by_server(self.where))
+        assert self._transport is not None
+        info = self._transport.get_extra_info
+        is_plain = isinstance(info("peername"), tuple) and info("ssl_object") is None
+        is_new = not self.calls.answered
+        self.drop("the server closed it", lambda: closed_by_server(self.where, plain_and_new=is_plain and is_new))
 
     def connection_lost(self, error: Exception | None) -> None:
         self.drop(str(error or "it was closed"))

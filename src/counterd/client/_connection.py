@@ -280,8 +280,10 @@ def too_late(timeout: float) -> str:
     return f"a call took more than {timeout:g} s"
 
 
-def closed_by_server(where: str) -> ConnectionLost:
-    return ConnectionLost(f"{where} closed the connection")
+def closed_by_server(where: str, *, plain_and_new: bool = False) -> ConnectionLost:
+    """plain_and_new: it is TCP without TLS, and the server has said nothing yet."""
+    hint = ": it may expect TLS, have no room, or not allow this address" if plain_and_new else ""
+    return ConnectionLost(f"{where} closed the connection{hint}")
 
 
 def lost(where: str, why: str) -> ConnectionLost:

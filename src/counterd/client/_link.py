@@ -29,7 +29,7 @@ from counterd.client._connection import (
     lost,
     not_answered,
 )
-from counterd.errors import CounterdError, ProtocolError
+from counterd.errors import ConnectionLost, CounterdError, ProtocolError
 from counterd.protocols.counter import wire
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class Link:
         """Looks at the socket: False if the server has ended the connection, or it was closed here."""
         with self._lock:
             if not self.closed and _portable.has_ended(self._socket):
-                self._drop("the server closed it", lambda: closed_by_server(self.where))
+                self._drop("the server closed it", self._closed_by_server)
             return not self.closed
 
     def fileno(self) -> int:
@@ -222,6 +222,10 @@ class Link:
         # Also one that had not quite begun when a signal handler closed this.
         self.calls.fail(error or (lambda: lost(self.where, self.closed)))
 
+    def _closed_by_server(self) -> ConnectionLost:
+        is_tcp = getattr(self._socket, "family", None) in (socket.AF_INET, socket.AF_INET6)  # a SecureSocket has none
+        return closed_by_server(self.where, plain_and_new=is_tcp and not self.calls.answered)
+
     def _is_polled(self) -> bool:
         return bool(self._reading or self._watched or self._pushing)
 
@@ -278,7 +282,7 @@ class Link:
         try:
             data = self._socket.recv(RECEIVE_SIZE)
             if not data:
-                self._drop("the server closed it", lambda: closed_by_server(self.where))
+                self._drop("the server closed it", self._closed_by_server)
                 return
             self.calls.feed(data)
         except BlockingIOError:
