@@ -52,7 +52,7 @@ class Report:
         """Requests, and what became of them. before: what these are compared with, if they are."""
         self.figure(f"{what}: requests a second", f"{during.rate:,.0f}")
         self.figure(f"{what}: p99, ms", during.p99_ms)
-        if before is not None:
+        if before is not None and before.requests:
             self.figure(f"{what}: requests a second, beside those before", during.rate / before.rate)
             self.figure(f"{what}: p99, beside that before", during.p99_ms / before.p99_ms)
         self.figure(f"{what}: slowest request, ms", during.longest_ms)

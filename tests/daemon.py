@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from counterd.client import Client
+from machine import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 MODULE = (sys.executable, "-m", "counterd")
 SCRIPT = Path(sys.executable).parent / "counterd"
 
-PATIENCE = 15.0  # seconds; longer than anything takes that works
 POLL = 0.01  # seconds
 
 # One address, so that a free port is found at once; "" leaves a key out of the file.
@@ -142,6 +142,11 @@ class Daemon:
             return figures
 
     # ---- its process ----
+
+    def cpu(self) -> float:
+        """Seconds of a processor that it has taken, however busy the machine is: all its threads."""
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
     def rss(self) -> int:
         """Bytes of memory it has."""

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
 
+from machine import PATIENCE
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-PATIENCE = 20.0  # seconds, longer than anything here takes
 NEW_LOOP: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
     "uvloop": uvloop.new_event_loop,

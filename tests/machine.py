@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+# Seconds that a test waits for what is to happen. A quiet machine takes a hundredth of it; one that is busy with other
+# things may take all of it, and nothing has failed then.
+PATIENCE = 60.0
 EXAMPLES = float(os.environ.get("COUNTERD_EXAMPLES", "1"))
 
 

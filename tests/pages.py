@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import daemon
+import machine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 REDIRECTED = Path(__file__).parent / "redirected"
-PATIENCE = 60.0  # seconds for all of a page's Python, or a block of shell
+PATIENCE = 2 * machine.PATIENCE  # for all of a page's Python, or a block of shell
 END = "\x1e"  # is printed where a block ends
 
 FENCE = re.compile(r"```+")

@@ -8,8 +8,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from counterd.protocols.counter import wire
-
-PATIENCE = 10  # seconds, longer than anything here takes
+from machine import PATIENCE
 
 # Awaits these bytes of requests, then sends those; None instead of them closes the connection. Or does anything else.
 Step = tuple[bytes, bytes | None] | Callable[[socket.socket], object]

@@ -6,7 +6,7 @@
 #   tools/fresh.sh [--root-only | --user-only] [--deps] [--no-run] [--suite bookworm] [--] [ARGUMENTS OF PYTEST]
 #
 # --deps: then `make test-deps`, and the tests once more with CI set, so that one without a package fails. --no-run: the
-# tests alone. build/fresh keeps the clean Debian and that with README's packages; remove it to have them made anew.
+# tests alone. COUNTERD_BUILD and JOBS are passed on. build/fresh keeps the clean Debian and that with README's packages; remove it to have them made anew.
 #
 # All mounts are in a mount namespace of its own and all processes in a PID namespace, which end with it. Of this machine
 # it has the network, the apt sources that serve the suite, apt's proxies and keys, and pip's configuration with the files
@@ -122,7 +122,7 @@ carry_pip() {
             fi
         done
     done < <(pip_environment)
-    for word in http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY; do
+    for word in http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY COUNTERD_BUILD JOBS; do
         if [ -n "${!word:-}" ]; then
             environment+=("$word=${!word}")
         fi

@@ -52,10 +52,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from machine import PATIENCE
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-EVENTUALLY = 2.0  # seconds
 
 CASE_KEYS = {"name", "section", "steps", "why", "reference", "clock"}
 STEP_KEYS = {"on", "note", "close", "half_close", "send", "expect", "reference", "eventually", "advance_ns", "happens"}
@@ -465,7 +466,7 @@ def _play(run: Run, dialect: Dialect, step: Step, peer: Peer, expectation: Any) 
 
 
 def _play_until(dialect: Dialect, peer: Peer, sent: bytes, expected: bytes) -> None:
-    deadline = time.monotonic() + EVENTUALLY
+    deadline = time.monotonic() + PATIENCE
     while True:
         peer.send(sent)
         received = dialect.recv_reply(peer, expected)
@@ -497,7 +498,7 @@ def shown(data: bytes) -> str:
 class SocketPeer:
     """A Peer over a real socket, which it takes over. quiet: how many seconds without a byte count as nothing."""
 
-    def __init__(self, connected: socket.socket, *, timeout: float = 5.0, quiet: float = 0.05) -> None:
+    def __init__(self, connected: socket.socket, *, timeout: float = PATIENCE, quiet: float = 0.05) -> None:
         self._socket = connected
         self._socket.settimeout(timeout)
         self._timeout = timeout

@@ -296,12 +296,11 @@ def test_ten_thousand_wait_for_one_name(how: str, address, name: str) -> None:
             await asyncio.sleep(0)
             assert len(client._turns._queues[name.encode()].waiters) == 10_000
             before, began, turns = await asked(other), loop.time(), 0
-            while loop.time() < began + 0.5:
+            while turns < 50 or loop.time() < began + 0.5:
                 await client.noop()
                 turns += 1
             seconds = loop.time() - began
             assert await asked(other) - before <= 3 * (8 + 8 * seconds)  # 8 until the pause is a quarter of a second
-            assert turns > 50
             if how == "cancelled":
                 for task in waiting:
                     task.cancel()

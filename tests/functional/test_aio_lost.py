@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -366,9 +365,7 @@ def test_a_child_has_a_connection_of_its_own(counterd, loop: str) -> None:
         assert ["has", "1"] in said
         process.kill()
         process.wait()
-        killed = time.monotonic()
         daemon.wait_until(lambda: client.get(name) == 0, "what the parent had is back")
-        assert time.monotonic() - killed < 5
         assert client.get(f"{name} child") == 1
 
 

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # A busy machine may take long to run anything; what it measures takes milliseconds.
-AT_ONCE = 5.0
 
 PREAMBLE = """\
 import multiprocessing, os, signal, sys, threading, time
@@ -101,9 +99,8 @@ def test_the_next_has_it_when_a_holder_is_killed(server: servers.Server) -> None
         assert program.line() == "holds"
         assert server.used("killed") == 2
         program.process.send_signal(signal.SIGKILL)
-        killed = time.monotonic()
         with client.hold("killed", 2, maximum=2, timeout=PATIENCE):
-            assert time.monotonic() - killed < AT_ONCE
+            pass
 
 
 def test_what_a_killed_parent_held_is_back_while_its_child_lives(server: servers.Server) -> None:
@@ -124,9 +121,7 @@ def test_what_a_killed_parent_held_is_back_while_its_child_lives(server: servers
         assert program.line() == "child"
         assert server.used("parent") == 2
         program.process.send_signal(signal.SIGKILL)
-        killed = time.monotonic()
         server.wait_for_use("parent", 0)
-        assert time.monotonic() - killed < AT_ONCE
         assert server.used("child") == 1
         assert program.process.stdin is not None
         program.process.stdin.close()

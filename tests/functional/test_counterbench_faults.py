@@ -613,15 +613,15 @@ def test_a_server_that_closes_at_once(options: dict[str, object]) -> None:
 
 def test_a_server_that_goes_and_comes_back(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start()
-    with running(plan_of(counterd, duration=1.2, rate=1000.0, connections=4)) as bench:
-        wait_until(lambda: counterd.stats()["curr_connections"] >= 5, "the load's connections, and this one")
-        time.sleep(0.2)
+    with running(plan_of(counterd, duration=60.0, rate=1000.0, connections=4)) as bench:
+        wait_until(lambda: counterd.stats()["command:acquire"] > 100, "the load")
         assert counterd.stop(signal.SIGINT) == 0
-        start({"counter.port": str(counterd.address.port)})
+        again = start({"counter.port": str(counterd.address.port)})
+        wait_until(lambda: again.stats()["command:acquire"] > 100, "the load is back")
+        bench.interrupt()
         run = bench.result()
     assert run.errors.get("closed by the server", 0) + run.errors.get("connection reset", 0) >= 4
-    assert run.requests + run.unsent + run.errors.get("unanswered", 0) == pytest.approx(1200, abs=8)
-    assert run.requests > 600
+    assert run.requests > 200
 
 
 def test_answers_in_pieces_and_many_in_one() -> None:

@@ -17,7 +17,7 @@ from daemon import PATIENCE, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-COUNTERCTL = Path(sys.executable).parent / "counterctl"
+COUNTERCTL = (Path(sys.executable).parent / "counterctl", "--timeout", f"{PATIENCE:g}s")
 TOKEN = "a-token"
 NAME = b"db \xff%/+"
 
@@ -32,7 +32,12 @@ class Place:
     def ctl(self, *arguments: str | bytes, token: str = TOKEN) -> subprocess.CompletedProcess[str]:
         env = daemon.environment({"COUNTERD_ADMIN": self.url, "COUNTERD_ADMIN_TOKEN": token})
         return subprocess.run(
-            [COUNTERCTL, *arguments], capture_output=True, text=True, timeout=PATIENCE, env=env, check=False
+            [*COUNTERCTL, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            env=env,
+            check=False,
         )
 
     def rows(self, *arguments: str | bytes) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from sentinels import flow, param
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SCRIPT = Path(sys.executable).parent / "counterctl"
+SENTINEL = (Path(sys.executable).parent / "counterctl", "--timeout", f"{PATIENCE:g}s", "sentinel")
 LARGEST = 2**63 - 1  # of a flow's id, and more than a floating number has
 SETTINGS = {
     "counter.enable": "false",
@@ -35,7 +35,7 @@ FLOWS = [
     flow(105, 2, grade=1, windowIntervalMs=60_000, sampleCount=1),
     flow(106, 1, grade=1, windowIntervalMs=60_000, sampleCount=60),
 ]
-RULES = {"default": {"flowRules": FLOWS, "paramFlowRules": [param(201, 1)]}}
+RULES = {"default": {"flowRules": FLOWS, "paramFlowRules": [param(201, 1, windowIntervalMs=60_000, sampleCount=1)]}}
 DONE = (0, "", "")
 
 
@@ -55,7 +55,7 @@ class Place:
     def ask(self, *arguments: str) -> tuple[int, str, str]:
         """(status, stdout, stderr)."""
         done = subprocess.run(
-            [SCRIPT, "sentinel", *arguments],
+            [*SENTINEL, *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -82,7 +82,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 def test_a_token_from_its_beginning_to_its_end(place: Place) -> None:
     process = subprocess.Popen(
-        [SCRIPT, "sentinel", "acquire", str(LARGEST), "2", "--for", "10m", "--output", "json"],
+        [
+            *SENTINEL,
+            "acquire",
+            str(LARGEST),
+            "2",
+            "--for",
+            "10m",
+            "--output",
+            "json",
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

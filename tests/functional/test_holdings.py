@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import daemon
 from counterd import errors
 from counterd.protocols.counter import wire
 from functional import peers
@@ -19,7 +20,6 @@ from functional import peers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import daemon
 
 HOLDER = Path(__file__).with_name("holder.py")
 MOMENTS = 2.0  # seconds: far above the milliseconds that it takes
@@ -161,7 +161,7 @@ def test_of_many_that_come_and_go(counterd: daemon.Daemon) -> None:
     """Each takes all there is, so each must see what the one before gave back."""
     for _ in range(200):
         with counterd.client() as client:
-            deadline = time.monotonic() + MOMENTS
+            deadline = time.monotonic() + daemon.PATIENCE
             while True:
                 with contextlib.suppress(errors.NotAvailable):
                     client.acquire("jobs", 5, maximum=5)
@@ -176,16 +176,15 @@ def test_a_hundred_thousand_come_back_while_others_are_served(counterd: daemon.D
         peers.acquire_many(connection, [b"counter number %d" % number for number in range(count)])
         assert int(other.stats()["holdings"]) == count
         connection.close()
-        slowest, left = 0.0, count
-        deadline = time.monotonic() + MOMENTS
+        slowest, left, began = 0.0, count, counterd.cpu()
         while left:
-            began = time.monotonic()
+            before = counterd.cpu()
+            assert before - began < MOMENTS, left
             other.acquire("other", maximum=2)
             other.release("other")
             left = int(other.stats()["holdings"])
-            slowest = max(slowest, time.monotonic() - began)
-            assert began < deadline, left
-        assert slowest < 1.0
+            slowest = max(slowest, counterd.cpu() - before)
+        assert slowest < MOMENTS / 2
         figures = other.stats()
         assert int(figures["given_back"]) == count
         assert other.get("counter number 99999") == 0

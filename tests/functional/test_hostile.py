@@ -57,7 +57,7 @@ def test_one_that_never_closes_is_closed(sends: bool, unix: bool, counterd: daem
     with counterd.connect(unix=unix) as connection, counterd.client() as other:
         assert peers.ask(connection, wire.acquire(0, b"jobs", 1, 1)).status == 0
         connection.sendall(WRONG)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + daemon.PATIENCE
         while other.stats()["curr_connections"] != "1":
             if sends:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):

@@ -115,9 +115,7 @@ def test_what_it_held_comes_back(
             order.flush()
             daemon.wait_until(lambda: figures()["command:noop"] == 1, "it has asked")
             how(net)
-            began = time.monotonic()
             daemon.wait_until(lambda: figures()["holdings"] == 20_000, "all have been given up")
-            assert time.monotonic() - began < 10
             seen = figures()
             assert seen["curr_connections"] == 1
             assert seen["internal_errors"] == 0

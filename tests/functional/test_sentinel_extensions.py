@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # What a request is for, by its count: see MODULE.
 DEFAULT, BLOCK, RAISE, LIE, BURN, LEAVE, WAIT = range(1, 8)
 
+HURRIED = pytest.mark.parametrize("peer", [300], indirect=True)
+
 MODULE = """
 import json
 import os
@@ -107,9 +109,10 @@ def serve(start: Callable[..., Daemon], folder: Path) -> Callable[..., Daemon]:
     return serve
 
 
-@pytest.fixture
-def peer(serve: Callable[..., Daemon]) -> Iterator[tuple[Daemon, Peer]]:
-    counterd = serve(token_service="shop_tokens:Tokens", extension_timeout=300)
+@pytest.fixture(params=[60_000])
+def peer(request: pytest.FixtureRequest, serve: Callable[..., Daemon]) -> Iterator[tuple[Daemon, Peer]]:
+    """With that much time, in milliseconds, for each call of the service."""
+    counterd = serve(token_service="shop_tokens:Tokens", extension_timeout=request.param)
     with connected(counterd) as peer:
         yield counterd, peer
 
@@ -149,6 +152,7 @@ def test_what_fails_is_logged_with_its_name(peer: tuple[Daemon, Peer]) -> None:
     assert asks.acquire(DEFAULT).status == Status.OK
 
 
+@HURRIED
 def test_one_that_blocks_harms_its_own_clients_only(peer: tuple[Daemon, Peer]) -> None:
     """Nor can it keep the process from ending, which the fixture looks after."""
     counterd, asks = peer
@@ -162,21 +166,27 @@ def test_one_that_blocks_harms_its_own_clients_only(peer: tuple[Daemon, Peer]) -
                 "Tokens: request_token takes longer than 300 ms: threads that are stuck: ", number + 1
             )
             if number == 0:
-                assert asks.acquire(DEFAULT).status == Status.OK, "it has a successor"
+                daemon.wait_until(lambda: asks.acquire(DEFAULT).status == Status.OK, "it has a successor")
         counterd.wait_for_log("stuck: 4, and nothing more is asked of it until one comes back")
-        begun = time.monotonic()
         assert asks.acquire(DEFAULT).status == Status.NOT_AVAILABLE
-        assert time.monotonic() - begun < 0.3, "at once, not when its time is over"
         counterd.wait_for_log("request_token was refused: all of its threads are stuck, in request_token")
+        assert len(counterd.lines("takes longer than 300 ms")) == 4, "at once, not when its time is over"
         assert asks.flow() == Status.OK
         assert counters.get("jobs") == 4
 
 
-def test_one_that_burns_cpu_is_named(peer: tuple[Daemon, Peer], folder: Path) -> None:
-    counterd, asks = peer
+def test_one_that_burns_cpu_is_named(serve: Callable[..., Daemon], folder: Path) -> None:
+    """What is half of a core for a quiet machine is a hundredth here, which a busy one can give."""
+    (folder / "sitecustomize.py").write_text("from counterd.control import worker\nworker.BURNING = 0.01\n")
+    counterd = serve(token_service="shop_tokens:Tokens", extension_timeout=300)
+    with connected(counterd) as asks:
+        burn(counterd, asks, folder)
+
+
+def burn(counterd: Daemon, asks: Peer, folder: Path) -> None:
     asks.send(wire.acquire(10, 7, BURN))
     with counterd.client() as counters:
-        figures = r"\d\.\d\d s in the last 1\.\d s"
+        figures = r"\d+\.\d\d s in the last \d+\.\d s"
         counterd.wait_for_log(f"WARN.* sentinel: token_service shop_tokens:Tokens burns CPU in .*: {figures}")
         counters.acquire("jobs", maximum=9)
         assert asks.flow() == Status.OK
@@ -201,7 +211,7 @@ def test_what_was_asked_before_the_end_is_answered(peer: tuple[Daemon, Peer], en
     assert asks.connection.recv(1) == b""
     if end == "stop":
         asks.connection.close()
-        assert counterd.ended(5) == 0
+        assert counterd.ended() == 0
 
 
 def test_one_that_lingers_cannot_keep_the_process(serve: Callable[..., Daemon]) -> None:

@@ -105,7 +105,7 @@ def test_is_not_taken_from_one_that_is_too_busy_to_accept(path: Path, tmp_path: 
         assert path.is_socket()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.needs("root")
 def test_no_other_user_of_the_machine_keeps_it_from_starting(path: Path, start: Callable[..., daemon.Daemon]) -> None:
     """By locking what anybody can open: the folder."""
     path.parent.chmod(0o755)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from counterd.admin.frames import Refused
 from counterd.admin.site import Site
 from counterd.protocols import Column, Figure, Room, Table
+from machine import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
-PATIENCE = 10.0
 SETTINGS: dict[str, Any] = {"token": "", "allow": [], "hosts": []}
 
 ROOM = Room(

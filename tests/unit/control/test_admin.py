@@ -20,13 +20,13 @@ from counterd.control.config.keys import Endpoint
 from counterd.control.config.loading import ConfigError
 from counterd.control.process import child, supervisor
 from counterd.net.sockets import UnixSocket
+from machine import PATIENCE
 from unit.control.process.processes import Process, spawn_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
     from pathlib import Path
 
-PATIENCE = 10.0
 WORK_S = 0.002
 NEVER_S = 1e9  # seconds that no test takes
 

@@ -31,8 +31,8 @@ from counterd.control.log import (
     one_line,
     text_line,
 )
+from machine import PATIENCE
 
-PATIENCE = 20  # seconds after which something hangs
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 

@@ -298,7 +298,7 @@ def test_what_others_could_lock_is_no_lock(kind: str, why: str, path: Path) -> N
     assert not path.with_name("nothing").exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make somebody else's file")
+@pytest.mark.needs("root")
 def test_a_lock_file_of_another_user_is_no_lock(path: Path) -> None:
     lock_of(path).touch(0o600)
     os.chown(lock_of(path), 65534, 65534)
