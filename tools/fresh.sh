@@ -6,7 +6,8 @@
 #   tools/fresh.sh [--root-only | --user-only] [--deps] [--no-run] [--suite bookworm] [--] [ARGUMENTS OF PYTEST]
 #
 # --deps: then `make test-deps`, and the tests once more with CI set, so that one without a package fails. --no-run: the
-# tests alone. COUNTERD_BUILD and JOBS are passed on. build/fresh keeps the clean Debian and that with README's packages; remove it to have them made anew.
+# tests alone. COUNTERD_BUILD and JOBS are passed on. build/fresh keeps the clean Debian and that with README's packages;
+# remove it to have them made anew.
 #
 # All mounts are in a mount namespace of its own and all processes in a PID namespace, which end with it. Of this machine
 # it has the network, the apt sources that serve the suite, apt's proxies and keys, and pip's configuration with the files
@@ -27,7 +28,7 @@ while [ $# -gt 0 ]; do
         --deps) deps=yes ;;
         --no-run) run= ;;
         --suite) suite=$2; shift ;;
-        --help | -h) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit ;;
+        --help | -h) sed -n '2,15s/^# \{0,1\}//p' "$0"; exit ;;
         --) shift; arguments+=("$@"); break ;;
         *) arguments+=("$1") ;;
     esac
@@ -50,6 +51,7 @@ if [ -z "${FRESH_ROOT:-}" ]; then
     done
     mkdir -p "$cache"
     FRESH_ROOT=$(mktemp -d "$cache/root.XXXXXX")
+    chmod 755 "$FRESH_ROOT"
     export FRESH_ROOT
     trap 'rm -rf --one-file-system "$FRESH_ROOT"' EXIT
     words=(--suite "$suite" ${deps:+--deps})
@@ -63,6 +65,10 @@ fi
 # ---- inside the namespaces -------------------------------------------------------------------------------------------
 
 root=$FRESH_ROOT
+venv=.venv
+if [ "${COUNTERD_BUILD:-release}" != release ]; then
+    venv=.venv-$COUNTERD_BUILD
+fi
 
 # "URI suite component" of each source of this machine that serves the suite, or that of Debian.
 sources() {
@@ -84,9 +90,13 @@ carry_apt() {
     cp -L /etc/resolv.conf /etc/hosts "$root/etc/"
 }
 
-# A file or folder of this machine, at the same place and read-only.
+# A file or folder of this machine, at the same place and read-only. Of an index, that beside it has the files.
 carry() {
-    local path=$1
+    local path=${1%/}
+    path=${path%/simple}
+    if mountpoint -q "$root$path"; then
+        return
+    fi
     if [ -d "$path" ]; then
         mkdir -p "$root$path"
     else
@@ -173,7 +183,7 @@ if [ ! -f "$ready" ]; then
     step "what README.md names: $packages"
     carry_apt
     environment=(DEBIAN_FRONTEND=noninteractive)
-    inside root "apt-get update -qq && apt-get install -y -qq $packages >/dev/null 2>&1"
+    inside root "apt-get update -qq && apt-get install -y -qq $packages >/dev/null 2>&1 && apt-get clean"
     tar -C "$root" --one-file-system -cf "$ready.part" . && mv "$ready.part" "$ready"
 else
     tar -C "$root" -xf "$ready"
@@ -209,7 +219,7 @@ PYTHON
     rm -f "$root/tmp/run.pid"
     inside "$user" "exec setsid sh /tmp/run.sh" &
     started=$!
-    while ! inside "$user" ".venv/bin/python -c '
+    while ! inside "$user" "$venv/bin/python -c '
 from counterd.client import Client
 with Client(\"127.0.0.1\", $port) as client, client.hold(\"fresh\", maximum=1, timeout=1):
     assert client.get(\"fresh\") == 1
