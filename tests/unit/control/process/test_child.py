@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from counterd.control.process import child as module
 from counterd.control.process.child import Child, Kind
+from machine import PATIENCE
 from unit.control.process.processes import Process, spawn_into
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     import pytest
 
-PATIENCE = 10.0
 KIND = Kind("toy", "toy", 100_000)
 
 

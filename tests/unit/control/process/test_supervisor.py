@@ -13,12 +13,11 @@ import uvloop
 from counterd.control.process import child, supervisor
 from counterd.control.process.child import Child, Kind
 from counterd.control.process.supervisor import Supervisor
+from machine import PATIENCE
 from unit.control.process.processes import Process, spawn_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-
-PATIENCE = 10.0
 
 
 class Silence:
