@@ -42,10 +42,13 @@ BUILD = ROOT / "build" / "mutants"
 EQUIVALENT = Path(__file__).with_suffix(".equivalent")
 PACKAGE = "src/counterd/"
 SOURCES = (
-    "_core.pxd", "_core.pyx", "_table.pxd", "_wheel.pxd", "protocols/counter/_room.pyx",
-    "protocols/throttr/_keys.pxd", "protocols/throttr/_store.pyx", "protocols/throttr/_room.pyx",
-    "protocols/sentinel/_window.pxd", "protocols/sentinel/_records.pxd", "protocols/sentinel/_rates.pyx",
-    "protocols/sentinel/_store.pyx", "protocols/sentinel/_room.pyx",
+    "_core.pxd", "_core.pyx", "engine/chains.pxd", "engine/table.pxd", "engine/wheel.pxd", "engine/permits.pxd",
+    "engine/idle_ring.pxd", "engine/later.pyx", "protocols/counter/_counters.pxd", "protocols/counter/_room.pyx",
+    "protocols/throttr/_keys.pxd", "protocols/throttr/_channels.pxd", "protocols/throttr/_members.pxd",
+    "protocols/throttr/_store.pyx", "protocols/throttr/_session.pyx",
+    "protocols/sentinel/_window.pxd", "protocols/sentinel/_rules.pxd", "protocols/sentinel/_rates.pxd",
+    "protocols/sentinel/_tokens.pxd", "protocols/sentinel/_sweep.pxd", "protocols/sentinel/_messages.pxd",
+    "protocols/sentinel/_loading.pyx", "protocols/sentinel/_store.pyx", "protocols/sentinel/_session.pyx",
 )  # fmt: skip
 # What is run of the tests, if it is there.
 STAGES = {

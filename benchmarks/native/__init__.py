@@ -19,22 +19,22 @@ BUILD = HERE.parents[1] / "build" / "benchmarks" / f"{sys.implementation.cache_t
 COMPILE_ARGS = ["-O1", "-g", "-DCOUNTERD_DEBUG=1"] if _core.DEBUG else ["-O3"]
 
 
-def build(name: str) -> Path:
+def build(name: str, folder: Path = HERE) -> Path:
     """The extension made of that .pyx. Processes wait for each other: none reads what another is writing."""
     BUILD.mkdir(parents=True, exist_ok=True)
     with (BUILD / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return _build(name)
+        return _build(name, folder)
 
 
-def _build(name: str) -> Path:
+def _build(name: str, folder: Path) -> Path:
     """Needs Cython, setuptools and a C compiler: the extra `dev`."""
     from Cython.Build import cythonize
     from setuptools import Extension
     from setuptools.dist import Distribution
 
     extensions = cythonize(
-        [Extension(name, [str(HERE / f"{name}.pyx")], extra_compile_args=COMPILE_ARGS)],
+        [Extension(name, [str(folder / f"{name}.pyx")], extra_compile_args=COMPILE_ARGS)],
         build_dir=str(BUILD / "c"),
         compiler_directives={
             "language_level": 3,

@@ -11,16 +11,17 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 from posix.unistd cimport close as c_close
 
-from counterd._core cimport (
-    GRANTED, Frame, Region, Session, counter_acquire, counter_at, counter_consume, counter_create, counter_release,
-    counter_restore,
-)
-from counterd._table cimport index_peek, name_tag, table_find
-from counterd.byteorder cimport load_be32, prefetch, store_be32
+from counterd._core cimport Frame, Session, is_streaming
+from counterd.engine.byteorder cimport load_be32, prefetch, store_be32
+from counterd.engine.permits cimport GRANTED, Permits, permit_at
+from counterd.engine.table cimport index_peek, name_tag, table_find
 from counterd.net.clock cimport monotonic_ns
 from counterd.net.kernel cimport (
     EPOLL_CTL_ADD, EPOLLIN, MSG_DONTWAIT, MSG_NOSIGNAL, SOCK_NONBLOCK, accept4, c_recv, c_send, epoll_create1,
     epoll_ctl, epoll_event, epoll_wait,
+)
+from counterd.protocols.counter._counters cimport (
+    Counters, counter_acquire, counter_at, counter_consume, counter_create, counter_release, counter_restore,
 )
 from counterd.protocols.counter._room cimport (
     ACQUIRE, NOT_ACQUIRED, NOT_AVAILABLE, RELEASE, CounterSession, CounterStore,
@@ -44,34 +45,34 @@ cdef class NoLedgerStore(CounterStore):
 
 cdef class NoLedgerSession(CounterSession):
     cdef void prefetch_frames(self, const Frame* frames, int count) noexcept:
-        cdef Region* region = &self.store.region
+        cdef Permits* permits = &(<CounterStore>self.store).counters.permits
         cdef uint32_t number
         cdef int i
         for i in range(count):
             if frames[i].key_size:
-                number = index_peek(&region.names.index, frames[i].tag)
+                number = index_peek(&permits.table.index, frames[i].tag)
                 if number:
-                    prefetch(counter_at(region, number))
+                    prefetch(permit_at(permits, number))
 
     cdef int execute_frame(self, const Frame* frame) except -1:
         cdef CounterStore store = <CounterStore>self.store
-        cdef Region* region = &store.region
+        cdef Counters* counters = &store.counters
         cdef uint8_t opcode = frame.data[1]
         cdef uint32_t resources = load_be32(frame.data + 12)
-        cdef uint32_t number = table_find(&region.names, frame.tag, frame.key, frame.key_size)
+        cdef uint32_t number = table_find(&counters.permits.table, frame.tag, frame.key, frame.key_size)
         cdef uint8_t* target = store.out + store.out_size
         cdef uint32_t body = 4 if opcode == ACQUIRE else 0
         store.requests[opcode] += 1
         if opcode == ACQUIRE:
             if number == 0:
-                number = counter_create(region, frame.tag, frame.key, frame.key_size)
-            if counter_at(region, number).consumption > load_be32(frame.data + 16) - resources:
+                number = counter_create(counters, frame.tag, frame.key, frame.key_size, &store.budget)
+            if counter_at(counters, number).permit.consumption > load_be32(frame.data + 16) - resources:
                 return self.reply_error(frame.data, NOT_AVAILABLE)
-            counter_consume(region, counter_at(region, number), resources)
+            counter_consume(counters, counter_at(counters, number), resources)
         elif opcode == RELEASE:
-            if number == 0 or counter_at(region, number).consumption < resources:
+            if number == 0 or counter_at(counters, number).permit.consumption < resources:
                 return self.reply_error(frame.data, NOT_ACQUIRED)
-            counter_restore(region, number, resources)
+            counter_restore(counters, number, resources)
         target[0] = 0x91
         target[1] = opcode
         target[2] = 0
@@ -88,6 +89,7 @@ cdef class Direct:
     """The engine's two operations for one connection and names of one size, which are hashed beforehand."""
 
     cdef Session session
+    cdef Counters* counters     # of its store
     cdef bytes names
     cdef uint32_t[4096] tags
     cdef uint32_t name_size
@@ -98,11 +100,12 @@ cdef class Direct:
         if not 0 < len(names) <= 4096:
             raise ValueError(f"1 to 4096 names, not {len(names)}")
         self.session = session
+        self.counters = &(<CounterStore?>session.store).counters
         self.names = b"".join(names)
         self.name_size = len(names[0])
         self.count = len(names)
         for i in range(self.count):
-            self.tags[i] = name_tag(&session.store.region.names, self.name(i), self.name_size)
+            self.tags[i] = name_tag(&self.counters.permits.table, self.name(i), self.name_size)
 
     cdef inline const uint8_t* name(self, uint32_t i) noexcept:
         return <const uint8_t*>PyBytes_AS_STRING(self.names) + <size_t>i * self.name_size
@@ -113,7 +116,8 @@ cdef class Direct:
         cdef uint32_t i, granted = 0
         for i in range(self.count):
             granted += counter_acquire(
-                &session.store.region, session.connection, self.tags[i], self.name(i), self.name_size, 1, 1, 0
+                self.counters, session.connection, self.tags[i], self.name(i), self.name_size, 1, 1, 0,
+                &session.store.budget
             ) == GRANTED
         self.check(granted)
 
@@ -123,7 +127,7 @@ cdef class Direct:
         cdef uint32_t i, granted = 0
         for i in range(self.count):
             granted += counter_release(
-                &session.store.region, session.connection, self.tags[i], self.name(i), self.name_size, 1
+                self.counters, session.connection, self.tags[i], self.name(i), self.name_size, 1
             ) == GRANTED
         self.check(granted)
 
@@ -173,6 +177,6 @@ def serve_raw(int listening, store):
                 continue
             output = session.receive(PyBytes_FromStringAndSize(<char*>buffer, size), monotonic_ns())
             c_send(fd, PyBytes_AS_STRING(output), PyBytes_GET_SIZE(output), MSG_DONTWAIT | MSG_NOSIGNAL)
-            while session.more:
+            while is_streaming(session):
                 output = session.take_output(monotonic_ns())
                 c_send(fd, PyBytes_AS_STRING(output), PyBytes_GET_SIZE(output), MSG_DONTWAIT | MSG_NOSIGNAL)

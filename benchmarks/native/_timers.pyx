@@ -6,8 +6,8 @@ Everything a room will do with it, and damage() besides: that the audit would fi
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free
 
-from counterd._audit cimport audit_timers
-from counterd._wheel cimport (
+from counterd.engine.audit cimport audit_timers
+from counterd.engine.wheel cimport (
     Timer, Timers, Wheel, timer_at, timer_is_armed, timers_arm, timers_disarm, timers_next_ns, timers_take,
 )
 

@@ -6,14 +6,14 @@ import functools
 import itertools
 from typing import TYPE_CHECKING
 
-from counterd.protocols.throttr._room import open_store
+from counterd.protocols.throttr._session import open_store
 from counterd.protocols.throttr.wire import Attribute, Encoder, TTLType, ValueSize
 from native import engine, frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-    from counterd.protocols.throttr._room import ThrottrSession
+    from counterd.protocols.throttr._session import ThrottrSession
     from counterd.protocols.throttr._store import ThrottrStore
 
 ENCODER = Encoder(ValueSize.UINT16)  # the room's default

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from counterd.bench.flows import FIRST_RATE, FIRST_SEMAPHORE, NAMESPACE, PARAM_FLOW, rules_of
 from counterd.protocols.sentinel import wire
-from counterd.protocols.sentinel._room import open_store
+from counterd.protocols.sentinel._session import open_store
 from counterd.protocols.sentinel.rules import parse_rules
 from native import engine, frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from counterd.protocols.sentinel._room import SentinelSession
+    from counterd.protocols.sentinel._session import SentinelSession
     from counterd.protocols.sentinel._store import SentinelStore
 
 LASTING_MS = (1 << 31) - 1

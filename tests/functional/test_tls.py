@@ -17,7 +17,7 @@ import needs
 from certificates import authority, certificate, client_context, server_context
 from counterd.client import throttr
 from counterd.protocols.counter import wire
-from counterd.protocols.throttr._room import open_store
+from counterd.protocols.throttr._session import open_store
 from daemon import PATIENCE, wait_until
 from functional import peers
 from serving import Serving, serving

@@ -15,8 +15,7 @@ import zlib
 from typing import Any
 
 from counterd.protocols.sentinel import wire
-from counterd.protocols.sentinel._rates import region_extra
-from counterd.protocols.sentinel._room import SentinelSession
+from counterd.protocols.sentinel._session import SentinelSession
 from counterd.protocols.sentinel._store import SentinelStore
 from counterd.protocols.sentinel._tables import TokensWalk
 from counterd.protocols.sentinel.rules import FlowRule, ParamRule, Rules
@@ -97,10 +96,9 @@ TOKENS = [
 def make_store(tokens: int) -> SentinelStore:
     """A small one, without rules and bounds."""
     return SentinelStore(
-        buckets=64, holdings=64, holdings_per_connection=64, name_memory=1 << 18, hash_key=bytes(16),
-        token_key=bytes(16), extra=region_extra(tokens, VALUES_MAX, RULES_MAX, ITEMS_MAX), reply_max=16,
-        posted_max=65536, tokens=tokens, param_values=VALUES_MAX, rules=RULES_MAX, items=ITEMS_MAX,
-        make_session=SentinelSession,
+        namespaces=64, holdings=64, holdings_per_connection=64, name_memory=1 << 18, hash_key=bytes(16),
+        token_key=bytes(16), reply_max=16, posted_max=65536, tokens=tokens, param_values=VALUES_MAX, rules=RULES_MAX,
+        items=ITEMS_MAX, make_session=SentinelSession,
     )  # fmt: skip
 
 

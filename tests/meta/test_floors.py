@@ -23,10 +23,7 @@ ROOMS = sorted(path.name for path in (PACKAGE / "protocols").iterdir() if (path 
 # By the first part of a module's name below counterd; what is not here is on floor 0.
 FLOORS = {
     "_core": 1,
-    "_audit": 1,
-    "_table": 1,
-    "_walk": 1,
-    "_wheel": 1,
+    "engine": 1,
     "protocols": 2,
     "net": 3,
     "control": 4,
@@ -37,7 +34,7 @@ FLOORS = {
     "bench": 5,
     "admin": 5,
 }
-HEADERS = {"byteorder", "siphash", "debug", "settings", "errors", "units", "version", "__init__"}
+HEADERS = {"settings", "errors", "units", "version", "__init__"}
 
 # All that the engine and the rooms may use besides counterd: nothing here knows a clock, a socket, a file or a loop.
 BELOW_NET = {
@@ -57,7 +54,7 @@ WIRE = r"counterd\.protocols\.\w+(\.wire)?$"
 SIDES = {
     "client": re.compile(rf"counterd\.errors$|counterd\.client\b|{WIRE}"),
     "bench": re.compile(
-        rf"counterd\.(errors|units|version|byteorder|client(\._addresses|\._tls)?|net\.(clock|kernel))$|counterd\.bench\b|{WIRE}"
+        rf"counterd\.(errors|units|version|engine\.byteorder|client(\._addresses|\._tls)?|net\.(clock|kernel))$|counterd\.bench\b|{WIRE}"
     ),
     "admin": re.compile(r"counterd\.(errors|units|version|settings|protocols)$|counterd\.admin\b"),
 }
@@ -150,7 +147,7 @@ def test_every_module_is_on_a_floor() -> None:
     [
         source
         for source in sources()
-        if source.startswith(("_core", "_audit", "_table", "_walk", "_wheel", "protocols/"))
+        if source.startswith(("_core", "engine/", "protocols/"))
     ],
 )
 def test_nothing_below_net_calls_the_system(source: str) -> None:

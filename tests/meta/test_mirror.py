@@ -18,9 +18,15 @@ BENCHMARKS = ROOT / "benchmarks"
 ELSEWHERE = {
     "admin/__main__.py": "is a process: tests/functional/test_admin.py",
     "__main__.py": "one call; tests/daemon.py starts every daemon through it",
-    "byteorder.pxd": "inlined everywhere; tests/unit/protocols/counter/test_room.py compares byte by byte",
-    "_audit.pxd": "part of _core: tests/unit/test_core.py calls it after every step",
-    "debug.pxd": "switches assertions on in the debug build, which runs all tests",
+    "engine/byteorder.pxd": "inlined everywhere; tests/unit/protocols/counter/test_room.py compares byte by byte",
+    "engine/audit.pxd": "part of every store: tests/unit/protocols/counter/test_counters.py calls it after every step",
+    "engine/chains.pxd": "long names and values: tests/unit/engine/test_table.py, tests/property/test_throttr_model.py",
+    "engine/connections.pxd": "numbers of connections: tests/unit/test_core.py",
+    "engine/idle_ring.pxd": "idle counters: tests/unit/protocols/counter/test_counters.py",
+    "engine/permits.pxd": "the ledger and the give-back: tests/unit/protocols/counter/test_counters.py",
+    "engine/pool.pxd": "cells of every part: tests/unit/protocols/counter/test_counters.py",
+    "engine/region.pxd": "the list that _core.pyx maps: tests/unit/test_core.py",
+    "engine/debug.pxd": "switches assertions on in the debug build, which runs all tests",
     "bench/_load.pyx": "is a process: tests/functional/test_counterbench.py, test_counterbench_faults.py beside it",
     "bench/_tls.pyx": "a connection of _load.pyx: the end of tests/functional/test_counterbench.py",
     "bench/_permits.pyx": "the base of Load: tests/functional/test_counterbench.py and test_counterbench_sentinel.py",
@@ -42,13 +48,16 @@ ELSEWHERE = {
     "client/_shared.py": "a base: tests/functional/test_client_lost.py and tests/functional/test_client_fallback.py",
     "client/sentinel.py": "tests/functional/test_client_sentinel.py, and tests/functional/test_client_fallback.py",
     "protocols/sentinel/__init__.py": "a declaration: tests/unit/control/config/test_loading.py reads files with it",
-    "protocols/sentinel/_records.pxd": "inlined in _store: tests/property/test_sentinel_model.py, with audits",
-    "protocols/sentinel/_replies.pxd": "inlined in _room: the vectors compare byte by byte",
+    "protocols/sentinel/_audits.pxd": "inlined in _store: tests/property/test_sentinel_model.py calls it",
+    "protocols/sentinel/_messages.pxd": "inlined in _session: the vectors compare byte by byte",
+    "protocols/sentinel/_sweep.pxd": "inlined in _store: tests/unit/protocols/sentinel/test_store.py",
+    "protocols/sentinel/_tokens.pxd": "inlined in _store: tests/property/test_sentinel_model.py, with audits",
     "protocols/sentinel/_window.pxd": "inlined in _rates: tests/property/test_sentinel_model.py, with audits",
     "protocols/sentinel/extensions.py": "with the store: tests/unit/protocols/sentinel/test_extending.py",
     "protocols/throttr/__init__.py": "a declaration: tests/unit/control/config/test_loading.py reads files with it",
-    "protocols/throttr/_keys.pxd": "inlined in _store and _room: tests/property/test_throttr_model.py, with audits",
-    "protocols/throttr/_listing.pyx": "a part of the session: tests/unit/protocols/throttr/test_room.py",
+    "protocols/throttr/_channels.pxd": "inlined in _session: tests/property/test_throttr_model.py, with audits",
+    "protocols/throttr/_keys.pxd": "inlined in _store and _session: tests/property/test_throttr_model.py, with audits",
+    "protocols/throttr/_members.pxd": "inlined in _session: tests/unit/protocols/throttr/test_store.py, with audits",
     "protocols/counter/__init__.py": "a declaration: tests/unit/control/config/test_loading.py reads files with it",
 }
 
@@ -109,5 +118,5 @@ def test_the_names_are_mirrored() -> None:
     assert mirrored("_core.pyx") == "test_core.py"
     assert mirrored("net/server.py") == "net/test_server.py"
     assert mirrored("client/__init__.py") == "client/test_client.py"
-    assert {"_core.pyx", "net/_connection.pyx", "siphash.pxd", "client/__init__.py"} <= set(modules())
+    assert {"_core.pyx", "net/_connection.pyx", "engine/siphash.pxd", "client/__init__.py"} <= set(modules())
     assert not {"_core.pxd", "net/__init__.py"} & set(modules())

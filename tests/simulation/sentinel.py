@@ -15,8 +15,7 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from counterd.protocols.sentinel._rates import region_extra
-from counterd.protocols.sentinel._room import SentinelSession
+from counterd.protocols.sentinel._session import SentinelSession
 from counterd.protocols.sentinel._store import SentinelStore
 from counterd.protocols.sentinel._tables import TokensWalk
 from counterd.protocols.sentinel.rules import FlowRule, ParamRule, Rules
@@ -87,16 +86,16 @@ class SentinelWorld(SentinelClients):
         self.noted: deque[tuple[int, Pending]] = deque()  # that ticks have yet to submit
         self.abandoned: dict[int, None] = {}
         self.batches: dict[int, tuple[int, list[int]]] = {}
-        self.ticket = self.xid = self.granted = self.given_back = self.checked = self.ticked = 0
+        self.ticket = self.batch_ticket = self.xid = self.granted = self.given_back = self.checked = self.ticked = 0
         self.bounded_until = 0
         self.draining = self.ticking = False
         self.swept: deque[tuple[int, int]] = deque()  # when, and how many
         store = SentinelStore(
-            buckets=64, holdings=max(256, 8 * self.crowd), holdings_per_connection=NAMESPACES_MAX, name_memory=1 << 21,
+            namespaces=64, holdings=max(256, 8 * self.crowd), holdings_per_connection=NAMESPACES_MAX,
+            name_memory=1 << 21,
             hash_key=draw.getrandbits(128).to_bytes(16, "little"),
             token_key=draw.getrandbits(128).to_bytes(16, "little"),
-            extra=region_extra(self.tokens_max, self.values_max, RULES_MAX, ITEMS_MAX), reply_max=16,
-            posted_max=draw.choice((64, 65536)), tokens=self.tokens_max, param_values=self.values_max,
+            reply_max=16, posted_max=draw.choice((64, 65536)), tokens=self.tokens_max, param_values=self.values_max,
             rules=RULES_MAX, items=ITEMS_MAX, make_session=SentinelSession,
         )  # fmt: skip
         store.set_limits(**self.bounds)
@@ -480,10 +479,10 @@ class SentinelWorld(SentinelClients):
 
     def asked(self, ticket: int, leases: list[Lease]) -> None:
         """The expire strategy is asked: it judges later, twice, or never."""
-        self.ticket += 1
+        self.batch_ticket += 1
         ids = [lease.token_id for lease in leases]
-        if ticket != self.ticket or not 0 < len(ids) <= BATCH_MAX:
-            raise Violation("judging", f"batch {ticket} of {len(ids)} is not {self.ticket}")
+        if ticket != self.batch_ticket or not 0 < len(ids) <= BATCH_MAX:
+            raise Violation("judging", f"batch {ticket} of {len(ids)} is not {self.batch_ticket}")
         for lease in leases:
             token = self.tokens.by_id.get(lease.token_id)
             if token is None or token.judged > self.now or token.ends(self.now) > self.now:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from conformance.throttr.dialect import UNIT_NS
 from conformance.throttr.replies import INFO, LIST, STATS, read_listing
-from counterd.protocols.throttr._room import ThrottrSession
-from counterd.protocols.throttr._store import KEY_BYTES, ThrottrStore, region_extra
+from counterd.protocols.throttr._session import ThrottrSession
+from counterd.protocols.throttr._store import KEY_BYTES, ThrottrStore
 from property.throttr_model import (
     DECREASE,
     END_NS,
@@ -121,11 +121,10 @@ class ThrottrWorld(World):
         self.checked = 0
         self.seen: dict[tuple[int, int], int] = {}  # answers by opcode and status
         return ThrottrStore(
-            buckets=2 * places, holdings=4 * places, name_memory=self.memory,
-            hash_key=draw.getrandbits(128).to_bytes(16, "little"), extra=region_extra(bits, 2 * places, 4 * places),
-            reply_max=1 << 16, posted_max=self.max_queued, bits=bits, value_size=self.width,
-            memory_limit=self.memory, max_message=self.max_message, expiry_grace_ns=self.grace,
-            make_session=ThrottrSession,
+            keys=self.keys_max, channels=2 * places, subscriptions=4 * places, memory_limit=self.memory,
+            hash_key=draw.getrandbits(128).to_bytes(16, "little"), reply_max=1 << 16, posted_max=self.max_queued,
+            value_size=self.width, max_message=self.max_message, expiry_grace_ns=self.grace,
+            make_session=ThrottrSession, now_ns=self.now,
         )  # fmt: skip
 
     def arrived(self) -> Books:

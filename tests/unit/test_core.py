@@ -1,123 +1,102 @@
-"""The engine: table, names, ledger, ring, windows and giving back, driven through sessions in memory.
-
-Everything is audited after each call (`Client` and `settle` do that), so a test says only what should be seen.
-"""
+"""The session machine: states, waits, skipping, barriers, and the region, driven with a protocol made up for that."""
 
 from __future__ import annotations
 
-import gc
 import itertools
-import subprocess
-import sys
+import random
+from pathlib import Path
 from typing import Any
 
 import pytest
+from native import build, load
 
+from counterd import _core
 from counterd._core import Session, Store
-from counterd.protocols.counter import wire
-from property.model import (
-    KEY,
-    NO_MEMORY,
-    NOT_ACQUIRED,
-    NOT_AVAILABLE,
-    NOT_FOUND,
-    OK,
-    RECLAIM_STEPS,
-    SLICE_STEPS_MAX,
-    Client,
-    acquire_all,
-    figures,
-    make_store,
-    release_all,
-    settle,
-)
 
-SIZES: dict[str, Any] = {"buckets": 1, "holdings": 1, "name_memory": 0, "hash_key": KEY}
+waiting: Any = load("_waiting", build("_waiting", Path(__file__).parent))
+
+KEY = bytes(16)
+PIECE = 200_000
+OUTPUT_MAX = 262_144
 
 
-def numbered(count: int, start: int = 0) -> list[bytes]:
-    return [b"name-%d" % number for number in range(start, start + count)]
+class Scene:
+    """A store, and peers that have sent and received what `sent` and `received` say."""
+
+    def __init__(self) -> None:
+        self.store = waiting.WaitingStore(hash_key=KEY, reply_max=PIECE)
+        self.now_ns = 10
+
+    def peer(self) -> Peer:
+        return Peer(self)
+
+    def turns(self) -> int:
+        """Does what a driver does until nothing is left to do; returns how many calls that took."""
+        calls = 0
+        while (due := self.store.next_deadline()) >= 0 and due <= self.now_ns:
+            self.store.tick(self.now_ns)
+            calls += 1
+            for session in self.store.take_dirty():
+                calls += session.owner.pull()
+            assert calls < 1000
+        return calls
 
 
-# ---- making a store -------------------------------------------------------------------------------------------------
+class Peer:
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.session = scene.store.session(scene.now_ns)
+        self.session.owner = self
+        self.received = b""
+
+    @property
+    def state(self) -> str:
+        return _core.STATE_NAMES[self.session.state]
+
+    def send(self, data: bytes) -> bytes:
+        """What is received at once, and in all that follows by itself."""
+        before = len(self.received)
+        self.received += self.session.receive(data, self.scene.now_ns)
+        self.pull()
+        return self.received[before:]
+
+    def pull(self) -> int:
+        """Takes the output as long as there is more; returns how many calls that took."""
+        calls = 0
+        while self.session.more:
+            self.received += self.session.take_output(self.scene.now_ns)
+            calls += 1
+            assert calls < 1000
+        return calls
+
+    def eof(self) -> None:
+        self.received += self.session.eof(self.scene.now_ns)
+        self.pull()
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ({"buckets": 0}, "buckets must be at least 1"),
-        ({"hash_key": bytes(15)}, "hash_key must have 16 bytes, not 15"),
-        ({"hash_key": bytes(17)}, "hash_key must have 16 bytes, not 17"),
-        ({"hash_key": b""}, "hash_key must have 16 bytes, not 0"),
-        ({"buckets": (1 << 30) + 1}, "at most 1073741824 records and holdings, not 1073741825 and 1"),
-        ({"holdings": (1 << 30) + 1}, "at most 1073741824 records and holdings, not 1 and 1073741825"),
-        ({"buckets": 0xFFFFFFFF}, "at most 1073741824 records and holdings, not 4294967295 and 1"),
-        ({"name_memory": 0xFFFFFFFF * 64}, "name_memory must be below 274877906880 bytes, not 274877906880"),
-        ({"name_memory": (1 << 64) - 1}, "name_memory must be below 274877906880 bytes, not 18446744073709551615"),
-    ],
-)
-def test_impossible_sizes_are_refused(sizes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        Store(**(SIZES | sizes))
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
 
 
-@pytest.mark.parametrize(
-    ("sizes", "error"),
-    [
-        *(({name: number}, OverflowError) for name in ("buckets", "holdings") for number in (-1, 1 << 32)),
-        *(({"name_memory": number}, OverflowError) for number in (-1, 1 << 64)),
-        *(({"hash_key": key}, TypeError) for key in (None, "0123456789abcdef", bytearray(16))),
-    ],
-)
-def test_sizes_that_are_no_such_thing_are_refused(sizes: dict[str, Any], error: type[Exception]) -> None:
-    with pytest.raises(error):
-        Store(**(SIZES | sizes))
+# ---- the store and its region ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SIZES)
-def test_every_size_has_to_be_given(name: str) -> None:
-    with pytest.raises(TypeError, match=name):
-        Store(**{key: value for key, value in SIZES.items() if key != name})
+@pytest.mark.parametrize("size", [0, 15, 17])
+def test_a_hash_key_has_16_bytes(size: int) -> None:
+    with pytest.raises(ValueError, match=f"^hash_key must have 16 bytes, not {size}$"):
+        Store(hash_key=bytes(size))
 
 
-MAKE_WITHOUT_MEMORY = """
-import resource
-resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
-from counterd._core import Store
-try:
-    Store(buckets=1 << 29, holdings=1 << 30, name_memory=0, hash_key=bytes(16))
-except MemoryError as error:
-    print(error)
-"""
-
-
-def test_a_store_that_cannot_be_mapped_is_a_memory_error() -> None:
-    done = subprocess.run([sys.executable, "-c", MAKE_WITHOUT_MEMORY], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("cannot map ")
-    assert done.stdout.endswith(" bytes for 536870912 records and 1073741824 holdings\n")
-
-
-def test_the_largest_store_costs_nothing_before_it_is_used() -> None:
-    client = Client(make_store(1 << 29, 1 << 30, name_memory=0xFFFFFFFF * 64 - 1))
-    assert client.session.receive(wire.acquire(1, b"a" * 100, 1, 1), 0)[2] == OK
-    assert figures(client.store, "records", "holdings", "name_memory") == [1, 1, 128]
-
-
-def test_an_empty_store() -> None:
-    store = Store(**SIZES)
-    assert store.next_deadline() == -1
-    assert store.take_dirty() == []
-    store.tick(0)
-    store.audit()
-    connections = (1 << 20) + 1  # of 16 bytes, as there is none with number 0
-    assert store.snapshot()["region"] == 4096 * (7 + -(-16 * connections // 4096))  # seven other parts of a page each
-    sizes = ("region", "buckets", "holdings_max")
-    assert {value for name, value in store.snapshot().items() if name not in sizes} == {0}
+@pytest.mark.parametrize("key", [None, "0123456789abcdef", bytearray(16)])
+def test_a_hash_key_is_bytes(key: Any) -> None:
+    with pytest.raises(TypeError):
+        Store(hash_key=key)
 
 
 def test_the_base_store_has_no_sessions_of_its_own() -> None:
     with pytest.raises(NotImplementedError):
-        Store(**SIZES).session()
+        Store(hash_key=KEY).session()
 
 
 def test_a_session_needs_a_store() -> None:
@@ -126,508 +105,287 @@ def test_a_session_needs_a_store() -> None:
             Session(nothing)  # type: ignore[arg-type]
 
 
-# ---- the ledger -----------------------------------------------------------------------------------------------------
-
-
-def test_a_full_ledger_refuses_new_holdings_and_nothing_else() -> None:
-    store = make_store(8, 3)
-    one, two = Client(store), Client(store)
-    assert [one.acquire(b"a"), one.acquire(b"b"), two.acquire(b"a", 5)] == [OK, OK, OK]
-    assert two.acquire(b"b") == NO_MEMORY
-    assert one.acquire(b"c") == NO_MEMORY
-    assert one.get(b"c") is None
-    assert one.acquire(b"a") == OK
-    assert two.acquire(b"a") == OK
-    assert (one.get(b"a"), one.get(b"b")) == (8, 1)
-    assert two.release(b"a") == OK
-    assert two.acquire(b"b") == NO_MEMORY
-    assert two.acquire(b"b", 1, 1) == NOT_AVAILABLE
-    assert two.release(b"a", 5) == OK
-    assert two.acquire(b"b") == OK
-    assert figures(store, "holdings", "holdings_max", "objects") == [3, 3, 2]
-    assert Client(make_store(2, 0)).acquire(b"a") == NO_MEMORY
-
-
-def test_one_connection_is_bounded_and_the_others_are_not() -> None:
-    store = make_store(8, 8, holdings_per_connection=2)
-    one, two = Client(store), Client(store)
-    assert [one.acquire(b"a"), one.acquire(b"b"), one.acquire(b"c")] == [OK, OK, NO_MEMORY]
-    assert [two.acquire(b"c"), two.acquire(b"a"), two.acquire(b"b")] == [OK, OK, NO_MEMORY]
-    assert one.acquire(b"c") == NO_MEMORY
-    assert one.acquire(b"b", 4) == OK
-    assert one.release(b"a") == OK
-    assert one.acquire(b"c") == OK
-
-
-def test_the_bound_of_one_connection_can_change() -> None:
-    store = make_store(8, 4)
-    client = Client(store)
-    acquire_all(client, [b"a", b"b", b"c"])
-    store.limit_holdings(2)
-    assert client.acquire(b"d") == NO_MEMORY
-    assert client.acquire(b"a") == OK
-    assert client.release(b"c") == OK
-    assert client.acquire(b"c") == NO_MEMORY
-    assert client.release(b"b") == OK
-    assert client.acquire(b"c") == OK
-    store.limit_holdings(0)
-    acquire_all(client, [b"d", b"e"])
-    assert client.acquire(b"f") == NO_MEMORY
-
-
-def test_a_refusal_for_want_of_a_record_leaves_no_holding() -> None:
-    client = Client(make_store(1, 4))
-    assert client.acquire(b"a") == OK
-    assert client.acquire(b"b") == NO_MEMORY
-    assert figures(client.store, "holdings", "records", "objects", "total_objects") == [1, 1, 1, 1]
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
-def test_holders_leave_a_counter_in_any_order(order: tuple[int, ...]) -> None:
-    store = make_store(2, 8)
-    clients = [Client(store) for _ in range(4)]
-    for number, client in enumerate(clients):
-        client.now_ns = number * 1_000_000_000
-        assert client.acquire(b"a", 1 << number) == OK
-    connections = {amount: connection for connection, amount, _ in store.holders(b"a")}
-    assert len(set(connections.values())) == 4
-    left = set(range(4))
-    for number in order:
-        assert sorted(store.holders(b"a")) == sorted((connections[1 << n], 1 << n, 10 * n) for n in left)
-        assert clients[number].release(b"a", 1 << number) == OK
-        left.remove(number)
-        assert clients[number].get(b"a") == sum(1 << other for other in left)
-    assert store.holders(b"a") == []
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(b"abcd")))
-def test_holdings_leave_a_connection_in_any_order(order: tuple[int, ...]) -> None:
-    client = Client(make_store(4, 4))
-    acquire_all(client, [b"a", b"b", b"c", b"d"])
-    for count, letter in enumerate(order, 1):
-        assert client.release(bytes([letter]), 2) == NOT_ACQUIRED
-        assert client.release(bytes([letter])) == OK
-        assert client.release(bytes([letter])) == NOT_ACQUIRED
-        assert client.store.snapshot()["holdings"] == 4 - count
-
-
-def test_since_is_when_a_holding_began() -> None:
-    client = Client(make_store())
-    for now_ns, expected in ((0, 0), (99_999_999, 0), (1_250_000_000, 0)):
-        client.now_ns = now_ns
-        assert client.acquire(b"a") == OK
-        assert [since for _, _, since in client.store.holders(b"a")] == [expected]
-    assert client.release(b"a", 3) == OK
-    assert client.acquire(b"a") == OK
-    assert [since for _, _, since in client.store.holders(b"a")] == [12]
-
-
-def test_nobody_holds_what_does_not_exist() -> None:
-    store = make_store()
-    for name in (b"", b"a", b"x" * 70_000):
-        assert store.holders(name) == []
-    with pytest.raises(TypeError):
-        store.holders(None)  # type: ignore[arg-type]
-
-
-# ---- idle counters --------------------------------------------------------------------------------------------------
-
-
-def test_the_longest_idle_counter_makes_room() -> None:
-    client = Client(make_store(3, 8))
-    acquire_all(client, [b"a", b"b", b"c"])
-    release_all(client, [b"b", b"c", b"a"])
-    for new, gone in ((b"d", b"b"), (b"e", b"c"), (b"f", b"a")):
-        assert client.get(gone) == 0
-        assert client.acquire(new) == OK
-        assert client.get(gone) is None
-    assert client.acquire(b"g") == NO_MEMORY
-    assert client.store.next_deadline() == -1
-    assert figures(client.store, "reclaimed", "expired", "total_objects", "objects") == [3, 0, 6, 3]
-
-
-def test_a_counter_that_was_used_again_is_not_reclaimed() -> None:
-    client = Client(make_store(2, 8))
-    acquire_all(client, [b"a", b"b"])
-    release_all(client, [b"a", b"b"])
-    acquire_all(client, [b"a"])
-    assert client.acquire(b"c") == OK
-    assert (client.get(b"a"), client.get(b"b"), client.get(b"c")) == (1, None, 1)
-
-
-def test_a_counter_keeps_its_place_in_the_ring_while_it_is_used_in_between() -> None:
-    """The ring is lazy: a place is given up when it is met, not when the counter is used."""
-    client = Client(make_store(2, 8))
-    acquire_all(client, [b"a", b"b"])
-    release_all(client, [b"a", b"b"])
-    acquire_all(client, [b"a"])
-    release_all(client, [b"a"])
-    assert client.acquire(b"c") == OK
-    assert (client.get(b"a"), client.get(b"b")) == (None, 0)
-    assert client.acquire(b"d") == OK
-    assert client.get(b"b") is None
-    release_all(client, [b"d", b"c"])
-    acquire_all(client, [b"e", b"f"])
-    assert (client.get(b"c"), client.get(b"d")) == (None, None)
-
-
-def test_a_counter_enters_the_ring_again_after_its_place_was_met() -> None:
-    client = Client(make_store(2, 8))
-    acquire_all(client, [b"a", b"b"])
-    for _ in range(5):
-        release_all(client, [b"a"])
-        acquire_all(client, [b"a"])
-        assert client.acquire(b"c") == NO_MEMORY
-    release_all(client, [b"a"])
-    assert client.acquire(b"c") == OK
-    assert client.store.snapshot()["reclaimed"] == 1
-
-
-@pytest.mark.parametrize(("stale", "status"), [(RECLAIM_STEPS - 1, OK), (RECLAIM_STEPS, NO_MEMORY)])
-def test_a_request_looks_at_no_more_than_its_steps(stale: int, status: int) -> None:
-    count = stale + 1
-    client = Client(make_store(count, 4 * count))
-    names = numbered(count)
-    acquire_all(client, names)
-    release_all(client, names)
-    acquire_all(client, names[:stale])
-    assert client.store.next_deadline() == -1
-    assert client.acquire(b"new") == status
-    assert client.get(names[-1]) == (None if status == OK else 0)
-    assert client.store.next_deadline() == (-1 if status == OK else 0)
-    settle(client.store)
-    if status == NO_MEMORY:
-        assert client.get(names[-1]) == 0
-        assert client.acquire(b"new") == OK
-    assert figures(client.store, "reclaimed", "busy", "idle") == [1, count, 0]
-
-
-# ---- windows and the sweep ------------------------------------------------------------------------------------------
-
-
-def test_an_idle_counter_is_gone_with_its_window_and_not_when_the_sweep_comes() -> None:
-    client = Client(make_store())
-    store = client.store
-    acquire_all(client, [b"idle", b"busy"])
-    release_all(client, [b"idle"])
-    assert client.get(b"idle") == 0
-    store.begin_window(1)
-    assert client.get(b"idle") is None
-    assert client.release(b"idle", 0) == NOT_FOUND
-    assert client.release(b"idle") == NOT_FOUND
-    assert client.dump() == {b"busy": (1, 1)}
-    assert store.holders(b"idle") == []
-    assert store.next_deadline() == 0
-    assert figures(store, "objects", "records", "idle", "expired") == [1, 2, 0, 0]
-    settle(store)
-    assert figures(store, "objects", "records", "idle", "expired", "gc_count") == [1, 1, 0, 1, 1]
-    assert client.get(b"idle") is None
-
-
-def test_a_counter_that_is_gone_can_be_acquired_before_the_sweep() -> None:
-    client = Client(make_store())
-    store = client.store
-    assert client.acquire(b"a", 5) == OK
-    assert client.release(b"a", 5) == OK
-    store.begin_window(1)
-    assert client.acquire(b"a", 2) == OK
-    assert client.dump() == {b"a": (2, 2)}
-    assert figures(store, "objects", "total_objects", "records") == [1, 2, 1]
-    settle(store)
-    assert client.get(b"a") == 2
-    assert store.snapshot()["expired"] == 0
-    assert client.release(b"a", 2) == OK
-    assert client.get(b"a") == 0
-    store.begin_window(2)
-    settle(store)
-    assert store.snapshot()["expired"] == 1
-
-
-def test_what_makes_room_after_its_window_has_expired_and_was_not_reclaimed() -> None:
-    client = Client(make_store(1, 4))
-    assert client.acquire(b"a") == OK
-    assert client.release(b"a") == OK
-    client.store.begin_window(1)
-    assert client.acquire(b"b") == OK
-    assert figures(client.store, "expired", "reclaimed") == [1, 0]
-    assert client.store.next_deadline() == -1
-
-
-def test_looking_and_being_refused_is_no_use() -> None:
-    client = Client(make_store())
-    assert client.acquire(b"a", 2) == OK
-    assert client.release(b"a", 2) == OK
-    assert client.get(b"a") == 0
-    assert client.release(b"a", 0) == OK
-    assert client.release(b"a", 1) == NOT_ACQUIRED
-    client.store.begin_window(1)
-    assert client.get(b"a") is None
-    assert client.acquire(b"a", 2) == OK
-    client.store.begin_window(2)
-    assert client.acquire(b"a", 2, 3) == NOT_AVAILABLE
-    assert client.release(b"a", 0) == OK
-    assert client.release(b"a", 3) == NOT_ACQUIRED
-    client.close()
-    settle(client.store)
-    assert Client(client.store).get(b"a") == 0
-
-
-def test_window_numbers_only_rise() -> None:
-    client = Client(make_store())
-    store = client.store
-    for number, window in ((0, 0), (5, 5), (5, 5), (4, 5), (0, 5), (6, 6), (0xFFFFFFFF, 0xFFFFFFFF), (7, 0xFFFFFFFF)):
-        assert client.acquire(b"a") == OK
-        assert client.release(b"a") == OK
-        before = store.snapshot()["window"]
-        store.begin_window(number)
-        assert store.snapshot()["window"] == window
-        assert client.get(b"a") == (0 if window == before else None)
-    for wrong in (-1, 1 << 32):
-        with pytest.raises(OverflowError):
-            store.begin_window(wrong)
-    settle(store)
-    assert client.get(b"a") == 0
-
-
-def test_the_peak_is_of_the_window() -> None:
-    client = Client(make_store())
-    store = client.store
-    assert client.acquire(b"a", 5) == OK
-    assert client.release(b"a", 3) == OK
-    assert client.dump() == {b"a": (2, 5)}
-    assert client.acquire(b"a", 2) == OK
-    assert client.dump() == {b"a": (4, 5)}
-    assert client.acquire(b"a", 2) == OK
-    assert client.dump() == {b"a": (6, 6)}
-    assert client.acquire(b"a", 2) == OK
-    assert client.release(b"a", 2) == OK
-    assert client.dump() == {b"a": (6, 8)}
-    store.begin_window(1)
-    assert client.dump() == {b"a": (6, 6)}
-    assert client.release(b"a", 4) == OK
-    assert client.dump() == {b"a": (2, 6)}
-    store.begin_window(2)
-    assert client.dump() == {b"a": (2, 2)}
-    assert client.acquire(b"a", 1) == OK
-    assert client.dump() == {b"a": (3, 3)}
-    assert client.release(b"a", 3) == OK
-    assert client.dump() == {b"a": (0, 3)}
-    assert client.acquire(b"a", 1) == OK
-    assert client.dump() == {b"a": (1, 3)}
-
-
-def test_giving_back_counts_in_the_window_in_which_it_is_done() -> None:
-    store = make_store()
-    leaver, other = Client(store), Client(store)
-    assert leaver.acquire(b"a", 4) == OK
-    store.begin_window(1)
-    leaver.close()
-    store.begin_window(2)
-    assert other.dump() == {b"a": (4, 4)}
-    settle(store)
-    assert other.dump() == {b"a": (0, 4)}
-
-
-def test_the_sweep_goes_in_slices_and_once_round() -> None:
-    count = 3 * SLICE_STEPS_MAX
-    client = Client(make_store(count, 2 * count))
-    store = client.store
-    acquire_all(client, numbered(count))
-    release_all(client, numbered(count))
-    acquire_all(client, numbered(count)[::2])
-    store.begin_window(1)
-    ticks = 0
-    while store.next_deadline() == 0:
-        freed = store.snapshot()["expired"]
-        store.tick(1_000_000 + ticks * 500_000)
-        ticks += 1
-        assert freed < store.snapshot()["expired"] <= freed + SLICE_STEPS_MAX
-        assert store.snapshot()["gc_count"] == (store.next_deadline() == -1)
-        release_all(client, numbered(count)[2 * ticks : 2 * ticks + 1])
-    assert ticks >= 3
-    assert figures(store, "expired", "records", "idle") == [count // 2, count // 2, ticks]
-    assert figures(store, "last_gc_elapsed", "total_gc_elapsed") == [(ticks - 1) * 500] * 2
-    store.begin_window(2)
-    settle(store)
-    assert figures(store, "gc_count", "last_gc_elapsed", "records") == [2, 0, count // 2 - ticks]
-
-
-def test_a_sweep_that_requests_finish_is_over() -> None:
-    """Creations between two ticks can meet all that the sweep has left: the next sweep begins when it begins."""
-    count = SLICE_STEPS_MAX + 100
-    client = Client(make_store(count, 2 * count))
-    store = client.store
-    acquire_all(client, numbered(count))
-    release_all(client, numbered(count))
-    store.begin_window(1)
-    store.tick(1_000_000_000)
-    assert store.next_deadline() == 0
-    acquire_all(client, numbered(count, start=count))
+def test_a_store_without_parts_has_nothing_to_do() -> None:
+    store = Store(hash_key=KEY)
     assert store.next_deadline() == -1
-    release_all(client, numbered(count, start=count))
-    store.begin_window(2)
-    ticks = 0
-    while store.next_deadline() == 0 and ticks < 100:
-        store.tick(9_000_000_000 + ticks * 500_000)
-        ticks += 1
-    assert store.snapshot()["last_gc_elapsed"] == (ticks - 1) * 500 > 0
-
-
-# ---- giving back ----------------------------------------------------------------------------------------------------
-
-
-def test_what_a_leaver_held_counts_until_its_turn() -> None:
-    store = make_store()
-    leaver, other = Client(store), Client(store)
-    assert leaver.acquire(b"a", 3) == OK
-    assert other.acquire(b"a", 1) == OK
-    leaver.close()
-    assert store.next_deadline() == 0
-    assert figures(store, "holdings_leaving", "given_back", "curr_connections") == [1, 0, 1]
-    assert other.acquire(b"a", 1, 4) == NOT_AVAILABLE
-    assert other.release(b"a", 2) == NOT_ACQUIRED
+    assert store.take_dirty() == []
     store.tick(0)
     store.audit()
-    assert store.next_deadline() == -1
-    assert figures(store, "holdings_leaving", "given_back") == [0, 1]
-    assert other.acquire(b"a", 3, 4) == OK
+    store.begin_drain()
+    assert (store.held(), store.holdings_of(1), store.leases(1), store.outcomes()) == (0, 0, [], [])
+    links = -(-4 * ((1 << 20) + 1) // 4096)  # of the numbers of connections; there is none with number 0
+    assert store.snapshot()["region"] == 4096 * (1 + links)
 
 
-def test_a_leaver_s_holdings_fill_the_ledger_until_its_turn() -> None:
-    store = make_store(4, 1)
-    leaver, other = Client(store), Client(store)
-    assert leaver.acquire(b"a") == OK
-    leaver.close()
-    assert other.acquire(b"b") == NO_MEMORY
-    settle(store)
-    assert other.acquire(b"b") == OK
+def test_numbers_of_connections_are_reused(scene: Scene) -> None:
+    one, two = scene.peer(), scene.peer()
+    assert (one.session.number, two.session.number) == (1, 2)
+    one.session.closed(scene.now_ns)
+    assert one.session.number == 0
+    assert scene.peer().session.number == 1
 
 
-def test_giving_back_goes_in_slices_the_first_leaver_first() -> None:
-    count = 2 * SLICE_STEPS_MAX - 1
-    store = make_store(count, 3 * count)
-    names = numbered(count)
-    leavers = [Client(store), Client(store)]
-    for leaver in leavers:
-        acquire_all(leaver, names)
-    other = Client(store)
-    assert other.acquire(names[0], 2) == OK
-    for leaver in leavers:
-        leaver.close()
-    ticks = 0
-    while store.next_deadline() == 0:
-        given_back = store.snapshot()["given_back"]
-        first, second = min(given_back, count), max(0, given_back - count)
-        assert store.snapshot()["holdings_leaving"] == 2 * count - given_back
-        assert other.get(names[0]) == 2 + (first < count) + (second < count)
-        assert [other.get(names[place]) for place in (1, -1)] == [
-            (first < count - 1) + (second < count - 1),
-            (first < 1) + (second < 1),
-        ]
-        store.tick(0)
-        assert given_back < store.snapshot()["given_back"] <= given_back + SLICE_STEPS_MAX
-        ticks += 1
-    assert ticks >= 4
-    assert figures(store, "given_back", "holdings_leaving", "holdings") == [2 * count, 0, 1]
-    assert [other.get(names[place]) for place in (0, 1, -1)] == [2, 0, 0]
+def test_a_call_within_a_call_is_refused(scene: Scene) -> None:
+    """An exception ends a call, and the next one is served."""
+    peer, other = scene.peer(), scene.peer()
+    scene.store.fails = True
+    with pytest.raises(ValueError, match="as it was told"):
+        peer.send(b"Ea")
+    scene.store.fails = False
+    assert other.send(b"Eb") == b"b"
+    assert scene.turns() == 0
 
 
-def test_each_holding_is_given_back_once_however_often_the_end_is_told() -> None:
-    store = make_store()
-    leaver, other = Client(store), Client(store)
-    assert leaver.acquire(b"a", 3) == OK
-    assert other.acquire(b"a", 3) == OK
-    assert leaver.session.eof(0) == b""
-    assert leaver.session.closing
-    for _ in range(3):
-        leaver.close()
-        settle(store)
-    assert leaver.session.eof(0) == b""
-    assert (other.get(b"a"), store.snapshot()["given_back"], store.sessions_open) == (3, 1, 1)
+# ---- states ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_session_that_is_dropped_gives_back_too() -> None:
-    store = make_store()
-    leaver, other = Client(store), Client(store)
-    assert leaver.acquire(b"a") == OK
-    del leaver
-    assert store.sessions_open == 1
-    settle(store)
-    assert other.get(b"a") == 0
+def test_the_table_of_transitions_names_every_state() -> None:
+    assert tuple(_core.TRANSITIONS) == _core.STATE_NAMES
+    assert {state for followers in _core.TRANSITIONS.values() for state in followers} == set(_core.STATE_NAMES)
+    assert _core.TRANSITIONS["closing"] == ()
 
 
-DROP_A_CYCLE = """
-import gc
-from counterd.protocols.counter import wire
-from property.model import make_store, settle
-store = make_store()
-session = store.session()
-session.receive(wire.acquire(1, b"a", 1, 1), 0)
-session.owner = [session]
-del session
-gc.collect()
-settle(store)
-print(store.sessions_open, store.snapshot()["busy"], store.snapshot()["given_back"])
-"""
+def test_a_long_reply_streams_and_what_follows_waits_for_it(scene: Scene) -> None:
+    peer = scene.peer()
+    assert peer.session.receive(b"L\x03EaEb", 10) == b"l" * PIECE
+    assert peer.state == "streaming"
+    assert peer.session.receive(b"Ec", 10) == b""
+    assert peer.session.take_output(10) == b"l" * PIECE
+    assert peer.session.take_output(10) == b"l" * PIECE + b"abc"
+    assert peer.state == "reading"
+    assert peer.session.take_output(10) == b""
 
 
-def test_a_session_that_the_garbage_collector_finds_gives_back_too() -> None:
-    """As when a loop is thrown away with its connections. In a process of its own: it may not survive this."""
-    script = f"import sys; sys.path[:] = {sys.path!r}\n{DROP_A_CYCLE}"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "0 0 1\n"), done.stderr
+def test_who_has_sent_his_last_byte_is_answered_then_closed(scene: Scene) -> None:
+    peer = scene.peer()
+    peer.session.receive(b"L\x02Ea", 10)
+    assert peer.session.eof(10) == b""
+    assert peer.state == "ended"
+    peer.pull()
+    assert (peer.state, peer.received) == ("closing", b"l" * PIECE + b"a")
+    assert (peer.session.eof(10), peer.session.receive(b"Ea", 10), peer.session.take_output(10)) == (b"", b"", b"")
 
 
-def test_the_number_of_a_connection_is_not_used_again_before_all_is_given_back() -> None:
-    store = make_store()
-    leaver = Client(store)
-    assert leaver.acquire(b"a") == OK
-    leaver.close()
-    newcomer = Client(store)
-    assert newcomer.release(b"a") == NOT_ACQUIRED
-    assert newcomer.acquire(b"a", 2) == OK
-    assert len({connection for connection, _, _ in store.holders(b"a")}) == 2
-    settle(store)
-    assert Client(store).release(b"a") == NOT_ACQUIRED
-    assert newcomer.release(b"a", 2) == OK
+def test_framing_that_is_lost_closes(scene: Scene) -> None:
+    peer = scene.peer()
+    assert peer.send(b"EaXEb") == b"aX"
+    assert peer.state == "closing"
+    assert peer.session.number == 0
 
 
-def test_who_has_sent_all_is_done_with_what_he_held_although_he_has_not_read_all() -> None:
-    store = make_store(4096, 8192)
-    acquire_all(Client(store), numbered(3000))
-    leaver = Client(store)
-    assert leaver.acquire(b"held") == OK
-    leaver.session.receive(wire.dump(1), 0)
-    leaver.session.eof(0)
-    assert leaver.session.more
-    settle(store)
-    assert store.holders(b"held") == []
-    assert leaver.session.more
+# ---- requests that wait ----------------------------------------------------------------------------------------------
 
 
-def test_a_connection_that_holds_nothing_leaves_nothing_to_do() -> None:
-    store = make_store()
-    for end in ("closed", "eof"):
-        client = Client(store)
-        assert client.acquire(b"a") == OK
-        assert client.release(b"a") == OK
-        getattr(client.session, end)(0)
-        assert store.next_deadline() == -1
-    store.audit()
+def test_a_request_waits_and_what_follows_it_too(scene: Scene) -> None:
+    peer, other = scene.peer(), scene.peer()
+    assert peer.send(b"EaWEbWEc") == b"a"
+    assert peer.state == "parked"
+    assert peer.send(b"Ed") == b""
+    assert other.send(b"Ez") == b"z", "nobody else waits"
+    assert other.send(b"G") == b"g"
+    assert scene.turns() > 0
+    assert (peer.state, peer.received) == ("parked", b"aGb")
+    other.send(b"G")
+    scene.turns()
+    assert (peer.state, peer.received) == ("reading", b"aGbGcd")
+    assert peer.send(b"Ee") == b"e"
 
 
-def test_there_are_as_many_connections_as_a_process_can_have_sockets() -> None:
-    store = make_store()
-    sessions = [store.session() for _ in range(1 << 20)]
-    with pytest.raises(MemoryError, match=r"^1048576 connections are open or leaving$"):
-        store.session()
-    assert (store.sessions_open, store.sessions_total) == (1 << 20, 1 << 20)
-    assert sessions[-1].receive(wire.acquire(1, b"a", 1, 1), 0)[2] == OK
-    sessions.pop().closed(0)
-    with pytest.raises(MemoryError):
-        store.session()
-    store.tick(0)
-    store.session().closed(0)
-    del sessions
-    gc.collect()
-    assert store.sessions_open == 0
+def test_who_waits_costs_nothing(scene: Scene) -> None:
+    """With requests behind it: no call is due before the deadline."""
+    peers = [scene.peer() for _ in range(100)]
+    scene.store.wait_ns = 10**12
+    for peer in peers:
+        assert peer.send(b"WEaEb") == b""
+    assert scene.turns() == 0
+    assert scene.store.next_deadline() == 10 + 10**12
+    assert not any(peer.session.more or peer.session.closing for peer in peers)
+    assert all(peer.pull() == 0 for peer in peers)
+    peers[0].send(b"")
+    assert scene.turns() == 0
+
+
+def test_a_wait_can_end_without_a_reply(scene: Scene) -> None:
+    peer, other = scene.peer(), scene.peer()
+    peer.send(b"WEa")
+    other.send(b"N")
+    scene.turns()
+    assert (peer.state, peer.received) == ("reading", b"a")
+
+
+def test_a_deadline_ends_a_wait(scene: Scene) -> None:
+    peer = scene.peer()
+    peer.send(b"WEa")
+    scene.now_ns = 1009
+    assert scene.turns() == 0
+    scene.now_ns = 1010
+    scene.turns()
+    assert (peer.state, peer.received, scene.store.waiters) == ("reading", b"Ta", [])
+
+
+def test_a_half_close_ends_a_wait_and_the_next(scene: Scene) -> None:
+    """What was asked behind it is answered; a second wait would be for nobody."""
+    peer = scene.peer()
+    peer.send(b"WEaWWEb")
+    peer.eof()
+    assert (peer.state, peer.received, scene.store.waiters) == ("closing", b"HaHHb", [])
+    assert peer.session.number == 0
+
+
+def test_a_half_close_that_is_seen_before_all_was_read_ends_a_wait(scene: Scene) -> None:
+    peer = scene.peer()
+    peer.send(b"W")
+    peer.session.hang_up(10)
+    scene.turns()
+    assert (peer.state, peer.received) == ("reading", b"H")
+    assert peer.send(b"EaWEb") == b"aHb"
+    peer.eof()
+    assert peer.state == "closing"
+
+
+def test_a_reset_ends_a_wait(scene: Scene) -> None:
+    peer, other = scene.peer(), scene.peer()
+    peer.send(b"WEa")
+    peer.session.closed(10)
+    assert (peer.state, scene.store.waiters, peer.session.number) == ("closing", [], 0)
+    assert other.send(b"G") == b"g"
+    scene.turns()
+    assert peer.received == b""
+
+
+def test_a_drain_ends_all_waits(scene: Scene) -> None:
+    peers = [scene.peer() for _ in range(3)]
+    for peer in peers:
+        peer.send(b"WEa")
+    scene.store.begin_drain()
+    scene.turns()
+    assert [(peer.state, peer.received) for peer in peers] == 3 * [("reading", b"Da")]
+
+
+def test_a_wait_that_is_over_is_over_once(scene: Scene) -> None:
+    """Its event and its deadline, its half-close or its end at the same time."""
+    for end in ("deadline", "eof", "hang_up", "closed"):
+        peer, other = scene.peer(), scene.peer()
+        peer.send(b"W")
+        other.send(b"G")
+        if end == "deadline":
+            scene.now_ns += 10_000
+        else:
+            getattr(peer.session, end)(scene.now_ns)
+        scene.turns()
+        peer.pull()
+        assert peer.received == (b"" if end == "closed" else b"G")
+
+
+# ---- input that is skipped -------------------------------------------------------------------------------------------
+
+
+def test_what_is_too_big_is_discarded_then_answered_however_it_is_cut() -> None:
+    data = b"EaS\x01" + bytes(100) + b"EbS\x03" + b"X" * 300 + b"EcS\x02" + b"W" * 200 + b"Ed"
+    cuts: list[list[int]] = [[], list(range(1, len(data))), *([cut] for cut in range(1, len(data)))]
+    chance = random.Random(1)
+    cuts += [sorted(chance.sample(range(1, len(data)), 3)) for _ in range(200)]
+    for places in cuts:
+        peer = Scene().peer()
+        for start, end in itertools.pairwise([0, *places, len(data)]):
+            peer.send(data[start:end])
+        assert (peer.received, peer.state) == (b"aSbBcBd", "reading"), places
+
+
+def test_the_reply_to_what_is_skipped_comes_when_all_of_it_has(scene: Scene) -> None:
+    peer = scene.peer()
+    assert peer.send(b"S\xff" + bytes(25_499)) == b""
+    assert peer.state == "reading"
+    assert peer.send(b"\0Ea") == b"Ba"
+
+
+def test_an_end_within_what_is_skipped_closes(scene: Scene) -> None:
+    peer = scene.peer()
+    peer.send(b"S\x09abc")
+    peer.eof()
+    assert (peer.received, peer.state) == (b"", "closing")
+
+
+def test_what_is_skipped_behind_a_wait(scene: Scene) -> None:
+    peer, other = scene.peer(), scene.peer()
+    peer.send(b"WS\x02" + bytes(150))
+    peer.send(bytes(50) + b"Ea")
+    other.send(b"G")
+    scene.turns()
+    assert peer.received == b"GBa"
+
+
+# ---- replies that wait for the journal -------------------------------------------------------------------------------
+
+
+def test_replies_wait_for_the_journal_and_keep_their_order(scene: Scene) -> None:
+    peer, other = scene.peer(), scene.peer()
+    assert peer.send(b"EaJEb") == b"a"
+    assert peer.send(b"Ec") == b""
+    assert peer.state == "reading", "it is read: what it asks is committed together"
+    assert other.send(b"EzJ") == b"z"
+    assert scene.turns() == 0
+    scene.store.reach(1, scene.now_ns)
+    scene.turns()
+    assert (peer.received, other.received) == (b"aJbc", b"z")
+    scene.store.reach(2, scene.now_ns)
+    scene.turns()
+    assert other.received == b"zJ"
+    assert other.send(b"J") == b""
+    scene.store.reach(3, scene.now_ns)
+    scene.turns()
+    assert (other.received, scene.store.next_deadline()) == (b"zJJ", -1)
+
+
+def test_a_position_that_was_reached_before_is_no_step_back(scene: Scene) -> None:
+    peer = scene.peer()
+    scene.store.reach(5, scene.now_ns)
+    scene.store.reach(2, scene.now_ns)
+    assert scene.store.durable == 5
+    peer.send(b"J")
+    scene.store.reach(5, scene.now_ns)
+    scene.turns()
+    assert peer.received == b"J"
+
+
+def test_one_whose_replies_are_held_up_is_read_no_further_than_its_bound(scene: Scene) -> None:
+    peer = scene.peer()
+    assert peer.send(b"JL\x02Ea") == b""
+    assert peer.state == "parked"
+    assert scene.turns() == 0
+    assert peer.send(b"Eb") == b""
+    scene.store.reach(1, scene.now_ns)
+    scene.turns()
+    assert (peer.state, peer.received) == ("reading", b"J" + b"l" * 2 * PIECE + b"ab")
+
+
+def test_an_end_waits_for_the_journal(scene: Scene) -> None:
+    for last, state in ((b"", "parked"), (b"X", "parked")):
+        peer = scene.peer()
+        peer.send(b"J" + last)
+        peer.eof()
+        assert (peer.received, peer.state) == (b"", state)
+        assert peer.session.number == 0, "what it held comes back at once"
+        scene.store.reach(scene.store.written, scene.now_ns)
+        scene.turns()
+        assert (peer.received, peer.state) == (b"J" + last, "closing")
+
+
+def test_a_connection_that_is_gone_waits_for_nothing(scene: Scene) -> None:
+    peer = scene.peer()
+    peer.send(b"J")
+    peer.session.closed(scene.now_ns)
+    scene.store.reach(1, scene.now_ns)
+    assert scene.turns() == 0
+    assert (peer.received, peer.state) == (b"", "closing")
+
+
+def test_a_wait_behind_the_journal_ends_behind_it(scene: Scene) -> None:
+    peer, other = scene.peer(), scene.peer()
+    peer.send(b"JW")
+    other.send(b"G")
+    scene.turns()
+    assert peer.received == b""
+    scene.store.reach(1, scene.now_ns)
+    scene.turns()
+    assert (peer.received, peer.state) == (b"JG", "reading")

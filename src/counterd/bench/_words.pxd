@@ -16,7 +16,7 @@ from libc.stdint cimport int8_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, strlen
 
 from counterd.bench._memory cimport Permit, allocate
-from counterd.byteorder cimport (
+from counterd.engine.byteorder cimport (
     bswap64, load_be16, load_be32, load_be64, load_le16, load_le32, load_le64, store_be32, store_be64,
 )
 

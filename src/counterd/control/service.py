@@ -10,6 +10,7 @@ import functools
 import ipaddress
 import os
 import socket
+import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -155,7 +156,7 @@ class Service:
 
     def make_store(self, figures: Figures) -> None:
         """Makes the store, with what its files say in it. Raises ValueError or MemoryError."""
-        self.store = self.room.make_store(self._config.own(self.room), figures)
+        self.store = self.room.make_store(self._config.own(self.room), figures, time.monotonic_ns())
         self.load(self._config, self.ready)
 
     def extend(self) -> None:

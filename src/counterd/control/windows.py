@@ -42,7 +42,7 @@ class Windows:
         now = time.time()
         self._server.store.set_wall(time.time_ns(), time.monotonic_ns())
         period = self._period_at(now)
-        if period > self._period or self._number == 0:
+        if self._interval and (period > self._period or self._number == 0):
             self._number += 1
             self._server.store.begin_window(self._number)
             self._server.driver.wake()

@@ -20,7 +20,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.errno cimport EAGAIN, EINTR, ERANGE, errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from counterd._core cimport Session, Store
+from counterd._core cimport CLOSING, Session, Store, is_streaming
 from counterd.net.clock cimport monotonic_ns
 from counterd.net.driver cimport Driver
 from counterd.net.kernel cimport (
@@ -245,7 +245,7 @@ cdef class Connection:
         self.unread -= PyBytes_GET_SIZE(data)
         if self.server.request_ns:
             self.charge(session.requests - before, now_ns)
-        if session.more or session.closing or self.store.stirred or self.parting:
+        if is_streaming(session) or session.state == CLOSING or self.store.stirred or self.parting:
             self.settle()
 
     cpdef eof_received(self):
@@ -469,12 +469,12 @@ cdef class Connection:
         if (self.session is None or self.transport is None or self.queued or self.lingering
                 or self.transport.is_closing()):
             return 0
-        if self.session.more:
+        if is_streaming(self.session):
             self.transport.pause_reading()
             if not self.pulling:
                 self.pulling = True
                 self.server.driver.enqueue(self)
-        elif self.session.closing:
+        elif self.session.state == CLOSING:
             self.finish()
         elif self.parting and (self.unread <= 0 or self.ended):
             if self.session.awaited:

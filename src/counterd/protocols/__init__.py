@@ -162,8 +162,9 @@ class Room:
         every listener has are added by control.
     aliases: other spellings of keys, `{accepted: real}`.
     window: the key that holds the length of the store's wall-clock windows in seconds, or None.
-    make_store: makes the store from an object of that class and a function that returns the figures of the floors
-        above, for protocols whose clients can ask for statistics. May raise ValueError or MemoryError.
+    make_store: makes the store from an object of that class, a function that returns the figures of the floors above,
+        for protocols whose clients can ask for statistics, and the time on the caller's monotonic clock, in ns. May
+        raise ValueError or MemoryError.
     reload: hands a running store its settings, some of which may have changed.
     figures: what the metrics tell of its snapshot.
     tables: what it can list for people.
@@ -180,7 +181,7 @@ class Room:
     name: str
     default_port: int
     settings: type[Any]
-    make_store: Callable[[Any, Figures], Any]
+    make_store: Callable[[Any, Figures, int], Any]
     reload: Callable[[Any, Any], None]
     aliases: Mapping[str, str] = field(default_factory=dict)
     window: str | None = None

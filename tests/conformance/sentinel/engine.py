@@ -7,7 +7,7 @@ from typing import Any
 
 from conformance import driven
 from conformance.sentinel.dialect import MAX_ALLOWED_QPS
-from counterd.protocols.sentinel._room import open_store
+from counterd.protocols.sentinel._session import open_store
 from counterd.protocols.sentinel.rules import parse_rules
 
 HERE = Path(__file__).parent

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from conformance.throttr.dialect import MAX_MESSAGE
-from counterd.protocols.throttr._room import open_store
+from counterd.protocols.throttr._session import open_store
 
 KEY = bytes(range(16))
 

@@ -10,7 +10,7 @@ import pytest
 
 from counterd.protocols.counter import wire
 from counterd.protocols.counter._room import CounterSession, CounterStore
-from counterd.protocols.throttr._room import open_store
+from counterd.protocols.throttr._session import open_store
 from counterd.protocols.throttr.wire import Attribute, Change, Encoder, TTLType, ValueSize
 from property.model import KEY, NO_MEMORY, Client, frames_of, make_store
 from unit.net.fakes import FakeClock, Net, nets

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,7 +19,8 @@ MS = 1_000_000
 class ToyStore(Store):
     """Due when a test says so. ticks: the times it was told."""
 
-    def __init__(self, **_: object) -> None:
+    def __init__(self, **sizes: Any) -> None:
+        super().__init__(**sizes)
         self.due_ns = -1
         self.slices_left = 0
         self.stirred_up: list[Session] = []

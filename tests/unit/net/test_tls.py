@@ -22,7 +22,7 @@ from counterd.net._connection import Connection
 from counterd.net.sockets import Keepalive, UnixSocket, open_tcp
 from counterd.protocols.counter import wire
 from counterd.protocols.counter._room import CounterStore
-from counterd.protocols.throttr._room import open_store
+from counterd.protocols.throttr._session import open_store
 from property.model import TURNS_MAX
 from unit.net.fakes import Net, nets
 

@@ -18,7 +18,7 @@ READERS = {"match": name_of_bytes, "sort": choice("up", "down"), "limit": intege
 
 
 def store_of(room: Room) -> Any:
-    return room.make_store(room.settings(), dict)
+    return room.make_store(room.settings(), dict, 0)
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)

@@ -45,7 +45,7 @@ class CounterSettings:
     stats_interval: int = setting(integer(10, 1 << 31), 86400, "seconds", reload=True)
 
 
-def make_store(settings: CounterSettings, figures: Figures) -> CounterStore:
+def make_store(settings: CounterSettings, figures: Figures, now_ns: int) -> CounterStore:
     """The store for these settings; figures are added to what Stats answers."""
     from counterd.protocols.counter._room import CounterStore  # noqa: PLC0415 - settings are read before it is built
 
@@ -55,6 +55,7 @@ def make_store(settings: CounterSettings, figures: Figures) -> CounterStore:
         holdings_per_connection=settings.holdings_per_connection,
         name_memory=settings.name_memory,
         hash_key=os.urandom(16),
+        now_ns=now_ns,
         figures=figures,
     )
 

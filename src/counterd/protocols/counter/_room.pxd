@@ -1,8 +1,9 @@
 # The counter room's session and store, for whoever subclasses them in Cython (the benchmarks do).
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd._core cimport Frame, Session, Store
+from counterd.protocols.counter._counters cimport Counters
 
 cdef enum Opcode:
     NOOP = 0x00
@@ -27,12 +28,13 @@ cdef enum Status:
 
 
 cdef class CounterStore(Store):
+    cdef Counters counters
     cdef object figures
     cdef uint64_t[OPCODES] requests  # by Opcode, those that parsed
     cdef bint draining          # nothing is handed out any more
-    cdef uint64_t walks         # along holders, ever: the region's cursor is the last one's
     cdef uint64_t[OPCODES + 1][256] refusals  # by Opcode, the last for whatever is none; by Status
 
+    cpdef begin_window(self, uint32_t number)
     cdef uint64_t refused(self, uint8_t status) noexcept
     cdef bytes stats_body(self)
 
@@ -40,6 +42,7 @@ cdef class CounterStore(Store):
 cdef class CounterSession(Session):
     cdef uint8_t[4] dump_opaque     # of the Dump under way
     cdef uint8_t dump_flags         # likewise
+    cdef uint32_t since_tenths      # now, as the ledger counts it
 
     cdef int refuse_frame(self, const uint8_t* request, uint8_t verdict) except -1
     cdef int reply_error(self, const uint8_t* request, uint8_t status) except -1

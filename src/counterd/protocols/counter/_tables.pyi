@@ -1,4 +1,4 @@
-from counterd._walk import RankedWalk
+from counterd.engine.walk import RankedWalk
 from counterd.protocols.counter._room import CounterStore
 
 class CountersWalk(RankedWalk):

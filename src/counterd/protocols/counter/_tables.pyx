@@ -7,9 +7,10 @@ region's cursor, which the ledger moves on when the holding that it is at goes.
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from counterd._core cimport Counter, Holding, Region, counter_at, counter_exists
-from counterd._table cimport Record, name_tag, table_find
-from counterd._walk cimport RankedWalk
+from counterd.engine.permits cimport Holding, Permits, permit_at, walk_begin
+from counterd.engine.table cimport Record, name_tag, table_find
+from counterd.engine.walk cimport RankedWalk
+from counterd.protocols.counter._counters cimport Counter, Counters, counter_exists
 from counterd.protocols.counter._room cimport CounterStore
 
 cdef enum:
@@ -24,38 +25,39 @@ cdef enum Order:
 cdef dict ORDERS = {"consumption": CONSUMPTION, "usage": USAGE, "peak": PEAK, "limit": LIMIT}
 
 
-cdef inline uint32_t peak_of(const Region* region, const Counter* counter) noexcept:
+cdef inline uint32_t peak_of(const Counters* counters, const Counter* counter) noexcept:
     """As a Dump tells it: of the window, and what is held is its beginning."""
-    return counter.peak if counter.window == region.header.window else counter.consumption
+    return counter.peak if counter.window == counters.state.window else counter.permit.consumption
 
 
 cdef class CountersWalk(RankedWalk):
     """Counters that exist and have `match` in their names, those first that have most of what `sort` says."""
 
+    cdef Counters* counters
     cdef Order order
 
     def __cinit__(self, CounterStore store not None, bytes match, uint32_t limit, str sort):
-        self.table = &store.region.names
+        self.counters = &store.counters
+        self.table = &store.counters.permits.table
         self.order = <Order><int>ORDERS[sort]
 
     cdef bint rank(self, const Record* record, uint64_t* rank) noexcept:
         cdef const Counter* counter = <const Counter*>record
-        cdef const Region* region = &self.store.region
-        if not counter_exists(region, counter):
+        if not counter_exists(self.counters, counter):
             return False
         if self.order == CONSUMPTION:
-            rank[0] = counter.consumption
+            rank[0] = counter.permit.consumption
         elif self.order == USAGE:
-            rank[0] = (<uint64_t>counter.consumption << 32) // max(<uint32_t>1, counter.limit)
+            rank[0] = (<uint64_t>counter.permit.consumption << 32) // max(<uint32_t>1, counter.limit)
         elif self.order == PEAK:
-            rank[0] = peak_of(region, counter)
+            rank[0] = peak_of(self.counters, counter)
         else:
             rank[0] = counter.limit
         return True
 
     cdef tuple row(self, bytes name, const Record* record):
         cdef const Counter* counter = <const Counter*>record
-        return (name, counter.consumption, counter.limit, peak_of(&self.store.region, counter))
+        return (name, counter.permit.consumption, counter.limit, peak_of(self.counters, counter))
 
 
 cdef class HoldersWalk:
@@ -76,16 +78,19 @@ cdef class HoldersWalk:
     def __cinit__(self, CounterStore store not None, bytes name not None, size_t limit):
         self.store = store
         self.name = name
-        self.tag = name_tag(&store.region.names, <const uint8_t*>PyBytes_AS_STRING(name), <uint32_t>len(name))
+        self.tag = name_tag(&store.counters.permits.table, <const uint8_t*>PyBytes_AS_STRING(name), <uint32_t>len(name))
         self.limit = limit
         self.found = []
 
     cdef uint32_t first(self) noexcept:
         """The first holding, or 0."""
-        cdef Region* region = &self.store.region
+        cdef uint32_t number = self.number()
+        return permit_at(&self.store.counters.permits, number).holders if number else 0
+
+    cdef uint32_t number(self) noexcept:
+        """Of the counter's record, or 0."""
         cdef const uint8_t* name = <const uint8_t*>PyBytes_AS_STRING(self.name)
-        cdef uint32_t number = table_find(&region.names, self.tag, name, <uint32_t>len(self.name))
-        return counter_at(region, number).holders if number else 0
+        return table_find(&self.store.counters.permits.table, self.tag, name, <uint32_t>len(self.name))
 
     cpdef bint step(self) except -1:
         """Goes on for 250 us at most. True once the rows are there."""
@@ -97,19 +102,17 @@ cdef class HoldersWalk:
 
     cdef bint count(self) noexcept:
         """Goes on counting; True if that is done."""
-        cdef Region* region = &self.store.region
+        cdef Permits* permits = &self.store.counters.permits
         cdef uint32_t _step
         if self.ticket == 0:
-            self.store.walks += 1
-            self.ticket = self.store.walks
-            region.cursor = self.first()
-        if self.ticket != self.store.walks:
+            self.ticket = walk_begin(permits, self.number())
+        if self.ticket != permits.state.walks:
             return True
         for _step in range(HOLDERS_STEP):
-            if region.cursor == 0:
+            if permits.state.cursor == 0:
                 return True
             self.total += 1
-            region.cursor = region.holdings[region.cursor].next_of_record
+            permits.state.cursor = permits.holdings[permits.state.cursor].next_of_record
         return False
 
     cdef int collect(self) except -1:
@@ -118,8 +121,8 @@ cdef class HoldersWalk:
         cdef Holding* holding
         self.found = []
         while entry and <size_t>len(self.found) < self.limit:
-            holding = self.store.region.holdings + entry
-            self.found.append((holding.connection, holding.amount, holding.since))
+            holding = self.store.counters.permits.holdings + entry
+            self.found.append((holding.connection, holding.amount, holding.since_tenths))
             entry = holding.next_of_record
         self.total = max(self.total, <uint64_t>len(self.found))
         return 0

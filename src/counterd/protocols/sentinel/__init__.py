@@ -50,14 +50,15 @@ class SentinelSettings:
     extension_timeout: int = setting(MS, 1000, "milliseconds")
 
 
-def make_store(settings: SentinelSettings, _figures: Figures) -> SentinelStore:
+def make_store(settings: SentinelSettings, _figures: Figures, now_ns: int) -> SentinelStore:
     """The store for these settings; no client can ask for figures of the floors above."""
-    from counterd.protocols.sentinel._room import open_store  # noqa: PLC0415 - settings are read before it is built
+    from counterd.protocols.sentinel._session import open_store  # noqa: PLC0415 - settings are read before it is built
 
     return open_store(
         max_tokens=settings.max_tokens,
         max_param_values=settings.max_param_values,
         hash_key=os.urandom(16),
+        now_ns=now_ns,
         token_key=os.urandom(16),
         **_limits(settings),
     )

@@ -1,72 +1,56 @@
-# The sentinel room's store, for the modules that build sessions and tables on it.
+# The sentinel protocol's store, for the modules that build sessions and tables on it.
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from counterd._core cimport Session
-from counterd.protocols.sentinel._rates cimport RateStore
-from counterd.protocols.sentinel._replies cimport TYPES
-
-cdef enum:
-    FORESEEN = 64               # ids that are made ahead: a power of two, and no batch of frames is longer
-    STATUSES = 12
-    STATUS_MIN = -4
-
-
-cdef struct Foreseen:       # an id that is to be given
-    uint64_t word
-    uint32_t tag
+from counterd._core cimport Session, Store
+from counterd.engine.chains cimport Chains
+from counterd.engine.later cimport Later
+from counterd.engine.permits cimport Permits
+from counterd.protocols.sentinel._messages cimport STATUSES, TYPES, Request
+from counterd.protocols.sentinel._rates cimport Rates
+from counterd.protocols.sentinel._rules cimport Rules
+from counterd.protocols.sentinel._sweep cimport Sweep
+from counterd.protocols.sentinel._tokens cimport Tokens
 
 
-cdef class SentinelStore(RateStore):
-    cdef object make_session
+cdef class SentinelStore(Store):
+    cdef Chains chains              # of long names, and of what values count
+    cdef Permits permits            # namespaces that somebody is connected to
+    cdef Rules rules
+    cdef Rates rates
+    cdef Tokens tokens
+    cdef Sweep sweep
     cdef uint64_t[TYPES + 1][STATUSES] answers  # by type, TYPES for those that are none, and status from STATUS_MIN on
-    cdef bint draining
-    cdef Foreseen[FORESEEN] foreseen    # by serial
-    cdef uint64_t foreseen_serial       # the last of them
 
-    cdef int64_t sweep_interval_ns
-    cdef int64_t sweep_duration_ns
-    cdef uint32_t sweep_tokens_max  # 0 = no bound
-    cdef int64_t sweep_next_ns  # before which no other begins
-    cdef int64_t sweep_began_ns  # -1 = none is under way
-    cdef uint32_t sweep_taken
-
-    cdef object submit_calls    # of a token service, or None
-    cdef object submit_leases   # of an expire strategy, or None
+    # This process's alone, as the functions of other people's code are.
+    cdef object make_session
+    cdef object submit_calls        # of a token service, or None
+    cdef object submit_leases       # of an expire strategy, or None
     cdef int64_t calls_timeout_ns
     cdef int64_t leases_timeout_ns
-    cdef uint64_t ticket        # the last
-    cdef list calls             # to be submitted by tick()
-    cdef list judging           # leases, likewise, one batch
-    cdef dict pending           # {ticket: (deadline, session or None, xid, type)}, the oldest first
-    cdef dict abandoned         # {ticket: None}: overdue, and a token perhaps comes of them
-    cdef dict batches           # {ticket: (deadline, token ids)}, the oldest first
-    cdef readonly uint64_t overdue
+    cdef Later calls                # that a token service has yet to answer
+    cdef Later batches              # of leases that an expire strategy has yet to judge
+    cdef list noted_calls           # to be submitted by tick()
+    cdef list noted_leases          # likewise, one batch
 
-    cdef int acquire(self, uint32_t number, uint32_t count, uint32_t connection, uint8_t* id) noexcept
-    cdef int release(self, const uint8_t* id, uint32_t tag) noexcept
-    cdef int keep(self, const uint8_t* id, uint32_t tag, uint32_t connection, int32_t* left_ms) noexcept
-    cdef bint is_late(self, uint32_t number) noexcept
-    cdef bint is_ruled(self, uint32_t number) noexcept
-    cdef void foresee(self, uint32_t count) noexcept
-    cdef uint32_t token_create(self) noexcept
-    cdef int count_expired(self, uint32_t number) noexcept
-    cdef uint32_t owner_of(self, uint32_t connection) noexcept
-    cdef void client_enter(self, uint32_t connection) noexcept
-    cdef void client_leave(self, uint32_t connection) noexcept
-    cdef uint64_t handle(self, uint32_t connection) noexcept
-    cdef uint32_t from_handle(self, uint64_t handle) noexcept
-    cdef int arm_leavers(self, int steps) noexcept
-    cdef int sweep(self, int steps) except? -1
-    cdef void end_sweep(self) noexcept
+    cdef int sweep_leases(self, int steps) except? -1
     cdef int end_lease(self, uint32_t number) except -1
-    cdef int enter_batch(self, uint32_t number) except -1
-    cdef int delegate_call(
-        self, Session session, uint32_t xid, uint8_t message, const uint8_t* body, uint32_t size
-    ) except? -1
-    cdef int drop_overdue(self) except -1
+    cdef bint decide_later(self, Session session, const Request* request) except -1
+    cdef int note_call(self, Session session, const Request* request) except -1
+    cdef int note_release(self, int64_t token_id) except -1
+    cdef int reply_later(self, Session session, uint32_t xid, int type, int status, int64_t value) except -1
+    cdef int end_batch(self, list token_ids, int64_t deadline_ns, set going) except -1
     cdef int submit(self) except -1
-    cdef int reply(self, Session session, uint32_t xid, uint8_t message, int status, int64_t value) except -1
-    cdef int audit_tokens(self) except -1
-    cdef int audit_owners(self) except -1
-    cdef uint32_t audit_values(self) except? 0xffffffff
+
+
+cdef class Asked:                   # a request that a token service is to answer
+    cdef SentinelStore store
+    cdef Session session            # None: nobody waits for the answer any more
+    cdef uint32_t xid
+    cdef int type
+
+
+cdef class Batch:                   # of leases that an expire strategy is to judge
+    cdef SentinelStore store
+    cdef int64_t deadline_ns
+    cdef list token_ids

@@ -1,8 +1,8 @@
-from counterd._walk import RankedWalk
+from counterd.engine.walk import RankedWalk
 from counterd.protocols.sentinel._store import SentinelStore
 
 class TokensWalk(RankedWalk):
-    def __init__(self, store: SentinelStore, match: bytes, limit: int, sort: str, flow_id: int) -> None: ...
+    def __init__(self, store: SentinelStore, match: bytes, limit: int, sort: str, flow: int) -> None: ...
 
 class FlowsWalk(RankedWalk):
     def __init__(self, store: SentinelStore, match: bytes, limit: int, sort: str) -> None: ...

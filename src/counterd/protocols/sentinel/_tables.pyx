@@ -1,16 +1,19 @@
-"""The sentinel room's tables for people: the calls that are in progress, and the flows.
+"""The sentinel protocol's tables for people: the calls that are in progress, and the flows.
 
-Floor 2. Walks in slices, see _walk.pyx. Times are those of the store's last call. Ids are texts: they have 64 bits, of
-which JSON keeps 53 where numbers are floating.
+Floor 2. Walks in slices, see engine/walk.pyx. Times are those of the store's last call. Ids are texts: they have 64
+bits, of which JSON keeps 53 where numbers are floating.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from counterd._table cimport Record
-from counterd._walk cimport BLOCK_WORK, RankedWalk
-from counterd.byteorder cimport load_be64
-from counterd.protocols.sentinel._records cimport CONCURRENCY, RULED, Flow, Token, lease_end
+from counterd.engine.table cimport Record
+from counterd.engine.walk cimport BLOCK_WORK, RankedWalk
+from counterd.engine.byteorder cimport load_be64
+from counterd.protocols.sentinel._rules cimport (
+    CONCURRENCY, RULED, Flow, flow_id, resource_bytes, rule_threshold,
+)
 from counterd.protocols.sentinel._store cimport SentinelStore
+from counterd.protocols.sentinel._tokens cimport Token, lease_end
 
 cdef double NS_PER_S = 1e9
 
@@ -31,19 +34,19 @@ cdef class TokensWalk(RankedWalk):
     """Tokens that are out, of one flow or of all (0), those first that are held longest, or have the largest count."""
 
     cdef Order order
-    cdef int64_t flow_id
+    cdef int64_t only         # of this flow; 0 = of all
 
-    def __cinit__(self, SentinelStore store not None, bytes _match, uint32_t limit, str sort, int64_t flow_id):
-        self.table = &store.records.tokens
+    def __cinit__(self, SentinelStore store not None, bytes _match, uint32_t limit, str sort, int64_t flow):
+        self.table = &store.tokens.table
         self.order = <Order><int>ORDERS[sort]
-        self.flow_id = flow_id
+        self.only = flow
 
     cdef bint rank(self, const Record* record, uint64_t* rank) noexcept:
         cdef SentinelStore store = <SentinelStore>self.store
         cdef const Token* token = <const Token*>record
-        if self.flow_id:
+        if self.only:
             self.work -= BLOCK_WORK
-            if store.flow_id(token.flow) != self.flow_id:
+            if flow_id(&store.rules, token.flow) != self.only:
                 return False
         rank[0] = token.count if self.order == COUNT else ~<uint64_t>token.since_ns
         return True
@@ -51,10 +54,10 @@ cdef class TokensWalk(RankedWalk):
     cdef tuple row(self, bytes name, const Record* record):
         cdef SentinelStore store = <SentinelStore>self.store
         cdef const Token* token = <const Token*>record
-        cdef int64_t left_ns = lease_end(&store.records, token, store.now_ns) - store.now_ns
+        cdef int64_t left_ns = lease_end(&store.tokens, token, store.now_ns) - store.now_ns
         return (
-            str(<int64_t>load_be64(token.id)), str(store.flow_id(token.flow)), token.count,
-            store.records.owners[token.owner].connection, (store.now_ns - token.since_ns) / NS_PER_S,
+            str(<int64_t>load_be64(token.id)), str(flow_id(&store.rules, token.flow)), token.count,
+            store.tokens.owners[token.owner].connection, (store.now_ns - token.since_ns) / NS_PER_S,
             left_ns / NS_PER_S, token.kept,
         )
 
@@ -65,7 +68,7 @@ cdef class FlowsWalk(RankedWalk):
     cdef Order order
 
     def __cinit__(self, SentinelStore store not None, bytes _match, uint32_t limit, str sort):
-        self.table = &store.records.flows
+        self.table = &store.rules.flows
         self.order = <Order><int>ORDERS[sort]
 
     cdef bint rank(self, const Record* record, uint64_t* rank) noexcept:
@@ -84,12 +87,11 @@ cdef class FlowsWalk(RankedWalk):
         cdef SentinelStore store = <SentinelStore>self.store
         cdef const Flow* flow = <const Flow*>record
         cdef double threshold = 0
-        cdef int64_t flow_id = <int64_t>load_be64(flow.id)
         kind = "no rule"
         if flow.record.flags & RULED:
             kind = "concurrency" if flow.grade == CONCURRENCY else "qps"
-            threshold = store.threshold(flow.threshold, flow.threshold_type, flow.namespace)
+            threshold = rule_threshold(&store.rules, flow.threshold, flow.threshold_type, flow.namespace)
         return (
-            str(flow_id), store.resources.get(flow_id, b""), kind, int(min(threshold, 1e18)), flow.now_calls,
-            flow.passed, flow.blocked, flow.waiting, flow.expired,
+            str(<int64_t>load_be64(flow.id)), resource_bytes(&store.rules, flow), kind, int(min(threshold, 1e18)),
+            flow.now_calls, flow.passed, flow.blocked, flow.waiting, flow.expired,
         )

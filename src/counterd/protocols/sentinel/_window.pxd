@@ -9,9 +9,9 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from counterd._table cimport BLOCK_PAYLOAD, Chain, Table
-from counterd.byteorder cimport load_le64, store_le64
-from counterd.debug cimport debug_check
+from counterd.engine.byteorder cimport load_le64, store_le64
+from counterd.engine.chains cimport Chain, Chains
+from counterd.engine.debug cimport debug_check
 
 cdef enum:
     SAMPLES_MAX = 128           # of a window
@@ -40,9 +40,19 @@ cdef inline double rate(const Window* window, uint64_t sum) noexcept nogil:
 
 # ---- with its samples in a row --------------------------------------------------------------------------------------
 
-cdef inline void window_begin(Window* window, Samples* samples, uint32_t size, int64_t interval_ns) noexcept nogil:
-    """An empty window; of a parameter, whose values have the samples, without any."""
+cdef inline int window_check(uint32_t size, int64_t interval_ns) except -1:
+    """Raises ValueError if no window has so many samples: there is memory for SAMPLES_MAX."""
+    if not 0 < size <= SAMPLES_MAX:
+        raise ValueError(f"a window has 1 to {SAMPLES_MAX} samples, not {size}")
+    if interval_ns < size:
+        raise ValueError(f"a window of {size} samples takes at least {size} ns, not {interval_ns}")
+    return 0
+
+
+cdef inline int window_begin(Window* window, Samples* samples, uint32_t size, int64_t interval_ns) except -1:
+    """An empty window; of a parameter, whose values have the samples, without any. Raises as window_check() does."""
     cdef uint32_t slot
+    window_check(size, interval_ns)
     window.length_ns = interval_ns // size
     window.interval_s = <double>(interval_ns // 1000000) / 1000.0
     window.number = 0
@@ -54,6 +64,12 @@ cdef inline void window_begin(Window* window, Samples* samples, uint32_t size, i
         for slot in range(size):
             samples.passed[slot] = 0
             samples.waiting[slot] = 0
+    return 0
+
+
+cdef inline bint window_is(const Window* window, uint32_t size, int64_t interval_ns) noexcept nogil:
+    """Whether it is as fine and as long."""
+    return window.size == size and window.length_ns * size == interval_ns
 
 
 cdef inline void window_enter(Window* window, Samples* samples, int64_t now_ns) noexcept nogil:
@@ -108,17 +124,17 @@ cdef inline uint32_t tally_blocks(uint32_t size) noexcept nogil:
     return (size + SAMPLES_IN_BLOCK - 1) // SAMPLES_IN_BLOCK
 
 
-cdef inline uint8_t* tally_sample(const Table* table, const Tally* tally, uint32_t slot) noexcept nogil:
+cdef inline uint8_t* tally_sample(const Chains* chains, const Tally* tally, uint32_t slot) noexcept nogil:
     """Where the sample in that slot is: eight bytes, little-endian."""
     cdef uint32_t block = tally.samples.first, _step
     for _step in range(slot // SAMPLES_IN_BLOCK):
-        block = table.blocks[block].next
+        block = chains.blocks[block].next
     debug_check(block != 0)
-    return table.blocks[block].payload + 8 * (slot % SAMPLES_IN_BLOCK)
+    return chains.blocks[block].payload + 8 * (slot % SAMPLES_IN_BLOCK)
 
 
 cdef inline void tally_enter(
-    const Table* table, Tally* tally, const Window* window, int64_t now_ns
+    const Chains* chains, Tally* tally, const Window* window, int64_t now_ns
 ) noexcept nogil:
     """Forgets the samples that have gone by. The window is the rule's: its lengths count, its sums do not."""
     cdef uint64_t number = <uint64_t>now_ns // window.length_ns
@@ -129,15 +145,15 @@ cdef inline void tally_enter(
     for step in range(min(number - tally.number, <uint64_t>window.size)):
         if tally.passed == 0:
             break
-        sample = tally_sample(table, tally, <uint32_t>((tally.number + 1 + step) % window.size))
+        sample = tally_sample(chains, tally, <uint32_t>((tally.number + 1 + step) % window.size))
         tally.passed -= load_le64(sample)
         store_le64(sample, 0)
     tally.number = number
 
 
-cdef inline void tally_add(const Table* table, Tally* tally, const Window* window, int64_t count) noexcept nogil:
+cdef inline void tally_add(const Chains* chains, Tally* tally, const Window* window, int64_t count) noexcept nogil:
     """Of a tally that was entered; a negative count takes back what was added in the same sample."""
-    cdef uint8_t* sample = tally_sample(table, tally, <uint32_t>(tally.number % window.size))
+    cdef uint8_t* sample = tally_sample(chains, tally, <uint32_t>(tally.number % window.size))
     store_le64(sample, load_le64(sample) + <uint64_t>count)
     tally.passed += <uint64_t>count
 

@@ -22,9 +22,9 @@ MEMORY_MAX = 1 << 36
 MEMORY_MIN = 1 << 16
 # The longest request of all but SET, PUBLISH and EVENT: an INSERT of 64-bit numbers and a key of 255 bytes has 274.
 MESSAGE_MIN = 512
-MESSAGE_MAX = 1 << 26
+MESSAGE_MAX = 1 << 26  # as in _wire.pxd
 QUEUED_MIN, QUEUED_MAX = 1 << 12, 1 << 30
-GRACE_MAX_S = 3600  # as the end of time leaves room for, in _keys.pxd
+GRACE_MAX_S = 3600  # GRACE_MAX_NS of _keys.pxd
 SORTS = ("value", "ttl")
 
 
@@ -39,9 +39,9 @@ class ThrottrSettings:
     expiry_grace: int = setting(integer(0, GRACE_MAX_S), 0, "seconds")
 
 
-def make_store(settings: ThrottrSettings, _figures: Figures) -> ThrottrStore:
+def make_store(settings: ThrottrSettings, _figures: Figures, now_ns: int) -> ThrottrStore:
     """The store for these settings; no client can ask for figures of the floors above."""
-    from counterd.protocols.throttr._room import open_store  # noqa: PLC0415 - settings are read before it is built
+    from counterd.protocols.throttr._session import open_store  # noqa: PLC0415 - settings are read before it is built
 
     return open_store(
         value_size=VALUE_SIZES[settings.value_size],
@@ -50,6 +50,7 @@ def make_store(settings: ThrottrSettings, _figures: Figures) -> ThrottrStore:
         max_queued=settings.max_queued,
         expiry_grace_ns=settings.expiry_grace * 1_000_000_000,
         hash_key=os.urandom(16),
+        now_ns=now_ns,
     )
 
 

@@ -1,6 +1,6 @@
 # The keys of the throttr room: counters and buffers in one table, which expire, and what is counted of each.
 #
-# Floor 2, header only. Everything is in the store's region and addressed by number.
+# Floor 2, header only. Everything but the sizes is in the store's region and addressed by number.
 #
 # Invariants (ThrottrStore.audit checks each):
 # - a key that is in use is armed in the wheel, to go off when it has expired and its grace is over;
@@ -9,23 +9,29 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from counterd._table cimport (
-    Chain, IndexState, Pool, Record, Table, chain_blocks, chain_free, chain_read, chain_replace, chain_write, record_at,
-    table_insert, table_remove,
+from counterd.engine.byteorder cimport load_le32, prefetch, store_le32
+from counterd.engine.chains cimport (
+    Chain, Chains, chain_blocks, chain_free, chain_read, chain_replace, chain_write,
 )
-from counterd._wheel cimport Timer, Timers, Wheel, timers_arm, timers_disarm
-from counterd.byteorder cimport load_le32, prefetch, store_le32
+from counterd.engine.region cimport Region, region_reserve
+from counterd.engine.table cimport (
+    Record, Table, record_at, table_begin, table_insert, table_remove, table_reserve,
+)
+from counterd.engine.wheel cimport Timer, Timers, timers_arm, timers_begin, timers_disarm, timers_reserve
 
 cdef enum:
     KEY_INLINE = 24         # bytes of a key in its record: 96 - 8 (head) - 64 (the rest)
     KEY_BUFFER = 1          # of Record.flags: a buffer, not a counter
+    KEY_COST = 112          # bytes of memory that a key counts: its record, and two slots of the index
     VALUE_LEAD = 4
 
 cdef extern from *:
     """
-    #define COUNTERD_FOREVER (INT64_MAX - INT64_C(3600000000000))
+    #define COUNTERD_GRACE_MAX_NS INT64_C(3600000000000)
+    #define COUNTERD_FOREVER (INT64_MAX - COUNTERD_GRACE_MAX_NS)
     """
-    # 292 years on the caller's clock: no TTL ends later, and an hour of grace fits behind it.
+    const int64_t GRACE_MAX_NS "COUNTERD_GRACE_MAX_NS"
+    # 292 years on the caller's clock: no TTL ends later, and the longest grace fits behind it.
     const int64_t FOREVER "COUNTERD_FOREVER"
 
 
@@ -50,9 +56,6 @@ cdef struct Key:            # 96 bytes. Record.note is the TTL type as it came
 
 
 cdef struct KeysState:      # in the region
-    Pool pool
-    IndexState index
-    Wheel wheel
     uint64_t counters
     uint64_t buffers
     uint64_t buffer_bytes
@@ -64,6 +67,24 @@ cdef struct Keys:           # this process's view
     Table table
     Timers timers
     int64_t grace_ns
+
+
+cdef inline int keys_reserve(Keys* keys, Region* region, uint32_t capacity, int64_t grace_ns) except -1:
+    """Reserves memory for that many keys, which are kept for grace_ns after their time. Raises ValueError for too much.
+    """
+    if not 0 <= grace_ns <= GRACE_MAX_NS:
+        raise ValueError(f"a grace of 0 to {GRACE_MAX_NS} ns is possible, not {grace_ns}")
+    keys.grace_ns = grace_ns
+    region_reserve(region, b"keys", sizeof(KeysState), <void**>&keys.state)
+    table_reserve(&keys.table, region, b"keys", capacity, sizeof(Key), KEY_INLINE)
+    timers_reserve(&keys.timers, region, b"keys")
+    return 0
+
+
+cdef inline void keys_begin(Keys* keys, const uint64_t* hash_key, const Chains* chains, int64_t now_ns) noexcept nogil:
+    """To be called once, when the region is mapped. chains: for long names and for values."""
+    table_begin(&keys.table, hash_key, chains)
+    timers_begin(&keys.timers, &(<Key*>keys.table.records).timer, sizeof(Key), now_ns)
 
 
 cdef inline Key* key_at(const Keys* keys, uint32_t number) noexcept nogil:
@@ -126,37 +147,37 @@ cdef inline uint32_t value_blocks(uint32_t size) noexcept nogil:
 
 
 cdef inline uint32_t value_length(const Keys* keys, const Key* key) noexcept nogil:
-    return load_le32(keys.table.blocks[key.content.value.first].payload)
+    return load_le32(keys.table.chains.blocks[key.content.value.first].payload)
 
 
 cdef inline void value_prefetch(const Keys* keys, const Key* key) noexcept nogil:
     """Asks for the first and the last block of a buffer's value."""
     if key.record.flags & KEY_BUFFER:
-        prefetch(keys.table.blocks + key.content.value.first)
-        prefetch(keys.table.blocks + key.content.value.last)
+        prefetch(keys.table.chains.blocks + key.content.value.first)
+        prefetch(keys.table.chains.blocks + key.content.value.last)
 
 
 cdef inline void value_write(Keys* keys, Key* key, const uint8_t* data, uint32_t size) noexcept nogil:
     """Gives a buffer its value; the caller has seen that enough blocks are left."""
-    chain_write(&keys.table, &key.content.value, VALUE_LEAD, data, size)
-    store_le32(keys.table.blocks[key.content.value.first].payload, size)
+    chain_write(&keys.table.chains, &key.content.value, VALUE_LEAD, data, size)
+    store_le32(keys.table.chains.blocks[key.content.value.first].payload, size)
     keys.state.buffer_bytes += size
 
 
 cdef inline void value_replace(Keys* keys, Key* key, const uint8_t* data, uint32_t size) noexcept nogil:
     """Gives a buffer another value that needs as many blocks: it has them."""
     keys.state.buffer_bytes += size - <uint64_t>value_length(keys, key)
-    chain_replace(&keys.table, &key.content.value, VALUE_LEAD, data, size)
-    store_le32(keys.table.blocks[key.content.value.first].payload, size)
+    chain_replace(&keys.table.chains, &key.content.value, VALUE_LEAD, data, size)
+    store_le32(keys.table.chains.blocks[key.content.value.first].payload, size)
 
 
 cdef inline void value_read(const Keys* keys, const Key* key, uint8_t* target) noexcept nogil:
-    chain_read(&keys.table, &key.content.value, VALUE_LEAD, target, value_length(keys, key))
+    chain_read(&keys.table.chains, &key.content.value, VALUE_LEAD, target, value_length(keys, key))
 
 
 cdef inline void value_free(Keys* keys, Key* key) noexcept nogil:
     cdef uint32_t size = value_length(keys, key)
-    chain_free(&keys.table, &key.content.value, value_blocks(size))
+    chain_free(&keys.table.chains, &key.content.value, value_blocks(size))
     keys.state.buffer_bytes -= size
 
 

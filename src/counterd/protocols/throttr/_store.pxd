@@ -1,42 +1,16 @@
-# The throttr room's store, and what its connections are to each other: for the modules that build sessions on it.
+# The throttr protocol's store: for the modules that build sessions, listings and tables on it.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from counterd._core cimport Frame, Session, Store
+from counterd._core cimport Frame, Store
+from counterd.engine.chains cimport Chains
+from counterd.protocols.throttr._channels cimport Channels
 from counterd.protocols.throttr._keys cimport Keys
-
-cdef enum Opcode:
-    INSERT = 0x01
-    QUERY = 0x02
-    UPDATE = 0x03
-    PURGE = 0x04
-    SET = 0x05
-    GET = 0x06
-    LIST = 0x07
-    INFO = 0x08
-    STAT = 0x09
-    STATS = 0x10
-    SUBSCRIBE = 0x11
-    UNSUBSCRIBE = 0x12
-    PUBLISH = 0x13
-    CONNECTIONS = 0x14
-    CONNECTION = 0x15
-    CHANNELS = 0x16
-    CHANNEL = 0x17
-    WHOAMI = 0x18
-    EVENT = 0x19
-    OPCODES = 0x1a
+from counterd.protocols.throttr._members cimport Members
+from counterd.protocols.throttr._wire cimport OPCODES, Layout
 
 cdef enum:
-    ID_SIZE = 16
-    REPLY_MIN = 65536       # room for every reply whose size does not depend on max_message
-    SUBSCRIPTION_BLOCKS = 3  # what one takes, in blocks: a holding and a counter, what is beside them, and their slots
-
-
-cdef struct Layout:         # of a request: its bytes up to the name, and where sizes are; head 0 = there is none
-    uint8_t head
-    uint8_t name_at         # where the size of the name is, one byte; 0 = it has no name
-    uint8_t value_at        # where the size of the value is, N bytes; 0 = it has no value
+    SUBSCRIPTION_BLOCKS = 3  # what one takes, in blocks: a holding and a permit, what is beside them, and their slots
 
 
 cdef struct Rate:           # something that is counted, and how much it was at the two last turns of the minute
@@ -45,81 +19,74 @@ cdef struct Rate:           # something that is counted, and how much it was at 
     uint64_t last
 
 
-cdef struct Channel:        # beside each counter of the region, which is the channel's record: held = subscribed
-    uint64_t read_bytes
-    uint64_t write_bytes
-    uint32_t epoch
+cdef struct Event:          # given to the holders of a channel, from the permits' cursor on
+    uint32_t channel        # 0 = none is under way
+    uint32_t publisher      # its connection, which had its own event at once
+    uint64_t payload        # bytes
 
 
-cdef struct Subscription:   # beside each holding of the region: of a connection on a channel, its amount = how often
-    int64_t since_ns        # Unix time
-    uint64_t read_bytes
-    uint64_t write_bytes
-    uint32_t epoch
+cdef struct ThrottrState:   # in the region
+    Event event
+    uint32_t epoch          # listings that something was made between
+    uint32_t epoch_used     # something was made in it
+    uint32_t minute         # the last one that was turned to
+    int64_t minute_end_ns
+    int64_t started_ns      # on the caller's clock; -1 = not known yet
+    uint64_t repeated       # subscriptions that a connection has to a channel besides the first
+    Rate requests[OPCODES]
+    uint64_t refusals[OPCODES]  # of those, answered 00
+    uint64_t broken         # frames that are not among them: framing was lost
+    Rate read_bytes
+    Rate write_bytes
 
 
 cdef class ThrottrStore(Store):
+    cdef ThrottrState* state
+    cdef Chains chains          # of long names and of values
+    cdef Channels channels
     cdef Keys keys
-    cdef Channel* channels      # by record
-    cdef Subscription* subscriptions    # by holding
-    cdef void** members         # by connection: a Member, or NULL
-    cdef uint32_t members_size
+    cdef Members members
+    # What follows is this process's.
+    cdef void** sessions        # by connection: a Session of this process, or NULL
+    cdef bytes event_bytes      # of the event under way, as sessions are posted them; or None
     cdef object make_session
     cdef int width              # N: bytes of a number
     cdef uint64_t number_max    # the largest of N bytes
     cdef uint64_t message_max
     cdef uint64_t memory_max
     cdef Layout[OPCODES] layouts
-    cdef int64_t now_ns         # of the call under way, or the last, set_wall() included
-    cdef int64_t wall_ns        # from that clock to Unix time
-    cdef int64_t started_ns     # on that clock; -1 = not known yet
-    cdef int64_t minute_end_ns
-    cdef int64_t scheduled_ns   # when tick() will be called
-    cdef uint32_t minute
-    cdef uint32_t epoch         # listings that something was made between
-    cdef bint epoch_used        # something was made in it
-    cdef uint64_t serial        # of the last session
-    cdef uint64_t repeated      # subscriptions that a connection has to a channel besides the first
-    cdef Rate[OPCODES] requests
-    cdef uint64_t[OPCODES] refusals  # of those, answered 00
-    cdef uint64_t broken        # frames that are not among them: framing was lost
-    cdef Rate read_bytes
-    cdef Rate write_bytes
-    cdef bytes event            # being given to the subscribers, from region.cursor on; or None
-    cdef uint64_t event_payload
-    cdef uint32_t event_channel
-    cdef uint32_t publisher     # its connection: had its own event at once
+    cdef int64_t wall_ns        # from the caller's clock to Unix time
 
     cdef void turn_minute(self, int64_t now_ns) noexcept
     cdef bint has_room(self, uint32_t records, uint32_t blocks, uint32_t blocks_freed) noexcept
-    cdef void map_keys(self, int bits, uint32_t channels) noexcept
-    cdef void set_layouts(self) noexcept
     cdef uint32_t enter_epoch(self) noexcept
     cdef uint32_t begin_listing(self) noexcept
-    cdef int expire(self, int64_t now_ns, int steps) noexcept
+    cdef int expire(self, int steps) noexcept
     cdef bint catch_up(self) noexcept
     cdef uint64_t memory_used(self) noexcept
     cdef int find_room(self, uint32_t records, uint32_t blocks, uint32_t blocks_freed) noexcept
     cdef bint has_places(self, bint is_new) noexcept
     cdef int publish(self, uint32_t channel, uint32_t publisher, const Frame* frame) except -1
+    cdef void end_event(self) noexcept
     cdef int deliver(self, int steps) except? -1
     cdef bint can_give(self, uint32_t entry) noexcept
     cdef int give(self, uint32_t entry) except -1
+    cdef dict figures(self)
+    cdef int64_t audit_keys(self) except -1
+    cdef int audit_members(self) except -1
 
 
-cdef class Member(Session):
-    cdef uint8_t[ID_SIZE] id
-    cdef uint32_t epoch
-    cdef int64_t connected_ns   # Unix time
-    cdef uint64_t repeated      # its part of the store's
-    cdef uint64_t read_bytes
-    cdef uint64_t write_bytes
-    cdef uint64_t published_bytes
-    cdef uint64_t received_bytes
-    cdef uint64_t allocated_bytes
-    cdef uint64_t consumed_bytes
-    cdef uint64_t[OPCODES] requests
+# ---- replies -------------------------------------------------------------------------------------------------------
 
-    cdef int greet(self, int64_t now_ns) except -1
-    cdef bint enter_channel(self, uint32_t tag, const uint8_t* name, uint32_t size) noexcept
-    cdef bint leave_channel(self, uint32_t tag, const uint8_t* name, uint32_t size) noexcept
+cdef inline uint8_t* append(ThrottrStore store, uint32_t size) noexcept:
+    """So many bytes more of output, which are to be written there. Eight bytes behind them are free too."""
+    cdef uint8_t* target = store.out + store.out_size
+    store.out_size += size
+    return target
+
+
+cdef inline uint8_t* reply(ThrottrStore store, uint32_t size) noexcept:
+    """Appends a reply that begins with 01, and returns where the rest goes."""
+    cdef uint8_t* target = append(store, size)
+    target[0] = 1
+    return target + 1

@@ -1,4 +1,4 @@
-from counterd._walk import RankedWalk
+from counterd.engine.walk import RankedWalk
 from counterd.protocols.throttr._store import ThrottrStore
 
 class KeysWalk(RankedWalk):

@@ -5,8 +5,8 @@ Floor 2. A walk in slices, see _walk.pyx. What has expired is not told of, by th
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from counterd._table cimport Record
-from counterd._walk cimport BLOCK_WORK, RankedWalk
+from counterd.engine.table cimport Record
+from counterd.engine.walk cimport BLOCK_WORK, RankedWalk
 from counterd.protocols.throttr._keys cimport KEY_BUFFER, Key, key_expires, key_lives, value_length
 from counterd.protocols.throttr._store cimport ThrottrStore
 

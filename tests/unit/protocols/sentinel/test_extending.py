@@ -10,7 +10,7 @@ import pytest
 
 from counterd.protocols import Busy, Context
 from counterd.protocols.sentinel import ROOM, SentinelSettings, extensions, wire
-from counterd.protocols.sentinel._room import open_store
+from counterd.protocols.sentinel._session import open_store
 from counterd.protocols.sentinel.extending import checked, extend, judge
 from counterd.protocols.sentinel.extensions import DefaultTokenService, FileRuleSource, TokenResult
 from counterd.protocols.sentinel.rules import RulesError, parse_rules

@@ -1,4 +1,4 @@
-"""The rates of the sentinel room: values of parameters and their memory, hot items, what a change of rules keeps."""
+"""Rates of the sentinel protocol: values of parameters and their memory, and hot items."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from conformance.sentinel.engine import make_store
 from counterd.protocols.sentinel import wire
-from counterd.protocols.sentinel._rates import region_extra
-from counterd.protocols.sentinel.rules import Rules
 from counterd.protocols.sentinel.wire import Status
-from unit.protocols.sentinel.rooms import MS, SECOND, calls, rate, values
+from unit.protocols.sentinel.rooms import MS, SECOND, values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,10 +116,17 @@ def test_samples_take_as_many_blocks_as_they_need(make_room: MakeRoom, samples: 
 
 
 def test_the_region_has_a_place_for_each_token_and_value() -> None:
-    size = region_extra(64, 64)
-    assert region_extra(128, 64) - size == 64 * (2 * 8 + 64) + 64 * 32
-    assert region_extra(64, 128) - size == 64 * 88
-    assert size % 64 == 0
+    """Whole pages of each, so that no more than one a structure is lost."""
+    base, page, count = 1 << 14, 4096, 1 << 14
+
+    def region(**sizes: int) -> int:
+        size: int = make_store(**{"max_tokens": base, "max_param_values": base} | sizes).snapshot()["region"]
+        return size
+
+    tokens = region(max_tokens=base + count) - region()
+    assert tokens == pytest.approx(count * (2 * 8 + 64 + 32), abs=4 * page)
+    values = region(max_param_values=base + count) - region()
+    assert values == pytest.approx(count * (88 + 4 * 64), abs=4 * page)  # its index has room for hot items, and more
 
 
 # ---- hot items ------------------------------------------------------------------------------------------------------
@@ -200,131 +206,3 @@ def test_hot_items_come_and_go_with_their_rules(make_room: MakeRoom) -> None:
         assert room.figures("hot_items") == [sum(len(rule.items) for rule in rules)]
     room.advance(2 * SECOND)
     assert room.figures("param_values") == [0]
-
-
-# ---- rules ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("rules", "message"),
-    [
-        (Rules(tuple(calls(number) for number in range(1, 16386)), ()), "16385 flow rules"),
-        (Rules((), tuple(values(number) for number in range(1, 16386))), "16385 of parameters"),
-        (Rules(tuple(rate(n, namespace=f"n{n}") for n in range(1, 1026)), ()), "1024 namespaces"),
-        (Rules((), (values(1, 1, dict.fromkeys(range(65537), 1)),)), "65536 paramFlowItemList entries"),
-    ],
-    ids=["flows", "params", "namespaces", "items"],
-)
-def test_rules_that_are_too_many_change_nothing(make_room: MakeRoom, rules: Rules, message: str) -> None:
-    room = make_room(calls(1, 3), rate(2, 3), values(3, 3, {"hot": 9}))
-    client = room.connection()
-    assert client.ask(wire.flow(1, 2, 1)).remaining == 2
-    assert client.ask(wire.param_flow(1, 3, 1, ["hot"])).remaining == 8
-    client.acquire(1)
-    before = room.figures("rules_flow", "rules_param", "hot_items")
-    with pytest.raises(ValueError, match=message):
-        room.store.load_rules(rules)
-    assert room.figures("rules_flow", "rules_param", "hot_items") == before
-    assert client.ask(wire.flow(1, 2, 1)).remaining == 1
-    assert client.ask(wire.param_flow(1, 3, 1, ["hot"])).remaining == 7
-    assert client.ask(wire.acquire(1, 1, 3)).status == Status.BLOCKED
-
-
-def test_as_many_rules_as_there_may_be(make_room: MakeRoom) -> None:
-    """And again others, while all flows of the first still have a token."""
-    room = make_room(*(calls(number) for number in range(1, 16385)), max_tokens=16385)
-    for number in range(1, 16385):
-        assert room.request(number)[0] == Status.OK
-    room.load(*(calls(number) for number in range(20_001, 20_001 + 16384)))
-    assert room.request(20_001)[0] == Status.OK
-    with pytest.raises(ValueError, match="beside 16385 flows"):
-        room.load(*(calls(number) for number in range(40_001, 40_001 + 16384)))
-    assert room.request(1) == (Status.NO_RULE, 0)
-
-
-def test_a_rule_that_was_gone_starts_anew(make_room: MakeRoom) -> None:
-    room = make_room(values(1), rate(2, 3))
-    client = room.connection()
-    assert ask(client, "v", count=3) == (Status.OK, 0)
-    assert client.ask(wire.flow(1, 2, 3)).status == Status.OK
-    room.load()
-    assert ask(client, "v") == (Status.NO_RULE, 0)
-    room.load(values(1), rate(2, 3))
-    assert ask(client, "v", count=3) == (Status.OK, 0)
-    assert client.ask(wire.flow(1, 2, 3)).status == Status.OK
-
-
-@pytest.mark.parametrize("window_ms", [100, 10_000])
-def test_another_window_knows_nothing_of_the_one_before(make_room: MakeRoom, window_ms: int) -> None:
-    """Nor of what was borrowed from it; its samples have other numbers, lower ones if they are longer."""
-    room = make_room(rate(1, 10))
-    client = room.connection()
-    assert client.ask(wire.flow(1, 1, 8)).status == Status.OK
-    room.advance(900 * MS)
-    assert client.ask(wire.flow(1, 1, 9, priority=True)).status == Status.SHOULD_WAIT
-    other = replace(rate(1, 10), window_ms=window_ms)
-    room.load(other)
-    room.store.audit()
-    for _ in range(3):
-        assert client.ask(wire.flow(1, 1, 10)).status == Status.OK
-        assert client.ask(wire.flow(1, 1, 10)).status == Status.BLOCKED
-        room.advance(window_ms * MS)
-    room.store.audit()
-
-
-def test_the_same_rules_again_change_nothing(make_room: MakeRoom) -> None:
-    rules = (values(1, 3, {"x": 5}), rate(2, 3))
-    room = make_room(*rules)
-    client = room.connection()
-    for left in (2, 1, 0):
-        assert ask(client, "v") == (Status.OK, left)
-        assert ask(client, "x") == (Status.OK, left + 2)
-        assert client.ask(wire.flow(1, 2, 1)).remaining == left
-        room.load(*rules)
-    room.store.audit()
-
-
-def test_a_flow_and_a_parameter_may_have_one_id(make_room: MakeRoom) -> None:
-    room = make_room(values(1), rate(1, 5))
-    client = room.connection()
-    assert ask(client, "v") == (Status.OK, 2)
-    assert client.ask(wire.flow(1, 1, 1)).remaining == 4
-    room.load(rate(1, 5))
-    assert ask(client, "v") == (Status.NO_RULE, 0)
-    assert client.ask(wire.flow(1, 1, 1)).remaining == 3
-
-
-def test_a_namespace_that_was_gone_counts_its_requests_anew(make_room: MakeRoom) -> None:
-    """And the place that it had is another's, who finds it empty."""
-    room = make_room(rate(1, namespace="a"), rate(2, namespace="b"))
-    room.store.set_limits(max_allowed_qps=2, sweep_interval_ns=SECOND, sweep_max_tokens=0, sweep_max_duration_ns=SECOND)
-    client = room.connection()
-    assert [client.ask(wire.flow(1, 1, 1)).status for _ in range(3)] == [0, 0, Status.TOO_MANY_REQUESTS]
-    room.load(rate(3, namespace="c"), rate(2, namespace="b"))
-    assert [client.ask(wire.flow(1, 3, 1)).status for _ in range(3)] == [0, 0, Status.TOO_MANY_REQUESTS]
-    room.load(rate(1, namespace="a"), rate(3, namespace="c"))
-    assert client.ask(wire.flow(1, 1, 1)).status == Status.OK
-    assert client.ask(wire.flow(1, 3, 1)).status == Status.TOO_MANY_REQUESTS
-
-
-def test_who_is_registered_before_there_is_a_rule_counts(make_room: MakeRoom) -> None:
-    room = make_room()
-    clients = [room.connection() for _ in range(3)]
-    for client in clients:
-        assert client.ask(wire.ping(1, b"n")).status == Status.OK
-    room.load(rate(1, 2, kind=0))
-    assert clients[0].ask(wire.flow(1, 1, 6)).status == Status.OK
-    clients[1].close()
-    room.settle()
-    room.now_ns += OVER
-    assert clients[0].ask(wire.flow(1, 1, 5)).status == Status.BLOCKED
-    assert clients[0].ask(wire.flow(1, 1, 4)).status == Status.OK
-
-
-@pytest.mark.parametrize("name", ["n", "n" * 36, "n" * 37, "\u00e4" * 500, "n" * 1013])
-def test_namespaces_of_any_length(make_room: MakeRoom, name: str) -> None:
-    room = make_room(rate(1, 2, kind=0, namespace=name))
-    client = room.connection()
-    assert client.ask(wire.flow(1, 1, 1)).status == Status.BLOCKED
-    assert client.ask(wire.ping(1, name.encode())).connected == 1
-    assert client.ask(wire.flow(1, 1, 2)).status == Status.OK

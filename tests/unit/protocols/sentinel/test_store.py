@@ -328,6 +328,29 @@ def test_at_the_beginning_of_the_clock(make_room: MakeRoom) -> None:
     assert client.ask(wire.param_flow(1, 3, 1, ["v"])).status == Status.OK
 
 
+@pytest.mark.parametrize("uptime_ns", [0, 12345, 3600 * SECOND, 90 * 86400 * SECOND, 3 * 365 * 86400 * SECOND + 1])
+@pytest.mark.parametrize("lasting_ms", [1, 70, 5000, 3_600_000])
+def test_no_deadline_of_a_new_store_is_in_the_past(make_room: MakeRoom, uptime_ns: int, lasting_ms: int) -> None:
+    """However long the machine is up: of a lease, and of a value's window."""
+    for ask in ("lease", "value"):
+        room = make_room(
+            calls(1, timeout_ms=lasting_ms), values(2, samples=1, window_ms=lasting_ms), start=uptime_ns,
+            now_ns=uptime_ns,
+        )  # fmt: skip
+        assert room.store.next_deadline() == -1
+        client = room.connection()
+        request = wire.acquire(1, 1, 1) if ask == "lease" else wire.param_flow(1, 2, 1, ["v"])
+        assert client.ask(request).status == Status.OK
+        deadlines = []
+        while (deadline := room.store.next_deadline()) != -1:
+            assert room.now_ns <= deadline <= room.now_ns + 2 * lasting_ms * MS + SWEEP_NS + 2 * TICK
+            deadlines.append(deadline)
+            room.now_ns = deadline + 1  # so that another at the same moment is in the past
+            room.store.tick(deadline)
+        assert len(deadlines) <= 9
+        assert room.figures("tokens", "param_values") == [0, 0]
+
+
 def test_the_next_deadline_is_known_when_it_has_come_nearer(make_room: MakeRoom) -> None:
     room = make_room(calls(1, timeout_ms=50_000), calls(2, timeout_ms=5))
     assert room.store.next_deadline() == -1
@@ -468,6 +491,27 @@ def test_a_token_service_is_asked_by_the_next_tick(served: Room, asked: list[Any
     told = [(response.xid, response.status, response.left_ms, response.token_id) for response in client.told()]
     assert told == [(13, 0, 1234, 0), (12, 6, 0, 0), (10, 0, 0, -77)]
     assert served.now_calls(1) == 0
+
+
+def test_nobody_comes_back_while_a_call_is_under_way(served: Room, asked: list[Any]) -> None:
+    """Where a client comes from is asked within the call."""
+    client = served.connection()
+    refused = []
+
+    class Owner:
+        @staticmethod
+        def origin() -> str:
+            for call in (served.store.snapshot, lambda: client.send(wire.keep(1, 1)), lambda: served.request(1)):
+                with pytest.raises(RuntimeError, match="under way") as caught:
+                    call()
+                refused.append(caught.value)
+            return "somewhere"
+
+    client.session.owner = Owner
+    client.send(wire.acquire(1, 1, 1))
+    assert len(refused) == 3
+    served.settle()
+    assert asked[0].address == "somewhere"
 
 
 def test_what_is_wrong_no_token_service_is_asked(served: Room, asked: list[Any]) -> None:

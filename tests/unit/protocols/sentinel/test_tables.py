@@ -8,7 +8,7 @@ import pytest
 
 from counterd.protocols import find_rooms
 from counterd.protocols.sentinel import wire
-from counterd.protocols.sentinel._room import open_store
+from counterd.protocols.sentinel._session import open_store
 from counterd.protocols.sentinel.rules import read_rules
 
 TOKENS, FLOWS = (table for room in find_rooms() for table in room.tables if room.name == "sentinel")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from counterd.protocols.throttr._room import open_store
+from counterd.protocols.throttr._session import open_store
 from counterd.protocols.throttr.wire import Encoder, Event, Parser, Reply, Request, TTLType, ValueSize
 
 T = TypeVar("T")
@@ -30,6 +30,7 @@ class Room:
             "max_queued": 1 << 20,
             "expiry_grace_ns": 0,
             "hash_key": KEY,
+            "now_ns": start,
         } | options
         self.encoder = Encoder(ValueSize(settings["value_size"]))
         self.store = open_store(**settings)

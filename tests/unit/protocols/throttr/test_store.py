@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd._core import Store, siphash
-from counterd.protocols.throttr._store import region_extra
+from counterd._core import siphash
+from counterd.protocols.throttr._session import ThrottrSession
+from counterd.protocols.throttr._store import ThrottrStore
 from counterd.protocols.throttr.wire import Change, Reply, TTLType
 from unit.protocols.throttr.rooms import (
     BLOCK,
@@ -39,6 +40,24 @@ def test_an_id_is_a_number_and_what_nobody_can_guess(make_room: Callable[..., Ro
         id[:4] = number.to_bytes(4, "little")
         id[6], id[8] = id[6] & 0x0F | 0x40, id[8] & 0x3F | 0x80
         assert client.ask(room.encoder.whoami()) == id
+
+
+class Curious:
+    """What owns a session, and looks at the store when it is asked for its peer."""
+
+    def __init__(self, store: ThrottrStore) -> None:
+        self.store = store
+
+    def peer(self) -> tuple[str, int]:
+        self.store.snapshot()
+        return "", 0
+
+
+def test_nobody_comes_back_into_a_call_that_is_under_way(room: Room, client: Connection) -> None:
+    client.session.owner = Curious(room.store)
+    with pytest.raises(RuntimeError, match="a call is under way"):
+        client.session.receive(bytes(room.encoder.connections()), room.now)
+    client.close()
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
@@ -80,19 +99,66 @@ def test_keys_take_half_of_the_memory_at_most(make_room: Callable[..., Room]) ->
     assert client.ask(room.encoder.insert(b"one more", 1, 60))
 
 
+def small_store(**sizes: Any) -> ThrottrStore:
+    """As open_store() makes them, of other sizes."""
+    usual = {"value_size": 2, "memory_limit": 1 << 20, "max_message": 512, "expiry_grace_ns": 0, "keys": 1 << 12}
+    places = {"channels": 1 << 12, "subscriptions": 1 << 13, "make_session": ThrottrSession}
+    memory = {"hash_key": KEY, "reply_max": 1 << 16, "posted_max": 1 << 12}
+    return ThrottrStore(**(usual | places | memory | sizes))
+
+
 def test_the_region_has_a_place_for_each_key_channel_and_subscription() -> None:
-    size = region_extra(4, 64, 64)
-    assert region_extra(4, 128, 64) - size == 64 * 24
-    assert region_extra(4, 64, 128) - size == 64 * 32
-    assert region_extra(5, 64, 64) - size == 16 * 8 + 8 * 96
+    """Twice as many, so that what they are rounded up to is the same."""
+    sizes = {name: small_store(**{name: 1 << 14}).snapshot()["region"] for name in ("keys", "channels")}
+    region = small_store().snapshot()["region"]
+    assert sizes["keys"] - region == 3 * (1 << 12) * (96 + 2 * 8)
+    assert sizes["channels"] - region == 3 * (1 << 12) * (64 + 2 * 8 + 24 + 296)  # a connection has one of them
+    assert small_store(subscriptions=1 << 14).snapshot()["region"] - region == (1 << 13) * (32 + 2 * 8 + 32)
+    assert small_store(memory_limit=1 << 21).snapshot()["region"] - region == 1 << 20
 
 
-def test_there_is_a_channel_beside_each_record_and_a_subscription_beside_each_holding(
-    make_room: Callable[..., Room],
-) -> None:
-    sizes: dict[str, Any] = {"buckets": 2 << 16, "holdings": 4 << 16, "name_memory": 1 << 16, "hash_key": KEY}
-    store = Store(**sizes, extra=region_extra(9, sizes["buckets"], sizes["holdings"]))
-    assert make_room(memory_limit=1 << 16).store.snapshot()["region"] == store.snapshot()["region"]
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        ({"max_message": (1 << 26) + 1, "reply_max": 1 << 27}, "max_message must be at most 67108864 bytes"),
+        ({"reply_max": (1 << 16) - 1}, "reply_max of 65535 is too small"),
+        ({"max_message": 1 << 16}, "with a max_message of 65536, reply_max of 65536 is too small"),
+        ({"expiry_grace_ns": 3600 * SECOND + 1}, "a grace of 0 to 3600000000000 ns is possible, not 3600000000001"),
+        ({"expiry_grace_ns": -1}, "a grace of 0 to"),
+        ({"keys": (1 << 30) + 1}, "at most 1073741824 keys"),
+        ({"subscriptions": (1 << 30) + 1}, "at most 1073741824 holdings"),
+        ({"memory_limit": 1 << 38}, "at most 4294967294 blocks"),
+    ],
+)
+def test_what_memory_was_not_made_for_is_refused(sizes: dict[str, int], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        small_store(**sizes)
+
+
+def test_no_more_connections_than_channels_for_them() -> None:
+    """Even if they are subscribed to nothing any more."""
+    store = small_store(channels=4)
+    sessions = [store.session(0) for _ in range(3)]
+    for _ in range(2):
+        with pytest.raises(MemoryError, match="no room for another connection's subscriptions"):
+            store.session(0)
+        store.tick(0)
+        store.audit()
+    for session in sessions:
+        whoami = session.receive(b"\x18", 0)
+        assert session.receive(b"\x12\1*\x12\x20" + whoami[1:].hex().encode(), 0) == b"\1\1"
+    sessions.append(store.session(0))
+    assert sessions[-1].receive(b"\x12\1*", 0) == b"\1"
+    for _ in range(2):
+        with pytest.raises(MemoryError, match="no room for another connection: 4 can have a channel"):
+            store.session(0)
+        store.audit()
+    assert store.snapshot()["curr_connections"] == 4
+    number = sessions[1].number
+    sessions[1].closed(0)
+    store.tick(0)
+    assert store.session(0).number == number
+    store.audit()
 
 
 @pytest.mark.parametrize("limit", [1024 * BLOCK, 1025 * BLOCK, 1026 * BLOCK])
@@ -223,6 +289,19 @@ def test_the_bytes_of_a_connection_are_all_that_it_sent_and_got(room: Room, clie
 
 
 # ---- time -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("up_s", [0, 60, 3 * 86_400, 400 * 86_400, 20_000 * 86_400])
+@pytest.mark.parametrize("ttl_ns", [1, 1 << 20, 50_000_000, SECOND, 100 * SECOND, 86_400 * SECOND, 1 << 60])
+def test_a_deadline_is_not_in_the_past_however_long_the_machine_is_up(
+    make_room: Callable[..., Room], up_s: int, ttl_ns: int
+) -> None:
+    start = up_s * SECOND + 12345
+    room = make_room(start=start, value_size=8)
+    client = room.connect()
+    assert room.store.next_deadline() == -1
+    client.send(room.encoder.insert(b"k", 1, ttl_ns, TTLType.NANOSECONDS))
+    assert start <= room.store.next_deadline() <= start + ttl_ns + TICK
 
 
 def test_the_next_deadline_is_known_when_it_has_come_nearer(room: Room, client: Connection) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from counterd.protocols import find_rooms
-from counterd.protocols.throttr._room import open_store
+from counterd.protocols.throttr._session import open_store
 from counterd.protocols.throttr.wire import Encoder, TTLType, ValueSize
 
 (KEYS,) = (table for room in find_rooms() for table in room.tables if room.name == "throttr")

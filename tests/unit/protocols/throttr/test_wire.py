@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counterd.errors import ProtocolError
+from counterd.protocols import throttr
 from counterd.protocols.throttr import wire
+from counterd.protocols.throttr._store import COMMAND_NAMES, CONSTANTS
 from counterd.protocols.throttr.wire import (
     Attribute,
     Change,
@@ -117,6 +119,17 @@ ANSWERS: list[tuple[bytes, bytes, Any]] = [
 ]  # fmt: skip
 
 EVENTS = [(b"\x19\1\2\0c\1\0", Event(b"c", b"\1\0")), (b"\x19\0\0\0", Event(b"", b""))]
+
+
+def test_clients_settings_and_the_engine_say_the_same() -> None:
+    assert {opcode.value: opcode.name.lower() for opcode in Opcode} == COMMAND_NAMES
+    assert {
+        "ID_SIZE": wire.ID_SIZE,
+        "MESSAGE_MAX": throttr.MESSAGE_MAX,
+        "GRACE_MAX_NS": throttr.GRACE_MAX_S * 1_000_000_000,
+        **{attribute.name: attribute.value for attribute in Attribute},
+        **{change.name: change.value for change in Change},
+    } == CONSTANTS
 
 
 def fed(request: bytes, data: bytes, size: ValueSize = U16) -> Any:

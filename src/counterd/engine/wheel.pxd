@@ -26,7 +26,8 @@
 
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 
-from counterd.debug cimport debug_check
+from counterd.engine.debug cimport debug_check
+from counterd.engine.region cimport Region, region_reserve
 
 cdef enum:
     TICK_SHIFT = 20         # ns to ticks: 1.05 ms
@@ -51,7 +52,7 @@ cdef struct Timer:          # 16 bytes, in each record at the same place. Zeroed
     uint32_t prev           # or, of the first, CHAIN_FIRST | chain: taking one out needs no search
 
 
-cdef struct Wheel:          # in shared memory, plain numbers only. Zeroed memory is an empty wheel at tick 0
+cdef struct Wheel:          # in shared memory, plain numbers only. Zeroed memory is an empty one at tick 0
     uint64_t elapsed        # tick up to which everything due is in its place to be taken
     uint32_t armed
     uint32_t cascading      # slot whose nodes are going down; 0 = none, for there is nothing below level 0
@@ -64,6 +65,21 @@ cdef struct Timers:         # this process's view
     Wheel* wheel
     uint8_t* base           # where the timer of record 0 would be
     size_t stride           # bytes from a record to the next
+
+
+cdef inline int timers_reserve(Timers* timers, Region* region, const char* name) except -1:
+    region_reserve(region, name, sizeof(Wheel), <void**>&timers.wheel)
+    return 0
+
+
+cdef inline void timers_begin(Timers* timers, void* first, size_t stride, int64_t now_ns) noexcept nogil:
+    """To be called once, when the region is mapped. first: the timer of record 0; stride: bytes to the next.
+
+    The wheel starts at now_ns: one that started at 0 would have everything that is armed cascade down from there.
+    """
+    timers.base = <uint8_t*>first
+    timers.stride = stride
+    timers.wheel.elapsed = <uint64_t>now_ns >> TICK_SHIFT if now_ns > 0 else 0
 
 
 cdef inline Timer* timer_at(const Timers* timers, uint32_t number) noexcept nogil:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from counterd._walk import RankedWalk
+from counterd.engine.walk import RankedWalk
 from counterd.protocols.counter import wire
 from counterd.protocols.counter._tables import CountersWalk
 from property.model import make_store

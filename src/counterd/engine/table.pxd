@@ -1,8 +1,7 @@
-# Named records in a mapping: the open-addressed index, pools of numbered cells, names, and chains of blocks.
+# Named records in the region: the open-addressed index, names, and records of one size.
 #
-# Floor 1, header only. Nothing here is a pointer once it is in the mapping: records and blocks are numbered from 1, and
-# 0 means none, so that zeroed pages are an empty table. Whoever makes the mapping fills in a Table, which is this
-# process's view of it.
+# Floor 1, header only. Records are cells of a pool; a name that is too long for its record has its rest in a chain.
+# Nothing in the region is a pointer, so zeroed pages are an empty table. A Table is this process's view of one.
 #
 # Invariants:
 # - an index has at least two slots for each entry, so a probe always ends; loops are bounded by the slot count anyway;
@@ -12,13 +11,17 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-from counterd.byteorder cimport prefetch
-from counterd.debug cimport debug_check
-from counterd.siphash cimport siphash13
+from counterd.engine.byteorder cimport prefetch
+from counterd.engine.chains cimport (
+    Chain, Chains, chain_blocks, chain_equals, chain_free, chain_read, chain_write,
+)
+from counterd.engine.debug cimport debug_check
+from counterd.engine.pool cimport Pool, pool_put, pool_take
+from counterd.engine.region cimport Region, region_reserve
+from counterd.engine.siphash cimport siphash13
 
 cdef enum:
-    BLOCK_SIZE = 64         # a cache line
-    BLOCK_PAYLOAD = 60      # less the number of the next block
+    INDEX_BITS_MAX = 31     # a slot number is the top bits of a 32-bit tag; one bit is left to tell names apart
     RECORD_USED = 0x80      # of Record.flags; the others are their owner's
     RECORD_HEAD = 8         # bytes of a Record before its name
     CHAIN_SIZE = 8          # bytes of a Chain, at the end of the place for the name
@@ -42,23 +45,6 @@ cdef struct Index:          # this process's view
     int shift
 
 
-cdef struct Pool:           # numbered cells, handed out in order and reused from a free list
-    uint32_t capacity
-    uint32_t fresh          # cells ever handed out; those above were never touched
-    uint32_t free           # first free cell
-    uint32_t used
-
-
-cdef struct Block:
-    uint32_t next           # block; also links the free list
-    uint8_t payload[BLOCK_PAYLOAD]
-
-
-cdef struct Chain:          # of blocks; its last is known, so that it is freed in one step
-    uint32_t first
-    uint32_t last
-
-
 cdef struct Record:         # what the table needs; name_inline bytes of the name follow, then its owner's fields
     uint32_t tag
     uint16_t name_size
@@ -71,20 +57,26 @@ cdef struct Table:          # this process's view
     const uint64_t* key     # of SipHash
     uint8_t* records
     Pool* pool              # of the records
-    Block* blocks           # of names that are longer than name_inline, and of whatever else needs chains
-    Pool* block_pool
+    Chains chains           # of names that are longer than name_inline, and of whatever else its owner has there
+    uint32_t capacity       # records
     uint32_t record_size
     uint32_t name_inline    # a longer name has so many bytes less CHAIN_SIZE in its record, and the chain of the rest
 
 
 # ---- index ---------------------------------------------------------------------------------------------------------
 
-cdef inline void index_map(Index* index, IndexState* state, uint8_t* memory, int bits) noexcept nogil:
-    """The view of an index of 2^bits slots, at most 2^31."""
-    index.entries = <IndexEntry*>memory
-    index.state = state
+cdef inline int index_reserve(Index* index, Region* region, const char* name, uint32_t capacity) except -1:
+    """Reserves memory for an index of that many entries: at least two slots for each, at least two, a power of two."""
+    cdef int bits = 1
+    while (<uint64_t>1 << bits) < 2 * <uint64_t>capacity:
+        bits += 1
+    if bits > INDEX_BITS_MAX:
+        raise ValueError(f"at most {1 << (INDEX_BITS_MAX - 1)} {name.decode()}, not {capacity}")
     index.mask = <uint32_t>((<uint64_t>1 << bits) - 1)
     index.shift = 32 - bits
+    region_reserve(region, name, sizeof(IndexState), <void**>&index.state)
+    region_reserve(region, name, sizeof(IndexEntry) << bits, <void**>&index.entries)
+    return 0
 
 
 cdef inline uint32_t index_home(const Index* index, uint32_t tag) noexcept nogil:
@@ -155,112 +147,6 @@ cdef inline void index_remove(Index* index, uint32_t tag, uint32_t number) noexc
     index.state.used -= 1
 
 
-# ---- pools ---------------------------------------------------------------------------------------------------------
-
-cdef inline uint32_t pool_left(const Pool* pool) noexcept nogil:
-    return pool.capacity - pool.used
-
-
-cdef inline uint32_t pool_take(Pool* pool, const void* links, size_t cell_size) noexcept nogil:
-    """A free cell, or 0. links: the field of cell 0 that links free cells; each other cell has it at the same place."""
-    cdef uint32_t number = pool.free
-    if number:
-        pool.free = (<const uint32_t*>(<const uint8_t*>links + number * cell_size))[0]
-    elif pool.fresh < pool.capacity:
-        pool.fresh += 1
-        number = pool.fresh
-    else:
-        return 0
-    pool.used += 1
-    return number
-
-
-cdef inline void pool_put(Pool* pool, void* links, size_t cell_size, uint32_t number) noexcept nogil:
-    (<uint32_t*>(<uint8_t*>links + number * cell_size))[0] = pool.free
-    pool.free = number
-    pool.used -= 1
-
-
-# ---- chains --------------------------------------------------------------------------------------------------------
-
-cdef inline uint32_t chain_blocks(uint32_t size) noexcept nogil:
-    """How many blocks so many bytes need."""
-    return (size + BLOCK_PAYLOAD - 1) // BLOCK_PAYLOAD
-
-
-cdef inline void chain_write(
-    const Table* table, Chain* chain, uint32_t lead, const uint8_t* data, uint32_t size
-) noexcept nogil:
-    """Stores lead + size bytes, of which the lead, at most BLOCK_PAYLOAD, are left to the caller.
-
-    The caller has seen that enough blocks are left.
-    """
-    cdef uint32_t position = 0, start = lead
-    cdef uint32_t piece, block
-    chain.first = 0
-    while position < size or (lead and chain.first == 0):
-        block = pool_take(table.block_pool, &table.blocks.next, sizeof(Block))
-        debug_check(block != 0)
-        piece = min(BLOCK_PAYLOAD - start, size - position)
-        memcpy(table.blocks[block].payload + start, data + position, piece)
-        table.blocks[block].next = 0
-        if chain.first:
-            table.blocks[chain.last].next = block
-        else:
-            chain.first = block
-        chain.last = block
-        position += piece
-        start = 0
-
-
-cdef inline void chain_replace(
-    const Table* table, const Chain* chain, uint32_t lead, const uint8_t* data, uint32_t size
-) noexcept nogil:
-    """Writes other bytes, of which there are as many or which need as many blocks, over those of a chain."""
-    cdef uint32_t position = 0, start = lead, block = chain.first
-    cdef uint32_t piece
-    while position < size:
-        piece = min(BLOCK_PAYLOAD - start, size - position)
-        memcpy(table.blocks[block].payload + start, data + position, piece)
-        block = table.blocks[block].next
-        position += piece
-        start = 0
-
-
-cdef inline void chain_read(
-    const Table* table, const Chain* chain, uint32_t lead, uint8_t* target, uint32_t size
-) noexcept nogil:
-    cdef uint32_t position = 0, start = lead, block = chain.first
-    cdef uint32_t piece
-    while position < size:
-        piece = min(BLOCK_PAYLOAD - start, size - position)
-        memcpy(target + position, table.blocks[block].payload + start, piece)
-        block = table.blocks[block].next
-        position += piece
-        start = 0
-
-
-cdef inline bint chain_equals(
-    const Table* table, const Chain* chain, const uint8_t* data, uint32_t size
-) noexcept nogil:
-    cdef uint32_t position = 0, block = chain.first
-    cdef uint32_t piece
-    while position < size:
-        piece = min(<uint32_t>BLOCK_PAYLOAD, size - position)
-        if memcmp(table.blocks[block].payload, data + position, piece) != 0:
-            return False
-        block = table.blocks[block].next
-        position += piece
-    return True
-
-
-cdef inline void chain_free(const Table* table, const Chain* chain, uint32_t count) noexcept nogil:
-    """Returns a chain of so many blocks, at least one, in one step."""
-    table.blocks[chain.last].next = table.block_pool.free
-    table.block_pool.free = chain.first
-    table.block_pool.used -= count
-
-
 # ---- names ---------------------------------------------------------------------------------------------------------
 
 cdef inline uint32_t name_tag(const Table* table, const uint8_t* name, uint32_t size) noexcept nogil:
@@ -293,7 +179,7 @@ cdef inline bint name_equals(const Table* table, Record* record, const uint8_t* 
         return memcmp(record_name(record), name, size) == 0
     prefix = name_prefix(table, size)
     return memcmp(record_name(record), name, prefix) == 0 and chain_equals(
-        table, name_chain(table, record), name + prefix, size - prefix
+        &table.chains, name_chain(table, record), name + prefix, size - prefix
     )
 
 
@@ -301,7 +187,7 @@ cdef inline void name_read(const Table* table, Record* record, uint8_t* target) 
     cdef uint32_t prefix = name_prefix(table, record.name_size)
     memcpy(target, record_name(record), prefix)
     if prefix < record.name_size:
-        chain_read(table, name_chain(table, record), 0, target + prefix, record.name_size - prefix)
+        chain_read(&table.chains, name_chain(table, record), 0, target + prefix, record.name_size - prefix)
 
 
 cdef inline bytes name_bytes(const Table* table, Record* record):
@@ -311,6 +197,26 @@ cdef inline bytes name_bytes(const Table* table, Record* record):
 
 
 # ---- records -------------------------------------------------------------------------------------------------------
+
+cdef inline int table_reserve(
+    Table* table, Region* region, const char* name, uint32_t capacity, size_t record_size, uint32_t name_inline
+) except -1:
+    """Reserves memory for a table of that many records of that size, of which name_inline bytes are the name's."""
+    table.capacity = capacity
+    table.record_size = <uint32_t>record_size
+    table.name_inline = name_inline
+    index_reserve(&table.index, region, name, capacity)
+    region_reserve(region, name, sizeof(Pool), <void**>&table.pool)
+    region_reserve(region, name, (<size_t>capacity + 1) * record_size, <void**>&table.records)
+    return 0
+
+
+cdef inline void table_begin(Table* table, const uint64_t* key, const Chains* chains) noexcept nogil:
+    """To be called once, when the region is mapped. key: of SipHash; chains: for the rest of long names."""
+    table.key = key
+    table.chains = chains[0]
+    table.pool.capacity = table.capacity
+
 
 cdef inline Record* record_at(const Table* table, uint32_t number) noexcept nogil:
     debug_check(0 < number <= table.pool.fresh)
@@ -345,7 +251,7 @@ cdef inline uint32_t table_insert(Table* table, uint32_t tag, const uint8_t* nam
     record.flags = RECORD_USED
     memcpy(record_name(record), name, prefix)
     if prefix < size:
-        chain_write(table, name_chain(table, record), 0, name + prefix, size - prefix)
+        chain_write(&table.chains, name_chain(table, record), 0, name + prefix, size - prefix)
     index_insert(&table.index, tag, number)
     return number
 
@@ -355,6 +261,6 @@ cdef inline void table_remove(Table* table, uint32_t number) noexcept nogil:
     cdef Record* record = record_at(table, number)
     index_remove(&table.index, record.tag, number)
     if record.name_size > table.name_inline:
-        chain_free(table, name_chain(table, record), name_blocks(table, record.name_size))
+        chain_free(&table.chains, name_chain(table, record), name_blocks(table, record.name_size))
     record.flags = 0
     pool_put(table.pool, &name_chain(table, <Record*>table.records).first, table.record_size, number)

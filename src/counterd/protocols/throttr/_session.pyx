@@ -8,51 +8,56 @@ both. Its parser answers with the bytes it takes, 0 for "more are needed", or -1
 opcode, or more than max_message bytes.
 """
 
+from cpython.bytes cimport PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
-from counterd._core cimport (
-    CONNECTIONS_MAX, DONE, FRAME_STEP_SHIFT, FRAMES_AHEAD, LATER, Frame, Region, ledger_find,
-)
-from counterd._table cimport index_peek, index_prefetch, name_blocks, name_tag, table_find
-from counterd.byteorder cimport load_le16, load_le32, load_le64, prefetch, store_le64
+from counterd._core cimport DONE, FRAME_STEP_SHIFT, FRAMES_AHEAD, LATER, Frame, Session
+from counterd.engine.byteorder cimport prefetch, store_le64
+from counterd.engine.connections cimport CONNECTIONS_MAX
+from counterd.engine.debug cimport debug_check
+from counterd.engine.permits cimport ledger_find
+from counterd.engine.table cimport index_peek, index_prefetch, name_blocks, name_tag, table_find
+from counterd.protocols.throttr._channels cimport channel_enter, channel_find, channel_leave, channel_permit
 from counterd.protocols.throttr._keys cimport (
     KEY_BUFFER, Key, Keys, key_at, key_count_read, key_count_write, key_create, key_expire, key_expire_at, key_expires,
     key_lives, key_make_buffer, key_remove, key_ttl, moment_after, moment_before, value_blocks, value_free,
     value_prefetch, value_length, value_read, value_replace, value_write,
 )
+from counterd.protocols.throttr._listing cimport (
+    CONNECTION_SIZE, STAT_SIZE, SUBSCRIBER_SIZE, Listing, write_connection, write_stat, write_subscriber,
+)
+from counterd.protocols.throttr._members cimport Member, member_enter, member_find_id
 from counterd.protocols.throttr._store cimport (
-    CHANNEL, CHANNELS, CONNECTION, EVENT, GET, ID_SIZE, INFO, INSERT, OPCODES, PUBLISH, PURGE, QUERY, REPLY_MIN, SET,
-    STAT, SUBSCRIBE, SUBSCRIPTION_BLOCKS, UNSUBSCRIBE, UPDATE, WHOAMI, Layout, ThrottrStore,
+    SUBSCRIPTION_BLOCKS, Rate, ThrottrState, ThrottrStore, append, reply,
+)
+from counterd.protocols.throttr._wire cimport (
+    CHANNEL, CHANNELS, CONNECTION, CONNECTIONS, DECREASE, EVENT, GET, ID_SIZE, INCREASE, INFO, INSERT, LIST, OPCODES,
+    PATCH, PUBLISH, PURGE, QUERY, QUOTA, REPLY_BESIDE, REPLY_MIN, SET, STAT, STATS, SUBSCRIBE, TTL, UNSUBSCRIBE, UPDATE,
+    WHOAMI, Layout, load_number, put,
 )
 
-from counterd.protocols.throttr._store import KEY_BYTES, region_extra
+from counterd.protocols.throttr._store import KEY_BYTES
+
+from counterd.version import __version__
 
 cdef enum:
     BROKEN = 1              # a frame's verdict: framing is lost
     PUBLISH_STEPS = 64      # subscribers that a PUBLISH serves at once; the rest have their turn
     EVENTS_DEEP = 16        # each is answered 01 before the reply to what is in it
+    CHANNEL_STEPS = 1024    # subscribers that are told at once: less than REPLY_MIN
+    INFO_SIZE = 433
+    NS_PER_TENTH = 100000000
 
-# Section "UPDATE".
-cdef enum:
-    QUOTA = 0
-    TTL = 1
-    PATCH = 0
-    INCREASE = 1
-    DECREASE = 2
+# The order in which INFO tells of requests.
+cdef uint8_t[18] INFO_ORDER = [
+    INSERT, QUERY, UPDATE, PURGE, GET, SET, LIST, INFO, STATS, STAT, SUBSCRIBE, UNSUBSCRIBE, PUBLISH, CHANNEL, CHANNELS,
+    WHOAMI, CONNECTION, CONNECTIONS,
+]
+cdef bytes VERSION = __version__.encode("ascii")[:16]
+cdef bytes HEX = b"0123456789abcdef"
 
 CHANNELS_MIN = 65536
-
-
-cdef inline uint64_t load_number(const uint8_t* source, int width) noexcept:
-    """N bytes. Section "Dynamic Value Size"."""
-    if width == 2:
-        return load_le16(source)
-    if width == 1:
-        return source[0]
-    if width == 4:
-        return load_le32(source)
-    return load_le64(source)
 
 
 def power_of_two(number):
@@ -61,36 +66,124 @@ def power_of_two(number):
 
 
 def open_store(*, int value_size, uint64_t memory_limit, uint64_t max_message, uint64_t max_queued,
-               int64_t expiry_grace_ns, bytes hash_key not None):
+               int64_t expiry_grace_ns, bytes hash_key not None, int64_t now_ns=0):
     """A store for numbers of value_size bytes: 1, 2, 4 or 8. The others are bytes and ns; hash_key has 16 random bytes.
 
-    Raises ValueError for impossible sizes, MemoryError if they cannot be mapped.
+    now_ns: the caller's clock. Raises ValueError for impossible sizes, MemoryError if they cannot be mapped.
     """
-    if value_size not in (1, 2, 4, 8):
-        raise ValueError(f"value_size must be 1, 2, 4 or 8 bytes, not {value_size}")
     # A power of two slots, so that none are idle: with all of them used, keys take half of the limit.
     slots = power_of_two(max(4, memory_limit // KEY_BYTES))
     channels = min(CONNECTIONS_MAX, max(CHANNELS_MIN, power_of_two(memory_limit // 2048 + 1)))
-    bits = slots.bit_length() - 1
     return ThrottrStore(
-        buckets=2 * channels,  # SUBSCRIBE gets half of these and of the holdings: see has_places()
-        holdings=4 * channels,
-        name_memory=memory_limit,
-        hash_key=hash_key,
-        extra=region_extra(bits, 2 * channels, 4 * channels),
-        reply_max=max(REPLY_MIN, max_message + 64),  # a GET of the longest value, or an EVENT with it
-        posted_max=max_queued,
-        bits=bits,
         value_size=value_size,
         memory_limit=memory_limit,
         max_message=max_message,
         expiry_grace_ns=expiry_grace_ns,
+        keys=slots // 2,
+        channels=2 * channels,  # SUBSCRIBE gets half of these and of the subscriptions: see has_places()
+        subscriptions=4 * channels,
         make_session=ThrottrSession,
+        hash_key=hash_key,
+        reply_max=max(REPLY_MIN, max_message + REPLY_BESIDE),
+        posted_max=max_queued,
+        now_ns=now_ns,
     )
 
 
-cdef class ThrottrSession(Lister):
-    """One connection of the throttr protocol."""
+cdef inline uint8_t* put_rate(uint8_t* target, const Rate* rate) noexcept:
+    return put(put(target, rate.total), rate.last)
+
+
+cdef inline int reply_success(ThrottrStore store) noexcept:
+    append(store, 1)[0] = 1
+    return DONE
+
+
+cdef inline int refuse(ThrottrStore store, const Frame* frame) noexcept:
+    store.state.refusals[frame.data[0]] += 1
+    append(store, 1)[0] = 0
+    return DONE
+
+
+cdef inline int without_room(ThrottrStore store, const Frame* frame, int room) noexcept:
+    """What a request comes to that find_room() had no room for."""
+    return LATER if room == LATER else refuse(store, frame)
+
+
+cdef inline void count_bytes(ThrottrSession session, size_t sent) noexcept:
+    """What has arrived, once it was executed, and what goes out. Others see that: within a call."""
+    if session.member != NULL:
+        session.member.read_bytes += session.arrived
+        session.member.write_bytes += sent
+    session.arrived = 0
+
+
+cdef class ThrottrSession(Session):
+    """One connection of the throttr protocol.
+
+    Others see what is in the region: its member, and what it is subscribed to.
+    """
+
+    def __cinit__(self, ThrottrStore store not None):
+        pass  # its type is what matters: the methods below cast
+
+    def greet(self):
+        """Gives the connection its id, and subscribes it to what every connection is subscribed to. Of a store's call.
+
+        Raises MemoryError if there is no room for it.
+        """
+        cdef ThrottrStore store = <ThrottrStore>self.store
+        cdef uint8_t[2 * ID_SIZE] name
+        cdef int i
+        self.member = member_enter(
+            &store.members, self.connection, store.header.key, store.now_ns + store.wall_ns, store.enter_epoch()
+        )
+        if self.member == NULL:
+            raise MemoryError(f"no room for another connection: {store.members.capacity} can have a channel")
+        store.sessions[self.connection] = <void*>self
+        for i in range(ID_SIZE):
+            name[2 * i] = <uint8_t>HEX[self.member.id[i] >> 4]
+            name[2 * i + 1] = <uint8_t>HEX[self.member.id[i] & 15]
+        if not self.enter_channel(name_tag(&store.channels.permits.table, b"*", 1), b"*", 1) or not self.enter_channel(
+            name_tag(&store.channels.permits.table, name, 2 * ID_SIZE), name, 2 * ID_SIZE
+        ):
+            raise MemoryError("no room for another connection's subscriptions")
+
+    cdef void leave(self) noexcept:
+        cdef ThrottrStore store = <ThrottrStore>self.store
+        if self.member != NULL:
+            store.state.repeated -= self.member.repeated
+            self.member.repeated = 0
+            self.member.is_open = False
+            self.member = NULL
+            store.sessions[self.connection] = NULL
+        Session.leave(self)
+
+    cdef int begin_call(self, int64_t now_ns) except -1:
+        cdef ThrottrStore store = <ThrottrStore>self.store
+        Session.begin_call(self, now_ns)
+        if now_ns >= store.state.minute_end_ns:
+            store.turn_minute(now_ns)
+        return 0
+
+    cpdef bytes receive(self, bytes data, int64_t now_ns):
+        cdef bytes output
+        self.arrived = 0 if data is None else PyBytes_GET_SIZE(data)
+        output = Session.receive(self, data, now_ns)
+        if self.arrived:  # nothing was executed: it is kept, or of no use
+            self.store.begin_call(now_ns)
+            count_bytes(self, 0)
+            self.store.end_call()
+        return output
+
+    cdef bytes end_call(self):
+        count_bytes(self, self.store.out_size)
+        return Session.end_call(self)
+
+    cdef bytes take_posted(self):
+        cdef bytes output = Session.take_posted(self)
+        count_bytes(self, PyBytes_GET_SIZE(output))
+        return output
 
     # ---- requests ----
 
@@ -125,7 +218,7 @@ cdef class ThrottrSession(Lister):
             frame.tag = name_tag(&store.keys.table, frame.key, frame.key_size)
             index_prefetch(&store.keys.table.index, frame.tag)
         elif layout.name_at and data[0] != EVENT:
-            frame.tag = name_tag(&store.region.names, frame.key, frame.key_size)
+            frame.tag = name_tag(&store.channels.permits.table, frame.key, frame.key_size)
         return frame.size
 
     cdef void prefetch_frames(self, const Frame* frames, int count) noexcept:
@@ -154,15 +247,16 @@ cdef class ThrottrSession(Lister):
         cdef uint8_t opcode = frame.data[0]
         cdef int done
         if frame.verdict != 0:
-            store.broken += 1
-            self.append(1)[0] = 0
+            store.state.broken += 1
+            append(store, 1)[0] = 0
             return DONE
-        store.requests[opcode].total += 1
-        self.requests[opcode] += 1
+        debug_check(self.member != NULL)
+        store.state.requests[opcode].total += 1
+        self.member.requests[opcode] += 1
         done = self.execute(opcode, frame)
         if done == LATER:
-            store.requests[opcode].total -= 1
-            self.requests[opcode] -= 1
+            store.state.requests[opcode].total -= 1
+            self.member.requests[opcode] -= 1
         return done
 
     cdef int execute(self, uint8_t opcode, const Frame* frame) except -1:
@@ -189,9 +283,9 @@ cdef class ThrottrSession(Lister):
         if opcode == EVENT:
             return self.event(frame)
         if opcode == WHOAMI:
-            memcpy(self.reply(1 + ID_SIZE), self.id, ID_SIZE)
+            memcpy(reply(<ThrottrStore>self.store, 1 + ID_SIZE), self.member.id, ID_SIZE)
             return DONE
-        if self.store.region.budget <= 0:
+        if self.store.budget <= 0:
             return LATER
         if opcode == INFO:
             return self.info()
@@ -208,10 +302,6 @@ cdef class ThrottrSession(Lister):
         cdef uint32_t number = table_find(&store.keys.table, frame.tag, frame.key, frame.key_size)
         return number if number and key_lives(&store.keys, key_at(&store.keys, number), store.now_ns) else 0
 
-    cdef int without_room(self, const Frame* frame, int room) noexcept:
-        """What a request comes to that find_room() had no room for."""
-        return LATER if room == LATER else self.refuse(frame)
-
     cdef int insert(self, const Frame* frame) except -1:
         """Section "INSERT"."""
         cdef ThrottrStore store = <ThrottrStore>self.store
@@ -223,24 +313,18 @@ cdef class ThrottrSession(Lister):
         cdef int room
         if number:
             if key_at(&store.keys, number).timer.due_ns > store.now_ns:
-                return self.refuse(frame)
+                return refuse(store, frame)
             key_expire(&store.keys, number)  # the next tick would have found it
         room = store.find_room(1, name_blocks(&store.keys.table, frame.key_size), 0)
         if room != DONE:
-            return self.without_room(frame, room)
+            return without_room(store, frame, room)
         number = key_create(
             &store.keys, frame.tag, frame.key, frame.key_size, ttl_type, expires_ns, store.enter_epoch()
         )
         key_at(&store.keys, number).content.quota = load_number(frame.data + 1, n)
-        self.allocated_bytes += n
-        self.expect(number)
-        return self.reply_success()
-
-    cdef void expect(self, uint32_t number) noexcept:
-        """A key's moment was set: if nothing was to come before it, the caller has to look at next_deadline()."""
-        cdef ThrottrStore store = <ThrottrStore>self.store
-        if key_at(&store.keys, number).timer.due_ns < store.scheduled_ns:
-            store.stirred = True
+        self.member.allocated_bytes += n
+        store.expect(key_at(&store.keys, number).timer.due_ns)
+        return reply_success(store)
 
     cdef int query(self, const Frame* frame) except -1:
         """Section "QUERY". A buffer has quota 0."""
@@ -250,11 +334,11 @@ cdef class ThrottrSession(Lister):
         cdef Key* key
         cdef uint8_t* target
         if number == 0:
-            return self.refuse(frame)
+            return refuse(store, frame)
         key = key_at(&store.keys, number)
-        key_count_read(key, store.minute)
-        self.consumed_bytes += n
-        target = self.reply(2 + 2 * n)
+        key_count_read(key, store.state.minute)
+        self.member.consumed_bytes += n
+        target = reply(store, 2 + 2 * n)
         store_le64(target, 0 if key.record.flags & KEY_BUFFER else key.content.quota)
         target[n] = key.record.note
         store_le64(target + n + 1, key_ttl(&store.keys, key, store.now_ns))
@@ -269,18 +353,18 @@ cdef class ThrottrSession(Lister):
         cdef bint changed = False
         cdef Key* key
         if number == 0:
-            return self.refuse(frame)
+            return refuse(store, frame)
         key = key_at(&store.keys, number)
-        key_count_read(key, store.minute)
+        key_count_read(key, store.state.minute)
         if frame.data[1] == QUOTA and not key.record.flags & KEY_BUFFER:
             changed = self.update_quota(key, change, value)
         elif frame.data[1] == TTL:
             changed = True
             self.update_ttl(number, change, value)
         if not changed:
-            return self.refuse(frame)
-        key_count_write(key, store.minute)
-        return self.reply_success()
+            return refuse(store, frame)
+        key_count_write(key, store.state.minute)
+        return reply_success(store)
 
     cdef bint update_quota(self, Key* key, uint8_t change, uint64_t value) noexcept:
         cdef uint64_t quota = key.content.quota
@@ -309,15 +393,16 @@ cdef class ThrottrSession(Lister):
         elif change == DECREASE:
             expires_ns = moment_before(expires_ns, ttl_type, value)
         key_expire_at(&store.keys, number, expires_ns)
-        self.expect(number)
+        store.expect(key_at(&store.keys, number).timer.due_ns)
 
     cdef int purge(self, const Frame* frame) except -1:
         """Section "PURGE"."""
+        cdef ThrottrStore store = <ThrottrStore>self.store
         cdef uint32_t number = self.find_living(frame)
         if number == 0:
-            return self.refuse(frame)
-        key_remove(&(<ThrottrStore>self.store).keys, number)
-        return self.reply_success()
+            return refuse(store, frame)
+        key_remove(&store.keys, number)
+        return reply_success(store)
 
     cdef int set(self, const Frame* frame) except -1:
         """Section "SET"."""
@@ -334,14 +419,14 @@ cdef class ThrottrSession(Lister):
             key_expire(&store.keys, number)
         room = store.find_room(1, name_blocks(&store.keys.table, frame.key_size) + value_blocks(size), 0)
         if room != DONE:
-            return self.without_room(frame, room)
+            return without_room(store, frame, room)
         number = key_create(
             &store.keys, frame.tag, frame.key, frame.key_size, ttl_type, expires_ns, store.enter_epoch()
         )
         key_make_buffer(&store.keys, number, frame.key + frame.key_size, size)
-        self.allocated_bytes += size
-        self.expect(number)
-        return self.reply_success()
+        self.member.allocated_bytes += size
+        store.expect(key_at(&store.keys, number).timer.due_ns)
+        return reply_success(store)
 
     cdef int overwrite(self, uint32_t number, const Frame* frame, int64_t expires_ns) except -1:
         """SET of a key that exists, or of one in its grace: that is told of success, and lost."""
@@ -350,23 +435,23 @@ cdef class ThrottrSession(Lister):
         cdef uint32_t size = frame.size - store.layouts[<int>SET].head - frame.key_size
         cdef int room
         if not key.record.flags & KEY_BUFFER:
-            return self.refuse(frame)
+            return refuse(store, frame)
         if not key_lives(&store.keys, key, store.now_ns):
-            return self.reply_success()
+            return reply_success(store)
         if value_blocks(size) == value_blocks(value_length(&store.keys, key)):
             value_replace(&store.keys, key, frame.key + frame.key_size, size)
         else:
             room = store.find_room(0, value_blocks(size), value_blocks(value_length(&store.keys, key)))
             if room != DONE:
-                return self.without_room(frame, room)
+                return without_room(store, frame, room)
             value_free(&store.keys, key)
             value_write(&store.keys, key, frame.key + frame.key_size, size)
         key.record.note = frame.data[1]
         key_expire_at(&store.keys, number, expires_ns)
-        key_count_write(key, store.minute)
-        self.allocated_bytes += size
-        self.expect(number)
-        return self.reply_success()
+        key_count_write(key, store.state.minute)
+        self.member.allocated_bytes += size
+        store.expect(key_at(&store.keys, number).timer.due_ns)
+        return reply_success(store)
 
     cdef int get(self, const Frame* frame) except -1:
         """Section "GET". A counter has an empty value."""
@@ -377,13 +462,13 @@ cdef class ThrottrSession(Lister):
         cdef Key* key
         cdef uint8_t* target
         if number == 0:
-            return self.refuse(frame)
+            return refuse(store, frame)
         key = key_at(&store.keys, number)
-        key_count_read(key, store.minute)
+        key_count_read(key, store.state.minute)
         if key.record.flags & KEY_BUFFER:
             size = value_length(&store.keys, key)
-        self.consumed_bytes += size
-        target = self.reply(2 + 2 * n + size)
+        self.member.consumed_bytes += size
+        target = reply(store, 2 + 2 * n + size)
         target[0] = key.record.note
         store_le64(target + 1, key_ttl(&store.keys, key, store.now_ns))
         store_le64(target + 1 + n, size)
@@ -397,54 +482,70 @@ cdef class ThrottrSession(Lister):
         cdef uint32_t number = self.find_living(frame)
         cdef Key* key
         if number == 0:
-            return self.refuse(frame)
+            return refuse(store, frame)
         key = key_at(&store.keys, number)
-        self.write_stat(key, self.reply(33))
-        key_count_read(key, store.minute)
+        write_stat(key, store.state.minute, reply(store, 1 + STAT_SIZE))
+        key_count_read(key, store.state.minute)
         return DONE
 
     cdef int subscribe(self, const Frame* frame) except -1:
         """Section "SUBSCRIBE"."""
         cdef ThrottrStore store = <ThrottrStore>self.store
-        cdef uint32_t blocks = SUBSCRIPTION_BLOCKS + name_blocks(&store.region.names, frame.key_size)
+        cdef uint32_t blocks = SUBSCRIPTION_BLOCKS + name_blocks(&store.channels.permits.table, frame.key_size)
         cdef int room = store.find_room(0, blocks, 0)
         if room != DONE:
-            return self.without_room(frame, room)
-        if not store.has_places(table_find(&store.region.names, frame.tag, frame.key, frame.key_size) == 0):
-            return self.refuse(frame)
+            return without_room(store, frame, room)
+        if not store.has_places(channel_find(&store.channels, frame.tag, frame.key, frame.key_size) == 0):
+            return refuse(store, frame)
         if not self.enter_channel(frame.tag, frame.key, frame.key_size):
-            return self.refuse(frame)
-        return self.reply_success()
+            return refuse(store, frame)
+        return reply_success(store)
+
+    cdef bint enter_channel(self, uint32_t tag, const uint8_t* name, uint32_t size) noexcept:
+        """Subscribes to a channel, once more if it is already; False if that is not possible."""
+        cdef ThrottrStore store = <ThrottrStore>self.store
+        cdef uint32_t times = channel_enter(
+            &store.channels, self.connection, tag, name, size, store.now_ns + store.wall_ns,
+            <uint32_t>(store.now_ns // NS_PER_TENTH), store.enter_epoch()
+        )
+        if times > 1:
+            self.member.repeated += 1
+            store.state.repeated += 1
+        return times != 0
 
     cdef int unsubscribe(self, const Frame* frame) except -1:
         """Section "UNSUBSCRIBE"."""
-        if not self.leave_channel(frame.tag, frame.key, frame.key_size):
-            return self.refuse(frame)
-        return self.reply_success()
+        cdef ThrottrStore store = <ThrottrStore>self.store
+        cdef uint32_t times = channel_leave(&store.channels, self.connection, frame.tag, frame.key, frame.key_size)
+        if times == 0:
+            return refuse(store, frame)
+        self.member.repeated -= times - 1
+        store.state.repeated -= times - 1
+        return reply_success(store)
 
     cdef int publish(self, const Frame* frame) except -1:
         """Section "PUBLISH". Whoever publishes and is subscribed has the event first, then the reply."""
         cdef ThrottrStore store = <ThrottrStore>self.store
-        cdef Region* region = &store.region
+        cdef ThrottrState* state = store.state
         cdef uint32_t number, entry
-        if store.event is not None:
+        if state.event.channel:
             return LATER
-        if region.header.leaving_first and not store.catch_up():
+        if store.channels.permits.state.leaving_first and not store.catch_up():
             return LATER  # nobody is there who has gone
-        number = table_find(&region.names, frame.tag, frame.key, frame.key_size)
+        number = channel_find(&store.channels, frame.tag, frame.key, frame.key_size)
         if number == 0:
-            return self.refuse(frame)
+            return refuse(store, frame)
         store.publish(number, self.connection, frame)
-        self.published_bytes += store.event_payload
-        entry = ledger_find(region, self.connection, number, frame.tag)
+        self.member.published_bytes += state.event.payload
+        entry = ledger_find(&store.channels.permits, self.connection, number, frame.tag)
         if entry:
-            store.subscriptions[entry].write_bytes += store.event_payload
+            store.channels.subscriptions[entry].write_bytes += state.event.payload
             store.give(entry)
             self.post(b"\x01")
         else:
-            self.reply_success()
-        region.budget -= PUBLISH_STEPS - store.deliver(PUBLISH_STEPS)
-        if store.event is not None:
+            reply_success(store)
+        store.budget -= PUBLISH_STEPS - store.deliver(PUBLISH_STEPS)
+        if state.event.channel:
             store.stirred = True
         return DONE
 
@@ -458,16 +559,16 @@ cdef class ThrottrSession(Lister):
         cdef size_t size = frame.data + frame.size - payload
         while size and depth < EVENTS_DEEP and self.parse_frame(payload, size, &inner) > 0:
             depth += 1
-            self.reply(1)
+            reply(store, 1)
             if inner.data[0] != EVENT:
                 # What is around it, and behind it, is no work: a long one would leave no turn enough for what is in it.
-                store.region.budget += (frame.size - inner.size) >> FRAME_STEP_SHIFT
+                store.budget += (frame.size - inner.size) >> FRAME_STEP_SHIFT
                 return self.execute_nested(&inner, start, depth)
-            store.requests[<int>EVENT].total += 1
-            self.requests[<int>EVENT] += 1
+            store.state.requests[<int>EVENT].total += 1
+            self.member.requests[<int>EVENT] += 1
             payload = inner.key + inner.key_size
             size = inner.data + inner.size - payload
-        return self.refuse(frame)
+        return refuse(store, frame)
 
     cdef int execute_nested(self, const Frame* frame, size_t start, uint32_t depth) except -1:
         """What was `depth` EVENTs deep, whose statuses are at `start` of the output."""
@@ -475,9 +576,87 @@ cdef class ThrottrSession(Lister):
         cdef int done = self.execute_frame(frame)
         if done == LATER:
             store.out_size = start
-            store.requests[<int>EVENT].total -= depth - 1
-            self.requests[<int>EVENT] -= depth - 1
+            store.state.requests[<int>EVENT].total -= depth - 1
+            self.member.requests[<int>EVENT] -= depth - 1
         elif self.posted_size:  # its own event, which goes ahead of the reply: of all of it
             store.out_size = start
             self.post(b"\x01" * depth)
         return done
+
+    # ---- what there is ----
+
+    cdef int info(self) except -1:
+        """Section "INFO"."""
+        cdef ThrottrStore store = <ThrottrStore>self.store
+        cdef ThrottrState* state = store.state
+        cdef const Keys* keys = &store.keys
+        cdef Rate total = Rate(0, 0, 0)
+        cdef uint8_t* target
+        cdef int opcode
+        if not store.catch_up():
+            return LATER
+        for opcode in range(OPCODES):
+            total.total += state.requests[opcode].total
+            total.last += state.requests[opcode].last
+        state.read_bytes.total = store.bytes_in
+        state.write_bytes.total = store.bytes_out
+        target = put(reply(store, INFO_SIZE), <uint64_t>((store.now_ns + store.wall_ns) // 1000000000))
+        target = put_rate(target, &total)
+        for opcode in INFO_ORDER:
+            target = put_rate(target, &state.requests[opcode])
+        target = put_rate(put_rate(target, &state.read_bytes), &state.write_bytes)
+        target = put(target, keys.state.counters + keys.state.buffers)
+        target = put(put(target, keys.state.counters), keys.state.buffers)
+        target = put(put(target, keys.state.counters * store.width), keys.state.buffer_bytes)
+        target = put(target, store.channels.permits.state.holdings.used + state.repeated)
+        target = put(target, store.channels.permits.table.pool.used)
+        target = put(target, <uint64_t>(state.started_ns + store.wall_ns))
+        target = put(target, store.sessions_open)
+        memset(target, 0, 16)
+        memcpy(target, <const uint8_t*>VERSION, len(VERSION))
+        return DONE
+
+    cdef int tell_connection(self, const Frame* frame) except -1:
+        """Section "CONNECTION", which the clients ask for by its id."""
+        cdef ThrottrStore store = <ThrottrStore>self.store
+        cdef const Member* member = member_find_id(&store.members, frame.data + 1)
+        if member == NULL:
+            return refuse(store, frame)
+        write_connection(store, <uint32_t>(member - store.members.records), reply(store, 1 + CONNECTION_SIZE))
+        return DONE
+
+    cdef int list_subscribers(self, const Frame* frame) except -1:
+        """Section "CHANNEL"."""
+        cdef ThrottrStore store = <ThrottrStore>self.store
+        cdef uint32_t number, entry, count, _time
+        cdef uint8_t* target
+        if not store.catch_up():
+            return LATER
+        number = channel_find(&store.channels, frame.tag, frame.key, frame.key_size)
+        if number == 0:
+            return refuse(store, frame)
+        count = channel_permit(&store.channels, number).consumption
+        if count > CHANNEL_STEPS:
+            return self.list_all(CHANNEL, number)
+        store.budget -= count
+        target = put(reply(store, 9 + count * SUBSCRIBER_SIZE), count)
+        entry = channel_permit(&store.channels, number).holders
+        while entry:
+            for _time in range(store.channels.permits.holdings[entry].amount):
+                write_subscriber(store, entry, target)
+                target += SUBSCRIBER_SIZE
+            entry = store.channels.permits.holdings[entry].next_of_record
+        return DONE
+
+    cdef int list_all(self, uint8_t opcode, uint32_t channel) except -1:
+        """Begins a listing, of the subscribers of a channel or of whatever the opcode lists."""
+        self.listing = Listing(<ThrottrStore>self.store, opcode, channel)
+        self.position = 1
+        self.produce()
+        return DONE
+
+    cdef int produce(self) except -1:
+        if self.listing.go_on(self.budget_floor):
+            self.listing = None
+            self.position = 0
+        return 0

@@ -1,4 +1,7 @@
+from counterd._core import Session
 from counterd.protocols.throttr._store import ThrottrStore
+
+CHANNELS_MIN: int
 
 def open_store(
     *,
@@ -8,4 +11,7 @@ def open_store(
     max_queued: int,
     expiry_grace_ns: int,
     hash_key: bytes,
+    now_ns: int = 0,
 ) -> ThrottrStore: ...
+
+class ThrottrSession(Session): ...

@@ -1,5 +1,7 @@
-"""The sentinel room: what a connection may ask for at once, and what is told of it. Each request's reply, byte by byte,
-is in tests/conformance/sentinel."""
+"""A session of the sentinel protocol: what a connection may ask for at once, and what is told of it.
+
+Each request's reply, byte by byte, is in tests/conformance/sentinel.
+"""
 
 from __future__ import annotations
 

@@ -12,9 +12,8 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from counterd._core cimport Store
-from counterd._table cimport RECORD_USED, Record, name_blocks, name_bytes, name_read, record_at, record_name
-from counterd.debug cimport debug_check
+from counterd.engine.table cimport RECORD_USED, Record, name_blocks, name_bytes, name_read, record_at, record_name
+from counterd.engine.debug cimport debug_check
 
 cdef extern from *:
     """
@@ -79,7 +78,7 @@ cdef class RankedWalk:
     limit: how many rows, from 1. There are fewer if their names take more than NAMES_MAX.
     """
 
-    def __cinit__(self, Store store not None, bytes needle not None, uint32_t limit, *_):
+    def __cinit__(self, object store, bytes needle not None, uint32_t limit, *_):
         self.store = store
         self.needle = needle
         self.capacity = limit

@@ -4,8 +4,7 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from counterd._core cimport Store
-from counterd._table cimport Record, Table
+from counterd.engine.table cimport Record, Table
 
 cdef enum:
     BLOCK_WORK = 10         # what a line of memory from anywhere counts, a block for example
@@ -17,7 +16,7 @@ cdef struct Ranked:
 
 
 cdef class RankedWalk:
-    cdef Store store        # whose memory the table is in
+    cdef object store       # whose memory the table is in
     cdef const Table* table
     cdef bytes needle       # what is looked for in names
     cdef Ranked* best       # a heap of `size`, the lowest at its top; highest first once `is_sorted`

@@ -4,7 +4,7 @@
 
 from libc.stdint cimport uint8_t, uint64_t
 
-from counterd.byteorder cimport load_le64
+from counterd.engine.byteorder cimport load_le64
 
 
 cdef struct SipState:

@@ -1,3 +1,4 @@
+from counterd._core import Session
 from counterd.protocols.sentinel._store import SentinelStore
 
 def open_store(
@@ -10,4 +11,7 @@ def open_store(
     sweep_max_duration_ns: int,
     hash_key: bytes,
     token_key: bytes,
+    now_ns: int = 0,
 ) -> SentinelStore: ...
+
+class SentinelSession(Session): ...

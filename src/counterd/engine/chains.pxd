@@ -1,0 +1,123 @@
+# Chains of blocks: bytes that do not fit into a record. Nothing fragments, and a chain is freed in one step.
+#
+# Floor 1, header only. Blocks are cells of a pool and are linked by number; a store's tables share one pool of them.
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy
+
+from counterd.engine.debug cimport debug_check
+from counterd.engine.pool cimport Pool, pool_take
+from counterd.engine.region cimport Region, region_reserve
+
+cdef enum:
+    BLOCK_SIZE = 64         # a cache line
+    BLOCK_PAYLOAD = 60      # without the number of the next block
+
+
+cdef struct Block:
+    uint32_t next           # block; also links the free list
+    uint8_t payload[BLOCK_PAYLOAD]
+
+
+cdef struct Chain:          # of blocks; the last is known, so that the chain is freed in one step
+    uint32_t first
+    uint32_t last
+
+
+cdef struct Chains:         # this process's view
+    Block* blocks
+    Pool* pool
+    uint32_t capacity       # blocks
+
+
+cdef inline int chains_reserve(Chains* chains, Region* region, uint64_t capacity) except -1:
+    """Reserves memory for that many blocks, which are numbered with 32 bits. Raises ValueError for more."""
+    if capacity >= <uint64_t>0xffffffff:
+        raise ValueError(f"at most {0xfffffffe} blocks of {BLOCK_SIZE} bytes, not {capacity}")
+    chains.capacity = <uint32_t>capacity
+    region_reserve(region, b"blocks state", sizeof(Pool), <void**>&chains.pool)
+    region_reserve(region, b"blocks", (<size_t>capacity + 1) * sizeof(Block), <void**>&chains.blocks)
+    return 0
+
+
+cdef inline void chains_begin(Chains* chains) noexcept nogil:
+    """To be called once, when the region is mapped."""
+    chains.pool.capacity = chains.capacity
+
+
+cdef inline uint32_t chain_blocks(uint32_t size) noexcept nogil:
+    """How many blocks so many bytes need."""
+    return (size + BLOCK_PAYLOAD - 1) // BLOCK_PAYLOAD
+
+
+cdef inline void chain_write(
+    const Chains* chains, Chain* chain, uint32_t lead, const uint8_t* data, uint32_t size
+) noexcept nogil:
+    """Stores lead + size bytes, of which the lead, at most BLOCK_PAYLOAD, are left to the caller.
+
+    The caller has seen that enough blocks are left.
+    """
+    cdef uint32_t position = 0, start = lead
+    cdef uint32_t piece, block
+    chain.first = 0
+    while position < size or (lead and chain.first == 0):
+        block = pool_take(chains.pool, &chains.blocks.next, sizeof(Block))
+        debug_check(block != 0)
+        piece = min(BLOCK_PAYLOAD - start, size - position)
+        memcpy(chains.blocks[block].payload + start, data + position, piece)
+        chains.blocks[block].next = 0
+        if chain.first:
+            chains.blocks[chain.last].next = block
+        else:
+            chain.first = block
+        chain.last = block
+        position += piece
+        start = 0
+
+
+cdef inline void chain_replace(
+    const Chains* chains, const Chain* chain, uint32_t lead, const uint8_t* data, uint32_t size
+) noexcept nogil:
+    """Writes other bytes, of which there are as many or which need as many blocks, over those of a chain."""
+    cdef uint32_t position = 0, start = lead, block = chain.first
+    cdef uint32_t piece
+    while position < size:
+        piece = min(BLOCK_PAYLOAD - start, size - position)
+        memcpy(chains.blocks[block].payload + start, data + position, piece)
+        block = chains.blocks[block].next
+        position += piece
+        start = 0
+
+
+cdef inline void chain_read(
+    const Chains* chains, const Chain* chain, uint32_t lead, uint8_t* target, uint32_t size
+) noexcept nogil:
+    cdef uint32_t position = 0, start = lead, block = chain.first
+    cdef uint32_t piece
+    while position < size:
+        piece = min(BLOCK_PAYLOAD - start, size - position)
+        memcpy(target + position, chains.blocks[block].payload + start, piece)
+        block = chains.blocks[block].next
+        position += piece
+        start = 0
+
+
+cdef inline bint chain_equals(
+    const Chains* chains, const Chain* chain, const uint8_t* data, uint32_t size
+) noexcept nogil:
+    cdef uint32_t position = 0, block = chain.first
+    cdef uint32_t piece
+    while position < size:
+        piece = min(<uint32_t>BLOCK_PAYLOAD, size - position)
+        if memcmp(chains.blocks[block].payload, data + position, piece) != 0:
+            return False
+        block = chains.blocks[block].next
+        position += piece
+    return True
+
+
+cdef inline void chain_free(const Chains* chains, const Chain* chain, uint32_t count) noexcept nogil:
+    """Returns a chain of so many blocks, at least one, in one step."""
+    chains.blocks[chain.last].next = chains.pool.free
+    chains.pool.free = chain.first
+    chains.pool.used -= count

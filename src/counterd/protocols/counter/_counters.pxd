@@ -1,0 +1,301 @@
+# Counters: permits with a maximum that each acquire brings, which stay for the rest of their stats window when idle.
+#
+# Floor 2, header only. What yrmcds calls objects, conflicts and garbage collection. The permits and the ledger are the
+# engine's (engine/permits.pxd); here are windows, peaks, and what happens to a counter that nobody holds.
+#
+# Invariants (CounterStore.audit checks each):
+# - a counter with consumption 0 is in the ring of idle counters;
+# - limits subtract, they never add: `consumption > maximum - resources`, because sums wrap.
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from counterd.engine.chains cimport Chains, chains_begin, chains_reserve
+from counterd.engine.connections cimport Connections
+from counterd.engine.debug cimport debug_check
+from counterd.engine.idle_ring cimport FLAG_IN_RING, Ring, ring_begin, ring_first, ring_pop, ring_push, ring_reserve
+from counterd.engine.permits cimport (
+    ABSENT, FULL, GRANTED, NAME_INLINE, NOT_HELD, REFUSED, Holding, Outcome, Permit, Permits, ledger_add, ledger_find,
+    ledger_is_full, ledger_remove, permit_at, permits_begin, permits_next_left, permits_reserve,
+)
+from counterd.engine.pool cimport pool_left
+from counterd.engine.region cimport Region, region_reserve
+from counterd.engine.table cimport name_blocks, table_find, table_insert, table_remove
+
+cdef enum:
+    RECLAIM_STEPS = 64      # ring entries that one request may look at
+
+
+cdef struct Counter:        # 64 bytes, one cache line
+    Permit permit
+    uint32_t limit          # the maximum that the last acquire gave, granted or not; only shown, never compared with
+    uint32_t peak           # the largest consumption in `window`
+    uint32_t window         # number of the stats window of the last acquire or release
+
+
+cdef struct CountersState:  # in the region
+    uint32_t window         # number of the current stats window
+    uint32_t busy           # counters with consumption > 0
+    uint32_t idle           # counters with consumption 0, last used in the current window
+    int64_t sweep_started_ns
+    uint64_t created        # counters, ever
+    uint64_t reclaimed      # idle counters that made room for another
+    uint64_t expired        # idle counters freed by the sweep after their window had turned
+    uint64_t sweeps
+    uint64_t last_sweep_us
+    uint64_t total_sweep_us
+
+
+cdef struct Counters:       # this process's view
+    CountersState* state
+    Permits permits
+    Ring ring
+    Chains chains           # of long names
+
+
+cdef inline int counters_reserve(
+    Counters* counters, Region* region, Connections* connections, uint32_t buckets, uint32_t holdings, uint64_t blocks
+) except -1:
+    region_reserve(region, b"counters", sizeof(CountersState), <void**>&counters.state)
+    chains_reserve(&counters.chains, region, blocks)
+    permits_reserve(&counters.permits, region, connections, buckets, holdings)
+    ring_reserve(&counters.ring, region, buckets)
+    return 0
+
+
+cdef inline void counters_begin(Counters* counters, const uint64_t* key) noexcept nogil:
+    """To be called once, when the region is mapped."""
+    debug_check(sizeof(Counter) == 64)
+    chains_begin(&counters.chains)
+    permits_begin(&counters.permits, key, &counters.chains)
+    ring_begin(&counters.ring, counters.permits.table.capacity)
+
+
+cdef inline Counter* counter_at(const Counters* counters, uint32_t number) noexcept nogil:
+    return <Counter*>permit_at(&counters.permits, number)
+
+
+cdef inline bint counter_exists(const Counters* counters, const Counter* counter) noexcept nogil:
+    """A counter at zero whose last use lies in an earlier window is gone, whether or not the sweep has been there."""
+    return counter.permit.consumption != 0 or counter.window == counters.state.window
+
+
+# ---- making room ---------------------------------------------------------------------------------------------------
+
+cdef inline uint32_t counter_pop(Counters* counters) noexcept nogil:
+    """Takes the first out of the ring, which is not empty."""
+    cdef uint32_t number = ring_first(&counters.ring)
+    ring_pop(&counters.ring, &permit_at(&counters.permits, number).record)
+    return number
+
+
+cdef inline void counter_free(Counters* counters, uint32_t number) noexcept nogil:
+    """Gives the record of an idle counter, already out of the ring, to the next name."""
+    debug_check(counter_at(counters, number).permit.consumption == 0)
+    debug_check(counter_at(counters, number).permit.holders == 0)
+    debug_check(not counter_at(counters, number).permit.record.flags & FLAG_IN_RING)
+    table_remove(&counters.permits.table, number)
+
+
+cdef inline void sweep_begin(Counters* counters) noexcept nogil:
+    counters.ring.state.sweep_left = counters.ring.state.size
+    counters.state.sweep_started_ns = 0
+
+
+cdef inline bint make_room(Counters* counters, uint32_t blocks, int64_t* budget) noexcept nogil:
+    """Finds a free record and that many free blocks, if need be in the place of idle counters, the oldest first.
+
+    When blocks are short, counters that have none are spared. When RECLAIM_STEPS have not brought enough, the sweep
+    is left to clear the ring of its stale entries. Each step is taken off the budget.
+    """
+    cdef CountersState* state = counters.state
+    cdef bint records_short, blocks_short
+    cdef uint32_t number
+    cdef Counter* counter
+    cdef int step = 0
+    if blocks > counters.chains.pool.capacity:
+        return False
+    while True:
+        records_short = pool_left(counters.permits.table.pool) == 0
+        blocks_short = pool_left(counters.chains.pool) < blocks
+        if not records_short and not blocks_short:
+            return True
+        if step == RECLAIM_STEPS or counters.ring.state.size == 0:
+            break
+        step += 1
+        budget[0] -= 1
+        number = counter_pop(counters)
+        counter = counter_at(counters, number)
+        if counter.permit.consumption != 0:
+            continue
+        if blocks_short and counter.permit.record.name_size <= NAME_INLINE:
+            ring_push(&counters.ring, number, &counter.permit.record)
+            continue
+        if counter_exists(counters, counter):
+            state.idle -= 1
+            state.reclaimed += 1
+        else:
+            state.expired += 1
+        counter_free(counters, number)
+    if counters.ring.state.sweep_left == 0 and (records_short or counters.ring.state.size > state.idle):
+        sweep_begin(counters)  # where only blocks are short, no sooner than it can drop something
+    return False
+
+
+cdef inline uint32_t counter_create(
+    Counters* counters, uint32_t tag, const uint8_t* name, uint32_t size, int64_t* budget
+) noexcept nogil:
+    """A record for a new name; 0 if there is no room for it."""
+    cdef uint32_t number
+    cdef Counter* counter
+    if not make_room(counters, name_blocks(&counters.permits.table, size), budget):
+        return 0
+    number = table_insert(&counters.permits.table, tag, name, size)
+    counter = counter_at(counters, number)
+    counter.permit.consumption = 0
+    counter.permit.holders = 0
+    counter.peak = 0
+    counter.window = counters.state.window - 1  # it exists once something is consumed
+    counters.state.created += 1
+    return number
+
+
+cdef inline int sweep(Counters* counters, int steps) noexcept nogil:
+    """Frees expired counters and drops the ring's stale entries, one round of the ring in all.
+
+    Returns the steps that remain.
+    """
+    cdef uint32_t number
+    cdef Counter* counter
+    while steps > 0 and counters.ring.state.sweep_left > 0:
+        steps -= 1
+        counters.ring.state.sweep_left -= 1
+        number = counter_pop(counters)
+        counter = counter_at(counters, number)
+        if counter.permit.consumption != 0:
+            continue
+        if counter_exists(counters, counter):
+            ring_push(&counters.ring, number, &counter.permit.record)
+        else:
+            counters.state.expired += 1
+            counter_free(counters, number)
+    return steps
+
+
+# ---- requests ------------------------------------------------------------------------------------------------------
+
+cdef inline void counter_consume(Counters* counters, Counter* counter, uint32_t resources) noexcept nogil:
+    """Adds to the consumption, which the caller has found to fit, and keeps the peak of the window."""
+    cdef CountersState* state = counters.state
+    if counter.permit.consumption == 0:
+        state.busy += 1
+        if counter.window == state.window:
+            state.idle -= 1
+    counter.permit.consumption += resources
+    if counter.window != state.window:
+        counter.window = state.window
+        counter.peak = counter.permit.consumption
+    elif counter.permit.consumption > counter.peak:
+        counter.peak = counter.permit.consumption
+
+
+cdef inline void counter_restore(Counters* counters, uint32_t number, uint32_t resources) noexcept nogil:
+    """Takes from the consumption; at zero the counter becomes idle and enters the ring, unless it is still there."""
+    cdef CountersState* state = counters.state
+    cdef Counter* counter = counter_at(counters, number)
+    debug_check(0 < resources <= counter.permit.consumption)
+    if counter.window != state.window:
+        counter.window = state.window
+        counter.peak = counter.permit.consumption
+    counter.permit.consumption -= resources
+    if counter.permit.consumption == 0:
+        state.busy -= 1
+        state.idle += 1
+        ring_push(&counters.ring, number, &counter.permit.record)
+
+
+cdef inline Outcome counter_acquire(
+    Counters* counters, uint32_t connection, uint32_t tag, const uint8_t* name, uint32_t size,
+    uint32_t resources, uint32_t maximum, uint32_t since_tenths, int64_t* budget
+) noexcept nogil:
+    """Grants `resources` of `maximum` to the connection, all or nothing. 0 < resources <= maximum."""
+    cdef Permits* permits = &counters.permits
+    cdef uint32_t number = table_find(&permits.table, tag, name, size)
+    cdef uint32_t entry
+    cdef Counter* counter
+    if number == 0:
+        if ledger_is_full(permits, connection):
+            return FULL
+        number = counter_create(counters, tag, name, size, budget)
+        if number == 0:
+            return FULL
+        ledger_add(permits, connection, number, resources, since_tenths)
+        counter = counter_at(counters, number)
+        counter.limit = maximum
+        counter_consume(counters, counter, resources)
+        return GRANTED
+    counter = counter_at(counters, number)
+    counter.limit = maximum
+    if counter.permit.consumption > maximum - resources:
+        return REFUSED
+    entry = ledger_find(permits, connection, number, tag)
+    if entry:
+        permits.holdings[entry].amount += resources
+    else:
+        if ledger_is_full(permits, connection):
+            return FULL
+        ledger_add(permits, connection, number, resources, since_tenths)
+    if not counter_exists(counters, counter):
+        counters.state.created += 1
+    counter_consume(counters, counter, resources)
+    return GRANTED
+
+
+cdef inline Outcome counter_release(
+    Counters* counters, uint32_t connection, uint32_t tag, const uint8_t* name, uint32_t size, uint32_t resources
+) noexcept nogil:
+    """Gives back `resources` of what this connection holds; 0 asks only whether the counter exists."""
+    cdef Permits* permits = &counters.permits
+    cdef uint32_t number = table_find(&permits.table, tag, name, size)
+    cdef uint32_t entry
+    cdef Holding* holding
+    if number == 0 or not counter_exists(counters, counter_at(counters, number)):
+        return ABSENT
+    if resources == 0:
+        return GRANTED
+    entry = ledger_find(permits, connection, number, tag)
+    if entry == 0:
+        return NOT_HELD
+    holding = permits.holdings + entry
+    if holding.amount < resources:
+        return NOT_HELD
+    holding.amount -= resources
+    if holding.amount == 0:
+        ledger_remove(permits, entry)
+    counter_restore(counters, number, resources)
+    return GRANTED
+
+
+cdef inline Outcome counter_get(
+    const Counters* counters, uint32_t tag, const uint8_t* name, uint32_t size, uint32_t* consumption
+) noexcept nogil:
+    cdef uint32_t number = table_find(&counters.permits.table, tag, name, size)
+    if number == 0 or not counter_exists(counters, counter_at(counters, number)):
+        return ABSENT
+    consumption[0] = counter_at(counters, number).permit.consumption
+    return GRANTED
+
+
+cdef inline int counters_give_back(Counters* counters, int steps) noexcept nogil:
+    """Gives back what connections held that left, the oldest leaving first; returns the steps that remain."""
+    cdef Permits* permits = &counters.permits
+    cdef uint32_t entry, number, amount
+    while steps > 0:
+        entry = permits_next_left(permits)
+        if entry == 0:
+            break
+        steps -= 1
+        number = permits.holdings[entry].record
+        amount = permits.holdings[entry].amount
+        ledger_remove(permits, entry)
+        counter_restore(counters, number, amount)
+    return steps

@@ -1,0 +1,6 @@
+# Taking over the rules of a document.
+
+from counterd.protocols.sentinel._rates cimport Rates
+
+
+cdef bint rules_load(Rates* rates, rules) except -1

@@ -1,9 +1,0 @@
-from typing import Any
-
-from counterd._core import Store
-
-def region_extra(tokens: int, values: int, rules: int = ..., items: int = ...) -> int: ...
-
-class RateStore(Store):
-    def load_rules(self, rules: Any) -> None: ...
-    def check_room(self, rules: Any) -> None: ...

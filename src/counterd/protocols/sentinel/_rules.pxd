@@ -1,0 +1,237 @@
+# The rules: flows, parameters, and the namespaces that they belong to. Records in the region; _loading.pyx fills them.
+#
+# Floor 2, header only. A namespace that somebody is connected to is a permit, and each connection's PING a holding of
+# it: so the ledger says how many are connected, and a connection that has gone is counted no more.
+#
+# Invariants (audit_flows checks them):
+# - a flow is there as long as it has a rule (RULED) or tokens;
+# - its resource is a chain of as many blocks as it needs, of a pool that is the resources' own.
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from counterd.engine.byteorder cimport load_be64, store_be64
+from counterd.engine.chains cimport (
+    BLOCK_PAYLOAD, Chain, Chains, chain_blocks, chain_free, chain_read, chain_write, chains_begin, chains_reserve,
+)
+from counterd.engine.permits cimport Permits, permit_consumption
+from counterd.engine.pool cimport pool_left
+from counterd.engine.region cimport Region, region_reserve
+from counterd.engine.table cimport (
+    Record, Table, name_tag, record_at, table_begin, table_find, table_insert, table_remove, table_reserve,
+)
+from counterd.protocols.sentinel._messages cimport ID_SIZE, NAMESPACE_MAX
+from counterd.protocols.sentinel._window cimport (
+    Samples, Window, rate, window_begin, window_enter, window_pass,
+)
+
+cdef enum:
+    NAMESPACES_MAX = 1024       # of rules
+    RULES_MAX = 16384           # of flows; and of parameters
+    FLOWS = 2                   # for each rule: there are some besides whose rule went before their tokens
+    RESOURCE_BLOCKS = 4         # for each flow, 240 bytes of its resource's name on the average
+    LIMITER_SAMPLES = 10        # of the limit of a namespace: a second
+    LIMITER_NS = 1000000000
+    CONCURRENCY = 0             # FlowRule.grade
+    QPS = 1
+    GLOBAL = 1                  # thresholdType; 0 is the average of the clients
+    RELEASE_STRATEGY = 1        # resourceTimeoutStrategy; 0 is ignore
+    KEEP_STRATEGY = 2
+    RULED = 1                   # of Record.flags: the rule is there
+
+
+cdef struct Namespace:          # of rules
+    uint32_t tag                # of its name among the permits
+    uint32_t name_size          # 0 = free
+    uint8_t[NAMESPACE_MAX] name
+    Window requests
+    Samples samples
+
+
+cdef struct Flow:
+    Record record
+    uint8_t[ID_SIZE] id
+    double threshold            # `count` of the rule
+    uint32_t namespace
+    uint8_t grade
+    uint8_t threshold_type
+    uint8_t strategy
+    uint8_t spare
+    int64_t resource_ns
+    int64_t offline_ns
+    uint64_t now_calls
+    uint64_t passed             # ever, in counts, as what follows
+    uint64_t blocked
+    uint64_t waiting
+    uint64_t expired
+    uint32_t tokens
+    uint32_t resource_size      # bytes
+    Chain resource              # what its rule calls it, or called it
+    Window window
+    Samples samples
+
+
+cdef struct Param:
+    Record record
+    uint8_t[ID_SIZE] id
+    double threshold
+    uint32_t namespace
+    uint32_t serial             # of the rule as long as its window stays: in the keys of its values
+    uint32_t items              # the first of its hot items, a value; or 0
+    uint8_t threshold_type
+    uint64_t passed
+    uint64_t blocked
+    Window window
+
+
+cdef struct Rules:              # this process's view
+    const Permits* permits      # the namespaces that somebody is connected to
+    Table flows
+    Table params
+    Chains resources
+    Namespace* namespaces
+    uint32_t rules_max          # of flows; and of parameters
+
+
+# ---- region --------------------------------------------------------------------------------------------------------
+
+cdef inline int rules_reserve(Rules* rules, Region* region, const Permits* permits, uint32_t rules_max) except -1:
+    """Reserves memory for so many rules of each kind. Raises ValueError for more than RULES_MAX."""
+    cdef uint32_t flows = FLOWS * rules_max
+    if not 0 < rules_max <= RULES_MAX:
+        raise ValueError(f"there can be 1 to {RULES_MAX} rules of a kind, not {rules_max}")
+    rules.permits = permits
+    rules.rules_max = rules_max
+    table_reserve(&rules.flows, region, b"flows", flows, sizeof(Flow), ID_SIZE)
+    table_reserve(&rules.params, region, b"params", rules_max, sizeof(Param), ID_SIZE)
+    chains_reserve(&rules.resources, region, <uint64_t>flows * RESOURCE_BLOCKS)
+    region_reserve(
+        region, b"namespaces", (NAMESPACES_MAX + 1) * sizeof(Namespace), <void**>&rules.namespaces
+    )
+    return 0
+
+
+cdef inline void rules_begin(Rules* rules, const uint64_t* key, const Chains* chains) noexcept nogil:
+    """To be called once, when the region is mapped."""
+    chains_begin(&rules.resources)
+    table_begin(&rules.flows, key, chains)
+    table_begin(&rules.params, key, chains)
+
+
+cdef inline int64_t after(int64_t moment_ns, int64_t span_ns) noexcept nogil:
+    """Moments end where an int64 does."""
+    return 0x7fffffffffffffff if moment_ns > <int64_t>0x7fffffffffffffff - span_ns else moment_ns + span_ns
+
+
+cdef inline Flow* flow_at(const Rules* rules, uint32_t number) noexcept nogil:
+    return <Flow*>record_at(&rules.flows, number)
+
+
+cdef inline Param* param_at(const Rules* rules, uint32_t number) noexcept nogil:
+    return <Param*>record_at(&rules.params, number)
+
+
+cdef inline int64_t flow_id(const Rules* rules, uint32_t number) noexcept nogil:
+    return <int64_t>load_be64(flow_at(rules, number).id)
+
+
+cdef inline int64_t param_id(const Rules* rules, uint32_t number) noexcept nogil:
+    return <int64_t>load_be64(param_at(rules, number).id)
+
+
+cdef inline uint32_t id_find(const Table* table, int64_t id) noexcept nogil:
+    """The record of that id, or 0."""
+    cdef uint8_t[ID_SIZE] name
+    store_be64(name, <uint64_t>id)
+    return table_find(table, name_tag(table, name, ID_SIZE), name, ID_SIZE)
+
+
+cdef inline uint32_t id_insert(Table* table, int64_t id) except 0:
+    """A record for a new rule. Raises ValueError if there is no room for it."""
+    cdef uint8_t[ID_SIZE] name
+    if pool_left(table.pool) == 0:
+        raise ValueError(f"there are {table.capacity} rules already, and no room for {id}")
+    store_be64(name, <uint64_t>id)
+    return table_insert(table, name_tag(table, name, ID_SIZE), name, ID_SIZE)
+
+
+cdef inline bint flow_is_for_calls(const Flow* flow) noexcept nogil:
+    """Whether it has a rule for tokens."""
+    return flow.record.flags & RULED and flow.grade == CONCURRENCY
+
+
+cdef inline bint flow_is_for_rates(const Flow* flow) noexcept nogil:
+    return flow.record.flags & RULED and flow.grade == QPS
+
+
+# ---- what a flow is called -----------------------------------------------------------------------------------------
+
+cdef inline void resource_free(Rules* rules, Flow* flow) noexcept nogil:
+    if flow.resource_size:
+        chain_free(&rules.resources, &flow.resource, chain_blocks(flow.resource_size))
+    flow.resource_size = 0
+
+
+cdef inline int resource_set(Rules* rules, Flow* flow, bytes name) except -1:
+    """Of a flow that has none. Raises ValueError if there is no memory for it."""
+    cdef uint64_t size = PyBytes_GET_SIZE(name)
+    if size > <uint64_t>pool_left(rules.resources.pool) * BLOCK_PAYLOAD:
+        raise ValueError(f"there is no memory for a resource's name of {size} bytes")
+    chain_write(&rules.resources, &flow.resource, 0, <const uint8_t*>PyBytes_AS_STRING(name), <uint32_t>size)
+    flow.resource_size = <uint32_t>size
+    return 0
+
+
+cdef inline bytes resource_bytes(const Rules* rules, const Flow* flow):
+    cdef bytes name = PyBytes_FromStringAndSize(NULL, flow.resource_size)
+    chain_read(&rules.resources, &flow.resource, 0, <uint8_t*>PyBytes_AS_STRING(name), flow.resource_size)
+    return name
+
+
+cdef inline void flow_free(Rules* rules, uint32_t number) noexcept nogil:
+    """It has neither a rule nor tokens any more."""
+    resource_free(rules, flow_at(rules, number))
+    table_remove(&rules.flows, number)
+
+
+# ---- namespaces ----------------------------------------------------------------------------------------------------
+
+cdef inline int namespace_check(size_t size) except -1:
+    """Raises ValueError if no namespace has so many bytes."""
+    if not 0 < size <= NAMESPACE_MAX:
+        raise ValueError(f"a namespace has 1 to {NAMESPACE_MAX} bytes, not {size}")
+    return 0
+
+
+cdef inline int namespace_begin(Rules* rules, uint32_t number, bytes name) except -1:
+    """Gives a place to a namespace whose requests are to be counted. Raises ValueError if its name does not fit."""
+    cdef Namespace* namespace = rules.namespaces + number
+    cdef size_t size = PyBytes_GET_SIZE(name)
+    if not 0 < number <= NAMESPACES_MAX:
+        raise ValueError(f"the rules have more than {NAMESPACES_MAX} namespaces")
+    namespace_check(size)
+    memcpy(namespace.name, PyBytes_AS_STRING(name), size)
+    namespace.name_size = <uint32_t>size
+    namespace.tag = name_tag(&rules.permits.table, namespace.name, namespace.name_size)
+    return window_begin(&namespace.requests, &namespace.samples, LIMITER_SAMPLES, LIMITER_NS)
+
+
+cdef inline double rule_threshold(
+    const Rules* rules, double count, uint8_t threshold_type, uint32_t namespace
+) noexcept nogil:
+    """What a rule allows: `count`, or so much for each who is connected to its namespace."""
+    cdef const Namespace* counted = rules.namespaces + namespace
+    if threshold_type == GLOBAL:
+        return count
+    return count * permit_consumption(rules.permits, counted.tag, counted.name, counted.name_size)
+
+
+cdef inline bint namespace_ask(Rules* rules, uint32_t namespace, double qps_max, int64_t now_ns) noexcept nogil:
+    """Whether a namespace may ask once more; then it has."""
+    cdef Namespace* asking = rules.namespaces + namespace
+    window_enter(&asking.requests, &asking.samples, now_ns)
+    if rate(&asking.requests, asking.requests.passed) + 1 > qps_max:
+        return False
+    window_pass(&asking.requests, &asking.samples, 1)
+    return True

@@ -1,0 +1,190 @@
+"""The sentinel cluster protocol, sans-I/O: a connection's requests, each of which is decoded, decided and answered.
+
+Floor 2. docs/protocols/sentinel.md has the messages byte for byte, and says where this differs from the proposal and
+from Sentinel's own token server.
+
+A frame is a length of two bytes and so many more. Its parser answers with the bytes it takes, or 0 for "more are
+needed": every length has a frame, so framing is never lost. What a frame says and how a reply is written is in
+_messages.pxd; who decides is the engine, now, or a token service, later.
+"""
+
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
+
+from counterd._core cimport DONE, Frame, Session
+from counterd.engine.byteorder cimport load_be16, prefetch
+from counterd.engine.connections cimport CONNECTIONS_MAX
+from counterd.engine.permits cimport Permits, ledger_find, permit_at, permit_hold
+from counterd.engine.pool cimport Pool, pool_left
+from counterd.engine.table cimport index_peek, index_prefetch, name_blocks, name_tag, record_at, table_find
+from counterd.protocols.sentinel._messages cimport (
+    ACQUIRE, BODY_MIN, FAIL, FLOW, FRAME_MAX, HEAD_SIZE, ID_SIZE, KEEP, LENGTH_SIZE, NO_RULE, NOT_AVAILABLE, OK, PARAM,
+    PING, RELEASE, REPLY_SIZE, STATUS_MIN, TYPES, Answer, Request, answer_of, reply_encode, request_decode,
+)
+from counterd.protocols.sentinel._rates cimport ITEMS_MAX, Rates, flow_ask, param_ask
+from counterd.protocols.sentinel._rules cimport flow_at, flow_is_for_rates
+from counterd.protocols.sentinel._store cimport SentinelStore
+from counterd.protocols.sentinel._tokens cimport (
+    Tokens, client_enter, token_acquire, token_keep, token_release, tokens_foresee,
+)
+
+cdef enum:
+    NAMESPACES_PER_CONNECTION = 64
+    CONNECTED_NAMESPACES = 65536
+    VALUE_BLOCKS = 4            # of a value with 10 samples and a key that fits its record, and as many again
+    POSTED_MAX = 65536          # bytes of replies that came later and are not taken
+    NS_PER_TENTH = 100000000
+
+
+def open_store(*, uint32_t max_tokens, uint32_t max_param_values, double max_allowed_qps, int64_t sweep_interval_ns,
+               uint32_t sweep_max_tokens, int64_t sweep_max_duration_ns, bytes hash_key not None,
+               bytes token_key not None, int64_t now_ns=0):
+    """A store without rules. hash_key and token_key have 16 random bytes each; now_ns is the caller's monotonic clock.
+
+    Raises ValueError for impossible sizes, MemoryError if they cannot be mapped.
+    """
+    cdef SentinelStore store = SentinelStore(
+        reply_max=REPLY_SIZE,
+        posted_max=POSTED_MAX,
+        make_session=SentinelSession,
+        namespaces=CONNECTED_NAMESPACES,
+        holdings=CONNECTIONS_MAX,
+        holdings_per_connection=NAMESPACES_PER_CONNECTION,
+        name_memory=64 * VALUE_BLOCKS * (<uint64_t>max_param_values + ITEMS_MAX),
+        hash_key=hash_key,
+        token_key=token_key,
+        tokens=max_tokens,
+        param_values=max_param_values,
+        now_ns=now_ns,
+    )
+    store.set_limits(
+        max_allowed_qps=max_allowed_qps,
+        sweep_interval_ns=sweep_interval_ns,
+        sweep_max_tokens=sweep_max_tokens,
+        sweep_max_duration_ns=sweep_max_duration_ns,
+    )
+    return store
+
+
+# ---- what the engine decides ---------------------------------------------------------------------------------------
+
+cdef inline Answer decide_flow(Rates* rates, const Request* request, int64_t now_ns) noexcept:
+    """Section "FLOW"."""
+    cdef uint32_t number = table_find(&rates.rules.flows, request.tag, request.id, ID_SIZE)
+    if number == 0 or not flow_is_for_rates(flow_at(rates.rules, number)):
+        return answer_of(NO_RULE)
+    return flow_ask(rates, number, request.count, request.prioritized, now_ns)
+
+
+cdef inline Answer decide_param(Rates* rates, const Request* request, int64_t now_ns, int64_t* budget) noexcept:
+    """Section "PARAM"."""
+    cdef uint32_t number = table_find(&rates.rules.params, request.tag, request.id, ID_SIZE)
+    if number == 0:
+        return answer_of(NO_RULE)
+    return param_ask(rates, number, request.count, request.values, request.data, now_ns, budget)
+
+
+cdef Answer decide_ping(Permits* permits, uint32_t connection, const Request* request, int64_t now_ns) noexcept:
+    """Section "PING". A namespace is a permit, and to be connected to it a holding."""
+    cdef Pool* blocks = permits.table.chains.pool
+    cdef uint32_t tag = name_tag(&permits.table, request.data, request.size)
+    cdef uint32_t number = table_find(&permits.table, tag, request.data, request.size)
+    cdef uint32_t entry
+    cdef Answer answer = answer_of(OK)
+    if number == 0 and name_blocks(&permits.table, request.size) and pool_left(blocks) < blocks.capacity // 2:
+        return answer_of(FAIL)  # the other half is for values of parameters
+    if number == 0 or ledger_find(permits, connection, number, tag) == 0:
+        entry = permit_hold(
+            permits, connection, tag, request.data, request.size, <uint32_t>(now_ns // NS_PER_TENTH)
+        )
+        if entry == 0:
+            return answer_of(FAIL)
+        number = permits.holdings[entry].record
+    answer.value = permit_at(permits, number).consumption
+    return answer
+
+
+# ---- sessions --------------------------------------------------------------------------------------------------------
+
+cdef class SentinelSession(Session):
+    """One connection of the sentinel protocol."""
+
+    def __cinit__(self, SentinelStore store not None):
+        client_enter(&store.tokens, self.connection)
+
+    cdef Py_ssize_t parse_frame(self, const uint8_t* data, size_t size, Frame* frame) noexcept:
+        """The key of a frame is its body; verdict OK says that it is long enough for its type."""
+        cdef SentinelStore store = <SentinelStore>self.store
+        cdef uint32_t total
+        if size < LENGTH_SIZE:
+            return 0
+        total = LENGTH_SIZE + <uint32_t>load_be16(data)
+        if size < total:
+            return 0
+        frame.data = data
+        frame.size = total
+        frame.key = data + HEAD_SIZE
+        frame.key_size = 0
+        frame.tag = 0
+        frame.verdict = 1
+        if total < HEAD_SIZE or total > FRAME_MAX or data[6] >= TYPES:
+            return total
+        frame.key_size = total - HEAD_SIZE
+        if frame.key_size < BODY_MIN[data[6]]:
+            return total
+        frame.verdict = OK
+        if data[6] == RELEASE or data[6] == KEEP:
+            frame.tag = name_tag(&store.tokens.table, frame.key, ID_SIZE)
+            index_prefetch(&store.tokens.table.index, frame.tag)
+        elif data[6] != PING:
+            # The same among parameters: all tables share the key.
+            frame.tag = name_tag(&store.rules.flows, frame.key, ID_SIZE)
+        return total
+
+    cdef void prefetch_frames(self, const Frame* frames, int count) noexcept:
+        cdef Tokens* tokens = &(<SentinelStore>self.store).tokens
+        cdef uint32_t number, acquires = 0
+        cdef int i
+        for i in range(count):
+            acquires += frames[i].verdict == OK and frames[i].data[6] == ACQUIRE
+            if frames[i].verdict == OK and (frames[i].data[6] == RELEASE or frames[i].data[6] == KEEP):
+                number = index_peek(&tokens.table.index, frames[i].tag)
+                if number:
+                    prefetch(record_at(&tokens.table, number))
+        if acquires:
+            tokens_foresee(tokens, acquires)
+
+    cdef int execute_frame(self, const Frame* frame) except -1:
+        cdef SentinelStore store = <SentinelStore>self.store
+        cdef Request request
+        cdef Answer answer = answer_of(request_decode(frame, &request))
+        if answer.status == OK and not self.decide(&request, &answer):
+            return DONE  # the answer comes later
+        if answer.due_ns != INT64_MAX:
+            store.expect(answer.due_ns)
+        store.answers[request.kind][answer.status - STATUS_MIN] += 1
+        store.out_size += reply_encode(store.out + store.out_size, request.xid, request.type, &answer)
+        return DONE
+
+    cdef bint decide(self, const Request* request, Answer* answer) except -1:
+        """Whether there is an answer now, the engine's or a refusal; else a token service is to give one."""
+        cdef SentinelStore store = <SentinelStore>self.store
+        cdef Tokens* tokens = &store.tokens
+        cdef uint32_t number
+        if request.kind == FLOW:
+            answer[0] = decide_flow(&store.rates, request, store.now_ns)
+        elif request.kind == PARAM:
+            answer[0] = decide_param(&store.rates, request, store.now_ns, &store.budget)
+        elif request.kind == PING:
+            answer[0] = decide_ping(&store.permits, self.connection, request, store.now_ns)
+        elif store.submit_calls is not None:
+            if store.decide_later(self, request):
+                return False
+            answer.status = NOT_AVAILABLE
+        elif request.kind == ACQUIRE:
+            number = table_find(&store.rules.flows, request.tag, request.id, ID_SIZE)
+            answer[0] = token_acquire(tokens, number, request.count, self.connection, store.now_ns)
+        elif request.kind == RELEASE:
+            answer[0] = token_release(tokens, request.id, request.tag, store.now_ns)
+        else:
+            answer[0] = token_keep(tokens, request.id, request.tag, self.connection, store.now_ns)
+        return True

@@ -1,0 +1,253 @@
+"""Rules of the sentinel protocol: how many there may be, and what a change of them keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from counterd.cli.ctl import sentinel as counterctl
+from counterd.protocols.sentinel import rules as documents
+from counterd.protocols.sentinel import wire
+from counterd.protocols.sentinel._store import LIMITS
+from counterd.protocols.sentinel._tables import FlowsWalk
+from counterd.protocols.sentinel.rules import Rules
+from counterd.protocols.sentinel.wire import Status
+from unit.protocols.sentinel.rooms import MS, SECOND, calls, rate, values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from unit.protocols.sentinel.rooms import Connection, Room
+
+    MakeRoom = Callable[..., Room]
+
+OVER = SECOND + 2 * MS  # later nothing of a value counts, and a tick sees it
+
+
+def ask(client: Connection, *asked: wire.Value, flow_id: int = 1, count: int = 1) -> tuple[int, int]:
+    response = client.ask(wire.param_flow(1, flow_id, count, asked))
+    return response.status, response.remaining
+
+
+# ---- rules ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        (Rules(tuple(calls(number) for number in range(1, 16386)), ()), "16385 flow rules"),
+        (Rules((), tuple(values(number) for number in range(1, 16386))), "16385 of parameters"),
+        (Rules(tuple(rate(n, namespace=f"n{n}") for n in range(1, 1026)), ()), "1024 namespaces"),
+        (Rules((), (values(1, 1, dict.fromkeys(range(65537), 1)),)), "65536 paramFlowItemList entries"),
+    ],
+    ids=["flows", "params", "namespaces", "items"],
+)
+def test_rules_that_are_too_many_change_nothing(make_room: MakeRoom, rules: Rules, message: str) -> None:
+    room = make_room(calls(1, 3), rate(2, 3), values(3, 3, {"hot": 9}))
+    client = room.connection()
+    assert client.ask(wire.flow(1, 2, 1)).remaining == 2
+    assert client.ask(wire.param_flow(1, 3, 1, ["hot"])).remaining == 8
+    client.acquire(1)
+    before = room.figures("rules_flow", "rules_param", "hot_items")
+    with pytest.raises(ValueError, match=message):
+        room.store.load_rules(rules)
+    assert room.figures("rules_flow", "rules_param", "hot_items") == before
+    assert client.ask(wire.flow(1, 2, 1)).remaining == 1
+    assert client.ask(wire.param_flow(1, 3, 1, ["hot"])).remaining == 7
+    assert client.ask(wire.acquire(1, 1, 3)).status == Status.BLOCKED
+
+
+def test_as_many_rules_as_there_may_be(make_room: MakeRoom) -> None:
+    """And again others, while all flows of the first still have a token."""
+    room = make_room(*(calls(number) for number in range(1, 16385)), max_tokens=16385)
+    for number in range(1, 16385):
+        assert room.request(number)[0] == Status.OK
+    room.load(*(calls(number) for number in range(20_001, 20_001 + 16384)))
+    assert room.request(20_001)[0] == Status.OK
+    with pytest.raises(ValueError, match="beside 16385 flows"):
+        room.load(*(calls(number) for number in range(40_001, 40_001 + 16384)))
+    assert room.request(1) == (Status.NO_RULE, 0)
+
+
+def test_a_rule_that_was_gone_starts_anew(make_room: MakeRoom) -> None:
+    room = make_room(values(1), rate(2, 3))
+    client = room.connection()
+    assert ask(client, "v", count=3) == (Status.OK, 0)
+    assert client.ask(wire.flow(1, 2, 3)).status == Status.OK
+    room.load()
+    assert ask(client, "v") == (Status.NO_RULE, 0)
+    room.load(values(1), rate(2, 3))
+    assert ask(client, "v", count=3) == (Status.OK, 0)
+    assert client.ask(wire.flow(1, 2, 3)).status == Status.OK
+
+
+@pytest.mark.parametrize("window_ms", [100, 10_000])
+def test_another_window_knows_nothing_of_the_one_before(make_room: MakeRoom, window_ms: int) -> None:
+    """Nor of what was borrowed from it; its samples have other numbers, lower ones if they are longer."""
+    room = make_room(rate(1, 10))
+    client = room.connection()
+    assert client.ask(wire.flow(1, 1, 8)).status == Status.OK
+    room.advance(900 * MS)
+    assert client.ask(wire.flow(1, 1, 9, priority=True)).status == Status.SHOULD_WAIT
+    other = replace(rate(1, 10), window_ms=window_ms)
+    room.load(other)
+    room.store.audit()
+    for _ in range(3):
+        assert client.ask(wire.flow(1, 1, 10)).status == Status.OK
+        assert client.ask(wire.flow(1, 1, 10)).status == Status.BLOCKED
+        room.advance(window_ms * MS)
+    room.store.audit()
+
+
+def test_the_same_rules_again_change_nothing(make_room: MakeRoom) -> None:
+    rules = (values(1, 3, {"x": 5}), rate(2, 3))
+    room = make_room(*rules)
+    client = room.connection()
+    for left in (2, 1, 0):
+        assert ask(client, "v") == (Status.OK, left)
+        assert ask(client, "x") == (Status.OK, left + 2)
+        assert client.ask(wire.flow(1, 2, 1)).remaining == left
+        room.load(*rules)
+    room.store.audit()
+
+
+def test_a_flow_and_a_parameter_may_have_one_id(make_room: MakeRoom) -> None:
+    room = make_room(values(1), rate(1, 5))
+    client = room.connection()
+    assert ask(client, "v") == (Status.OK, 2)
+    assert client.ask(wire.flow(1, 1, 1)).remaining == 4
+    room.load(rate(1, 5))
+    assert ask(client, "v") == (Status.NO_RULE, 0)
+    assert client.ask(wire.flow(1, 1, 1)).remaining == 3
+
+
+def test_a_namespace_that_was_gone_counts_its_requests_anew(make_room: MakeRoom) -> None:
+    """And the place that it had is another's, who finds it empty."""
+    room = make_room(rate(1, namespace="a"), rate(2, namespace="b"))
+    room.store.set_limits(max_allowed_qps=2, sweep_interval_ns=SECOND, sweep_max_tokens=0, sweep_max_duration_ns=SECOND)
+    client = room.connection()
+    assert [client.ask(wire.flow(1, 1, 1)).status for _ in range(3)] == [0, 0, Status.TOO_MANY_REQUESTS]
+    room.load(rate(3, namespace="c"), rate(2, namespace="b"))
+    assert [client.ask(wire.flow(1, 3, 1)).status for _ in range(3)] == [0, 0, Status.TOO_MANY_REQUESTS]
+    room.load(rate(1, namespace="a"), rate(3, namespace="c"))
+    assert client.ask(wire.flow(1, 1, 1)).status == Status.OK
+    assert client.ask(wire.flow(1, 3, 1)).status == Status.TOO_MANY_REQUESTS
+
+
+def test_who_is_registered_before_there_is_a_rule_counts(make_room: MakeRoom) -> None:
+    room = make_room()
+    clients = [room.connection() for _ in range(3)]
+    for client in clients:
+        assert client.ask(wire.ping(1, b"n")).status == Status.OK
+    room.load(rate(1, 2, kind=0))
+    assert clients[0].ask(wire.flow(1, 1, 6)).status == Status.OK
+    clients[1].close()
+    room.settle()
+    room.now_ns += OVER
+    assert clients[0].ask(wire.flow(1, 1, 5)).status == Status.BLOCKED
+    assert clients[0].ask(wire.flow(1, 1, 4)).status == Status.OK
+
+
+@pytest.mark.parametrize("name", ["n", "n" * 36, "n" * 37, "\u00e4" * 500, "n" * 1013])
+def test_namespaces_of_any_length(make_room: MakeRoom, name: str) -> None:
+    room = make_room(rate(1, 2, kind=0, namespace=name))
+    client = room.connection()
+    assert client.ask(wire.flow(1, 1, 1)).status == Status.BLOCKED
+    assert client.ask(wire.ping(1, name.encode())).connected == 1
+    assert client.ask(wire.flow(1, 1, 2)).status == Status.OK
+
+
+# ---- bounds of C ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        (Rules((replace(rate(1), sample_count=129),), ()), "1 to 128 samples, not 129"),
+        (Rules((replace(rate(1), sample_count=0),), ()), "1 to 128 samples, not 0"),
+        (Rules((), (replace(values(1), sample_count=129),)), "1 to 128 samples, not 129"),
+        (Rules((replace(rate(1), window_ms=0),), ()), "at least 10 ns, not 0"),
+        (Rules((rate(1, namespace="n" * 1014),), ()), "1 to 1013 bytes, not 1014"),
+        (Rules((rate(1, namespace=""),), ()), "1 to 1013 bytes, not 0"),
+        (Rules((), (replace(values(1), items={b"\7\0\0\4\0" + bytes(1024): 1}),)), "these are 1029"),
+        (Rules((), (replace(values(1), items={b"": 1}),)), "these are 0"),
+        (Rules((), (replace(values(1), items={b"\1\0": 1}),)), "these are 2"),
+        (Rules((replace(rate(1), resource="r" * 60 * (4 * 2 * 16384 + 1)),), ()), "131074 blocks of memory"),
+    ],
+    ids=["samples", "no samples", "samples of values", "no window", "namespace", "no namespace", "item", "no item",
+         "half an item", "resource"],
+)  # fmt: skip
+def test_what_there_is_no_memory_for_is_refused_and_changes_nothing(
+    make_room: MakeRoom, rules: Rules, message: str
+) -> None:
+    """rules.py has refused most of it by then; where it had not, memory behind a record would be written to."""
+    before = (rate(2, 3), values(3, 3, {"hot": 9}))
+    room = make_room(*before)
+    client = room.connection()
+    assert client.ask(wire.flow(1, 2, 1)).remaining == 2
+    with pytest.raises(ValueError, match=message):
+        room.store.load_rules(Rules((*rules.flows, before[0]), (*rules.params, before[1])))
+    room.store.audit()
+    assert room.figures("rules_flow", "rules_param", "hot_items") == [1, 1, 1]
+    assert client.ask(wire.flow(1, 2, 1)).remaining == 1
+
+
+def test_bounds_are_those_of_c_wherever_they_are_written() -> None:
+    """What C has memory for; a larger one elsewhere would be refused late, a smaller one early."""
+    assert LIMITS["samples"] == documents.SAMPLES_MAX
+    assert LIMITS["rules"] == documents.FLOWS_MAX == documents.PARAMS_MAX
+    assert LIMITS["namespaces"] == documents.NAMESPACES_MAX
+    assert LIMITS["namespace"] == wire.NAMESPACE_MAX
+    longest = "n" * LIMITS["namespace"]
+    assert counterctl.NAMESPACE.convert(longest, None, None) == longest.encode()
+    with pytest.raises(click.BadParameter):
+        counterctl.NAMESPACE.convert(longest + "n", None, None)
+    assert LIMITS["items"] == 65_536  # rules.py has no bound of its own for these
+
+
+# ---- in the region --------------------------------------------------------------------------------------------------
+
+
+def resources(room: Room) -> dict[str, bytes]:
+    """What flows are called, by their ids."""
+    walk = FlowsWalk(room.store, b"", 100, "now")
+    while not walk.step():
+        pass
+    return {row[0]: row[1] for row in walk.rows()}
+
+
+def test_what_flows_are_called_comes_and_goes_with_their_rules(make_room: MakeRoom) -> None:
+    """Names of any length; what a flow was called it is called as long as it has tokens."""
+    names = ["", "r", "r" * 60, "s" * 61, "\u00e4" * 3000]
+    room = make_room(*(replace(calls(number), resource=name) for number, name in enumerate(names, 1)))
+    expected = {str(number): name.encode() for number, name in enumerate(names, 1)}
+    assert resources(room) == expected
+    room.store.audit()
+    _, token = room.request(5)
+    room.load(replace(calls(1), resource="other"), replace(calls(2), resource="t" * 500))
+    assert resources(room) == {"1": b"other", "2": b"t" * 500, "5": expected["5"]}
+    room.store.audit()
+    room.release(token)
+    assert resources(room) == {"1": b"other", "2": b"t" * 500}
+    room.store.audit()
+
+
+def test_names_that_only_fit_when_others_have_gone_are_taken(make_room: MakeRoom) -> None:
+    """As many bytes as there may be, which change places; the other is still there when the first comes."""
+    long = "r" * 60 * (4 * 2 * 16384 - 1)
+    room = make_room(replace(calls(1), resource="s"), replace(calls(2), resource=long))
+    room.load(replace(calls(1), resource=long), replace(calls(2), resource="s"))
+    assert resources(room) == {"1": long.encode(), "2": b"s"}
+
+
+def test_hot_items_that_change_places_are_never_too_many(make_room: MakeRoom) -> None:
+    """All that there may be go from one rule to another, whose turn is first."""
+    items = {number: 2 for number in range(65_536)}  # noqa: C420
+    room = make_room(values(1), values(2, 1, items), max_param_values=65_536)
+    room.load(values(1, 1, items), values(2))
+    assert room.figures("hot_items", "param_values") == [65_536, 65_536]
+    client = room.connection()
+    assert ask(client, 65_535, count=2) == (Status.OK, 0)

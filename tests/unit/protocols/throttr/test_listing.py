@@ -1,0 +1,110 @@
+"""The listings of the throttr protocol: long replies in pieces, while what they tell comes and goes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from counterd.protocols.throttr.wire import TTLType
+from unit.protocols.throttr.rooms import SECOND, Connection, Room, fill, key
+
+
+def test_a_listing_of_many_comes_in_pieces_and_others_are_served_between(room: Room, client: Connection) -> None:
+    fill(client, 30_000)
+    other = room.connect()
+    client.send(room.encoder.list())
+    turns = 0
+    while client.session.more:
+        turns += 1
+        other.send(room.encoder.query(key(turns)))
+        assert other.received.pop().result.quota == 1
+        room.turn()
+    assert turns > 10
+    (reply,) = client.received
+    assert sorted(entry.key for entry in reply.result) == [key(number) for number in range(30_000)]
+
+
+@pytest.mark.parametrize("opcode", ["list", "stats"])
+def test_what_exists_throughout_a_listing_appears_once_whatever_comes_and_goes(room: Room, opcode: str) -> None:
+    client, other = room.connect(), room.connect()
+    fill(client, 12_000)
+    chosen = random.Random(7)
+    gone, made = set(), 12_000
+    client.send(getattr(room.encoder, opcode)())
+    while client.session.more:
+        for _ in range(40):
+            number = chosen.randrange(12_000)
+            gone.add(key(number))
+            other.send(room.encoder.purge(key(number)), room.encoder.insert(key(made), 1, 9))
+            made += 1
+        room.turn()
+    room.store.audit()
+    (reply,) = client.received
+    listed = [entry.key for entry in reply.result]
+    assert len(set(listed)) == len(listed)
+    assert {key(number) for number in range(12_000)} - gone <= set(listed)
+    assert set(listed) <= {key(number) for number in range(12_000)}
+
+
+def test_keys_that_expire_during_a_listing_leave_fragments_empty(room: Room, client: Connection) -> None:
+    fill(client, 6000, ttl=500, ttl_type=TTLType.MILLISECONDS)
+    fill(client, 10, start=6000)
+    client.send(room.encoder.list())
+    assert client.session.more
+    room.now += SECOND
+    room.settle()
+    (reply,) = client.received
+    assert {key(number) for number in range(6000, 6010)} <= {entry.key for entry in reply.result}
+    assert len(reply.result) < 6000
+
+
+def test_all_connections_and_all_channels_are_told_of(room: Room) -> None:
+    clients = [room.connect() for _ in range(300)]
+    for number, client in enumerate(clients):
+        assert client.ask(room.encoder.subscribe(b"channel-%d" % (number % 100)))
+    ids = {client.ask(room.encoder.whoami()) for client in clients}
+    assert len(ids) == 300
+    told = clients[0].ask(room.encoder.connections())
+    assert [len(told), {connection.id for connection in told}] == [300, ids]
+    channels = {entry.channel: entry.subscriptions for entry in clients[0].ask(room.encoder.channels())}
+    assert channels == {b"*": 300} | {id.hex().encode(): 1 for id in ids} | {b"channel-%d" % n: 3 for n in range(100)}
+
+
+def test_a_channel_with_more_subscribers_than_are_told_of_at_once(room: Room) -> None:
+    clients = [room.connect() for _ in range(3000)]
+    ids = {client.ask(room.encoder.whoami()) for client in clients[:5]}
+    told = clients[0].ask(room.encoder.channel(b"*"))
+    assert len(told) == len({subscriber.id for subscriber in told}) == 3000
+    assert ids < {subscriber.id for subscriber in told}
+
+
+def test_whoever_goes_while_a_channel_is_told_of_leaves_an_entry_without_id(room: Room) -> None:
+    clients = [room.connect() for _ in range(3000)]
+    clients[0].send(room.encoder.channel(b"*"))
+    gone = 0
+    while clients[0].session.more:
+        clients.pop().close()
+        gone += 1
+        room.turn()
+    (reply,) = clients[0].received
+    assert 3000 - gone <= len(reply.result) <= 3000
+    ids = [subscriber.id for subscriber in reply.result if subscriber.id != bytes(16)]
+    assert len(set(ids)) == len(ids) >= 3000 - gone > 2000
+    room.settle()
+
+
+def test_who_subscribes_again_while_a_channel_is_told_of_takes_nobodys_place(room: Room) -> None:
+    clients = [room.connect() for _ in range(3000)]
+    for client in clients:
+        client.send(room.encoder.whoami())  # answered at once: to settle would look at all of them, each time
+    ids = {client.received.pop().result for client in clients}
+    other = clients.pop()
+    clients[0].send(room.encoder.channel(b"*"))
+    while clients[0].session.more:
+        for client in clients[1:300]:
+            client.send(room.encoder.subscribe(b"*"))
+        room.turn()
+    told = clients[0].received.pop().result
+    assert {subscriber.id for subscriber in told} >= ids
+    assert other.session in room.connections
