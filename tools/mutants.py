@@ -53,7 +53,7 @@ SOURCES = (
 # What is run of the tests, if it is there.
 STAGES = {
     "unit": (
-        "unit/test_core.py", "unit/test_table.py", "unit/test_wheel.py", "unit/test_walk.py", "unit/test_siphash.py",
+        "unit/test_core.py", "unit/engine",
         "unit/protocols", "unit/net/test_connection.py",
     ),
     "conformance": tuple(f"conformance/{room}/test_engine.py" for room in ("counter", "throttr", "sentinel")),
@@ -69,10 +69,12 @@ COUNTER_ROOM = (
 )  # fmt: skip
 # By what is in a file's name: tests with one of these in theirs are run first, and such as never come there not at all.
 NEAR = {
-    "_wheel": (("test_wheel", "throttr"), COUNTER_ROOM), "throttr/": (("throttr",), (*COUNTER_ROOM, "test_wheel")),
+    "engine/wheel": (("test_wheel", "throttr"), COUNTER_ROOM), "throttr/": (("throttr",), (*COUNTER_ROOM, "test_wheel")),
     "sentinel/": (("sentinel",), (*COUNTER_ROOM[:-2], "property/test_tables", "test_wheel", "throttr")),
     "counter/": (("counter/", "counter_model"), ("throttr", "test_wheel")),
-    "_core": (("test_core", "counter"), ("test_wheel",)), "_table": (("test_table", "test_core"), ("test_wheel",)),
+    "_core": (("test_core", "counter"), ("test_wheel",)), "engine/table": (("test_table", "counter"), ("test_wheel",)),
+    "engine/later": (("test_later", "sentinel"), ("test_wheel", "throttr", *COUNTER_ROOM)),
+    "engine/": (("counter", "test_table"), ("test_wheel",)),
 }  # fmt: skip
 SCORE_MIN = 95.0
 QUICK_S = 0.3  # tests that take no longer go first, wherever they are
