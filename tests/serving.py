@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from counterd.net.server import Limits, Server
+from counterd.net.admission import Limits
+from counterd.net.server import Server
 from counterd.net.sockets import Keepalive, UnixSocket, open_tcp
 from daemon import PATIENCE, wait_until
 from property.model import make_store

@@ -29,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import trustme
 import uvloop
 
-from counterd.net.server import Limits, Server
+from counterd.net.admission import Limits
+from counterd.net.server import Server
 from counterd.net.sockets import Keepalive, open_tcp
 from counterd.protocols.counter._room import CounterStore
 from native import frames

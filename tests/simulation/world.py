@@ -1,6 +1,6 @@
 """A daemon's world in one process: clients, a network and a clock that are simulated, around a real store.
 
-The world plays what net plays for the engine (net/_connection.pyx, net/driver.pyx): it gives a session what arrives,
+The world plays what net plays for the engine (net/connection.pyx, net/driver.pyx): it gives a session what arrives,
 stops reading while output is stuck or more is due, has output fetched in turns, and tells a session of its end.
 Requests and replies are bytes under way, cut anywhere, late, or lost with their connection. Clients come and go as they
 do out there: they pipeline, stop reading, half-close, reset, vanish, and send nonsense.

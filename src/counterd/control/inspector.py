@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from counterd.control.service import Service
     from counterd.control.view import View
-    from counterd.net._connection import Connection
+    from counterd.net.connection import Connection
     from counterd.protocols import Column, Table
     from counterd.settings import Setting
 

@@ -22,7 +22,8 @@ from counterd.control.tls import TLSError, make_context
 from counterd.control.windows import Windows
 from counterd.extensions.workshop import Workshop, find_extensions
 from counterd.net.access import Access
-from counterd.net.server import Limits, Server
+from counterd.net.admission import Limits
+from counterd.net.server import Server
 from counterd.net.sockets import Keepalive, UnixSocket, open_tcp, set_keepalive
 
 if TYPE_CHECKING:

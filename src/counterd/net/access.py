@@ -7,6 +7,7 @@ to look up.
 from __future__ import annotations
 
 import ipaddress
+import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -48,3 +49,8 @@ class Access:
 
 
 EVERYONE = Access()
+
+
+def address_text(address: bytes) -> str:
+    """An IP address of 4 or 16 bytes as people write it."""
+    return socket.inet_ntop(socket.AF_INET if len(address) == 4 else socket.AF_INET6, address)

@@ -8,6 +8,7 @@ from counterd._core cimport Store
 cdef class Driver:
     cdef object loop
     cdef Store store
+    cdef object clock       # gives nanoseconds on the monotonic clock
     cdef object handle      # of the next turn, or None
     cdef int64_t due_ns     # when that is; 0 = as soon as possible
     cdef object waiting     # connections to be pulled, in their order

@@ -17,6 +17,10 @@ cdef extern from "<sys/epoll.h>" nogil:
     int epoll_wait(int epfd, epoll_event* events, int maxevents, int timeout)
     int EPOLLIN, EPOLLOUT, EPOLLERR, EPOLLHUP, EPOLLRDHUP, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLL_CTL_DEL, EPOLL_CLOEXEC
 
+cdef extern from "<sys/ioctl.h>" nogil:
+    int ioctl(int fd, unsigned long request, void* argument)
+    unsigned long FIONREAD
+
 cdef extern from "<netinet/in.h>" nogil:
     cdef struct in_addr:
         uint32_t s_addr

@@ -1,6 +1,8 @@
-"""The sockets and connections of one room: who is let in, who is cut off, and the books about it.
+"""The sockets and connections of one room: where it listens, who is cut off, and the books about it.
 
-Floor 3. Asks nobody anything: its limits and the function it reports to are handed down when it is made.
+Floor 3. It has a table of connections (table.pyx), a poller and a driver. What happens to a connection is told to it by
+Events, which it counts and reports. It asks nobody anything: its limits, its clock and the function it reports to are
+handed down when it is made.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from counterd.net._connection import Connection, Roster
-from counterd.net._poller import READ_MAX, Poller
-from counterd.net._tls import TlsTransport
-from counterd.net.access import EVERYONE, Access
+from counterd.net.admission import REJECTED, Limits
+from counterd.net.batches import BYTES_BOUNDS, SECONDS_BOUNDS
+from counterd.net.connection import Common, Connection, Events
+from counterd.net.driver import Driver
+from counterd.net.poller import READ_MAX, Poller
+from counterd.net.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +34,6 @@ if TYPE_CHECKING:
     # Told a cause that repeats, by which log lines are bounded, and a sentence.
     Report = Callable[[str, str], None]
 
-REJECTED = ("max_connections", "memory", "descriptors", "allow", "per_address")
 HANDSHAKES_FAILED = ("timeout", "protocol", "certificate")
 
 STUCK_CHECK_S = 1.0
@@ -42,28 +45,7 @@ IDLE_CHECKS = 1024  # numbers of connections looked at in one go: some 0.1 us ea
 # so that a read may be 16 KiB.
 REQUEST_SIZE = 12
 LIMITED_READ_MIN = 512
-
-# Bounds of the histograms; how many there are, and from where on, the arrays of Roster know.
-SECONDS_BOUNDS = tuple(2**power / 1e9 for power in range(10, 31))
-BYTES_BOUNDS = tuple(float(2**power) for power in range(4, 19))
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What may change while the server runs. Timeouts are in seconds; 0 is no limit, except of max_connections.
-
-    max_per_address: connections of one IP address. requests_per_second: of one connection, which is read more slowly
-    then. idle_timeout: how long a connection may send nothing. handshake_timeout: for TLS, from being accepted on.
-    """
-
-    max_connections: int
-    user_timeout: int
-    write_timeout: int
-    max_per_address: int = 0
-    requests_per_second: int = 0
-    idle_timeout: int = 0
-    handshake_timeout: int = 5
-    access: Access = EVERYONE
+SECOND = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -75,19 +57,40 @@ class Histogram:
     sum: float
 
 
-class Server(Roster):
-    """Serves one store on any number of listening sockets."""
+class Server:
+    """Serves one store on any number of listening sockets. clock: the monotonic one, in nanoseconds."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, store: Store, limits: Limits, report: Report) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        store: Store,
+        limits: Limits,
+        report: Report,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.loop = loop
+        self.store = store
+        self.driver = Driver(loop, store, clock)
         self.rejected: Counter[str] = Counter()
         self.handshakes_failed: Counter[str] = Counter()
-        self.handshakes = 0
-        self._context: ssl.SSLContext | None = None
         self.slow_readers = 0
         self.idle_closed = 0
         self.killed = 0
         self.vanished = 0
         self._report = report
+        self._clock = clock
+        self._table = Table(limits)
+        events = Events(
+            entered=self._table.enter,
+            closed=self._on_closed,
+            rejected=self._on_rejected,
+            tls_failed=self._on_tls_failed,
+            slowed=self._on_slowed,
+            stuck=self._on_stuck,
+            moved=self._on_moved,
+            dropped=self._on_dropped,
+        )
+        self._common = Common(loop, store, self.driver, events)
         self._poller: Poller | None = None
         self._listening: list[socket.socket] = []
         self._stuck: dict[Connection, tuple[int, int]] = {}  # since when (ns), and bytes owed when last looked
@@ -95,29 +98,77 @@ class Server(Roster):
         self._stuck_timer: asyncio.Handle | None = None
         self._departure = asyncio.Event()
         self._idle_timer: asyncio.Handle | None = None
-        self.limits_changed()
+        self.limits = limits
+
+    # ---- settings that may change while it runs ----
+
+    @property
+    def limits(self) -> Limits:
+        """What may change while the server runs: takes effect when it is assigned."""
+        return self._table.limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._table.limits = limits
+        self._apply_limits()
 
     @property
     def context(self) -> ssl.SSLContext | None:
         """TLS of the connections that are accepted over TCP from now on; None for plain ones. Renegotiation is off."""
-        return self._context
+        return self._table.context
 
     @context.setter
     def context(self, context: ssl.SSLContext | None) -> None:
         if context is not None:
             context.options |= ssl.OP_NO_RENEGOTIATION
-        self._context = context
-        if self._poller is not None:
-            self._poller.wrap = partial(TlsTransport, context, self) if context is not None else None
+        self._table.context = context
+
+    @property
+    def watch(self) -> Callable[[str, Connection], None] | None:
+        """Told "opened" or "closed" and the connection; None if nobody wants to know."""
+        return self._table.watch
+
+    @watch.setter
+    def watch(self, watch: Callable[[str, Connection], None] | None) -> None:
+        self._table.watch = watch
+
+    # ---- who is there ----
+
+    @property
+    def connections(self) -> dict[int, Connection]:
+        """Those that have a session, by the engine's number."""
+        return self._table.connections
+
+    @property
+    def arriving(self) -> set[Connection]:
+        """Those that were let in, and are still in their handshake."""
+        return self._table.arriving
+
+    @property
+    def addresses(self) -> dict[bytes, int]:
+        """How many connections each IP address has, in bytes."""
+        return self._table.addresses
+
+    @property
+    def handshakes(self) -> int:
+        """TLS handshakes that are under way."""
+        return self._common.handshakes
+
+    def find(self, connection_id: str) -> Connection | None:
+        """The connection whose id that is, if it is still there."""
+        return self._table.find(connection_id)
+
+    # ---- its life ----
 
     def listen(self, listening: socket.socket) -> None:
-        """Begins to accept connections on a socket that is bound and listens; part() closes it."""
+        """Begins to accept connections on a socket that is bound and listens; unlisten() closes it."""
         if self._poller is None:
-            self._poller = Poller(self.loop, self.reject)
-            self.context = self._context  # which, as the limits, it has to know
-            self.limits_changed()
-        patience = "write_timeout" if listening.family == socket.AF_UNIX else "user_timeout"
-        self._poller.listen(listening.fileno(), partial(Connection, self, patience), listening.family != socket.AF_UNIX)
+            self._poller = Poller(self.loop, self._on_rejected)
+            self._apply_limits()  # which it has to know
+        local = listening.family == socket.AF_UNIX
+        patience = "write_timeout" if local else "user_timeout"
+        accept = partial(self._table.accept, self._common, self._poller, not local, patience)
+        self._poller.listen(listening.fileno(), accept)
         self._listening.append(listening)
 
     def unlisten(self) -> None:
@@ -130,25 +181,16 @@ class Server(Roster):
     def part(self) -> None:
         """Accepts no more, and ends each connection once what it has asked so far is answered."""
         self.unlisten()
-        self.parting = True
-        self.limits_changed()
+        self._common.parting = True
+        self._apply_limits()
         for connection in [*self.arriving, *self.connections.values()]:
             connection.part()
 
     async def emptied(self) -> None:
         """Returns when the last connection is gone; to be awaited after part()."""
-        while self.connections or self.arriving:
+        while len(self._table):
             self._departure.clear()
             await self._departure.wait()
-
-    def find(self, connection_id: str) -> Connection | None:
-        """The connection whose id that is, if it is still there."""
-        number, _, serial = connection_id.rpartition("-")
-        try:
-            connection = self.connections.get(int(number))
-        except ValueError:
-            return None
-        return connection if connection is not None and connection.id == f"{number}-{serial}" else None
 
     def kill(self, connection: Connection) -> None:
         """Ends a connection now; what it holds comes back."""
@@ -157,9 +199,9 @@ class Server(Roster):
 
     def histograms(self) -> dict[str, Histogram]:
         """Of batches, which are what one read brought: how long until they were answered, and their bytes."""
-        by_time, all_ns, by_size, all_bytes = self.batches()
+        by_time, all_ns, by_size, all_bytes = self._common.batches.counts()
         return {
-            "batch_seconds": Histogram(SECONDS_BOUNDS, by_time, all_ns / 1e9),
+            "batch_seconds": Histogram(SECONDS_BOUNDS, by_time, all_ns / SECOND),
             "batch_bytes": Histogram(BYTES_BOUNDS, by_size, float(all_bytes)),
         }
 
@@ -171,67 +213,68 @@ class Server(Roster):
             **{f"handshakes_failed:{cause}": self.handshakes_failed[cause] for cause in HANDSHAKES_FAILED},
             "handshakes": self.handshakes,
             "idle_closed": self.idle_closed,
-            "slowed": self.slowed,
+            "slowed": self._common.slowed,
             "killed": self.killed,
             "slow_readers": self.slow_readers,
             "vanished_peers": self.vanished,
             "stuck_outputs": len(self._stuck),
         }
 
-    # ---- called by the roster and the connections ----
+    # ---- what happens to its connections ----
 
-    def reject(self, cause: str, text: str) -> None:
+    def _on_rejected(self, cause: str, text: str) -> None:
         self.rejected[cause] += 1
         self._report(f"rejected:{cause}", f"connection refused: {text}")
 
-    def limits_changed(self) -> None:
-        """Has what others go by follow the limits."""
-        rate, timeout = self.limits.requests_per_second, self.limits.idle_timeout
-        if self._poller is not None:
-            self._poller.limit_reads(max(LIMITED_READ_MIN, rate * REQUEST_SIZE) if rate else READ_MAX)
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
-        if timeout and not self.parting:
-            self._idle_timer = self.loop.call_later(self._idle_period(), self._check_idle, 0)
+    def _on_tls_failed(self, connection: Connection, cause: str, reason: str) -> None:
+        """Its handshake led nowhere, or it sent what is no TLS: it is ended."""
+        self.handshakes_failed[cause] += 1
+        self._report(f"handshake:{cause}", f"TLS with {connection.origin()} failed: {reason}")
 
-    def slowed_down(self, connection: Connection) -> None:
+    def _on_slowed(self, connection: Connection) -> None:
         """It has sent more than it may, and is not read for a while."""
         rate = self.limits.requests_per_second
         self._report("slowed", f"{connection.origin()} sends more than {rate} requests a second: it is slowed down")
 
-    def tls_failed(self, connection: Connection, cause: str, reason: str) -> None:
-        """Its handshake led nowhere, or it sent what is no TLS; the transport ends it."""
-        self.handshakes_failed[cause] += 1
-        self._report(f"handshake:{cause}", f"TLS with {connection.origin()} failed: {reason}")
+    def _on_stuck(self, connection: Connection) -> None:
+        """Its peer reads slower than it asks: the clock of its patience starts."""
+        self._stuck[connection] = (self._clock(), self._owed(connection))
+        if self._stuck_timer is None:
+            self._stuck_timer = self.loop.call_later(STUCK_CHECK_S, self._check_stuck)
 
-    def lost(self, connection: Connection, error: BaseException | None, owed: bool) -> None:
-        """A connection is gone; told only while parting, of an error, or if output was still queued: owed."""
+    def _on_moved(self, connection: Connection) -> None:
         self._stuck.pop(connection, None)
-        if not self.connections and not self.arriving:
+
+    def _on_dropped(self, connection: Connection) -> None:
+        """Its session gave it up: the peer takes less than others send it."""
+        self._count_slow_reader("dropped a peer that has not taken what others sent it")
+
+    def _on_closed(self, connection: Connection, error: BaseException | None) -> None:
+        self._table.remove(connection)
+        self._stuck.pop(connection, None)
+        if self._common.parting and not len(self._table):
             self._departure.set()
         if isinstance(error, TimeoutError):  # the kernel gave up: keepalive, or TCP_USER_TIMEOUT
-            if owed:
+            if connection.owed:
                 self._count_slow_reader("the kernel closed a connection whose peer took no output for too long")
             else:
                 self.vanished += 1
                 self._report("vanished", "a peer vanished; what it held is given back")
 
-    def drop(self, connection: Connection) -> None:
-        """Its session gave it up: the peer takes less than others send it."""
-        self._count_slow_reader("dropped a peer that has not taken what others sent it")
-        connection.abort()
-
-    def output_stuck(self, connection: Connection) -> None:
-        """Its peer reads slower than it asks: the clock of its patience starts."""
-        self._stuck[connection] = (time.monotonic_ns(), self._owed(connection))
-        if self._stuck_timer is None:
-            self._stuck_timer = self.loop.call_later(STUCK_CHECK_S, self._check_stuck)
-
-    def output_moved(self, connection: Connection) -> None:
-        self._stuck.pop(connection, None)
-
     # ---- inside ----
+
+    def _apply_limits(self) -> None:
+        """Has what others go by follow the limits."""
+        rate, timeout = self.limits.requests_per_second, self.limits.idle_timeout
+        self._common.request_ns = SECOND // rate if rate else 0
+        self._common.handshake_s = self.limits.handshake_timeout
+        if self._poller is not None:
+            self._poller.limit_reads(max(LIMITED_READ_MIN, rate * REQUEST_SIZE) if rate else READ_MAX)
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        if timeout and not self._common.parting:
+            self._idle_timer = self.loop.call_later(self._idle_period(), self._check_idle, 0)
 
     def _count_slow_reader(self, text: str) -> None:
         self.slow_readers += 1
@@ -241,11 +284,11 @@ class Server(Roster):
     def _owed(connection: Connection) -> int:
         """Bytes its peer has not acknowledged: in our queue and in the kernel's."""
         unsent: bytes = fcntl.ioctl(connection.fd, termios.TIOCOUTQ, struct.pack("i", 0)) if connection.fd >= 0 else b""
-        return connection.queue_size() + (struct.unpack("i", unsent)[0] if unsent else 0)
+        return connection.queued + (struct.unpack("i", unsent)[0] if unsent else 0)
 
     def _check_stuck(self) -> None:
         """Cuts off those whose output has not moved at all for as long as their limit allows."""
-        now = time.monotonic_ns()
+        now = self._clock()
         if not self._unchecked:
             self._unchecked.extend(self._stuck)
         for _ in range(min(STUCK_CHECKS, len(self._unchecked))):
@@ -264,7 +307,7 @@ class Server(Roster):
         left = self._owed(connection)
         if left < owed:
             since = now
-        elif now - since > getattr(self.limits, connection.patience) * 1_000_000_000:
+        elif now - since > getattr(self.limits, connection.patience) * SECOND:
             del self._stuck[connection]
             self._count_slow_reader(f"cut off a peer that has taken none of {left} bytes owed to it for too long")
             connection.abort()
@@ -277,8 +320,8 @@ class Server(Roster):
 
     def _check_idle(self, first: int) -> None:
         """Closes those that have sent nothing for too long, among the next few numbers."""
-        before = time.monotonic_ns() - self.limits.idle_timeout * 1_000_000_000
-        idle, more = self.idle_among(first, IDLE_CHECKS, before)
+        before = self._clock() - self.limits.idle_timeout * SECOND
+        idle, more = self._table.idle_among(first, IDLE_CHECKS, before)
         for connection in idle:
             self.idle_closed += 1
             self._report("idle", f"{connection.origin()} has sent nothing for {self.limits.idle_timeout} s: closed")

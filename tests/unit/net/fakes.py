@@ -1,15 +1,18 @@
-"""Stand-ins for uvloop's loop and transport, so that a test decides when what happens. The sockets are real."""
+"""A stand-in for uvloop's loop and clock, so that a test decides when what happens. The sockets are real."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import time
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from counterd.net._connection import Connection
-from counterd.net.server import Limits, Server
+from counterd.net.admission import Limits
+from counterd.net.poller import Poller
+from counterd.net.server import Server
 from counterd.protocols.counter import wire
 from property.model import OK, TURNS_MAX, Client, make_store
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class FakeClock:
-    """Stands for the module `time`. It goes on by step_ns each time somebody looks."""
+    """Time that goes on by step_ns each time somebody looks."""
 
     def __init__(self, step_ns: int = 0) -> None:
         self.now_ns = 1_000_000_000_000
@@ -80,6 +83,12 @@ class FakeLoop:
         while self.turn():
             pass
 
+    def run_now(self, callback: Callable[[], Any]) -> None:
+        """What was to be called next, ahead of all else."""
+        for handle in [handle for handle in self.ready if handle.callback == callback]:
+            self.ready.remove(handle)
+            self._run(handle)
+
     def fire(self) -> None:
         """Lets the time of all timers come."""
         timers, self.timers = self.timers, []
@@ -102,83 +111,23 @@ class FakeLoop:
         return True
 
 
-class FakeTransport:
-    """What a Connection may ask of uvloop's transport; calls the protocol back only when a test says so."""
-
-    def __init__(self, protocol: Connection, own_end: socket.socket) -> None:
-        self.protocol = protocol
-        self.socket = own_end
-        self.queue = bytearray()
-        self.high: int | None = None
-        self.reading = True
-        self.heeding = False
-        self.eof_written = False
-        self.closed = False
-        self.aborted = False
-
-    def get_extra_info(self, name: str) -> socket.socket:
-        assert name == "socket"
-        return self.socket
-
-    def set_write_buffer_limits(self, *, high: int) -> None:
-        self.high = high
-
-    def get_write_buffer_size(self) -> int:
-        return len(self.queue)
-
-    def write(self, data: bytes) -> None:
-        assert not self.eof_written
-        was_empty = not self.queue
-        self.queue += data
-        if was_empty and self.queue:
-            self.protocol.pause_writing()
-
-    def take(self, size: int) -> None:
-        """The kernel has taken a part of what was queued."""
-        assert len(self.queue) > size
-        del self.queue[:size]
-
-    def drain(self) -> bytes:
-        """The kernel has taken what was queued."""
-        queue, self.queue = bytes(self.queue), bytearray()
-        self.protocol.resume_writing()
-        return queue
-
-    def pause_reading(self) -> None:
-        assert not self.closed
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        assert not self.closed
-        self.reading = True
-
-    def heed_end(self, heeding: bool) -> None:
-        assert not self.closed
-        self.heeding = heeding
-
-    def write_eof(self) -> None:
-        self.eof_written = True
-        self.socket.shutdown(socket.SHUT_WR)
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-    def abort(self) -> None:
-        self.closed = self.aborted = True
-
-
 class Net:
-    """A server on a fake loop. reports: the causes it reported."""
+    """A server on a fake loop, and an epoll set of which a test runs the batches. reports: the causes it reported."""
 
-    def __init__(self, store: Store | None = None, max_connections: int = 10, **limits: Any) -> None:
+    def __init__(
+        self,
+        store: Store | None = None,
+        max_connections: int = 10,
+        clock: Callable[[], int] = time.monotonic_ns,
+        **limits: Any,
+    ) -> None:
         self.loop = FakeLoop()
         self.store = store if store is not None else make_store(8000, 9000, name_memory=1 << 17)
         self.reports: list[str] = []
         made = Limits(max_connections, user_timeout=25, write_timeout=5, **limits)
-        self.server = Server(self.loop, self.store, made, lambda cause, _: self.reports.append(cause))
+        self.server = Server(self.loop, self.store, made, lambda cause, _: self.reports.append(cause), clock)
+        self.poller = Poller(self.loop, lambda *_: None)
+        self.loop.readers.clear()  # the test runs its batches; those of sockets that the server listens on are apart
         self.peers: list[Peer] = []
 
     def connect(self, patience: str = "user_timeout", kind: int = socket.SOCK_SEQPACKET) -> Peer:
@@ -200,16 +149,17 @@ class Net:
         assert self.holder.acquire(b"x" * 65535) == OK
         answer = self.holder.raw(wire.dump(1))
         peer = self.connect(patience, socket.SOCK_STREAM)
-        peer.transport.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        peer.shorten()
         peer.send(wire.dump(1))
         self.loop.run()
-        assert 0 < len(peer.transport.queue) < len(answer)
+        assert 0 < peer.queued < len(answer)
         return peer, answer
 
     def close(self) -> None:
         for peer in self.peers:
             peer.socket.close()
-            peer.transport.socket.close()
+            if peer.connection is not None:
+                peer.lose()
 
 
 @contextlib.contextmanager
@@ -226,42 +176,105 @@ def nets() -> Iterator[Callable[..., Net]]:
 
 
 class Peer:
-    """The other end of a connection. With SOCK_SEQPACKET each of its recv() is one send() of the connection."""
+    """The other end of a connection. With SOCK_SEQPACKET each of its recv() is one send() of the connection, and each
+    of its send() one read.
+
+    connection: the server's end, or None if that did not let it in.
+    """
 
     def __init__(self, net: Net, patience: str, kind: int) -> None:
+        self.net, self.loop = net, net.loop
         self.socket, own_end = socket.socketpair(socket.AF_UNIX, kind)
         self.socket.setblocking(False)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         own_end.setblocking(False)
-        self.loop = net.loop
-        self.connection = Connection(net.server, patience)
-        self.transport = FakeTransport(self.connection, own_end)
-        self.connection.connection_made(self.transport)
+        before = set(net.server.connections.values())
+        net.server._table.accept(net.server._common, net.poller, False, patience, own_end.detach(), None, 0)
+        came = set(net.server.connections.values()) - before
+        self.connection: Any = came.pop() if came else None
+
+    # ---- its connection ----
+
+    @property
+    def reading(self) -> bool:
+        return self.connection.stream.reading
+
+    @property
+    def queued(self) -> int:
+        return self.connection.stream.queued
+
+    @property
+    def output_ended(self) -> bool:
+        return self.connection.stream.ending
+
+    @property
+    def closed(self) -> bool:
+        """Whether the server has ended it, or not let it in."""
+        return self.connection is None or self.connection.stream.closed
+
+    def shorten(self) -> None:
+        """The kernel takes little from the connection."""
+        with socket.socket(fileno=os.dup(self.connection.fd)) as own_end:
+            own_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+
+    def stuff(self) -> None:
+        """The kernel takes nothing from the connection any more."""
+        with socket.socket(fileno=os.dup(self.connection.fd)) as own_end, contextlib.suppress(BlockingIOError):
+            while True:
+                own_end.send(bytes(1000))
+
+    def lose(self, error: BaseException | None = None) -> None:
+        """The connection is over, for that reason."""
+        self.connection.stream.end(error)
+        self.loop.run_now(self.net.poller.release)
+
+    # ---- what it says and hears ----
 
     def send(self, data: bytes) -> None:
-        """Data that arrived, as uvloop hands it over."""
-        assert self.transport.reading
-        self.connection.data_received(data)
+        """Data that arrives, and is read."""
+        assert self.reading
+        assert self.socket.send(data) == len(data)
+        self.net.poller.run()
 
-    def recv(self) -> bytes:
+    def end(self) -> None:
+        """Its last byte."""
+        assert self.reading
+        self.socket.shutdown(socket.SHUT_WR)
+        self.net.poller.run()
+
+    def recv(self, size: int = 1 << 20) -> bytes:
         """What came in one piece; empty if nothing did, or the end."""
         try:
-            return self.socket.recv(1 << 20)
-        except BlockingIOError:
+            return self.socket.recv(size)
+        except (BlockingIOError, ConnectionResetError):
             return b""
 
     def recv_all(self) -> bytes:
         return b"".join(iter(self.recv, b""))
 
+    def take(self, size: int) -> None:
+        """Reads a little, and the kernel has room for as much."""
+        self.recv(size)
+        self.net.poller.run()
+
+    def drain(self) -> bytes:
+        """Reads until nothing is queued any more."""
+        received = b""
+        for _ in range(TURNS_MAX):
+            if not self.queued:
+                return received + self.recv_all()
+            received += self.recv_all()
+            self.net.poller.run()
+        raise AssertionError("it never comes to its end")
+
     def finish(self) -> bytes:
         """All that comes while the loop runs and the peer reads."""
         received = b""
         for _ in range(TURNS_MAX):
-            if not self.loop.pending() and not self.transport.queue:
+            if not self.loop.pending() and not self.queued:
                 return received + self.recv_all()
             self.loop.turn()
-            received += self.recv_all()
-            if self.transport.queue:
-                received += self.transport.drain()
+            received += self.recv_all() + self.drain()
         raise AssertionError("it never comes to its end")
 
     def at_end(self) -> bool:
@@ -269,8 +282,3 @@ class Peer:
             return self.socket.recv(1) == b""
         except BlockingIOError:
             return False
-
-    def lose(self, error: BaseException | None = None) -> None:
-        """The transport is gone, as uvloop tells it."""
-        self.connection.connection_lost(error)
-        self.transport.socket.close()

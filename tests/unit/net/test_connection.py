@@ -1,13 +1,15 @@
-"""A connection between a session and a transport: what it writes when, when it reads, and how it ends."""
+"""A connection between a session and a stream: what it writes when, when it reads, and how it ends."""
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import os
 import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
+from counterd.net.connection import peer_process
 from counterd.protocols.counter import wire
 from counterd.protocols.counter._room import CounterSession, CounterStore
 from counterd.protocols.throttr._session import open_store
@@ -29,16 +31,11 @@ ENCODER = Encoder(ValueSize.UINT32)
 LINGER_BYTES = 1 << 20
 
 
-@pytest.fixture(autouse=True)
-def one_pull_per_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver's slice is over when it looks for the second time."""
-    monkeypatch.setattr("counterd.net.driver.time", FakeClock(600_000))
-
-
 @pytest.fixture
 def make_net() -> Iterator[Callable[..., Net]]:
+    """One pull per turn: the driver's slice is over when it looks at the clock for the second time."""
     with nets() as make:
-        yield make
+        yield functools.partial(make, clock=FakeClock(600_000).monotonic_ns)
 
 
 @pytest.fixture
@@ -56,8 +53,8 @@ def test_one_write_per_read(net: Net) -> None:
     assert peer.recv() == b""
     peer.send(NOOP[5:])
     assert peer.recv() == REPLY
-    assert not peer.transport.queue
-    assert peer.transport.reading
+    assert peer.queued == 0
+    assert peer.reading
     assert net.loop.pending() == 0
 
 
@@ -67,48 +64,41 @@ def test_nothing_is_written_where_nothing_is_answered(net: Net) -> None:
     assert peer.recv() == b""
 
 
-def test_the_transport_tells_as_soon_as_anything_is_queued(net: Net) -> None:
-    peer, _ = net.clog()
-    assert peer.transport.high == 0
-
-
-def test_what_the_kernel_does_not_take_goes_to_the_transport(net: Net) -> None:
+def test_what_the_kernel_does_not_take_stops_reading(net: Net) -> None:
     peer, answer = net.clog()
-    assert not peer.transport.reading
-    assert peer.connection.queue_size() == len(peer.transport.queue)
-    assert peer.recv_all() + peer.transport.drain() == answer
-    assert peer.transport.reading
-    assert peer.connection.queue_size() == 0
+    assert not peer.reading
+    assert peer.connection.queued == peer.queued
+    assert peer.recv_all() + peer.drain() == answer
+    assert peer.reading
+    assert peer.connection.queued == 0
     peer.send(NOOP)
     assert peer.recv() == REPLY
 
 
 def test_a_full_socket_takes_nothing_and_all_of_it_is_queued(net: Net) -> None:
     peer = net.connect()
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            peer.transport.socket.send(bytes(1000))
+    peer.stuff()
     peer.send(NOOP)
-    assert bytes(peer.transport.queue) == REPLY
+    assert peer.queued == len(REPLY)
+    assert peer.drain().endswith(REPLY)
 
 
 def test_what_is_answered_while_output_is_queued_goes_behind_it(net: Net) -> None:
     """One more read can be under way when reading is paused."""
     peer, answer = net.clog()
     sent = peer.recv_all()
-    peer.connection.data_received(NOOP)
+    peer.connection.received(NOOP)
     assert peer.recv() == b""
-    assert sent + peer.transport.drain() == answer + REPLY
+    assert sent + peer.drain() == answer + REPLY
 
 
 def test_a_peer_that_is_gone_is_given_up(net: Net) -> None:
     peer = net.connect()
     peer.send(HOLD)
     peer.socket.close()
-    peer.send(NOOP)
-    assert peer.transport.aborted
-    assert not peer.transport.queue
-    peer.lose(BrokenPipeError())
+    peer.connection.received(NOOP)
+    assert peer.closed
+    assert peer.queued == 0
     net.loop.run()
     assert net.store.snapshot()["given_back"] == 1
 
@@ -177,28 +167,28 @@ def test_what_is_posted_is_written_once_and_ahead_of_later_replies(channels: Net
 def test_what_is_posted_waits_until_the_last_output_has_gone_out(channels: Net) -> None:
     publisher = channels.connect()
     reader = subscribed(channels.connect(kind=socket.SOCK_STREAM))
-    reader.transport.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    reader.shorten()
     publisher.send(publish(bytes(50_000)))
     channels.loop.run()
-    queued = len(reader.transport.queue)
+    queued = reader.queued
     assert queued > 0
     publisher.send(publish(b"next"))
     channels.loop.run()
-    assert len(reader.transport.queue) == queued
+    assert reader.queued == queued
     assert reader.finish() == event(bytes(50_000)) + event(b"next")
 
 
 def test_who_does_not_take_what_is_posted_is_dropped_at_the_bound(channels: Net) -> None:
     publisher, other = channels.connect(), subscribed(channels.connect(kind=socket.SOCK_STREAM))
     reader = subscribed(channels.connect(kind=socket.SOCK_STREAM))
-    reader.transport.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    reader.shorten()
     received = b""
     for number in range(4):
-        assert not reader.transport.aborted
+        assert not reader.closed
         publisher.send(publish(bytes([number]) * 30_000))
         channels.loop.run()
         received += other.finish()
-    assert reader.transport.aborted
+    assert reader.closed
     assert channels.server.slow_readers == 1
     assert channels.reports == ["slow_reader"]
     assert channels.store.sessions_dropped == 1
@@ -213,7 +203,7 @@ def test_nobody_waits_for_a_connection_that_lingers(channels: Net) -> None:
     """It owes nothing more, and its peer has yet to see the end."""
     publisher, parting = channels.connect(), subscribed(channels.connect())
     parting.connection.part()
-    assert parting.transport.eof_written
+    assert parting.output_ended
     for _ in range(5):
         publisher.send(publish(bytes(30_000)))
         channels.loop.run()
@@ -225,6 +215,14 @@ def test_a_connection_tells_where_it_comes_from(net: Net) -> None:
     assert net.connect().connection.peer() == ("", 0)
 
 
+def test_which_process_it_is() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs:
+        assert peer_process(ours.fileno()) == (os.getpid(), os.geteuid(), {os.getegid(), *os.getgroups()})
+    with pytest.raises(OSError, match="descriptor"):
+        peer_process(-1)
+
+
 # ---- long output ----------------------------------------------------------------------------------------------------
 
 
@@ -233,7 +231,7 @@ def test_a_long_output_is_pulled_a_piece_per_turn_and_nothing_is_read_meanwhile(
     peer = net.connect()
     peer.send(wire.dump(2) + NOOP)
     pieces = [peer.recv()]
-    while not peer.transport.reading:
+    while not peer.reading:
         assert net.loop.pending() == 1
         assert net.loop.turn() == 1
         pieces.append(peer.recv())
@@ -247,17 +245,17 @@ def test_a_long_output_is_pulled_a_piece_per_turn_and_nothing_is_read_meanwhile(
 def test_the_next_piece_waits_until_the_last_has_gone_out(net: Net) -> None:
     net.fill(6000)
     peer = net.connect(kind=socket.SOCK_STREAM)
-    peer.transport.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    peer.shorten()
     peer.send(wire.dump(2) + NOOP)
     received = b""
-    while not peer.transport.reading:
+    while not peer.reading:
         net.loop.run()
-        queued = len(peer.transport.queue)
+        queued = peer.queued
         assert queued > 0
         peer.connection.pull()
         net.loop.run()
-        assert len(peer.transport.queue) == queued
-        received += peer.recv_all() + peer.transport.drain()
+        assert peer.queued == queued
+        received += peer.recv_all() + peer.drain()
     received += peer.recv_all()
     assert len(list(frames_of(received))) == 6002
     assert received.endswith(REPLY)
@@ -267,25 +265,25 @@ def test_input_that_comes_during_a_long_output_is_answered_behind_it(net: Net) -
     net.fill(3000)
     peer = net.connect()
     peer.send(wire.dump(2))
-    assert not peer.transport.reading
-    peer.connection.data_received(wire.get(3, b"name-%09d" % 1))
+    assert not peer.reading
+    peer.connection.received(wire.get(3, b"name-%09d" % 1))
     frames = list(frames_of(peer.finish()))
     assert [frame[1] for frame in frames] == [0x11] * 3001 + [0x01]
-    assert peer.transport.reading
+    assert peer.reading
 
 
 def test_more_requests_than_one_turn_has_time_for_are_answered_in_order(net: Net) -> None:
     peers = [net.connect(), net.connect()]
     for peer in peers:
         peer.send(b"".join(wire.noop(number) for number in range(20_000)))
-        assert not peer.transport.reading
+        assert not peer.reading
     outputs = [b"", b""]
     while net.loop.turn():
         for number, peer in enumerate(peers):
             outputs[number] += peer.recv_all()
     for output, peer in zip(outputs, peers, strict=True):
         assert [int.from_bytes(frame[8:12], "big") for frame in frames_of(output)] == list(range(20_000))
-        assert peer.transport.reading
+        assert peer.reading
 
 
 # ---- what is known of it -------------------------------------------------------------------------------------------
@@ -326,15 +324,15 @@ def test_a_broken_frame_is_answered_and_the_peer_has_time_to_read_it(net: Net) -
     peer.send(HOLD + BROKEN + NOOP)
     output = peer.recv()
     assert [frame[2] for frame in frames_of(output)] == [0, 4]
-    assert peer.transport.eof_written
+    assert peer.output_ended
     assert peer.at_end()
-    assert peer.transport.reading
-    assert not peer.transport.closed
+    assert peer.reading
+    assert not peer.closed
     peer.send(NOOP)
     assert peer.recv() == b""
     assert net.loop.live_timers() == [1.0]
     net.loop.fire()
-    assert peer.transport.aborted
+    assert peer.closed
     peer.lose()
     net.loop.run()
     assert net.store.snapshot()["given_back"] == 1
@@ -343,10 +341,9 @@ def test_a_broken_frame_is_answered_and_the_peer_has_time_to_read_it(net: Net) -
 def test_a_peer_that_closes_after_its_broken_frame_is_closed_at_once(net: Net) -> None:
     peer = net.connect()
     peer.send(BROKEN)
-    assert peer.connection.eof_received() is True
-    assert peer.transport.closed
-    assert not peer.transport.aborted
-    peer.lose()
+    assert not peer.closed
+    peer.end()
+    assert peer.closed
     assert net.loop.live_timers() == []
 
 
@@ -355,9 +352,9 @@ def test_a_peer_that_sends_on_and_on_after_its_broken_frame_is_cut_off(net: Net)
     peer.send(BROKEN)
     for _ in range(LINGER_BYTES // 65536):
         peer.send(bytes(65536))
-    assert not peer.transport.aborted
+    assert not peer.closed
     peer.send(b"\0")
-    assert peer.transport.aborted
+    assert peer.closed
     peer.lose()
     assert net.loop.live_timers() == []
 
@@ -367,9 +364,9 @@ def test_a_half_closed_peer_gets_what_it_asked_for_and_is_closed(net: Net) -> No
     peer.send(HOLD)
     peer.send(NOOP[:7])
     assert peer.recv()
-    assert peer.connection.eof_received() is True
-    assert peer.transport.closed
-    assert not peer.transport.eof_written
+    peer.connection.input_ended()
+    assert peer.closed
+    assert not peer.output_ended
     assert peer.recv() == b""
     net.loop.run()
     assert net.store.snapshot()["given_back"] == 1
@@ -383,44 +380,44 @@ def test_a_half_closed_peer_gets_a_long_output_to_its_end(net: Net) -> None:
     net.fill(6000)
     peer = net.connect()
     peer.send(HOLD + wire.dump(2) + NOOP)
-    assert peer.connection.eof_received() is True
-    assert not peer.transport.closed
+    peer.connection.input_ended()
+    assert not peer.closed
     frames = list(frames_of(peer.finish()))
     assert len(frames) == 1 + 6002 + 1
     assert frames[-1] == REPLY
-    assert peer.transport.closed
+    assert peer.closed
     assert net.store.snapshot()["given_back"] == 1
 
 
 def test_a_half_closed_peer_is_closed_only_when_all_has_gone_out(net: Net) -> None:
     peer, _ = net.clog()
-    assert peer.connection.eof_received() is True
-    assert not peer.transport.closed
-    peer.transport.drain()
-    assert peer.transport.closed
-    assert not peer.transport.reading
+    peer.connection.input_ended()
+    assert not peer.closed
+    peer.drain()
+    assert peer.closed
+    assert not peer.reading
 
 
 def test_a_broken_frame_behind_queued_output_is_answered_behind_it(net: Net) -> None:
     peer, answer = net.clog()
-    peer.connection.data_received(BROKEN)
-    assert not peer.transport.eof_written
+    peer.connection.received(BROKEN)
+    assert not peer.output_ended
     net.loop.fire()
-    received = peer.recv_all() + peer.transport.drain()
+    received = peer.recv_all() + peer.drain()
     assert received[: len(answer)] == answer
     assert received.endswith(b"Invalid arguments")
-    assert peer.transport.eof_written
-    assert peer.transport.reading
-    assert not peer.transport.aborted
+    assert peer.output_ended
+    assert peer.reading
+    assert not peer.closed
     net.loop.fire()
-    assert peer.transport.aborted
+    assert peer.closed
 
 
 def test_parting_from_an_idle_connection(net: Net) -> None:
     peer = net.connect(kind=socket.SOCK_STREAM)
     for _ in range(2):
         peer.connection.part()
-    assert peer.transport.eof_written
+    assert peer.output_ended
     assert peer.at_end()
     peer.send(HOLD)
     assert peer.recv() == b""
@@ -437,17 +434,17 @@ def test_parting_waits_for_what_is_owed(net: Net) -> None:
     peer = net.connect()
     peer.send(wire.dump(2) + NOOP)
     peer.connection.part()
-    assert not peer.transport.eof_written
+    assert not peer.output_ended
     assert peer.finish().endswith(REPLY)
-    assert peer.transport.eof_written
+    assert peer.output_ended
 
 
 def test_parting_waits_for_what_is_queued(net: Net) -> None:
     peer, _ = net.clog()
     peer.connection.part()
-    assert not peer.transport.eof_written
-    peer.transport.drain()
-    assert peer.transport.eof_written
+    assert not peer.output_ended
+    peer.drain()
+    assert peer.output_ended
 
 
 def test_a_connection_that_is_lost_gives_back_and_forgets_its_session(make_net: Callable[..., Net]) -> None:
@@ -467,7 +464,7 @@ def test_a_connection_that_is_lost_gives_back_and_forgets_its_session(make_net: 
     assert sessions[0].closing
     assert sessions[0].owner is None
     assert peer.connection.fd == -1
-    assert peer.connection.queue_size() == 0
+    assert peer.connection.queued == 0
     assert (net.server.connections, net.store.sessions_open) == ({}, 0)
     assert net.store.snapshot()["holdings_leaving"] == 1
     net.loop.run()
@@ -483,22 +480,22 @@ def test_a_connection_lost_during_a_long_output_is_pulled_no_more(net: Net) -> N
     peer.lose()
     assert net.loop.pending() >= 1
     net.loop.run()
-    assert peer.transport.queue == b""
+    assert peer.queued == 0
 
 
 def test_a_connection_that_is_refused_is_closed_and_counted_nowhere_else(make_net: Callable[..., Net]) -> None:
     net = make_net(max_connections=1)
     first, second = net.connect(), net.connect()
-    assert not first.transport.aborted
-    assert second.transport.aborted
-    second.lose()
+    assert not first.closed
+    assert second.closed
+    assert second.at_end()
     assert list(net.server.connections.values()) == [first.connection]
     assert net.store.sessions_open == 1
     assert net.server.figures()["rejected:max_connections"] == 1
     assert net.reports == ["rejected:max_connections"]
     first.lose()
     third = net.connect()
-    assert not third.transport.aborted
+    assert not third.closed
 
 
 # ---- mistakes and the store -----------------------------------------------------------------------------------------
@@ -548,10 +545,10 @@ def test_an_exception_out_of_a_long_output_closes_its_connection_and_no_other(mi
     for peer in peers:
         outputs[peer] = peer.finish()
     assert [str(error) for error in net.loop.errors] == ["a mistake of ours"]
-    assert [peer.transport.aborted for peer in peers] == [True, False, False]
+    assert [peer.closed for peer in peers] == [True, False, False]
     for peer in peers[1:]:
         assert len(list(frames_of(outputs[peer]))) == 6003
-        assert peer.transport.reading
+        assert peer.reading
 
 
 def test_an_exception_out_of_a_session_reaches_the_loop_and_what_was_held_is_given_back(mistaken: Net) -> None:
@@ -559,9 +556,9 @@ def test_an_exception_out_of_a_session_reaches_the_loop_and_what_was_held_is_giv
     peer = net.connect()
     peer.send(HOLD)
     assert peer.recv()
-    with pytest.raises(ValueError, match="a mistake of ours"):
-        peer.send(b"mistake")
-    peer.lose(ValueError())
+    peer.send(b"mistake")
+    assert [str(error) for error in net.loop.errors] == ["a mistake of ours"]
+    assert peer.closed
     net.loop.run()
     assert net.store.snapshot()["given_back"] == 1
 
@@ -598,4 +595,4 @@ def test_a_new_window_is_swept_after_the_next_request(net: Net) -> None:
 @pytest.mark.parametrize("wrong", [None, "text", bytearray(b"bytes"), memoryview(b"bytes")])
 def test_only_bytes_are_received(net: Net, wrong: object) -> None:
     with pytest.raises(TypeError):
-        net.connect().connection.data_received(wrong)
+        net.connect().connection.received(wrong)

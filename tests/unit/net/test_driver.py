@@ -66,7 +66,7 @@ class Scene:
         self.clock = clock
         self.loop = FakeLoop()
         self.store = ToyStore(buckets=1, holdings=1, name_memory=0, hash_key=bytes(16))
-        self.driver = Driver(self.loop, self.store)
+        self.driver = Driver(self.loop, self.store, clock.monotonic_ns)
         self.pulled: list[str] = []
 
     def connection(self, name: str, takes_ns: int = 0) -> ToyConnection:
@@ -74,10 +74,8 @@ class Scene:
 
 
 @pytest.fixture
-def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
-    clock = FakeClock()
-    monkeypatch.setattr("counterd.net.driver.time", clock)
-    return Scene(clock)
+def scene() -> Scene:
+    return Scene(FakeClock())
 
 
 def test_a_store_that_is_not_due_costs_nothing(scene: Scene) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import ipaddress
-import itertools
 import os
 import socket
 import struct
@@ -15,9 +15,9 @@ import pytest
 import uvloop
 
 from conformance.sentinel import engine as sentinel
-from counterd.net._connection import peer_process
 from counterd.net.access import Access
-from counterd.net.server import STUCK_CHECK_S, Limits, Server
+from counterd.net.admission import Limits
+from counterd.net.server import STUCK_CHECK_S, Server
 from counterd.net.sockets import Keepalive, UnixSocket, open_tcp
 from counterd.protocols.counter import wire
 from counterd.protocols.counter._room import CounterSession, CounterStore
@@ -38,16 +38,17 @@ S = 1_000_000_000
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+def clock() -> FakeClock:
+    """For what the server reads; connections read the real one."""
     clock = FakeClock()
-    monkeypatch.setattr("counterd.net.server.time", clock)
+    clock.now_ns = time.monotonic_ns()
     return clock
 
 
 @pytest.fixture
-def make_net() -> Iterator[Callable[..., Net]]:
+def make_net(clock: FakeClock) -> Iterator[Callable[..., Net]]:
     with nets() as make:
-        yield make
+        yield functools.partial(make, clock=clock.monotonic_ns)
 
 
 def pass_seconds(net: Net, clock: FakeClock, seconds: int) -> None:
@@ -59,13 +60,13 @@ def pass_seconds(net: Net, clock: FakeClock, seconds: int) -> None:
 def test_no_more_connections_than_the_limit(make_net: Callable[..., Net]) -> None:
     net = make_net(max_connections=2)
     peers = [net.connect() for _ in range(4)]
-    assert [peer.transport.aborted for peer in peers] == [False, False, True, True]
+    assert [peer.closed for peer in peers] == [False, False, True, True]
     assert net.reports == ["rejected:max_connections"] * 2
     net.limit(max_connections=3)
-    assert not net.connect().transport.aborted
+    assert not net.connect().closed
     net.limit(max_connections=1)
-    assert net.connect().transport.aborted
-    assert not any(peer.transport.aborted for peer in peers[:2])
+    assert net.connect().closed
+    assert not any(peer.closed for peer in peers[:2])
     figures = net.server.figures()
     assert (figures["connections_max"], figures["rejected:max_connections"]) == (1, 3)
 
@@ -76,7 +77,7 @@ def test_a_store_without_room_for_a_session_refuses(make_net: Callable[..., Net]
             raise MemoryError("1048576 connections are open or leaving")
 
     net = make_net(Full(buckets=1, holdings=1, name_memory=0, hash_key=KEY, figures=dict))
-    assert net.connect().transport.aborted
+    assert net.connect().closed
     assert net.server.figures()["rejected:memory"] == 1
     assert net.reports == ["rejected:memory"]
     assert net.server.connections == {}
@@ -91,7 +92,7 @@ def test_what_a_refused_session_had_already_is_given_back(make_net: Callable[...
             raise MemoryError("no room for its second")
 
     net = make_net(Late(buckets=1, holdings=1, name_memory=0, hash_key=KEY, figures=dict))
-    assert net.connect().transport.aborted
+    assert net.connect().closed
     net.loop.run()
     assert net.store.snapshot()["given_back"] == 1
 
@@ -105,9 +106,9 @@ def test_a_peer_that_takes_nothing_for_too_long_is_cut_off(
     assert net.loop.live_timers() == [STUCK_CHECK_S]
     assert net.server.figures()["stuck_outputs"] == 1
     pass_seconds(net, clock, seconds)
-    assert not peer.transport.aborted
+    assert not peer.closed
     pass_seconds(net, clock, 1)
-    assert peer.transport.aborted
+    assert peer.closed
     assert net.loop.live_timers() == []
     peer.lose()
     figures = net.server.figures()
@@ -119,12 +120,11 @@ def test_a_peer_that_takes_a_little_now_and_then_stays(make_net: Callable[..., N
     net = make_net()
     peer, _ = net.clog("write_timeout")
     for _ in range(5):
-        pass_seconds(net, clock, 5)
-        peer.transport.take(1)
-        pass_seconds(net, clock, 1)
-        assert not peer.transport.aborted
-    pass_seconds(net, clock, 6)
-    assert peer.transport.aborted
+        pass_seconds(net, clock, 3)
+        peer.take(4096)
+        assert not peer.closed
+    pass_seconds(net, clock, 7)
+    assert peer.closed
 
 
 def test_a_peer_that_takes_less_than_comes_in_stays_too(make_net: Callable[..., Net], clock: FakeClock) -> None:
@@ -132,11 +132,11 @@ def test_a_peer_that_takes_less_than_comes_in_stays_too(make_net: Callable[..., 
     net = make_net()
     peer, _ = net.clog("write_timeout")
     for _ in range(5):
-        peer.connection.data_received(NOOP * 100)
+        peer.connection.received(NOOP * 100)
     for _ in range(20):
-        peer.transport.take(1200)
+        peer.take(4096)
         pass_seconds(net, clock, 1)
-    assert not peer.transport.aborted
+    assert not peer.closed
 
 
 def test_the_patience_can_change(make_net: Callable[..., Net], clock: FakeClock) -> None:
@@ -145,17 +145,17 @@ def test_the_patience_can_change(make_net: Callable[..., Net], clock: FakeClock)
     pass_seconds(net, clock, 10)
     net.limit(user_timeout=9)
     pass_seconds(net, clock, 1)
-    assert peer.transport.aborted
+    assert peer.closed
 
 
 def test_output_that_has_gone_out_is_stuck_no_more(make_net: Callable[..., Net], clock: FakeClock) -> None:
     net = make_net()
     peer, _ = net.clog("user_timeout")
     peer.recv_all()
-    peer.transport.drain()
+    peer.drain()
     assert net.server.figures()["stuck_outputs"] == 0
     pass_seconds(net, clock, 100)
-    assert not peer.transport.aborted
+    assert not peer.closed
     assert net.loop.live_timers() == []
 
 
@@ -285,63 +285,20 @@ def test_only_processes_that_are_allowed_may_connect(
 ) -> None:
     net = make_net(access=Access(networks("203.0.113.0/24").networks, frozenset(users), frozenset(groups)))
     peer = net.connect()
-    assert peer.transport.aborted is not allowed
+    assert peer.closed is not allowed
     assert net.reports == [] if allowed else ["rejected:allow"]
     if allowed:
         assert peer.connection.origin() == f"unix uid={os.geteuid()} pid={os.getpid()}"
 
 
-def test_which_process_it_is() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX)
-    with ours, theirs:
-        assert peer_process(ours.fileno()) == (os.getpid(), os.geteuid(), {os.getegid(), *os.getgroups()})
-    with pytest.raises(OSError, match="descriptor"):
-        peer_process(-1)
-
-
 # ---- who is there ---------------------------------------------------------------------------------------------------
-
-
-def test_a_connection_is_found_by_its_id_as_long_as_it_is_there(make_net: Callable[..., Net]) -> None:
-    net = make_net()
-    first, second = net.connect(), net.connect()
-    assert list(net.server.connections) == [first.connection.number, second.connection.number]
-    assert [net.server.find(peer.connection.id) for peer in (first, second)] == [first.connection, second.connection]
-    gone, number = first.connection.id, first.connection.number
-    first.lose()
-    net.loop.run()
-    third = net.connect()
-    assert third.connection.number == number
-    assert third.connection.id != gone
-    for wrong in (gone, "", "-", "1", "x-1", f"{number}-", f"{number}-x", f"0{third.connection.id}", "9-9-9"):
-        assert net.server.find(wrong) is None
-    assert net.server.find(third.connection.id) is third.connection
-
-
-def test_a_connection_whose_number_goes_to_another_stays(make_net: Callable[..., Net]) -> None:
-    """The engine lets go of one that has ended; it still gets its answers."""
-    net = make_net()
-    net.fill(6000)
-    ended = net.connect()
-    ended.send(wire.dump(1))
-    ended.connection.eof_received()
-    number = ended.connection.number
-    while number not in [peer.connection.number for peer in net.peers[1:]]:
-        net.connect()
-    assert len(net.server.connections) == len(net.peers)
-    assert net.server.connections[number] is net.peers[-1].connection
-    assert net.server.find(ended.connection.id) is ended.connection
-    assert len(ended.finish()) == 6000 * 36 + 12
-    for peer in net.peers:
-        peer.lose()
-    assert net.server.connections == {}
 
 
 def test_who_is_killed_is_counted(make_net: Callable[..., Net]) -> None:
     net = make_net()
     peer = net.connect()
     net.server.kill(peer.connection)
-    assert peer.transport.aborted
+    assert peer.closed
     assert net.server.figures()["killed"] == 1
 
 
@@ -378,7 +335,7 @@ def test_an_ipv4_address_is_one_on_an_ipv6_socket_too(make_net: Callable[..., Ne
 def frozen(net: Net, peer: Peer) -> float | None:
     """For how long it is not read, if it is not; it is looked at once a second."""
     timers = net.loop.live_timers()
-    assert bool(timers) is not peer.transport.reading
+    assert bool(timers) is not peer.reading
     left = (peer.connection.paid_ns - time.monotonic_ns()) / S
     assert timers == ([pytest.approx(min(1, left), abs=0.1)] if timers else [])
     return left if timers else None
@@ -420,12 +377,12 @@ def test_requests_that_had_to_wait_for_a_turn_count_as_well(make_net: Callable[.
     peer = net.connect()
     peer.send(NOOP * 20_000)
     assert peer.finish() == REPLY * 20_000
-    assert not peer.transport.reading
+    assert not peer.reading
     net.loop.fire()  # the timer was for the first of them
     assert frozen(net, peer) == pytest.approx(19, abs=0.9)
     net.limit(requests_per_second=0)
     net.loop.fire()
-    assert peer.transport.reading
+    assert peer.reading
 
 
 @pytest.mark.parametrize("rate", [0, 500])
@@ -486,11 +443,11 @@ def test_the_last_byte_is_heeded_while_it_is_slowed_down_only(make_net: Callable
     net = make_net(requests_per_second=1)
     peer = net.connect()
     peer.send(NOOP * 9)
-    assert peer.transport.heeding
+    assert peer.connection.stream.heeding
     net.limit(requests_per_second=0)
     net.loop.fire()
-    assert peer.transport.reading
-    assert not peer.transport.heeding
+    assert peer.reading
+    assert not peer.connection.stream.heeding
 
 
 def test_slowing_ends_with_the_connection(make_net: Callable[..., Net]) -> None:
@@ -498,17 +455,17 @@ def test_slowing_ends_with_the_connection(make_net: Callable[..., Net]) -> None:
     lost, parting, ended, broken = [net.connect() for _ in range(4)]
     for peer in (lost, parting):
         peer.send(NOOP * 9)
-        assert not peer.transport.reading
+        assert not peer.reading
     lost.lose()
     parting.connection.part()
-    assert parting.transport.eof_written
-    assert parting.transport.reading
+    assert parting.output_ended
+    assert parting.reading
     ended.send(NOOP * 9)
-    ended.connection.eof_received()
-    assert ended.transport.closed
+    ended.connection.input_ended()
+    assert ended.closed
     broken.send(NOOP * 9 + b"\x55" * 12)
-    assert broken.transport.reading
-    assert broken.transport.eof_written
+    assert broken.reading
+    assert broken.output_ended
     for peer in (parting, ended, broken):
         peer.lose()
     assert net.loop.live_timers() == []
@@ -542,44 +499,35 @@ def test_limited_reads_are_short(make_reached: Callable[..., Reached]) -> None:
 # ---- those that say nothing -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def since(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    """For what the server reads; connections read the real one."""
-    clock = FakeClock()
-    clock.now_ns = time.monotonic_ns()
-    monkeypatch.setattr("counterd.net.server.time", clock)
-    return clock
-
-
-def test_one_that_sends_nothing_for_too_long_is_closed(make_net: Callable[..., Net], since: FakeClock) -> None:
+def test_one_that_sends_nothing_for_too_long_is_closed(make_net: Callable[..., Net], clock: FakeClock) -> None:
     net = make_net(idle_timeout=60)
     quiet = [net.connect() for _ in range(3)]
     assert net.loop.live_timers() == [7.5]
-    since.now_ns += 59 * S
+    clock.now_ns += 59 * S
     net.loop.fire()
-    assert not any(peer.transport.closed for peer in quiet)
-    since.now_ns += 2 * S
+    assert not any(peer.closed for peer in quiet)
+    clock.now_ns += 2 * S
     net.loop.fire()
-    assert all(peer.transport.closed for peer in quiet)
+    assert all(peer.closed for peer in quiet)
     assert net.server.figures()["idle_closed"] == 3
     assert net.reports == ["idle"] * 3
 
 
-def test_one_that_is_still_to_be_answered_is_not_idle(make_net: Callable[..., Net], since: FakeClock) -> None:
+def test_one_that_is_still_to_be_answered_is_not_idle(make_net: Callable[..., Net], clock: FakeClock) -> None:
     store = sentinel.make_store()
     calls: list[Any] = []
     store.delegate(calls.extend, 1000 * S)
     net = make_net(store, idle_timeout=60)
     peer = net.connect()
     peer.send(tokens.acquire(1, 1, 1))
-    store.tick(since.now_ns)
-    since.now_ns += 1000 * S
-    assert net.server.idle_among(0, 100, since.now_ns) == ([], False)
-    store.answer(calls[0].ticket, 1, 0, since.now_ns)
-    assert net.server.idle_among(0, 100, since.now_ns) == ([peer.connection], False)
+    store.tick(clock.now_ns)
+    clock.now_ns += 1000 * S
+    assert net.server._table.idle_among(0, 100, clock.now_ns) == ([], False)
+    store.answer(calls[0].ticket, 1, 0, clock.now_ns)
+    assert net.server._table.idle_among(0, 100, clock.now_ns) == ([peer.connection], False)
 
 
-def test_one_that_is_kept_from_sending_is_not_idle(make_net: Callable[..., Net], since: FakeClock) -> None:
+def test_one_that_is_kept_from_sending_is_not_idle(make_net: Callable[..., Net], clock: FakeClock) -> None:
     net = make_net(idle_timeout=60, requests_per_second=1)
     net.fill(4000)
     clogged, _ = net.clog()
@@ -587,68 +535,44 @@ def test_one_that_is_kept_from_sending_is_not_idle(make_net: Callable[..., Net],
     slowed.send(NOOP * 9)
     waiting.send(wire.dump(1))  # the rest of which comes in later turns
     parting.connection.part()
-    since.now_ns += 1000 * S
-    idle, more = net.server.idle_among(0, 100, since.now_ns)
+    clock.now_ns += 1000 * S
+    idle, more = net.server._table.idle_among(0, 100, clock.now_ns)
     assert (idle, more) == ([active.connection], False)
-    assert net.server.idle_among(0, 100, time.monotonic_ns() - S) == ([], False)
+    assert net.server._table.idle_among(0, 100, time.monotonic_ns() - S) == ([], False)
     clogged.recv_all()
-    clogged.transport.drain()
+    clogged.drain()
     assert clogged.connection.active_ns > active.connection.active_ns
 
 
 def test_many_are_looked_at_in_slices(
-    make_net: Callable[..., Net], since: FakeClock, monkeypatch: pytest.MonkeyPatch
+    make_net: Callable[..., Net], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("counterd.net.server.IDLE_CHECKS", 2)
     net = make_net(idle_timeout=1)
     quiet = [net.connect() for _ in range(5)]
-    since.now_ns += 2 * S
+    clock.now_ns += 2 * S
     net.loop.fire()
-    looked_at = [sum(peer.transport.closed for peer in quiet)]
+    looked_at = [sum(peer.closed for peer in quiet)]
     while net.loop.turn():
-        looked_at.append(sum(peer.transport.closed for peer in quiet))
-    assert looked_at == [1, 3, 5]
+        looked_at.append(sum(peer.closed for peer in quiet))
+    assert looked_at[:3] == [1, 3, 5]
     assert net.loop.live_timers() == [0.25]
 
 
-def test_the_timeout_can_change(make_net: Callable[..., Net], since: FakeClock) -> None:
+def test_the_timeout_can_change(make_net: Callable[..., Net], clock: FakeClock) -> None:
     net = make_net()
     peer = net.connect()
-    since.now_ns += 10 * S
+    clock.now_ns += 10 * S
     assert net.loop.live_timers() == []
     net.limit(idle_timeout=8)
     assert net.loop.live_timers() == [1.0]
     net.loop.fire()
-    assert peer.transport.closed
+    assert peer.closed
     net.limit(idle_timeout=0)
     assert net.loop.live_timers() == []
     net.limit(idle_timeout=8)
     net.server.part()
     assert 1.0 not in net.loop.live_timers()
-
-
-# ---- what a batch takes ---------------------------------------------------------------------------------------------
-
-
-def test_batches_are_counted_by_what_they_bring_and_take(make_net: Callable[..., Net]) -> None:
-    net = make_net()
-    peer = net.connect()
-    sizes = [1, 16, 17, 32, 262_144, 262_145]
-    for size in sizes:
-        peer.connection.data_received(bytes(size))
-        peer = net.connect()
-    histograms = net.server.histograms()
-    assert set(histograms) == {"batch_seconds", "batch_bytes"}
-    for histogram in histograms.values():
-        assert len(histogram.counts) == len(histogram.bounds) + 1
-        assert sum(histogram.counts) == len(sizes)
-        assert all(after == 2 * before for before, after in itertools.pairwise(histogram.bounds))
-    by_size = histograms["batch_bytes"]
-    assert by_size.sum == sum(sizes)
-    counted = dict(zip((*by_size.bounds, "above"), by_size.counts, strict=True))
-    assert {bound: count for bound, count in counted.items() if count} == {16: 2, 32: 2, 262_144: 1, "above": 1}
-    assert 0 < histograms["batch_seconds"].sum < 1
-    assert histograms["batch_seconds"].bounds[0] == 1.024e-6
 
 
 # ---- on a real loop -------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from certificates import certificate, client_context, server_context
-from counterd.net._connection import Connection
+from counterd.net.connection import Connection
 from counterd.net.sockets import Keepalive, UnixSocket, open_tcp
 from counterd.protocols.counter import wire
 from counterd.protocols.counter._room import CounterStore
@@ -307,7 +307,7 @@ def test_output_that_the_peer_does_not_take_stops_reading(site: Site) -> None:
     peer.send(wire.dump(2) + NOOP)
     for _ in range(5):
         site.turn()
-    assert 0 < peer.connection.queue_size() < 400_000
+    assert 0 < peer.connection.queued < 400_000
     assert site.server.figures()["stuck_outputs"] == 1
     assert peer.connection.requests == 1  # the other waits behind the Dump
     peer.send(NOOP)
@@ -437,7 +437,7 @@ def test_it_is_open_from_the_end_of_its_handshake_on(site: Site) -> None:
     site.turn()
     assert told == []
     assert not peer.connection.number
-    assert site.server.idle_among(0, 100, time.monotonic_ns()) == ([], False)
+    assert site.server._table.idle_among(0, 100, time.monotonic_ns()) == ([], False)
     accepted_ns = peer.connection.since_ns
     peer.shake()
     assert peer.connection.number
@@ -682,13 +682,13 @@ def test_after_a_goodbye_that_had_to_wait_the_end_comes_too(site: Site) -> None:
     peer = site.connect()
     fill(peer)
     peer.connection.part()
-    assert peer.connection.queue_size() > 0
+    assert peer.connection.queued > 0
     assert site.server.figures()["stuck_outputs"] == 0  # LINGER_S is what ends it otherwise
     for _ in range(TURNS_MAX):
         if peer.closed():
             break
         site.turn()
-    assert peer.connection.queue_size() == 0
+    assert peer.connection.queued == 0
 
 
 def test_parting_from_an_idle_connection(site: Site) -> None:

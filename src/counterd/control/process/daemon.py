@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from counterd.control.log import LogWriter
     from counterd.control.service import Ready
-    from counterd.net._connection import Connection
+    from counterd.net.connection import Connection
     from counterd.protocols import Room
 
 log = structlog.get_logger()

@@ -1,0 +1,64 @@
+import asyncio
+from collections.abc import Callable
+
+from counterd._core import Store
+from counterd.net.batches import Batches
+from counterd.net.driver import Driver
+from counterd.net.stream import Handler, Stream
+
+class Events:
+    def __init__(
+        self,
+        *,
+        entered: Callable[[Connection], object],
+        closed: Callable[[Connection, BaseException | None], object],
+        rejected: Callable[[str, str], object],
+        tls_failed: Callable[[Connection, str, str], object],
+        slowed: Callable[[Connection], object],
+        stuck: Callable[[Connection], object],
+        moved: Callable[[Connection], object],
+        dropped: Callable[[Connection], object],
+    ) -> None: ...
+
+class Common:
+    loop: asyncio.AbstractEventLoop
+    store: Store
+    driver: Driver
+    batches: Batches
+    parting: bool
+    request_ns: int
+    handshake_s: float
+    handshakes: int
+    slowed: int
+    def __init__(self, loop: asyncio.AbstractEventLoop, store: Store, driver: Driver, events: Events) -> None: ...
+
+class Connection(Handler):
+    stream: Stream
+    patience: str
+    address: bytes | None
+    number: int
+    serial: int
+    since_ns: int
+    entered_ns: int
+    active_ns: int
+    paid_ns: int
+    @property
+    def id(self) -> str: ...
+    @property
+    def fd(self) -> int: ...
+    @property
+    def requests(self) -> int: ...
+    @property
+    def queued(self) -> int: ...
+    @property
+    def owed(self) -> bool: ...
+    def __init__(self, common: Common, stream: Stream, patience: str, address: bytes | None, port: int) -> None: ...
+    def pull(self) -> None: ...
+    def part(self) -> None: ...
+    def abort(self) -> None: ...
+    def close(self) -> None: ...
+    def peer(self) -> tuple[str, int]: ...
+    def origin(self) -> str: ...
+    def tls(self) -> tuple[str, str, str] | None: ...
+
+def peer_process(fd: int) -> tuple[int, int, frozenset[int]]: ...

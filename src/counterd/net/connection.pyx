@@ -1,0 +1,397 @@
+"""One connection: bytes from a stream into the session, one write per read out of it.
+
+Floor 3. It knows its stream and the contract of a session, and no protocol. What happens to it is told to the server by
+Events; what it shares with the others is in Common.
+
+States of a connection, in this order; a step may be left out, and none is taken back:
+- arriving   it was let in and counts, and its handshake is under way: it has no session yet, and takes no part
+- open       what arrives goes to the session
+- parting    the daemon is stopping: what the kernel has received by now is still read and answered
+- ended      the peer has sent its last byte: what it asked before that is still answered, then it is closed
+- lingering  nothing is owed any more; writing is shut down and input is discarded, so that the peer can read the last
+             answer before a reset could throw it away; for LINGER_S or LINGER_BYTES at most
+- gone       the stream is closed, and the session told so
+
+Reading is paused only while output is queued, while the session has more to say, while a request of its waits (parked), and
+while it has sent more than it may (it is slowed down: open, with a timer).
+"""
+
+import array
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.errno cimport ERANGE, errno
+from libc.stdint cimport int64_t, uint16_t, uint64_t
+
+from counterd._core cimport CLOSING, PARKED, READING, Session, Store, is_streaming
+from counterd.net.clock cimport monotonic_ns
+from counterd.net.driver cimport Driver
+from counterd.net.kernel cimport SO_PEERCRED, SO_PEERGROUPS, SOL_SOCKET, getsockopt, os_error, ucred
+from counterd.net.stream cimport Handler, Stream
+
+from counterd.net.access import address_text
+
+cdef int64_t SECOND = 1000000000
+cdef int64_t SLOW_CHECK_NS = SECOND     # between two looks whether a connection that is slowed down has another limit
+
+cdef enum:
+    LINGER_S = 1            # long enough for a reply to cross any network, and for its reader to look
+    LINGER_BYTES = 1048576  # no honest peer has more under way
+
+
+cdef class Events:
+    """What happens to connections; connection.pxd has what each is called with."""
+
+    def __cinit__(self, *, entered, closed, rejected, tls_failed, slowed, stuck, moved, dropped):
+        self.entered = entered
+        self.closed = closed
+        self.rejected = rejected
+        self.tls_failed = tls_failed
+        self.slowed = slowed
+        self.stuck = stuck
+        self.moved = moved
+        self.dropped = dropped
+
+
+cdef class Common:
+    """What the connections of a server share."""
+
+    def __cinit__(self, loop, Store store not None, Driver driver not None, Events events not None):
+        self.loop = loop
+        self.store = store
+        self.driver = driver
+        self.events = events
+        self.batches = Batches()
+
+
+cdef class Connection(Handler):
+    """A connection that was let in. patience: name of the limit on how long its output may be stuck.
+
+    address, port: of its peer; None and 0 on a Unix socket.
+    """
+
+    def __cinit__(self, Common common not None, Stream stream not None, patience, bytes address, uint16_t port):
+        self.common = common
+        self.store = common.store
+        self.stream = stream
+        self.patience = patience
+        self.address = address
+        self.port = port
+
+    cdef int begin(self) except -1:
+        """Serves its stream from now on."""
+        self.since_ns = self.active_ns = monotonic_ns()
+        self.stream.begin(self)
+        if self.stream.tls is None:
+            self.established()
+        else:
+            self.common.handshakes += 1
+            self.timer = self.common.loop.call_later(self.common.handshake_s, self.give_up)
+        return 0
+
+    # ---- called by the stream ----
+
+    cpdef established(self):
+        """Its session begins."""
+        cdef Session session
+        cdef int64_t now_ns = monotonic_ns()
+        try:
+            session = self.store.session(now_ns)
+        except MemoryError as error:
+            self.common.events.rejected("memory", str(error))
+            self.common.driver.wake()  # what it has already had may have to be given back
+            self.abort()
+            return
+        self.entered_ns = self.active_ns = now_ns
+        self.number = session.connection
+        session.owner = self
+        self.session = session
+        self.become(OPEN)
+        self.common.events.entered(self)
+        if self.common.parting:
+            self.part()
+
+    cpdef received(self, bytes data):
+        cdef Session session = self.session
+        cdef uint64_t before
+        cdef int64_t now_ns
+        if self.state == LINGERING:
+            self.discarded += PyBytes_GET_SIZE(data)
+            if self.discarded > LINGER_BYTES:
+                self.abort()
+            return
+        before = session.requests
+        now_ns = monotonic_ns()
+        self.active_ns = now_ns
+        self.stream.send(session.receive(data, now_ns))
+        self.common.batches.count(PyBytes_GET_SIZE(data), monotonic_ns() - now_ns)
+        if self.common.request_ns:
+            self.charge(session.requests - before, now_ns)
+        if session.state != READING or self.store.stirred or self.state == PARTING:
+            self.settle()
+
+    cpdef received_nothing(self):
+        if self.state == PARTING:
+            self.settle()
+
+    cpdef input_ended(self):
+        if self.state == LINGERING:
+            self.stream.close()
+            return
+        self.become(ENDED)
+        self.stream.send(self.session.eof(monotonic_ns()))
+        self.settle()
+
+    cpdef end_sent(self):
+        """It is slowed down, or a request of its waits, and its peer has sent its last byte; we have yet to read what came
+        before that.
+
+        Whether the peer has gone, or half-closed and waits for its answers, nobody can tell. It can ask no more than
+        that, so all of it is read now: what it holds is not to wait until the time of its last requests has passed.
+        """
+        self.hasty = True
+        self.session.hang_up(monotonic_ns())
+        self.read_again()
+
+    cpdef output_stuck(self):
+        self.stream.pause()
+        self.common.events.stuck(self)
+
+    cpdef output_moved(self):
+        self.active_ns = monotonic_ns()  # it may have waited for its answers
+        self.common.events.moved(self)
+        self.settle()
+
+    cpdef tls_failed(self, cause, reason):
+        self.common.events.tls_failed(self, cause, reason)
+
+    cpdef stream_broken(self):
+        self.finish()
+
+    cpdef stream_closed(self, error):
+        self.become(GONE)
+        if self.session is not None:
+            self.session.closed(monotonic_ns())
+            self.session.owner = None
+        self.common.events.closed(self, error)
+        self.wake_store()
+
+    # ---- called by the server and the driver ----
+
+    def pull(self):
+        """Fetches the session's next output, if the last has gone out."""
+        cdef bytes output
+        cdef uint64_t before
+        cdef int64_t now_ns
+        self.pulling = False
+        if self.stream.closed:
+            return
+        if self.stream.queued:
+            self.session.wait()
+        if self.session.dropped:
+            self.common.events.dropped(self)
+            self.abort()
+            return
+        if self.stream.queued:
+            return
+        try:
+            before = self.session.requests
+            now_ns = monotonic_ns()
+            output = self.session.take_output(now_ns)
+            if self.common.request_ns:
+                self.charge(self.session.requests - before, now_ns)
+            if self.state != LINGERING:  # what others say after its end is thrown away: nobody is to wait for it
+                self.stream.send(output)
+                self.settle()
+        except Exception as error:  # where no stream is the caller, closing the connection is up to us
+            self.common.loop.call_exception_handler({"message": "fetching output failed", "exception": error})
+            self.abort()
+
+    def part(self):
+        """Ends the connection once what it has asked so far is answered; at once, if it has had no way to ask."""
+        if self.session is None:
+            self.abort()
+        elif self.state == OPEN and not self.stream.closed:
+            self.stream.mark_input()
+            self.become(PARTING)
+            self.session.hang_up(monotonic_ns())
+            self.settle()
+
+    def abort(self):
+        """Ends the connection now."""
+        self.stream.abort()
+
+    def close(self):
+        """Ends the connection as soon as what it was answered has gone out."""
+        self.stream.close()
+
+    # ---- what is known of it ----
+
+    @property
+    def id(self):
+        """NUMBER-SERIAL: the engine's number of it, and one that no other connection of this server ever has."""
+        return f"{self.number}-{self.serial}"
+
+    @property
+    def fd(self):
+        """Its descriptor, -1 once it is closed."""
+        return self.stream.fd
+
+    @property
+    def requests(self):
+        """How many it has made so far."""
+        return self.session.requests if self.session is not None else 0
+
+    @property
+    def queued(self):
+        """Bytes that the kernel has not taken."""
+        return self.stream.queued
+
+    @property
+    def owed(self):
+        """Whether anything was queued when it was closed."""
+        return self.stream.owed
+
+    def peer(self):
+        """Where it comes from: an IP address as text and a port, or ("", 0) on a Unix socket."""
+        return ("", 0) if self.address is None else (address_text(self.address), self.port)
+
+    def origin(self):
+        """Where it comes from, for people: 127.0.0.1:5432, [::1]:5432 or unix uid=0 pid=12; unix once that has gone."""
+        if self.address is None:
+            if self.stream.fd < 0:
+                return "unix"
+            pid, uid, _ = peer_process(self.stream.fd)
+            return f"unix uid={uid} pid={pid}"
+        address, port = self.peer()
+        return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+    def tls(self):
+        """Of a connection over TLS, its version, cipher, and the subject of the peer's certificate or ""; else None."""
+        return self.stream.tls.describe() if self.stream.tls is not None else None
+
+    cdef bint is_idle(self, int64_t before_ns) noexcept:
+        """Whether it has sent nothing since that moment, and was neither owed anything nor kept from sending."""
+        return (
+            self.active_ns < before_ns and self.state == OPEN and self.timer is None and not self.stream.queued
+            and not self.pulling and not self.session.awaited and self.session.state != PARKED
+        )
+
+    # ---- inside ----
+
+    cdef int become(self, State state) except -1:
+        """The next state. What was timed in the last is timed no more."""
+        if self.state == ARRIVING and self.timer is not None:
+            self.common.handshakes -= 1
+        self.stop_timer()
+        self.state = state
+        return 0
+
+    cdef int stop_timer(self) except -1:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+            self.stream.heed_end(False)
+        return 0
+
+    def give_up(self):
+        """Its handshake has taken too long."""
+        self.common.events.tls_failed(self, "timeout", "the handshake took too long")
+        self.abort()
+
+    cdef int charge(self, uint64_t requests, int64_t now_ns) except -1:
+        """Takes the time for them. Up to a second is saved up; what is overdrawn passes before more is read.
+
+        So whoever sends steadily at the rate is never stopped, and a read with any number of requests is answered.
+        """
+        if requests == 0 or self.state != OPEN or self.hasty or self.session.state == CLOSING:
+            return 0
+        self.paid_ns = max(self.paid_ns, now_ns - SECOND) + <int64_t>requests * self.common.request_ns
+        if self.paid_ns > now_ns and self.timer is None:
+            self.slow_down(now_ns)
+            self.stream.pause()
+            self.stream.heed_end(True)
+            self.common.slowed += 1
+            self.common.events.slowed(self)
+        return 0
+
+    cdef int slow_down(self, int64_t now_ns) except -1:
+        cdef int64_t left_ns = min(self.paid_ns - now_ns, SLOW_CHECK_NS)
+        self.timer = self.common.loop.call_later(left_ns / 1e9, self.look_again, self.common.request_ns)
+        return 0
+
+    def look_again(self, int64_t request_ns):
+        """Has it read again if the time that its requests took is over.
+
+        request_ns: of the server, when the time was reckoned. Under another limit nothing is held against it.
+        """
+        cdef int64_t now_ns = monotonic_ns()
+        if self.common.request_ns != request_ns:
+            self.paid_ns = 0
+        if self.paid_ns > now_ns:
+            self.slow_down(now_ns)
+            return
+        self.active_ns = now_ns
+        self.read_again()
+
+    cdef int read_again(self) except -1:
+        self.stop_timer()
+        return self.settle()
+
+    cdef int settle(self) except -1:
+        """Decides what comes next, after anything that may have changed the session's state."""
+        self.wake_store()
+        if self.session is None or self.state >= LINGERING:
+            return 0
+        if self.stream.queued or self.stream.closing or self.stream.closed:
+            return 0
+        if is_streaming(self.session):
+            self.stream.pause()
+            if not self.pulling:
+                self.pulling = True
+                self.common.driver.enqueue(self)
+        elif self.session.state == CLOSING:
+            self.finish()
+        elif self.session.state == PARKED:
+            self.stream.pause()
+            self.stream.heed_end(self.state == OPEN and not self.hasty)
+        elif self.state == PARTING and self.stream.unread <= 0:
+            if self.session.awaited:
+                self.stream.pause()  # what it asks from now on is too late, what it has asked is answered
+            else:
+                self.finish()
+        elif self.state != ENDED and self.timer is None:
+            self.stream.heed_end(False)
+            self.stream.read_on()
+        return 0
+
+    cdef int finish(self) except -1:
+        """Nothing is owed any more."""
+        if self.state == ENDED:
+            self.stream.close()
+            return 0
+        self.become(LINGERING)
+        self.stream.end_output()
+        self.stream.read_on()
+        self.timer = self.common.loop.call_later(LINGER_S, self.abort)
+        return 0
+
+    cdef int wake_store(self) except -1:
+        if self.store.stirred:
+            self.store.stirred = False
+            self.common.driver.wake()
+        return 0
+
+
+def peer_process(int fd):
+    """Process, user and set of all groups of who connected to a Unix socket, as they were then."""
+    cdef ucred peer
+    cdef unsigned int size = sizeof(peer)
+    cdef bytes groups = b""
+    if getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0:
+        raise os_error(errno)
+    size = 0
+    while getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, <char*>PyBytes_AS_STRING(groups), &size) < 0:
+        if errno != ERANGE:  # which comes with the size that would do
+            raise os_error(errno)
+        groups = PyBytes_FromStringAndSize(NULL, size)
+    return peer.pid, peer.uid, frozenset((peer.gid, *array.array("I", groups[:size])))

@@ -1,0 +1,137 @@
+"""The connection table of a server: who is let in, and who is there.
+
+Floor 3. A connection is in one of two places. As soon as it is let in it is in `arriving`, and counts against every
+limit. When it gets its session, which is at once unless there is a TLS handshake first, it enters the table under the
+engine's number.
+
+- The engine gives a number to another connection as soon as it has let go of it. One that has ended and is still being
+  answered makes way then, and is found under minus its serial.
+- The keys of `connections` are the numbers of its connections, and no address in `addresses` has none.
+"""
+
+from functools import partial
+
+from libc.stdint cimport int64_t, uint16_t, uint32_t
+from posix.unistd cimport close as c_close
+
+from counterd.net.connection cimport Common, Connection
+from counterd.net.poller cimport Poller
+from counterd.net.stream cimport Stream
+from counterd.net.tls cimport Tls
+
+from counterd.net.admission import refusal
+from counterd.net.connection import peer_process
+
+
+cdef class Table:
+    """Of a server with these limits."""
+
+    def __cinit__(self, limits):
+        self.connections = {}
+        self.arriving = set()
+        self.addresses = {}
+        self.limits = limits
+
+    def __len__(self):
+        """How many connections there are, whether or not they have a session yet."""
+        return len(self.connections) + len(self.arriving)
+
+    @property
+    def limits(self):
+        """What may change while the server runs; of the limits, those on coming in are looked at here."""
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits):
+        self._limits = limits
+        self.max_connections = limits.max_connections
+        self.guarded = not limits.is_open
+
+    def accept(
+        self, Common common not None, Poller poller not None, bint secure, patience, int fd, bytes address,
+        uint16_t port,
+    ):
+        """Serves a connection that was accepted, or closes it if it is not let in. Takes the descriptor over.
+
+        common: what it shares with the others; its events have enter() and remove() called. secure: whether it begins
+        with a TLS handshake, if there is a context. patience, address, port: see Connection.
+        """
+        cdef Connection connection
+        cdef Stream stream
+        cdef Tls tls = None
+        try:
+            reason = self.refused(fd, address)
+            if reason is None and secure and self.context is not None:
+                tls = Tls(self.context)
+        except Exception:
+            c_close(fd)
+            raise
+        if reason is not None:
+            c_close(fd)
+            common.events.rejected(*reason)
+            return
+        stream = Stream(poller, fd, tls)
+        connection = Connection(common, stream, patience, address, port)
+        self.arriving.add(connection)
+        if address is not None:
+            self.addresses[address] = self.addresses.get(address, 0) + 1
+        try:
+            connection.begin()
+        except Exception:
+            stream.abort()
+            raise
+
+    cdef refused(self, int fd, bytes address):
+        """A cause and a sentence, or None. Costs next to nothing where no limit is met and none is set."""
+        if not self.guarded and len(self) < self.max_connections:
+            return None
+        of_address = self.addresses.get(address, 0)
+        return refusal(self._limits, address, partial(peer_process, fd), len(self), of_address)
+
+    def enter(self, Connection connection not None):
+        """It has its session, and the engine's number."""
+        cdef Connection former = self.connections.pop(connection.number, None)
+        if former is not None:
+            former.number = -<int64_t>former.serial
+            self.connections[former.number] = former
+        self.serial += 1
+        connection.serial = self.serial
+        self.arriving.remove(connection)
+        self.connections[connection.number] = connection
+        self.highest = max(self.highest, <uint32_t>connection.number)
+        if self.watch is not None:
+            self.watch("opened", connection)
+
+    def remove(self, Connection connection not None):
+        """It is gone."""
+        if connection.address is not None:
+            count = self.addresses.pop(connection.address)
+            if count > 1:
+                self.addresses[connection.address] = count - 1
+        if connection.serial == 0:
+            self.arriving.remove(connection)
+            return
+        del self.connections[connection.number]
+        if self.watch is not None:
+            self.watch("closed", connection)
+
+    def find(self, str connection_id not None):
+        """The connection whose id that is, if it is still there."""
+        number, _, _serial = connection_id.rpartition("-")
+        try:
+            connection = self.connections.get(int(number))
+        except ValueError:
+            return None
+        return connection if connection is not None and connection.id == connection_id else None
+
+    def idle_among(self, uint32_t first, uint32_t count, int64_t before_ns):
+        """Of the connections with so many numbers from first on, those that have sent nothing since that moment, though
+        nothing hindered them. And whether there may be any beyond."""
+        cdef Connection connection
+        cdef int64_t number
+        cdef list idle = []
+        for number in range(first, <int64_t>first + count):
+            connection = self.connections.get(number)
+            if connection is not None and connection.is_idle(before_ns):
+                idle.append(connection)
+        return idle, number < self.highest

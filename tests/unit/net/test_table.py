@@ -1,0 +1,98 @@
+"""The connection table: who is in it, under which number, and since when."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from counterd.protocols.counter import wire
+from counterd.protocols.counter._room import CounterStore
+from unit.net.fakes import Net, nets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from counterd._core import Session
+
+
+@pytest.fixture
+def make_net() -> Iterator[Callable[..., Net]]:
+    with nets() as make:
+        yield make
+
+
+def test_a_connection_is_found_by_its_id_as_long_as_it_is_there(make_net: Callable[..., Net]) -> None:
+    net = make_net()
+    first, second = net.connect(), net.connect()
+    assert list(net.server.connections) == [first.connection.number, second.connection.number]
+    assert [net.server.find(peer.connection.id) for peer in (first, second)] == [first.connection, second.connection]
+    gone, number = first.connection.id, first.connection.number
+    first.lose()
+    net.loop.run()
+    third = net.connect()
+    assert third.connection.number == number
+    assert third.connection.id != gone
+    for wrong in (gone, "", "-", "1", "x-1", f"{number}-", f"{number}-x", f"0{third.connection.id}", "9-9-9"):
+        assert net.server.find(wrong) is None
+    assert net.server.find(third.connection.id) is third.connection
+
+
+def test_a_connection_whose_number_goes_to_another_stays(make_net: Callable[..., Net]) -> None:
+    """The engine lets go of one that has ended; it still gets its answers."""
+    net = make_net()
+    net.fill(6000)
+    ended = net.connect()
+    ended.send(wire.dump(1))
+    ended.connection.input_ended()
+    number = ended.connection.number
+    while number not in [peer.connection.number for peer in net.peers[1:]]:
+        net.connect()
+    assert len(net.server.connections) == len(net.peers)
+    assert net.server.connections[number] is net.peers[-1].connection
+    assert net.server.find(ended.connection.id) is ended.connection
+    assert len(ended.finish()) == 6000 * 36 + 12
+    for peer in net.peers:
+        peer.lose()
+    assert net.server.connections == {}
+
+
+def test_one_that_is_not_let_in_keeps_no_descriptor(make_net: Callable[..., Net]) -> None:
+    """Not even until the end of the batch: the next may need it."""
+    net = make_net(max_connections=1)
+    net.connect()
+    ours, theirs = socket.socketpair()
+    with ours:
+        number = theirs.detach()
+        net.server._table.accept(net.server._common, net.poller, False, "user_timeout", number, None, 0)
+        assert ours.recv(1) == b""
+        with pytest.raises(OSError, match="descriptor"):
+            os.fstat(number)
+
+
+def test_an_exception_on_the_way_in_costs_that_connection(make_net: Callable[..., Net]) -> None:
+    class Mistaken(CounterStore):
+        def session(self, now_ns: int = 0) -> Session:
+            raise ValueError("a mistake of ours")
+
+    net = make_net(Mistaken(buckets=1, holdings=1, name_memory=0, hash_key=bytes(16), figures=dict))
+    ours, theirs = socket.socketpair()
+    with ours:
+        with pytest.raises(ValueError, match="a mistake of ours"):
+            net.server._table.accept(net.server._common, net.poller, False, "user_timeout", theirs.detach(), None, 0)
+        net.loop.run()
+        assert ours.recv(1) == b""
+    assert len(net.server._table) == 0
+
+
+def test_a_broken_context_costs_that_connection(make_net: Callable[..., Net]) -> None:
+    net = make_net()
+    net.server._table.context = object()
+    ours, theirs = socket.socketpair()
+    with ours:
+        with pytest.raises(AttributeError):
+            net.server._table.accept(net.server._common, net.poller, True, "user_timeout", theirs.detach(), None, 0)
+        assert ours.recv(1) == b""
+    assert len(net.server._table) == 0
