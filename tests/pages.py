@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 REDIRECTED = Path(__file__).parent / "redirected"
-PATIENCE = 2 * machine.PATIENCE  # for all of a page's Python, or a block of shell
+PAGE_PATIENCE = 2 * machine.PATIENCE  # for all of a page's Python, or a block of shell
 END = "\x1e"  # is printed where a block ends
 
 FENCE = re.compile(r"```+")
@@ -126,7 +126,7 @@ def _output(command: list[str], what: str, directory: Path, ports: Mapping[int, 
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=PAGE_PATIENCE,
         env=daemon.environment(extra),
         cwd=directory,
         check=False,

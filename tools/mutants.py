@@ -69,7 +69,8 @@ COUNTER_ROOM = (
 )  # fmt: skip
 # By what is in a file's name: tests with one of these in theirs are run first, and such as never come there not at all.
 NEAR = {
-    "engine/wheel": (("test_wheel", "throttr"), COUNTER_ROOM), "throttr/": (("throttr",), (*COUNTER_ROOM, "test_wheel")),
+    "engine/wheel": (("test_wheel", "throttr"), COUNTER_ROOM),
+    "throttr/": (("throttr",), (*COUNTER_ROOM, "test_wheel")),
     "sentinel/": (("sentinel",), (*COUNTER_ROOM[:-2], "property/test_tables", "test_wheel", "throttr")),
     "counter/": (("counter/", "counter_model"), ("throttr", "test_wheel")),
     "_core": (("test_core", "counter"), ("test_wheel",)), "engine/table": (("test_table", "counter"), ("test_wheel",)),

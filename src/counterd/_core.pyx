@@ -68,8 +68,8 @@ cdef class Store:
     hash_key: 16 random bytes; reply_max: bytes of the longest reply; posted_max: bytes that others may leave for a
     session that does not take them; now_ns: the caller's monotonic clock.
 
-    A subclass reserves its parts' memory in its __cinit__, maps the region (`map_region`) and begins the parts. All code
-    that touches the region runs between `begin_call` and `end_call`.
+    A subclass reserves its parts' memory in its __cinit__, maps the region (`map_region`) and begins the parts. All
+    code that touches the region runs between `begin_call` and `end_call`.
     """
 
     def __cinit__(self, *, bytes hash_key not None, size_t reply_max=REPLY_ROOM, size_t posted_max=0,

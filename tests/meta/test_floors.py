@@ -144,11 +144,7 @@ def test_every_module_is_on_a_floor() -> None:
 
 @pytest.mark.parametrize(
     "source",
-    [
-        source
-        for source in sources()
-        if source.startswith(("_core", "engine/", "protocols/"))
-    ],
+    [source for source in sources() if source.startswith(("_core", "engine/", "protocols/"))],
 )
 def test_nothing_below_net_calls_the_system(source: str) -> None:
     """Neither by an import nor through a header of C."""

@@ -50,7 +50,6 @@ ELSEWHERE = {
     "protocols/sentinel/__init__.py": "a declaration: tests/unit/control/config/test_loading.py reads files with it",
     "protocols/sentinel/_audits.pxd": "inlined in _store: tests/property/test_sentinel_model.py calls it",
     "protocols/sentinel/_messages.pxd": "inlined in _session: the vectors compare byte by byte",
-    "protocols/sentinel/_sweep.pxd": "inlined in _store: tests/unit/protocols/sentinel/test_store.py",
     "protocols/sentinel/_tokens.pxd": "inlined in _store: tests/property/test_sentinel_model.py, with audits",
     "protocols/sentinel/_window.pxd": "inlined in _rates: tests/property/test_sentinel_model.py, with audits",
     "protocols/sentinel/extensions.py": "with the store: tests/unit/protocols/sentinel/test_extending.py",

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from native import build, load
 
 from counterd import _core
 from counterd._core import Session, Store
+from native import build, load
 
 waiting: Any = load("_waiting", build("_waiting", Path(__file__).parent))
 

@@ -6,12 +6,13 @@ Floor 4. The number given to the store counts turns, so it only rises, whatever 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     import asyncio
 
     from counterd.net.server import Server
+    from counterd.protocols import Windowed
 
 # The wall clock can be set at any time: how soon that is noticed.
 CHECK_S = 1.0
@@ -44,7 +45,7 @@ class Windows:
         period = self._period_at(now)
         if self._interval and (period > self._period or self._number == 0):
             self._number += 1
-            self._server.store.begin_window(self._number)
+            cast("Windowed", self._server.store).begin_window(self._number)
             self._server.driver.wake()
         self._period = period  # smaller if the clock was set back: the next multiple turns as any other
         wait = min(CHECK_S, max(0.001, (period + 1) * self._interval - now)) if self._interval else CHECK_S

@@ -1,1 +1,1 @@
-"""The parts that stores are made of: tables, chains, timers, permits. Floor 1; no part knows a protocol or a session."""
+"""The parts that stores are made of: tables, chains, timers, permits. Floor 1; they know no protocol and no session."""

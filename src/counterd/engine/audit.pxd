@@ -149,7 +149,9 @@ cdef inline int audit_leavers(const Permits* permits) except -1:
         last = number
         number = permits.holders[number].next
     if number or last != permits.state.leaving_last or holdings != permits.state.leaving_holdings:
-        raise AssertionError(f"{holdings} holdings are leaving, {permits.state.leaving_holdings} counted; last is {last}")
+        raise AssertionError(
+            f"{holdings} holdings are leaving, {permits.state.leaving_holdings} counted; last is {last}"
+        )
     return 0
 
 

@@ -12,8 +12,8 @@ States of a connection, in this order; a step may be left out, and none is taken
              answer before a reset could throw it away; for LINGER_S or LINGER_BYTES at most
 - gone       the stream is closed, and the session told so
 
-Reading is paused only while output is queued, while the session has more to say, while a request of its waits (parked), and
-while it has sent more than it may (it is slowed down: open, with a timer).
+Reading is paused only while output is queued, while the session has more to say, while a request of its waits
+(parked), and while it has sent more than it may (it is slowed down: open, with a timer).
 """
 
 import array
@@ -142,8 +142,8 @@ cdef class Connection(Handler):
         self.settle()
 
     cpdef end_sent(self):
-        """It is slowed down, or a request of its waits, and its peer has sent its last byte; we have yet to read what came
-        before that.
+        """It is slowed down, or a request of its waits, and its peer has sent its last byte, though not all that came
+        before has been read.
 
         Whether the peer has gone, or half-closed and waits for its answers, nobody can tell. It can ask no more than
         that, so all of it is read now: what it holds is not to wait until the time of its last requests has passed.

@@ -85,6 +85,13 @@ class Walk(Protocol):
         """The rows, in order, each in the order of the table's columns."""
 
 
+class Windowed(Protocol):
+    """What a store can do whose room names a `window`."""
+
+    def begin_window(self, number: int) -> None:
+        """Starts the stats window of that number; numbers only rise."""
+
+
 @dataclass(frozen=True)
 class Table:
     """What a room can list for people.

@@ -114,8 +114,8 @@ cdef class CounterStore(Store):
     """The counters, and what Stats says of them.
 
     buckets: counters; holdings: entries of the ledger; holdings_per_connection: of one connection, 0 is no bound but
-    the ledger's; name_memory: bytes for names longer than fit their record; figures: called for each Stats, returns what
-    the floors above count, a mapping of names to values. Raises ValueError or OverflowError for impossible sizes,
+    the ledger's; name_memory: bytes for names longer than fit their record; figures: called for each Stats, returns
+    what the floors above count, a mapping of names to values. Raises ValueError or OverflowError for impossible sizes,
     MemoryError if they cannot be mapped.
     """
 
@@ -469,6 +469,7 @@ cdef class CounterSession(Session):
         cdef Counters* counters = &(<CounterStore>store).counters
         cdef size_t end = store.out_size + DUMP_PIECE
         cdef bint limits = self.dump_flags & LIMITS
+        cdef bint is_current
         cdef uint32_t fixed = 10 + LIMIT_SIZE if limits else 10
         cdef Counter* counter
         cdef uint8_t* body
@@ -482,7 +483,8 @@ cdef class CounterSession(Session):
                 continue
             body = reply(store, DUMP, OK, self.dump_opaque, fixed + counter.permit.record.name_size)
             store_be32(body, counter.permit.consumption)
-            store_be32(body + 4, counter.peak if counter.window == counters.state.window else counter.permit.consumption)
+            is_current = counter.window == counters.state.window
+            store_be32(body + 4, counter.peak if is_current else counter.permit.consumption)
             store_be16(body + 8, counter.permit.record.name_size)
             name_read(&counters.permits.table, &counter.permit.record, body + 10)
             if limits:

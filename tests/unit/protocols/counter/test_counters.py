@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from counterd._core import Session
 from counterd.protocols.counter import wire
 from counterd.protocols.counter._room import CounterStore
 from property.model import (
