@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,7 @@ from counterd.protocols.counter import wire
 from counterd.protocols.counter._room import CounterSession, CounterStore
 from counterd.protocols.throttr._session import open_store
 from counterd.protocols.throttr.wire import Attribute, Change, Encoder, TTLType, ValueSize
+from native import build, load
 from property.model import KEY, NO_MEMORY, Client, frames_of, make_store
 from unit.net.fakes import FakeClock, Net, nets
 
@@ -596,3 +598,111 @@ def test_a_new_window_is_swept_after_the_next_request(net: Net) -> None:
 def test_only_bytes_are_received(net: Net, wrong: object) -> None:
     with pytest.raises(TypeError):
         net.connect().connection.received(wrong)
+
+
+# ---- requests that wait: a protocol made up for that, see tests/unit/_waiting.pyx ------------------------------------
+
+
+@pytest.fixture
+def waiting_net() -> Iterator[Net]:
+    store = load("_waiting", build("_waiting", Path(__file__).parents[1])).WaitingStore(
+        hash_key=bytes(16), reply_max=200_000
+    )
+    store.wait_ns = 10**15
+    with nets() as make:
+        yield make(store, max_connections=200, clock=FakeClock(1000).monotonic_ns)
+
+
+def waits(net: Net, behind: bytes = b"Ea") -> Peer:
+    """A peer whose request waits, with others behind it that are read and others that are not."""
+    peer = net.connect(kind=socket.SOCK_STREAM)
+    peer.send(b"W" + behind)
+    assert not peer.reading
+    peer.socket.send(b"Eb")
+    return peer
+
+
+def turns(net: Net) -> int:
+    """Runs everything that is due; returns how many calls of the loop that took."""
+    net.poller.run()
+    before = net.loop.turns
+    net.loop.run()
+    return net.loop.turns - before
+
+
+def test_who_waits_with_a_request_behind_costs_no_turn(waiting_net: Net) -> None:
+    peers = [waits(waiting_net) for _ in range(100)]
+    turns(waiting_net)
+    for _ in range(10):
+        assert turns(waiting_net) == 1, "a look that finds nothing"
+        assert waiting_net.loop.pending() == 0
+    assert [peer.recv() for peer in peers] == [b""] * 100
+
+
+def test_an_event_ends_the_wait_and_what_follows_is_answered(waiting_net: Net) -> None:
+    peer, other = waits(waiting_net), waiting_net.connect(kind=socket.SOCK_STREAM)
+    other.send(b"G")
+    assert (other.recv(), peer.finish()) == (b"g", b"Ga")
+    assert peer.reading
+    waiting_net.poller.run()
+    assert peer.recv() == b"b"
+
+
+def test_a_half_close_is_seen_although_nothing_is_read(waiting_net: Net) -> None:
+    """What was sent before it is answered too, and then the connection ends."""
+    peer = waits(waiting_net)
+    turns(waiting_net)
+    peer.socket.shutdown(socket.SHUT_WR)
+    received = b""
+    for _ in range(10):
+        waiting_net.poller.run()
+        received += peer.finish()
+    assert received == b"Hab"
+    assert peer.closed
+    assert waiting_net.store.waiters == []
+
+
+def test_a_reset_ends_the_wait(waiting_net: Net) -> None:
+    peer, other = waits(waiting_net), waiting_net.connect(kind=socket.SOCK_STREAM)
+    turns(waiting_net)
+    peer.socket.close()
+    for _ in range(10):
+        waiting_net.poller.run()
+        waiting_net.loop.run()
+    assert waiting_net.store.waiters == []
+    other.send(b"G")
+    assert other.recv() == b"g"
+
+
+def test_a_drain_ends_the_wait(waiting_net: Net) -> None:
+    peer = waits(waiting_net)
+    waiting_net.store.begin_drain()
+    waiting_net.server.driver.wake()
+    assert peer.finish() == b"Da"
+
+
+def test_parting_ends_the_wait_and_answers_what_was_received(waiting_net: Net) -> None:
+    peer = waits(waiting_net)
+    turns(waiting_net)
+    waiting_net.server.part()
+    received = b""
+    for _ in range(10):
+        received += peer.finish()
+        waiting_net.poller.run()
+    assert received == b"Hab"
+    assert peer.output_ended or peer.closed
+
+
+def test_replies_that_wait_for_the_journal_end_no_connection_and_cost_no_turn(waiting_net: Net) -> None:
+    peer = waiting_net.connect(kind=socket.SOCK_STREAM)
+    peer.send(b"JEa")
+    assert peer.reading
+    peer.socket.shutdown(socket.SHUT_WR)
+    waiting_net.poller.run()
+    turns(waiting_net)
+    assert turns(waiting_net) == 1
+    assert (peer.recv(), peer.closed) == (b"", False)
+    waiting_net.store.reach(1, 10**15)
+    waiting_net.server.driver.wake()
+    assert peer.finish() == b"Ja"
+    assert peer.closed
