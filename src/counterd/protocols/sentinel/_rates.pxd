@@ -22,8 +22,7 @@ from counterd.engine.wheel cimport (
     Timer, Timers, timers_arm, timers_begin, timers_disarm, timers_reserve, timers_take,
 )
 from counterd.protocols.sentinel._messages cimport (
-    BLOCKED, NOT_AVAILABLE, OK, SHOULD_WAIT, TOO_MANY_REQUESTS, VALUE_SIZE_MAX, Answer, answer_of, value_size,
-    value_unify,
+    BLOCKED, NOT_AVAILABLE, OK, SHOULD_WAIT, TOO_MANY_REQUESTS, VALUE_SIZE_MAX, Answer, value_size, value_unify,
 )
 from counterd.protocols.sentinel._rules cimport (
     Flow, Param, Rules, after, flow_at, namespace_ask, param_at, rule_threshold,
@@ -241,23 +240,21 @@ cdef inline int32_t clamp(double number) noexcept nogil:
     return INT32_MAX if number >= INT32_MAX else <int32_t>number
 
 
-cdef inline Answer flow_ask(
-    Rates* rates, uint32_t number, uint32_t count, bint prioritized, int64_t now_ns
+cdef inline void flow_ask(
+    Rates* rates, uint32_t number, uint32_t count, bint prioritized, int64_t now_ns, Answer* answer
 ) noexcept nogil:
     """Section "FLOW", of a rule that there is."""
     cdef Flow* flow = flow_at(rates.rules, number)
-    cdef Answer answer = answer_of(BLOCKED)
     cdef double threshold, left
     if not namespace_ask(rates.rules, flow.namespace, rates.qps_max, now_ns):
         answer.status = TOO_MANY_REQUESTS
-        return answer
+        return
     window_enter(&flow.window, &flow.samples, now_ns)
     threshold = rule_threshold(rates.rules, flow.threshold, flow.threshold_type, flow.namespace)
     left = threshold - rate(&flow.window, flow.window.passed) - count
     if left >= 0:
         window_pass(&flow.window, &flow.samples, count)
         flow.passed += count
-        answer.status = OK
         answer.remaining = clamp(left)
     elif prioritized and window_borrow(&flow.window, &flow.samples, count, threshold):
         flow.waiting += count
@@ -265,7 +262,7 @@ cdef inline Answer flow_ask(
         answer.wait_ms = <int32_t>(flow.window.length_ns // 1000000)
     else:
         flow.blocked += count
-    return answer
+        answer.status = BLOCKED
 
 
 cdef inline int value_ask(
@@ -295,9 +292,9 @@ cdef inline int value_ask(
     return OK
 
 
-cdef inline Answer param_ask(
+cdef inline void param_ask(
     Rates* rates, uint32_t number, uint32_t count, uint32_t values, const uint8_t* data, int64_t now_ns,
-    int64_t* budget
+    int64_t* budget, Answer* answer
 ) noexcept nogil:
     """Section "PARAM", of a rule that there is and of values that are sound. All pass, or none.
 
@@ -306,15 +303,14 @@ cdef inline Answer param_ask(
     """
     cdef Param* param = param_at(rates.rules, number)
     cdef const uint8_t* place = data
-    cdef Answer answer = answer_of(OK)
     cdef uint32_t passed = 0, size, _value
     budget[0] -= <int64_t>values * tally_blocks(param.window.size)
     if not namespace_ask(rates.rules, param.namespace, rates.qps_max, now_ns):
         answer.status = TOO_MANY_REQUESTS
-        return answer
+        return
     while passed < values:
         size = value_size(place, VALUE_SIZE_MAX)
-        answer.status = value_ask(rates, param, place, size, count, now_ns, budget, &answer)
+        answer.status = value_ask(rates, param, place, size, count, now_ns, budget, answer)
         if answer.status != OK:
             break
         place += size
@@ -323,7 +319,7 @@ cdef inline Answer param_ask(
         param.passed += count
         if values > 1:
             answer.remaining = -1
-        return answer
+        return
     answer.remaining = 0
     place = data
     for _value in range(passed):
@@ -332,4 +328,3 @@ cdef inline Answer param_ask(
         tally_add(&rates.values.chains, &value_at(rates, number).tally, &param.window, -<int64_t>count)
         place += size
     param.blocked += count
-    return answer

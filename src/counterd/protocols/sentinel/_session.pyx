@@ -11,14 +11,15 @@ _messages.pxd; who decides is the engine, now, or a token service, later.
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd._core cimport DONE, Frame, Session
-from counterd.engine.byteorder cimport load_be16, prefetch
+from counterd.engine.byteorder cimport load_be16, load_be32, prefetch
 from counterd.engine.connections cimport CONNECTIONS_MAX
 from counterd.engine.permits cimport Permits, ledger_find, permit_at, permit_hold
 from counterd.engine.pool cimport Pool, pool_left
 from counterd.engine.table cimport index_peek, index_prefetch, name_blocks, name_tag, record_at, table_find
 from counterd.protocols.sentinel._messages cimport (
     ACQUIRE, BODY_MIN, FAIL, FLOW, FRAME_MAX, HEAD_SIZE, ID_SIZE, KEEP, LENGTH_SIZE, NO_RULE, NOT_AVAILABLE, OK, PARAM,
-    PING, RELEASE, REPLY_SIZE, STATUS_MIN, TYPES, Answer, Request, answer_of, reply_encode, request_decode,
+    PING, RELEASE, REPLY_SIZE, STATUS_MIN, TYPES, Answer, Request, answer_of, namespace_decode,
+    reply_encode, request_decode,
 )
 from counterd.protocols.sentinel._rates cimport ITEMS_MAX, Rates, flow_ask, param_ask
 from counterd.protocols.sentinel._rules cimport flow_at, flow_is_for_rates
@@ -67,40 +68,63 @@ def open_store(*, uint32_t max_tokens, uint32_t max_param_values, double max_all
 
 # ---- what the engine decides ---------------------------------------------------------------------------------------
 
-cdef inline Answer decide_flow(Rates* rates, const Request* request, int64_t now_ns) noexcept:
-    """Section "FLOW"."""
-    cdef uint32_t number = table_find(&rates.rules.flows, request.tag, request.id, ID_SIZE)
-    if number == 0 or not flow_is_for_rates(flow_at(rates.rules, number)):
-        return answer_of(NO_RULE)
-    return flow_ask(rates, number, request.count, request.prioritized, now_ns)
-
-
-cdef inline Answer decide_param(Rates* rates, const Request* request, int64_t now_ns, int64_t* budget) noexcept:
-    """Section "PARAM"."""
-    cdef uint32_t number = table_find(&rates.rules.params, request.tag, request.id, ID_SIZE)
-    if number == 0:
-        return answer_of(NO_RULE)
-    return param_ask(rates, number, request.count, request.values, request.data, now_ns, budget)
-
-
-cdef Answer decide_ping(Permits* permits, uint32_t connection, const Request* request, int64_t now_ns) noexcept:
-    """Section "PING". A namespace is a permit, and to be connected to it a holding."""
+cdef inline void namespace_enter(
+    Permits* permits, uint32_t connection, const Request* request, int64_t now_ns, Answer* answer
+) noexcept:
+    """Has a connection be of a namespace, once; tells how many are."""
     cdef Pool* blocks = permits.table.chains.pool
     cdef uint32_t tag = name_tag(&permits.table, request.data, request.size)
     cdef uint32_t number = table_find(&permits.table, tag, request.data, request.size)
     cdef uint32_t entry
-    cdef Answer answer = answer_of(OK)
     if number == 0 and name_blocks(&permits.table, request.size) and pool_left(blocks) < blocks.capacity // 2:
-        return answer_of(FAIL)  # the other half is for values of parameters
+        answer.status = FAIL  # the other half is for values of parameters
+        return
     if number == 0 or ledger_find(permits, connection, number, tag) == 0:
-        entry = permit_hold(
-            permits, connection, tag, request.data, request.size, <uint32_t>(now_ns // NS_PER_TENTH)
-        )
+        entry = permit_hold(permits, connection, tag, request.data, request.size, <uint32_t>(now_ns // NS_PER_TENTH))
         if entry == 0:
-            return answer_of(FAIL)
+            answer.status = FAIL
+            return
         number = permits.holdings[entry].record
     answer.value = permit_at(permits, number).consumption
-    return answer
+
+
+cdef inline void decide_flow(SentinelStore store, const Request* request, Answer* answer) noexcept:
+    """Section "FLOW"."""
+    cdef Rates* rates = &store.rates
+    cdef uint32_t number = table_find(&rates.rules.flows, request.tag, request.id, ID_SIZE)
+    if number == 0 or not flow_is_for_rates(flow_at(rates.rules, number)):
+        answer.status = NO_RULE
+    else:
+        flow_ask(rates, number, request.count, request.prioritized, store.now_ns, answer)
+
+
+cdef inline void decide_param(SentinelStore store, const Request* request, Answer* answer) noexcept:
+    """Section "PARAM"."""
+    cdef Rates* rates = &store.rates
+    cdef uint32_t number = table_find(&rates.rules.params, request.tag, request.id, ID_SIZE)
+    if number == 0:
+        answer.status = NO_RULE
+    else:
+        param_ask(rates, number, request.count, request.values, request.data, store.now_ns, &store.budget, answer)
+
+
+cdef inline void decide(
+    SentinelStore store, uint32_t connection, const Request* request, Answer* answer
+) noexcept:
+    """Fills in the answer to a request that is sound."""
+    cdef Tokens* tokens = &store.tokens
+    cdef uint32_t number
+    if request.kind == FLOW:
+        decide_flow(store, request, answer)
+    elif request.kind == PARAM:
+        decide_param(store, request, answer)
+    elif request.kind == ACQUIRE:
+        number = table_find(&store.rules.flows, request.tag, request.id, ID_SIZE)
+        token_acquire(tokens, number, request.count, connection, store.now_ns, answer)
+    elif request.kind == RELEASE:
+        answer.status = token_release(tokens, request.id, request.tag, store.now_ns)
+    else:
+        token_keep(tokens, request.id, request.tag, connection, store.now_ns, answer)
 
 
 # ---- sessions --------------------------------------------------------------------------------------------------------
@@ -113,7 +137,7 @@ cdef class SentinelSession(Session):
 
     cdef Py_ssize_t parse_frame(self, const uint8_t* data, size_t size, Frame* frame) noexcept:
         """The key of a frame is its body; verdict OK says that it is long enough for its type."""
-        cdef SentinelStore store = <SentinelStore>self.store
+        cdef Tokens* tokens = &(<SentinelStore>self.store).tokens
         cdef uint32_t total
         if size < LENGTH_SIZE:
             return 0
@@ -133,11 +157,10 @@ cdef class SentinelSession(Session):
             return total
         frame.verdict = OK
         if data[6] == RELEASE or data[6] == KEEP:
-            frame.tag = name_tag(&store.tokens.table, frame.key, ID_SIZE)
-            index_prefetch(&store.tokens.table.index, frame.tag)
+            frame.tag = name_tag(&tokens.table, frame.key, ID_SIZE)
+            index_prefetch(&tokens.table.index, frame.tag)
         elif data[6] != PING:
-            # The same among parameters: all tables share the key.
-            frame.tag = name_tag(&store.rules.flows, frame.key, ID_SIZE)
+            frame.tag = name_tag(&tokens.table, frame.key, ID_SIZE)  # of a rule: all tables share the key
         return total
 
     cdef void prefetch_frames(self, const Frame* frames, int count) noexcept:
@@ -154,37 +177,38 @@ cdef class SentinelSession(Session):
             tokens_foresee(tokens, acquires)
 
     cdef int execute_frame(self, const Frame* frame) except -1:
+        if frame.verdict == OK and frame.data[6] == PING:
+            return self.register(frame)
+        return self.execute_request(frame)
+
+    cdef int register(self, const Frame* frame) except -1:
+        """Section "PING", about which nobody decides. A namespace is a permit, and to be connected to it a holding."""
+        cdef SentinelStore store = <SentinelStore>self.store
+        cdef Permits* permits = &store.permits
+        cdef Request request
+        cdef Answer answer = answer_of(namespace_decode(frame.key, frame.key_size, &request))
+        if answer.status == OK:
+            namespace_enter(permits, self.connection, &request, store.now_ns, &answer)
+        store.answers[<int>PING][answer.status - STATUS_MIN] += 1
+        store.out_size += reply_encode(
+            store.out + store.out_size, load_be32(frame.data + LENGTH_SIZE), PING, &answer
+        )
+        return DONE
+
+    cdef int execute_request(self, const Frame* frame) except -1:
+        """What is not sound is answered as it is; the rest is decided, now or later."""
         cdef SentinelStore store = <SentinelStore>self.store
         cdef Request request
         cdef Answer answer = answer_of(request_decode(frame, &request))
-        if answer.status == OK and not self.decide(&request, &answer):
-            return DONE  # the answer comes later
+        if answer.status == OK:
+            if request.type < ACQUIRE or store.submit_calls is None:
+                decide(store, self.connection, &request, &answer)
+            elif store.decide_later(self, frame):
+                return DONE
+            else:
+                answer.status = NOT_AVAILABLE
         if answer.due_ns != INT64_MAX:
             store.expect(answer.due_ns)
         store.answers[request.kind][answer.status - STATUS_MIN] += 1
         store.out_size += reply_encode(store.out + store.out_size, request.xid, request.type, &answer)
         return DONE
-
-    cdef bint decide(self, const Request* request, Answer* answer) except -1:
-        """Whether there is an answer now, the engine's or a refusal; else a token service is to give one."""
-        cdef SentinelStore store = <SentinelStore>self.store
-        cdef Tokens* tokens = &store.tokens
-        cdef uint32_t number
-        if request.kind == FLOW:
-            answer[0] = decide_flow(&store.rates, request, store.now_ns)
-        elif request.kind == PARAM:
-            answer[0] = decide_param(&store.rates, request, store.now_ns, &store.budget)
-        elif request.kind == PING:
-            answer[0] = decide_ping(&store.permits, self.connection, request, store.now_ns)
-        elif store.submit_calls is not None:
-            if store.decide_later(self, request):
-                return False
-            answer.status = NOT_AVAILABLE
-        elif request.kind == ACQUIRE:
-            number = table_find(&store.rules.flows, request.tag, request.id, ID_SIZE)
-            answer[0] = token_acquire(tokens, number, request.count, self.connection, store.now_ns)
-        elif request.kind == RELEASE:
-            answer[0] = token_release(tokens, request.id, request.tag, store.now_ns)
-        else:
-            answer[0] = token_keep(tokens, request.id, request.tag, self.connection, store.now_ns)
-        return True

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport INT32_MAX, int64_t, uint8_t, uint32_t, uint64_t
 
-from counterd._core cimport SLICE_STEPS, Session, Store
+from counterd._core cimport SLICE_STEPS, Frame, Session, Store
 from counterd.engine.audit cimport audit_chains, audit_permits
 from counterd.engine.byteorder cimport load_be64, load_le64, store_be64
 from counterd.engine.chains cimport BLOCK_SIZE, chains_begin, chains_reserve
@@ -23,7 +23,7 @@ from counterd.protocols.sentinel._audits cimport audit_rules, audit_tokens, audi
 from counterd.protocols.sentinel._loading cimport rules_load
 from counterd.protocols.sentinel._messages cimport (
     ACQUIRE, BAD_REQUEST, FAIL, FLOW, ID_SIZE, KEEP, NAMESPACE_MAX, NO_RULE, NOT_AVAILABLE, OK, PARAM, PING, RELEASE,
-    REPLY_SIZE, STATUS_MIN, STATUSES, TYPES, Answer, Request, answer_of, reply_encode,
+    REPLY_SIZE, STATUS_MIN, STATUSES, TYPES, Answer, Request, answer_of, reply_encode, request_decode,
 )
 from counterd.protocols.sentinel._rates cimport ITEMS_MAX, rates_begin, rates_reserve, values_expire
 from counterd.protocols.sentinel._rules cimport (
@@ -237,11 +237,13 @@ cdef class SentinelStore(Store):
         self.leases_timeout_ns = timeout_ns
         self.tokens.are_judged = submit is not None
 
-    cdef bint decide_later(self, Session session, const Request* request) except -1:
+    cdef bint decide_later(self, Session session, const Frame* frame) except -1:
         """Leaves a request to the token service; False if it has too many, or would give out what is not to be."""
+        cdef Request request
+        request_decode(frame, &request)
         if self.calls.is_full() or request.kind == ACQUIRE and self.tokens.draining:
             return False
-        self.note_call(session, request)
+        self.note_call(session, &request)
         return True
 
     cdef int note_call(self, Session session, const Request* request) except -1:
@@ -362,7 +364,8 @@ cdef class SentinelStore(Store):
             connection = client_find(&self.tokens, client)
             if client and not connection:
                 return NOT_AVAILABLE, 0
-            answer = token_acquire(&self.tokens, number, <uint32_t>count, connection, now_ns)
+            answer = answer_of(OK)
+            token_acquire(&self.tokens, number, <uint32_t>count, connection, now_ns, &answer)
             self.expect(answer.due_ns)
             return answer.status, answer.value
         finally:
@@ -374,7 +377,7 @@ cdef class SentinelStore(Store):
         store_be64(id, <uint64_t>token_id)
         self.begin_call(now_ns)
         try:
-            return token_release(&self.tokens, id, name_tag(&self.tokens.table, id, ID_SIZE), now_ns).status
+            return token_release(&self.tokens, id, name_tag(&self.tokens.table, id, ID_SIZE), now_ns)
         finally:
             self.end_call()
 
@@ -389,7 +392,8 @@ cdef class SentinelStore(Store):
             connection = client_find(&self.tokens, client)
             if client and not connection:
                 return NOT_AVAILABLE, 0
-            answer = token_keep(&self.tokens, id, name_tag(&self.tokens.table, id, ID_SIZE), connection, now_ns)
+            answer = answer_of(OK)
+            token_keep(&self.tokens, id, name_tag(&self.tokens.table, id, ID_SIZE), connection, now_ns, &answer)
             self.expect(answer.due_ns)
             return answer.status, answer.value
         finally:

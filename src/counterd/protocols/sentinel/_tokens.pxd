@@ -8,7 +8,7 @@
 # - a token is armed in the wheel, to go off when its lease is over, or sooner; it is in its owner's list if it has one;
 # - an owner without a connection has tokens, and is in the queue of leavers until all of them are armed for its going.
 
-from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd.engine.byteorder cimport store_be64
 from counterd.engine.chains cimport Chains
@@ -23,7 +23,7 @@ from counterd.engine.table cimport (
 )
 from counterd.engine.wheel cimport Timer, Timers, timers_arm, timers_begin, timers_disarm, timers_reserve
 from counterd.protocols.sentinel._messages cimport (
-    ALREADY_RELEASED, BLOCKED, ID_SIZE, NO_RULE, NOT_AVAILABLE, OK, RELEASE_OK, Answer, answer_of,
+    ALREADY_RELEASED, BLOCKED, ID_SIZE, NO_RULE, NOT_AVAILABLE, RELEASE_OK, Answer,
 )
 from counterd.protocols.sentinel._rules cimport (
     KEEP_STRATEGY, RELEASE_STRATEGY, RULED, Flow, Rules, after, flow_at, flow_free, flow_is_for_calls, rule_threshold,
@@ -360,27 +360,26 @@ cdef inline bint token_is_late(const Tokens* tokens, uint32_t number, int64_t no
 
 # ---- ACQUIRE, RELEASE and KEEP -------------------------------------------------------------------------------------
 
-cdef inline Answer token_acquire(
-    Tokens* tokens, uint32_t number, uint32_t count, uint32_t connection, int64_t now_ns
+cdef inline void token_acquire(
+    Tokens* tokens, uint32_t number, uint32_t count, uint32_t connection, int64_t now_ns, Answer* answer
 ) noexcept nogil:
     """Section "ACQUIRE", of a flow, or 0 if there is none. connection 0 is nobody, who is always there."""
     cdef Flow* flow
     cdef Token* token
     cdef uint32_t owner = 0, entry
-    cdef Answer answer = answer_of(OK)
     if number == 0 or not flow_is_for_calls(flow_at(tokens.rules, number)):
         answer.status = NO_RULE
-        return answer
+        return
     flow = flow_at(tokens.rules, number)
     if <double>(flow.now_calls + count) > rule_threshold(
         tokens.rules, flow.threshold, flow.threshold_type, flow.namespace
     ):
         flow.blocked += count
         answer.status = BLOCKED
-        return answer
+        return
     if tokens.draining or pool_left(tokens.table.pool) == 0:
         answer.status = NOT_AVAILABLE
-        return answer
+        return
     if connection:
         owner = owner_of(tokens, connection)
     entry = token_create(tokens)
@@ -397,43 +396,44 @@ cdef inline Answer token_acquire(
     answer.due_ns = lease_begun(flow, token, now_ns)
     timers_arm(&tokens.timers, entry, answer.due_ns)
     answer.value = <int64_t>tokens.foreseen[tokens.state.serial & (FORESEEN - 1)].word
-    return answer
 
 
-cdef inline Answer token_release(Tokens* tokens, const uint8_t* id, uint32_t tag, int64_t now_ns) noexcept nogil:
-    """Section "RELEASE"."""
+cdef inline int token_release(Tokens* tokens, const uint8_t* id, uint32_t tag, int64_t now_ns) noexcept nogil:
+    """Section "RELEASE": a status, which is all of the answer."""
     cdef uint32_t number = table_find(&tokens.table, tag, id, ID_SIZE)
     cdef bint is_ruled
     if number == 0:
-        return answer_of(ALREADY_RELEASED)
+        return ALREADY_RELEASED
     if token_is_late(tokens, number, now_ns):
         tokens.state.late += 1
         token_expire(tokens, number)
-        return answer_of(ALREADY_RELEASED)
+        return ALREADY_RELEASED
     is_ruled = flow_is_for_calls(flow_at(tokens.rules, token_at(tokens, number).flow))
     tokens.state.released += 1
     token_free(tokens, number)
-    return answer_of(RELEASE_OK if is_ruled else NO_RULE)
+    return RELEASE_OK if is_ruled else NO_RULE
 
 
-cdef inline Answer token_keep(
-    Tokens* tokens, const uint8_t* id, uint32_t tag, uint32_t connection, int64_t now_ns
+cdef inline void token_keep(
+    Tokens* tokens, const uint8_t* id, uint32_t tag, uint32_t connection, int64_t now_ns, Answer* answer
 ) noexcept nogil:
     """Section "KEEP"."""
     cdef uint32_t number = table_find(&tokens.table, tag, id, ID_SIZE)
     cdef uint32_t owner
     cdef Token* token
     cdef int64_t due_ns
-    cdef Answer answer = answer_of(OK)
     if number == 0:
-        return answer_of(ALREADY_RELEASED)
+        answer.status = ALREADY_RELEASED
+        return
     if token_is_late(tokens, number, now_ns):
         tokens.state.late += 1
         token_expire(tokens, number)
-        return answer_of(ALREADY_RELEASED)
+        answer.status = ALREADY_RELEASED
+        return
     token = token_at(tokens, number)
     if not flow_is_for_calls(flow_at(tokens.rules, token.flow)):
-        return answer_of(NO_RULE)
+        answer.status = NO_RULE
+        return
     owner = owner_of(tokens, connection) if connection else 0
     if token.owner != owner:
         owner_drop(tokens, number)
@@ -445,4 +445,3 @@ cdef inline Answer token_keep(
         token_arm(tokens, number, due_ns)
         answer.due_ns = due_ns
     answer.value = min(max(due_ns - now_ns, <int64_t>0) // 1000000, <int64_t>INT32_MAX)
-    return answer
