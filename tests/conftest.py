@@ -36,6 +36,32 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# ---- of several processes, each begins with some of the tests that take longest --------------------------------------
+
+LONGEST = (
+    "tests/property/test_counter_model.py::Test",
+    "tests/property/test_cuts.py::test_any_stream",
+    "tests/unit/bench/test_page.py::test_any_text_leaves_it_well_formed",
+    "tests/chaos/test_chaos.py::test_no_promise_is_broken",
+    "tests/benchmarks/test_drills.py::",
+    "tests/functional/test_docs.py::test_what_a_page_says",
+    "tests/functional/test_reload.py::test_a_window_turns_at_a_multiple_of_its_interval",
+)
+AHEAD = 4  # places, since the parts differ by one
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """xdist gives each process an equal part of the list, and later what is left of that of another."""
+    processes = getattr(config, "workerinput", {}).get("workercount", 1)
+    longest = [item for item in items if item.nodeid.startswith(LONGEST)]
+    if processes > 1 and len(items) > 100 * processes:
+        others = [item for item in items if not item.nodeid.startswith(LONGEST)]
+        items.clear()
+        for number in range(processes):
+            share = others[number * len(others) // processes : (number + 1) * len(others) // processes]
+            items += share[:AHEAD] + longest[number::processes] + share[AHEAD:]
+
+
 # ---- what is missing on this machine, said once before the tests, by the process that started the others -----------
 
 COUNTS = pytest.StashKey[Path]()  # where a process tells the one that started it what its tests lack

@@ -180,6 +180,7 @@ if [ ! -f "$ready" ]; then
     else
         tar -C "$root" -xf "$cache/$suite.tar"
     fi
+    chmod 755 "$root"
     step "what README.md names: $packages"
     carry_apt
     environment=(DEBIAN_FRONTEND=noninteractive)
@@ -187,6 +188,7 @@ if [ ! -f "$ready" ]; then
     tar -C "$root" --one-file-system -cf "$ready.part" . && mv "$ready.part" "$ready"
 else
     tar -C "$root" -xf "$ready"
+    chmod 755 "$root"
     carry_apt
 fi
 

@@ -61,6 +61,7 @@ class Systemd:
         self.service = unit("counterd.service")
         self.config = config
         self.said: list[str] = []
+        self._clients: list[Client] = []
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notify.bind(str(folder / "notify"))
         streams = [each for each in unit("counterd.socket")["ListenStream"] if "::" not in each or has_ipv6()]
@@ -73,7 +74,7 @@ class Systemd:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
             last.sendto(b"", self._notify.getsockname())
         self._listener.join()
-        for each in (self._notify, *self.sockets):
+        for each in (*self._clients, self._notify, *self.sockets):
             each.close()
 
     def _listen_always(self) -> None:
@@ -139,11 +140,11 @@ class Systemd:
         return done
 
     def client(self, number: int) -> Client:
-        """A client of one of the sockets."""
+        """A client of one of the sockets, which is closed in the end, also if the test fails."""
         address = self.sockets[number].getsockname()
-        if isinstance(address, str):
-            return Client(path=address, timeout=daemon.PATIENCE)
-        return Client(*address[:2], timeout=daemon.PATIENCE)
+        where = {"path": address} if isinstance(address, str) else {"host": address[0], "port": address[1]}
+        self._clients.append(Client(**where, timeout=daemon.PATIENCE))
+        return self._clients[-1]
 
 
 @pytest.fixture
