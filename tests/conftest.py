@@ -40,10 +40,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 LONGEST = (
     "tests/property/test_counter_model.py::Test",
+    "tests/meta/test_model.py::",
+    "tests/unit/test_wheel.py::Test",
     "tests/property/test_cuts.py::test_any_stream",
     "tests/unit/bench/test_page.py::test_any_text_leaves_it_well_formed",
     "tests/chaos/test_chaos.py::test_no_promise_is_broken",
     "tests/benchmarks/test_drills.py::",
+    "tests/property/test_sentinel_model.py::Test",
+    "tests/property/test_throttr_model.py::Test",
+    "tests/simulation/",
     "tests/functional/test_docs.py::test_what_a_page_says",
     "tests/functional/test_reload.py::test_a_window_turns_at_a_multiple_of_its_interval",
 )
