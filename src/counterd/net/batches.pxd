@@ -1,5 +1,6 @@
 # Histograms of what reads bring and take.
 
+cimport cython
 from libc.stdint cimport int64_t, uint64_t
 
 cdef enum:
@@ -9,6 +10,7 @@ cdef enum:
     SIZE_BITS = 4
 
 
+@cython.final
 cdef class Batches:
     cdef uint64_t[TIMES + 1] times
     cdef uint64_t[SIZES + 1] sizes

@@ -3,6 +3,7 @@
 Floor 3. Counting one is two additions to each histogram, and no Python.
 """
 
+cimport cython
 from libc.stdint cimport int64_t, uint64_t
 
 cdef extern from *:
@@ -12,6 +13,7 @@ SECONDS_BOUNDS = tuple([2**power / 1e9 for power in range(TIME_BITS, TIME_BITS +
 BYTES_BOUNDS = tuple([float(2**power) for power in range(SIZE_BITS, SIZE_BITS + SIZES)])
 
 
+@cython.final
 cdef class Batches:
     """The histograms of one server."""
 

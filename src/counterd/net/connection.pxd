@@ -1,5 +1,6 @@
 # A connection, and what all connections of a server share.
 
+cimport cython
 from libc.stdint cimport int64_t, uint16_t, uint64_t
 
 from counterd._core cimport Session, Store
@@ -19,7 +20,8 @@ cdef enum State:
 
 cdef class Events:              # what happens to connections: functions of the one that keeps the books
     cdef object entered         # (connection): it has a session from now on
-    cdef object closed          # (connection, error or None)
+    cdef object left            # (connection): it is gone
+    cdef object lost            # (connection, error or None): if it went by an error, or was owed output, or all part
     cdef object rejected        # (cause, sentence): a connection that was to come in
     cdef object tls_failed      # (connection, cause, sentence)
     cdef object slowed          # (connection)
@@ -28,6 +30,7 @@ cdef class Events:              # what happens to connections: functions of the 
     cdef object dropped         # (connection): its session gave it up, as its peer does not take what others send it
 
 
+@cython.final
 cdef class Common:              # what the connections of a server share
     cdef readonly object loop
     cdef readonly Store store
@@ -41,6 +44,7 @@ cdef class Common:              # what the connections of a server share
     cdef readonly uint64_t slowed       # pauses of connections that sent more than they may
 
 
+@cython.final
 cdef class Connection(Handler):
     cdef Common common
     cdef Store store

@@ -18,6 +18,7 @@ Reading is paused only while output is queued, while the session has more to say
 
 import array
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.errno cimport ERANGE, errno
 from libc.stdint cimport int64_t, uint16_t, uint64_t
@@ -41,9 +42,10 @@ cdef enum:
 cdef class Events:
     """What happens to connections; connection.pxd has what each is called with."""
 
-    def __cinit__(self, *, entered, closed, rejected, tls_failed, slowed, stuck, moved, dropped):
+    def __cinit__(self, *, entered, left, lost, rejected, tls_failed, slowed, stuck, moved, dropped):
         self.entered = entered
-        self.closed = closed
+        self.left = left
+        self.lost = lost
         self.rejected = rejected
         self.tls_failed = tls_failed
         self.slowed = slowed
@@ -52,6 +54,7 @@ cdef class Events:
         self.dropped = dropped
 
 
+@cython.final
 cdef class Common:
     """What the connections of a server share."""
 
@@ -63,6 +66,7 @@ cdef class Common:
         self.batches = Batches()
 
 
+@cython.final
 cdef class Connection(Handler):
     """A connection that was let in. patience: name of the limit on how long its output may be stuck.
 
@@ -172,7 +176,9 @@ cdef class Connection(Handler):
         if self.session is not None:
             self.session.closed(monotonic_ns())
             self.session.owner = None
-        self.common.events.closed(self, error)
+        self.common.events.left(self)
+        if error is not None or self.stream.owed or self.common.parting:
+            self.common.events.lost(self, error)
         self.wake_store()
 
     # ---- called by the server and the driver ----

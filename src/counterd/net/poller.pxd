@@ -1,6 +1,6 @@
 # The epoll set of a server, and what may be in it.
 
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t
 
 cdef enum:
     COSTLY = 4                  # costly reads in a batch, of all sockets together: some 1 ms each
@@ -41,7 +41,11 @@ cdef class Socket:              # in the epoll set
     cdef int give_up(self) except -1
 
 
+cdef class Acceptor:            # of connections: an interface
+    cpdef accepted(self, int fd, bytes address, uint16_t port)
+
+
 cdef class Listener(Socket):
-    cdef object accepted        # called with descriptor, address and port of each connection
+    cdef Acceptor acceptor
 
     cdef int accept(self, int most) except -1

@@ -17,6 +17,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport EAGAIN, EMFILE, ENFILE, ENOBUFS, ENOMEM, errno
+from libc.stdint cimport uint16_t
 from libc.string cimport memset
 from posix.fcntl cimport O_RDONLY, open as c_open
 from posix.unistd cimport close as c_close
@@ -65,16 +66,12 @@ cdef class Poller:
             c_close(self.spare)
         PyMem_Free(self.buffer)
 
-    def listen(self, int fd, accepted):
-        """Accepts connections on a listening socket from now on.
-
-        accepted: called with the descriptor of each, the address of its peer as bytes (4, 16, or None on a Unix socket)
-        and its port. It takes the descriptor over, whatever comes of it.
-        """
+    def listen(self, int fd, Acceptor acceptor not None):
+        """Accepts connections on a listening socket from now on, and hands them over."""
         cdef Listener listener = Listener.__new__(Listener)
         listener.poller = self
         listener.fd = fd
-        listener.accepted = accepted
+        listener.acceptor = acceptor
         self.watch(listener, EPOLLIN)
         self.listeners.append(listener)
 
@@ -243,6 +240,16 @@ cdef class Socket:
         return 0
 
 
+cdef class Acceptor:
+    """What a listener hands connections over to: an interface."""
+
+    cpdef accepted(self, int fd, bytes address, uint16_t port):
+        """A connection. Takes the descriptor over, whatever comes of it.
+
+        address: of the peer, 4 or 16 bytes; None on a Unix socket, where the port is 0.
+        """
+
+
 cdef class Listener(Socket):
     """A listening socket."""
 
@@ -263,7 +270,7 @@ cdef class Listener(Socket):
                 address = address_of(&peer)
                 if is_loopback(address):
                     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &off, sizeof(off))
-                self.accepted(fd, address, ntohs(peer.sin6_port))
+                self.acceptor.accepted(fd, address, ntohs(peer.sin6_port))
             elif errno == EAGAIN:
                 return 0
             elif errno == EMFILE or errno == ENFILE:  # which the kernel says before it looks whether somebody waits

@@ -16,7 +16,6 @@ import termios
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from counterd.net.admission import REJECTED, Limits
@@ -24,7 +23,7 @@ from counterd.net.batches import BYTES_BOUNDS, SECONDS_BOUNDS
 from counterd.net.connection import Common, Connection, Events
 from counterd.net.driver import Driver
 from counterd.net.poller import READ_MAX, Poller
-from counterd.net.table import Table
+from counterd.net.table import Entrance, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +81,8 @@ class Server:
         self._table = Table(limits)
         events = Events(
             entered=self._table.enter,
-            closed=self._on_closed,
+            left=self._table.remove,
+            lost=self._on_lost,
             rejected=self._on_rejected,
             tls_failed=self._on_tls_failed,
             slowed=self._on_slowed,
@@ -167,8 +167,7 @@ class Server:
             self._apply_limits()  # which it has to know
         local = listening.family == socket.AF_UNIX
         patience = "write_timeout" if local else "user_timeout"
-        accept = partial(self._table.accept, self._common, self._poller, not local, patience)
-        self._poller.listen(listening.fileno(), accept)
+        self._poller.listen(listening.fileno(), Entrance(self._table, self._common, self._poller, not local, patience))
         self._listening.append(listening)
 
     def unlisten(self) -> None:
@@ -249,8 +248,8 @@ class Server:
         """Its session gave it up: the peer takes less than others send it."""
         self._count_slow_reader("dropped a peer that has not taken what others sent it")
 
-    def _on_closed(self, connection: Connection, error: BaseException | None) -> None:
-        self._table.remove(connection)
+    def _on_lost(self, connection: Connection, error: BaseException | None) -> None:
+        """It has left the table, by an error, with output that was owed to it, or because all part."""
         self._stuck.pop(connection, None)
         if self._common.parting and not len(self._table):
             self._departure.set()

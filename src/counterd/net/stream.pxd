@@ -1,5 +1,6 @@
 # One connected socket, and what is told of it.
 
+cimport cython
 from libc.stdint cimport uint32_t
 
 from counterd.net.poller cimport Poller, Socket
@@ -19,6 +20,7 @@ cdef class Handler:             # of one stream: an interface
     cpdef stream_closed(self, error)
 
 
+@cython.final
 cdef class Stream(Socket):
     cdef Handler handler        # None once it was told of the end
     cdef readonly Tls tls       # what it encrypts with, or None
@@ -49,7 +51,9 @@ cdef class Stream(Socket):
     cdef int decrypt(self, size_t size) except -1
     cdef int end_input(self) except -1
     cdef int fail(self, failure) except -1
+    cdef int encrypt(self, bytes data) except -1
     cdef int transmit(self, bytes data) except -1
+    cdef int enqueue(self, bytes data, ssize_t sent) except -1
     cdef ssize_t push(self, const char* data, size_t size) except? -1
     cdef int drain(self) except -1
     cdef int update(self) except -1

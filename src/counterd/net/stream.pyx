@@ -13,6 +13,7 @@ States, in this order:
 While it is paused a reset is still noticed; so is the peer's last byte, if heed_end() asked for that.
 """
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.errno cimport EAGAIN, EINTR, errno
 from posix.unistd cimport close as c_close
@@ -61,6 +62,7 @@ cdef class Handler:
         """It is closed; error is what closed it, if that was not this side."""
 
 
+@cython.final
 cdef class Stream(Socket):
     """Owns a descriptor from the moment it is made. tls: what it encrypts with, or None."""
 
@@ -79,14 +81,9 @@ cdef class Stream(Socket):
 
     cpdef int send(self, bytes data) except -1:
         """Sends it, behind what is queued; nothing once the stream is ending."""
-        if self.closed or self.ending or self.closing or PyBytes_GET_SIZE(data) == 0:
+        if PyBytes_GET_SIZE(data) == 0 or self.ending or self.closing:
             return 0
-        if self.tls is not None:
-            try:
-                data = self.tls.encrypt(data)
-            except TlsFailed as failure:
-                return self.fail(failure)
-        return self.transmit(data)
+        return self.transmit(data) if self.tls is None else self.encrypt(data)
 
     cpdef int pause(self) except -1:
         """Reads no more for now."""
@@ -247,23 +244,36 @@ cdef class Stream(Socket):
 
     # ---- what goes out ----
 
+    cdef int encrypt(self, bytes data) except -1:
+        cdef bytes records
+        try:
+            records = self.tls.encrypt(data)
+        except TlsFailed as failure:
+            return self.fail(failure)
+        return self.transmit(records)
+
     cdef int transmit(self, bytes data) except -1:
         """To the kernel; what it does not take is queued, and the handler told unless it has nothing more to say."""
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         cdef ssize_t sent = 0
-        cdef bint first = self.queued == 0
         if size == 0 or self.closed:
             return 0
-        if first:
+        if self.queued == 0:
             sent = self.push(PyBytes_AS_STRING(data), size)
-            if sent == size or self.closed:
+            if sent == size:
                 return 0
-        if self.queue is None:
-            self.queue = []
-        self.queue.append(data)
-        self.queued += size - sent
+        return self.enqueue(data, sent)
+
+    cdef int enqueue(self, bytes data, ssize_t sent) except -1:
+        """The kernel has taken so much of it."""
+        cdef bint first = self.queued == 0
+        if self.closed:
+            return 0
         if first:
+            self.queue = []
             self.sent = sent
+        self.queue.append(data)
+        self.queued += PyBytes_GET_SIZE(data) - sent
         self.update()
         if first and not self.ending and not self.closing:
             self.handler.output_stuck()
@@ -298,8 +308,7 @@ cdef class Stream(Socket):
         self.update()
         if self.ending:
             c_shutdown(self.fd, SHUT_WR)
-        else:
-            self.handler.output_moved()
+        self.handler.output_moved()
         return 0
 
     # ---- both ----

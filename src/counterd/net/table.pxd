@@ -2,6 +2,9 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
+from counterd.net.connection cimport Common
+from counterd.net.poller cimport Acceptor, Poller
+
 
 cdef class Table:
     cdef object _limits
@@ -16,3 +19,11 @@ cdef class Table:
     cdef uint32_t highest           # number that any has had
 
     cdef refused(self, int fd, bytes address)
+
+
+cdef class Entrance(Acceptor):
+    cdef Table table
+    cdef Common common
+    cdef Poller poller
+    cdef bint secure
+    cdef object patience

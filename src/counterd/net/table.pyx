@@ -15,7 +15,7 @@ from libc.stdint cimport int64_t, uint16_t, uint32_t
 from posix.unistd cimport close as c_close
 
 from counterd.net.connection cimport Common, Connection
-from counterd.net.poller cimport Poller
+from counterd.net.poller cimport Acceptor, Poller
 from counterd.net.stream cimport Stream
 from counterd.net.tls cimport Tls
 
@@ -46,40 +46,6 @@ cdef class Table:
         self._limits = limits
         self.max_connections = limits.max_connections
         self.guarded = not limits.is_open
-
-    def accept(
-        self, Common common not None, Poller poller not None, bint secure, patience, int fd, bytes address,
-        uint16_t port,
-    ):
-        """Serves a connection that was accepted, or closes it if it is not let in. Takes the descriptor over.
-
-        common: what it shares with the others; its events have enter() and remove() called. secure: whether it begins
-        with a TLS handshake, if there is a context. patience, address, port: see Connection.
-        """
-        cdef Connection connection
-        cdef Stream stream
-        cdef Tls tls = None
-        try:
-            reason = self.refused(fd, address)
-            if reason is None and secure and self.context is not None:
-                tls = Tls(self.context)
-        except Exception:
-            c_close(fd)
-            raise
-        if reason is not None:
-            c_close(fd)
-            common.events.rejected(*reason)
-            return
-        stream = Stream(poller, fd, tls)
-        connection = Connection(common, stream, patience, address, port)
-        self.arriving.add(connection)
-        if address is not None:
-            self.addresses[address] = self.addresses.get(address, 0) + 1
-        try:
-            connection.begin()
-        except Exception:
-            stream.abort()
-            raise
 
     cdef refused(self, int fd, bytes address):
         """A cause and a sentence, or None. Costs next to nothing where no limit is met and none is set."""
@@ -135,3 +101,48 @@ cdef class Table:
             if connection is not None and connection.is_idle(before_ns):
                 idle.append(connection)
         return idle, number < self.highest
+
+
+cdef class Entrance(Acceptor):
+    """The way into a table, of one listening socket.
+
+    common: what its connections share; the events there have enter() and remove() called. secure: whether they begin
+    with a TLS handshake, if the table has a context. patience: see Connection.
+    """
+
+    def __cinit__(
+        self, Table table not None, Common common not None, Poller poller not None, bint secure, patience
+    ):
+        self.table = table
+        self.common = common
+        self.poller = poller
+        self.secure = secure
+        self.patience = patience
+
+    cpdef accepted(self, int fd, bytes address, uint16_t port):
+        """Serves a connection, or closes it if it is not let in."""
+        cdef Table table = self.table
+        cdef Connection connection
+        cdef Stream stream
+        cdef Tls tls = None
+        try:
+            reason = table.refused(fd, address)
+            if reason is None and self.secure and table.context is not None:
+                tls = Tls(table.context)
+        except Exception:
+            c_close(fd)
+            raise
+        if reason is not None:
+            c_close(fd)
+            self.common.events.rejected(*reason)
+            return
+        stream = Stream(self.poller, fd, tls)
+        connection = Connection(self.common, stream, self.patience, address, port)
+        table.arriving.add(connection)
+        if address is not None:
+            table.addresses[address] = table.addresses.get(address, 0) + 1
+        try:
+            connection.begin()
+        except Exception:
+            stream.abort()
+            raise

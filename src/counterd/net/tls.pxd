@@ -1,8 +1,10 @@
 # What a stream encrypts with.
 
+cimport cython
 from libc.stdint cimport uint8_t, uint16_t
 
 
+@cython.final
 cdef class Tls:
     cdef object ssl             # the machine: bytes come to it by incoming and leave it by outgoing
     cdef object incoming

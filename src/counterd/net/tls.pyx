@@ -18,6 +18,7 @@ What a peer may do, and what it costs:
 
 import ssl
 
+cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint16_t
 
@@ -41,6 +42,7 @@ class TlsFailed(Exception):
         self.reason = reason
 
 
+@cython.final
 cdef class Tls:
     """The server's side of one connection. context: with certificate and all else."""
 

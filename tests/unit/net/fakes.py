@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from counterd.net.admission import Limits
 from counterd.net.poller import Poller
 from counterd.net.server import Server
+from counterd.net.table import Entrance
 from counterd.protocols.counter import wire
 from property.model import OK, TURNS_MAX, Client, make_store
 
@@ -134,6 +135,10 @@ class Net:
         self.peers.append(Peer(self, patience, kind))
         return self.peers[-1]
 
+    def entrance(self, patience: str = "user_timeout", *, secure: bool = False) -> Entrance:
+        """As of one more listening socket."""
+        return Entrance(self.server._table, self.server._common, self.poller, secure, patience)
+
     def limit(self, **limits: Any) -> None:
         """Changes some of the limits."""
         self.server.limits = replace(self.server.limits, **limits)
@@ -189,7 +194,7 @@ class Peer:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         own_end.setblocking(False)
         before = set(net.server.connections.values())
-        net.server._table.accept(net.server._common, net.poller, False, patience, own_end.detach(), None, 0)
+        net.entrance(patience).accepted(own_end.detach(), None, 0)
         came = set(net.server.connections.values()) - before
         self.connection: Any = came.pop() if came else None
 

@@ -7,7 +7,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
-from counterd.net.poller import Poller
+from counterd.net.poller import Acceptor, Poller
 from counterd.net.stream import Handler, Stream
 from unit.net.fakes import FakeLoop
 
@@ -52,7 +52,7 @@ class Probe(Handler):
         return [what[1] for what in self.told if isinstance(what, tuple)]
 
 
-class Polled:
+class Polled(Acceptor):
     """A poller on a fake loop, with one listening socket, and the probes of its streams."""
 
     def __init__(self, listening: socket.socket) -> None:
@@ -62,11 +62,11 @@ class Polled:
         self.probes: list[Probe] = []
         self.fails = ""
         self.poller = Poller(self.loop, lambda cause, _: self.rejected.append(cause))  # type: ignore[arg-type]
-        self.poller.listen(listening.fileno(), self._accepted)
+        self.poller.listen(listening.fileno(), self)
         (self.batch,) = self.loop.readers.values()
         self._stack = contextlib.ExitStack()
 
-    def _accepted(self, fd: int, address: bytes | None, port: int) -> None:
+    def accepted(self, fd: int, address: bytes | None, port: int) -> None:
         probe = Probe(self.fails)
         probe.stream = Stream(self.poller, fd, None)
         probe.where = address, port

@@ -66,7 +66,7 @@ def test_one_that_is_not_let_in_keeps_no_descriptor(make_net: Callable[..., Net]
     ours, theirs = socket.socketpair()
     with ours:
         number = theirs.detach()
-        net.server._table.accept(net.server._common, net.poller, False, "user_timeout", number, None, 0)
+        net.entrance().accepted(number, None, 0)
         assert ours.recv(1) == b""
         with pytest.raises(OSError, match="descriptor"):
             os.fstat(number)
@@ -81,7 +81,7 @@ def test_an_exception_on_the_way_in_costs_that_connection(make_net: Callable[...
     ours, theirs = socket.socketpair()
     with ours:
         with pytest.raises(ValueError, match="a mistake of ours"):
-            net.server._table.accept(net.server._common, net.poller, False, "user_timeout", theirs.detach(), None, 0)
+            net.entrance().accepted(theirs.detach(), None, 0)
         net.loop.run()
         assert ours.recv(1) == b""
     assert len(net.server._table) == 0
@@ -93,6 +93,6 @@ def test_a_broken_context_costs_that_connection(make_net: Callable[..., Net]) ->
     ours, theirs = socket.socketpair()
     with ours:
         with pytest.raises(AttributeError):
-            net.server._table.accept(net.server._common, net.poller, True, "user_timeout", theirs.detach(), None, 0)
+            net.entrance(secure=True).accepted(theirs.detach(), None, 0)
         assert ours.recv(1) == b""
     assert len(net.server._table) == 0
