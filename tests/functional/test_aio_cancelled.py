@@ -91,6 +91,8 @@ async def first_call(world: World) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def connecting_again(world: World) -> AsyncIterator[Any]:
+    await world.client.noop()
+
     async def body() -> None:
         world.client._link.drop("the test cut it")
         async with world.client.hold(world.name, maximum=9):

@@ -289,6 +289,7 @@ def test_a_server_that_has_no_room(start, loop: str) -> None:
 
     async def main() -> None:
         async with aio.Client(*counterd.address) as only:
+            await only.noop()
             client = aio.Client(*counterd.address)
             for _ in range(3):
                 with pytest.raises(ConnectionLost):

@@ -32,10 +32,10 @@ SETTINGS = {
 FLOWS = [
     flow(LARGEST, 5, clientOfflineTime=600_000, resourceTimeout=600_000),
     flow(104, 1, resourceTimeout=50, resourceTimeoutStrategy=1),
-    flow(105, 2, grade=1, windowIntervalMs=60_000, sampleCount=1),
+    flow(105, 2, grade=1, windowIntervalMs=60_000, sampleCount=60),
     flow(106, 1, grade=1, windowIntervalMs=60_000, sampleCount=60),
 ]
-RULES = {"default": {"flowRules": FLOWS, "paramFlowRules": [param(201, 1, windowIntervalMs=60_000, sampleCount=1)]}}
+RULES = {"default": {"flowRules": FLOWS, "paramFlowRules": [param(201, 1, windowIntervalMs=60_000, sampleCount=60)]}}
 DONE = (0, "", "")
 
 

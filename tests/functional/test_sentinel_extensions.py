@@ -177,7 +177,7 @@ def test_one_that_blocks_harms_its_own_clients_only(peer: tuple[Daemon, Peer]) -
 
 def test_one_that_burns_cpu_is_named(serve: Callable[..., Daemon], folder: Path) -> None:
     """What is half of a core for a quiet machine is a hundredth here, which a busy one can give."""
-    (folder / "sitecustomize.py").write_text("from counterd.control import worker\nworker.BURNING = 0.01\n")
+    (folder / "sitecustomize.py").write_text("from counterd.extensions import worker\nworker.BURNING = 0.01\n")
     counterd = serve(token_service="shop_tokens:Tokens", extension_timeout=300)
     with connected(counterd) as asks:
         burn(counterd, asks, folder)
