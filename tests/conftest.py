@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 LONGEST = (
     "tests/property/test_counter_model.py::Test",
     "tests/meta/test_model.py::",
-    "tests/unit/test_wheel.py::Test",
+    "tests/unit/engine/test_wheel.py::Test",
     "tests/property/test_cuts.py::test_any_stream",
     "tests/unit/bench/test_page.py::test_any_text_leaves_it_well_formed",
     "tests/chaos/test_chaos.py::test_no_promise_is_broken",

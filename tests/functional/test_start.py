@@ -11,6 +11,8 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
+from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +46,13 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
 
 
 # ---- a start that works ----
+
+
+def test_what_only_a_console_needs_is_not_imported() -> None:
+    """Importing rich took a quarter of a start."""
+    assert util.find_spec("rich") is not None
+    code = "import sys, counterd.cli.daemon; print('rich' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
 
 
 @pytest.mark.needs("ipv6")

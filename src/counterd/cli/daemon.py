@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import logging
 import os
 import signal
 import sys
@@ -16,13 +15,12 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
 import uvloop
 
 from counterd.control.aside import SWITCH_INTERVAL_S
 from counterd.control.config import loading as configuration
 from counterd.control.config.loading import Config, ConfigError
-from counterd.control.log import Foreign, LogWriter
+from counterd.control.log import LogWriter, install
 from counterd.control.process.daemon import Daemon
 from counterd.control.process.systemd import passed_sockets
 from counterd.control.service import check
@@ -103,9 +101,7 @@ def serve(config: Config, rooms: Sequence[Room], reread: Callable[[], Config]) -
     """Runs the daemon until a signal ends it; returns the exit status."""
     prepare_process()
     writer = LogWriter(config.process.log.level, config.process.log.format)
-    structlog.configure(logger_factory=lambda *_: writer, **writer.chain())
-    logging.basicConfig(handlers=[Foreign(structlog.get_logger())], level=logging.DEBUG)
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    install(writer)
     try:
         try:
             daemon = Daemon(config, rooms, writer, reread)

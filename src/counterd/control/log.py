@@ -26,7 +26,12 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-import structlog
+# structlog imports rich if that is installed, for colours that the daemon does not use. That was half of a start.
+sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
+import structlog  # noqa: E402
+
+if sys.modules["rich"] is None:
+    del sys.modules["rich"]
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -252,6 +257,13 @@ class Foreign(logging.Handler):
         else:
             cause = record.exc_info[1] if record.exc_info else None
             getattr(self._log, level)(message, logger=record.name, exc_info=cause)
+
+
+def install(writer: LogWriter) -> None:
+    """Has all that this process logs, by structlog or by the standard library, written by this writer."""
+    structlog.configure(logger_factory=lambda *_: writer, **writer.chain())
+    logging.basicConfig(handlers=[Foreign(structlog.get_logger())], level=logging.DEBUG)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
 
 
 @dataclass
