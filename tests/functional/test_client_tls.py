@@ -159,13 +159,15 @@ def lose(client: Client) -> None:
 
 
 def test_what_is_granted_too_late_is_given_back(server: Secured) -> None:
-    with server.client(timeout=0.05) as client:
+    with server.client() as client:
         client.noop()
         server.daemon.send_signal(signal.SIGSTOP)
+        client._link._timeout = 0.05
         try:
             with pytest.raises(Timeout):
                 client.acquire("late", maximum=1)
         finally:
+            client._link._timeout = PATIENCE
             server.daemon.send_signal(signal.SIGCONT)
         server.wait_for_use("late", 0)
         client.noop()

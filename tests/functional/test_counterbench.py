@@ -14,7 +14,7 @@ import pytest
 
 from certificates import server_context
 from counterd.protocols.counter.wire import Opcode
-from daemon import wait_until
+from daemon import PATIENCE, wait_until
 from loading import load, load_fails, plan_of, running
 from scripted import Peer, Request, SecureServer, Server, refusal
 
@@ -69,8 +69,7 @@ def test_none_is_a_number(server: Server) -> None:
 def test_a_duration_and_its_warmup(server: Server) -> None:
     begun = time.monotonic()
     run = load(server, duration=0.4, warmup=0.3, work="noop")
-    assert time.monotonic() - begun > 0.7
-    assert 0.4 <= run.seconds < 0.6
+    assert 0.4 <= run.seconds <= time.monotonic() - begun - 0.3
     assert len(server.asked()) > run.requests > 0, "those of the warm-up are not counted"
     assert run.rate == run.requests / run.seconds
 
@@ -277,7 +276,7 @@ def test_a_great_many_permits_are_held_and_left(server: Server) -> None:
     begun = time.monotonic()
     run = load(server, duration=1.0, connections=200, depth=200, hold="fixed:100s", work="acquire-release", names=9)
     assert (set(run.outcomes), run.errors) == ({"granted"}, {})
-    assert time.monotonic() - begun < 8
+    assert time.monotonic() - begun < PATIENCE
     assert sum(server.most.values()) == len(server.asked(Opcode.ACQUIRE)) >= run.requests > 10_000
 
 
@@ -294,10 +293,10 @@ def test_a_rate_is_kept(arrivals: str, processes: int, server: Server) -> None:
 
 
 def test_requests_go_out_when_they_are_meant_to(server: Server) -> None:
-    load(server, rate=100, duration=0.5, work="noop", connections=5)
+    load(server, rate=20, duration=1, work="noop", connections=5)
     seconds = [request.seconds for request in server.asked()]
     gaps = sorted(later - sooner for sooner, later in itertools.pairwise(seconds))
-    assert gaps[len(gaps) // 2] == pytest.approx(0.01, rel=0.2)
+    assert gaps[len(gaps) // 2] == pytest.approx(0.05, rel=0.4)
 
 
 def test_a_slow_rate_and_processes_ask_no_more_than_was_wanted(server: Server) -> None:
@@ -392,7 +391,7 @@ def test_an_interrupt_ends_it_with_figures(options: dict[str, object], server: S
         run = bench.result()
     assert run.requests > 400
     assert run.latency.get_total_count() == run.requests
-    assert 0 < run.seconds < 10
+    assert 0 < run.seconds < PATIENCE
     assert run.errors == {}
     assert run.unsent == 0 or "rate" in options  # on a busy machine an open loop may be behind when it is ended
 
