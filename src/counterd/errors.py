@@ -1,8 +1,9 @@
-"""What can go wrong between a client and a counter server.
+"""What can go wrong between a client and a server.
 
 Everything a client raises on purpose is a CounterdError, except ValueError for arguments that do not fit the protocol.
 
-Floor 0: imports nothing of counterd.
+Floor 0: imports nothing of counterd. Which status is which error, and the errors that only one protocol has, are in the
+protocol's folder.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ class EventsLost(CounterdError):
 
 
 class ServerError(CounterdError):
-    """The server answered with a status other than "No error" (sections "Response status" and "Error responses").
+    """The server refused: it answered with a status that is not a success.
 
-    status: the status byte of the response, 0 to 255.
+    status: of the response, as the protocol has it.
     text: the message in its body.
     name, resources, maximum: what was asked for, as far as the request has it; else b"", None and None.
     """
@@ -79,15 +80,15 @@ class ServerError(CounterdError):
 
 
 class NotFound(ServerError):
-    """0x01: there is no counter with this name, used now or in the current statistics interval."""
+    """The server has nothing of this name."""
 
 
 class InvalidArguments(ServerError):
-    """0x04: the request does not follow the protocol."""
+    """The request does not follow the protocol."""
 
 
 class NotAvailable(ServerError):
-    """0x21: the maximum does not leave room for what was asked.
+    """The maximum does not leave room for what was asked.
 
     consumption: how much was in use when a hold gave up, or None.
     waited: seconds that a hold waited, or None.
@@ -103,73 +104,12 @@ class NotAvailable(ServerError):
 
 
 class NotAcquired(ServerError):
-    """0x22: this connection does not hold as much as it wants to release."""
+    """This connection does not hold as much as it wants to release."""
 
 
 class UnknownCommand(ServerError):
-    """0x81: the server does not know the opcode."""
+    """The server does not know the request."""
 
 
 class OutOfMemory(ServerError):
-    """0x82: the server has no room for another counter, name or holding."""
-
-
-class TokenRefused(ServerError):
-    """A server of the sentinel protocol did not do what it was asked.
-
-    status: of the response, -128 to 127.
-    name: "flow" and the flow's id, or "token" and the token's, as bytes; resources: the count.
-    """
-
-    _status_format = "{}"
-
-
-class Blocked(TokenRefused, NotAvailable):
-    """1: the flow's threshold leaves no room, that of the rule or of the client's own fallback.
-
-    waited: seconds that a hold waited, or None.
-    """
-
-
-class NoSuchRule(TokenRefused, NotFound):
-    """3: the server has no rule for this flow, or not one of this kind."""
-
-
-class TokenLost(CounterdError):
-    """A token is not held any more, though nobody gave it back: its lease was over, or its server forgot it."""
-
-
-BY_STATUS: dict[int, type[ServerError]] = {
-    0x01: NotFound,
-    0x04: InvalidArguments,
-    0x21: NotAvailable,
-    0x22: NotAcquired,
-    0x81: UnknownCommand,
-    0x82: OutOfMemory,
-}
-
-
-def server_error(status: int, text: str) -> ServerError:
-    """The error to raise for a status byte: of its own class, or ServerError itself for an unknown status."""
-    return BY_STATUS.get(status, ServerError)(status, text)
-
-
-# What the statuses of the sentinel protocol mean where they are no success.
-TOKEN_TEXTS = {
-    -4: "bad request",
-    -2: "too many requests",
-    -1: "failed",
-    1: "blocked",
-    2: "to wait",
-    3: "no such rule",
-    4: "no reference rule",
-    5: "not available",
-    6: "released",
-    7: "already released",
-}
-
-
-def token_error(status: int) -> TokenRefused:
-    """The error for a status of the sentinel protocol."""
-    kind = {1: Blocked, 3: NoSuchRule}.get(status, TokenRefused)
-    return kind(status, TOKEN_TEXTS.get(status, "unknown"))
+    """The server has no room for another name or holding."""

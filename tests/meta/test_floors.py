@@ -49,8 +49,11 @@ BELOW_NET_EXCEPT["protocols/sentinel/rules.py"] = {"difflib", "json"}
 # Whose call a thread is at, among several.
 BELOW_NET_EXCEPT["protocols/sentinel/extensions.py"] = {"contextvars"}
 
+# The half of a protocol that its clients need.
+CLIENTS_HALF = re.compile(r"counterd\.errors$|counterd\.protocols\.\w+\.(wire|errors)$")
+
 # The sides need the server's insides as little as a stranger's program does.
-WIRE = r"counterd\.protocols\.\w+(\.wire)?$"
+WIRE = r"counterd\.protocols\.\w+(\.(wire|errors))?$"
 SIDES = {
     "client": re.compile(rf"counterd\.errors$|counterd\.client\b|{WIRE}"),
     "bench": re.compile(
@@ -127,8 +130,8 @@ def wrong_imports(source: str, text: str) -> list[str]:
             wrong.append(f"{module}: the daemon needs no side")
         elif parts[1:2] == ["protocols"] and len(parts) > 2 and parts[2] != room:
             wrong.append(f"{module}: a room that nobody else may know")
-        elif own.endswith(".wire") and module != "counterd.errors":
-            wrong.append(f"{module}: wire.py works where nothing is compiled")
+        elif own.endswith((".wire", ".errors")) and not CLIENTS_HALF.match(module):
+            wrong.append(f"{module}: a client's half of a protocol works where nothing is compiled")
     return wrong
 
 
@@ -194,6 +197,7 @@ def test_nobody_names_a_room(source: str) -> None:
         ("protocols/other/x.py", "from counterd.protocols.counter import wire", "a room"),
         ("protocols/counter/wire.py", "from counterd._core import siphash", "compiled"),
         ("_core.pxd", "from counterd.protocols.counter cimport _room", "floor 2"),
+        ("protocols/counter/errors.py", "from counterd._core import siphash", "compiled"),
         ("errors.py", "from counterd import _core", "floor 1"),
         ("cli/x.py", "from counterd.protocols.counter import ROOM", "a room"),
         ("client/x.py", "from counterd.net.sockets import open_tcp", "side"),

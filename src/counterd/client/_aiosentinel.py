@@ -35,8 +35,9 @@ from counterd.client._tokens import (
     read_namespace,
     values_of,
 )
-from counterd.errors import ConnectionLost, Timeout, TokenRefused, token_error
+from counterd.errors import ConnectionLost, Timeout
 from counterd.protocols.sentinel import wire
+from counterd.protocols.sentinel.errors import TokenRefused, token_error
 from counterd.protocols.sentinel.wire import Status
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
 
     from counterd.client._aiolink import FutureCall
     from counterd.client._turns import Queue
-    from counterd.errors import Blocked, CounterdError
+    from counterd.errors import CounterdError
+    from counterd.protocols.sentinel.errors import Blocked
     from counterd.protocols.sentinel.wire import Response, Value
 
 F = TypeVar("F", bound="Callable[..., Any]")

@@ -12,7 +12,7 @@ import struct
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from counterd.errors import CounterdError, ProtocolError, ServerError, server_error
+from counterd.errors import CounterdError, ProtocolError, ServerError
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import HEADER_SIZE, Opcode, Status
 
@@ -212,7 +212,7 @@ def _released(frame: bytes) -> int:
 
 
 def _refusal(frame: bytes, status: int, body: bytes) -> ServerError:
-    error = server_error(status, body.decode("utf-8", "backslashreplace"))
+    error = wire.server_error(status, body.decode("utf-8", "backslashreplace"))
     if frame[1] == _ACQUIRE:
         error.resources, error.maximum = _NUMBERS.unpack_from(frame, HEADER_SIZE)
         error.name = frame[_ACQUIRE_NAME:]

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from counterd.client._holding import NO_LOSS
 from counterd.client._tokens import Answer, Tally, Token, check, refused
-from counterd.errors import Blocked, CounterdError, TokenRefused
+from counterd.protocols.sentinel.errors import Blocked, TokenRefused
 from counterd.protocols.sentinel.wire import Status, encode_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from counterd.client._tokens import Lease
+    from counterd.errors import CounterdError
     from counterd.protocols.sentinel.wire import Response, Value
 
 LOCAL: Literal["local"] = "local"

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from counterd.client._calls import Call, Pending
 from counterd.client._holding import RAISE, Wanted
-from counterd.errors import Blocked, ConnectionLost, ProtocolError, Timeout, TokenLost, TokenRefused, token_error
+from counterd.errors import ConnectionLost, ProtocolError, Timeout
 from counterd.protocols.sentinel import wire
+from counterd.protocols.sentinel.errors import Blocked, TokenLost, TokenRefused, token_error
 from counterd.protocols.sentinel.wire import MessageType, Status
 
 if TYPE_CHECKING:

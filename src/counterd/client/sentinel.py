@@ -39,17 +39,9 @@ from counterd.client._tokens import (
     read_namespace,
     values_of,
 )
-from counterd.errors import (
-    Blocked,
-    ConnectionLost,
-    CounterdError,
-    NoSuchRule,
-    Timeout,
-    TokenLost,
-    TokenRefused,
-    token_error,
-)
+from counterd.errors import ConnectionLost, CounterdError, Timeout
 from counterd.protocols.sentinel import wire
+from counterd.protocols.sentinel.errors import Blocked, NoSuchRule, TokenLost, TokenRefused, token_error
 from counterd.protocols.sentinel.wire import Status, Tag, Typed
 
 if TYPE_CHECKING:

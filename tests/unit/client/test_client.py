@@ -132,7 +132,7 @@ def test_a_unix_socket(serve, tmp_path: Path) -> None:
         assert client.get("n") == 7
 
 
-@pytest.mark.parametrize(("status", "kind"), sorted(errors.BY_STATUS.items()))
+@pytest.mark.parametrize(("status", "kind"), sorted(wire.ERRORS.items()))
 def test_a_refusal_leaves_the_connection(serve, status: int, kind: type[errors.ServerError]) -> None:
     with connected(serve(failure(status, b"so \xff"), success())) as client:
         with pytest.raises(kind) as caught:

@@ -11,7 +11,8 @@ import pytest
 from counterd.client import _fallback
 from counterd.client._fallback import Fallback
 from counterd.client._tokens import Answer, Token
-from counterd.errors import Blocked, ConnectionLost, NoSuchRule, ProtocolError, Timeout, TokenRefused, token_error
+from counterd.errors import ConnectionLost, ProtocolError, Timeout
+from counterd.protocols.sentinel.errors import Blocked, NoSuchRule, TokenRefused, token_error
 from counterd.protocols.sentinel.wire import MessageType, Response, Status
 
 AWAY = ConnectionLost("cannot connect to there")

@@ -25,8 +25,9 @@ from counterd.client._tokens import (
     read_namespace,
     values_of,
 )
-from counterd.errors import Blocked, CounterdError, NotAvailable, ProtocolError, TokenLost, TokenRefused
+from counterd.errors import CounterdError, NotAvailable, ProtocolError
 from counterd.protocols.sentinel import wire
+from counterd.protocols.sentinel.errors import Blocked, TokenLost, TokenRefused
 from counterd.protocols.sentinel.wire import MessageType, Response, Status
 
 TOKEN = Token(-7, 101, 2)

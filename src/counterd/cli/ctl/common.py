@@ -18,15 +18,7 @@ import click
 from click.core import ParameterSource
 
 from counterd.cli.reading import TLS_OPTIONS, F, ParamType, Reads, at_least, with_options
-from counterd.errors import (
-    ConnectionLost,
-    CounterdError,
-    InvalidArguments,
-    ProtocolError,
-    ServerError,
-    Timeout,
-    TokenLost,
-)
+from counterd.errors import CounterdError, InvalidArguments, ProtocolError, ServerError
 from counterd.units import printable, seconds
 
 if TYPE_CHECKING:
@@ -248,11 +240,9 @@ def explain(error: Exception, server: Server | None) -> tuple[str, int]:
     line = printable(re.sub(r"\s+", " ", re.sub(r"\[Errno -?[0-9]+\] ", "", str(error))))
     if isinstance(error, ProtocolError) and server is not None:
         return f"{server.address} does not speak {server.protocol}: {line}", EXIT_NO_CONNECTION
-    if isinstance(error, (ConnectionLost, ProtocolError, Timeout, TokenLost)):
-        return line, EXIT_NO_CONNECTION
-    if isinstance(error, ServerError) and not isinstance(error, InvalidArguments):
-        return line, EXIT_NOT_AVAILABLE
-    return line, EXIT_USAGE
+    if isinstance(error, InvalidArguments) or not isinstance(error, CounterdError):
+        return line, EXIT_USAGE
+    return line, EXIT_NOT_AVAILABLE if isinstance(error, ServerError) else EXIT_NO_CONNECTION
 
 
 class Terminated(KeyboardInterrupt):

@@ -32,7 +32,6 @@ from counterd.cli.ctl.common import (
 )
 from counterd.cli.ctl.output import Column, Kind, Output, Row, output_option, span
 from counterd.cli.reading import ParamType
-from counterd.errors import Blocked, NoSuchRule, TokenLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -313,6 +312,8 @@ def acquire(
 
     Exit status 1 if the flow is blocked, 3 if the token is lost before the end.
     """
+    from counterd.client.sentinel import Blocked
+
     status = 0
     what = f"{count:,} of flow {flow_id}"
     until = " until Ctrl-C" if duration is None else f" for {span(duration)}"
@@ -355,7 +356,7 @@ def release(target: SentinelTarget, token: int) -> None:
 
     The call that it stands for goes on, and counts nowhere.
     """
-    from counterd.client.sentinel import Token
+    from counterd.client.sentinel import NoSuchRule, Token
 
     with target.connect() as client:
         try:
@@ -377,7 +378,7 @@ def keep(target: SentinelTarget, token: int, output: Output) -> None:
     It belongs to the connection of this command then, which ends: so it does too after the clientOfflineTime of its
     rule, unless its client keeps it in time.
     """
-    from counterd.client.sentinel import Token
+    from counterd.client.sentinel import NoSuchRule, Token, TokenLost
 
     with target.connect() as client:
         try:

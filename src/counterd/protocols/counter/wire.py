@@ -11,7 +11,16 @@ import struct
 from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
-from counterd.errors import ProtocolError
+from counterd.errors import (
+    InvalidArguments,
+    NotAcquired,
+    NotAvailable,
+    NotFound,
+    OutOfMemory,
+    ProtocolError,
+    ServerError,
+    UnknownCommand,
+)
 
 REQUEST_MAGIC = 0x90
 RESPONSE_MAGIC = 0x91
@@ -77,6 +86,20 @@ ERROR_TEXTS: dict[Status, str] = {
     Status.UNKNOWN_COMMAND: "Unknown command",
     Status.OUT_OF_MEMORY: "OutOfMemory",
 }
+
+ERRORS: dict[int, type[ServerError]] = {
+    Status.NOT_FOUND: NotFound,
+    Status.INVALID_ARGUMENTS: InvalidArguments,
+    Status.RESOURCE_NOT_AVAILABLE: NotAvailable,
+    Status.NOT_ACQUIRED: NotAcquired,
+    Status.UNKNOWN_COMMAND: UnknownCommand,
+    Status.OUT_OF_MEMORY: OutOfMemory,
+}
+
+
+def server_error(status: int, text: str) -> ServerError:
+    """The error to raise for a status byte: of its own class, or ServerError itself for an unknown status."""
+    return ERRORS.get(status, ServerError)(status, text)
 
 
 class Response(NamedTuple):

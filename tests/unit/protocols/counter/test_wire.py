@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance import vectors
+from counterd import errors
 from counterd.errors import ProtocolError
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import DumpEntry, Opcode, Response, ResponseParser, Status
@@ -230,3 +231,29 @@ def test_a_dump_entry_with_another_length() -> None:
     for size in {*range(len(body)), *range(len(body) + 1, len(body) + 9)} - {len(body) - 4}:
         with pytest.raises(ProtocolError, match="a dump entry"):
             wire.decode_dump_entry((body + bytes(8))[:size])
+
+
+# ---- errors
+
+
+def test_every_error_status_has_its_own_class() -> None:
+    assert wire.ERRORS.keys() == set(Status) - {Status.NO_ERROR} == wire.ERROR_TEXTS.keys()
+    assert len(set(wire.ERRORS.values())) == len(wire.ERRORS)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (0x01, errors.NotFound),
+        (0x04, errors.InvalidArguments),
+        (0x21, errors.NotAvailable),
+        (0x22, errors.NotAcquired),
+        (0x81, errors.UnknownCommand),
+        (0x82, errors.OutOfMemory),
+        (0x7F, errors.ServerError),
+    ],
+)
+def test_server_error_picks_the_class(status: int, expected: type[errors.ServerError]) -> None:
+    error = wire.server_error(status, "some text")
+    assert type(error) is expected
+    assert (error.status, error.text) == (status, "some text")

@@ -1,0 +1,53 @@
+"""What a server of the sentinel protocol refuses, as a client raises it. Floor 2, pure Python, as wire.py."""
+
+from __future__ import annotations
+
+from counterd.errors import CounterdError, NotAvailable, NotFound, ServerError
+from counterd.protocols.sentinel.wire import Status
+
+# What the statuses mean where they are no success.
+TEXTS: dict[int, str] = {
+    Status.BAD_REQUEST: "bad request",
+    Status.TOO_MANY_REQUESTS: "too many requests",
+    Status.FAIL: "failed",
+    Status.BLOCKED: "blocked",
+    Status.SHOULD_WAIT: "to wait",
+    Status.NO_RULE: "no such rule",
+    Status.NO_REFERENCE_RULE: "no reference rule",
+    Status.NOT_AVAILABLE: "not available",
+    Status.RELEASE_OK: "released",
+    Status.ALREADY_RELEASED: "already released",
+}
+
+
+class TokenRefused(ServerError):
+    """A server of the sentinel protocol did not do what it was asked.
+
+    status: of the response, -128 to 127.
+    name: "flow" and the flow's id, or "token" and the token's, as bytes; resources: the count.
+    """
+
+    _status_format = "{}"
+
+
+class Blocked(TokenRefused, NotAvailable):
+    """1: the flow's threshold leaves no room, that of the rule or of the client's own fallback.
+
+    waited: seconds that a hold waited, or None.
+    """
+
+
+class NoSuchRule(TokenRefused, NotFound):
+    """3: the server has no rule for this flow, or not one of this kind."""
+
+
+class TokenLost(CounterdError):
+    """A token is not held any more, though nobody gave it back: its lease was over, or its server forgot it."""
+
+
+ERRORS: dict[int, type[TokenRefused]] = {Status.BLOCKED: Blocked, Status.NO_RULE: NoSuchRule}
+
+
+def token_error(status: int) -> TokenRefused:
+    """The error for a status: of its own class, or TokenRefused itself."""
+    return ERRORS.get(status, TokenRefused)(status, TEXTS.get(status, "unknown"))
