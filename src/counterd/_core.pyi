@@ -1,5 +1,7 @@
 from collections.abc import Mapping
 
+from counterd.contract import Peer
+
 DEBUG: bool
 LIMIT_CONNECTIONS: int
 STATE_NAMES: tuple[str, ...]
@@ -32,18 +34,14 @@ class Store:
 
 class Session:
     store: Store
-    owner: object
+    state: int
+    owner: Peer | None
+    number: int
     awaited: int
     dropped: bool
     requests: int
-    @property
-    def state(self) -> int: ...
-    @property
-    def more(self) -> bool: ...
-    @property
-    def closing(self) -> bool: ...
-    @property
-    def number(self) -> int: ...
+    more: bool
+    closing: bool
     def __init__(self, store: Store) -> None: ...
     def receive(self, data: bytes, now_ns: int) -> bytes: ...
     def take_output(self, now_ns: int) -> bytes: ...

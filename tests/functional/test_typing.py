@@ -1,4 +1,4 @@
-"""Programs that use the clients have their types: the installed package says that it has some, and they are right."""
+"""Programs that use the clients have their types, which are right; and the server's classes satisfy its contract."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-USER = Path(__file__).with_name("typed_user.py")
+import pytest
 
 
-def test_a_program_that_uses_the_clients(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["typed_user", "typed_contract"])
+def test_types_are_what_they_are_used_as(name: str, tmp_path: Path) -> None:
     """--strict has no use for an ignored error that is none, so the misuses have to be errors."""
+    source = Path(__file__).with_name(f"{name}.py")
     checked = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", tmp_path / "cache", USER],
+        [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", tmp_path / "cache", source],
         capture_output=True,
         text=True,
         cwd=tmp_path,

@@ -21,12 +21,12 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from counterd.protocols import Figure
+from counterd.listing import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from counterd.protocols import Room
+    from counterd.contract import Room
 
     Family = CounterMetricFamily | GaugeMetricFamily
     Encoder = Callable[[CollectorRegistry], bytes]

@@ -30,7 +30,7 @@ from counterd.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from counterd.protocols import Room
+    from counterd.contract import Room
 
 EXIT_CONFIG = 2
 LEAVE_S = 1.0

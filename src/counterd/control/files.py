@@ -13,10 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from counterd.control.config.loading import Config
-    from counterd.protocols import Room
+    from collections.abc import Callable, Mapping
 
 # Bytes of a file that a room asks for: what a room can take in has a bound of its own, and far fewer.
 FILE_MAX = 1 << 25
@@ -76,15 +73,16 @@ def _read_pipe(descriptor: int, size_max: int, deadline: float) -> bytes | None:
     return bytes(content)
 
 
-def read_files(room: Room, config: Config) -> tuple[dict[str, Any], list[str]]:
-    """What a room's readers make of its files, by key, and what is wrong with them, a line each."""
+def read_files(
+    readers: Mapping[str, Callable[[bytes], Any]], paths: Mapping[str, str], place: Callable[[str], str]
+) -> tuple[dict[str, Any], list[str]]:
+    """What readers make of their files, by key, and what is wrong with them, a line each. place: where a key is set."""
     found: dict[str, Any] = {}
     problems: list[str] = []
-    for key, read in room.files.items():
-        path = config.values[key]
+    for key, read in readers.items():
+        path, where = paths[key], place(key)
         if not path:
             continue
-        where = config.place(key)
         try:
             found[key] = read(read_file(path, FILE_MAX))
         except FileError as error:
@@ -101,10 +99,10 @@ def problems_of(error: ValueError) -> list[str]:
     return [*lines[:PROBLEMS_MAX], f"{left} more mistakes"] if left > 1 else lines
 
 
-def unreadable(paths: Mapping[str, str], config: Config) -> list[str]:
+def unreadable(paths: Mapping[str, str], place: Callable[[str], str]) -> list[str]:
     """Of files by key, those that this process cannot read again: a reload would find out too late."""
     return [
-        f"{config.place(key)}: uid {os.geteuid()} cannot read {path}: a reload will be refused"
+        f"{place(key)}: uid {os.geteuid()} cannot read {path}: a reload will be refused"
         for key, path in paths.items()
         if path and not os.access(path, os.R_OK)
     ]

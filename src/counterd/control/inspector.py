@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from counterd.admin.frames import Refused
-from counterd.protocols import ROWS, ROWS_MAX, read_parameters
+from counterd.listing import ROWS, ROWS_MAX, read_parameters
 from counterd.settings import choice, integer
 from counterd.version import __version__
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from counterd.control.service import Service
     from counterd.control.view import View
+    from counterd.listing import Column, Table
     from counterd.net.connection import Connection
-    from counterd.protocols import Column, Table
     from counterd.settings import Setting
 
 log = structlog.get_logger()

@@ -20,7 +20,7 @@ from counterd.control.files import read_files, unreadable
 from counterd.control.process.limits import effective_connections
 from counterd.control.tls import TLSError, make_context
 from counterd.control.windows import Windows
-from counterd.extensions.workshop import Workshop, find_extensions
+from counterd.extensions.host import PluginHost, find_extensions
 from counterd.net.access import Access
 from counterd.net.admission import Limits
 from counterd.net.server import Server
@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Mapping
 
-    from counterd._core import Store
+    from counterd.contract import Figures, Room, Store
     from counterd.control.config.loading import Config
-    from counterd.protocols import Figures, Room
 
     # Told a cause that repeats, a sentence, and fields of the line.
     Report = Callable[..., None]
@@ -52,12 +51,17 @@ class Ready(NamedTuple):
     files: Mapping[str, Any]
 
 
+def readers_of(room: Room) -> Mapping[str, Callable[[bytes], Any]]:
+    """Of the files that its settings name."""
+    return room.files.readers if room.files else {}
+
+
 def prepare(room: Room, config: Config) -> Ready:
     """Reads what the settings of a room name outside of the configuration. Raises ConfigError."""
     name = room.name
     listener = config.listener(name)
     context = None
-    files, problems = read_files(room, config)
+    files, problems = read_files(readers_of(room), config.values, config.place)
     if listener.tls.cert:
         try:
             context = make_context(**asdict(listener.tls))
@@ -88,17 +92,17 @@ def check(room: Room, config: Config) -> None:
 
 
 class Service:
-    """A room on its way through the life of the process: open(), make_store(), extend(), start(), listen(), apply()
-    and close().
+    """A protocol on its way through the life of the process: open(), make_store(), extend(), start(), listen(),
+    apply() and close().
 
     descriptors: how many its connections may use.
     ready: what is in force of the files and names that its settings mention.
-    workshop: its extensions.
+    plugin_host: has its extensions.
     """
 
     def __init__(self, room: Room, config: Config, descriptors: int, report: Report) -> None:
         self.room = room
-        self.workshop = Workshop(room, config, functools.partial(report, room=room.name))
+        self.plugin_host = PluginHost(room, config, functools.partial(report, room=room.name))
         self.tcp: list[socket.socket] = []
         self.unix: UnixSocket | None = None
         self.ready: Ready
@@ -152,8 +156,8 @@ class Service:
 
     def unreadable(self) -> list[str]:
         """The files that this process cannot read again: a reload would find out too late."""
-        keys = [*(f"{self.room.name}.{name}" for name in TLS_FILES), *self.room.files]
-        return unreadable({key: self._config.values[key] for key in keys}, self._config)
+        keys = [*(f"{self.room.name}.{name}" for name in TLS_FILES), *readers_of(self.room)]
+        return unreadable({key: self._config.values[key] for key in keys}, self._config.place)
 
     def make_store(self, figures: Figures) -> None:
         """Makes the store, with what its files say in it. Raises ValueError or MemoryError."""
@@ -162,7 +166,7 @@ class Service:
 
     def extend(self) -> None:
         """Makes its extensions. Raises ConfigError."""
-        self.workshop.open(self.store)
+        self.plugin_host.open(self.store)
 
     async def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Has everything stand. Raises ConfigError."""
@@ -170,7 +174,7 @@ class Service:
         self.windows = Windows(self.server, self._window())
         self._apply(self._config, self.ready)
         self.windows.turn()
-        await self.workshop.start(loop, self.server.driver.wake)
+        await self.plugin_host.start(loop, self.server.driver.wake)
 
     def listen(self) -> None:
         """Begins to accept connections."""
@@ -180,7 +184,7 @@ class Service:
     def load(self, config: Config, ready: Ready) -> None:
         """Gives the store what its files say: all of it, or nothing. Raises ValueError or MemoryError."""
         if self.room.files:
-            self.room.load(self.store, config.own(self.room), ready.files)
+            self.room.files.load(self.store, config.own(self.room), ready.files)
 
     def reread(self) -> list[str]:
         """Which files are in force, for people."""
@@ -194,7 +198,7 @@ class Service:
         after, as it takes its time.
         """
         self._apply(config, ready)
-        self.workshop.apply(config)
+        self.plugin_host.apply(config)
 
     def _apply(self, config: Config, ready: Ready) -> None:
         self._config = config
@@ -225,7 +229,7 @@ class Service:
         self.windows.stop()
 
     def close(self) -> None:
-        self.workshop.close()
+        self.plugin_host.close()
         if self.unix:
             self.unix.unlink()
         for listening in self._listening():
@@ -274,7 +278,7 @@ class Service:
         return f"{self._config.name(key)} = {value}"
 
     def _window(self) -> int:
-        return self._config.values[self.room.window] if self.room.window else 0
+        return self._config.values[self.room.windows.key] if self.room.windows else 0
 
     def _where(self, name: str) -> str:
         return self._config.place(f"{self.room.name}.{name}")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     import asyncio
 
+    from counterd.contract import WindowedStore
     from counterd.net.server import Server
-    from counterd.protocols import Windowed
 
 # The wall clock can be set at any time: how soon that is noticed.
 CHECK_S = 1.0
@@ -45,7 +45,7 @@ class Windows:
         period = self._period_at(now)
         if self._interval and (period > self._period or self._number == 0):
             self._number += 1
-            cast("Windowed", self._server.store).begin_window(self._number)
+            cast("WindowedStore", self._server.store).begin_window(self._number)
             self._server.driver.wake()
         self._period = period  # smaller if the clock was set back: the next multiple turns as any other
         wait = min(CHECK_S, max(0.001, (period + 1) * self._interval - now)) if self._interval else CHECK_S

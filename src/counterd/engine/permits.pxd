@@ -1,7 +1,7 @@
 # Permits: named amounts, the ledger of which connection holds how much of each, and the give-back of those that leave.
 #
 # Floor 1, header only. A permit is a record of a table; a holding is an amount that one connection holds of it. What a
-# permit means is its store's business: the counter protocol limits it, others only count who is there.
+# permit means is its store's business: one limits it, others only count who is there.
 #
 # Invariants (audit_permits checks each):
 # - a permit's consumption is the sum of the amounts of its holdings, and no holding has amount 0;

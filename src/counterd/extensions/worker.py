@@ -1,8 +1,8 @@
-"""The threads that an extension works in: errands, one after the other, for which nobody ever waits.
+"""The threads that an extension works in: jobs, one after the other, for which nobody ever waits.
 
 Floor 4. An extension is somebody else's code. It may block, loop, raise or return anything, and the engine goes on:
-errands wait in a bounded queue, each has a time limit, and whoever asked is answered by the engine if that is over. A
-thread that is stuck in an errand is given up and gets a successor, up to STUCK_MAX; after that errands are refused
+jobs wait in a bounded queue, each has a time limit, and whoever asked is answered by the engine if that is over. A
+thread that is stuck in a job is given up and gets a successor, up to STUCK_MAX; after that jobs are refused
 until one comes back, and at once if it computes: a second one that does would take twice as much of the interpreter
 from those who are served. Threads are daemons: none keeps the process.
 
@@ -20,9 +20,9 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from counterd.contract import Busy
 from counterd.control.files import problems_of
 from counterd.control.log import TRACEBACK_MAX
-from counterd.protocols import Busy
 
 if TYPE_CHECKING:
     import asyncio
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Report = Callable[..., None]
     Then = Callable[[Any, int], None]
 
-WAITING_MAX = 4096  # errands: more than a thread does within any time limit
+WAITING_MAX = 4096  # jobs: more than a thread does within any time limit
 STUCK_MAX = 4  # threads; each costs its stack, and the time it may burn
 SLICE_NS = 250_000  # of outcomes, on the loop's thread, in one go
 BURNING = 0.5  # of a core
@@ -40,7 +40,7 @@ TEXT_MAX = 1000  # characters of what an error says
 
 
 class Failed(Exception):
-    """What an errand raised, in words, made in its thread: an error's words are its author's code, as the errand is.
+    """What a job raised, in words, made in its thread: an error's words are its author's code, as the job is.
 
     lines: for people. trace: the end of its traceback.
     """
@@ -56,7 +56,7 @@ def failed(error: BaseException) -> Failed:
     try:
         trace = "".join(traceback.format_exception(error)).rstrip("\n")[-TRACEBACK_MAX:]
         return Failed(f"{type(error).__name__}: {error}"[:TEXT_MAX], lines_of(error), trace)
-    except BaseException:  # noqa: BLE001 - as with the errand
+    except BaseException:  # noqa: BLE001 - as with the job
         text = "an error that cannot say what it is"
         return Failed(text, [text], text)
 
@@ -75,7 +75,7 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:TEXT_MAX] + place
 
 
-class Errand(NamedTuple):
+class Job(NamedTuple):
     """What is to be done. call: its name, for people. then: told the outcome. due_ns: when nobody waits any more."""
 
     call: str
@@ -85,28 +85,28 @@ class Errand(NamedTuple):
 
 
 class Thread:
-    """One of the threads. `errand` is what it is at, which only it sets; `clock` that of the CPU time it has had."""
+    """One of the threads. `job` is what it is at, which only it sets; `clock` that of the CPU time it has had."""
 
     def __init__(self, work: Callable[[Thread], None], name: str) -> None:
-        self.errand: Errand | None = None
+        self.job: Job | None = None
         self.last = ""  # the call it was at last
         self.given_up = False
         self.clock: int | None = None
-        self._begun_s = self._seen_s = 0.0  # of CPU, when the errand began, and when last looked
+        self._begun_s = self._seen_s = 0.0  # of CPU, when the job began, and when last looked
         threading.Thread(target=work, args=(self,), name=name, daemon=True).start()
 
-    def begin(self, errand: Errand) -> None:
+    def begin(self, job: Job) -> None:
         """For the thread itself."""
         self._begun_s = time.thread_time()
-        self.last, self.errand = errand.call, errand
+        self.last, self.job = job.call, job
 
     def burnt(self) -> float:
         """Seconds of CPU since this was last asked."""
         before, self._seen_s = self._seen_s, self._cpu()
         return self._seen_s - before
 
-    def burnt_in_errand(self) -> float:
-        """Seconds of CPU since the errand began."""
+    def burnt_in_job(self) -> float:
+        """Seconds of CPU since the job began."""
         return self._cpu() - self._begun_s
 
     def _cpu(self) -> float:
@@ -119,7 +119,7 @@ class Thread:
 class Worker:
     """The threads of one extension.
 
-    name: of the extension, for people. limit: seconds that an errand may wait, and may take. report: see Daemon.report.
+    name: of the extension, for people. limit: seconds that a job may wait, and may take. report: see Daemon.report.
     All methods are for the loop's thread.
     """
 
@@ -127,14 +127,14 @@ class Worker:
         self.name = name
         self.limit = limit
         self.report = report
-        self._errands: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
-        self._outcomes: deque[tuple[Errand, Any]] = deque()
-        # Guards who works, who is given up, and whether the loop knows of outcomes; never held while an errand runs.
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._outcomes: deque[tuple[Job, Any]] = deque()
+        # Guards who works, who is given up, and whether the loop knows of outcomes; never held while a job runs.
         self._lock = threading.Lock()
         self._told = False
         self._active: Thread | None = None
         self._stuck: set[Thread] = set()
-        self._late = 0  # errands that were not begun in time
+        self._late = 0  # jobs that were not begun in time
         self._late_told = 0
         self._closed = False
         self._loop: asyncio.AbstractEventLoop
@@ -145,32 +145,32 @@ class Worker:
         self._loop, self._wake = loop, wake
         self._active = self._thread()
 
-    def ask(self, call: str, errand: Callable[[], Any], then: Then) -> None:
-        """See Hand.ask; what the errand raises is logged."""
+    def ask(self, call: str, job: Callable[[], Any], then: Then) -> None:
+        """See contract.Plugin.ask; what the job raises is logged."""
 
         def done(outcome: Any, now_ns: int) -> None:
             if isinstance(outcome, Failed):
                 self.report("failed", f"{self.name}: {call} failed: {outcome}", "error", exc=outcome.trace)
             then(outcome, now_ns)
 
-        self.submit(call, errand, done)
+        self.submit(call, job, done)
 
-    def submit(self, call: str, errand: Callable[[], Any], then: Then) -> None:
+    def submit(self, call: str, job: Callable[[], Any], then: Then) -> None:
         """The same, and nothing is logged of what it raises."""
-        one = Errand(call, errand, then, time.monotonic_ns() + int(self.limit * 1e9))
-        if self._active is None or self._errands.qsize() >= WAITING_MAX:
+        one = Job(call, job, then, time.monotonic_ns() + int(self.limit * 1e9))
+        if self._active is None or self._jobs.qsize() >= WAITING_MAX:
             error = Busy(self._why_busy())
             self.report("busy", f"{self.name}: {call} was refused: {error}")
             self._told_of(one, error)
         else:
-            self._errands.put(one)
+            self._jobs.put(one)
 
     def inspect(self, now_ns: int) -> None:
-        """Gives up a thread that is stuck, and tells of errands that took or waited too long; for a timer."""
+        """Gives up a thread that is stuck, and tells of jobs that took or waited too long; for a timer."""
         thread = self._active
-        errand = thread.errand if thread is not None else None
-        if thread is not None and errand is not None and errand.due_ns <= now_ns:
-            self._give_up(thread, errand)
+        job = thread.job if thread is not None else None
+        if thread is not None and job is not None and job.due_ns <= now_ns:
+            self._give_up(thread, job)
         if self._late != self._late_told:
             text = f"{self.name}: it is asked for more than it can do: {self._late - self._late_told} calls"
             self.report("late", f"{text} were not begun within {self.limit * 1000:g} ms")
@@ -183,8 +183,8 @@ class Worker:
         if sum(spent.values()) <= BURNING * period:
             return
         busiest = max(spent, key=lambda thread: spent[thread])
-        errand = busiest.errand
-        call = errand.call if errand is not None else busiest.last
+        job = busiest.job
+        call = job.call if job is not None else busiest.last
         figures = f"{sum(spent.values()):.2f} s in the last {period:.1f} s"
         self.report("cpu", f"{self.name} burns CPU in {call}: {figures}")
 
@@ -193,7 +193,7 @@ class Worker:
         self._closed = True
         self._active = None
         for _ in range(STUCK_MAX + 1):
-            self._errands.put(None)
+            self._jobs.put(None)
 
     # ---- inside ----
 
@@ -203,26 +203,26 @@ class Worker:
     def _why_busy(self) -> str:
         if self._active is not None:
             return f"{WAITING_MAX} calls wait already"
-        calls = sorted({thread.errand.call for thread in self._stuck if thread.errand is not None})
+        calls = sorted({thread.job.call for thread in self._stuck if thread.job is not None})
         return f"all of its threads are stuck, in {', '.join(calls)}"
 
-    def _give_up(self, thread: Thread, errand: Errand) -> None:
+    def _give_up(self, thread: Thread, job: Job) -> None:
         with self._lock:
-            if thread.errand is not errand:
+            if thread.job is not job:
                 return  # it has just come back
             thread.given_up = True
             self._stuck.add(thread)
             self._active = None
-            if len(self._stuck) < STUCK_MAX and thread.burnt_in_errand() <= BURNING * self.limit:
+            if len(self._stuck) < STUCK_MAX and thread.burnt_in_job() <= BURNING * self.limit:
                 with contextlib.suppress(RuntimeError):  # the system has no thread left
                     self._active = self._thread()
-        text = f"{self.name}: {errand.call} takes longer than {self.limit * 1000:g} ms"
+        text = f"{self.name}: {job.call} takes longer than {self.limit * 1000:g} ms"
         more = "" if self._active is not None else ", and nothing more is asked of it until one comes back"
         self.report("stuck", f"{text}: threads that are stuck: {len(self._stuck)}{more}")
 
-    def _told_of(self, errand: Errand, outcome: Any) -> None:
-        """Has errand.then called on the loop's thread; from any."""
-        self._outcomes.append((errand, outcome))
+    def _told_of(self, job: Job, outcome: Any) -> None:
+        """Has job.then called on the loop's thread; from any."""
+        self._outcomes.append((job, outcome))
         self._schedule()
 
     def _schedule(self) -> None:
@@ -240,8 +240,8 @@ class Worker:
         begun = now = time.monotonic_ns()
         try:
             while self._outcomes and not self._closed and now - begun < SLICE_NS:
-                errand, outcome = self._outcomes.popleft()
-                errand.then(outcome, now)
+                job, outcome = self._outcomes.popleft()
+                job.then(outcome, now)
                 now = time.monotonic_ns()
         finally:
             if self._outcomes:
@@ -253,27 +253,27 @@ class Worker:
     def _work(self, thread: Thread) -> None:
         # By itself: of a thread that has ended there is no asking, a number of its clock is harmless.
         thread.clock = time.pthread_getcpuclockid(threading.get_ident())
-        while (errand := self._errands.get()) is not None and not self._closed:
+        while (job := self._jobs.get()) is not None and not self._closed:
             now_ns = time.monotonic_ns()
-            if errand.due_ns <= now_ns:
+            if job.due_ns <= now_ns:
                 self._late += 1
                 continue
-            self._do(thread, errand._replace(due_ns=now_ns + int(self.limit * 1e9)))
+            self._do(thread, job._replace(due_ns=now_ns + int(self.limit * 1e9)))
             if not self._goes_on(thread):
                 return
 
-    def _do(self, thread: Thread, errand: Errand) -> None:
-        thread.begin(errand)
+    def _do(self, thread: Thread, job: Job) -> None:
+        thread.begin(job)
         try:
-            outcome = errand.run()
+            outcome = job.run()
         except BaseException as error:  # noqa: BLE001 - whatever it is, sys.exit() too, it is somebody else's
             outcome = failed(error)
-        self._told_of(errand, outcome)
+        self._told_of(job, outcome)
 
     def _goes_on(self, thread: Thread) -> bool:
         """Whether the thread is needed: one that was stuck is, if it has no successor."""
         with self._lock:
-            thread.errand = None
+            thread.job = None
             if not thread.given_up:
                 return True
             self._stuck.discard(thread)

@@ -1,7 +1,7 @@
 import asyncio
 from collections.abc import Callable
 
-from counterd._core import Store
+from counterd.contract import Store
 from counterd.net.batches import Batches
 from counterd.net.driver import Driver
 from counterd.net.stream import Handler, Stream

@@ -28,7 +28,7 @@ from counterd.net.table import Entrance, Table
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from counterd._core import Store
+    from counterd.contract import Store
 
     # Told a cause that repeats, by which log lines are bounded, and a sentence.
     Report = Callable[[str, str], None]

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from counterd.admin.frames import Refused
 from counterd.admin.site import Site
-from counterd.protocols import Column, Figure, Room, Table
+from counterd.contract import Room
+from counterd.listing import Column, Figure, Table
 from machine import PATIENCE
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from counterd.contract import Files
 from counterd.control import files
 from counterd.control.config.keys import settings_for
 from counterd.control.config.loading import load
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from counterd.contract import Room
     from counterd.control.config.loading import Config
-    from counterd.protocols import Room
 
 
 class Mistakes(ValueError):
@@ -43,12 +44,13 @@ class Paths:
     others: str = setting(absolute_path, "", reload=True)
 
 
+READERS = {"gate.words": read_words, "gate.others": read_words}
 GATE: Room = replace(
     COUNTER,
     name="gate",
     settings=Paths,
     aliases={},
-    files={"gate.words": read_words, "gate.others": read_words},
+    files=Files(READERS, lambda *_: None),
 )
 
 
@@ -146,15 +148,16 @@ def test_a_pipe_that_nobody_writes_to_is_not_waited_for_without_end(tmp_path: Pa
 def test_each_file_is_read_by_its_own_reader(config: Config, tmp_path: Path) -> None:
     (tmp_path / "words").write_text("a b")
     (tmp_path / "others").write_text("")
-    assert read_files(GATE, config) == ({"gate.words": ["a", "b"], "gate.others": []}, [])
+    assert read_files(READERS, config.values, config.place) == ({"gate.words": ["a", "b"], "gate.others": []}, [])
     assert prepare(GATE, config).files == {"gate.words": ["a", "b"], "gate.others": []}
 
 
 def test_no_path_is_no_file(tmp_path: Path) -> None:
     file = tmp_path / "F"
     file.write_text("gate.enable = true\n")
-    assert read_files(GATE, load(file, [], [GATE])) == ({}, [])
-    assert all(not setting.default for key, setting in settings_for([GATE]).items() if key in GATE.files)
+    config = load(file, [], [GATE])
+    assert read_files(READERS, config.values, config.place) == ({}, [])
+    assert all(not setting.default for key, setting in settings_for([GATE]).items() if key in READERS)
 
 
 def test_every_mistake_is_a_line_that_says_where(
@@ -162,7 +165,7 @@ def test_every_mistake_is_a_line_that_says_where(
 ) -> None:
     (tmp_path / "words").write_text("wrong")
     (tmp_path / "others").write_bytes(b"\xff")
-    assert read_files(GATE, config)[1] == [
+    assert read_files(READERS, config.values, config.place)[1] == [
         f"{tmp_path}/F:2: gate.words: {tmp_path}/words: line 1: wrong",
         f"{tmp_path}/F:2: gate.words: {tmp_path}/words: line 2: wrong too",
         f"{tmp_path}/F:3: gate.others: {tmp_path}/others: 'utf-8' codec can't decode byte 0xff in position 0:"
@@ -170,7 +173,7 @@ def test_every_mistake_is_a_line_that_says_where(
     ]
     (tmp_path / "words").unlink()
     monkeypatch.setattr(files, "FILE_MAX", 0)
-    assert read_files(GATE, config)[1] == [
+    assert read_files(READERS, config.values, config.place)[1] == [
         f"{tmp_path}/F:2: gate.words: {tmp_path}/words cannot be read: No such file or directory",
         f"{tmp_path}/F:3: gate.others: {tmp_path}/others has more than 0 bytes",
     ]
@@ -190,6 +193,6 @@ def test_nobody_reads_thousands_of_lines() -> None:
 def test_what_cannot_be_read_again_is_told(config: Config, tmp_path: Path) -> None:
     (tmp_path / "words").touch()
     paths = {"gate.words": f"{tmp_path}/words", "gate.others": f"{tmp_path}/others", "gate.third": ""}
-    assert unreadable(paths, config) == [
+    assert unreadable(paths, config.place) == [
         f"{tmp_path}/F:3: gate.others: uid {os.geteuid()} cannot read {tmp_path}/others: a reload will be refused"
     ]

@@ -15,8 +15,8 @@ from counterd.admin.frames import Refused
 from counterd.control import inspector as module
 from counterd.control.inspector import Inspector
 from counterd.control.view import View
+from counterd.listing import Column, Table
 from counterd.net.server import Histogram
-from counterd.protocols import Column, Table
 from counterd.settings import Setting, boolean, integer, octal_mode
 
 if TYPE_CHECKING:

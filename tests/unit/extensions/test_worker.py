@@ -1,4 +1,4 @@
-"""Errands in threads: their order, their outcomes, and extensions that block, compute, raise or are asked too much.
+"""Jobs in threads: their order, their outcomes, and extensions that block, compute, raise or are asked too much.
 
 Nothing waits for a time limit: a thread is stuck until the test lets it go, and inspect() is told the time.
 """
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from counterd.contract import Busy
 from counterd.extensions import worker as module
 from counterd.extensions.worker import STUCK_MAX, Worker
-from counterd.protocols import Busy
 from machine import PATIENCE
 
 if TYPE_CHECKING:
@@ -40,16 +40,16 @@ class Bench:
 
         self.worker.start(self.loop, wake)
 
-    def ask(self, call: str, errand: Callable[[], Any] | None = None) -> None:
-        self.worker.ask(call, errand or (lambda: call), lambda outcome, _now_ns: self.told.append((call, outcome)))
+    def ask(self, call: str, job: Callable[[], Any] | None = None) -> None:
+        self.worker.ask(call, job or (lambda: call), lambda outcome, _now_ns: self.told.append((call, outcome)))
 
-    def stick(self, call: str, errand: Callable[[], Any] | None = None) -> None:
+    def stick(self, call: str, job: Callable[[], Any] | None = None) -> None:
         """Has it asked for what does not end until let_go, and waits until it is at that."""
         begun = threading.Event()
 
         def stuck() -> str:
             begun.set()
-            (errand or self.let_go.wait)()
+            (job or self.let_go.wait)()
             return call
 
         self.ask(call, stuck)
@@ -82,16 +82,16 @@ def bench() -> Iterator[Bench]:
     bench.loop.close()
 
 
-def test_errands_run_in_order_in_one_thread_and_are_told_on_the_loops(bench: Bench) -> None:
+def test_jobs_run_in_order_in_one_thread_and_are_told_on_the_loops(bench: Bench) -> None:
     threads = set()
 
-    def errand() -> int:
+    def job() -> int:
         threads.add(threading.current_thread().name)
         return len(threads)
 
     tellers = set()
     for _ in range(50):
-        bench.worker.ask("a", errand, lambda outcome, now_ns: tellers.add((threading.get_ident(), outcome, now_ns > 0)))
+        bench.worker.ask("a", job, lambda outcome, now_ns: tellers.add((threading.get_ident(), outcome, now_ns > 0)))
         bench.ask("a")
     bench.until_told(50)
     assert bench.told == [("a", "a")] * 50
@@ -206,7 +206,7 @@ def test_when_all_threads_are_stuck_it_is_not_asked_any_more(bench: Bench) -> No
 
 
 def test_a_thread_that_computes_has_no_successor(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.Thread, "burnt_in_errand", lambda _: LIMIT)
+    monkeypatch.setattr(module.Thread, "burnt_in_job", lambda _: LIMIT)
     bench.stick("computes")
     bench.inspect_later()
     bench.ask("refused")

@@ -1,4 +1,4 @@
-"""What rooms register: that it fits what their stores tell, and the parameters of tables."""
+"""What the protocols register: it fits what their stores tell, and the abilities that they name."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import dataclasses
 import re
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.protocols import Figure, Room, Table, check_tables, find_rooms, name_of_bytes, read_parameters
-from counterd.settings import choice, integer, settings_of
+from counterd.listing import Table
+from counterd.protocols import check_tables, find_rooms
+from counterd.settings import settings_of
+
+if TYPE_CHECKING:
+    from counterd.contract import Room
 
 ROOMS = find_rooms()
-READERS = {"match": name_of_bytes, "sort": choice("up", "down"), "limit": integer(1, 10)}
 
 
 def store_of(room: Room) -> Any:
@@ -62,43 +65,19 @@ def test_tables_open_with_every_sort_and_refuse_what_they_do_not_know(room: Room
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
 def test_what_comes_from_outside_is_named_by_settings_of_the_room(room: Room) -> None:
     settings = {setting.key: setting for setting in settings_of(room.settings, f"{room.name}.")}
-    for key in (*room.files, *room.extensions):
+    files = room.files.readers if room.files else {}
+    methods = room.extensions.methods if room.extensions else {}
+    for key in (*files, *methods):
         assert settings[key].default == ""
-    assert all(settings[key].reload for key in room.files)
-    assert not any(settings[key].reload for key in room.extensions)
+    assert all(settings[key].reload for key in files)
+    assert not any(settings[key].reload for key in methods)
 
 
-def test_a_figure_can_be_a_part_of_another() -> None:
-    assert Figure("a", "a", "gauge", "A.").value({"a": 3, "b": 4}) == 3
-    assert Figure("a", "a", "gauge", "A.", over="b").value({"a": 3, "b": 4}) == 0.75
-
-
-def test_parameters_are_read_and_have_defaults() -> None:
-    assert read_parameters({}, READERS, {"match": b"", "sort": "up", "limit": 3}) == {
-        "match": b"",
-        "sort": "up",
-        "limit": 3,
-    }
-    assert read_parameters({"match": "\0\xff", "sort": "down", "limit": "10"}, READERS, {}) == {
-        "match": b"\0\xff",
-        "sort": "down",
-        "limit": 10,
-    }
-
-
-@pytest.mark.parametrize(
-    ("parameters", "text"),
-    [
-        ({"limt": "1"}, "there is no parameter 'limt', only match, sort, limit"),
-        ({"limit": "11"}, "limit: 11 is out of range, expected 1 to 10"),
-        ({"sort": "left"}, "sort: expected one of up, down, not 'left'"),
-        ({"match": "\u20ac"}, "match: expected bytes, percent-encoded"),
-        ({"sort": "up", "limit": "1"}, "the parameter match is missing"),
-    ],
-)
-def test_parameters_that_are_wrong_are_told_apart(parameters: dict[str, str], text: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        read_parameters(parameters, READERS, {})
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
+def test_a_protocol_with_windows_has_a_store_that_begins_them(room: Room) -> None:
+    assert hasattr(store_of(room), "begin_window") == (room.windows is not None)
+    if room.windows is not None:
+        assert room.windows.key in {setting.key for setting in settings_of(room.settings, f"{room.name}.")}
 
 
 def test_tables_have_names_of_their_own() -> None:

@@ -32,7 +32,7 @@ from counterd.settings import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from counterd.protocols import Room
+    from counterd.contract import Room
 
 # Limits of the kernel: sun_path with its final NUL, then those of tcp(7) for TCP_KEEPIDLE, _KEEPINTVL and _KEEPCNT.
 SOCKET_PATH_MAX = 107

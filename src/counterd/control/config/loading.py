@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from counterd.contract import Room
     from counterd.control.process.systemd import Passed
-    from counterd.protocols import Room
 
 SYSTEM_FILE = Path("/etc/counterd/counterd.conf")
 SHIPPED_FILE = Path(counterd.__file__).with_name("counterd.conf")

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
+    from counterd.contract import Room
     from counterd.control.log import LogWriter
     from counterd.control.service import Ready
     from counterd.net.connection import Connection
-    from counterd.protocols import Room
 
 log = structlog.get_logger()
 

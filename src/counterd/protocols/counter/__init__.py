@@ -6,23 +6,14 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from counterd.protocols import (
-    ROWS_MAX,
-    Column,
-    Figure,
-    Figures,
-    Room,
-    Table,
-    name_of_bytes,
-    ranked_parameters,
-    read_parameters,
-)
+from counterd.contract import Figures, Room, Windows
+from counterd.listing import ROWS_MAX, Column, Figure, Table, name_of_bytes, ranked_parameters, read_parameters
 from counterd.settings import integer, setting, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from counterd.protocols import Walk
+    from counterd.listing import Walk
     from counterd.protocols.counter._room import CounterStore
 
 # An index has at most 2^31 slots of the 32-bit tag's home range, at least two for each entry; the default of
@@ -131,7 +122,7 @@ ROOM = Room(
     make_store=make_store,
     reload=reload,
     aliases={"counter.stat_interval": "counter.stats_interval"},
-    window="counter.stats_interval",
     figures=FIGURES,
+    windows=Windows("counter.stats_interval"),
     tables=TABLES,
 )

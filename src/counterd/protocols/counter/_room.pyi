@@ -1,5 +1,5 @@
 from counterd._core import Session, Store
-from counterd.protocols import Figures
+from counterd.contract import Figures
 
 class CounterStore(Store):
     def __init__(

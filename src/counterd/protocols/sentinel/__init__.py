@@ -6,13 +6,15 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from counterd.protocols import ROWS, ROWS_MAX, Column, Figure, Figures, Room, Table, read_parameters
+from counterd.contract import Extensions, Figures, Files, Room
+from counterd.listing import ROWS, ROWS_MAX, Column, Figure, Table, read_parameters
 from counterd.settings import absolute_path, choice, extension_name, integer, setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from counterd.protocols import Walk, Workshop
+    from counterd.contract import PluginHost
+    from counterd.listing import Walk
     from counterd.protocols.sentinel._store import SentinelStore
     from counterd.protocols.sentinel.rules import Rules
 
@@ -79,11 +81,11 @@ def load(store: SentinelStore, settings: SentinelSettings, files: Mapping[str, A
         store.load_rules(files.get("sentinel.rules", Rules()))
 
 
-def extend(store: SentinelStore, settings: SentinelSettings, workshop: Workshop) -> None:
+def extend(store: SentinelStore, settings: SentinelSettings, host: PluginHost) -> None:
     """Joins the store to the extensions that are named."""
     from counterd.protocols.sentinel import extending  # noqa: PLC0415 - as above
 
-    extending.extend(store, settings, workshop)
+    extending.extend(store, host, settings.extension_timeout)
 
 
 def reload(store: SentinelStore, settings: SentinelSettings) -> None:
@@ -178,14 +180,15 @@ ROOM = Room(
     settings=SentinelSettings,
     make_store=make_store,
     reload=reload,
-    files={"sentinel.rules": read_rules},
-    load=load,
     figures=FIGURES,
+    files=Files({"sentinel.rules": read_rules}, load),
     tables=TABLES,
-    extensions={
-        "sentinel.token_service": ("request_token", "release_token", "keep_token"),
-        "sentinel.expire_strategy": ("expired",),
-        "sentinel.rule_source": ("load",),
-    },
-    extend=extend,
+    extensions=Extensions(
+        {
+            "sentinel.token_service": ("request_token", "release_token", "keep_token"),
+            "sentinel.expire_strategy": ("expired",),
+            "sentinel.rule_source": ("load",),
+        },
+        extend,
+    ),
 )

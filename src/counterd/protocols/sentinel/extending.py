@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from counterd.protocols import Busy
+from counterd.contract import Busy
 from counterd.protocols.sentinel.extensions import (
     DefaultTokenService,
     FileRuleSource,
@@ -23,8 +23,7 @@ from counterd.protocols.sentinel.wire import LEASE_MAX, Status
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from counterd.protocols import Hand, Workshop
-    from counterd.protocols.sentinel import SentinelSettings
+    from counterd.contract import Plugin, PluginHost
     from counterd.protocols.sentinel._store import Call, SentinelStore
     from counterd.protocols.sentinel.extensions import ExpireStrategy, Lease, RuleSource, TokenService
     from counterd.protocols.sentinel.rules import Rules
@@ -33,17 +32,16 @@ METHODS = {"request": "request_token", "release": "release_token", "keep": "keep
 STATUSES = frozenset(Status)
 
 
-def extend(store: SentinelStore, settings: SentinelSettings, workshop: Workshop) -> None:
-    """Room.extend."""
-    milliseconds = settings.extension_timeout
-    limit, limit_ns = milliseconds / 1000, milliseconds * 1_000_000
-    service = workshop.make("sentinel.token_service", DefaultTokenService(store, workshop, limit), limit)
+def extend(store: SentinelStore, host: PluginHost, timeout_ms: int) -> None:
+    """Makes what is named, and has the store delegate to it."""
+    limit, limit_ns = timeout_ms / 1000, timeout_ms * 1_000_000
+    service = host.make("sentinel.token_service", DefaultTokenService(store, host, limit), limit)
     if service is not None:
         store.delegate(partial(submit_calls, store, service), limit_ns)
-    strategy = workshop.make("sentinel.expire_strategy", RegularExpireStrategy(), limit)
+    strategy = host.make("sentinel.expire_strategy", RegularExpireStrategy(), limit)
     if strategy is not None:
         store.delegate_expiry(partial(submit_leases, store, strategy), limit_ns)
-    source = workshop.make("sentinel.rule_source", FileRuleSource(workshop), limit)
+    source = host.make("sentinel.rule_source", FileRuleSource(host), limit)
     if source is not None:
         source.refresh("load", partial(fetch, source.extension), store.load_rules, "sentinel.rules_interval")
 
@@ -51,10 +49,10 @@ def extend(store: SentinelStore, settings: SentinelSettings, workshop: Workshop)
 # ---- a token service -------------------------------------------------------------------------------------------------
 
 
-def submit_calls(store: SentinelStore, hand: Hand, calls: Sequence[Call]) -> None:
+def submit_calls(store: SentinelStore, plugin: Plugin, calls: Sequence[Call]) -> None:
     """Store.delegate's submit: has each call answered."""
     for call in calls:
-        hand.ask(METHODS[call.kind], partial(serve, hand.extension, call), partial(answer, store, call.ticket))
+        plugin.ask(METHODS[call.kind], partial(serve, plugin.extension, call), partial(answer, store, call.ticket))
 
 
 def answer(store: SentinelStore, ticket: int, outcome: tuple[int, int] | Exception, now_ns: int) -> None:
@@ -100,14 +98,14 @@ def checked(kind: str, result: object) -> tuple[int, int]:
 # ---- an expire strategy ----------------------------------------------------------------------------------------------
 
 
-def submit_leases(store: SentinelStore, hand: Hand, batch: int, leases: Sequence[Lease]) -> None:
+def submit_leases(store: SentinelStore, plugin: Plugin, batch: int, leases: Sequence[Lease]) -> None:
     """Store.delegate_expiry's submit: has a batch judged."""
     ids = frozenset(lease.token_id for lease in leases)
 
     def judged(outcome: frozenset[int] | Exception, now_ns: int) -> None:
         store.expire(batch, ids if isinstance(outcome, Exception) else outcome, now_ns)
 
-    hand.ask("expired", partial(judge, hand.extension, leases, ids), judged)
+    plugin.ask("expired", partial(judge, plugin.extension, leases, ids), judged)
 
 
 def judge(strategy: ExpireStrategy, leases: Sequence[Lease], ids: frozenset[int]) -> frozenset[int]:

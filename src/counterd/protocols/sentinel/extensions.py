@@ -12,14 +12,14 @@ from __future__ import annotations
 import contextvars
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from counterd.protocols import Context
+from counterd.contract import Context
 from counterd.protocols.sentinel.rules import read_document
 from counterd.protocols.sentinel.wire import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from counterd.protocols import Workshop
+    from counterd.contract import PluginHost
     from counterd.protocols.sentinel._store import SentinelStore
 
 __all__ = [
@@ -125,9 +125,9 @@ class DefaultTokenService:
     answered there is the owner here. A call waits for the engine's next turn.
     """
 
-    def __init__(self, store: SentinelStore, workshop: Workshop, timeout: float) -> None:
+    def __init__(self, store: SentinelStore, host: PluginHost, timeout: float) -> None:
         self._store = store
-        self._workshop = workshop
+        self._host = host
         self._timeout = timeout
 
     def request_token(self, flow_id: int, count: int, prioritized: bool, client: str) -> TokenResult:
@@ -153,7 +153,7 @@ class DefaultTokenService:
             ) from None
 
     def _run(self, function: Callable[[int], _T]) -> _T:
-        return self._workshop.on_loop(function, self._timeout)
+        return self._host.on_loop(function, self._timeout)
 
 
 class RegularExpireStrategy:
@@ -166,9 +166,9 @@ class RegularExpireStrategy:
 class FileRuleSource:
     """The file that the setting sentinel.rules names, as it is now; no rules if it names none."""
 
-    def __init__(self, workshop: Workshop) -> None:
-        self._workshop = workshop
+    def __init__(self, host: PluginHost) -> None:
+        self._host = host
 
     def load(self) -> object:
-        text = self._workshop.read("sentinel.rules")
+        text = self._host.read("sentinel.rules")
         return read_document(text) if text else {}

@@ -6,13 +6,14 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from counterd.protocols import Column, Figure, Figures, Room, Table, ranked_parameters
+from counterd.contract import Figures, Room
+from counterd.listing import Column, Figure, Table, ranked_parameters
 from counterd.settings import choice, integer, setting, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from counterd.protocols import Walk
+    from counterd.listing import Walk
     from counterd.protocols.throttr._store import ThrottrStore
 
 VALUE_SIZES = {"uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8}  # bytes

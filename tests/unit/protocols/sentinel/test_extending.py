@@ -1,4 +1,4 @@
-"""Calls of the store go to an extension and come back checked, with the real store; errands run when the test says."""
+"""Calls of the store go to an extension and come back checked, with the real store; jobs run when the test says."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.protocols import Busy, Context
+from counterd.contract import Busy, Context
 from counterd.protocols.sentinel import ROOM, SentinelSettings, extensions, wire
 from counterd.protocols.sentinel._session import open_store
 from counterd.protocols.sentinel.extending import checked, extend, judge
@@ -19,7 +19,7 @@ from counterd.protocols.sentinel.wire import LEASE_MAX, Status
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from counterd.protocols import Hand
+    from counterd.contract import Plugin
 
 MS = 1_000_000
 RULES = b"""{"shop": {"flowRules": [{"resource": "pay", "grade": 0, "count": 2, "clusterMode": true,
@@ -27,7 +27,7 @@ RULES = b"""{"shop": {"flowRules": [{"resource": "pay", "grade": 0, "count": 2, 
 
 
 class Bench:
-    """The store with a connection, and the workshop of its extensions. now: ms. asked: what is to be done in a thread.
+    """The store with a connection, and the host of its extensions. now: ms. asked: what is to be done in a thread.
 
     made: the extensions by key; fetched: what is to be fetched again and again.
     """
@@ -58,19 +58,19 @@ class Bench:
     def now_ns(self) -> int:
         return self.now * MS
 
-    # ---- as the workshop, and its hands ----
+    # ---- as the plugin host, and its plugins ----
 
-    def make(self, key: str, default: object, timeout: float) -> Hand | None:
+    def make(self, key: str, default: object, timeout: float) -> Plugin | None:
         self.defaults[key] = Context(default, timeout)
         if key not in self.made:
             return None
-        hand: Any = SimpleNamespace(
+        plugin: Any = SimpleNamespace(
             extension=self.made[key], ask=self.ask, refresh=lambda *words: self.fetched.append(words)
         )
-        return hand
+        return plugin
 
-    def ask(self, call: str, errand: Callable[[], Any], then: Callable[[Any, int], None]) -> None:
-        self.asked.append((call, errand, then))
+    def ask(self, call: str, job: Callable[[], Any], then: Callable[[Any, int], None]) -> None:
+        self.asked.append((call, job, then))
 
     def on_loop(self, function: Callable[[int], Any], _timeout: float) -> Any:
         return function(self.now_ns)
@@ -83,15 +83,15 @@ class Bench:
 
     def extend(self, **made: Any) -> None:
         self.made = {f"sentinel.{name}": extension for name, extension in made.items()}
-        workshop: Any = self
-        extend(self.store, SentinelSettings(extension_timeout=500), workshop)
+        host: Any = self
+        extend(self.store, host, 500)
 
     def work(self) -> list[str]:
         """Does what was asked; returns what that was."""
         asked, self.asked = self.asked, []
-        for _, errand, then in asked:
+        for _, job, then in asked:
             try:
-                outcome = Busy() if self.busy else errand()
+                outcome = Busy() if self.busy else job()
             except Exception as error:  # noqa: BLE001 - as the real one
                 outcome = error
             then(outcome, self.now_ns)
@@ -148,7 +148,7 @@ class Recorder:
 
 def test_what_is_not_named_is_left_to_the_engine(bench: Bench) -> None:
     bench.extend()
-    assert list(bench.defaults) == list(ROOM.extensions)
+    assert list(bench.defaults) == list(ROOM.extensions.methods)
     assert {context.timeout for context in bench.defaults.values()} == {0.5}
     (response,) = wire.ResponseParser().feed(bench.session.receive(wire.acquire(1, 7, 1), bench.now_ns))
     assert response.status == Status.OK
@@ -280,7 +280,7 @@ def test_outside_of_a_call_there_is_nobody_to_own_it(bench: Bench) -> None:
 def test_the_defaults_are_what_they_stand_in_for(bench: Bench) -> None:
     bench.extend()
     shapes = (extensions.TokenService, extensions.ExpireStrategy, extensions.RuleSource)
-    for (key, methods), shape in zip(ROOM.extensions.items(), shapes, strict=True):
+    for (key, methods), shape in zip(ROOM.extensions.methods.items(), shapes, strict=True):
         assert isinstance(bench.defaults[key].default, shape)
         assert [name for name in vars(shape) if not name.startswith("_")] == list(methods)
 
@@ -358,12 +358,12 @@ def test_only_what_was_asked_about_can_go() -> None:
 def test_a_source_is_fetched_and_its_rules_are_taken(bench: Bench) -> None:
     document: dict[str, Any] = {"shop": {"flowRules": [{"resource": "a", "count": 1, "clusterMode": True}]}}
     bench.extend(rule_source=SimpleNamespace(load=lambda: document))
-    ((call, errand, take, interval),) = bench.fetched
+    ((call, job, take, interval),) = bench.fetched
     assert (call, interval) == ("load", "sentinel.rules_interval")
     with pytest.raises(RulesError, match="clusterConfig: is missing"):
-        errand()
+        job()
     document["shop"]["flowRules"][0]["clusterConfig"] = {"flowId": 9}
-    take(errand())
+    take(job())
     assert bench.store.flow(9) is not None
     assert bench.store.flow(7) is None
 
@@ -382,11 +382,11 @@ def test_the_file_is_a_source_too(bench: Bench) -> None:
 
 def test_a_source_takes_the_place_of_the_file(bench: Bench) -> None:
     files = {"sentinel.rules": parse_rules(RULES.replace(b"7", b"9"))}
-    ROOM.load(bench.store, SentinelSettings(rule_source="x:y"), files)
+    ROOM.files.load(bench.store, SentinelSettings(rule_source="x:y"), files)
     assert bench.store.flow(9) is None
-    ROOM.load(bench.store, SentinelSettings(), files)
+    ROOM.files.load(bench.store, SentinelSettings(), files)
     assert bench.store.flow(9) is not None
-    ROOM.load(bench.store, SentinelSettings(), {})
+    ROOM.files.load(bench.store, SentinelSettings(), {})
     assert bench.store.flow(9) is None
 
 

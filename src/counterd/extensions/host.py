@@ -1,4 +1,4 @@
-"""Extensions of a room: found by name, made, and given threads; and how a room reaches them.
+"""The plugin host of one protocol: finds extensions by name, makes them, gives them threads, and passes jobs on.
 
 Floor 4. What is named is imported when the process has given up its privileges and before anybody is served; it is
 never imported again, so another name or another version of the code needs a restart.
@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
+from counterd.contract import Context
 from counterd.control.config.loading import ConfigError
 from counterd.control.files import FILE_MAX, FileError, read_file
 from counterd.extensions.worker import Failed, Worker, described, lines_of
-from counterd.protocols import Context
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from counterd.contract import Room, Store
     from counterd.control.config.loading import Config
     from counterd.extensions.worker import Report
-    from counterd.protocols import Room
 
 log = structlog.get_logger()
 
@@ -40,11 +40,16 @@ BURN_PERIOD_S = 1.0
 # ---- by name ---------------------------------------------------------------------------------------------------------
 
 
+def methods_of(room: Room) -> Mapping[str, tuple[str, ...]]:
+    """That its extensions have to have, by key."""
+    return room.extensions.methods if room.extensions else {}
+
+
 def find_extensions(room: Room, config: Config) -> tuple[dict[str, Callable[[Context], object]], list[str]]:
-    """What the settings of a room name, by key, imported but not made; and what is wrong, a line each."""
+    """What the settings of a protocol name, by key, imported but not made; and what is wrong, a line each."""
     found: dict[str, Callable[[Context], object]] = {}
     problems: list[str] = []
-    for key in room.extensions:
+    for key in methods_of(room):
         if name := config.values[key]:
             try:
                 found[key] = find(f"counterd.{room.name}", name)
@@ -84,51 +89,51 @@ def find(group: str, name: str) -> Callable[[Context], object]:
 # ---- at work ---------------------------------------------------------------------------------------------------------
 
 
-class Hand(Worker):
-    """An extension with its threads: see protocols.Hand."""
+class Plugin(Worker):
+    """An extension with its threads: see contract.Plugin."""
 
-    def __init__(self, key: str, value: str, extension: object, limit: float, workshop: Workshop) -> None:
+    def __init__(self, key: str, value: str, extension: object, limit: float, host: PluginHost) -> None:
         room, _, name = key.partition(".")
 
         def report(cause: str, *words: object, **fields: object) -> None:
-            workshop.report(f"{name}:{cause}", *words, **fields)
+            host.report(f"{name}:{cause}", *words, **fields)
 
         super().__init__(f"{room}: {name} {value}", limit, report)
         self.key = key
         self.value = value
         self.extension = extension
-        self._workshop = workshop
+        self._host = host
 
-    def refresh(self, call: str, errand: Callable[[], T], take: Callable[[T], None], interval: str) -> None:
-        self._workshop.refreshes.append(Fetching(self, call, errand, take, interval))
+    def refresh(self, call: str, job: Callable[[], T], take: Callable[[T], None], interval: str) -> None:
+        self._host.refreshes.append(Fetching(self, call, job, take, interval))
 
 
 class Fetching:
-    """What is fetched again and again: see protocols.Hand.refresh."""
+    """What is fetched again and again: see contract.Plugin.refresh."""
 
     def __init__(
-        self, hand: Hand, call: str, errand: Callable[[], Any], take: Callable[[Any], None], interval: str
+        self, plugin: Plugin, call: str, job: Callable[[], Any], take: Callable[[Any], None], interval: str
     ) -> None:
-        self._hand = hand
+        self._plugin = plugin
         self._call = call
-        self._errand = errand
+        self._job = job
         self._take = take
         self._interval = interval
         self._begun = 0
-        self._taken = 0  # the number of the errand that was taken last: one that was stuck would bring what is old
+        self._taken = 0  # the job whose outcome was taken last: one that was stuck would bring what is old
         self._timer: asyncio.TimerHandle | None = None
 
     async def first(self, config: Config) -> None:
         """Waits for the first that there is. Raises ConfigError."""
-        hand = self._hand
+        plugin = self._plugin
         done: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         self._begin(lambda problems: None if done.done() else done.set_result(problems))
         try:
-            problems = await asyncio.wait_for(done, hand.limit)
+            problems = await asyncio.wait_for(done, plugin.limit)
         except asyncio.TimeoutError:
-            problems = [f"{self._call} takes longer than {hand.limit * 1000:g} ms"]
+            problems = [f"{self._call} takes longer than {plugin.limit * 1000:g} ms"]
         if problems:
-            where = f"{config.place(hand.key)}: {hand.value}"
+            where = f"{config.place(plugin.key)}: {plugin.value}"
             raise ConfigError(f"{where}: {problem}" for problem in problems)
 
     def again(self) -> None:
@@ -167,10 +172,10 @@ class Fetching:
                 self._taken = number
                 told([])
 
-        self._hand.submit(self._call, self._errand, done)
+        self._plugin.submit(self._call, self._job, done)
 
     def _log(self, problems: list[str]) -> None:
-        name = self._hand.name
+        name = self._plugin.name
         for problem in problems:
             log.error(f"{name}: nothing changed: {problem}")
         if not problems:
@@ -179,17 +184,17 @@ class Fetching:
     def _note(self, problems: list[str]) -> None:
         """The same of what happens again and again by itself, which may go wrong for days."""
         for problem in problems:
-            self._hand.report("refresh", f"{self._hand.name}: nothing changed: {problem}", "error")
+            self._plugin.report("refresh", f"{self._plugin.name}: nothing changed: {problem}", "error")
 
 
-class Workshop:
-    """The extensions of one room: see protocols.Workshop.
+class PluginHost:
+    """The extensions of one protocol: see contract.PluginHost.
 
-    hands: those that there are. refreshes: what is fetched again and again.
+    plugins: those that there are. refreshes: what is fetched again and again.
     """
 
     def __init__(self, room: Room, config: Config, report: Report) -> None:
-        self.hands: list[Hand] = []
+        self.plugins: list[Plugin] = []
         self.refreshes: list[Fetching] = []
         self.report = report
         self._room = room
@@ -201,24 +206,24 @@ class Workshop:
         self._timer: asyncio.TimerHandle | None = None
         self._burned_ns = 0
 
-    def open(self, store: Any) -> None:
-        """Imports and makes what is named, and has the room join it to its store. Raises ConfigError."""
+    def open(self, store: Store) -> None:
+        """Imports and makes what is named, and has the protocol join it to its store. Raises ConfigError."""
         self._found, problems = find_extensions(self._room, self._config)
         if problems:
             raise ConfigError(problems)
-        if self._found:
-            self._room.extend(store, self._config.own(self._room), self)
+        if self._found and self._room.extensions:
+            self._room.extensions.extend(store, self._config.own(self._room), self)
 
     async def start(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
         """Begins to work, and waits for what has to be fetched first. Raises ConfigError.
 
         wake: has the store looked at, after something may have changed in it.
         """
-        if not self.hands:
+        if not self.plugins:
             return
         self._loop, self._wake, self._thread = loop, wake, threading.get_ident()
-        for hand in self.hands:
-            hand.start(loop, wake)
+        for plugin in self.plugins:
+            plugin.start(loop, wake)
         self._burned_ns = time.monotonic_ns()
         self._inspect()
         await asyncio.gather(*(fetching.first(self._config) for fetching in self.refreshes))
@@ -241,13 +246,13 @@ class Workshop:
             self._timer.cancel()
         for fetching in self.refreshes:
             fetching.stop()
-        for hand in self.hands:
-            hand.stop()
+        for plugin in self.plugins:
+            plugin.stop()
         self._loop = None
 
-    # ---- for the room ----
+    # ---- for the protocol ----
 
-    def make(self, key: str, default: object, timeout: float) -> Hand | None:
+    def make(self, key: str, default: object, timeout: float) -> Plugin | None:
         if key not in self._found:
             return None
         value = self._config.values[key]
@@ -256,12 +261,12 @@ class Workshop:
             extension = self._found[key](Context(default, timeout))
         except (Exception, SystemExit) as error:
             raise ConfigError([f"{where}: making it failed: {described(error)}"]) from error
-        missing = [name for name in self._room.extensions[key] if not callable(getattr(extension, name, None))]
+        missing = [name for name in methods_of(self._room)[key] if not callable(getattr(extension, name, None))]
         if missing:
             raise ConfigError([f"{where}: what it made, {type(extension).__name__}, has no {', '.join(missing)}"])
-        hand = Hand(key, value, extension, timeout, self)
-        self.hands.append(hand)
-        return hand
+        plugin = Plugin(key, value, extension, timeout, self)
+        self.plugins.append(plugin)
+        return plugin
 
     def on_loop(self, function: Callable[[int], T], timeout: float) -> T:
         loop = self._loop
@@ -298,12 +303,12 @@ class Workshop:
         """Looks after the threads, again and again."""
         now_ns = time.monotonic_ns()
         burned = (now_ns - self._burned_ns) / 1e9
-        for hand in self.hands:
-            hand.inspect(now_ns)
+        for plugin in self.plugins:
+            plugin.inspect(now_ns)
             if burned >= BURN_PERIOD_S:
-                hand.burns(burned)
+                plugin.burns(burned)
         if burned >= BURN_PERIOD_S:
             self._burned_ns = now_ns
-        period = max(INSPECT_MIN_S, min(INSPECT_S, *(hand.limit / 4 for hand in self.hands)))
+        period = max(INSPECT_MIN_S, min(INSPECT_S, *(plugin.limit / 4 for plugin in self.plugins)))
         if self._loop is not None:
             self._timer = self._loop.call_later(period, self._inspect)

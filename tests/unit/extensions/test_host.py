@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
+from counterd.contract import Extensions
 from counterd.control.config.loading import Config, ConfigError, load
-from counterd.extensions import workshop as extensions
-from counterd.extensions.workshop import Workshop, described, find, find_extensions
+from counterd.extensions import host as extensions
+from counterd.extensions.host import PluginHost, described, find, find_extensions
 from counterd.protocols.counter import ROOM as COUNTER
 from counterd.settings import absolute_path, extension_name, integer, setting
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
 
-    from counterd.protocols import Hand, Room
-    from counterd.protocols import Workshop as Face
+    from counterd import contract
+    from counterd.contract import Room
 
 LIMIT = 100.0  # seconds; no test waits so long
 
@@ -66,17 +67,17 @@ class Gate:
     """A store that an extension serves; extend() is given to the room."""
 
     def __init__(self) -> None:
-        self.hand: Hand | None = None
+        self.plugin: contract.Plugin | None = None
         self.taken: list[object] = []
-        self.face: Face
+        self.face: contract.PluginHost
         self.fetch: Callable[[], object] | None = None
 
-    def extend(self, store: object, settings: Keys, face: Face) -> None:
+    def extend(self, store: object, settings: Keys, face: contract.PluginHost) -> None:
         assert store is self
         self.face = face
-        self.hand = face.make("gate.keeper", "default", settings.limit)
-        if self.fetch is not None and self.hand is not None:
-            self.hand.refresh("open", self.fetch, self.taken.append, "gate.interval")
+        self.plugin = face.make("gate.keeper", "default", settings.limit)
+        if self.fetch is not None and self.plugin is not None:
+            self.plugin.refresh("open", self.fetch, self.taken.append, "gate.interval")
 
 
 @pytest.fixture
@@ -91,8 +92,7 @@ def room(gate: Gate) -> Room:
         name="gate",
         settings=Keys,
         aliases={},
-        extensions={"gate.keeper": ("open", "shut")},
-        extend=gate.extend,
+        extensions=Extensions({"gate.keeper": ("open", "shut")}, gate.extend),
     )
 
 
@@ -121,15 +121,15 @@ def configured(room: Room, folder: Path) -> Callable[..., Config]:
 
 
 @contextlib.contextmanager
-def opened(room: Room, gate: Gate, config: Config) -> Iterator[tuple[Workshop, list[str]]]:
-    """A workshop whose extensions are made, and what it reports."""
+def opened(room: Room, gate: Gate, config: Config) -> Iterator[tuple[PluginHost, list[str]]]:
+    """A host whose extensions are made, and what it reports."""
     lines: list[str] = []
-    workshop = Workshop(room, config, lambda _cause, text, *_, **_fields: lines.append(text))
+    host = PluginHost(room, config, lambda _cause, text, *_, **_fields: lines.append(text))
     try:
-        workshop.open(gate)
-        yield workshop, lines
+        host.open(gate)
+        yield host, lines
     finally:
-        workshop.close()
+        host.close()
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -199,8 +199,8 @@ def test_an_error_that_never_was_raised_has_no_place() -> None:
 
 def test_an_extension_is_made_with_a_context(configured: Callable[..., Config], room: Room, gate: Gate) -> None:
     with opened(room, gate, configured(keeper="keepers:Keeper")):
-        assert gate.hand is not None
-        context = gate.hand.extension.context
+        assert gate.plugin is not None
+        context = gate.plugin.extension.context
         assert (context.default, context.timeout) == ("default", LIMIT)
 
 
@@ -209,14 +209,14 @@ def test_without_a_name_nothing_is_made_and_nothing_changes(
 ) -> None:
     threads = threading.active_count()
 
-    async def run(workshop: Workshop) -> None:
-        await workshop.start(asyncio.get_running_loop(), lambda: None)
-        workshop.apply(configured())
+    async def run(host: PluginHost) -> None:
+        await host.start(asyncio.get_running_loop(), lambda: None)
+        host.apply(configured())
         assert threading.active_count() == threads
 
-    with opened(room, gate, configured()) as (workshop, _):
+    with opened(room, gate, configured()) as (host, _):
         assert not hasattr(gate, "face")
-        asyncio.run(run(workshop))
+        asyncio.run(run(host))
 
 
 def test_a_room_may_ask_for_what_is_not_named(configured: Callable[..., Config], room: Room, gate: Gate) -> None:
@@ -249,14 +249,14 @@ def test_what_cannot_be_made_is_a_mistake_in_the_configuration(
 def run(configured: Callable[..., Config], room: Room, gate: Gate) -> Callable[..., list[str]]:
     """Runs a test's coroutine while the keeper works; returns what was reported."""
 
-    def run(main: Callable[[Workshop], Coroutine[Any, Any, None]], **settings: object) -> list[str]:
-        async def begin(workshop: Workshop) -> None:
-            await workshop.start(asyncio.get_running_loop(), lambda: None)
-            await main(workshop)
-            workshop.close()
+    def run(main: Callable[[PluginHost], Coroutine[Any, Any, None]], **settings: object) -> list[str]:
+        async def begin(host: PluginHost) -> None:
+            await host.start(asyncio.get_running_loop(), lambda: None)
+            await main(host)
+            host.close()
 
-        with opened(room, gate, configured(keeper="keepers:Keeper", **settings)) as (workshop, lines):
-            asyncio.run(begin(workshop))
+        with opened(room, gate, configured(keeper="keepers:Keeper", **settings)) as (host, lines):
+            asyncio.run(begin(host))
         return lines
 
     return run
@@ -265,9 +265,9 @@ def run(configured: Callable[..., Config], room: Room, gate: Gate) -> Callable[.
 def test_what_a_call_raises_is_told_with_the_name(run: Callable[..., list[str]], gate: Gate) -> None:
     told: list[object] = []
 
-    async def main(_: Workshop) -> None:
-        assert gate.hand is not None
-        gate.hand.ask("open", lambda: 1 / 0, lambda outcome, _: told.append(str(outcome)))
+    async def main(_: PluginHost) -> None:
+        assert gate.plugin is not None
+        gate.plugin.ask("open", lambda: 1 / 0, lambda outcome, _: told.append(str(outcome)))
         await until(lambda: told)
 
     lines = run(main)
@@ -278,8 +278,8 @@ def test_what_a_call_raises_is_told_with_the_name(run: Callable[..., list[str]],
 def test_the_engine_is_reached_from_a_call(run: Callable[..., list[str]], gate: Gate) -> None:
     told: list[object] = []
 
-    async def main(_: Workshop) -> None:
-        assert gate.hand is not None
+    async def main(_: PluginHost) -> None:
+        assert gate.plugin is not None
         here, loop = threading.get_ident(), asyncio.get_running_loop()
 
         def wrong(_now_ns: int) -> None:
@@ -296,7 +296,7 @@ def test_the_engine_is_reached_from_a_call(run: Callable[..., list[str]], gate: 
             busy.set()
             return found
 
-        gate.hand.ask("open", call, lambda outcome, _: told.append(outcome))
+        gate.plugin.ask("open", call, lambda outcome, _: told.append(outcome))
         await until(lambda: told)
         with pytest.raises(RuntimeError, match="for an extension's calls"):
             gate.face.on_loop(lambda _: None, LIMIT)
@@ -322,17 +322,17 @@ def test_threads_are_looked_after(run: Callable[..., list[str]], gate: Gate, mon
     monkeypatch.setattr(extensions, "INSPECT_MIN_S", 0.001)
     monkeypatch.setattr(extensions, "BURN_PERIOD_S", 0.02)
     looked: list[int] = []
-    monkeypatch.setattr(extensions.Hand, "inspect", lambda _, now_ns: looked.append(now_ns))
+    monkeypatch.setattr(extensions.Plugin, "inspect", lambda _, now_ns: looked.append(now_ns))
     ended = threading.Event()
 
     def burn() -> None:
         while not ended.is_set():
             pass
 
-    async def main(workshop: Workshop) -> None:
+    async def main(host: PluginHost) -> None:
         reported: list[str] = []
-        monkeypatch.setattr(workshop, "report", lambda cause, *_: reported.append(cause))
-        workshop.hands[0].ask("open", burn, lambda *_: None)
+        monkeypatch.setattr(host, "report", lambda cause, *_: reported.append(cause))
+        host.plugins[0].ask("open", burn, lambda *_: None)
         try:
             await until(lambda: "keeper:cpu" in reported)
         finally:
@@ -352,7 +352,7 @@ class Mistakes(ValueError):
 def test_it_is_fetched_before_anything_is_served(run: Callable[..., list[str]], gate: Gate) -> None:
     gate.fetch = lambda: "fetched"
 
-    async def main(_: Workshop) -> None:
+    async def main(_: PluginHost) -> None:
         assert gate.taken == ["fetched"]
 
     assert run(main) == []
@@ -362,8 +362,8 @@ def test_it_is_fetched_before_anything_is_served(run: Callable[..., list[str]], 
     ("error", "problems"),
     [
         (Mistakes(), ["open: first", "open: second"]),
-        (OSError("gone"), ["open: OSError: gone, in test_workshop.py:..."]),
-        (TypeError(), ["open: TypeError: , in test_workshop.py:..."]),
+        (OSError("gone"), ["open: OSError: gone, in test_host.py:..."]),
+        (TypeError(), ["open: TypeError: , in test_host.py:..."]),
     ],
 )
 def test_what_cannot_be_fetched_at_the_start_is_a_mistake(
@@ -372,7 +372,7 @@ def test_what_cannot_be_fetched_at_the_start_is_a_mistake(
     def fail() -> None:
         raise error
 
-    async def main(_: Workshop) -> None:
+    async def main(_: PluginHost) -> None:
         raise AssertionError("it was served")
 
     gate.fetch = fail
@@ -389,7 +389,7 @@ def test_a_start_does_not_wait_for_ever(
     ended = threading.Event()
     gate.fetch = ended.wait
 
-    async def main(_: Workshop) -> None:
+    async def main(_: PluginHost) -> None:
         raise AssertionError("it was served")
 
     async def at_once(awaitable: asyncio.Future[Any], _seconds: float) -> None:
@@ -415,14 +415,14 @@ def test_a_reload_fetches_it_again_and_a_mistake_changes_nothing(
 
     gate.fetch = fetch
 
-    async def main(workshop: Workshop) -> None:
+    async def main(host: PluginHost) -> None:
         with capture_logs() as logs:
             for _ in range(4):
-                workshop.apply(configured(keeper="keepers:Keeper"))
+                host.apply(configured(keeper="keepers:Keeper"))
             await until(lambda: len(gate.taken) == 3)
             outcomes.extend([OSError("gone for long"), 4])
-            workshop.refreshes[0]._next(asyncio.get_running_loop(), configured(keeper="keepers:Keeper"))
-            workshop.refreshes[0]._next(asyncio.get_running_loop(), configured(keeper="keepers:Keeper"))
+            host.refreshes[0]._next(asyncio.get_running_loop(), configured(keeper="keepers:Keeper"))
+            host.refreshes[0]._next(asyncio.get_running_loop(), configured(keeper="keepers:Keeper"))
             await until(lambda: len(gate.taken) == 4)
         assert [entry["event"] for entry in logs if entry["log_level"] == "info"] == [
             "gate: keeper keepers:Keeper: open was taken over"
@@ -445,7 +445,7 @@ def test_it_is_fetched_as_often_as_is_configured(
 ) -> None:
     gate.fetch = lambda: len(gate.taken)
 
-    async def main(workshop: Workshop) -> None:
+    async def main(host: PluginHost) -> None:
         loop = asyncio.get_running_loop()
         timers: list[tuple[float, Callable[..., object]]] = []
         real = loop.call_later
@@ -456,14 +456,14 @@ def test_it_is_fetched_as_often_as_is_configured(
             return real(seconds, function, *arguments)
 
         monkeypatch.setattr(loop, "call_later", call_later)
-        workshop.apply(configured(keeper="keepers:Keeper", interval=7))
+        host.apply(configured(keeper="keepers:Keeper", interval=7))
         await until(lambda: len(gate.taken) == 2)
         for count in (3, 4):
             seconds, function = timers[-1]
             assert seconds == 7
             function()
             await until(lambda wanted=count: len(gate.taken) == wanted)
-        workshop.apply(configured(keeper="keepers:Keeper"))
+        host.apply(configured(keeper="keepers:Keeper"))
         await until(lambda: len(gate.taken) == 5)
         assert len(timers) == 3
 
@@ -483,16 +483,16 @@ def test_what_comes_late_does_not_replace_what_is_newer(run: Callable[..., list[
 
     gate.fetch = fetch
 
-    async def main(workshop: Workshop) -> None:
-        (hand,) = workshop.hands
-        for fetching in workshop.refreshes:
+    async def main(host: PluginHost) -> None:
+        (plugin,) = host.plugins
+        for fetching in host.refreshes:
             fetching.again()
         await until(lambda: len(begun) == 2)
-        hand.inspect(1 << 62)
-        workshop.refreshes[0].again()
+        plugin.inspect(1 << 62)
+        host.refreshes[0].again()
         await until(lambda: gate.taken == [0, 2])
         ended.set()
-        workshop.refreshes[0].again()
+        host.refreshes[0].again()
         await until(lambda: gate.taken == [0, 2, 3])
 
     run(main)

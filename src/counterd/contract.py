@@ -1,0 +1,240 @@
+"""The contract: what `net` and `control` may call on a protocol, and what a protocol may call on them.
+
+Floor 0: declarations, to which a type checker holds both sides. A protocol registers itself as a Room. What a protocol
+may have and need not have is an ability (Windows, Files, tables, Extensions); a protocol has those that its Room names.
+
+- Time is an argument: nanoseconds on the caller's monotonic clock. No protocol reads a clock, a file or a socket.
+- Calls of one store and its sessions do not nest.
+- A peer can cause replies and closes, never an exception. An exception is a bug: that connection is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from counterd.listing import Figure, Table
+
+_T = TypeVar("_T")
+
+Figures = Callable[[], Mapping[str, object]]
+
+
+# ---- what net and control may call -----------------------------------------------------------------------------------
+
+
+class Store(Protocol):
+    """What the sessions of a protocol share: one for each protocol, whichever listener a connection came by.
+
+    A subclass of `_core.Store`. `net` also reads its C field `stirred`: next_deadline() may be earlier than it was.
+    """
+
+    def session(self, now_ns: int) -> Session:
+        """A session for a new connection. Raises MemoryError if there is no room for another."""
+
+    def next_deadline(self) -> int:
+        """When tick() or take_dirty() is due; 0 is now, -1 is never as things are."""
+
+    def tick(self, now_ns: int) -> None:
+        """Does due work, half a millisecond of it at most."""
+
+    def take_dirty(self) -> Sequence[Session]:
+        """The sessions that got output by another's request or by tick(), or were dropped, since the last call."""
+
+    def set_wall(self, unix_ns: int, now_ns: int) -> None:
+        """Both clocks at one instant, once a second, for protocols that show Unix time."""
+
+    def snapshot(self) -> Mapping[str, int]:
+        """The figures as of now."""
+
+    def outcomes(self) -> Sequence[tuple[str, str, int]]:
+        """What came of requests: (operation, status, count) for each combination that there has been."""
+
+    def begin_drain(self) -> None:
+        """From now on nothing is handed out; everything else goes on. There is no way back."""
+
+    def held(self) -> int:
+        """How many holdings a drain waits for, those included that are yet to be given back after a connection."""
+
+    def leases(self, limit: int) -> Sequence[tuple[int, bytes, int, int]]:
+        """The first `limit` of these: (connection, name, amount, since in tenths of a second)."""
+
+    def holdings_of(self, connection: int) -> int:
+        """How much a connection holds, by its number; 0 for a number that no connection ever had."""
+
+
+class Session(Protocol):
+    """The machine of one connection: bytes in, replies out. A subclass of `_core.Session`.
+
+    Its state says what the caller does (`_core.STATE_NAMES`, `_core.TRANSITIONS`):
+
+    reading    reads, and gives what arrives to receive()
+    streaming  reads nothing; calls take_output() when the last output has gone out and others have had their turn
+    parked     reads nothing and calls nothing until the session is dirty; watches for the peer's end
+    ended      as streaming; nothing more arrives
+    closing    sends what it was given, then closes
+    """
+
+    state: int
+    owner: Peer | None  # the connection; net sets it
+    number: int  # of the connection in the store; 0 once what it held was queued to be given back
+    requests: int  # executed so far
+    awaited: int  # replies that will be posted; until then it does not close, and is not to be ended
+    dropped: bool  # close at once, and throw away what waits
+
+    def receive(self, data: bytes, now_ns: int) -> bytes:
+        """What arrived, for its replies: 256 KiB and one reply at most, then the rest of the input waits."""
+
+    def take_output(self, now_ns: int) -> bytes:
+        """The next piece of a long reply, then what was posted, then replies to the requests that were kept."""
+
+    def wait(self) -> None:
+        """In place of take_output(): the last output has not gone out. Bounds what others may leave from here on."""
+
+    def eof(self, now_ns: int) -> bytes:
+        """The peer's last byte was received: answers what it asked before, gives back, then closes."""
+
+    def hang_up(self, now_ns: int) -> None:
+        """The peer's last byte was sent, and is yet to be received: a request that waits, waits no longer."""
+
+    def closed(self, now_ns: int) -> None:
+        """The connection is gone. What it held is queued, and given back by tick()."""
+
+
+# ---- what a protocol may call ----------------------------------------------------------------------------------------
+
+
+class Peer(Protocol):
+    """The owner of a session: its connection. Asked while a call is under way, so it calls neither in return."""
+
+    def peer(self) -> tuple[str, int]:
+        """Where the connection comes from: an IP address as text and a port, or ("", 0) on a Unix socket."""
+
+    def origin(self) -> str:
+        """The same for people: 127.0.0.1:5432, [::1]:5432 or unix uid=0 pid=12."""
+
+
+class Busy(Exception):
+    """A job was rejected: the queue is full, or every thread is stuck."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """The one argument that an extension is made with.
+
+    default: does the same work where there is no extension, for it to delegate to; of the same type as the extension.
+    timeout: seconds after which nobody waits for an answer any more.
+    """
+
+    default: Any
+    timeout: float
+
+
+class Plugin(Protocol):
+    """An extension, which is other people's code that a setting names, with the thread that its methods run in."""
+
+    extension: Any  # what was made of the name
+
+    def ask(self, call: str, job: Callable[[], _T], then: Callable[[_T | Exception, int], None]) -> None:
+        """Runs job() in the thread, then then(outcome, now_ns) on the loop's. The outcome is what the job returned,
+        Busy, or another error whose text says what the job raised.
+
+        Jobs run one after the other. A job that waits for longer than the time limit is not begun, and then() is not
+        called; beside a job that runs for longer another may run. call: the method's name, for the log, where errors
+        are.
+        """
+
+    def refresh(self, call: str, job: Callable[[], _T], take: Callable[[_T], None], interval: str) -> None:
+        """Runs job() at the start, at each reload, and every N seconds as the setting `interval` says.
+
+        take() gets what it returned, on the loop's thread. If either raises at the start, that is a mistake in the
+        configuration. Later it is logged, a line for each of the error's `problems`, and what was taken stays.
+        """
+
+
+class PluginHost(Protocol):
+    """Makes the extensions of a protocol, and runs them; the protocol sees nothing else of threads and files."""
+
+    def make(self, key: str, default: object, timeout: float) -> Plugin | None:
+        """What a setting names, made with a Context of default and timeout, in seconds; None if it names nothing."""
+
+    def on_loop(self, function: Callable[[int], _T], timeout: float) -> _T:
+        """From any other thread: function(now_ns), called on the loop's. Raises what it raises, or TimeoutError."""
+
+    def read(self, key: str) -> bytes:
+        """What is in the file that a setting names, b"" if it names none. Raises ValueError with a text for people."""
+
+
+# ---- how a protocol registers itself ---------------------------------------------------------------------------------
+
+
+class WindowedStore(Store, Protocol):
+    """The store of a protocol that has Windows."""
+
+    def begin_window(self, number: int) -> None:
+        """Begins the stats window of that number; numbers only rise."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Stats windows on the wall clock, with a WindowedStore. key: of the setting that is their length in seconds."""
+
+    key: str
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files that settings name. Control reads them at the start, for `--check`, and at each reload.
+
+    readers: by the key whose value is the path, "" for none. A reader makes of the bytes what load() takes, or raises
+        ValueError, whose `problems`, if it has some, are lines.
+    load: gives a store, new or running, with its settings, what the readers made of the files that there are, by key.
+        It takes over all of it, or raises ValueError or MemoryError and changes nothing.
+    """
+
+    readers: Mapping[str, Callable[[bytes], Any]]
+    load: Callable[[Any, Any, Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Extensions:
+    """Other people's code in the place of a protocol's own. Control imports it when privileges have been given up.
+
+    methods: that an extension has to have, by the key whose value names it: `package.module:name`, or an entry point of
+        the group `counterd.<protocol>`, of something to be called with a Context; "" for none.
+    extend: joins a new store, with its settings, to the extensions that are named; called once, if any is.
+    """
+
+    methods: Mapping[str, tuple[str, ...]]
+    extend: Callable[[Any, Any, PluginHost], None]
+
+
+@dataclass(frozen=True)
+class Room:
+    """A protocol, as it registers itself: its package exports one as ROOM.
+
+    settings: a frozen dataclass whose fields are the protocol's own keys, without `name.` (see counterd.settings);
+        control adds those that every listener has.
+    make_store: makes the store from an object of that class, a function that returns the figures of the floors above,
+        for protocols whose clients can ask for statistics, and the time. May raise ValueError or MemoryError.
+    reload: gives a running store its settings, some of which may have changed.
+    aliases: other spellings of keys, `{accepted: real}`.
+    figures: what the metrics tell of its snapshot.
+    windows, files, tables, extensions: its abilities.
+    """
+
+    name: str
+    default_port: int
+    settings: type[Any]
+    make_store: Callable[[Any, Figures, int], Store]
+    reload: Callable[[Any, Any], None]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    figures: tuple[Figure, ...] = ()
+    windows: Windows | None = None
+    files: Files | None = None
+    tables: tuple[Table, ...] = ()
+    extensions: Extensions | None = None

@@ -1,0 +1,47 @@
+"""The contract is what is called: by type in Python (tests/functional/test_typing.py), by name in Cython, here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from counterd import _core, contract
+from counterd.net.connection import Connection
+
+SOURCES = Path(__file__).parents[2] / "src" / "counterd"
+# Fields in C, where a call would cost every read something.
+FIELDS = {"session": {"connection"}, "store": {"stirred"}}
+
+
+def members(face: type[Any]) -> set[str]:
+    """Of a Protocol, methods and attributes."""
+    return {name for name in {*vars(face), *face.__annotations__} if not name.startswith("_")}
+
+
+def called(folder: str, name: str) -> set[str]:
+    """What Cython in a folder uses of what it calls so."""
+    texts = [path.read_text("utf-8") for path in (SOURCES / folder).rglob("*.pyx")]
+    assert texts
+    return {used for text in texts for used in re.findall(rf"(?<!\w){name}\.(\w+)", text)}
+
+
+@pytest.mark.parametrize(
+    ("face", "real"),
+    [(contract.Store, _core.Store), (contract.Session, _core.Session), (contract.Peer, Connection)],
+)
+def test_the_compiled_classes_have_what_the_contract_says(face: type[Any], real: type[Any]) -> None:
+    assert members(face) - set(dir(real)) == set()
+
+
+@pytest.mark.parametrize(("name", "face"), [("store", contract.Store), ("session", contract.Session)])
+def test_net_calls_nothing_else(name: str, face: type[Any]) -> None:
+    used = called("net", name)
+    assert used - members(face) == FIELDS[name]
+    assert len(used) > len(FIELDS[name]) + 1
+
+
+def test_protocols_ask_the_connection_nothing_else() -> None:
+    assert called("protocols", r"session\.owner") == members(contract.Peer)
