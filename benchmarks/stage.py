@@ -218,7 +218,7 @@ class Daemon:
 
         permits = sum(books.permits.values())
         self.stage.report.promise(f"{when}: held as in the clients' books, permits", permits, holds(equal))
-        most = max(entry.maximum for entry in self.control.dump() if entry.name in NAMES)
+        most = max(entry.peak for entry in self.control.dump() if entry.name in NAMES)
         self.stage.report.promise(f"{when}: most of a counter at once, of {MAXIMUM}", most, most <= MAXIMUM)
         self.crowd.call("resume")
 

@@ -109,7 +109,7 @@ def test_it_shows_what_is_held(counterd: Daemon, client: Client) -> None:
     assert rows == [["name", "consumption"], ["shown", "3"], [r"shown\xff", "1"], ["nothing", "not found"]]
     done = ctl(counterd.address.port, "dump", "--match", "shown*", "--held", "--output", "json")
     assert [
-        tuple(row[field] for field in ("name", "consumption", "max", "limit")) for row in json.loads(done.stdout)
+        tuple(row[field] for field in ("name", "consumption", "peak", "limit")) for row in json.loads(done.stdout)
     ] == [
         ("shown", 3, 3, 10),
         (r"shown\xff", 1, 1, 10),
@@ -283,7 +283,7 @@ def test_a_reader_that_has_enough(counterd: Daemon, client: Client) -> None:
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE, env=environment(), check=False
     )
-    assert (done.stdout, done.stderr) == ("name,consumption,max,limit\n141 0\n", "")
+    assert (done.stdout, done.stderr) == ("name,consumption,peak,limit\n141 0\n", "")
 
 
 def test_a_reader_that_has_gone(counterd: Daemon) -> None:
@@ -342,7 +342,7 @@ def test_a_command_without_output_needs_none(counterd: Daemon) -> None:
     [
         ("counterctl du", ["dump"]),
         ("counterctl dump --so", ["--sort"]),
-        ("counterctl dump --sort m", ["max"]),
+        ("counterctl dump --sort p", ["peak"]),
         ("counterctl throttr pu", ["publish", "purge"]),
         ("counterctl --output ", ["csv", "json", "table"]),
     ],

@@ -133,7 +133,7 @@ def test_the_commands_options_are_its_own(counterd: Daemon) -> None:
 
 
 def test_what_the_command_is_told(counterd: Daemon) -> None:
-    code = 'echo "$COUNTERD_NAME, $COUNTERD_RESOURCES of $COUNTERD_MAXIMUM"; test -S /dev/fd/$COUNTERD_FD'
+    code = 'echo "$COUNTERD_NAME, $COUNTERD_PERMITS of $COUNTERD_MAXIMUM"; test -S /dev/fd/$COUNTERD_FD'
     found = run(counterd, "a name", "--max", 5, "-n", 2, "sh", "-c", code)
     assert (found.returncode, found.stdout) == (0, "a name, 2 of 5\n")
 

@@ -229,7 +229,7 @@ def test_a_window_turns_at_a_multiple_of_its_interval(start: Callable[..., daemo
         while time.time() < boundary - 0.2:
             assert other.get("idle") == 0
             time.sleep(0.1)
-        assert {entry.name: entry.maximum for entry in other.dump()} == {b"idle": 2, b"held": 3}
+        assert {entry.name: entry.peak for entry in other.dump()} == {b"idle": 2, b"held": 3}
         while int(other.stats()["window"]) == window:
             assert time.time() < boundary + 2
             time.sleep(0.01)

@@ -209,7 +209,7 @@ def test_a_dump_has_everything_once_and_does_not_hold_up_others(
         names = [entry.name for entry in entries if entry.name != b"passing"]
         assert len(names) == len(set(names)) == COUNTERS
         assert set(names) == wanted
-        assert {(entry.consumption, entry.maximum) for entry in entries if entry.name != b"passing"} == {(1, 1)}
+        assert {(entry.consumption, entry.peak) for entry in entries if entry.name != b"passing"} == {(1, 1)}
     assert next(replies, None) is None
     assert len(served) > 5
     assert max(served) < 1.0

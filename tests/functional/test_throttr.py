@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import socket
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.client.throttr import Client, TTLType
+from counterd.client.throttr import AsyncClient, Client, TTLType
+from counterd.errors import Timeout
 from daemon import Daemon, run, wait_until
 
 if TYPE_CHECKING:
@@ -73,6 +75,25 @@ def test_every_value_size(serve: Callable[..., Daemon], size: str) -> None:
         value = client.get("v")
         assert value is not None
         assert len(value.value) == min(largest, 70_000)
+
+
+def test_another_value_size_than_the_server_has_is_asked_for(serve: Callable[..., Daemon]) -> None:
+    """The server waits for the rest of a request that the client takes to be whole."""
+    address = serve(value_size="uint32").served("throttr listens on")[0]
+    doubt = r"did not answer within 0\.2 s: is its value_size uint16, as this client's\?$"
+    with Client(*address, timeout=0.2) as client, pytest.raises(Timeout, match=doubt):
+        client.insert("k", 5, 60)
+
+    async def main() -> None:
+        async with AsyncClient(*address, timeout=0.2) as client:
+            with pytest.raises(Timeout, match=doubt):
+                await client.insert("k", 5, 60)
+
+    asyncio.run(main())
+    with Client(*address, timeout=15, value_size="uint32") as client:
+        assert client.insert("k", 70_000, 60)
+        with pytest.raises(ValueError, match="quota must be 0 to 4294967295, not 4294967296: value_size is uint32"):
+            client.insert("k", 1 << 32, 60)
 
 
 def test_keys_go_when_their_time_comes_although_nobody_asks(serve: Callable[..., Daemon]) -> None:

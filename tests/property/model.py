@@ -590,7 +590,7 @@ class Client:
         """Consumption and peak by name."""
         entries = self._dumped(wire.dump(self.OPAQUE))
         assert {entry.limit for entry in entries} <= {None}
-        return {entry.name: (entry.consumption, entry.maximum) for entry in entries}
+        return {entry.name: (entry.consumption, entry.peak) for entry in entries}
 
     def limits(self) -> dict[bytes, int | None]:
         """The maximum of the last acquire by name."""

@@ -41,7 +41,7 @@ def stats(items: dict[str, str]) -> list[bytes]:
 
 
 def entries(found: list[wire.DumpEntry]) -> list[bytes]:
-    heads = (struct.pack(">IIH", entry.consumption, entry.maximum, len(entry.name)) for entry in found)
+    heads = (struct.pack(">IIH", entry.consumption, entry.peak, len(entry.name)) for entry in found)
     limits = (b"" if entry.limit is None else struct.pack(">I", entry.limit) for entry in found)
     names = (entry.name for entry in found)
     return [*map(b"".join, zip(heads, names, limits, strict=True)), b""]

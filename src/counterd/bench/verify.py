@@ -55,9 +55,9 @@ def _compare(plan: Plan, now: State, held: dict[bytes, int], before: State) -> t
         if used != ours:
             found.append(f"{_shown(name)}: {used} in use, and {ours} are held")
             is_final &= used < ours
-        bound = max(plan.maximum, before[name].maximum if name in before else 0)
-        if name in now and now[name].maximum > bound:
-            found.append(f"{_shown(name)}: {now[name].maximum} were in use, with a maximum of {bound}")
+        bound = max(plan.maximum, before[name].peak if name in before else 0)
+        if name in now and now[name].peak > bound:
+            found.append(f"{_shown(name)}: {now[name].peak} were in use, with a maximum of {bound}")
     return found, is_final
 
 

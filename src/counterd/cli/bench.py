@@ -172,7 +172,10 @@ class Told(click.Group):
     help="Numbers of the protocol that has them in several sizes: what the server's value_size says.",
 )
 @click.option("--ttl", type=MEASURED, default=Plan.ttl, help="Of what insert makes.  [default: 100ms]")
-@click.option("--resources", type=NUMBER, default=1, show_default=True, help="Permits that each acquire asks for.")
+@click.option(
+    "--permits", "--resources", "resources", type=NUMBER, default=1, show_default=True,
+    help="How many each acquire asks for.",
+)  # fmt: skip
 @click.option(
     "--maximum",
     type=NUMBER,

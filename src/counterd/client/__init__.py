@@ -1,7 +1,8 @@
 """A client for the counter protocol: counterd's own, and good for the reference server as well.
 
-Client has a connection, Client.hold() permits while a block runs. counterd.client.aio is the same for asyncio,
-counterd.client.throttr and counterd.client.sentinel are for the other protocols.
+Client has a connection, Client.hold() permits while a block runs. AsyncClient is the same for asyncio, and is Client in
+counterd.client.aio. counterd.client.throttr and counterd.client.sentinel are for the other protocols: each has a Client
+and an AsyncClient too.
 
 Stands beside the floors: needs the wire module and counterd.errors only, and works where nothing is compiled.
 """
@@ -48,8 +49,10 @@ if TYPE_CHECKING:
 
     from counterd.client._link import Link
     from counterd.client._tenure import Seen
+    from counterd.client.aio import Client as AsyncClient
 
 __all__ = [
+    "AsyncClient",
     "Client",
     "ConnectionLost",
     "CounterdError",
@@ -70,6 +73,16 @@ __all__ = [
 
 F = TypeVar("F", bound="Callable[..., Any]")
 _log = logging.getLogger(__name__)
+
+if not TYPE_CHECKING:  # else every name would be there for a type checker
+
+    def __getattr__(name: str) -> Any:
+        """AsyncClient, once it is asked for: to import asyncio takes longer than all else here."""
+        if name != "AsyncClient":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from counterd.client.aio import Client as AsyncClient  # noqa: PLC0415
+
+        return AsyncClient
 
 
 class Client(Shared):

@@ -53,7 +53,7 @@ class Connection:
     """One blocking connection to an address, made at once. Not thread-safe.
 
     timeout: seconds that connecting to an address may take, and then each call as a whole. A client overrides
-    _received(), and does all that needs the connection within _exchange().
+    _received() and _doubt(), and does all that needs the connection within _exchange().
     """
 
     def __init__(self, address: Address, timeout: float) -> None:
@@ -83,6 +83,10 @@ class Connection:
         """Takes the next bytes from the server. Raises ProtocolError for what it may not send."""
         raise NotImplementedError
 
+    def _doubt(self) -> str:
+        """Ends a message that there is no reply: why that may be, if anything hints at it."""
+        raise NotImplementedError
+
     @contextlib.contextmanager
     def _exchange(self) -> Iterator[float]:
         """Yields the deadline for what is done meanwhile; closes the connection if that goes wrong."""
@@ -94,7 +98,7 @@ class Connection:
             raise
         except DeadlinePassed:
             self._close(too_late(self._timeout))
-            raise not_answered(self._where, self._timeout) from None
+            raise not_answered(self._where, self._timeout, self._doubt()) from None
         except OSError as error:
             self._close(str(error))
             raise lost(self._where, str(error)) from error
@@ -123,7 +127,7 @@ class Connection:
         except BlockingIOError:  # of TLS there may be less than a record
             return
         if not data:
-            raise closed_by_server(self._where)
+            raise closed_by_server(self._where, self._doubt())
         self._received(data)
 
     def _wait(self, events: int, deadline: float) -> int:
@@ -272,17 +276,17 @@ def not_accepted(where: str, timeout: float) -> Timeout:
     return Timeout(f"{where} did not accept a connection within {timeout:g} s")
 
 
-def not_answered(where: str, timeout: float) -> Timeout:
-    return Timeout(f"{where} did not answer within {timeout:g} s")
+def not_answered(where: str, timeout: float, doubt: str = "") -> Timeout:
+    return Timeout(f"{where} did not answer within {timeout:g} s{doubt}")
 
 
 def too_late(timeout: float) -> str:
     return f"a call took more than {timeout:g} s"
 
 
-def closed_by_server(where: str, *, plain_and_new: bool = False) -> ConnectionLost:
+def closed_by_server(where: str, doubt: str = "", *, plain_and_new: bool = False) -> ConnectionLost:
     """plain_and_new: it is TCP without TLS, and the server has said nothing yet."""
-    hint = ": it may expect TLS, have no room, or not allow this address" if plain_and_new else ""
+    hint = ": it may expect TLS, have no room, or not allow this address" if plain_and_new else doubt
     return ConnectionLost(f"{where} closed the connection{hint}")
 
 

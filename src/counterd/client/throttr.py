@@ -107,7 +107,8 @@ class Client(Connection):
     tls: True or an ssl.SSLContext, as with counterd.client.Client, and so is what may follow in a URL.
     timeout: seconds that connecting to an address may take, TLS's handshake, and then each call as a whole.
     value_size: "uint8", "uint16", "uint32" or "uint64", as the server is set. Nothing on the wire tells, so with
-    another than the server's everything goes wrong in ways that need not look like it.
+    another than the server's everything goes wrong in ways that need not look like it. Where the first request with
+    numbers is not answered, the error asks whether that is why.
     value_max: bytes of the largest value or payload that the server may send; more is a ProtocolError.
     events_max: bytes of events (channel, payload, and 150 for each) that are kept until they are taken, or one event of
     any size. Beyond that further ones are left out, until those kept were taken and next_event() has raised EventsLost;
@@ -276,6 +277,9 @@ class Client(Connection):
             result: T = self._results.pop()
             return result
 
+    def _doubt(self) -> str:
+        return self._parser.doubt
+
     def _received(self, data: bytes) -> None:
         for item in self._parser.feed(data):
             if isinstance(item, Event):
@@ -383,7 +387,8 @@ class _Link(asyncio.Protocol):
                     future.set_result(item.result)
 
     def eof_received(self) -> None:
-        self.drop("the server closed it", lambda: closed_by_server(self.where))
+        doubt = self._parser.doubt
+        self.drop("the server closed it", lambda: closed_by_server(self.where, doubt))
 
     def connection_lost(self, error: Exception | None) -> None:
         self.drop(str(error or "it was closed"))
@@ -410,7 +415,7 @@ class _Link(asyncio.Protocol):
 
     def _expire(self, future: asyncio.Future[Any]) -> None:
         if not future.done():
-            future.set_exception(not_answered(self.where, self._timeout))
+            future.set_exception(not_answered(self.where, self._timeout, self._parser.doubt))
             self.drop(too_late(self._timeout))
 
     def _wake(self) -> None:

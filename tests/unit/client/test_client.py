@@ -6,15 +6,20 @@ At real servers, with threads and processes: tests/functional/test_client.py and
 from __future__ import annotations
 
 import contextlib
+import importlib
+import inspect
 import math
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import counterd.client
 from counterd import errors
 from counterd.client import Client, DumpEntry
 from counterd.client._tenure import Seen
@@ -585,3 +590,21 @@ def test_times_that_are_no_numbers() -> None:
         Client(connect_timeout="5s")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^timeout must be None, or a number of seconds, not '5s'$"):
         Client().hold("n", maximum=1, timeout="5s")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("module", ["counterd.client", "counterd.client.throttr", "counterd.client.sentinel"])
+def test_clients_of_all_protocols_have_the_same_two_names(module: str) -> None:
+    imported = importlib.import_module(module)
+    assert {"Client", "AsyncClient"} <= {*imported.__all__}
+    assert inspect.iscoroutinefunction(imported.AsyncClient.__aenter__)
+    assert not inspect.iscoroutinefunction(imported.Client.__enter__)
+
+
+def test_asyncio_is_imported_only_for_those_who_ask_for_it() -> None:
+    code = (
+        "import sys, counterd.client; assert 'asyncio' not in sys.modules; "
+        "from counterd.client import AsyncClient, aio; assert AsyncClient is aio.Client"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="has no attribute 'Clients'"):
+        counterd.client.Clients  # type: ignore[attr-defined] # noqa: B018

@@ -137,7 +137,7 @@ def stats(target: Target, output: Output) -> None:
 ORDERS: dict[str, Callable[[DumpEntry], Any]] = {
     "name": lambda entry: entry.name,
     "consumption": lambda entry: (-entry.consumption, entry.name),
-    "max": lambda entry: (-entry.maximum, entry.name),
+    "peak": lambda entry: (-entry.peak, entry.name),
 }
 
 
@@ -151,14 +151,15 @@ ORDERS: dict[str, Callable[[DumpEntry], Any]] = {
 def dump(target: Target, match: str | None, sort: str, limit: int | None, held: bool, output: Output) -> None:
     """Shows all counters, in use or not.
 
-    max is the most that was in use in this window of the statistics, limit the last MAX that was asked for.
+    consumption is what is in use now, peak the most that was in this window of the statistics, limit the last MAX that
+    was asked for. All are numbers of permits.
     """
     with target.connect() as client:
         entries = client.dump()
-    columns = [NAME_COLUMN, CONSUMPTION, Column("max", Kind.NUMBER), Column("limit", Kind.NUMBER)]
+    columns = [NAME_COLUMN, CONSUMPTION, Column("peak", Kind.NUMBER), Column("limit", Kind.NUMBER)]
     like = glob(match)
     chosen = sorted((each for each in entries if like(each.name) and (each.consumption or not held)), key=ORDERS[sort])
-    output.rows(columns, ((each.name, each.consumption, each.maximum, each.limit) for each in chosen[:limit]))
+    output.rows(columns, ((each.name, each.consumption, each.peak, each.limit) for each in chosen[:limit]))
 
 
 # ---- acquire ----
@@ -186,10 +187,10 @@ def acquire(
     stdin: bool,
     output: Output,
 ) -> None:
-    """Takes N of a counter, holds them, and gives them back in the end.
+    """Takes N permits of a counter, holds them, and gives them back in the end.
 
-    MAX is how many of it may be in use all together. The end is Ctrl-C or SIGTERM; with --for also when that time is
-    over, with --until-stdin-closes when standard input ends. Exit status 1 if there are not as many.
+    MAX is how many permits of it may be in use all together. The end is Ctrl-C or SIGTERM; with --for also when that
+    time is over, with --until-stdin-closes when standard input ends. Exit status 1 if there are not as many.
     """
     if resources > maximum:
         raise click.UsageError(f"N is at most MAX: {resources} is more than {maximum}")
@@ -202,7 +203,7 @@ def acquire(
         try:
             with client.hold(name, resources, maximum=maximum, timeout=patience) as permits:
                 add = output.stream(
-                    [NAME_COLUMN, Column("resources", Kind.NUMBER), Column("maximum", Kind.NUMBER)],
+                    [NAME_COLUMN, Column("permits", Kind.NUMBER), Column("maximum", Kind.NUMBER)],
                     lambda row: f"acquired {row[1]} of {shown(row[0])} (maximum {row[2]}){until}",
                 )
                 try:

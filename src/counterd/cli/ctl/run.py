@@ -98,7 +98,8 @@ class Asked(NamedTuple):
         """What the command is told, besides what it inherits."""
         told = {
             b"COUNTERD_NAME": self.name,
-            b"COUNTERD_RESOURCES": b"%d" % self.resources,
+            b"COUNTERD_PERMITS": b"%d" % self.resources,
+            b"COUNTERD_RESOURCES": b"%d" % self.resources,  # the former name
             b"COUNTERD_MAXIMUM": b"%d" % self.maximum,
         }
         if descriptor is not None:
@@ -119,7 +120,14 @@ class Ended(NamedTuple):
 @click.argument("name", type=NAME)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option(
-    "-n", "--resources", type=click.IntRange(1, NUMBER_MAX), default=1, show_default=True, help="Permits to hold."
+    "-n",
+    "--permits",
+    "--resources",
+    "resources",
+    type=click.IntRange(1, NUMBER_MAX),
+    default=1,
+    show_default=True,
+    help="How many to hold.",
 )
 @click.option(
     "-m",

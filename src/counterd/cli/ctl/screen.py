@@ -408,7 +408,7 @@ def _entry(entry: DumpEntry, history: Sequence[int] | deque[int], layout: Layout
     line.truncate(layout.name, overflow="crop" if plain else "ellipsis", pad=True)
     limit = limit_of(entry)
     values = {"in use": _number(entry.consumption), "limit": "-" if limit is None else _number(limit)}
-    values["peak"] = _number(entry.maximum)
+    values["peak"] = _number(entry.peak)
     for column in layout.numbers:
         style = "bold" if column.title == "in use" else "dim" if values[column.title] == "-" else "none"
         line.append(values[column.title].rjust(column.width + GAP), style)
@@ -418,7 +418,7 @@ def _entry(entry: DumpEntry, history: Sequence[int] | deque[int], layout: Layout
         line.append(" " * GAP).append_text(_bar(filled, layout.bar, style, plain=plain, known=limit is not None))
         line.append(f"{'' if limit else '~'}{_percent(filled)}".rjust(PERCENT_WIDTH + GAP), style)
     if layout.history:
-        drawn = sparkline(history, limit or entry.maximum, layout.history, plain=plain)
+        drawn = sparkline(history, limit or entry.peak, layout.history, plain=plain)
         line.append(" " * GAP).append(drawn.rjust(layout.history), "cyan")
     return line
 

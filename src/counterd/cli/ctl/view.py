@@ -49,13 +49,13 @@ def limit_of(entry: DumpEntry) -> int | None:
 
 def share(entry: DumpEntry) -> float:
     """What is in use, of the limit, or where that is not known of the most that was in use in this interval."""
-    return entry.consumption / (limit_of(entry) or entry.maximum or 1)
+    return entry.consumption / (limit_of(entry) or entry.peak or 1)
 
 
 VALUES: dict[str, Callable[[Any], float]] = {
     "in use": lambda entry: entry.consumption,
     "share": share,
-    "peak": lambda entry: entry.maximum,
+    "peak": lambda entry: entry.peak,
 }
 
 

@@ -112,15 +112,22 @@ class Response(NamedTuple):
 
 
 class DumpEntry(NamedTuple):
-    """One counter of a Dump: what is consumed now, and the most that was in the current statistics interval.
+    """One counter of a Dump.
 
+    consumption: permits that are held now.
+    peak: the most that were held at once in the current stats window.
     limit: the maximum that the last Acquire gave; None where it was not asked for, or the server does not tell.
     """
 
     name: bytes
     consumption: int
-    maximum: int
+    peak: int
     limit: int | None = None
+
+    @property
+    def maximum(self) -> int:
+        """The peak, under its former name."""
+        return self.peak
 
 
 # ---- requests ----
@@ -291,12 +298,12 @@ def decode_dump_entry(body: bytes) -> DumpEntry:
     """
     if len(body) < _DUMP_ENTRY.size:
         raise ProtocolError(f"a dump entry of less than 10 bytes: {_shown(body)}")
-    consumption, maximum, name_length = _DUMP_ENTRY.unpack_from(body)
+    consumption, peak, name_length = _DUMP_ENTRY.unpack_from(body)
     rest = body[_DUMP_ENTRY.size :]
     if len(rest) == name_length:
-        return DumpEntry(rest, consumption, maximum)
+        return DumpEntry(rest, consumption, peak)
     if len(rest) == name_length + _U32.size:
-        return DumpEntry(rest[:name_length], consumption, maximum, _U32.unpack_from(rest, name_length)[0])
+        return DumpEntry(rest[:name_length], consumption, peak, _U32.unpack_from(rest, name_length)[0])
     raise ProtocolError(f"a dump entry whose name has {len(rest)} bytes, not {name_length}: {_shown(body)}")
 
 

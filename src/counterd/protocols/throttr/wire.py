@@ -531,6 +531,7 @@ class Parser:
         self._expected: deque[tuple[Opcode, int]] = deque()
         self._parsed: list[Reply | Event] = []
         self._failed = ""
+        self._agreed = False  # a request that has N in its layout, or in that of its reply, succeeded
         self._bodies: dict[Opcode, Callable[[], _Part]] = {
             Opcode.QUERY: self._parse_query,
             Opcode.GET: self._parse_get,
@@ -546,6 +547,13 @@ class Parser:
         }
         self._parts = self._parse()
         self._wanted = next(self._parts)
+
+    @property
+    def doubt(self) -> str:
+        """Ends a message that there is no reply: until a request with numbers succeeded, their N may be wrong."""
+        if self._agreed or not any(events or opcode in _SIZED for opcode, events in self._expected):
+            return ""
+        return f": is its value_size {self._size.name.lower()}, as this client's?"
 
     def expect(self, request: bytes) -> None:
         """The reply after those expected already answers this request. ValueError if it is none."""
@@ -583,12 +591,14 @@ class Parser:
             elif not self._expected:
                 raise ProtocolError("a reply that nothing asked for")
             else:
-                opcode, events = self._expected.popleft()
+                opcode, events = self._expected[0]
                 if events:
                     result = yield from self._parse_executed(first, opcode, events)
                     opcode = Opcode.EVENT
                 else:
                     result = yield from self._parse_result(first, opcode)
+                inner, _ = self._expected.popleft()
+                self._agreed |= first == b"\x01" and (events > 0 or inner in _SIZED)
                 self._parsed.append(Reply(opcode, result))
 
     def _parse_executed(self, first: bytes, opcode: Opcode, events: int) -> _Part:
@@ -681,6 +691,7 @@ class Parser:
 
 
 _STATUSES = (b"\x00", b"\x01")
+_SIZED = {Opcode.INSERT, Opcode.QUERY, Opcode.UPDATE, Opcode.SET, Opcode.GET, Opcode.PUBLISH}  # N is in their layouts
 _ALWAYS = {Opcode.LIST, Opcode.INFO, Opcode.STATS, Opcode.CONNECTIONS, Opcode.CHANNELS, Opcode.WHOAMI}  # answer 01
 
 

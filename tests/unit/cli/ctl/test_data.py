@@ -126,20 +126,20 @@ def several(server: Server) -> Server:
         (["--held"], ["api", "db:main", r"\xff"]),
         (["--match", "db:*"], ["db:idle", "db:main"]),
         (["--sort", "consumption"], ["api", "db:main", r"\xff", "db:idle"]),
-        (["--sort", "max", "--limit", "2"], ["api", "db:idle"]),
+        (["--sort", "peak", "--limit", "2"], ["api", "db:idle"]),
         (["--limit", "0"], []),
     ],
 )
 def test_dump(several: Server, arguments: list[str], names: list[str]) -> None:
     done = ctl(several.address.port, "dump", "--output", "csv", *arguments)
     header, *rows = done.stdout.splitlines()
-    assert header == "name,consumption,max,limit"
+    assert header == "name,consumption,peak,limit"
     assert [row.split(",")[0] for row in rows] == names
 
 
 def test_dump_tells_what_is_used_and_was(several: Server) -> None:
     done = ctl(several.address.port, "dump", "--match", "db:main")
-    assert done.stdout == "name     consumption  max  limit\ndb:main            2    5      -\n"
+    assert done.stdout == "name     consumption  peak  limit\ndb:main            2     5      -\n"
 
 
 # ---- acquire ----
@@ -164,7 +164,7 @@ def test_acquire_for_a_time(server: Server) -> None:
     begun = time.monotonic()
     done = ctl(server.address.port, "acquire", "db:main", "2", "10", "--for", "100ms", "--output", "json")
     assert time.monotonic() - begun >= 0.1
-    assert json.loads(done.stdout) == {"name": "db:main", "resources": 2, "maximum": 10}
+    assert json.loads(done.stdout) == {"name": "db:main", "permits": 2, "maximum": 10}
 
 
 def test_acquire_waits_for_what_is_given_back(server: Server) -> None:

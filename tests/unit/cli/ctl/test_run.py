@@ -58,6 +58,7 @@ def test_what_the_command_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Asked(b"db:\xff", 2, 10).environment(12)
     assert {key: value for key, value in told.items() if key.startswith(b"COUNTERD_")} == {
         b"COUNTERD_NAME": b"db:\xff",
+        b"COUNTERD_PERMITS": b"2",
         b"COUNTERD_RESOURCES": b"2",
         b"COUNTERD_MAXIMUM": b"10",
         b"COUNTERD_FD": b"12",

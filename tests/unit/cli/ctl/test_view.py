@@ -14,7 +14,7 @@ class Entry(NamedTuple):
 
     name: bytes
     consumption: int
-    maximum: int
+    peak: int
     limit: int | None = None
 
 
@@ -23,7 +23,7 @@ class OldEntry(NamedTuple):
 
     name: bytes
     consumption: int
-    maximum: int
+    peak: int
 
 
 ENTRIES = [Entry(b"jobs", 5, 9, 10), Entry(b"calls", 5, 5), Entry(b"seats", 3, 40, 3), Entry(b"idle", 0, 0)]

@@ -575,7 +575,7 @@ def test_what_exists_during_the_whole_dump_is_there_once() -> None:
     dumped = entries(b"".join(pieces))
     stays = sorted(entry.name for entry in dumped if entry.name.startswith(b"stays"))
     assert stays == [b"stays-%08d" % number for number in range(6000)]
-    assert all(entry.maximum >= entry.consumption >= 1 for entry in dumped if entry.name.startswith(b"stays"))
+    assert all(entry.peak >= entry.consumption >= 1 for entry in dumped if entry.name.startswith(b"stays"))
     assert keeper.get(b"stays-00000000") is not None
     assert store.snapshot()["expired"] > 0
 

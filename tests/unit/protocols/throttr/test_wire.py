@@ -447,3 +447,26 @@ def test_a_long_value_in_pieces_takes_linear_time() -> None:
         return taken()
 
     assert min(taken(300_000) for _ in range(3)) < 40 * min(taken(30_000) for _ in range(3))
+
+
+def test_until_a_request_with_numbers_succeeds_their_size_may_be_wrong() -> None:
+    """One without numbers raises no doubt, and settles none, nor does one that is refused."""
+    encoder = Encoder(ValueSize.UINT32)
+    parser = wire.Parser(ValueSize.UINT32)
+    for _ in range(2):
+        assert parser.doubt == ""
+        parser.expect(encoder.purge(b"k"))
+        assert parser.doubt == ""
+        parser.feed(b"\1")
+    query = encoder.query(b"k")
+    for request in (query, encoder.event(b"c", encoder.purge(b"k"))):
+        doubting = wire.Parser(ValueSize.UINT32)
+        doubting.expect(request)
+        doubting.feed(b"\1")
+        assert doubting.doubt == ": is its value_size uint32, as this client's?"
+    for reply, doubt in ((b"\0", doubting.doubt), (b"\1", "")):
+        parser.expect(encoder.insert(b"k", 1, 1))
+        parser.feed(reply)
+        parser.expect(query)
+        assert parser.doubt == doubt
+        parser.feed(b"\0")
