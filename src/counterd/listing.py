@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 ROWS_MAX = 1000  # of an answer
 ROWS = 100  # unless more are asked for
 
+CONNECTION = integer(1, (1 << 32) - 1)  # the reader of a parameter that is the engine's number of a connection
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -81,6 +83,8 @@ class Table:
 
     name: of letters, unique among the protocols.
     sorts: the orders that the parameter `sort` knows, largest first, the default first of all; empty if it has none.
+    parameters: those that it knows besides `match`, `sort` and `limit`, of which the first is needed where it has no
+        order. One that is called `connection` is an id to people, of which control makes the engine's number.
     open: begins a walk through a store. Parameters are text, a character for each byte of a name (latin-1). Raises
         ValueError, with a text for people, for a parameter that is unknown, missing or wrong.
     """
@@ -90,6 +94,7 @@ class Table:
     columns: tuple[Column, ...]
     sorts: tuple[str, ...]
     open: Callable[[Any, Mapping[str, str]], Walk]
+    parameters: tuple[str, ...] = ()
 
 
 def name_of_bytes(text: str) -> bytes:

@@ -20,6 +20,7 @@ import pytest
 
 import daemon
 import needs
+from counterd.client import throttr
 from counterd.protocols.counter import wire
 from functional import peers
 
@@ -151,6 +152,39 @@ def counted(admin: Admin) -> dict[str, int]:
     return admin.ask("/stats").json["rooms"]["counter"]["figures"]
 
 
+def test_what_a_connection_holds(admin: Admin) -> None:
+    """Of the one that is asked for. The id of one that is gone means nobody else, who may have its number."""
+    with admin.counterd.connect() as holder, admin.counterd.connect() as other:
+        for connection, amount in ((holder, 3), (other, 4)):
+            assert peers.ask(connection, wire.acquire(1, BYTES, amount, 9)).status == 0
+        ids = {row["amount"]: row["connection"] for row in admin.ask(f"/holders?name={EVERY_BYTE}").json["rows"]}
+        answer = admin.ask(f"/holdings?connection={ids[3]}").json
+        assert (answer["room"], answer["total"]) == ("counter", 1)
+        (held,) = answer["rows"]
+        assert (held["name"], held["amount"], 0 <= held["age_seconds"] < 30) == (EVERY_BYTE, 3, True)
+        assert [row["amount"] for row in admin.ask(f"/holdings?connection={ids[4]}").json["rows"]] == [4]
+        assert admin.ask(f"/subscriptions?connection={ids[3]}").status == 400
+        other.close()
+        daemon.wait_until(lambda: admin.ask(f"/holdings?connection={ids[4]}").status == 404, "it is gone")
+        with admin.counterd.connect() as next_one:
+            assert peers.ask(next_one, wire.acquire(1, b"next", 1, 1)).status == 0
+            answer = admin.ask(f"/holdings?connection={ids[4]}")
+            assert (answer.status, answer.json) == (404, {"error": "there is no such connection, or not any more"})
+
+
+def test_what_a_connection_is_subscribed_to(admin: Admin) -> None:
+    (address,) = admin.counterd.served("throttr listens on")
+    with throttr.Client(*address, timeout=daemon.PATIENCE) as client:
+        assert client.subscribe("news\xff")
+        (row,) = admin.ask("/connections?room=throttr").json["rows"]
+        answer = admin.ask(f"/subscriptions?connection={row['id']}").json
+        assert [(row["channel"], row["times"]) for row in answer["rows"]] == [
+            (urllib.parse.quote("news\xff"), 1),
+            (client.whoami().hex(), 1),
+            ("%2A", 1),
+        ]
+
+
 def test_the_longest_name(admin: Admin) -> None:
     name = b"\xff" * 65_535
     with admin.counterd.connect() as holder:
@@ -178,8 +212,9 @@ def test_pages_of_connections(admin: Admin) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/counters?limit=0", "/counters?sort=size", "/counters?x=1", "/holders", "/connections?after=x", "/keys?limit=x"],
-)
+    ["/counters?limit=0", "/counters?sort=size", "/counters?x=1", "/holders", "/connections?after=x", "/keys?limit=x",
+     "/holdings", "/holdings?name=x"],
+)  # fmt: skip
 def test_mistakes_are_explained(path: str, admin: Admin) -> None:
     answer = admin.ask(path)
     assert answer.status == 400

@@ -1,7 +1,8 @@
-"""counterctl holders, connections and kill beside the real daemon and its admin process, on a Unix socket."""
+"""counterctl holders, holdings, connections and kill beside the real daemon and its admin process, on a Unix socket."""
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -75,6 +76,30 @@ def test_who_holds_it_and_that_it_can_be_ended(place: Place) -> None:
         assert [row["amount"] for row in place.rows("holders", NAME)] == [2]
         again = place.ctl("kill", victim)
         assert (again.returncode, again.stderr) == (1, f"counterctl: not found: {victim}\n")
+
+
+def test_what_a_connection_holds(place: Place) -> None:
+    """Of two clients the one that was asked for, while it holds, when it holds nothing, and when it is gone."""
+    with place.daemon.client() as one, place.daemon.client() as other:
+        with place.daemon.client() as third:
+            one.acquire(NAME, 2, maximum=9)
+            other.acquire(NAME, 3, maximum=9)
+            third.acquire(NAME, 4, maximum=9)
+            one.acquire("another", 1, maximum=1)
+            ids = {row["amount"]: row["connection"] for row in place.rows("holders", NAME)}
+            last, first = place.rows("holdings", ids[2])
+            assert (last["name"], last["amount"]) == ("another", 1)
+            assert (base64.b64decode(first["name_base64"]), first["amount"]) == (NAME, 2)
+            assert 0 <= last["age_seconds"] <= first["age_seconds"] < PATIENCE
+            assert [row["amount"] for row in place.rows("holdings", ids[3])] == [3]
+            done = place.ctl("holdings", ids[2], "--limit", "1")
+            assert (done.stdout.split()[3:5], done.stderr) == (["another", "1"], "counterctl: these are 1 of 2\n")
+            other.release(NAME, 3)
+            done = place.ctl("holdings", ids[3])
+            assert (done.returncode, done.stderr) == (1, f"counterctl: {ids[3]} holds nothing\n")
+        wait_until(lambda: one.get(NAME) == 2, "the third is gone")
+        done = place.ctl("holdings", ids[4])
+        assert (done.returncode, done.stderr) == (1, "counterctl: there is no such connection, or not any more\n")
 
 
 def test_whom_it_does_not_obey(place: Place) -> None:

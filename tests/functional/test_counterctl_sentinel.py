@@ -106,6 +106,12 @@ def test_a_token_from_its_beginning_to_its_end(place: Place) -> None:
             first, second = place.rows("tokens", "--flow", str(LARGEST))
             assert (first["token"], first["flow"], first["count"]) == (taken["token"], str(LARGEST), 2)
             assert first["connection"].startswith("sentinel-")
+            done = subprocess.run(
+                [*SENTINEL[:-1], "holdings", second["connection"], "--output", "json"],
+                capture_output=True, timeout=PATIENCE, env=place.environment, check=True,
+            )  # fmt: skip
+            (held,) = json.loads(done.stdout)
+            assert (held["token"], held["flow"], held["count"]) == (str(mine.id), str(LARGEST), 1)
             assert (second["token"], second["count"], second["kept"]) == (str(mine.id), 1, 0)
             assert 0 <= second["held"] < PATIENCE < second["left"]
             line = f"counterctl: blocked: 3 of flow {LARGEST}\n"

@@ -105,6 +105,16 @@ def test_holders_connections_and_the_end_of_one(start: Callable[..., Daemon], sh
         seen.type(b"n")
         wait_for_line(seen, "1 holder ")
         assert two.get("calls") == 2
+        two.acquire("others", 1, maximum=8)
+        seen.type(b"\r")
+        wait_for_line(seen, "holdings of counter-")
+        wait_for_line(seen, "2 holdings ")
+        wait_for_line(seen, "others")
+        seen.type(b"\x1b")
+        wait_for_list(seen, "seats", "calls", "others")
+        seen.type(b"\x1b[B\r")
+        wait_for_line(seen, "holders of calls")
+        wait_for_line(seen, "1 holder ")
         seen.type(b"ky")
         wait_for_line(seen, "nobody holds it")
         with pytest.raises(ConnectionLost):
@@ -113,7 +123,7 @@ def test_holders_connections_and_the_end_of_one(start: Callable[..., Daemon], sh
         wait_for_line(seen, "connections")
         wait_for_line(seen, "id ")
         seen.type(b"\x1b")
-        wait_for_list(seen, "seats", "calls")
+        wait_for_list(seen, "seats", "calls", "others")
         assert one.get("seats") == 4
         seen.type(b"q")
         assert seen.ended() == 0

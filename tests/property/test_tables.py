@@ -1,4 +1,4 @@
-"""The tables of the counter room against models, while counters and holders come, go and change between the slices.
+"""The tables of the counter room against models, while counters and holdings come, go and change between the slices.
 
 What was there throughout and ranks high enough is told of, once; every row is what a counter was at one of the moments.
 Names of 64 KiB make slices of single counters. COUNTERD_EXAMPLES=50 looks fifty times as long.
@@ -214,3 +214,56 @@ def test_holders_that_stay_are_counted_and_those_at_the_end_are_told(
     assert rows == store.holders(b"held")[:limit]
     assert stayed <= walk.total <= holders + came
     assert store.held() == len(present)
+
+
+class Holders(Room):
+    """held: what the first connection had at each moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[dict[bytes, int]] = []
+
+    def send(self, number: int, data: bytes) -> None:
+        super().send(number, data)
+        self.held.append(dict(self.pairs[0][1].holdings))
+
+
+others_work = st.one_of(
+    acquires,
+    st.tuples(st.just("release"), who, names),
+    st.tuples(st.just("replace"), who, names, names),
+    st.just(("leave", 1)),
+)
+
+
+@settings(max_examples=examples(120), deadline=None)
+@given(
+    before=st.lists(acquires, min_size=5, max_size=25),
+    limit=st.sampled_from([1, 2, 3, 100]),
+    between=st.lists(st.lists(others_work, min_size=1, max_size=4), max_size=12),
+)
+def test_what_a_connection_holds(
+    before: list[tuple[Any, ...]], limit: int, between: list[list[tuple[Any, ...]]]
+) -> None:
+    """What it has throughout is told of once, what it had last first; every row was true at one of the moments."""
+    room = Holders()
+    room.do(before)
+    room.held = room.held[-1:]
+    session = room.pairs[0][0]
+    walk = TABLES["holdings"].open(room.store, {"connection": str(session.number), "limit": str(limit)})
+    done = False
+    for turn in between:
+        done = walk.step()
+        if done:
+            break
+        room.do(turn)
+    rows = [row[:2] for row in (walk.rows() if done else walked(walk))]
+    noted = [*room.held[0]][::-1][:limit]
+    told = Tally(name for name, _ in rows)
+    assert all(told[name] == 1 for name in noted if all(name in moment for moment in room.held))
+    assert {*rows} <= {held for moment in room.held for held in moment.items()}
+    assert len(rows) <= len(noted)
+    assert walk.total == max(len(room.held[-1]), len(rows))
+    if len(room.held) == 1:
+        assert rows == [(name, room.held[0][name]) for name in noted]
+    room.store.audit()

@@ -148,12 +148,20 @@ class Inspector:
             raise Refused(404, f"there is no table {name!r} here")
         service, table = self._tables[name]
         begun = time.monotonic_ns()
+        connection_id = parameters.get("connection")
+        if connection_id is not None:
+            room, connection = self._find(connection_id)
+            if room is not service:
+                raise Refused(400, f"connection: {connection_id} is of {room.room.name}, this of {service.room.name}")
+            parameters = {**parameters, "connection": str(connection.number)}
         try:
             walk = table.open(service.store, parameters)
         except ValueError as error:
             raise Refused(400, str(error)) from None
         while not walk.step():
             yield
+        if connection_id is not None:
+            self._find(connection_id)  # if it is gone by now, another one may have had its number
         rows = [found(service, table, row, begun) for row in walk.rows()]
         yield
         rest = {"table": name, "room": service.room.name, "columns": [column["name"] for column in columns(table)]}
@@ -214,12 +222,17 @@ class Inspector:
             "tls": None if tls is None else dict(zip(("version", "cipher", "subject"), tls, strict=True)),
         }
 
-    def _close(self, connection_id: str) -> dict[str, Any]:
+    def _find(self, connection_id: str) -> tuple[Service, Connection]:
+        """The connection whose id that is, and where it is. Raises Refused."""
         room, _, own = connection_id.partition("-")
         service = self._services.get(room)
         connection = service.server.find(own) if service else None
         if service is None or connection is None:
             raise Refused(404, "there is no such connection, or not any more")
+        return service, connection
+
+    def _close(self, connection_id: str) -> dict[str, Any]:
+        service, connection = self._find(connection_id)
         log.info("connection ended over the admin endpoint", id=connection_id, peer=connection.origin())
         service.server.kill(connection)
         return {"closed": connection_id}
@@ -286,6 +299,7 @@ def shape(service: Service, table: Table) -> dict[str, Any]:
         "help": table.help,
         "columns": columns(table),
         "sorts": list(table.sorts),
+        "parameters": list(table.parameters),
     }
 
 

@@ -1,9 +1,12 @@
-# A walk through a table for people: the records that rank highest among those that match, a slice at a time.
+# Walks for people, a slice at a time: the records of a table that rank highest among those that match, and what one
+# connection holds.
 #
-# Floor 1. What it does is in _walk.pyx; a room says what a record ranks and what its row is.
+# Floor 1. What they do is in walk.pyx; a room says what a record ranks and what its row is, and where its permits are.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from counterd._core cimport Store
+from counterd.engine.permits cimport Permits
 from counterd.engine.table cimport Record, Table
 
 cdef enum:
@@ -37,3 +40,18 @@ cdef class RankedWalk:
     cpdef bint step(self) except -1
     cdef bint rank(self, const Record* record, uint64_t* rank) noexcept
     cdef tuple row(self, bytes name, const Record* record)
+
+
+cdef class HoldingsWalk:
+    cdef Store store
+    cdef const Permits* permits  # of the store
+    cdef uint32_t connection
+    cdef uint32_t limit     # rows
+    cdef int64_t names_left  # bytes that names of rows may still have
+    cdef readonly uint64_t total
+    cdef list entries       # holdings that are to become rows, the next one last; None before the first step
+    cdef list found
+
+    cdef int note(self) except -1
+    cdef int collect(self) except -1
+    cpdef bint step(self) except -1

@@ -1,4 +1,5 @@
-"""A walk through a table for people: the records that rank highest among those that match, a slice at a time.
+"""Walks for people, a slice at a time: the records of a table that rank highest among those that match, and what one
+connection holds.
 
 Floor 1. Sans-I/O, without a clock: a slice is so much work, counted, as a long name is worth a thousand short ones.
 
@@ -12,8 +13,11 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from counterd.engine.table cimport RECORD_USED, Record, name_blocks, name_bytes, name_read, record_at, record_name
+from counterd._core cimport Store
+from counterd.engine.connections cimport CONNECTIONS_MAX
 from counterd.engine.debug cimport debug_check
+from counterd.engine.permits cimport Holding, permit_at
+from counterd.engine.table cimport RECORD_USED, Record, name_blocks, name_bytes, name_read, record_at, record_name
 
 cdef extern from *:
     """
@@ -175,3 +179,69 @@ cdef class RankedWalk:
         """The rows, highest rank first, as they were when they were taken. Of use once step() has returned True."""
         self.found.sort()
         return [row for _, _, row in self.found]
+
+
+cdef class HoldingsWalk:
+    """What a connection holds of permits, the latest first: (name, amount, since). Counts all, and tells of `limit`.
+
+    connection: the engine's number. A subclass sets `permits`. There are fewer rows if their names take more than
+    NAMES_MAX.
+
+    The first step notes the holdings, by number. A holding keeps its number, so one that is there throughout is a row
+    exactly once; a number that was given to another holding of the same connection meanwhile is a row of that one.
+    """
+
+    def __cinit__(self, Store store not None, uint32_t connection, uint32_t limit):
+        if connection > CONNECTIONS_MAX:
+            raise ValueError(f"expected the number of a connection, at most {CONNECTIONS_MAX}, not {connection}")
+        self.store = store
+        self.connection = connection
+        self.limit = limit
+        self.names_left = NAMES_MAX
+        self.found = []
+
+    cpdef bint step(self) except -1:
+        """Goes on for 250 us at most. True once the rows are there."""
+        self.store.begin_call(self.store.now_ns)
+        try:
+            if self.entries is None:
+                self.note()
+                return False
+            self.collect()
+            self.total = max(self.permits.holders[self.connection].holdings, <uint64_t>len(self.found))
+            return not self.entries
+        finally:
+            self.store.end_call()
+
+    cdef int note(self) except -1:
+        """At most `limit` holdings, each a cache line from anywhere: a thousand take 0.1 ms."""
+        cdef uint32_t entry = self.permits.holders[self.connection].first
+        self.entries = []
+        while entry and <size_t>len(self.entries) < self.limit:
+            self.entries.append(entry)
+            entry = self.permits.holdings[entry].next_of_connection
+        self.entries.reverse()
+        return 0
+
+    cdef int collect(self) except -1:
+        """Makes rows of those that the connection still has."""
+        cdef int64_t work = STEP_WORK
+        cdef const Holding* holding
+        cdef Record* record
+        while self.entries and work > 0:
+            work -= ROW_WORK
+            holding = self.permits.holdings + <uint32_t>self.entries.pop()
+            if holding.connection != self.connection:
+                continue
+            record = &permit_at(self.permits, holding.record).record
+            self.names_left -= record.name_size
+            if self.names_left < 0:
+                self.entries.clear()
+                break
+            work -= BLOCK_WORK * name_blocks(&self.permits.table, record.name_size) + (record.name_size >> BYTES_SHIFT)
+            self.found.append((name_bytes(&self.permits.table, record), holding.amount, holding.since_tenths))
+        return 0
+
+    def rows(self):
+        """The rows, each as it was when it was taken. Of use once step() has returned True."""
+        return self.found

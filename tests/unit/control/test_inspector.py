@@ -298,6 +298,35 @@ def test_tables_that_cannot_be_had() -> None:
     assert refused(asked, "table", table="things_one", parameters={}) == (400, why)
 
 
+def test_a_table_of_one_connection_is_asked_for_by_its_id() -> None:
+    """The store is asked by number: of the connection of that id, and of no other."""
+    given: list[Mapping[str, str]] = []
+
+    def opened(store: Any, parameters: Mapping[str, str]) -> Walk:
+        given.append(parameters)
+        return Walk([(b"x", 0, 0, 1)])
+
+    asked = inspector(service("one", [Connection(7, 3)], opened), service("two", [Connection(7, 4)]))
+    answer = ask(asked, "table", table="things_one", parameters={"connection": "one-7-3", "limit": "1"})
+    assert given == [{"connection": "7", "limit": "1"}]
+    assert len(answer["rows"]) == 1
+    for gone in ("one-7-4", "one-8-3", "three-7-3", "7", ""):
+        status, why = refused(asked, "table", table="things_one", parameters={"connection": gone})
+        assert (status, why) == (404, "there is no such connection, or not any more")
+    status, why = refused(asked, "table", table="things_one", parameters={"connection": "two-7-4"})
+    assert (status, why) == (400, "connection: two-7-4 is of two, this of one")
+    assert len(given) == 1
+
+
+def test_a_connection_that_goes_during_the_walk_is_not_mixed_up_with_the_next() -> None:
+    one = service("one", [Connection(7, 3)], lambda *_: Walk([(b"of the next", 0, 0, 1)], steps=2))
+    steps = inspector(one).answer({"ask": "table", "table": "things_one", "parameters": {"connection": "one-7-3"}})
+    next(steps)
+    one.server.connections[7] = Connection(7, 4)
+    with pytest.raises(Refused, match="there is no such connection"):
+        finish(steps)
+
+
 # ---- connections ----------------------------------------------------------------------------------------------------
 
 

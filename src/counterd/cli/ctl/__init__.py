@@ -35,6 +35,7 @@ MODULES = {
     "watch": "data",
     "run": "run",
     "holders": "admin",
+    "holdings": "admin",
     "connections": "admin",
     "kill": "admin",
     "top": "top",

@@ -1,4 +1,4 @@
-"""`counterctl holders`, `connections` and `kill`: what only the admin endpoint of a server tells, and does.
+"""`counterctl holders`, `holdings`, `connections` and `kill`: what only the admin endpoint of a server tells, and does.
 
 Floor 5. HTTP with the standard library, over TCP or a Unix socket. The token is never on the command line, where every
 user of the machine could read it, and never in a message; it is sent only with what needs one. Where the counters are
@@ -10,18 +10,20 @@ from __future__ import annotations
 import os
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, unquote_to_bytes, urlencode, urlsplit
 
 import click
 from click.core import ParameterSource
 
 from counterd.cli.ctl.common import EXIT_NOT_AVAILABLE, NAME, Server, has_address, is_said, say, shown
-from counterd.cli.ctl.output import Column, Kind, Output, Row, output_option
+from counterd.cli.ctl.output import Column, Kind, Output, Row, output_option, shown_text
 from counterd.errors import ConnectionLost, CounterdError, InvalidArguments, ServerError, Timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from http.client import HTTPConnection
+
+    from counterd.listing import Table
 
 URL = "http://127.0.0.1:11216"
 PORT = 11216
@@ -205,6 +207,61 @@ def holders(context: click.Context, /, name: bytes, limit: int, output: Output, 
     if not answer["rows"]:
         say(f"nobody holds {shown(name)}")
         context.exit(EXIT_NOT_AVAILABLE)
+    say_total(answer)
+
+
+@click.command()
+@click.argument("connection", metavar="ID")
+@click.option("--limit", type=click.IntRange(1, PAGE), default=PAGE, metavar="N", help="Only so many.")
+@admin_options
+@output_option
+@click.pass_context
+def holdings(context: click.Context, /, connection: str, limit: int, output: Output, **where: Any) -> None:
+    """Shows what a connection holds: permits, tokens, or the channels that it is subscribed to.
+
+    An ID is what `counterctl connections` and `counterctl holders` show. Exit status 1 if it holds nothing, or is gone.
+    """
+    answer = held_by(endpoint_of(context, **where), connection, limit)
+    columns = columns_of(connection)
+    output.rows(columns, [listed(columns, row) for row in answer["rows"]])
+    if not answer["rows"]:
+        say(f"{shown_text(connection)} holds nothing")
+        context.exit(EXIT_NOT_AVAILABLE)
+    say_total(answer)
+
+
+def held_by(endpoint: Endpoint, connection: str, limit: int) -> Any:
+    """What a connection holds, with names as bytes. Raises what Endpoint.ask() and table_of() do."""
+    answer = endpoint.ask("GET", f"/{table_of(connection).name}", connection=connection, limit=limit)
+    names = [each.name for each in columns_of(connection) if each.kind is Kind.BYTES]
+    for row in answer["rows"]:
+        row.update({name: unquote_to_bytes(row[name]) for name in names})
+    return answer
+
+
+def table_of(connection: str) -> Table:
+    """The table of what the connection with this id holds. Raises WrongArguments for what cannot be an id."""
+    from counterd.protocols import find_rooms
+
+    protocol = connection.partition("-")[0]
+    for table in (table for room in find_rooms() if room.name == protocol for table in room.tables):
+        if "connection" in table.parameters:
+            return table
+    raise WrongArguments(BAD_REQUEST, f"{connection!r} is not the id of a connection, such as counter-4-12")
+
+
+def columns_of(connection: str) -> list[Column]:
+    """Those of its table, but for the connection itself."""
+    kinds = {"name": Kind.BYTES, "integer": Kind.NUMBER, "text": Kind.TEXT, "seconds": Kind.SPAN}
+    return [
+        Column("age_seconds", Kind.SPAN, title="age") if each.kind == "since" else Column(each.name, kinds[each.kind])
+        for each in table_of(connection).columns
+        if each.kind != "connection"
+    ]
+
+
+def say_total(answer: dict[str, Any]) -> None:
+    """If there are more rows than were asked for."""
     if answer["total"] > len(answer["rows"]):
         say(f"these are {len(answer['rows']):,} of {answer['total']:,}")
 

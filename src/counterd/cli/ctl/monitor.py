@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.live import Live
 
-from counterd.cli.ctl.admin import PAGE, Endpoint, end_connection
+from counterd.cli.ctl.admin import PAGE, Endpoint, end_connection, held_by
 from counterd.cli.ctl.common import EXIT_SIGNAL, explain
 from counterd.cli.ctl.screen import Listing, Sample, Shown, Told, draw, remember, summary
-from counterd.cli.ctl.view import CONNECTIONS, COUNTERS, HOLDERS, Keys, View
+from counterd.cli.ctl.view import CONNECTIONS, COUNTERS, HOLDINGS, Keys, View
 from counterd.errors import CounterdError
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Monitor:
 
     def _ask_page(self) -> Told | None:
         """None where the page needs nothing of the endpoint."""
-        page, name = self._view.page, self._view.name if self._view.page == HOLDERS else b""
+        page, name = self._view.page, self._view.name
         try:
             self._end_connections()
             return None if page == COUNTERS else told(self._known_endpoint(), page, name)
@@ -235,7 +235,10 @@ def told(endpoint: Endpoint, page: str, name: bytes) -> Told:
     if page == CONNECTIONS:
         answer = endpoint.ask("GET", "/connections", limit=PAGE)
         return Told(page, name, answer["rows"], None if answer["next"] is not None else len(answer["rows"]))
-    answer = endpoint.ask("GET", "/holders", name=name, limit=PAGE)
+    if page == HOLDINGS:
+        answer = held_by(endpoint, name.decode("utf-8", "replace"), PAGE)
+    else:
+        answer = endpoint.ask("GET", "/holders", name=name, limit=PAGE)
     return Told(page, name, answer["rows"], answer["total"])
 
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Group
 from rich.text import Text
 
+from counterd.cli.ctl.admin import columns_of
 from counterd.cli.ctl.common import shown
+from counterd.cli.ctl.output import RIGHT, Kind, cell
 from counterd.cli.ctl.output import Column as Field
-from counterd.cli.ctl.output import Kind, cell
-from counterd.cli.ctl.view import CONNECTIONS, COUNTERS, HOLDERS, Order, View, limit_of, share
+from counterd.cli.ctl.view import CONNECTIONS, COUNTERS, HOLDERS, HOLDINGS, Order, View, limit_of, share
 from counterd.units import COUNTS, count, digits, rate, scaled, several
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ LABEL_WIDTH = 13
 LOAD_WIDTH = 20
 HELP = (
     ("up, down", "move the cursor, also PgUp, PgDn, Home and End"),
-    ("Enter", "who holds the counter under the cursor"),
+    ("Enter", "who holds the counter under the cursor, or what the connection holds"),
     ("Tab", "connections, and back to the counters; so does Esc"),
     ("k", "end the connection under the cursor, once y has confirmed it"),
     ("s, left, right", "sort by the next column, or the one before"),
@@ -54,7 +55,7 @@ EXPLAINED = (
     "peak:  the most that was in use in this window of the server's statistics",
     "share: what is in use of the limit; with ~ of the peak, no limit being known",
     "lately: what was in use each time that the list was asked for, of the same",
-    "Holders and connections are told by the admin endpoint (--admin); k needs its token.",
+    "Holders, holdings and connections are told by the admin endpoint (--admin); k needs its token.",
 )
 HINTS = {
     COUNTERS: (
@@ -62,8 +63,18 @@ HINTS = {
         "Enter holders  Tab connections  h help  q quit",
         "h help  q quit",
     ),
-    CONNECTIONS: ("k kill  Tab counters  h help  q quit", "h help  q quit"),
+    CONNECTIONS: (
+        "Enter holdings  k kill  Tab counters  h help  q quit",
+        "k kill  Tab counters  h help  q quit",
+        "h help  q quit",
+    ),
+    HOLDINGS: (
+        "k kill  Esc counters  Tab connections  h help  q quit",
+        "k kill  Esc counters  h help",
+        "h help  q quit",
+    ),
     HOLDERS: (
+        "Enter holdings  k kill  Esc counters  Tab connections  h help  q quit",
         "k kill  Esc counters  Tab connections  h help  q quit",
         "k kill  Esc counters  h help",
         "h help  q quit",
@@ -297,9 +308,9 @@ def _with_hints(left: Text, hints: Sequence[str], columns: int) -> Text:
 
 def _told(what: Shown) -> Text:
     told = what.told
-    if told is None or (told.page, told.name) != (what.view.page, what.view.name if told.page == HOLDERS else b""):
+    if told is None or (told.page, told.name) != (what.view.page, what.view.name):
         return Text("asking the admin endpoint", "dim")
-    kind = "connection" if told.page == CONNECTIONS else "holder"
+    kind = told.page.removesuffix("s")
     return Text(f"the first {len(told.rows):,} {kind}s" if told.total is None else several(told.total, kind))
 
 
@@ -434,8 +445,12 @@ def sparkline(values: Sequence[int] | deque[int], full: int, width: int, *, plai
 
 # ---- other pages ----
 
-WIDTHS = {"id": 16, "connection": 16, "room": 9, "age_seconds": 9, "idle_seconds": 9, "requests": 9, "holdings": 9,
-          "amount": 9}  # fmt: skip
+WIDTHS = {
+    "id": 16, "connection": 16, "flow": 19,
+    **dict.fromkeys(("room", "age_seconds", "idle_seconds", "requests", "holdings", "amount", "times", "count"), 9),
+    **dict.fromkeys(("held", "left", "kept"), 9),
+}  # fmt: skip
+EMPTY = {CONNECTIONS: "nobody is connected", HOLDERS: "nobody holds it", HOLDINGS: "it holds nothing"}
 FIELDS = {
     CONNECTIONS: (
         Field("id"),
@@ -456,19 +471,18 @@ FIELDS = {
 
 
 def _page(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
-    """Who is connected, or who holds a counter, around the cursor."""
+    """Who is connected, who holds a counter, or what a connection holds, around the cursor."""
     view, told = what.view, what.told
-    about = Text(f"holders of {_beginning(view.name, columns)}" if view.page == HOLDERS else "connections", "bold")
-    name = view.name if view.page == HOLDERS else b""
-    if told is None or (told.page, told.name) != (view.page, name):
+    about = Text(f"{view.page} of {_beginning(view.name, columns)}" if view.name else view.page, "bold")
+    if told is None or (told.page, told.name) != (view.page, view.name):
         return [about]
-    fields, flexible = _fields_of(view.page, columns)
+    fields, flexible = _fields_of(view, columns)
     view.cursor.settle([str(row[fields[0].name]) for row in told.rows], room - 2)
     heading = _row([each.title or each.name for each in fields], fields, flexible, plain=plain)
     heading.stylize("reverse")
     heading.pad_right(columns - heading.cell_len)
     if not told.rows:
-        empty = told.problem or ("nobody holds it" if view.page == HOLDERS else "nobody is connected")
+        empty = told.problem or EMPTY[view.page]
         return [about, heading, Text(empty, "bold red" if told.problem else "dim")]
     lines = []
     for at, row in enumerate(told.rows[view.cursor.top : view.cursor.top + view.cursor.room], view.cursor.top):
@@ -479,11 +493,11 @@ def _page(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
     return [about, heading, *lines]
 
 
-def _fields_of(page: str, columns: int) -> tuple[Sequence[Field], int]:
-    """Those that there is room for, and the width of the one that takes the rest: the peer."""
-    fields = FIELDS[page]
+def _fields_of(view: View, columns: int) -> tuple[Sequence[Field], int]:
+    """Those that there is room for, and the width of the one that takes the rest: the peer, or a name."""
+    fields = tuple(columns_of(view.name.decode())) if view.page == HOLDINGS else FIELDS[view.page]
     while True:
-        left = columns - sum(WIDTHS.get(each.name, 0) + GAP for each in fields[:1] + fields[2:])
+        left = columns - sum(WIDTHS[each.name] + GAP for each in fields if each.name in WIDTHS)
         if left >= NAME_WIDTH_MIN or len(fields) <= 2:
             return fields, max(left, 1)
         fields = fields[:-1]
@@ -496,7 +510,7 @@ def _row(texts: Sequence[str], fields: Sequence[Field], flexible: int, *, plain:
         width = WIDTHS.get(each.name, flexible)
         part.truncate(width, overflow="crop" if plain else "ellipsis")
         room = " " * (width - part.cell_len)
-        right = each.kind is not Kind.TEXT
+        right = each.kind in RIGHT
         line.append(" " * GAP if at else "").append_text(Text(room) + part if right else part + Text(room))
     return line
 

@@ -15,7 +15,7 @@ from urllib.parse import unquote_to_bytes
 
 import click
 
-from counterd.cli.ctl.admin import PAGE, admin_options, endpoint_of, listed
+from counterd.cli.ctl.admin import PAGE, admin_options, endpoint_of, listed, say_total
 from counterd.cli.ctl.common import (
     DURATION,
     EXIT_NOT_AVAILABLE,
@@ -167,12 +167,6 @@ def flows(context: click.Context, /, sort: str, limit: int, output: Output, **wh
     rows = ({**row, "resource": unquote_to_bytes(row["resource"])} for row in answer["rows"])
     output.rows(FLOW_COLUMNS, [listed(FLOW_COLUMNS, row) for row in rows])
     say_total(answer)
-
-
-def say_total(answer: dict[str, Any]) -> None:
-    """If there are more rows than were asked for."""
-    if answer["total"] > len(answer["rows"]):
-        say(f"these are {len(answer['rows']):,} of {answer['total']:,}")
 
 
 # ---- what clients ask ----

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SORTS = ("in use", "share", "peak", "name")
 INTERVALS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-COUNTERS, CONNECTIONS, HOLDERS = "counters", "connections", "holders"
+COUNTERS, CONNECTIONS, HOLDERS, HOLDINGS = "counters", "connections", "holders", "holdings"
 
 
 class Order(NamedTuple):
@@ -158,7 +158,7 @@ class View:
     typed: str | None = None  # of a filter that is not finished
     quits: bool = False
     page: str = COUNTERS
-    name: bytes = b""  # whose holders are shown
+    name: bytes = b""  # of the counter whose holders are shown, or of the connection whose holdings are
     cursor: Cursor = field(default_factory=Cursor)
     doomed: str = ""  # the connection that is to be ended, if the user says so once more
     kills: list[str] = field(default_factory=list)  # those that are to be
@@ -205,19 +205,22 @@ class View:
         elif key == "/":
             self.typed = self.order.filter
         elif key == "enter" and isinstance(self.cursor.on, bytes):
-            self.name = self.cursor.on
-            self._turn_to(HOLDERS)
+            self._turn_to(HOLDERS, self.cursor.on)
         elif key == "k":
             self.note = "Enter shows who holds it, and k ends one of those"
 
     def _press_connections(self, key: str) -> None:
         if key in ("escape", "left", "backspace"):
             self._turn_to(COUNTERS)
-        elif key == "k" and isinstance(self.cursor.on, str) and self.cursor.on:
-            self.doomed = self.cursor.on
+            return
+        connection = self.name.decode() if self.page == HOLDINGS else self.cursor.on
+        if key == "k" and isinstance(connection, str):
+            self.doomed = connection
+        elif key == "enter" and self.page != HOLDINGS and isinstance(connection, str) and connection:
+            self._turn_to(HOLDINGS, connection.encode())
 
-    def _turn_to(self, page: str) -> None:
-        self.page, self.cursor = page, Cursor()
+    def _turn_to(self, page: str, name: bytes = b"") -> None:
+        self.name, self.page, self.cursor = name, page, Cursor()  # a thread asks by page, then by name
 
     def _sort(self, order: Order) -> None:
         """Whoever sorts wants to see what is first."""

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from counterd.contract import Figures, Room, Windows
-from counterd.listing import ROWS_MAX, Column, Figure, Table, name_of_bytes, ranked_parameters, read_parameters
+from counterd.listing import (
+    CONNECTION,
+    ROWS_MAX,
+    Column,
+    Figure,
+    Table,
+    name_of_bytes,
+    ranked_parameters,
+    read_parameters,
+)
 from counterd.settings import integer, setting, size
 
 if TYPE_CHECKING:
@@ -72,6 +81,14 @@ def open_holders(store: CounterStore, parameters: Mapping[str, str]) -> Walk:
     return HoldersWalk(store, values["name"], values["limit"])
 
 
+def open_holdings(store: CounterStore, parameters: Mapping[str, str]) -> Walk:
+    """Begins a walk along what one connection holds."""
+    from counterd.protocols.counter._tables import HeldWalk  # noqa: PLC0415 - as above
+
+    readers = {"connection": CONNECTION, "limit": integer(1, ROWS_MAX)}
+    return HeldWalk(store, **read_parameters(parameters, readers, {"limit": ROWS_MAX}))
+
+
 FIGURES = (
     Figure("busy", "counters", "gauge", "Counters that exist, by whether anything of them is held.", {"state": "busy"}),
     Figure("idle", "counters", "gauge", "Counters that exist, by whether anything of them is held.", {"state": "idle"}),
@@ -95,7 +112,7 @@ TABLES = (
         "The counters that exist, those first that have most of what `sort` says; `match` has to be in their names.",
         (
             Column("name", "name", "of the counter"),
-            Column("consumption", "integer", "resources that are held now"),
+            Column("consumption", "integer", "permits that are held now"),
             Column("limit", "integer", "the maximum that the last Acquire gave"),
             Column("peak", "integer", "the largest consumption in the stats window"),
         ),
@@ -104,14 +121,27 @@ TABLES = (
     ),
     Table(
         "holders",
-        "Who holds resources of the counter `name`, who came last first.",
+        "Who holds permits of the counter `name`, who came last first.",
         (
             Column("connection", "connection", "who holds them"),
-            Column("amount", "integer", "how many resources"),
+            Column("amount", "integer", "how many permits"),
             Column("since", "since", "when it first acquired them"),
         ),
         (),
         open_holders,
+        ("name",),
+    ),
+    Table(
+        "holdings",
+        "What the connection `connection` holds, what it acquired last first.",
+        (
+            Column("name", "name", "of the counter"),
+            Column("amount", "integer", "how many permits"),
+            Column("since", "since", "when it first acquired them"),
+        ),
+        (),
+        open_holdings,
+        ("connection",),
     ),
 )
 

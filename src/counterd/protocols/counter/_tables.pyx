@@ -1,6 +1,6 @@
-"""The counter room's tables for people: the counters, and who holds of one.
+"""The counter room's tables for people: the counters, who holds of one, and what a connection holds.
 
-Floor 2. Both are walks in slices, see _walk.pyx; the holders of one counter are walked along their list, by the
+Floor 2. All are walks in slices, see engine/walk.pyx; the holders of one counter are walked along their list, by the
 region's cursor, which the ledger moves on when the holding that it is at goes.
 """
 
@@ -9,7 +9,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from counterd.engine.permits cimport Holding, Permits, permit_at, walk_begin
 from counterd.engine.table cimport Record, name_tag, table_find
-from counterd.engine.walk cimport RankedWalk
+from counterd.engine.walk cimport HoldingsWalk, RankedWalk
 from counterd.protocols.counter._counters cimport Counter, Counters, counter_exists
 from counterd.protocols.counter._room cimport CounterStore
 
@@ -130,3 +130,10 @@ cdef class HoldersWalk:
     def rows(self):
         """(connection, amount, since), as Store.holders() tells them."""
         return self.found
+
+
+cdef class HeldWalk(HoldingsWalk):
+    """What a connection holds, what it acquired last first."""
+
+    def __cinit__(self, CounterStore store not None, uint32_t connection, uint32_t limit):
+        self.permits = &store.counters.permits

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from counterd.contract import Extensions, Figures, Files, Room
-from counterd.listing import ROWS, ROWS_MAX, Column, Figure, Table, read_parameters
+from counterd.listing import CONNECTION, ROWS, ROWS_MAX, Column, Figure, Table, read_parameters
 from counterd.settings import absolute_path, choice, extension_name, integer, setting
 
 if TYPE_CHECKING:
@@ -106,9 +106,14 @@ def open_tokens(store: SentinelStore, parameters: Mapping[str, str]) -> Walk:
     """Begins a walk through the tokens."""
     from counterd.protocols.sentinel._tables import TokensWalk  # noqa: PLC0415 - as above
 
-    readers = {"flow": integer(1, FLOW_ID_MAX), "sort": choice(*TOKEN_SORTS), "limit": integer(1, ROWS_MAX)}
-    values = read_parameters(parameters, readers, {"flow": 0, "sort": TOKEN_SORTS[0], "limit": ROWS})
-    return TokensWalk(store, b"", values["limit"], values["sort"], values["flow"])
+    readers = {
+        "flow": integer(1, FLOW_ID_MAX),
+        "connection": CONNECTION,
+        "sort": choice(*TOKEN_SORTS),
+        "limit": integer(1, ROWS_MAX),
+    }
+    values = read_parameters(parameters, readers, {"flow": 0, "connection": 0, "sort": TOKEN_SORTS[0], "limit": ROWS})
+    return TokensWalk(store, b"", values["limit"], values["sort"], values["flow"], values["connection"])
 
 
 def open_flows(store: SentinelStore, parameters: Mapping[str, str]) -> Walk:
@@ -154,6 +159,7 @@ TABLES = (
         ),
         TOKEN_SORTS,
         open_tokens,
+        ("flow", "connection"),
     ),
     Table(
         "flows",

@@ -2,7 +2,9 @@ from counterd.engine.walk import RankedWalk
 from counterd.protocols.sentinel._store import SentinelStore
 
 class TokensWalk(RankedWalk):
-    def __init__(self, store: SentinelStore, match: bytes, limit: int, sort: str, flow: int) -> None: ...
+    def __init__(
+        self, store: SentinelStore, match: bytes, limit: int, sort: str, flow: int, connection: int = 0
+    ) -> None: ...
 
 class FlowsWalk(RankedWalk):
     def __init__(self, store: SentinelStore, match: bytes, limit: int, sort: str) -> None: ...

@@ -31,22 +31,30 @@ cdef dict ORDERS = {
 
 
 cdef class TokensWalk(RankedWalk):
-    """Tokens that are out, of one flow or of all (0), those first that are held longest, or have the largest count."""
+    """Tokens that are out, those first that are held longest, or have the largest count.
+
+    flow, connection: only those of this flow, or of the connection with this number; 0 = of all.
+    """
 
     cdef Order order
-    cdef int64_t only         # of this flow; 0 = of all
+    cdef int64_t flow
+    cdef uint32_t connection
 
-    def __cinit__(self, SentinelStore store not None, bytes _match, uint32_t limit, str sort, int64_t flow):
+    def __cinit__(self, SentinelStore store not None, bytes _match, uint32_t limit, str sort, int64_t flow,
+                  uint32_t connection=0):
         self.table = &store.tokens.table
         self.order = <Order><int>ORDERS[sort]
-        self.only = flow
+        self.flow = flow
+        self.connection = connection
 
     cdef bint rank(self, const Record* record, uint64_t* rank) noexcept:
         cdef SentinelStore store = <SentinelStore>self.store
         cdef const Token* token = <const Token*>record
-        if self.only:
+        if self.flow or self.connection:
             self.work -= BLOCK_WORK
-            if flow_id(&store.rules, token.flow) != self.only:
+            if self.flow and flow_id(&store.rules, token.flow) != self.flow:
+                return False
+            if self.connection and store.tokens.owners[token.owner].connection != self.connection:
                 return False
         rank[0] = token.count if self.order == COUNT else ~<uint64_t>token.since_ns
         return True

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from counterd.contract import Figures, Room
-from counterd.listing import Column, Figure, Table, ranked_parameters
+from counterd.listing import CONNECTION, ROWS_MAX, Column, Figure, Table, ranked_parameters, read_parameters
 from counterd.settings import choice, integer, setting, size
 
 if TYPE_CHECKING:
@@ -68,6 +68,14 @@ def open_keys(store: ThrottrStore, parameters: Mapping[str, str]) -> Walk:
     return KeysWalk(store, match, limit, sort)
 
 
+def open_subscriptions(store: ThrottrStore, parameters: Mapping[str, str]) -> Walk:
+    """Begins a walk along what one connection is subscribed to."""
+    from counterd.protocols.throttr._tables import SubscriptionsWalk  # noqa: PLC0415 - as above
+
+    readers = {"connection": CONNECTION, "limit": integer(1, ROWS_MAX)}
+    return SubscriptionsWalk(store, **read_parameters(parameters, readers, {"limit": ROWS_MAX}))
+
+
 KEYS_HELP = "Keys that there are, by type; with throttr.expiry_grace, those in their grace too."
 FIGURES = (
     Figure("counters", "throttr_keys", "gauge", KEYS_HELP, {"type": "quota"}),
@@ -96,6 +104,18 @@ TABLES = (
         ),
         SORTS,
         open_keys,
+    ),
+    Table(
+        "subscriptions",
+        "The channels that the connection `connection` is subscribed to, the latest first.",
+        (
+            Column("channel", "name", "its name"),
+            Column("times", "integer", "how often it is subscribed"),
+            Column("since", "since", "when it first subscribed"),
+        ),
+        (),
+        open_subscriptions,
+        ("connection",),
     ),
 )
 

@@ -1,12 +1,12 @@
-"""The throttr room's table for people: its keys.
+"""The throttr room's tables for people: its keys, and what a connection is subscribed to.
 
-Floor 2. A walk in slices, see _walk.pyx. What has expired is not told of, by the moment of the store's last call.
+Floor 2. Walks in slices, see engine/walk.pyx. What has expired is not told of, by the moment of the store's last call.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from counterd.engine.table cimport Record
-from counterd.engine.walk cimport BLOCK_WORK, RankedWalk
+from counterd.engine.walk cimport BLOCK_WORK, HoldingsWalk, RankedWalk
 from counterd.protocols.throttr._keys cimport KEY_BUFFER, Key, key_expires, key_lives, value_length
 from counterd.protocols.throttr._store cimport ThrottrStore
 
@@ -43,3 +43,10 @@ cdef class KeysWalk(RankedWalk):
         cdef int64_t left_ns = key_expires(&store.keys, key) - store.now_ns
         kind = "buffer" if key.record.flags & KEY_BUFFER else "quota"
         return (name, kind, self.value(key), left_ns / NS_PER_S)
+
+
+cdef class SubscriptionsWalk(HoldingsWalk):
+    """The channels that a connection is subscribed to, the latest first."""
+
+    def __cinit__(self, ThrottrStore store not None, uint32_t connection, uint32_t limit):
+        self.permits = &store.channels.permits

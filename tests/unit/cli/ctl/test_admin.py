@@ -1,4 +1,4 @@
-"""holders, connections and kill beside a small server that answers in the shapes of the admin endpoint."""
+"""holders, holdings, connections and kill beside a small server that answers in the shapes of the admin endpoint."""
 
 from __future__ import annotations
 
@@ -26,6 +26,17 @@ HOLDERS = [
     {"connection": "counter-12-3401", "peer": "127.0.0.1:5432", "amount": 2, "age_seconds": 3.2},
     {"connection": "", "peer": "", "amount": 1, "age_seconds": 90},
 ]
+HELD = {
+    "/holdings": [
+        {"name": "db%FF%25", "amount": 2, "age_seconds": 3.2},
+        {"name": "%1B%5B31m", "amount": 1_234_567, "age_seconds": 90},
+    ],
+    "/subscriptions": [{"channel": "news", "times": 2, "age_seconds": 3.2}],
+    "/tokens": [
+        {"token": "-7", "flow": "103", "count": 3, "connection": "sentinel-1-1", "peer": "", "held": 1, "left": -1,
+         "kept": 0}
+    ],
+}  # fmt: skip
 TLS = {"version": "TLSv1.3", "cipher": "TLS_AES_256_GCM_SHA384", "subject": "CN=me"}
 
 
@@ -60,6 +71,11 @@ class Admin(HTTPServer):
         if path == "/holders":
             rows = HOLDERS if parameters["name"] == "db\xff%" else []
             body = {"columns": [], "rows": rows[: int(parameters["limit"])], "total": len(rows)}
+        elif path in HELD:
+            gone = parameters["connection"].endswith("-gone")
+            rows = [] if parameters["connection"].endswith("-idle") else HELD[path]
+            status = 404 if gone else 200
+            body = {"error": "no such connection"} if gone else {"rows": rows[: int(parameters["limit"])], "total": 9}
         elif method == "GET" and path == "/connections":
             begin = int(parameters.get("after", "counter--1").split("-", 1)[1].partition("-")[0] or -1) + 1
             end = begin + int(parameters["limit"])
@@ -146,6 +162,41 @@ def test_more_than_are_shown(admin: Admin) -> None:
 def test_nobody_holds_it(admin: Admin) -> None:
     done = ctl(admin, "holders", "free")
     assert (done.exit_code, done.stderr) == (1, "counterctl: nobody holds free\n")
+
+
+# ---- holdings ----
+
+
+@pytest.mark.parametrize(
+    ("connection", "path", "lines"),
+    [
+        ("counter-4-12", "/holdings", ["name amount age", "db\\xff% 2 3.20 s", "\\x1b[31m 1.23M 1 min"]),
+        ("throttr-4-12", "/subscriptions", ["channel times age", "news 2 3.20 s"]),
+        ("sentinel-4-12", "/tokens", ["token flow count held left kept", "-7 103 3 1 s -1 s 0"]),
+    ],
+)
+def test_holdings(admin: Admin, connection: str, path: str, lines: list[str]) -> None:
+    done = ctl(admin, "holdings", connection)
+    assert [" ".join(line.split()) for line in done.stdout.splitlines()] == lines
+    assert (done.exit_code, done.stderr) == (0, f"counterctl: these are {len(lines) - 1} of 9\n")
+    assert admin.asked[0][:3] == ("GET", path, {"connection": connection, "limit": "1000"})
+    assert "Authorization" not in admin.asked[0][3]
+
+
+def test_holdings_for_programs(admin: Admin) -> None:
+    (row,) = json.loads(ctl(admin, "holdings", "counter-4-12", "--limit", "1", "--output", "json").stdout)
+    assert row == {"name": "db\\xff%", "name_base64": "ZGL/JQ==", "amount": 2, "age_seconds": 3.2}
+
+
+def test_a_connection_that_holds_nothing_or_is_gone(admin: Admin) -> None:
+    done = ctl(admin, "holdings", "counter-4-idle")
+    assert (done.exit_code, done.stderr) == (1, "counterctl: counter-4-idle holds nothing\n")
+    done = ctl(admin, "holdings", "counter-4-gone")
+    assert (done.exit_code, done.stdout, done.stderr) == (1, "", "counterctl: no such connection\n")
+    for words in ("db:main", "counters-4-12", ""):
+        done = ctl(admin, "holdings", words)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert f"{words!r} is not the id of a connection" in done.stderr
 
 
 # ---- connections ----

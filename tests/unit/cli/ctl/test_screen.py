@@ -23,7 +23,7 @@ from counterd.cli.ctl.screen import (
     sparkline,
     summary,
 )
-from counterd.cli.ctl.view import CONNECTIONS, HOLDERS, SORTS, Order, View
+from counterd.cli.ctl.view import CONNECTIONS, HOLDERS, HOLDINGS, SORTS, Order, View
 from unit.cli.ctl.test_view import ENTRIES, Entry, names, pressed
 
 FIGURES = {
@@ -194,7 +194,8 @@ def test_connections() -> None:
     at = lines.index("connections")
     assert lines[at + 1].split() == ["id", "peer", "holdings", "age", "idle", "requests"]
     assert lines[at + 2].split() == ["counter-0-12", "127.0.0.1:40530", "0", "59", "s", "1", "s", "1.23M"]
-    assert lines[-1] == "30 connections" + " " * (80 - 14 - 36) + "k kill  Tab counters  h help  q quit"
+    hint = "Enter holdings  k kill  Tab counters  h help  q quit"
+    assert lines[-1] == "30 connections" + " " * (80 - 14 - len(hint)) + hint
     assert drawn(connected(30, None))[-1].startswith("the first 30 connections ")
     assert "protocol" in "\n".join(drawn(what, 120))
     assert drawn(connected(0, 0))[at + 2] == "nobody is connected"
@@ -235,6 +236,35 @@ def test_holders() -> None:
     assert "cannot connect to the admin endpoint" in drawn(what)
     what.told = Told(HOLDERS, b"calls", [])
     assert "nobody holds it" in drawn(what)
+
+
+@pytest.mark.parametrize(
+    ("connection", "rows", "lines"),
+    [
+        ("counter-4-12", [{"name": b"db\xff\x1b", "amount": 2, "age_seconds": 3.2}],
+         ["name amount age", r"db\xff\x1b 2 3.20 s"]),
+        ("throttr-4-12", [{"channel": b"news", "times": 2, "age_seconds": 90}],
+         ["channel times age", "news 2 1 min"]),
+        ("sentinel-4-12", [{"token": "-7", "flow": "103", "count": 3, "held": 1, "left": -1, "kept": 0}],
+         ["token flow count held left", "-7 103 3 1 s -1 s"]),
+    ],
+)  # fmt: skip
+def test_holdings(connection: str, rows: list[dict[str, object]], lines: list[str]) -> None:
+    what = connected(3)
+    drawn(what)
+    what.view.cursor.rows = [connection]
+    what.view.press("enter")
+    assert drawn(what)[-1].startswith("asking the admin endpoint")
+    what.told = Told(HOLDINGS, connection.encode(), rows, 2)
+    found = drawn(what)
+    at = found.index(f"holdings of {connection}")
+    assert [" ".join(line.split()) for line in found[at + 1 : at + 3]] == lines
+    assert found[-1].startswith("2 holdings ")
+    what.view.press("k")
+    assert drawn(what)[-1].startswith(f"end {connection}, and give back")
+    what.view.press("n")
+    what.told = Told(HOLDINGS, connection.encode(), [])
+    assert "it holds nothing" in drawn(what)
 
 
 def test_no_sign_but_ascii_where_there_is_nothing_else() -> None:

@@ -6,7 +6,18 @@ from typing import NamedTuple
 
 import pytest
 
-from counterd.cli.ctl.view import CONNECTIONS, COUNTERS, HOLDERS, INTERVALS_S, Cursor, Keys, Order, View, share
+from counterd.cli.ctl.view import (
+    CONNECTIONS,
+    COUNTERS,
+    HOLDERS,
+    HOLDINGS,
+    INTERVALS_S,
+    Cursor,
+    Keys,
+    Order,
+    View,
+    share,
+)
 
 
 class Entry(NamedTuple):
@@ -203,8 +214,21 @@ def test_pages() -> None:
     assert (view.page, view.name) == (HOLDERS, b"db")
     for key in ("escape", "left", "backspace"):
         assert pressed("tab", key).page == COUNTERS
+    on(view, "").press("enter")
+    assert view.page == HOLDERS, "a holding that is being given back has no connection"
+    on(view, "counter-1-2").press("enter")
+    assert (view.page, view.name) == (HOLDINGS, b"counter-1-2")
+    on(view, "a name").press("enter")
+    assert view.page == HOLDINGS
+    view.press("k")
+    assert view.doomed == "counter-1-2"
+    view.press("n")
     view.press("tab")
-    assert view.page == CONNECTIONS
+    assert (view.page, view.name) == (CONNECTIONS, b"")
+    on(view, "counter-1-2").press("enter")
+    assert view.page == HOLDINGS
+    view.press("escape")
+    assert (view.page, view.name) == (COUNTERS, b"")
 
 
 def test_a_connection_is_to_be_ended_once_it_is_confirmed() -> None:

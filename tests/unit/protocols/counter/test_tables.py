@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from counterd.protocols import find_rooms
-from counterd.protocols.counter._tables import HoldersWalk
+from counterd.protocols.counter._tables import HeldWalk, HoldersWalk
 from property.model import OK, Client, make_store, settle
 
 TABLES = {table.name: table for room in find_rooms() for table in room.tables}
@@ -125,3 +125,58 @@ def test_who_comes_behind_the_count_is_counted_if_told_of() -> None:
     assert client.acquire(b"a") == OK
     assert walk.step()
     assert (len(walk.rows()), walk.total) == (1, 1)
+
+
+# ---- what a connection holds ----
+
+
+def test_what_a_connection_holds_what_came_last_first() -> None:
+    client, other = Client(store := make_store()), Client(store)
+    number = client.session.number
+    for now, (name, amount) in enumerate([(b"a", 3), (b"\xff", 1), (b"c", 2)]):
+        client.now_ns = now * 1_000_000_000
+        assert client.acquire(name, amount) == OK
+    assert other.acquire(b"a", 9) == OK
+    assert client.acquire(b"a", 1) == OK
+    rows, total = listed(store, "holdings", connection=str(number))
+    assert [tuple(row.values()) for row in rows] == [(b"c", 2, 20), (b"\xff", 1, 10), (b"a", 4, 0)]
+    assert total == 3
+    assert listed(store, "holdings", connection=str(number), limit="2") == (rows[:2], 3)
+    assert client.release(b"c", 2) == OK
+    assert listed(store, "holdings", connection=str(number)) == (rows[1:], 2)
+    client.close()
+    settle(store)
+    assert listed(store, "holdings", connection=str(number)) == ([], 0)
+
+
+def test_holdings_are_told_in_slices_and_bounded() -> None:
+    client = Client(store := make_store(4000, 4000, name_memory=8 << 20))
+    for number in range(3000):
+        client.acquire(b"%d" % number)
+    walk = HeldWalk(store, client.session.number, 1000)
+    steps = 1
+    while not walk.step():
+        assert client.release(b"%d" % (2000 + steps)) == OK  # of those that are noted, the last
+        assert client.acquire(b"new %d" % steps) == OK  # under the number that this set free
+        steps += 1
+    assert 3 < steps < 10
+    assert (len(walk.rows()), walk.total) == (1000, 3000)
+    assert len({name for name, _, _ in walk.rows()}) == 1000
+    store.audit()
+
+
+def test_long_names_of_holdings_are_bounded_together() -> None:
+    client = Client(store := make_store(100, 100, name_memory=8 << 20))
+    for number in range(100):
+        assert client.acquire(b"%05d" % number * 13_107) == OK
+    rows, total = listed(store, "holdings", connection=str(client.session.number))
+    assert (len(rows), total) == ((4 << 20) // 65_535, 100)
+
+
+@pytest.mark.parametrize("number", [0, 1 << 32, "x", -1, (1 << 20) + 1])
+def test_numbers_that_no_connection_has(number: object) -> None:
+    with pytest.raises(ValueError, match="connection"):
+        listed(make_store(), "holdings", connection=str(number))
+    assert listed(make_store(), "holdings", connection=str(1 << 20)) == ([], 0)
+    with pytest.raises(ValueError, match="connection is missing"):
+        listed(make_store(), "holdings")

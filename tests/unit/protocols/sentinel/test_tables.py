@@ -70,6 +70,13 @@ def test_tokens_by_how_long_they_are_held_and_by_count(store: Any) -> None:
     assert [row[0] for row in listed(store, TOKENS, sort="count")[0]] == [str(second), str(third), str(first)]
     assert [row[0] for row in listed(store, TOKENS, flow="101")[0]] == [str(third)]
     assert listed(store, TOKENS, limit="1") == (rows[:1], 3)
+    other = store.session(START + 2 * SECOND)
+    fourth = acquire(other, 102, 1, START + 2 * SECOND)
+    assert listed(store, TOKENS, connection=str(session.number)) == (rows, 3)
+    assert [row[0] for row in listed(store, TOKENS, connection=str(session.number), flow="101")[0]] == [str(third)]
+    assert [row[0] for row in listed(store, TOKENS, connection=str(other.number))[0]] == [str(fourth)]
+    other.receive(wire.release(5, fourth), START + 2 * SECOND)
+    assert listed(store, TOKENS, connection=str(other.number)) == ([], 0)
     session.closed(START + 3 * SECOND)
     store.tick(START + 3 * SECOND)
     assert [row[3:6] for row in listed(store, TOKENS)[0]] == [(0, 3.0, 2.0), (0, 2.0, 2.0), (0, 1.0, 2.0)]

@@ -1,4 +1,4 @@
-"""The throttr room's table of keys: what it tells, and of which."""
+"""The throttr room's tables of keys and subscriptions: what they tell, and of which."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from counterd.protocols import find_rooms
 from counterd.protocols.throttr._session import open_store
 from counterd.protocols.throttr.wire import Encoder, TTLType, ValueSize
 
-(KEYS,) = (table for room in find_rooms() for table in room.tables if room.name == "throttr")
+KEYS, SUBSCRIPTIONS = (table for room in find_rooms() for table in room.tables if room.name == "throttr")
 SECOND = 1_000_000_000
 START = 1000 * SECOND
 NEVER_S = 9_000_000_000
@@ -27,8 +27,8 @@ def make_store(grace_ns: int = 0) -> tuple[Any, Any, Encoder]:
     return store, store.session(START), Encoder(ValueSize.UINT64)
 
 
-def listed(store: Any, **parameters: str) -> tuple[list[Any], int]:
-    walk = KEYS.open(store, parameters)
+def listed(store: Any, table: Any = KEYS, **parameters: str) -> tuple[list[Any], int]:
+    walk = table.open(store, parameters)
     while not walk.step():
         pass
     return walk.rows(), walk.total
@@ -87,3 +87,21 @@ def test_a_walk_ends_while_keys_come_and_go() -> None:
     assert steps > 2
     assert [row[2] for row in walk.rows()] == [39_999 - steps - n for n in range(3)]
     store.audit()
+
+
+def test_what_a_connection_is_subscribed_to() -> None:
+    """The two channels of every connection are there from the start."""
+    store, session, encoder = make_store()
+    other = store.session(START)
+    later = START + 3 * SECOND
+    for channel in (b"news\xff", b"news\xff", b"jobs"):
+        assert session.receive(bytes(encoder.subscribe(channel)), later) == b"\1"
+    rows, total = listed(store, SUBSCRIPTIONS, connection=str(session.number))
+    assert rows[:2] == [(b"jobs", 1, later // (SECOND // 10)), (b"news\xff", 2, later // (SECOND // 10))]
+    assert [row[1:] for row in rows[2:]] == [(1, START // (SECOND // 10))] * 2
+    assert {len(row[0]) for row in rows[2:]} == {1, 32}
+    assert (total, listed(store, SUBSCRIPTIONS, connection=str(other.number))[1]) == (4, 2)
+    number = str(session.number)
+    session.closed(later)
+    store.tick(later)
+    assert listed(store, SUBSCRIPTIONS, connection=number) == ([], 0)
