@@ -1,6 +1,7 @@
 """/events: figures and a table, again and again, to any number of pages that look at them, for one question each.
 
-A side. Whoever is slow misses what came meanwhile and gets the latest: there is no queue.
+A side. A slow reader misses what came meanwhile and gets the latest: there is no queue. There are LISTENERS_MAX
+streams. One more takes the place of the oldest of the address that has most: no address keeps another one out.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from counterd.admin.frames import Refused
@@ -61,9 +63,12 @@ class Feed:
 
 
 class Listener:
-    """One stream: which of its feeds have news."""
+    """One stream: which of its feeds have news. address: of its reader; cut: ends the connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str, cut: Callable[[], None]) -> None:
+        self.address = address
+        self._cut = cut
+        self._has_ended = False
         self._news: dict[Feed, None] = {}
         self._awake = asyncio.Event()
 
@@ -71,9 +76,17 @@ class Listener:
         self._news[feed] = None
         self._awake.set()
 
+    def end(self) -> None:
+        """Another stream gets its place. Its reader may take nothing, so the connection is cut."""
+        self._has_ended = True
+        self._awake.set()
+        self._cut()
+
     async def next(self) -> bytes:
-        """The latest of all that has news, once there is any."""
+        """The latest of all that has news, once there is any. ConnectionResetError if the stream was ended."""
         await self._awake.wait()
+        if self._has_ended:
+            raise ConnectionResetError("another stream has its place")
         self._awake.clear()
         news, self._news = self._news, {}
         return b"".join(feed.latest for feed in news)
@@ -85,7 +98,7 @@ class Hub:
     def __init__(
         self, stats: Callable[[], Awaitable[Any]], table: Callable[[str, Mapping[str, str]], Awaitable[Any]]
     ) -> None:
-        self.listening = 0
+        self.listeners: list[Listener] = []  # the oldest first
         self._stats = Feed("stats", STATS_PERIOD_S, stats)
         self._table = table
         self._tables: dict[tuple[str, tuple[tuple[str, str], ...]], Feed] = {}
@@ -100,17 +113,25 @@ class Hub:
         return [self._stats, self._tables[key]]
 
     @contextlib.contextmanager
-    def listen(self, table: str | None, parameters: Mapping[str, str]) -> Iterator[Listener]:
+    def listen(
+        self, table: str | None, parameters: Mapping[str, str], address: str, cut: Callable[[], None]
+    ) -> Iterator[Listener]:
         """A listener, while the block runs."""
-        listener = Listener()
+        listener = Listener(address, cut)
         feeds = self.feeds(table, parameters)
-        self.listening += 1
+        self.listeners.append(listener)
+        if len(self.listeners) > LISTENERS_MAX:
+            ((greediest, _),) = Counter(one.address for one in self.listeners).most_common(1)
+            oldest = next(one for one in self.listeners if one.address == greediest)
+            self.listeners.remove(oldest)
+            oldest.end()
         try:
             for feed in feeds:
                 feed.join(listener)
             yield listener
         finally:
-            self.listening -= 1
+            if listener in self.listeners:  # else another one has its place
+                self.listeners.remove(listener)
             for feed in feeds:
                 feed.leave(listener)
             self._tables = {key: feed for key, feed in self._tables.items() if feed.listeners}

@@ -134,6 +134,7 @@ class Peer(web.RequestHandler):
             max_field_size=HEAD_FIELD_MAX,
             max_headers=HEAD_FIELDS_MAX,
         )
+        self.host = ""  # its IP address, "" on a Unix socket
         self._peers = peers
         self._pipe: asyncio.Transport | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -160,7 +161,8 @@ class Peer(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        if not self._peers.guard.allows_peer(host_of(transport.get_extra_info("peername"))):
+        self.host = host_of(transport.get_extra_info("peername"))
+        if not self._peers.guard.allows_peer(self.host):
             transport.write(FOREIGN)
             transport.close()
             return

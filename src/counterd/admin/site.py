@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, quote_from_bytes, unquote
 from aiohttp import web
 
 from counterd.admin import metrics
-from counterd.admin.events import LISTENERS_MAX, RETRY_MS, Hub
+from counterd.admin.events import RETRY_MS, Hub
 from counterd.admin.frames import Refused
 from counterd.admin.guard import Guard
 from counterd.admin.peer import PLAIN, Peer, Peers, let_in
@@ -175,9 +175,9 @@ class Site:
             except Refused as error:
                 if error.status != 503:  # while the daemon is busy it is asked again, by the stream
                     raise
-        if self._hub.listening >= LISTENERS_MAX:
-            raise Refused(503, f"{LISTENERS_MAX} streams are open, and no more can be")
-        with self._hub.listen(table, parameters) as listener:
+        peer = request.protocol
+        assert isinstance(peer, Peer)
+        with self._hub.listen(table, parameters, peer.host, peer.cut) as listener:
             response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream; charset=utf-8"})
             await response.prepare(request)
             await response.write(f"retry: {RETRY_MS}\n\n".encode())

@@ -144,8 +144,8 @@ class World:
         self.port = port
 
     @contextlib.asynccontextmanager
-    async def client(self) -> AsyncIterator[Client]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+    async def client(self, local: tuple[str, int] | None = None) -> AsyncIterator[Client]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=local)
         try:
             yield Client(reader, writer)
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import json
 import re
@@ -328,25 +329,49 @@ def test_a_stream_ends_with_its_listener(monkeypatch: pytest.MonkeyPatch) -> Non
         async with world.client() as client:
             client.writer.write(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await client.head()
-            assert world.site._hub.listening == 1
-        await until(lambda: not world.site._hub.listening)
+            assert len(world.site._hub.listeners) == 1
+        await until(lambda: not world.site._hub.listeners)
 
     serve(scene)
 
 
-def test_streams_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site, "LISTENERS_MAX", 1)
-    monkeypatch.setattr(events, "STATS_PERIOD_S", 0.01)
-
+def test_streams_that_cannot_be() -> None:
     async def scene(world: World) -> None:
         assert (await world.get("/events?table=nothing")).status == 404
         assert (await world.get("/events?match=x")).status == 400
-        async with world.client() as client:
-            client.writer.write(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            await client.head()
-            assert (await world.get("/events")).status == 503
-            world.link.answers["table"] = Refused(400, "sort: bad")
-            assert (await world.get("/events?table=things&sort=x")).status == 400
+        world.link.answers["table"] = Refused(400, "sort: bad")
+        assert (await world.get("/events?table=things&sort=x")).status == 400
+
+    serve(scene)
+
+
+def test_a_reader_with_many_streams_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it takes nothing of what it is sent. Its own oldest streams end."""
+    monkeypatch.setattr(events, "LISTENERS_MAX", 4)
+    monkeypatch.setattr(events, "STATS_PERIOD_S", 0.001)
+    asked = b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+    async def scene(world: World) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            greedy = []
+            for _ in range(4):
+                greedy.append(await stack.enter_async_context(world.client()))
+                greedy[-1].writer.write(asked)
+                await greedy[-1].head()
+            one = await stack.enter_async_context(world.client(("127.0.0.2", 0)))
+            one.writer.write(asked)
+            assert (await one.head())[0] == 200
+            assert b"event: stats" in await greedy[0].ends()
+            for _ in range(8):
+                greedy.append(await stack.enter_async_context(world.client()))
+                greedy[-1].writer.write(asked)
+                assert (await greedy[-1].head())[0] == 200
+            for client in greedy[:-3]:
+                await client.ends()
+            for client in (one, *greedy[-3:]):
+                await asyncio.wait_for(client.reader.readuntil(b"event: stats"), 10)
+            await until(lambda: len(world.site._hub.listeners) == 4)
+            assert not world.link.notes
 
     serve(scene)
 
