@@ -47,9 +47,10 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(job, 0)[1]))
 """
 
 
-@pytest.fixture(scope="module")
-def counterd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with running(tmp_path_factory.mktemp("daemon")) as daemon:
+@pytest.fixture
+def counterd(tmp_path: Path) -> Iterator[Daemon]:
+    """One for each test, as idle counters of another would be in the list."""
+    with running(tmp_path) as daemon:
         yield daemon
 
 
