@@ -6,6 +6,8 @@
 # Invariants (ThrottrStore.audit checks the last):
 # - a member is open from its first subscription until its connection leaves: then its subscriptions are still there for
 #   a moment, and nobody sees whose they are;
+# - an id is told to everybody, so it is made under a key of its own: under that of the tables it would tell hashes of
+#   names, and whoever knows many of these can aim all his names at one run of slots;
 # - a member's `repeated` is the sum of what its subscriptions have above 1.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -17,6 +19,9 @@ from counterd.engine.debug cimport debug_check
 from counterd.engine.region cimport Region, region_reserve
 from counterd.engine.siphash cimport siphash13
 from counterd.protocols.throttr._wire cimport ID_SIZE, OPCODES
+
+cdef enum:
+    NAME_MAX = 255          # bytes of a key or a channel: their length is one byte
 
 
 cdef struct Member:         # zeroed memory is one that is not open
@@ -36,6 +41,7 @@ cdef struct Member:         # zeroed memory is one that is not open
 
 cdef struct MembersState:   # in the region
     uint64_t serial         # of the last one
+    uint64_t[2] id_key      # of SipHash, for ids
 
 
 cdef struct Members:        # this process's view
@@ -52,6 +58,16 @@ cdef inline int members_reserve(Members* members, Region* region, uint32_t capac
     region_reserve(region, b"members", sizeof(MembersState), <void**>&members.state)
     region_reserve(region, b"members", (<size_t>capacity + 1) * sizeof(Member), <void**>&members.records)
     return 0
+
+
+cdef inline void members_begin(Members* members, const uint64_t* hash_key) noexcept nogil:
+    """To be called once, when the region is mapped. Ids have a key made of hashes of what is too long for a name."""
+    cdef uint8_t[NAME_MAX + 1] message
+    cdef int i
+    memset(message, 0, sizeof(message))
+    for i in range(2):
+        message[0] = <uint8_t>i
+        members.state.id_key[i] = siphash13(hash_key, message, sizeof(message))
 
 
 cdef inline Member* member_find(const Members* members, uint32_t connection) noexcept nogil:
@@ -73,7 +89,7 @@ cdef inline Member* member_find_id(const Members* members, const uint8_t* id) no
 
 
 cdef inline Member* member_enter(
-    Members* members, uint32_t connection, const uint64_t* hash_key, int64_t connected_ns, uint32_t epoch
+    Members* members, uint32_t connection, int64_t connected_ns, uint32_t epoch
 ) noexcept nogil:
     """Makes a connection a member, with an id that nobody can guess; NULL if its number is too high."""
     cdef Member* member
@@ -87,7 +103,7 @@ cdef inline Member* member_enter(
     seed[0] = members.state.serial
     for i in range(2):
         seed[1] = i
-        words[i] = siphash13(hash_key, <const uint8_t*>seed, sizeof(seed))
+        words[i] = siphash13(members.state.id_key, <const uint8_t*>seed, sizeof(seed))
     member = members.records + connection
     memset(member, 0, sizeof(Member))
     memcpy(member.id, words, ID_SIZE)

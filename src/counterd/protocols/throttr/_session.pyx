@@ -136,7 +136,7 @@ cdef class ThrottrSession(Session):
         cdef uint8_t[2 * ID_SIZE] name
         cdef int i
         self.member = member_enter(
-            &store.members, self.connection, store.header.key, store.now_ns + store.wall_ns, store.enter_epoch()
+            &store.members, self.connection, store.now_ns + store.wall_ns, store.enter_epoch()
         )
         if self.member == NULL:
             raise MemoryError(f"no room for another connection: {store.members.capacity} can have a channel")

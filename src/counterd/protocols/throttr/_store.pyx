@@ -26,7 +26,7 @@ from counterd.protocols.throttr._keys cimport (
     GRACE_MAX_NS, KEY_BUFFER, KEY_COST, Key, Keys, KeysState, key_at, key_expire, keys_begin, keys_reserve,
     value_blocks, value_length,
 )
-from counterd.protocols.throttr._members cimport Member, member_find, members_reserve
+from counterd.protocols.throttr._members cimport Member, member_find, members_begin, members_reserve
 from counterd.protocols.throttr._wire cimport (
     CHANNEL, CHANNELS, CONNECTION, CONNECTIONS, DECREASE, EVENT, GET, ID_SIZE, INCREASE, INFO, INSERT, LIST,
     MESSAGE_MAX, PATCH, PUBLISH, PURGE, QUERY, QUOTA, REPLY_BESIDE, REPLY_MIN, SET, STAT, STATS, SUBSCRIBE, TTL,
@@ -97,6 +97,7 @@ cdef class ThrottrStore(Store):
         chains_begin(&self.chains)
         channels_begin(&self.channels, self.header.key, &self.chains)
         keys_begin(&self.keys, self.header.key, &self.chains, self.now_ns)
+        members_begin(&self.members, self.header.key)
         self.state.started_ns = -1
 
     def __dealloc__(self):

@@ -4,13 +4,16 @@ tests/conformance/throttr."""
 from __future__ import annotations
 
 import random
+import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from counterd._core import siphash
 from counterd.protocols.throttr._session import open_store
 from counterd.protocols.throttr.wire import Event, Reply, Request, TTLType
 from unit.protocols.throttr.rooms import (
+    KEY,
     SECOND,
     Connection,
     Room,
@@ -306,6 +309,19 @@ def test_who_has_gone_is_not_listed_before_the_next_tick(room: Room, client: Con
     client.send(room.encoder.channels())
     (reply,) = client.received
     assert {(entry.channel, entry.subscriptions) for entry in reply.result} == {(b"*", 1), (own, 1)}
+
+
+def test_ids_tell_nothing_of_the_hashes_of_names() -> None:
+    """Who knows the hashes of names that he can use could aim all of them at one run of slots."""
+    room = Room()
+    ids = [room.connect().ask(room.encoder.whoami()) for _ in range(100)]
+    for serial, found in enumerate(ids, 1):
+        for word in range(2):
+            name = struct.pack("<QQ", serial, word)  # what ids were once made of, under the key of the tables
+            tag = siphash(KEY, name) >> 32
+            assert tag.to_bytes(4, "little") != found[12:]
+            assert tag >> 24 != found[7] or tag & 0xFFFF != int.from_bytes(found[4:6], "little")
+    assert len({found[4:] for found in ids}) == len(ids)
 
 
 @pytest.mark.parametrize("size", [0, 3, 5, 16, -2])
