@@ -277,10 +277,13 @@ cdef class Connection(Handler):
 
     cdef bint is_idle(self, int64_t before_ns) noexcept:
         """Whether it has sent nothing since that moment, and was neither owed anything nor kept from sending."""
-        return (
-            self.active_ns < before_ns and self.state == OPEN and self.timer is None and not self.stream.queued
-            and not self.pulling and not self.session.awaited and self.session.state != PARKED
-        )
+        if (
+            self.active_ns >= before_ns or self.state != OPEN or self.timer is not None or self.stream.queued
+            or self.pulling or self.session.awaited or self.session.state == PARKED
+        ):
+            return False
+        self.stream.mark_input()  # it may have sent something while this process was stopped, or busy
+        return self.stream.unread <= 0
 
     # ---- inside ----
 

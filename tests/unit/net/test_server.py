@@ -544,6 +544,17 @@ def test_one_that_is_kept_from_sending_is_not_idle(make_net: Callable[..., Net],
     assert clogged.connection.active_ns > active.connection.active_ns
 
 
+def test_one_whose_requests_were_not_read_yet_is_not_idle(make_net: Callable[..., Net], clock: FakeClock) -> None:
+    """As when the process was stopped for longer than that: what came meanwhile is read after the timers."""
+    net = make_net(idle_timeout=60)
+    waiting, idle = net.connect(), net.connect()
+    clock.now_ns += 1000 * S
+    waiting.socket.send(NOOP)
+    assert net.server._table.idle_among(0, 100, clock.now_ns) == ([idle.connection], False)
+    net.poller.run()
+    assert len(waiting.recv()) == wire.HEADER_SIZE
+
+
 def test_many_are_looked_at_in_slices(
     make_net: Callable[..., Net], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
