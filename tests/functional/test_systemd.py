@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import sys
@@ -122,6 +123,29 @@ def test_sockets_that_do_not_fit(
         assert result.returncode == 2
         (line,) = result.stderr.splitlines()
         assert line.startswith(problem.format(port=tcp.getsockname()[1]))
+
+
+def fill(manager: socket.socket) -> None:
+    """Has its queue take no more."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(BlockingIOError):
+        sender.setblocking(False)
+        while True:
+            sender.sendto(b"X=1", manager.getsockname())
+
+
+def test_it_is_told_again_if_it_had_no_room(start: Callable[..., daemon.Daemon], manager: socket.socket) -> None:
+    """Without READY=1 it would end the daemon, after a while, although it serves."""
+    fill(manager)
+    counterd = start(env={"NOTIFY_SOCKET": manager.getsockname()})
+    counterd.wait_for_log("ready: counterd")
+    received(manager, "READY=1")
+    fill(manager)
+    holder = counterd.connect()  # has a second to close its side
+    counterd.send_signal(signal.SIGTERM)
+    counterd.wait_for_log("stopping")
+    received(manager, "STOPPING=1")
+    holder.close()
+    assert counterd.ended() == 0
 
 
 def received(manager: socket.socket, wanted: str) -> list[str]:

@@ -27,7 +27,7 @@ from counterd.control.log import Reports
 from counterd.control.process.drain import drain
 from counterd.control.process.limits import identity, raise_descriptors, share_descriptors
 from counterd.control.process.privileges import drop_privileges
-from counterd.control.process.systemd import notify, watchdog_seconds
+from counterd.control.process.systemd import Teller, notify, watchdog_seconds
 from counterd.control.pulse import Pulse
 from counterd.control.service import Service, prepare
 from counterd.control.view import View
@@ -82,6 +82,7 @@ class Daemon:
         self.services = [Service(room, config, descriptors, self._report) for room in enabled]
         self._reloading: asyncio.Task[None] | None = None
         self._reload_again = False
+        self._teller: Teller
         try:
             self._open()
         except BaseException:
@@ -92,6 +93,7 @@ class Daemon:
         """Serves until SIGTERM or SIGINT, then drains."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_internal_error)
+        self._teller = Teller(loop)
         self.view.pulse = Pulse(loop, functools.partial(notify, "WATCHDOG=1"), watchdog_seconds() / 2)
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -116,14 +118,15 @@ class Daemon:
             self._log_warnings()
             self.view.pulse.start()
             self.view.state = "ready"
-            notify("READY=1", self._status())
+            self._teller.tell("READY=1", self._status())
             await self._stopping.wait()
             self.view.state = "draining"
-            await drain(self.services, self.view.config.process.drain)
+            await drain(self.services, self.view.config.process.drain, self._teller.tell)
         finally:
             if self._reloading is not None:
                 self._reloading.cancel()
             self.view.pulse.stop()
+            self._teller.stop()
             self._close()
 
     def reload(self) -> None:
@@ -147,7 +150,7 @@ class Daemon:
 
     async def _reload(self) -> None:
         """Rereads the configuration and applies what may change while running; a mistake leaves all as it was."""
-        notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self._teller.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             prepared = await aside(self._prepare)  # rules of a room may be many, and a network's file system slow
             if self._stopping.is_set():
@@ -158,7 +161,8 @@ class Daemon:
             for problem in error.problems:
                 log.error(f"not reloaded: {problem}")
         finally:
-            notify("READY=1", self._status())
+            if not self._stopping.is_set():  # else it was told that already, and "serving" is no more
+                self._teller.tell("READY=1", self._status())
 
     def _on_reloaded(self, task: asyncio.Task[None]) -> None:
         self._reloading = None

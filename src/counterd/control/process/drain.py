@@ -15,7 +15,7 @@ import structlog
 from counterd.control.process.systemd import notify
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from counterd.control.config.keys import Drain
     from counterd.control.service import Service
@@ -33,12 +33,15 @@ SHOWN = 5  # holdings that a line tells
 NAME_MAX = 80  # bytes of a name that are shown
 
 
-async def drain(services: Sequence[Service], settings: Drain) -> None:
-    """Accepts no more; waits for what is held, if the mode is "wait"; answers what was received, and closes."""
+async def drain(services: Sequence[Service], settings: Drain, tell: Callable[..., object] = notify) -> None:
+    """Accepts no more; waits for what is held, if the mode is "wait"; answers what was received, and closes.
+
+    tell: the service manager, as notify() does.
+    """
     loop = asyncio.get_running_loop()
     timeout = settings.timeout
     deadline = loop.time() + timeout
-    notify("STOPPING=1", "STATUS=draining", f"EXTEND_TIMEOUT_USEC={(timeout + STOPPING_EXTRA_S) * 1_000_000}")
+    tell("STOPPING=1", "STATUS=draining", f"EXTEND_TIMEOUT_USEC={(timeout + STOPPING_EXTRA_S) * 1_000_000}")
     if settings.mode == "wait":
         patience = timeout - min(PARTING_S, timeout / 2)
         for service in services:

@@ -6,30 +6,71 @@ C library or are unmaintained.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import socket
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import MutableMapping
 
+# While the manager's queue is full: how soon it is tried again, and how much may wait for that.
+AGAIN_S = 0.05
+UNTOLD_MAX = 16
 FIRST_PASSED = 3  # SD_LISTEN_FDS_START
 NUMBER = re.compile("[0-9]{1,15}")  # of a variable: what is longer is none
 
 
-def notify(*states: str) -> None:
-    """Sends states such as READY=1, if there is anybody to tell. Never fails: the daemon works without."""
+def notify(*states: str) -> bool:
+    """Sends states such as READY=1, if there is anybody to tell. Never fails: the daemon works without.
+
+    False if the manager's queue is full: it is there, and is to be told again.
+    """
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
-        return
+        return True
     if address.startswith("@"):  # the abstract namespace
         address = "\0" + address[1:]
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-        sender.setblocking(False)  # a manager that does not read is not waited for
-        sender.sendto("\n".join(states).encode(), address)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.setblocking(False)  # a manager that does not read is not waited for
+            sender.sendto("\n".join(states).encode(), address)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+class Teller:
+    """Tells the manager what it waits for, in order, and again as long as its queue is full: the kernel lets a few
+    datagrams wait there, for all services together."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._untold: deque[tuple[str, ...]] = deque(maxlen=UNTOLD_MAX)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def tell(self, *states: str) -> None:
+        """As notify(), but it is not lost."""
+        self._untold.append(states)
+        if self._timer is None:
+            self._go_on()
+
+    def stop(self) -> None:
+        """What is untold by now stays so."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _go_on(self) -> None:
+        self._timer = None
+        while self._untold and notify(*self._untold[0]):
+            self._untold.popleft()
+        if self._untold:
+            self._timer = self._loop.call_later(AGAIN_S, self._go_on)
 
 
 def watchdog_seconds() -> float:

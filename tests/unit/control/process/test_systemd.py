@@ -114,3 +114,50 @@ def test_a_manager_that_does_not_read_is_not_waited_for(monkeypatch, short_path)
         telling.start()
         telling.join(10)
         assert not telling.is_alive()
+
+
+class Loop:
+    """A loop whose timers are called by the test."""
+
+    def __init__(self):
+        self.timers = []
+
+    def call_later(self, _delay, callback):
+        self.timers.append(callback)
+        return callback
+
+
+def test_what_the_manager_had_no_room_for_is_told_in_order_when_it_has(monkeypatch, short_path):
+    loop = Loop()
+    teller = systemd.Teller(loop)
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
+    ):
+        manager.bind(str(short_path / "s"))
+        manager.setblocking(False)
+        sender.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(short_path / "s"))
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sender.sendto(b"x", str(short_path / "s"))
+        teller.tell("READY=1", "STATUS=s")
+        teller.tell("RELOADING=1")
+        for _ in range(3):
+            (again,) = loop.timers
+            loop.timers.clear()
+            again()
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                assert manager.recv(99) == b"x"
+        loop.timers.pop()()
+        assert [manager.recv(99), manager.recv(99)] == [b"READY=1\nSTATUS=s", b"RELOADING=1"]
+        assert not loop.timers
+        for number in range(1000):
+            teller.tell(f"READY={number}")
+        assert len(loop.timers) == 1
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                manager.recv(99)
+        loop.timers.pop()()
+        assert manager.recv(99) == b"READY=984"  # of those that waited the last sixteen
