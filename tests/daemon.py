@@ -67,6 +67,27 @@ def after(code: str) -> tuple[str, ...]:
     return (sys.executable, "-c", f"{code}\nimport os, sys\nos.execv(sys.argv[1], sys.argv[1:])", *MODULE)
 
 
+def within(code: str) -> tuple[str, ...]:
+    """A program that runs the Python code and then counterd's main(), which finds what the code has changed."""
+    return (
+        sys.executable,
+        "-c",
+        f"{code}\nfrom counterd.cli.daemon import main\nimport sys\nsys.exit(main(sys.argv[1:]))",
+    )
+
+
+def without_thread(name: str) -> tuple[str, ...]:
+    """Counterd where the system gives it no thread of that name, as if a limit of processes were reached."""
+    return within(f"""\
+import threading
+start = threading.Thread.start
+def refuse(thread):
+    if thread.name == {name!r}:
+        raise RuntimeError("can't start new thread")
+    start(thread)
+threading.Thread.start = refuse""")
+
+
 def run(*arguments: str | Path, program: Sequence[str | Path] = MODULE) -> subprocess.CompletedProcess[str]:
     """Runs the command until it ends by itself."""
     return subprocess.run(

@@ -137,6 +137,16 @@ def test_fewer_descriptors_than_are_set_aside(start: Callable[..., daemon.Daemon
         assert peers.ask(connection, wire.noop(1)).status == 0
 
 
+@pytest.mark.parametrize("descriptors", [8, 14, 20, 31])
+def test_too_few_descriptors_are_said_in_a_line(descriptors: int, tmp_path: Path) -> None:
+    """Each of these ended it with a traceback, by SIGABRT, or left it ready without anybody who could come in."""
+    config = tmp_path / "a.conf"
+    config.write_text("counter.enable = true\ncounter.port = 0\n")
+    result = daemon.run("-c", config, program=low_limit(descriptors))
+    assert result.returncode == 2
+    assert result.stderr == f"{config}: the process may have {descriptors} files open, and needs 32 at least\n"
+
+
 def test_a_burst_of_connections_is_accepted(start: Callable[..., daemon.Daemon]) -> None:
     """All at once, without a SYN that has to be sent again."""
     counterd = start()

@@ -231,6 +231,23 @@ def test_a_socket_in_a_directory_of_root_is_left_behind_and_taken_over(
 # ---- a start that fails ----
 
 
+def test_without_a_thread_for_the_log(write: Callable[[str], Path]) -> None:
+    path = write("counter.enable = true\ncounter.port = 0\n")
+    result = daemon.run("-c", path, program=daemon.without_thread("log"))
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("no thread can be started: can't start new thread")
+
+
+def test_admin_without_proc(write: Callable[[str], Path]) -> None:
+    path = write("counter.enable = true\ncounter.port = 0\nadmin.enable = true\nadmin.bind = 127.0.0.1:0\n")
+    code = "import counterd.control.inspector\ncounterd.control.inspector.MEMORY = '/nonexistent/statm'"
+    result = daemon.run("-c", path, program=daemon.within(code))
+    assert result.returncode == 2
+    line = f"{path}:3: admin.enable: cannot read /nonexistent/statm: No such file or directory"
+    assert line in result.stderr.splitlines()  # among those of the log, whose thread writes when it likes
+
+
 def test_version() -> None:
     for program in PROGRAMS.values():
         result = daemon.run("--version", program=program)

@@ -1,7 +1,7 @@
 """`counterd`: the daemon's command.
 
-Floor 5. Exit status: 0 after a drain, 1 after a second signal, 2 for anything wrong with the command line or the
-configuration, a line each.
+Floor 5. Exit status: 0 after a drain, 1 after a second signal or if there is no thread for the log, 2 for anything
+wrong with the command line or the configuration, a line each.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from counterd.control.aside import SWITCH_INTERVAL_S
+from counterd.control.aside import SWITCH_INTERVAL_S, NoThread
 from counterd.control.config import loading as configuration
 from counterd.control.config.loading import Config, ConfigError
 from counterd.control.log import LogWriter, install
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from counterd.contract import Room
 
 EXIT_CONFIG = 2
+EXIT_NO_THREAD = 1
 LEAVE_S = 1.0
 
 
@@ -114,6 +115,9 @@ def serve(config: Config, rooms: Sequence[Room], reread: Callable[[], Config]) -
         for problem in error.problems:
             print(problem, file=sys.stderr)
         return leave(EXIT_CONFIG)
+    except NoThread as error:  # which may be over by the next start
+        print(error, file=sys.stderr)
+        return leave(EXIT_NO_THREAD)
     finally:
         writer.close()
     return leave(0)

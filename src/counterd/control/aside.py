@@ -21,8 +21,25 @@ T = TypeVar("T")
 SWITCH_INTERVAL_S = 0.0001
 
 
+class NoThread(Exception):
+    """The system gives this process no further thread: a limit of processes, or no memory."""
+
+
+def start_thread(name: str, run: Callable[[], None]) -> threading.Thread:
+    """A thread that keeps the process from nothing. Raises NoThread."""
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise NoThread(f"no thread can be started: {error}; is there a limit of processes or of memory?") from None
+    return thread
+
+
 async def aside(function: Callable[[], T]) -> T:
-    """What the function returns or raises, in a thread that keeps neither the loop nor the process from ending."""
+    """What the function returns or raises, in a thread that keeps neither the loop nor the process from ending.
+
+    Raises NoThread too.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -43,5 +60,5 @@ async def aside(function: Callable[[], T]) -> T:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(tell, result, error)
 
-    threading.Thread(target=run, name="aside", daemon=True).start()
+    start_thread("aside", run)
     return await done

@@ -33,6 +33,8 @@ import structlog  # noqa: E402
 if sys.modules["rich"] is None:
     del sys.modules["rich"]
 
+from counterd.control.aside import start_thread
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -177,9 +179,8 @@ class LogWriter:
         }
 
     def start(self) -> None:
-        """Starts the thread, once."""
-        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
-        self._thread.start()
+        """Starts the thread, once. Raises NoThread."""
+        self._thread = start_thread("log", self._run)
 
     def put(self, line: bytes) -> None:
         """Queues a line, or drops it."""

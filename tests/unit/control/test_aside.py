@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from counterd.control.aside import aside
+from counterd.control.aside import NoThread, aside
 
 
 def test_what_it_returns_and_raises_comes_back() -> None:
@@ -16,6 +16,18 @@ def test_what_it_returns_and_raises_comes_back() -> None:
         with pytest.raises(ZeroDivisionError):
             await aside(lambda: 1 / 0)
 
+    asyncio.run(main())
+
+
+def test_there_may_be_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        with pytest.raises(NoThread, match="no thread can be started: can't start new thread"):
+            await aside(threading.get_ident)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
     asyncio.run(main())
 
 

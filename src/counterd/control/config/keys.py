@@ -13,6 +13,7 @@ import os
 import pwd
 import re
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from counterd.settings import (
@@ -99,6 +100,8 @@ def _socket_path(text: str) -> str:
     length = len(os.fsencode(absolute_path(text)))
     if length > SOCKET_PATH_MAX:
         raise ValueError(f"the path has {length} bytes, a Unix socket's can have {SOCKET_PATH_MAX}")
+    if text and not PurePath(text).name:
+        raise ValueError(f"expected the path of a Unix socket, not the folder {text}")
     return text
 
 

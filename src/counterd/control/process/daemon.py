@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import structlog
 
 from counterd.control.admin import Admin, close_listening, open_listening
-from counterd.control.aside import aside
+from counterd.control.aside import NoThread, aside
 from counterd.control.config import loading as configuration
 from counterd.control.config.keys import settings_for
 from counterd.control.config.loading import Config, ConfigError
 from counterd.control.inspector import Inspector
 from counterd.control.log import Reports
 from counterd.control.process.drain import drain
-from counterd.control.process.limits import identity, raise_descriptors, share_descriptors
+from counterd.control.process.limits import identity, least_descriptors, raise_descriptors, share_descriptors
 from counterd.control.process.privileges import drop_privileges
 from counterd.control.process.systemd import Teller, notify, watchdog_seconds
 from counterd.control.pulse import Pulse
@@ -78,7 +78,10 @@ class Daemon:
         self._report = Reports()
         self._stopping = asyncio.Event()
         enabled = [room for room in rooms if config.listener(room.name).enable]
-        descriptors = share_descriptors(raise_descriptors(), len(enabled))
+        limit = raise_descriptors()
+        if limit < (least := least_descriptors(len(enabled))):
+            raise ConfigError([f"{config.path}: the process may have {limit} files open, and needs {least} at least"])
+        descriptors = share_descriptors(limit, len(enabled))
         self.services = [Service(room, config, descriptors, self._report) for room in enabled]
         self._reloading: asyncio.Task[None] | None = None
         self._reload_again = False
@@ -109,9 +112,7 @@ class Daemon:
             for service in self.services:
                 log.info(f"{service.room.name} listens on {service.addresses()}")
             if self._admin_listening is not None:
-                self.admin = Admin(
-                    self.view.config.admin, self._admin_listening, Inspector(self.view, self.services), self._report
-                )
+                self.admin = Admin(self.view.config.admin, self._admin_listening, self._inspector(), self._report)
                 self.admin.start()
                 log.info(f"admin listens on {self.admin.address()}")
             log.info(f"ready: counterd {__version__}", pid=os.getpid())
@@ -160,6 +161,8 @@ class Daemon:
         except ConfigError as error:
             for problem in error.problems:
                 log.error(f"not reloaded: {problem}")
+        except NoThread as error:
+            log.error(f"not reloaded: {error}")
         finally:
             if not self._stopping.is_set():  # else it was told that already, and "serving" is no more
                 self._teller.tell("READY=1", self._status())
@@ -256,6 +259,14 @@ class Daemon:
         self.view.internal_errors += 1
         error = context.get("exception")
         self._report("internal", f"internal error: {context.get('message', error)}", "error", error)
+
+    def _inspector(self) -> Inspector:
+        """What answers the admin process. Raises ConfigError."""
+        try:
+            return Inspector(self.view, self.services)
+        except OSError as error:  # it reads below /proc, which a container may lack
+            place = self.view.config.place("admin.enable")
+            raise ConfigError([f"{place}: cannot read {error.filename}: {error.strerror}"]) from None
 
     def _watch(self) -> None:
         """Connections are told of one by one only to whoever debugs: it costs more than they do."""

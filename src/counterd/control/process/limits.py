@@ -16,6 +16,10 @@ from counterd.control.config.keys import account_number
 # Descriptors that are not connections: listening sockets, logs, the loop's own, and room for what accept() needs, so
 # that a connection too many is refused by us and counted, and never meets EMFILE.
 DESCRIPTORS_RESERVED = 64
+# With fewer it could not open what it needs, or would be ready and turn everybody away. Counted: 13 and 11 for admin;
+# of a room two for its poller, the listening sockets of two addresses and a path, and three connections.
+LEAST_DESCRIPTORS = 24
+LEAST_OF_ROOM = 8
 
 
 def raise_descriptors() -> int:
@@ -25,6 +29,11 @@ def raise_descriptors() -> int:
         hard = int(Path("/proc/sys/fs/nr_open").read_text())
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
+
+
+def least_descriptors(rooms: int) -> int:
+    """How many a process needs that serves so many rooms."""
+    return LEAST_DESCRIPTORS + LEAST_OF_ROOM * rooms
 
 
 def share_descriptors(descriptors: int, rooms: int) -> int:

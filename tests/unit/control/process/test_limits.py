@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from counterd._core import LIMIT_CONNECTIONS
-from counterd.control.process.limits import effective_connections, share_descriptors
+from counterd.control.process.limits import effective_connections, least_descriptors, share_descriptors
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,7 @@ def test_the_smallest_of_three_bounds_counts(configured, descriptors, effective)
 )
 def test_rooms_share_the_descriptors_that_are_left(descriptors, rooms, share):
     assert share_descriptors(descriptors, rooms) == share
+
+
+def test_each_room_needs_some_descriptors():
+    assert [least_descriptors(rooms) for rooms in (1, 2, 3)] == [32, 40, 48]
