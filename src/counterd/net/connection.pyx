@@ -283,7 +283,7 @@ cdef class Connection(Handler):
         ):
             return False
         self.stream.mark_input()  # it may have sent something while this process was stopped, or busy
-        return self.stream.unread <= 0
+        return self.stream.all_passed_on()
 
     # ---- inside ----
 
@@ -363,7 +363,7 @@ cdef class Connection(Handler):
         elif self.session.state == PARKED:
             self.stream.pause()
             self.stream.heed_end(self.state == OPEN and not self.hasty)
-        elif self.state == PARTING and self.stream.unread <= 0:
+        elif self.state == PARTING and self.stream.all_passed_on():
             if self.session.awaited:
                 self.stream.pause()  # what it asks from now on is too late, what it has asked is answered
             else:

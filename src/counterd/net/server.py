@@ -40,8 +40,8 @@ STUCK_CHECKS = 128  # connections looked at in one go: some 2 us each
 IDLE_CHECKS = 1024  # numbers of connections looked at in one go: some 0.1 us each
 
 # Requests that are limited are read in pieces of a second's worth at most, by the size of a short one, so that a
-# connection is never paused for long because of a single read. Over TLS nothing is read before its record is complete,
-# so that a read may be 16 KiB.
+# connection is never paused for long because of a single read: it is between two of them that a peer turns out to have
+# gone, which is when it is sent answers.
 REQUEST_SIZE = 12
 LIMITED_READ_MIN = 512
 SECOND = 1_000_000_000

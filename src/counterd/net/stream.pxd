@@ -42,6 +42,7 @@ cdef class Stream(Socket):
     cpdef int read_on(self) except -1
     cpdef int heed_end(self, bint heeding) except -1
     cpdef int mark_input(self) except -1
+    cdef bint all_passed_on(self) noexcept
     cpdef int end_output(self) except -1
     cpdef close(self)
     cpdef abort(self)
@@ -56,4 +57,5 @@ cdef class Stream(Socket):
     cdef int enqueue(self, bytes data, ssize_t sent) except -1
     cdef ssize_t push(self, const char* data, size_t size) except? -1
     cdef int drain(self) except -1
+    cdef bint keeps(self) noexcept
     cdef int update(self) except -1

@@ -11,6 +11,10 @@ States, in this order:
 - closed    the handler is told at the end of the batch, and only then the descriptor is free for another
 
 While it is paused a reset is still noticed; so is the peer's last byte, if heed_end() asked for that.
+
+A read passes on poller.read_size bytes at most. A record of TLS may hold more, and is all read before any of it is
+known: the rest waits in the Tls, for the next batches. Meanwhile the epoll set is asked whether there is room to send,
+which there is: so this stream waits for its turns as any other, and for nothing while it is paused.
 """
 
 cimport cython
@@ -100,11 +104,15 @@ cdef class Stream(Socket):
         return self.update()
 
     cpdef int mark_input(self) except -1:
-        """Counts what the kernel has received and we have yet to read, in `unread`."""
+        """What has arrived by now is what all_passed_on() is about."""
         cdef int unread = 0
         ioctl(self.fd, FIONREAD, &unread)
         self.unread = unread
         return 0
+
+    cdef bint all_passed_on(self) noexcept:
+        """Whether the handler has had all that had arrived at mark_input()."""
+        return self.unread <= 0 and not self.keeps()
 
     cpdef int end_output(self) except -1:
         """Ends the peer's stream behind what is queued. What still arrives goes to the handler, TLS or not."""
@@ -152,11 +160,11 @@ cdef class Stream(Socket):
     # ---- called by the poller ----
 
     cdef int ready(self, uint32_t events) except -1:
-        if events & EPOLLOUT and not self.closed:
+        if events & EPOLLOUT and self.queued:
             self.drain()
         if self.closed:
             return 0
-        if self.reading and events & EPOLLIN:
+        if self.reading and (events & EPOLLIN or self.keeps()):
             return self.read()
         if self.heeding and events & EPOLLRDHUP and not events & EPOLLERR:
             self.heed_end(False)
@@ -189,6 +197,8 @@ cdef class Stream(Socket):
         if self.tls is not None:
             if self.tls.shaking and not self.poller.has_turn(self):
                 return 0
+            if self.tls.kept:
+                return self.decrypt(0)
             most = min(most, self.tls.wanted())
         size = c_recv(self.fd, self.poller.buffer, most, MSG_DONTWAIT)
         if size > 0:
@@ -205,9 +215,9 @@ cdef class Stream(Socket):
     cdef int decrypt(self, size_t size) except -1:
         """Passes on the data in so many bytes, which are in the poller's buffer."""
         cdef bytes data
-        cdef bint shaking = self.tls.shaking
+        cdef bint shaking = self.tls.shaking, kept = self.tls.kept
         try:
-            data = self.tls.decrypt(self.poller.buffer, size)
+            data = self.tls.decrypt(self.poller.buffer, size, self.poller.read_size)
         except TlsFailed as failure:
             return self.fail(failure)
         self.transmit(self.tls.take_output())  # of the handshake, or answers to what was no data
@@ -221,6 +231,8 @@ cdef class Stream(Socket):
             self.handler.received_nothing()
         if self.tls.ended and not self.closed and not self.ending:
             self.end_input()
+        if kept or self.tls.kept:
+            self.update()
         return 0
 
     cdef int end_input(self) except -1:
@@ -313,10 +325,14 @@ cdef class Stream(Socket):
 
     # ---- both ----
 
+    cdef bint keeps(self) noexcept:
+        """Whether it has read more than it has passed on."""
+        return self.tls is not None and self.tls.kept
+
     cdef int update(self) except -1:
         """Has the epoll set tell of what is waited for."""
         cdef uint32_t events = EPOLLIN if self.reading else EPOLLRDHUP if self.heeding else 0
-        if self.queued:
+        if self.queued or (self.reading and self.keeps()):
             events |= EPOLLOUT
         if self.closed or (self.watched and events == self.events):
             return 0

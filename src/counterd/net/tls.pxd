@@ -15,14 +15,15 @@ cdef class Tls:
     cdef bint heard             # the peer has sent something
     cdef bint shaking           # the handshake is under way
     cdef bint ended             # the peer has said close_notify
+    cdef bint kept              # there is more data in what has arrived than was taken
     cdef bint broken            # the peer sent what is no TLS, or this side has said close_notify
 
     cdef size_t wanted(self) noexcept
-    cdef bytes decrypt(self, const uint8_t* data, size_t size)
+    cdef bytes decrypt(self, const uint8_t* data, size_t size, size_t most)
     cdef bytes encrypt(self, bytes data)
     cdef bytes take_output(self)
     cdef bytes say_goodbye(self)
 
     cdef void follow(self, const uint8_t* data, size_t size) noexcept
-    cdef bytes read_all(self)
+    cdef bytes read_all(self, size_t most)
     cdef int fail(self, error) except -1

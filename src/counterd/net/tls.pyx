@@ -56,8 +56,9 @@ cdef class Tls:
         """Bytes of the next read at most."""
         return READ_SHAKING if self.shaking else self.missing + READ_BEYOND
 
-    cdef bytes decrypt(self, const uint8_t* data, size_t size):
-        """The data in what has arrived; nothing as long as the handshake is under way. Raises TlsFailed."""
+    cdef bytes decrypt(self, const uint8_t* data, size_t size, size_t most):
+        """The data in what was kept and has arrived, so many bytes at most: the rest is kept. Nothing as long as the
+        handshake is under way. Raises TlsFailed."""
         self.heard = True
         self.incoming.write(PyBytes_FromStringAndSize(<const char*>data, size))
         self.follow(data, size)
@@ -65,7 +66,7 @@ cdef class Tls:
             if self.shaking:
                 self.ssl.do_handshake()
                 self.shaking = False
-            return self.read_all()
+            return self.read_all(most)
         except WantRead:
             return b""
         except Error as error:
@@ -87,14 +88,15 @@ cdef class Tls:
                     self.heading = 0
                     self.missing = self.length
 
-    cdef bytes read_all(self):
-        """All data that has arrived, of however many records: a read is a read to the connection."""
+    cdef bytes read_all(self, size_t most):
+        """The data of however many records: a read is a read to the connection."""
         cdef bytes data = b""
         cdef bytes piece
         cdef list pieces = None
+        self.kept = False
         try:
             while True:
-                piece = self.ssl.read(RECORD)
+                piece = self.ssl.read(min(most, <size_t>RECORD))
                 if PyBytes_GET_SIZE(piece) == 0:
                     self.ended = True
                     break
@@ -105,6 +107,10 @@ cdef class Tls:
                 else:
                     pieces.append(piece)
                 if not self.incoming.pending and not self.ssl.pending():
+                    break
+                most -= PyBytes_GET_SIZE(piece)
+                if most == 0:
+                    self.kept = True
                     break
         except WantRead:
             pass
@@ -134,7 +140,8 @@ cdef class Tls:
         return self.outgoing.read() if self.outgoing.pending else b""
 
     cdef bytes say_goodbye(self):
-        """Ends the peer's stream as TLS would have it."""
+        """Ends the peer's stream as TLS would have it; what was kept of its data is thrown away."""
+        self.kept = False
         if not self.broken and not self.shaking:
             self.broken = True
             try:

@@ -19,12 +19,12 @@ import pytest
 
 from certificates import certificate, client_context, server_context
 from counterd.net.connection import Connection
-from counterd.net.sockets import Keepalive, UnixSocket, open_tcp
+from counterd.net.sockets import UnixSocket
 from counterd.protocols.counter import wire
 from counterd.protocols.counter._room import CounterStore
 from counterd.protocols.throttr._session import open_store
 from property.model import TURNS_MAX
-from unit.net.fakes import Net, nets
+from unit.net.secured import Peer, Site, sites
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,165 +39,10 @@ HANDSHAKES = 4  # steps in a batch
 READ_BEYOND = 512  # bytes
 
 
-class Site:
-    """A server over TCP with TLS, on a fake loop."""
-
-    def __init__(self, net: Net, listening: socket.socket, **options: Any) -> None:
-        self.net = net
-        self.loop, self.server = net.loop, net.server
-        self.listening = listening
-        self.server.context = server_context(**options)
-        self.server.listen(listening)
-        (self.batch,) = self.loop.readers.values()
-        self._stack = contextlib.ExitStack()
-
-    def turn(self) -> None:
-        """A batch, and what it left to do."""
-        self.batch()
-        self.loop.run()
-
-    def peer(self, context: ssl.SSLContext | None = None, **options: Any) -> Peer:
-        """One that has connected, and says nothing yet."""
-        before = set(self.server.arriving)
-        connected = self._stack.enter_context(socket.create_connection(self.listening.getsockname()))
-        connected.setblocking(False)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.turn()
-        came = self.server.arriving - before
-        return Peer(self, connected, context or client_context(**options), came.pop() if came else None)
-
-    def connect(self, **options: Any) -> Peer:
-        """One that has had its handshake."""
-        peer = self.peer(**options)
-        peer.shake()
-        return peer
-
-    def there(self) -> int:
-        """How many connections there are, whether or not they take part yet."""
-        return len(self.server.connections) + len(self.server.arriving)
-
-    def failed(self) -> dict[str, int]:
-        """Handshakes that failed, by cause."""
-        return {
-            key.partition(":")[2]: value
-            for key, value in self.server.figures().items()
-            if key.startswith("handshakes_failed:") and value
-        }
-
-    def close(self) -> None:
-        self._stack.close()
-        for connection in [*self.server.connections.values(), *self.server.arriving]:
-            connection.abort()
-        self.loop.run()
-        self.server.part()
-        assert self.there() == 0
-        assert self.server.handshakes == 0
-        assert self.loop.errors == []
-
-
-class Peer:
-    """The other side: OpenSSL, and a socket that it does not see. connection: the server's side, if that let it in."""
-
-    def __init__(
-        self, site: Site, connected: socket.socket, context: ssl.SSLContext, connection: Connection | None
-    ) -> None:
-        self.site = site
-        self.connection: Any = connection
-        self.socket = connected
-        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.ssl = context.wrap_bio(self.incoming, self.outgoing, server_hostname="127.0.0.1")
-
-    def flush(self) -> None:
-        """What it has to say goes to the server."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.socket.sendall(self.outgoing.read())
-
-    def fetch(self) -> bool:
-        """What the server has sent; returns whether it was anything."""
-        try:
-            data = self.socket.recv(1 << 20)
-        except BlockingIOError:
-            return False
-        if not data:
-            self.incoming.write_eof()
-            return False
-        self.incoming.write(data)
-        return True
-
-    def shake(self) -> None:
-        for _ in range(TURNS_MAX):
-            try:
-                self.ssl.do_handshake()
-            except ssl.SSLWantReadError:
-                self.flush()
-                self.site.turn()
-                self.fetch()
-                continue
-            self.flush()
-            self.site.turn()
-            return
-        raise AssertionError("no end of the handshake")
-
-    def send(self, data: bytes) -> None:
-        while data:
-            data = data[self.ssl.write(data) :]
-        self.flush()
-
-    def read(self) -> bytes:
-        """All that has come by now; what follows close_notify is no part of it."""
-        self.fetch()
-        received = b""
-        with contextlib.suppress(ssl.SSLWantReadError):
-            while piece := self.ssl.read(1 << 20):
-                received += piece
-        return received
-
-    def ask(self, data: bytes) -> bytes:
-        self.send(data)
-        self.site.turn()
-        return self.read()
-
-    def at_end(self) -> bool:
-        """Whether close_notify has come."""
-        try:
-            return self.ssl.read(1) == b""
-        except ssl.SSLWantReadError:
-            return False
-
-    def alert(self) -> str:
-        """What the server complained about."""
-        while self.fetch():
-            pass
-        try:
-            self.ssl.read(1)
-        except ssl.SSLError as error:
-            return error.reason or str(error)
-        return ""
-
-    def closed(self) -> bool:
-        """Whether the server has shut it down."""
-        try:
-            while self.socket.recv(1 << 20):
-                pass
-        except BlockingIOError:
-            return False
-        except ConnectionResetError:
-            pass
-        return True
-
-
 @pytest.fixture
 def make_site() -> Iterator[Callable[..., Site]]:
-    with contextlib.ExitStack() as stack:
-        make = stack.enter_context(nets())
-
-        def made(*, clients: ssl.VerifyMode = ssl.CERT_NONE, **limits: Any) -> Site:
-            listening = open_tcp("127.0.0.1", 0, Keepalive(60, 30, 3, 25))
-            site = Site(make(**limits), listening, clients=clients)
-            stack.callback(site.close)
-            return site
-
-        yield made
+    with sites() as make:
+        yield make
 
 
 @pytest.fixture
@@ -286,6 +131,90 @@ def test_a_read_takes_what_is_missing_of_a_record_and_few_further_ones(site: Sit
     for _ in range(100 * 41 // READ_BEYOND):
         site.turn()
     assert peer.connection.requests == 1400
+
+
+def slow_down(site: Site, requests: int) -> Peer:
+    """One that has sent so many in records of 16 KiB, and was read for the first time; a piece of a record is 42 of
+    them."""
+    peer = site.connect()
+    peer.send(NOOP * requests)
+    for _ in range(40):
+        if not peer.connection.requests:
+            site.turn()
+    assert not peer.connection.stream.reading
+    assert peer.connection.requests == 42
+    return peer
+
+
+def forgive(site: Site) -> None:
+    """Another limit: what was asked under the last is not held against anybody."""
+    site.net.limit(requests_per_second=site.server.limits.requests_per_second + 1)
+    site.loop.fire()
+    for _ in range(3):
+        site.turn()
+
+
+def test_a_record_is_no_more_to_a_limited_connection_than_a_read(make_site: Callable[..., Site]) -> None:
+    site = make_site(requests_per_second=10)
+    peer = slow_down(site, 1300)
+    for pieces in (2, 3, 4):
+        forgive(site)
+        assert peer.connection.requests == 512 * pieces // len(NOOP)
+    assert peer.read() == REPLY * 170
+    assert site.server.figures()["slowed"] == 4
+    site.net.limit(requests_per_second=0)
+    site.loop.fire()
+    for _ in range(3):
+        site.turn()
+    assert peer.read() == REPLY * 1130
+
+
+def test_a_limited_connection_whose_peer_was_killed_is_gone_with_the_next_piece(make_site: Callable[..., Site]) -> None:
+    """Its last byte is behind more than the kernel takes from it: only an answer brings a reset."""
+    site = make_site(requests_per_second=10)
+    peer = site.connect()
+    while peer.outgoing.pending < 16 << 20:
+        peer.ssl.write(NOOP * 1365)
+    assert peer.socket.send(peer.outgoing.read()) < 16 << 20
+    for _ in range(40):
+        site.turn()
+    assert len(peer.read()) > 0
+    assert peer.connection.requests < 100
+    peer.socket.close()
+    site.turn()
+    assert site.there() == 1
+    forgive(site)
+    assert site.there() == 0
+    assert peer.connection.requests < 200
+
+
+@pytest.mark.parametrize("end", ["fin", "close_notify", "part"])
+def test_what_is_kept_of_a_record_is_answered_at_the_end(make_site: Callable[..., Site], end: str) -> None:
+    site = make_site(requests_per_second=1)
+    peer = slow_down(site, 3000)
+    if end == "part":
+        peer.connection.part()
+    else:
+        if end == "close_notify":
+            with pytest.raises(ssl.SSLWantReadError):
+                peer.ssl.unwrap()
+            peer.flush()
+        peer.socket.shutdown(socket.SHUT_WR)
+    for _ in range(200):
+        site.turn()
+    assert peer.connection.requests == 3000
+    assert peer.closed()
+
+
+def test_what_is_kept_of_a_record_goes_with_a_reset(make_site: Callable[..., Site]) -> None:
+    site = make_site(requests_per_second=1)
+    peer = slow_down(site, 1300)
+    peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    peer.socket.close()
+    site.turn()
+    assert site.there() == 0
+    assert peer.connection.requests == 42
+    assert site.loop.live_timers() == []
 
 
 def test_much_goes_both_ways(site: Site) -> None:
