@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 from typing import TYPE_CHECKING
 
@@ -145,6 +146,21 @@ def test_too_few_descriptors_are_said_in_a_line(descriptors: int, tmp_path: Path
     result = daemon.run("-c", config, program=low_limit(descriptors))
     assert result.returncode == 2
     assert result.stderr == f"{config}: the process may have {descriptors} files open, and needs 32 at least\n"
+
+
+LACKS_MEMORY = """\
+from counterd.control.process.daemon import Daemon
+def lack(daemon):
+    raise MemoryError("no room for 9 bytes")
+Daemon.log_stats = lack"""
+
+
+def test_want_of_memory_is_no_bug_of_counterd(start: Callable[..., daemon.Daemon]) -> None:
+    counterd = start(program=daemon.within(LACKS_MEMORY))
+    counterd.send_signal(signal.SIGUSR1)
+    counterd.wait_for_log("ERROR no memory is left: .*no room for 9 bytes")
+    figures = counterd.stats()
+    assert (figures["memory_errors"], figures["internal_errors"]) == (1, 0)
 
 
 def test_a_burst_of_connections_is_accepted(start: Callable[..., daemon.Daemon]) -> None:

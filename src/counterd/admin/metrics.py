@@ -91,6 +91,7 @@ class Scrape(Collector):
         yield gauge("draining", "1 while it is ending.", stats["state"] == "draining")
         yield counter("log_lines_lost", "Log lines that could not be written.", stats["log"]["lines_lost"])
         yield counter("internal_errors", "Errors that are bugs of counterd.", stats["internal_errors"])
+        yield counter("memory_errors", "Times that the process got no more memory.", stats["memory_errors"])
         yield counter("admin_restarts", "Times that the admin process was replaced.", stats["admin"]["restarts"])
         late = HistogramMetricFamily(f"{PREFIX}event_loop_lag_seconds", "How late timers of the event loop were.")
         add_histogram(late, (), stats["histograms"].get("loop_lag_seconds"))

@@ -111,6 +111,7 @@ class Inspector:
             "process": self._process(),
             "log": {"lines_lost": view.lines_lost()},
             "internal_errors": view.internal_errors,
+            "memory_errors": view.memory_errors,
             "admin": {"restarts": self.restarts},
             "rooms": {name: self._room(name, service) for name, service in self._services.items()},
             "histograms": {"loop_lag_seconds": asdict(pulse.histogram())},

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class View:
     """config: what is in force. settings: all keys. lines_lost: how many lines of the log were, until now.
 
-    started_ns: when the daemon was made, on the monotonic clock. internal_errors: exceptions that nothing was to raise.
-    pulse: how late the loop is, once there is one.
+    started_ns: when the daemon was made, on the monotonic clock. internal_errors: exceptions that nothing was to raise;
+    memory_errors: those for want of memory. pulse: how late the loop is, once there is one.
     """
 
     config: Config
@@ -35,6 +35,7 @@ class View:
     started_ns: int = field(default_factory=time.monotonic_ns)
     state: Literal["starting", "ready", "draining"] = "starting"
     internal_errors: int = 0
+    memory_errors: int = 0
     pulse: Pulse = field(init=False)
 
     def figures(self, service: Service) -> dict[str, object]:
@@ -46,4 +47,5 @@ class View:
             **service.server.figures(),
             "log_lines_lost": self.lines_lost(),
             "internal_errors": self.internal_errors,
+            "memory_errors": self.memory_errors,
         }

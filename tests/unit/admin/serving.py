@@ -46,6 +46,7 @@ STATS: dict[str, Any] = {
     },
     "log": {"lines_lost": 3},
     "internal_errors": 4,
+    "memory_errors": 5,
     "admin": {"restarts": 2},
     "rooms": {},
     "histograms": {"loop_lag_seconds": {"bounds": [0.001, 1.0], "counts": [5, 2, 1], "sum": 4.5}},

@@ -52,6 +52,7 @@ def test_everything_is_there(accept: str) -> None:
     assert (value(found, "counterd_ready"), value(found, "counterd_draining")) == (1, 0)
     assert value(found, "counterd_log_lines_lost_total") == 3
     assert value(found, "counterd_internal_errors_total") == 4
+    assert value(found, "counterd_memory_errors_total") == 5
     assert value(found, "counterd_admin_restarts_total") == 2
     assert value(found, "process_cpu_seconds_total") == 1.5
     assert value(found, "process_resident_memory_bytes") == 1 << 20

@@ -15,6 +15,7 @@ def test_figures_above_the_engine() -> None:
     config: Any = SimpleNamespace()
     view = View(config, {}, lambda: 3, time.monotonic_ns() - 5_000_000_000)
     view.internal_errors += 1
+    view.memory_errors += 2
     service: Any = SimpleNamespace(server=SimpleNamespace(figures=lambda: {"curr_connections": 7}))
     figures = view.figures(service)
     assert figures.pop("uptime") >= 5
@@ -24,6 +25,7 @@ def test_figures_above_the_engine() -> None:
         "curr_connections": 7,
         "log_lines_lost": 3,
         "internal_errors": 1,
+        "memory_errors": 2,
     }
 
 

@@ -255,10 +255,16 @@ class Daemon:
             log.warning(line)
 
     def _on_internal_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An exception that nothing was to raise: a bug. Its connection is closed by the loop, the others go on."""
-        self.view.internal_errors += 1
+        """An exception that nothing was to raise: a bug, unless it is for want of memory. The connection that it comes
+        from is closed, the others go on."""
         error = context.get("exception")
-        self._report("internal", f"internal error: {context.get('message', error)}", "error", error)
+        what = context.get("message", error)
+        if isinstance(error, MemoryError):
+            self.view.memory_errors += 1
+            self._report("memory", f"no memory is left: {what}", "error", error)
+        else:
+            self.view.internal_errors += 1
+            self._report("internal", f"internal error: {what}", "error", error)
 
     def _inspector(self) -> Inspector:
         """What answers the admin process. Raises ConfigError."""
