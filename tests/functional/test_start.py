@@ -239,6 +239,25 @@ def test_without_a_thread_for_the_log(write: Callable[[str], Path]) -> None:
     assert line.startswith("no thread can be started: can't start new thread")
 
 
+def test_without_memory_for_reads(write: Callable[[str], Path]) -> None:
+    """As with a limit of the address space that the tables just fit into."""
+    path = write("counter.enable = true\ncounter.port = 0\n")
+    code = """\
+import ctypes, resource
+from counterd.control import service
+def fill(*arguments):
+    size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size, size))
+    while ctypes.CDLL(None).malloc(256 << 10):
+        pass
+    return Server(*arguments)
+Server, service.Server = service.Server, fill"""
+    result = daemon.run("-c", path, program=daemon.within(code))
+    assert result.returncode == 1
+    assert "the process gets no more memory: is there a limit of its address space?" in result.stderr.splitlines()
+    assert "Traceback" not in result.stderr
+
+
 def test_admin_without_proc(write: Callable[[str], Path]) -> None:
     path = write("counter.enable = true\ncounter.port = 0\nadmin.enable = true\nadmin.bind = 127.0.0.1:0\n")
     code = "import counterd.control.inspector\ncounterd.control.inspector.MEMORY = '/nonexistent/statm'"

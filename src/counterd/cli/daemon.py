@@ -1,7 +1,7 @@
 """`counterd`: the daemon's command.
 
-Floor 5. Exit status: 0 after a drain, 1 after a second signal or if there is no thread for the log, 2 for anything
-wrong with the command line or the configuration, a line each.
+Floor 5. Exit status: 0 after a drain, 1 after a second signal or if the system lacks a thread or memory for the start,
+2 for anything wrong with the command line or the configuration, a line each.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from counterd.contract import Room
 
 EXIT_CONFIG = 2
-EXIT_NO_THREAD = 1
+EXIT_LACKS = 1
+NO_MEMORY = "the process gets no more memory: is there a limit of its address space?"
 LEAVE_S = 1.0
 
 
@@ -115,9 +116,9 @@ def serve(config: Config, rooms: Sequence[Room], reread: Callable[[], Config]) -
         for problem in error.problems:
             print(problem, file=sys.stderr)
         return leave(EXIT_CONFIG)
-    except NoThread as error:  # which may be over by the next start
-        print(error, file=sys.stderr)
-        return leave(EXIT_NO_THREAD)
+    except (NoThread, MemoryError) as error:  # which may be over by the next start
+        print(error if isinstance(error, NoThread) else NO_MEMORY, file=sys.stderr)
+        return leave(EXIT_LACKS)
     finally:
         writer.close()
     return leave(0)

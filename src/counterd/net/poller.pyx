@@ -52,8 +52,10 @@ cdef class Poller:
         self.listeners = []
         self.closing = []
         self.buffer = <uint8_t*>PyMem_Malloc(READ_MAX)
+        if self.buffer == NULL:
+            raise MemoryError
         self.epoll = epoll_create1(EPOLL_CLOEXEC)
-        if self.buffer == NULL or self.epoll < 0:
+        if self.epoll < 0:
             raise os_error(errno)
         self.reserve()
         self.limit_reads(READ_MAX)
