@@ -1,7 +1,17 @@
-"""`python -m counterd` is the daemon."""
+"""`counterd` and `python -m counterd`: the daemon, whose parts take half a second to be imported."""
 
+import signal
 import sys
 
-from counterd.cli.daemon import main
 
-sys.exit(main())
+def main() -> int:
+    """Runs the command; returns its exit status."""
+    for number in (signal.SIGHUP, signal.SIGUSR1):  # they end a process that is not ready for them yet
+        signal.signal(number, signal.SIG_IGN)
+    from counterd.cli import daemon  # noqa: PLC0415
+
+    return daemon.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -76,6 +76,24 @@ def test_both_ways_to_start_it(program: str, start: Callable[..., daemon.Daemon]
     assert f"ready: counterd {__version__} pid={running.pid}" in ready
 
 
+SIGNALS = """\
+import os, signal, sys
+class Sender:
+    def find_spec(self, name, *_):
+        if name == "uvloop":
+            for number in (signal.SIGHUP, signal.SIGUSR1):
+                os.kill(os.getpid(), number)
+sys.meta_path.insert(0, Sender())
+from counterd.__main__ import main
+sys.exit(main())"""
+
+
+def test_signals_before_it_is_ready_do_not_end_it(start: Callable[..., daemon.Daemon]) -> None:
+    """Its parts are still being imported."""
+    running = start(program=(sys.executable, "-c", SIGNALS))
+    assert running.stats()["pid"] == running.pid
+
+
 def test_set_replaces_what_the_file_says(start: Callable[..., daemon.Daemon]) -> None:
     running = start(
         {"counter.max_connections": 2}, arguments=["--set", "counter.max_connections=3", "--set", "log.level=debug"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import os
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -95,8 +94,6 @@ def prepare_process() -> None:
             os.open(os.devnull, os.O_RDWR)
     faulthandler.enable(file=2)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    for number in (signal.SIGHUP, signal.SIGUSR1):  # they end a process that is not ready for them yet
-        signal.signal(number, signal.SIG_IGN)
 
 
 def serve(config: Config, rooms: Sequence[Room], reread: Callable[[], Config]) -> int:
@@ -131,7 +128,3 @@ def leave(status: int) -> int:
         timer.daemon = True
         timer.start()
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())
