@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PERIOD_S = 0.1
+PERIOD_MIN_S = 0.01  # a watchdog that wants to hear more takes all of the CPU, and would fire at the first long turn
 # Seconds. The loop's timers have milliseconds: a loop that is idle is in one of the first two.
 BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class Pulse:
-    """Beats every PERIOD_S from start() to stop().
+    """Beats every PERIOD_S from start() to stop(), or as often as it is to feed.
 
-    feed: told every feed_s seconds that the loop is alive; 0 is never.
+    feed: told every feed_s seconds that the loop is alive, and every PERIOD_MIN_S at most; 0 is never.
     last, max: how late the last beat was and the latest of all, in seconds.
     """
 
@@ -32,6 +33,7 @@ class Pulse:
         self._loop = loop
         self._feed = feed
         self._feed_ns = int(feed_s * 1e9)
+        self._period_s = max(min(PERIOD_S, feed_s), PERIOD_MIN_S) if feed_s else PERIOD_S
         self._fed_ns = 0
         self._counts = [0] * (len(BOUNDS) + 1)
         self._sum = 0.0
@@ -62,6 +64,5 @@ class Pulse:
         if self._feed_ns and now - self._fed_ns >= self._feed_ns:
             self._fed_ns = now
             self._feed()
-        period = min(PERIOD_S, self._feed_ns / 1e9) if self._feed_ns else PERIOD_S
-        self._due_ns = now + int(period * 1e9)
-        self._timer = self._loop.call_later(period, self._beat)
+        self._due_ns = now + int(self._period_s * 1e9)
+        self._timer = self._loop.call_later(self._period_s, self._beat)

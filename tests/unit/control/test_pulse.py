@@ -39,6 +39,11 @@ def scene(monkeypatch) -> Scene:
     return Scene(monkeypatch)
 
 
+def test_a_watchdog_without_patience_does_not_take_all_of_the_cpu(scene):
+    scene.start(feed_s=0.0000005)
+    assert [wait for wait, _ in scene.timers] == [0.01]
+
+
 def test_how_late_each_beat_was(scene):
     beating = scene.start()
     for late in (0.0, 0.001, 0.0015, 3.0, 60.0, 0.004):
