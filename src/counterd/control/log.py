@@ -26,14 +26,14 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from counterd.control.aside import start_thread
+
 # structlog imports rich if that is installed, for colours that the daemon does not use. That was half of a start.
 sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
 import structlog  # noqa: E402
 
 if sys.modules["rich"] is None:
     del sys.modules["rich"]
-
-from counterd.control.aside import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
