@@ -258,7 +258,7 @@ class Server:
                 self._count_slow_reader("the kernel closed a connection whose peer took no output for too long")
             else:
                 self.vanished += 1
-                self._report("vanished", "a peer vanished; what it held is given back")
+                self._report("vanished", "a peer vanished, or took no answer; what it held is given back")
 
     # ---- inside ----
 
