@@ -43,7 +43,8 @@ EQUIVALENT = Path(__file__).with_suffix(".equivalent")
 PACKAGE = "src/counterd/"
 SOURCES = (
     "_core.pxd", "_core.pyx", "engine/chains.pxd", "engine/table.pxd", "engine/wheel.pxd", "engine/permits.pxd",
-    "engine/idle_ring.pxd", "engine/later.pyx", "protocols/counter/_counters.pxd", "protocols/counter/_room.pyx",
+    "engine/idle_ring.pxd", "engine/later.pyx", "protocols/counter/_counters.pxd",
+    "protocols/counter/_messages.pxd", "protocols/counter/_store.pyx", "protocols/counter/_session.pyx",
     "protocols/throttr/_keys.pxd", "protocols/throttr/_channels.pxd", "protocols/throttr/_members.pxd",
     "protocols/throttr/_store.pyx", "protocols/throttr/_session.pyx",
     "protocols/sentinel/_window.pxd", "protocols/sentinel/_rules.pxd", "protocols/sentinel/_rates.pxd",

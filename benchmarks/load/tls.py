@@ -32,7 +32,7 @@ import uvloop
 from counterd.net.admission import Limits
 from counterd.net.server import Server
 from counterd.net.sockets import Keepalive, open_tcp
-from counterd.protocols.counter._room import CounterStore
+from counterd.protocols.counter._session import open_store
 from native import frames
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def serve(pipe: Any, chain: bytes) -> None:
     """A process: tells its two ports, then serves until it is told to end."""
 
     async def run(loop: asyncio.AbstractEventLoop) -> None:
-        store = CounterStore(buckets=100_000, holdings=100_000, name_memory=1 << 20, hash_key=bytes(16), figures=dict)
+        store = open_store(buckets=100_000, holdings=100_000, name_memory=1 << 20, hash_key=bytes(16), figures=dict)
         servers = [Server(loop, store, Limits(100_000, 25, 25), print) for _ in "pt"]
         servers[1].context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         with trustme.Blob(chain).tempfile() as path:

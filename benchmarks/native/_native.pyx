@@ -1,18 +1,18 @@
 """What the benchmarks compare with. Built by benchmarks/native/__init__.py.
 
-NoPrefetch*: the counter room's session without its prefetching pass.
-NoLedger*:   the same frame loop, table and arithmetic without the ledger: what knowing the holders costs.
+NoPrefetchSession: the counter protocol's session without its prefetching pass.
+NoLedgerSession: the same frame loop, table and arithmetic without the ledger: what knowing the holders costs.
 Direct:      counter_acquire and counter_release themselves, without a frame around them.
 serve_raw:   an epoll loop around the same session: the least that the system calls of a server cost.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memset
 from posix.unistd cimport close as c_close
 
 from counterd._core cimport Frame, Session, is_streaming
-from counterd.engine.byteorder cimport load_be32, prefetch, store_be32
+from counterd.engine.byteorder cimport prefetch
 from counterd.engine.permits cimport GRANTED, Permits, permit_at
 from counterd.engine.table cimport index_peek, name_tag, table_find
 from counterd.net.clock cimport monotonic_ns
@@ -23,24 +23,16 @@ from counterd.net.kernel cimport (
 from counterd.protocols.counter._counters cimport (
     Counters, counter_acquire, counter_at, counter_consume, counter_create, counter_release, counter_restore,
 )
-from counterd.protocols.counter._room cimport (
-    ACQUIRE, NOT_ACQUIRED, NOT_AVAILABLE, RELEASE, CounterSession, CounterStore,
+from counterd.protocols.counter._messages cimport (
+    ACQUIRE, NOT_ACQUIRED, NOT_AVAILABLE, OK, RELEASE, Answer, Request, reply_encode, request_decode,
 )
-
-
-cdef class NoPrefetchStore(CounterStore):
-    cpdef Session session(self, int64_t now_ns=0):
-        return NoPrefetchSession(self)
+from counterd.protocols.counter._session cimport CounterSession
+from counterd.protocols.counter._store cimport CounterStore
 
 
 cdef class NoPrefetchSession(CounterSession):
     cdef void prefetch_frames(self, const Frame* frames, int count) noexcept:
         pass
-
-
-cdef class NoLedgerStore(CounterStore):
-    cpdef Session session(self, int64_t now_ns=0):
-        return NoLedgerSession(self)
 
 
 cdef class NoLedgerSession(CounterSession):
@@ -57,31 +49,26 @@ cdef class NoLedgerSession(CounterSession):
     cdef int execute_frame(self, const Frame* frame) except -1:
         cdef CounterStore store = <CounterStore>self.store
         cdef Counters* counters = &store.counters
-        cdef uint8_t opcode = frame.data[1]
-        cdef uint32_t resources = load_be32(frame.data + 12)
         cdef uint32_t number = table_find(&counters.permits.table, frame.tag, frame.key, frame.key_size)
-        cdef uint8_t* target = store.out + store.out_size
-        cdef uint32_t body = 4 if opcode == ACQUIRE else 0
-        store.requests[opcode] += 1
-        if opcode == ACQUIRE:
+        cdef Request request
+        cdef Answer answer = Answer(request_decode(frame, &request), 0, NULL)
+        store.requests[request.opcode] += 1
+        if request.opcode == ACQUIRE:
             if number == 0:
                 number = counter_create(counters, frame.tag, frame.key, frame.key_size, &store.budget)
-            if counter_at(counters, number).permit.consumption > load_be32(frame.data + 16) - resources:
-                return self.reply_error(frame.data, NOT_AVAILABLE)
-            counter_consume(counters, counter_at(counters, number), resources)
-        elif opcode == RELEASE:
-            if number == 0 or counter_at(counters, number).permit.consumption < resources:
-                return self.reply_error(frame.data, NOT_ACQUIRED)
-            counter_restore(counters, number, resources)
-        target[0] = 0x91
-        target[1] = opcode
-        target[2] = 0
-        target[3] = 0
-        store_be32(target + 4, body)
-        memcpy(target + 8, frame.data + 8, 4)
-        if body:
-            store_be32(target + 12, resources)
-        store.out_size += 12 + body
+            answer.number = request.resources
+            if counter_at(counters, number).permit.consumption > request.maximum - request.resources:
+                answer.status = NOT_AVAILABLE
+            else:
+                counter_consume(counters, counter_at(counters, number), request.resources)
+        elif request.opcode == RELEASE:
+            if number == 0 or counter_at(counters, number).permit.consumption < request.resources:
+                answer.status = NOT_ACQUIRED
+            else:
+                counter_restore(counters, number, request.resources)
+        if answer.status != OK:
+            store.refusals[request.kind][answer.status] += 1
+        store.out_size += reply_encode(store.out + store.out_size, &request, &answer)
         return 0
 
 
@@ -104,8 +91,9 @@ cdef class Direct:
         self.names = b"".join(names)
         self.name_size = len(names[0])
         self.count = len(names)
-        for i in range(self.count):
-            self.tags[i] = name_tag(&self.counters.permits.table, self.name(i), self.name_size)
+        with session.store:
+            for i in range(self.count):
+                self.tags[i] = name_tag(&self.counters.permits.table, self.name(i), self.name_size)
 
     cdef inline const uint8_t* name(self, uint32_t i) noexcept:
         return <const uint8_t*>PyBytes_AS_STRING(self.names) + <size_t>i * self.name_size
@@ -114,21 +102,23 @@ cdef class Direct:
         """One of each name, of which it must hold none."""
         cdef Session session = self.session
         cdef uint32_t i, granted = 0
-        for i in range(self.count):
-            granted += counter_acquire(
-                self.counters, session.connection, self.tags[i], self.name(i), self.name_size, 1, 1, 0,
-                &session.store.budget
-            ) == GRANTED
+        with session.store:
+            for i in range(self.count):
+                granted += counter_acquire(
+                    self.counters, session.connection, self.tags[i], self.name(i), self.name_size, 1, 1, 0,
+                    &session.store.budget
+                ) == GRANTED
         self.check(granted)
 
     def release(self):
         """What acquire() acquired."""
         cdef Session session = self.session
         cdef uint32_t i, granted = 0
-        for i in range(self.count):
-            granted += counter_release(
-                self.counters, session.connection, self.tags[i], self.name(i), self.name_size, 1
-            ) == GRANTED
+        with session.store:
+            for i in range(self.count):
+                granted += counter_release(
+                    self.counters, session.connection, self.tags[i], self.name(i), self.name_size, 1
+                ) == GRANTED
         self.check(granted)
 
     cdef int check(self, uint32_t granted) except -1:

@@ -6,13 +6,14 @@ import functools
 import itertools
 from typing import TYPE_CHECKING
 
-from counterd.protocols.counter._room import CounterStore
+from counterd.protocols.counter._session import CounterSession, open_store
 from native import frames, load_native
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-    from counterd.protocols.counter._room import CounterSession
+    from counterd._core import Session
+    from counterd.protocols.counter._store import CounterStore
 
 BUCKETS = 1_000_000
 SESSIONS = 50
@@ -74,8 +75,10 @@ class Player:
             raise ValueError("a session has stopped: its requests wait")
 
 
-def make_store(kind: type[CounterStore] = CounterStore, buckets: int = BUCKETS) -> CounterStore:
-    store = kind(buckets=buckets, holdings=2 * buckets, name_memory=1 << 22, hash_key=HASH_KEY, figures=dict)
+def make_store(buckets: int = BUCKETS, **others: Callable[[CounterStore], Session]) -> CounterStore:
+    store = open_store(
+        buckets=buckets, holdings=2 * buckets, name_memory=1 << 22, hash_key=HASH_KEY, figures=dict, **others
+    )
     store.begin_window(1)
     return store
 
@@ -134,7 +137,8 @@ def workload(pattern: str, count: int) -> tuple[list[bytes], list[tuple[int, byt
 def variant_player(variant: str, pattern: str, count: int) -> Player:
     """A workload on a store of its own, which knows every name already."""
     native = load_native()
-    store = make_store({"ledger": CounterStore, "no ledger": native.NoLedgerStore}.get(variant, native.NoPrefetchStore))
+    kinds = {"ledger": CounterSession, "no ledger": native.NoLedgerSession}
+    store = make_store(make_session=kinds.get(variant, native.NoPrefetchSession))
     names, sequence = workload(pattern, count)
     sessions = [store.session() for _ in range(SESSIONS)]
     play(sessions[0], pairs(names))

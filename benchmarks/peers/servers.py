@@ -140,12 +140,12 @@ def raw_loop(core: int | None = None) -> Iterator[Server]:
 
 
 def _serve_raw(native: ModuleType, listening: socket.socket, core: int | None) -> None:
-    from counterd.protocols.counter._room import CounterStore
+    from counterd.protocols.counter._session import open_store
 
     os.setsid()
     if core is not None:
         os.sched_setaffinity(0, {core})
-    store = CounterStore(
+    store = open_store(
         buckets=BUCKETS, holdings=2 * BUCKETS, name_memory=1 << 28, hash_key=os.urandom(16), figures=dict
     )
     store.begin_window(1)

@@ -56,7 +56,9 @@ cdef class Store:
     cdef size_t out_size
     cdef bint entered           # a call is under way, and so the region is this process's alone
     cdef bint stirred           # tick() or take_dirty() may have become due: look at next_deadline()
+    cdef object make_session
     cdef list dirty             # sessions, each once
+    cdef list orphans           # connections whose sessions were collected during a call: tick() forgets them
     cdef readonly uint64_t durable  # position up to which the journal is on disk
     cdef list behind            # sessions with replies that wait for a later one, each once
     cdef int64_t budgeted_ns    # when the budget was last filled
@@ -74,13 +76,15 @@ cdef class Store:
     cdef int map_region(self, bytes hash_key) except -1
     cdef int begin_call(self, int64_t now_ns) except -1
     cdef void end_call(self) noexcept
+    cdef Store at(self, int64_t now_ns)
     cdef int run_due(self) except -1
     cdef int64_t due_ns(self) except? -2
     cdef void expect(self, int64_t due_ns) noexcept
     cdef void forget(self, uint32_t connection) noexcept
     cdef void fill_budget(self, int64_t now_ns) noexcept
     cpdef list take_dirty(self)
-    cpdef dict snapshot(self)
+    cdef dict figures(self)
+    cdef int audit_parts(self) except -1
 
 
 cdef class Session:

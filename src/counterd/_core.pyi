@@ -1,4 +1,5 @@
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from counterd.contract import Peer
 
@@ -15,8 +16,17 @@ class Store:
     bytes_out: int
     sessions_dropped: int
     def __init__(
-        self, *, hash_key: bytes, reply_max: int = ..., posted_max: int = 0, now_ns: int = 0, **parts: object
+        self,
+        *,
+        hash_key: bytes,
+        make_session: Callable[[Any], Session],
+        reply_max: int = ...,
+        posted_max: int = 0,
+        now_ns: int = 0,
+        **parts: object,
     ) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
     def session(self, now_ns: int = 0) -> Session: ...
     def next_deadline(self) -> int: ...
     def tick(self, now_ns: int) -> None: ...

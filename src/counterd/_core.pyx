@@ -9,7 +9,9 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memmove
-from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap
+from posix.mman cimport (
+    MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, PROT_NONE, PROT_READ, PROT_WRITE, mmap, mprotect, munmap,
+)
 
 from counterd.engine.byteorder cimport load_le64
 from counterd.engine.connections cimport (
@@ -50,6 +52,7 @@ cdef int region_map(Region* region) except -1:
         raise MemoryError(f"cannot map {total} bytes")
     region.memory = <uint8_t*>memory
     region.size = total
+    region.front = starts[0]
     starts[1] = starts[0]
     starts[0] = 0
     for i in range(region.count):
@@ -60,28 +63,41 @@ cdef int region_map(Region* region) except -1:
     return 0
 
 
+cdef inline void region_allow(const Region* region, int protection) noexcept:
+    """In a debug build, says what may be done with the front of the region, where the states of all parts are.
+
+    Between two calls that is nothing: a method that touches a part and has not begun a call ends the process.
+    """
+    if COUNTERD_DEBUG_BUILD:
+        mprotect(region.memory, region.front, protection)
+
+
 # ---- store ---------------------------------------------------------------------------------------------------------
 
 cdef class Store:
-    """Everything the sessions of one protocol share. Subclasses make their own sessions, and have the parts they need.
+    """Everything the sessions of one protocol share. Subclasses have the parts that they need.
 
-    hash_key: 16 random bytes; reply_max: bytes of the longest reply; posted_max: bytes that others may leave for a
-    session that does not take them; now_ns: the caller's monotonic clock.
+    hash_key: 16 random bytes; make_session: called with the store for each connection; reply_max: bytes of the longest
+    reply; posted_max: bytes that others may leave for a session that does not take them; now_ns: the caller's monotonic
+    clock.
 
-    A subclass reserves its parts' memory in its __cinit__, maps the region (`map_region`) and begins the parts. All
-    code that touches the region runs between `begin_call` and `end_call`.
+    A subclass reserves its parts' memory in its __cinit__, maps the region (`map_region`) and begins the parts: that is
+    the first call. All code that touches the region runs between `begin_call` and `end_call`, or in a `with store:`,
+    which is the same at the time of the last call; a debug build sees to it.
     """
 
-    def __cinit__(self, *, bytes hash_key not None, size_t reply_max=REPLY_ROOM, size_t posted_max=0,
+    def __cinit__(self, *, bytes hash_key not None, make_session, size_t reply_max=REPLY_ROOM, size_t posted_max=0,
                   int64_t now_ns=0, **_):
         if len(hash_key) != 16:
             raise ValueError(f"hash_key must have 16 bytes, not {len(hash_key)}")
+        self.make_session = make_session
         self.posted_max = posted_max
         self.now_ns = now_ns
         self.scheduled_ns = INT64_MAX
         self.budget = TURN_STEPS
         self.dirty = []
         self.behind = []
+        self.orphans = []
         self.out = <uint8_t*>PyMem_RawMalloc(OUTPUT_MAX + reply_max)
         if self.out == NULL:
             raise MemoryError("no room for the replies of one call")
@@ -91,6 +107,7 @@ cdef class Store:
     def __init__(self, *, bytes hash_key, **_):
         if self.region.memory == NULL:  # a store without parts of its own
             self.map_region(hash_key)
+        self.end_call()
 
     def __dealloc__(self):
         PyMem_RawFree(self.out)
@@ -100,6 +117,7 @@ cdef class Store:
     cdef int map_region(self, bytes hash_key) except -1:
         """Maps what was reserved, once. Raises MemoryError if that is not possible."""
         region_map(&self.region)
+        self.entered = True
         self.header.version = LAYOUT_VERSION
         self.header.key[0] = load_le64(<const uint8_t*>PyBytes_AS_STRING(hash_key))
         self.header.key[1] = load_le64(<const uint8_t*>PyBytes_AS_STRING(hash_key) + 8)
@@ -112,10 +130,24 @@ cdef class Store:
             raise RuntimeError("a call is under way")
         self.entered = True
         self.now_ns = now_ns
+        region_allow(&self.region, PROT_READ | PROT_WRITE)
         return 0
 
     cdef void end_call(self) noexcept:
+        region_allow(&self.region, PROT_NONE)
         self.entered = False
+
+    cdef Store at(self, int64_t now_ns):
+        """For `with self.at(now_ns):`, a call at that time."""
+        if not self.entered:
+            self.now_ns = now_ns
+        return self
+
+    def __enter__(self):
+        self.begin_call(self.now_ns)
+
+    def __exit__(self, *_):
+        self.end_call()
 
     def limit_posted(self, size_t posted_max):
         """Bounds what others may leave for a session from now on, in bytes."""
@@ -123,7 +155,12 @@ cdef class Store:
 
     cpdef Session session(self, int64_t now_ns=0):
         """A session for a new connection, at now_ns. Raises MemoryError if there is no room for another."""
-        raise NotImplementedError
+        self.begin_call(max(now_ns, self.now_ns))
+        try:
+            return self.make_session(self)
+        finally:
+            orphans_forget(self)  # such as one for which there was no room after all
+            self.end_call()
 
     cdef void forget(self, uint32_t connection) noexcept:
         """A connection has ended: its number is free as soon as nothing in the region names it."""
@@ -131,7 +168,10 @@ cdef class Store:
 
     cpdef int64_t next_deadline(self):
         """When tick() is due, in ns on the caller's monotonic clock: 0 = now, -1 = nothing is waiting."""
-        cdef int64_t due_ns = 0 if self.dirty else self.due_ns()
+        cdef int64_t due_ns = 0
+        if not self.dirty and not self.orphans:
+            with self:
+                due_ns = self.due_ns()
         self.scheduled_ns = due_ns if due_ns >= 0 else INT64_MAX
         return due_ns
 
@@ -148,6 +188,7 @@ cdef class Store:
         """Does due work, half a millisecond of it at most."""
         self.begin_call(now_ns)
         try:
+            orphans_forget(self)
             self.run_due()
         finally:
             self.end_call()
@@ -179,8 +220,7 @@ cdef class Store:
         cdef Session session
         self.durable = max(self.durable, position)
         self.behind = []
-        self.begin_call(now_ns)
-        try:
+        with self.at(now_ns):
             for session in behind:
                 session.is_behind = session.held_size != 0 and session.last_held() > self.durable
                 if session.is_behind:
@@ -188,11 +228,14 @@ cdef class Store:
                 if session.has_due():
                     session.settle()
                     session.tell_dirty()
-        finally:
-            self.end_call()
 
-    cpdef dict snapshot(self):
+    def snapshot(self):
         """The store's figures by name, each a number as of now."""
+        with self:
+            return self.figures()
+
+    cdef dict figures(self):
+        """What snapshot() returns."""
         return {
             "curr_connections": self.sessions_open,
             "total_connections": self.sessions_total,
@@ -222,6 +265,19 @@ cdef class Store:
 
     def audit(self):
         """Walks the whole region and raises AssertionError at the first broken invariant. For tests: O(everything)."""
+        with self:
+            self.audit_parts()
+
+    cdef int audit_parts(self) except -1:
+        """The same, within a call."""
+        return 0
+
+
+cdef int orphans_forget(Store store) except -1:
+    """Forgets the connections whose sessions were collected during a call."""
+    while store.orphans:
+        store.forget(store.orphans.pop())
+    return 0
 
 
 def siphash(bytes key not None, bytes data not None):
@@ -263,8 +319,8 @@ cdef class Session:
     """
 
     def __cinit__(self, Store store not None):
-        if store.region.memory == NULL:
-            raise ValueError("the store has not mapped its region")
+        if not store.entered:
+            raise RuntimeError("sessions are made by Store.session()")
         self.store = store
         self.connection = connections_take(&store.connections)
         if self.connection == 0:
@@ -274,6 +330,18 @@ cdef class Session:
         store.sessions_total += 1
 
     def __dealloc__(self):
+        cdef Store store = self.store
+        if store is None or not self.open:
+            return
+        if not store.entered:
+            store.begin_call(store.now_ns)
+            self.detach()
+            store.end_call()
+            return
+        if self.connection:  # collected in the midst of another's call, which is not to be disturbed
+            store.orphans.append(self.connection)
+            store.stirred = True
+            self.connection = 0
         self.detach()
 
     @property
@@ -472,7 +540,8 @@ cdef class Session:
         If there is none to take, nothing has to wait, and the next that is posted is told of.
         """
         self.blocked = is_streaming(self)
-        self.drop_overdue()
+        with self.store:
+            self.drop_overdue()
 
     cdef int drop_overdue(self) except -1:
         if self.posted_size > self.store.posted_max and len(self.posted) > 1:
@@ -514,8 +583,6 @@ cdef class Session:
             self.store.end_call()
 
     cdef void detach(self) noexcept:
-        if self.store is None:
-            return  # it was never begun
         self.state = CLOSING
         self.waiting = False
         self.leave()

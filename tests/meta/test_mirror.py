@@ -18,7 +18,7 @@ BENCHMARKS = ROOT / "benchmarks"
 ELSEWHERE = {
     "admin/__main__.py": "is a process: tests/functional/test_admin.py",
     "__main__.py": "one call; tests/daemon.py starts every daemon through it",
-    "engine/byteorder.pxd": "inlined everywhere; tests/unit/protocols/counter/test_room.py compares byte by byte",
+    "engine/byteorder.pxd": "inlined everywhere; tests/unit/protocols/counter/test_session.py compares byte by byte",
     "engine/audit.pxd": "part of every store: tests/unit/protocols/counter/test_counters.py calls it after every step",
     "engine/chains.pxd": "long names and values: tests/unit/engine/test_table.py, tests/property/test_throttr_model.py",
     "engine/connections.pxd": "numbers of connections: tests/unit/test_core.py",
@@ -48,6 +48,8 @@ ELSEWHERE = {
     "client/_shared.py": "a base: tests/functional/test_client_lost.py and tests/functional/test_client_fallback.py",
     "client/sentinel.py": "tests/functional/test_client_sentinel.py, and tests/functional/test_client_fallback.py",
     "protocols/sentinel/__init__.py": "a declaration: tests/unit/control/config/test_loading.py reads files with it",
+    "protocols/counter/_messages.pxd": "inlined in _session: tests/unit/protocols/counter/test_session.py",
+    "protocols/counter/_store.pyx": "around the counters: tests/unit/protocols/counter/test_counters.py",
     "protocols/sentinel/_audits.pxd": "inlined in _store: tests/property/test_sentinel_model.py calls it",
     "protocols/sentinel/_messages.pxd": "inlined in _session: the vectors compare byte by byte",
     "protocols/sentinel/_tokens.pxd": "inlined in _store: tests/property/test_sentinel_model.py, with audits",

@@ -17,12 +17,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from counterd.protocols.counter import wire
-from counterd.protocols.counter._room import CounterStore
+from counterd.protocols.counter._session import open_store
+from counterd.protocols.counter._tables import HoldersWalk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from counterd._core import Session, Store
+    from counterd.protocols.counter._store import CounterStore
 
 KEY = bytes(range(16))
 
@@ -65,7 +67,7 @@ def make_store(
 ) -> CounterStore:
     """A small store with a known key."""
     others.setdefault("figures", dict)
-    return CounterStore(
+    return open_store(
         buckets=buckets,
         holdings=holdings,
         holdings_per_connection=holdings_per_connection,
@@ -73,6 +75,14 @@ def make_store(
         hash_key=KEY,
         **others,
     )
+
+
+def holders_of(store: CounterStore, name: bytes) -> list[tuple[int, int, int]]:
+    """(connection, amount, since in tenths of a second) of all that hold of a counter, who came last first."""
+    walk = HoldersWalk(store, name, 1 << 30)
+    while not walk.step():
+        pass
+    return walk.rows()
 
 
 def blocks_needed(name: bytes) -> int:

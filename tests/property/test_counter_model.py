@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from counterd._core import siphash
 from counterd.protocols.counter import wire
 from machine import examples
-from property.model import KEY, TURNS_MAX, Model, ModelSession, make_store
+from property.model import KEY, TURNS_MAX, Model, ModelSession, holders_of, make_store
 
 U32_MAX = 0xFFFFFFFF
 SESSIONS_MAX = 4
@@ -258,7 +258,7 @@ class CounterMachine(RuleBasedStateMachine):
         assert {name: snapshot[name] for name in expected} == expected
         assert self.store.next_deadline() == self.model.next_deadline()
         for name in COLLIDING:
-            amounts = sorted(amount for _, amount, _ in self.store.holders(name))
+            amounts = sorted(amount for _, amount, _ in holders_of(self.store, name))
             assert amounts == sorted(held.holdings[name] for held in self.holding() if name in held.holdings)
         leases = self.store.leases(self.model.holdings_max)
         assert len(leases) == self.store.held()

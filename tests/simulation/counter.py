@@ -12,10 +12,11 @@ import struct
 from collections import Counter as Tally
 from typing import TYPE_CHECKING, Any
 
-from counterd.protocols.counter._room import CounterStore
+from counterd.protocols.counter._session import open_store
 from simulation.world import SECOND, Violation, World
 
 if TYPE_CHECKING:
+    from counterd.protocols.counter._store import CounterStore
     from simulation.world import Link
 
 GET, ACQUIRE, RELEASE, NOOP, STATS, DUMP, UNKNOWN = 0x01, 0x02, 0x03, 0x00, 0x10, 0x11, 0x42
@@ -83,7 +84,7 @@ class CounterWorld(World):
         self.draining = False
         self.dumps: dict[int, Any] = {}  # of a link: its Dump under way
         self.seen: Tally[tuple[int, int]] = Tally()  # answers by opcode and status
-        return CounterStore(
+        return open_store(
             buckets=self.buckets,
             holdings=self.holdings,
             holdings_per_connection=self.per_connection,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,8 @@ import pytest
 
 from counterd import _core
 from counterd._core import Session, Store
+from counterd.protocols import find_rooms
+from counterd.protocols.sentinel.rules import Rules
 from native import build, load
 
 waiting: Any = load("_waiting", build("_waiting", Path(__file__).parent))
@@ -24,7 +29,7 @@ class Scene:
     """A store, and peers that have sent and received what `sent` and `received` say."""
 
     def __init__(self) -> None:
-        self.store = waiting.WaitingStore(hash_key=KEY, reply_max=PIECE)
+        self.store = waiting.WaitingStore(hash_key=KEY, make_session=waiting.WaitingSession, reply_max=PIECE)
         self.now_ns = 10
 
     def peer(self) -> Peer:
@@ -85,28 +90,29 @@ def scene() -> Scene:
 @pytest.mark.parametrize("size", [0, 15, 17])
 def test_a_hash_key_has_16_bytes(size: int) -> None:
     with pytest.raises(ValueError, match=f"^hash_key must have 16 bytes, not {size}$"):
-        Store(hash_key=bytes(size))
+        Store(hash_key=bytes(size), make_session=Session)
 
 
 @pytest.mark.parametrize("key", [None, "0123456789abcdef", bytearray(16)])
 def test_a_hash_key_is_bytes(key: Any) -> None:
     with pytest.raises(TypeError):
-        Store(hash_key=key)
+        Store(hash_key=key, make_session=Session)
 
 
-def test_the_base_store_has_no_sessions_of_its_own() -> None:
-    with pytest.raises(NotImplementedError):
-        Store(hash_key=KEY).session()
-
-
-def test_a_session_needs_a_store() -> None:
+def test_a_store_makes_its_sessions() -> None:
+    store = Store(hash_key=KEY, make_session=Session)
+    with pytest.raises(RuntimeError, match=r"^sessions are made by Store\.session\(\)$"):
+        Session(store)
     for nothing in (None, 1):
         with pytest.raises(TypeError):
             Session(nothing)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        Store(hash_key=KEY, make_session=int).session()  # type: ignore[arg-type]
+    assert type(store.session()) is Session
 
 
 def test_a_store_without_parts_has_nothing_to_do() -> None:
-    store = Store(hash_key=KEY)
+    store = Store(hash_key=KEY, make_session=Session)
     assert store.next_deadline() == -1
     assert store.take_dirty() == []
     store.tick(0)
@@ -134,6 +140,101 @@ def test_a_call_within_a_call_is_refused(scene: Scene) -> None:
     scene.store.fails = False
     assert other.send(b"Eb") == b"b"
     assert scene.turns() == 0
+
+
+# ---- the region is touched within calls only -------------------------------------------------------------------------
+
+# What is this process's alone, and so needs no call. All else that a store has can be called between two calls only.
+LOCAL = {"take_dirty": (), "limit_posted": (1,), "outcomes": (), "begin_drain": (), "set_wall": (0, 0)}
+COMMON: dict[str, tuple[Any, ...]] = {
+    "audit": (), "held": (), "holdings_of": (1,), "leases": (1,), "next_deadline": (), "reach": (1, 0), "session": (),
+    "snapshot": (), "tick": (0,),
+}  # fmt: skip
+OWN: dict[str, dict[str, tuple[Any, ...]]] = {
+    "counter": {"begin_window": (1,), "limit_holdings": (1,)},
+    "throttr": {"set_wall": (0, 0), "outcomes": ()},
+    "sentinel": {
+        "load_rules": (Rules(),), "flow": (1,), "request_token": (1, 1, False, 0, 0), "release_token": (1, 0),
+        "keep_token": (1, 0, 0), "answer": (1, 0, 0, 0), "expire": (1, (), 0),
+    },
+}  # fmt: skip
+# Settings, which each process is given, and people's functions.
+OWN_LOCAL: dict[str, dict[str, tuple[Any, ...]]] = {"sentinel": {"delegate": (None,), "delegate_expiry": (None,)}}
+PARAMETERS = {"holders": {"name": "a"}}
+ROOMS = {room.name: room for room in find_rooms()}
+
+
+@pytest.fixture(params=ROOMS)
+def made(request: pytest.FixtureRequest) -> tuple[str, Any]:
+    room = ROOMS[request.param]
+    settings = room.settings()
+    return room.name, room.make_store(settings, dict, 0)
+
+
+def test_every_method_of_a_store_begins_a_call(made: tuple[str, Any]) -> None:
+    """Also if it seems to be too small for that. Where it is forgotten, a debug build dies of it."""
+    name, store = made
+    calls = COMMON | OWN[name]
+    local = {method: given for method, given in LOCAL.items() if method not in calls} | OWN_LOCAL.get(name, {})
+    if name == "throttr":  # whose subscriptions keep nobody waiting
+        local |= {method: calls.pop(method) for method in ("held", "holdings_of", "leases")}
+    methods = {method for method in dir(store) if not method.startswith("_") and callable(getattr(store, method))}
+    assert {*calls, *local} == methods - {"set_limits"}, "each is in one of the tables above"
+    for method, given in calls.items():
+        getattr(store, method)(*given)
+        with store, pytest.raises(RuntimeError, match="a call is under way"):
+            getattr(store, method)(*given)
+    for method, given in local.items():
+        getattr(store, method)(*given)
+        with store:
+            getattr(store, method)(*given)
+    store.audit()
+
+
+def test_every_step_of_a_walk_is_a_call(made: tuple[str, Any]) -> None:
+    name, store = made
+    session = store.session()
+    assert ROOMS[name].tables
+    for table in ROOMS[name].tables:
+        walk = table.open(store, PARAMETERS.get(table.name, {}))
+        with store, pytest.raises(RuntimeError, match="a call is under way"):
+            walk.step()
+        while not walk.step():
+            pass
+        assert walk.rows() == []
+    session.closed(0)
+
+
+def test_every_method_of_a_session_is_a_call(scene: Scene) -> None:
+    """Those that have nothing to do at the moment apart."""
+    parked, streaming = scene.peer().session, scene.peer().session
+    parked.receive(b"W", 10)
+    streaming.receive(b"L\x02", 10)
+    calls = (
+        (scene.peer().session, "receive", (b"Ea", 10)), (streaming, "take_output", (10,)), (parked, "hang_up", (10,)),
+        (parked, "eof", (10,)), (parked, "closed", (10,)), (streaming, "wait", ()),
+    )  # fmt: skip
+    for session, method, given in calls:
+        with scene.store, pytest.raises(RuntimeError, match="a call is under way"):
+            getattr(session, method)(*given)
+    public = {method for method in dir(Session) if not method.startswith("_") and callable(getattr(Session, method))}
+    assert {method for _, method, _ in calls} == public
+    scene.store.audit()
+
+
+FORGOTTEN = """
+from unit.test_core import Scene
+scene = Scene()
+assert scene.peer().send(b"Ea") == b"a"
+scene.store.peek()
+"""
+
+
+@pytest.mark.skipif(not _core.DEBUG, reason="only a debug build sees to it")
+def test_a_method_that_begins_no_call_ends_the_process_of_a_debug_build() -> None:
+    script = f"import sys; sys.path[:] = {sys.path!r}\n{FORGOTTEN}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGSEGV, done.stderr
 
 
 # ---- states ----------------------------------------------------------------------------------------------------------

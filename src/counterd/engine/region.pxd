@@ -31,6 +31,7 @@ cdef struct Region:         # this process's view
     Header* header
     uint8_t* memory         # NULL until it is mapped
     size_t size             # bytes
+    size_t front            # bytes of it that are packed
     int count
     Reservation[RESERVATIONS_MAX] reservations
 

@@ -19,7 +19,7 @@ cdef struct Ranked:
 
 
 cdef class RankedWalk:
-    cdef object store       # whose memory the table is in
+    cdef Store store        # whose memory the table is in
     cdef const Table* table
     cdef bytes needle       # what is looked for in names
     cdef Ranked* best       # a heap of `size`, the lowest at its top; highest first once `is_sorted`
@@ -29,7 +29,7 @@ cdef class RankedWalk:
     cdef uint32_t position  # the next record
     cdef uint32_t taken     # of the best, how many have become rows
     cdef int64_t names_left  # bytes that names of rows may still have
-    cdef int64_t work       # left of this step
+    cdef int64_t work       # that remains of this step
     cdef bint is_sorted
     cdef readonly uint64_t total
     cdef list found         # (0 for the highest rank, record, row)
@@ -37,7 +37,7 @@ cdef class RankedWalk:
     cdef bint matches(self, Record* record) noexcept
     cdef void visit(self, uint32_t number) noexcept
     cdef int take(self, uint32_t number) except -1
-    cpdef bint step(self) except -1
+    cdef bint go_on(self) except -1
     cdef bint rank(self, const Record* record, uint64_t* rank) noexcept
     cdef tuple row(self, bytes name, const Record* record)
 

@@ -82,7 +82,7 @@ cdef class RankedWalk:
     limit: how many rows, from 1. There are fewer if their names take more than NAMES_MAX.
     """
 
-    def __cinit__(self, object store, bytes needle not None, uint32_t limit, *_):
+    def __cinit__(self, Store store not None, bytes needle not None, uint32_t limit, *_):
         self.store = store
         self.needle = needle
         self.capacity = limit
@@ -106,8 +106,12 @@ cdef class RankedWalk:
         """What is told of it."""
         return ()
 
-    cpdef bint step(self) except -1:
-        """Goes on for 250 us at most. True once the rows are there."""
+    def step(self):
+        """Goes on for 250 us at most, a call of the store. True once the rows are there."""
+        with self.store:
+            return self.go_on()
+
+    cdef bint go_on(self) except -1:
         self.work = STEP_WORK
         while not self.is_sorted and self.position <= self.table.pool.fresh:
             if self.work <= 0:

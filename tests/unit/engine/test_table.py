@@ -18,6 +18,7 @@ from property.model import (
     Client,
     acquire_all,
     figures,
+    holders_of,
     make_store,
     release_all,
     settle,
@@ -105,7 +106,7 @@ def test_names_with_the_same_tag_are_told_apart(twins: list[tuple[bytes, bytes]]
         assert one.dump() == {first: (3, 3), second: (12, 12)}
         assert one.release(second, 7) == OK
         assert (one.get(first), one.get(second)) == (3, 5)
-        assert [amount for _, amount, _ in store.holders(second)] == [5]
+        assert [amount for _, amount, _ in holders_of(store, second)] == [5]
 
 
 def test_removing_one_of_two_names_with_the_same_tag_keeps_the_other(twins: list[tuple[bytes, bytes]]) -> None:

@@ -6,13 +6,14 @@ import functools
 import os
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from counterd.net.connection import peer_process
 from counterd.protocols.counter import wire
-from counterd.protocols.counter._room import CounterSession, CounterStore
+from counterd.protocols.counter._session import CounterSession
+from counterd.protocols.counter._session import open_store as open_counters
 from counterd.protocols.throttr._session import open_store
 from counterd.protocols.throttr.wire import Attribute, Change, Encoder, TTLType, ValueSize
 from native import build, load
@@ -22,7 +23,7 @@ from unit.net.fakes import FakeClock, Net, nets
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from counterd._core import Session
+    from counterd._core import Session, Store
     from unit.net.fakes import Peer
 
 NOOP = wire.noop(1)
@@ -452,12 +453,12 @@ def test_parting_waits_for_what_is_queued(net: Net) -> None:
 def test_a_connection_that_is_lost_gives_back_and_forgets_its_session(make_net: Callable[..., Net]) -> None:
     sessions: list[Session] = []
 
-    class Recording(CounterStore):
-        def session(self, now_ns: int = 0) -> Session:
-            sessions.append(CounterSession(self))
-            return sessions[-1]
+    def recorded(store: Store) -> Session:
+        sessions.append(CounterSession(store))
+        return sessions[-1]
 
-    net = make_net(Recording(buckets=8, holdings=8, name_memory=0, hash_key=KEY, figures=dict))
+    sizes = {"buckets": 8, "holdings": 8, "name_memory": 0, "hash_key": KEY, "figures": dict}
+    net = make_net(open_counters(make_session=recorded, **sizes))
     peer = net.connect()
     assert sessions[0].owner is peer.connection
     peer.send(HOLD)
@@ -504,9 +505,9 @@ def test_a_connection_that_is_refused_is_closed_and_counted_nowhere_else(make_ne
 
 
 class MistakenSession(CounterSession):
-    """A room with a bug, once `mistaken` is set."""
+    """A protocol with a bug, of which only the connection `mistaken` has to suffer."""
 
-    mistaken = False
+    mistaken: Any = ()
 
     def receive(self, data: bytes, now_ns: int) -> bytes:
         if data == b"mistake":
@@ -514,27 +515,20 @@ class MistakenSession(CounterSession):
         return super().receive(data, now_ns)
 
     def take_output(self, now_ns: int) -> bytes:
-        if self.mistaken:
+        if self.owner is self.mistaken:
             raise ValueError("a mistake of ours")
         return super().take_output(now_ns)
 
 
-class MistakenStore(CounterStore):
-    def __init__(self, **sizes: object) -> None:
-        super().__init__(**sizes)
-        self.sessions: list[MistakenSession] = []
-
-    def session(self, now_ns: int = 0) -> Session:
-        self.sessions.append(MistakenSession(self))
-        return self.sessions[-1]
-
-
 @pytest.fixture
 def mistaken(make_net: Callable[..., Net]) -> Net:
-    return make_net(MistakenStore(buckets=8000, holdings=9000, name_memory=0, hash_key=KEY, figures=dict))
+    sizes = {"buckets": 8000, "holdings": 9000, "name_memory": 0, "hash_key": KEY, "figures": dict}
+    return make_net(open_counters(make_session=MistakenSession, **sizes))
 
 
-def test_an_exception_out_of_a_long_output_closes_its_connection_and_no_other(mistaken: Net) -> None:
+def test_an_exception_out_of_a_long_output_closes_its_connection_and_no_other(
+    mistaken: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It comes out of a turn of the driver, where the loop does not know which connection it belongs to."""
     net = mistaken
     net.fill(6000)
@@ -542,8 +536,7 @@ def test_an_exception_out_of_a_long_output_closes_its_connection_and_no_other(mi
     outputs = {}
     for peer in peers:
         peer.send(HOLD + wire.dump(2))
-    (session,) = [session for session in net.store.sessions if session.owner is peers[0].connection]
-    session.mistaken = True
+    monkeypatch.setattr(MistakenSession, "mistaken", peers[0].connection)
     for peer in peers:
         outputs[peer] = peer.finish()
     assert [str(error) for error in net.loop.errors] == ["a mistake of ours"]
@@ -605,9 +598,8 @@ def test_only_bytes_are_received(net: Net, wrong: object) -> None:
 
 @pytest.fixture
 def waiting_net() -> Iterator[Net]:
-    store = load("_waiting", build("_waiting", Path(__file__).parents[1])).WaitingStore(
-        hash_key=bytes(16), reply_max=200_000
-    )
+    waiting = load("_waiting", build("_waiting", Path(__file__).parents[1]))
+    store = waiting.WaitingStore(hash_key=bytes(16), make_session=waiting.WaitingSession, reply_max=200_000)
     store.wait_ns = 10**15
     with nets() as make:
         yield make(store, max_connections=200, clock=FakeClock(1000).monotonic_ns)

@@ -27,9 +27,6 @@ class ToyStore(Store):
         self.ticks: list[int] = []
         self.on_tick: Callable[[], None] = lambda: None
 
-    def session(self, now_ns: int = 0) -> Session:
-        return Session(self)
-
     def next_deadline(self) -> int:
         return 0 if self.stirred_up or self.slices_left else self.due_ns
 
@@ -65,7 +62,7 @@ class Scene:
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
         self.loop = FakeLoop()
-        self.store = ToyStore(buckets=1, holdings=1, name_memory=0, hash_key=bytes(16))
+        self.store = ToyStore(hash_key=bytes(16), make_session=Session)
         self.driver = Driver(self.loop, self.store, clock.monotonic_ns)
         self.pulled: list[str] = []
 

@@ -20,7 +20,8 @@ from counterd.net.admission import Limits
 from counterd.net.server import STUCK_CHECK_S, Server
 from counterd.net.sockets import Keepalive, UnixSocket, open_tcp
 from counterd.protocols.counter import wire
-from counterd.protocols.counter._room import CounterSession, CounterStore
+from counterd.protocols.counter._session import CounterSession, open_store
+from counterd.protocols.counter._store import CounterStore
 from counterd.protocols.sentinel import wire as tokens
 from property.model import KEY, TURNS_MAX, make_store
 from unit.net.fakes import FakeClock, Net, nets
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from counterd._core import Session
+    from counterd._core import Session, Store
     from unit.net.fakes import Peer
 
 NOOP = wire.noop(1)
@@ -72,11 +73,10 @@ def test_no_more_connections_than_the_limit(make_net: Callable[..., Net]) -> Non
 
 
 def test_a_store_without_room_for_a_session_refuses(make_net: Callable[..., Net]) -> None:
-    class Full(CounterStore):
-        def session(self, now_ns: int = 0) -> Session:
-            raise MemoryError("1048576 connections are open or leaving")
+    def full(_store: Store) -> Session:
+        raise MemoryError("1048576 connections are open or leaving")
 
-    net = make_net(Full(buckets=1, holdings=1, name_memory=0, hash_key=KEY, figures=dict))
+    net = make_net(open_store(make_session=full, buckets=1, holdings=1, name_memory=0, hash_key=KEY, figures=dict))
     assert net.connect().closed
     assert net.server.figures()["rejected:memory"] == 1
     assert net.reports == ["rejected:memory"]
@@ -91,7 +91,8 @@ def test_what_a_refused_session_had_already_is_given_back(make_net: Callable[...
             session.closed(now_ns)
             raise MemoryError("no room for its second")
 
-    net = make_net(Late(buckets=1, holdings=1, name_memory=0, hash_key=KEY, figures=dict))
+    sizes = {"buckets": 1, "holdings": 1, "name_memory": 0, "hash_key": KEY, "figures": dict}
+    net = make_net(Late(make_session=CounterSession, **sizes))
     assert net.connect().closed
     net.loop.run()
     assert net.store.snapshot()["given_back"] == 1
@@ -631,14 +632,11 @@ def test_an_exception_out_of_a_session_closes_its_connection_and_no_other() -> N
                 raise ValueError("a mistake of ours")
             return super().receive(data, now_ns)
 
-    class Store(CounterStore):
-        def session(self, now_ns: int = 0) -> Session:
-            return Mistaken(self)
-
     async def test(loop: asyncio.AbstractEventLoop) -> None:
         errors: list[object] = []
         loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
-        store = Store(buckets=8, holdings=8, name_memory=0, hash_key=KEY, figures=dict)
+        sizes = {"buckets": 8, "holdings": 8, "name_memory": 0, "hash_key": KEY, "figures": dict}
+        store = open_store(make_session=Mistaken, **sizes)
         server = Server(loop, store, Limits(10, 25, 25), lambda *_: None)
         listening, _ = open_listening("tcp", None)
         address = listening.getsockname()

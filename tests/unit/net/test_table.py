@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from counterd.protocols.counter import wire
-from counterd.protocols.counter._room import CounterStore
+from counterd.protocols.counter._session import open_store
 from unit.net.fakes import Net, nets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from counterd._core import Session
+    from counterd._core import Session, Store
 
 
 @pytest.fixture
@@ -73,11 +73,11 @@ def test_one_that_is_not_let_in_keeps_no_descriptor(make_net: Callable[..., Net]
 
 
 def test_an_exception_on_the_way_in_costs_that_connection(make_net: Callable[..., Net]) -> None:
-    class Mistaken(CounterStore):
-        def session(self, now_ns: int = 0) -> Session:
-            raise ValueError("a mistake of ours")
+    def mistaken(_store: Store) -> Session:
+        raise ValueError("a mistake of ours")
 
-    net = make_net(Mistaken(buckets=1, holdings=1, name_memory=0, hash_key=bytes(16), figures=dict))
+    sizes = {"buckets": 1, "holdings": 1, "name_memory": 0, "hash_key": bytes(16), "figures": dict}
+    net = make_net(open_store(make_session=mistaken, **sizes))
     ours, theirs = socket.socketpair()
     with ours:
         with pytest.raises(ValueError, match="a mistake of ours"):

@@ -21,7 +21,7 @@ from certificates import certificate, client_context, server_context
 from counterd.net.connection import Connection
 from counterd.net.sockets import UnixSocket
 from counterd.protocols.counter import wire
-from counterd.protocols.counter._room import CounterStore
+from counterd.protocols.counter._session import open_store as open_counters
 from counterd.protocols.throttr._session import open_store
 from property.model import TURNS_MAX
 from unit.net.secured import Peer, Site, sites
@@ -29,7 +29,7 @@ from unit.net.secured import Peer, Site, sites
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from counterd._core import Session
+    from counterd._core import Session, Store
 
 NOOP = wire.noop(1)
 REPLY = wire.frame(0, 1, magic=0x91)
@@ -343,11 +343,11 @@ def test_the_share_of_an_address_is_had_from_the_beginning(make_site: Callable[.
 
 
 def test_where_a_session_finds_no_room_after_the_handshake(make_site: Callable[..., Site]) -> None:
-    class Full(CounterStore):
-        def session(self, now_ns: int = 0) -> Session:
-            raise MemoryError("no room for another connection")
+    def full(_store: Store) -> Session:
+        raise MemoryError("no room for another connection")
 
-    site = make_site(store=Full(buckets=1, holdings=1, name_memory=0, hash_key=bytes(16), figures=dict))
+    sizes = {"buckets": 1, "holdings": 1, "name_memory": 0, "hash_key": bytes(16), "figures": dict}
+    site = make_site(store=open_counters(make_session=full, **sizes))
     peer = site.peer()
     assert not peer.closed()
     peer.shake()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from counterd.listing import Walk
-    from counterd.protocols.counter._room import CounterStore
+    from counterd.protocols.counter._store import CounterStore
 
 # An index has at most 2^31 slots of the 32-bit tag's home range, at least two for each entry; the default of
 # counter.holdings doubles the buckets once more.
@@ -47,9 +47,9 @@ class CounterSettings:
 
 def make_store(settings: CounterSettings, figures: Figures, now_ns: int) -> CounterStore:
     """The store for these settings; figures are added to what Stats answers."""
-    from counterd.protocols.counter._room import CounterStore  # noqa: PLC0415 - settings are read before it is built
+    from counterd.protocols.counter._session import open_store  # noqa: PLC0415 - settings are read before it is built
 
-    return CounterStore(
+    return open_store(
         buckets=settings.buckets,
         holdings=settings.holdings or 2 * settings.buckets,
         holdings_per_connection=settings.holdings_per_connection,

@@ -1,5 +1,5 @@
 from counterd.engine.walk import HoldingsWalk, RankedWalk
-from counterd.protocols.counter._room import CounterStore
+from counterd.protocols.counter._store import CounterStore
 
 class CountersWalk(RankedWalk):
     def __init__(self, store: CounterStore, match: bytes, limit: int, sort: str) -> None: ...

@@ -8,10 +8,10 @@ from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from counterd.engine.permits cimport Holding, Permits, permit_at, walk_begin
-from counterd.engine.table cimport Record, name_tag, table_find
+from counterd.engine.table cimport Record, Table, name_tag, table_find
 from counterd.engine.walk cimport HoldingsWalk, RankedWalk
 from counterd.protocols.counter._counters cimport Counter, Counters, counter_exists
-from counterd.protocols.counter._room cimport CounterStore
+from counterd.protocols.counter._store cimport CounterStore
 
 cdef enum:
     HOLDERS_STEP = 1024     # holdings that a step counts, each a cache line from anywhere: 0.1 ms
@@ -68,7 +68,6 @@ cdef class HoldersWalk:
 
     cdef CounterStore store
     cdef bytes name
-    cdef uint32_t tag
     cdef size_t limit
     cdef uint64_t ticket    # of the store, when this walk began; 0 = it has not
     cdef bint counted
@@ -78,27 +77,24 @@ cdef class HoldersWalk:
     def __cinit__(self, CounterStore store not None, bytes name not None, size_t limit):
         self.store = store
         self.name = name
-        self.tag = name_tag(&store.counters.permits.table, <const uint8_t*>PyBytes_AS_STRING(name), <uint32_t>len(name))
         self.limit = limit
         self.found = []
 
-    cdef uint32_t first(self) noexcept:
-        """The first holding, or 0."""
-        cdef uint32_t number = self.number()
-        return permit_at(&self.store.counters.permits, number).holders if number else 0
-
     cdef uint32_t number(self) noexcept:
         """Of the counter's record, or 0."""
+        cdef const Table* table = &self.store.counters.permits.table
         cdef const uint8_t* name = <const uint8_t*>PyBytes_AS_STRING(self.name)
-        return table_find(&self.store.counters.permits.table, self.tag, name, <uint32_t>len(self.name))
+        cdef uint32_t size = <uint32_t>len(self.name)
+        return table_find(table, name_tag(table, name, size), name, size)
 
-    cpdef bint step(self) except -1:
-        """Goes on for 250 us at most. True once the rows are there."""
-        if self.counted:
-            self.collect()
-            return True
-        self.counted = self.count()
-        return False
+    def step(self):
+        """Goes on for 250 us at most, a call of the store. True once the rows are there."""
+        with self.store:
+            if self.counted:
+                self.collect()
+                return True
+            self.counted = self.count()
+            return False
 
     cdef bint count(self) noexcept:
         """Goes on counting; True if that is done."""
@@ -117,7 +113,8 @@ cdef class HoldersWalk:
 
     cdef int collect(self) except -1:
         """At one moment, and the last: connections that are told of are those that have these numbers now."""
-        cdef uint32_t entry = self.first()
+        cdef uint32_t number = self.number()
+        cdef uint32_t entry = permit_at(&self.store.counters.permits, number).holders if number else 0
         cdef Holding* holding
         self.found = []
         while entry and <size_t>len(self.found) < self.limit:
@@ -128,7 +125,7 @@ cdef class HoldersWalk:
         return 0
 
     def rows(self):
-        """(connection, amount, since), as Store.holders() tells them."""
+        """(connection, amount, since in tenths of a second on the caller's clock)."""
         return self.found
 
 

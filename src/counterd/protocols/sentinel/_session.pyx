@@ -203,7 +203,7 @@ cdef class SentinelSession(Session):
         if answer.status == OK:
             if request.type < ACQUIRE or store.submit_calls is None:
                 decide(store, self.connection, &request, &answer)
-            elif store.decide_later(self, frame):
+            elif store.decide_later(self, &request):
                 return DONE
             else:
                 answer.status = NOT_AVAILABLE

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from counterd._core cimport Frame, Session, Store
+from counterd._core cimport Session, Store
 from counterd.engine.chains cimport Chains
 from counterd.engine.later cimport Later
 from counterd.engine.permits cimport Permits
@@ -23,7 +23,6 @@ cdef class SentinelStore(Store):
     cdef uint64_t[TYPES + 1][STATUSES] answers  # by type, TYPES for those that are none, and status from STATUS_MIN on
 
     # This process's alone, as the functions of other people's code are.
-    cdef object make_session
     cdef object submit_calls        # of a token service, or None
     cdef object submit_leases       # of an expire strategy, or None
     cdef int64_t calls_timeout_ns
@@ -35,8 +34,7 @@ cdef class SentinelStore(Store):
 
     cdef int sweep_leases(self, int steps) except? -1
     cdef int end_lease(self, uint32_t number) except -1
-    cdef bint decide_later(self, Session session, const Frame* frame) except -1
-    cdef int note_call(self, Session session, const Request* request) except -1
+    cdef bint decide_later(self, Session session, const Request* request) except -1
     cdef int note_release(self, int64_t token_id) except -1
     cdef int reply_later(self, Session session, uint32_t xid, int type, int status, int64_t value) except -1
     cdef int end_batch(self, list token_ids, int64_t deadline_ns, set going) except -1

@@ -5,12 +5,10 @@ rates that they allow, tokens, the sweep that ends their leases, and answers tha
 the region.
 """
 
-from typing import NamedTuple
-
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport INT32_MAX, int64_t, uint8_t, uint32_t, uint64_t
 
-from counterd._core cimport SLICE_STEPS, Frame, Session, Store
+from counterd._core cimport SLICE_STEPS, Session, Store
 from counterd.engine.audit cimport audit_chains, audit_permits
 from counterd.engine.byteorder cimport load_be64, load_le64, store_be64
 from counterd.engine.chains cimport BLOCK_SIZE, chains_begin, chains_reserve
@@ -23,7 +21,7 @@ from counterd.protocols.sentinel._audits cimport audit_rules, audit_tokens, audi
 from counterd.protocols.sentinel._loading cimport rules_load
 from counterd.protocols.sentinel._messages cimport (
     ACQUIRE, BAD_REQUEST, FAIL, FLOW, ID_SIZE, KEEP, NAMESPACE_MAX, NO_RULE, NOT_AVAILABLE, OK, PARAM, PING, RELEASE,
-    REPLY_SIZE, STATUS_MIN, STATUSES, TYPES, Answer, Request, answer_of, reply_encode, request_decode,
+    REPLY_SIZE, STATUS_MIN, STATUSES, TYPES, Answer, Request, answer_of, reply_encode,
 )
 from counterd.protocols.sentinel._rates cimport ITEMS_MAX, rates_begin, rates_reserve, values_expire
 from counterd.protocols.sentinel._rules cimport (
@@ -38,6 +36,8 @@ from counterd.protocols.sentinel._tokens cimport (
     token_arm, token_at, token_expire, token_is_online, token_keep, token_release, tokens_begin, tokens_reserve,
 )
 from counterd.protocols.sentinel._window cimport SAMPLES_MAX
+
+from counterd.protocols.sentinel.extensions import Call, Lease
 
 cdef enum:
     CALLS_MAX = 1024        # that a token service has yet to answer; beyond them the answer is 5 at once
@@ -61,29 +61,6 @@ NS_PER_TENTH = 100000000
 KINDS = {ACQUIRE: "request", RELEASE: "release", KEEP: "keep"}
 
 
-class Call(NamedTuple):
-    """A request that a token service is to answer. client: for request_token() and keep_token()."""
-
-    ticket: int
-    kind: str
-    flow_id: int
-    count: int
-    prioritized: bool
-    token_id: int
-    client: int
-    address: str
-
-
-class Lease(NamedTuple):
-    """A token whose lease is over, for an expire strategy."""
-
-    token_id: int
-    flow_id: int
-    count: int
-    held_ms: int
-    online: bool
-
-
 cdef inline int64_t earlier(int64_t one, int64_t other) noexcept:
     """Of two moments, of which -1 is never."""
     return one if other < 0 or 0 <= one < other else other
@@ -94,11 +71,11 @@ cdef class SentinelStore(Store):
 
     namespaces: that are connected to; holdings: of all connections, holdings_per_connection of each; name_memory: bytes
     for what does not fit into records; tokens; param_values: but for hot items; rules: of each kind; items: hot ones.
-    make_session: called with the store for each connection. token_key: 16 random bytes: what ids are made of.
+    token_key: 16 random bytes: what ids are made of.
     """
 
     def __cinit__(
-        self, *, bytes hash_key, bytes token_key not None, make_session, uint32_t namespaces, uint32_t holdings,
+        self, *, bytes hash_key, bytes token_key not None, uint32_t namespaces, uint32_t holdings,
         uint32_t holdings_per_connection, uint64_t name_memory, uint32_t tokens, uint32_t param_values,
         uint32_t rules=RULES_MAX, uint32_t items=ITEMS_MAX, **_,
     ):
@@ -107,7 +84,6 @@ cdef class SentinelStore(Store):
             raise ValueError(f"token_key must have 16 bytes, not {len(token_key)}")
         id_key[0] = load_le64(<const uint8_t*>PyBytes_AS_STRING(token_key))
         id_key[1] = load_le64(<const uint8_t*>PyBytes_AS_STRING(token_key) + 8)
-        self.make_session = make_session
         self.calls = Later(CALLS_MAX, settle=settle_call, give_up=give_up_call, recall=recall_call)
         self.batches = Later(BATCHES_MAX, settle=settle_batch, give_up=give_up_batch)
         self.noted_calls = []
@@ -139,19 +115,9 @@ cdef class SentinelStore(Store):
 
         A flow keeps its tokens, and its window if that is as long and as fine as before; values keep theirs likewise.
         """
-        self.begin_call(self.now_ns)
-        try:
+        with self:
             if rules_load(&self.rates, rules):
                 self.stirred = True
-        finally:
-            self.end_call()
-
-    cpdef Session session(self, int64_t now_ns=0):
-        self.begin_call(max(now_ns, self.now_ns))
-        try:
-            return self.make_session(self)
-        finally:
-            self.end_call()
 
     cdef void forget(self, uint32_t connection) noexcept:
         client_leave(&self.tokens, connection, self.now_ns)
@@ -237,19 +203,13 @@ cdef class SentinelStore(Store):
         self.leases_timeout_ns = timeout_ns
         self.tokens.are_judged = submit is not None
 
-    cdef bint decide_later(self, Session session, const Frame* frame) except -1:
+    cdef bint decide_later(self, Session session, const Request* request) except -1:
         """Leaves a request to the token service; False if it has too many, or would give out what is not to be."""
-        cdef Request request
-        request_decode(frame, &request)
-        if self.calls.is_full() or request.kind == ACQUIRE and self.tokens.draining:
-            return False
-        self.note_call(session, &request)
-        return True
-
-    cdef int note_call(self, Session session, const Request* request) except -1:
         cdef Asked asked = Asked()
         cdef int64_t id = <int64_t>load_be64(request.id)
         cdef bint is_request = request.kind == ACQUIRE
+        if self.calls.is_full() or is_request and self.tokens.draining:
+            return False
         address = session.owner.origin() if session.owner is not None else ""
         asked.store = self
         asked.session = session
@@ -263,7 +223,7 @@ cdef class SentinelStore(Store):
             client_handle(&self.tokens, session.connection), address,
         ))
         self.stirred = True
-        return 0
+        return True
 
     cdef int note_release(self, int64_t token_id) except -1:
         """Has the token service take back what it granted to somebody who does not wait any more."""
@@ -295,21 +255,15 @@ cdef class SentinelStore(Store):
         """
         if not STATUS_MIN <= status < STATUS_MIN + STATUSES:
             status = FAIL
-        self.begin_call(now_ns)
-        try:
+        with self.at(now_ns):
             self.calls.answer(ticket, (status, value if status == OK else 0))
-        finally:
-            self.end_call()
 
     def expire(self, uint64_t ticket, token_ids, int64_t now_ns):
         """What an expire strategy says to a batch: these go, the others have another lease."""
         going = set(token_ids)
-        self.begin_call(now_ns)
-        try:
+        with self.at(now_ns):
             self.batches.answer(ticket, going)
             self.stirred = True
-        finally:
-            self.end_call()
 
     cdef int end_batch(self, list token_ids, int64_t deadline_ns, set going) except -1:
         cdef uint32_t number
@@ -356,8 +310,7 @@ cdef class SentinelStore(Store):
         cdef Answer answer
         if flow <= 0 or not 0 < count <= INT32_MAX:
             return BAD_REQUEST, 0
-        self.begin_call(now_ns)
-        try:
+        with self.at(now_ns):
             number = id_find(&self.rules.flows, flow)
             if number == 0 or not flow_is_for_calls(flow_at(&self.rules, number)):
                 return NO_RULE, 0
@@ -368,18 +321,13 @@ cdef class SentinelStore(Store):
             token_acquire(&self.tokens, number, <uint32_t>count, connection, now_ns, &answer)
             self.expect(answer.due_ns)
             return answer.status, answer.value
-        finally:
-            self.end_call()
 
     def release_token(self, int64_t token_id, int64_t now_ns):
         """What RELEASE does: a status."""
         cdef uint8_t[ID_SIZE] id
         store_be64(id, <uint64_t>token_id)
-        self.begin_call(now_ns)
-        try:
+        with self.at(now_ns):
             return token_release(&self.tokens, id, name_tag(&self.tokens.table, id, ID_SIZE), now_ns)
-        finally:
-            self.end_call()
 
     def keep_token(self, int64_t token_id, uint64_t client, int64_t now_ns):
         """What KEEP does, for a client as request_token(): (status, ms that are left)."""
@@ -387,8 +335,7 @@ cdef class SentinelStore(Store):
         cdef uint32_t connection
         cdef Answer answer
         store_be64(id, <uint64_t>token_id)
-        self.begin_call(now_ns)
-        try:
+        with self.at(now_ns):
             connection = client_find(&self.tokens, client)
             if client and not connection:
                 return NOT_AVAILABLE, 0
@@ -396,8 +343,6 @@ cdef class SentinelStore(Store):
             token_keep(&self.tokens, id, name_tag(&self.tokens.table, id, ID_SIZE), connection, now_ns, &answer)
             self.expect(answer.due_ns)
             return answer.status, answer.value
-        finally:
-            self.end_call()
 
     # ---- figures ----
 
@@ -405,8 +350,7 @@ cdef class SentinelStore(Store):
         """What there is of a flow, by name; None if there is no such rule and no token of it."""
         cdef uint32_t number
         cdef Flow* flow
-        self.begin_call(self.now_ns)
-        try:
+        with self:
             number = id_find(&self.rules.flows, id)
             if number == 0:
                 return None
@@ -421,39 +365,33 @@ cdef class SentinelStore(Store):
                 "waiting": flow.waiting,
                 "expired": flow.expired,
             }
-        finally:
-            self.end_call()
 
-    cpdef dict snapshot(self):
+    cdef dict figures(self):
         cdef TokensState* state = self.tokens.state
-        cdef dict figures = Store.snapshot(self)
+        cdef dict figures = Store.figures(self)
         cdef uint32_t number, flows = 0
-        self.begin_call(self.now_ns)
-        try:
-            for number in range(1, self.rules.flows.pool.fresh + 1):
-                flows += flow_at(&self.rules, number).record.flags & RULED
-            figures.update({
-                "rules_flow": flows,
-                "rules_param": self.rules.params.pool.used,
-                "namespaces": self.permits.table.pool.used,
-                "holdings": self.permits.state.holdings.used,
-                "holdings_leaving": self.permits.state.leaving_holdings,
-                "tokens": self.tokens.table.pool.used,
-                "tokens_max": self.tokens.table.pool.capacity,
-                "granted": state.granted,
-                "released": state.released,
-                "kept": state.kept,
-                "late": state.late,
-                "expired_offline": state.expired_offline,
-                "expired_lease": state.expired_lease,
-                "param_values": self.rates.values.pool.used - self.rates.state.hot,
-                "param_values_max": self.rates.values_max,
-                "hot_items": self.rates.state.hot,
-                "calls_pending": len(self.calls),
-                "calls_overdue": self.calls.overdue + self.batches.overdue,
-            })
-        finally:
-            self.end_call()
+        for number in range(1, self.rules.flows.pool.fresh + 1):
+            flows += flow_at(&self.rules, number).record.flags & RULED
+        figures.update({
+            "rules_flow": flows,
+            "rules_param": self.rules.params.pool.used,
+            "namespaces": self.permits.table.pool.used,
+            "holdings": self.permits.state.holdings.used,
+            "holdings_leaving": self.permits.state.leaving_holdings,
+            "tokens": self.tokens.table.pool.used,
+            "tokens_max": self.tokens.table.pool.capacity,
+            "granted": state.granted,
+            "released": state.released,
+            "kept": state.kept,
+            "late": state.late,
+            "expired_offline": state.expired_offline,
+            "expired_lease": state.expired_lease,
+            "param_values": self.rates.values.pool.used - self.rates.state.hot,
+            "param_values_max": self.rates.values_max,
+            "hot_items": self.rates.state.hot,
+            "calls_pending": len(self.calls),
+            "calls_overdue": self.calls.overdue + self.batches.overdue,
+        })
         return figures
 
     def outcomes(self):
@@ -470,21 +408,22 @@ cdef class SentinelStore(Store):
 
     def held(self):
         """As Store.held: tokens."""
-        return self.tokens.table.pool.used
+        with self:
+            return self.tokens.table.pool.used
 
     def holdings_of(self, uint32_t connection):
         """As Store.holdings_of: tokens that a connection owns."""
         if connection > CONNECTIONS_MAX:
             return 0
-        return self.tokens.owners[self.tokens.clients[connection].owner].tokens
+        with self:
+            return self.tokens.owners[self.tokens.clients[connection].owner].tokens
 
     def leases(self, size_t limit):
         """As Store.leases: the first so many tokens. Their names are their flows."""
         cdef uint32_t number
         cdef Token* token
         cdef list found = []
-        self.begin_call(self.now_ns)
-        try:
+        with self:
             for number in range(1, self.tokens.table.pool.fresh + 1):
                 token = token_at(&self.tokens, number)
                 if <size_t>len(found) >= limit:
@@ -493,20 +432,14 @@ cdef class SentinelStore(Store):
                     name = b"flow %d" % flow_id(&self.rules, token.flow)
                     connection = self.tokens.owners[token.owner].connection
                     found.append((connection, name, token.count, token.since_ns // NS_PER_TENTH))
-        finally:
-            self.end_call()
         return found
 
-    def audit(self):
-        """As Store.audit: namespaces and who is connected to them, rules, values, tokens and their owners."""
-        cdef uint64_t blocks
-        self.begin_call(self.now_ns)
-        try:
-            blocks = <uint64_t>audit_permits(&self.permits) + audit_rules(&self.rules)
-            blocks += <uint64_t>audit_values(&self.rates) + audit_tokens(&self.tokens)
-            audit_chains(&self.chains, <uint32_t>blocks)
-        finally:
-            self.end_call()
+    cdef int audit_parts(self) except -1:
+        """Namespaces and who is connected to them, rules, values, tokens and their owners."""
+        cdef uint64_t blocks = <uint64_t>audit_permits(&self.permits) + audit_rules(&self.rules)
+        blocks += <uint64_t>audit_values(&self.rates) + audit_tokens(&self.tokens)
+        audit_chains(&self.chains, <uint32_t>blocks)
+        return 0
 
 
 # ---- answers that come later: what follows from each ---------------------------------------------------------------

@@ -67,23 +67,27 @@ class TokenService(Protocol):
         """Renews a token: OK and left_ms, or ALREADY_RELEASED."""
 
 
-class Lease(Protocol):
+class Call(NamedTuple):
+    """A request that a token service is to answer. client: for request_token() and keep_token() of the store."""
+
+    ticket: int
+    kind: str
+    flow_id: int
+    count: int  # type: ignore[assignment]
+    prioritized: bool
+    token_id: int
+    client: int
+    address: str
+
+
+class Lease(NamedTuple):
     """A token whose lease is over. held_ms: since when it is out. online: whether its owner is connected."""
 
-    @property
-    def token_id(self) -> int: ...
-
-    @property
-    def flow_id(self) -> int: ...
-
-    @property
-    def count(self) -> int: ...
-
-    @property
-    def held_ms(self) -> int: ...
-
-    @property
-    def online(self) -> bool: ...
+    token_id: int
+    flow_id: int
+    count: int  # type: ignore[assignment]
+    held_ms: int
+    online: bool
 
 
 @runtime_checkable

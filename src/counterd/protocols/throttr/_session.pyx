@@ -125,14 +125,10 @@ cdef class ThrottrSession(Session):
     """
 
     def __cinit__(self, ThrottrStore store not None):
-        pass  # its type is what matters: the methods below cast
-
-    def greet(self):
-        """Gives the connection its id, and subscribes it to what every connection is subscribed to. Of a store's call.
+        """Gives the connection its id, and subscribes it to what every connection is subscribed to.
 
         Raises MemoryError if there is no room for it.
         """
-        cdef ThrottrStore store = <ThrottrStore>self.store
         cdef uint8_t[2 * ID_SIZE] name
         cdef int i
         self.member = member_enter(
@@ -149,14 +145,12 @@ cdef class ThrottrSession(Session):
         ):
             raise MemoryError("no room for another connection's subscriptions")
 
+    def __dealloc__(self):
+        if self.member != NULL:  # nobody is to post to it, even if its connection is forgotten later
+            (<ThrottrStore>self.store).sessions[self.connection] = NULL
+
     cdef void leave(self) noexcept:
-        cdef ThrottrStore store = <ThrottrStore>self.store
-        if self.member != NULL:
-            store.state.repeated -= self.member.repeated
-            self.member.repeated = 0
-            self.member.is_open = False
-            self.member = NULL
-            store.sessions[self.connection] = NULL
+        self.member = NULL
         Session.leave(self)
 
     cdef int begin_call(self, int64_t now_ns) except -1:

@@ -49,7 +49,6 @@ cdef class ThrottrStore(Store):
     # What follows is this process's.
     cdef void** sessions        # by connection: a Session of this process, or NULL
     cdef bytes event_bytes      # of the event under way, as sessions are posted them; or None
-    cdef object make_session
     cdef int width              # N: bytes of a number
     cdef uint64_t number_max    # the largest of N bytes
     cdef uint64_t message_max
@@ -71,7 +70,6 @@ cdef class ThrottrStore(Store):
     cdef int deliver(self, int steps) except? -1
     cdef bint can_give(self, uint32_t entry) noexcept
     cdef int give(self, uint32_t entry) except -1
-    cdef dict figures(self)
     cdef int64_t audit_keys(self) except -1
     cdef int audit_members(self) except -1
 

@@ -66,20 +66,18 @@ cdef class ThrottrStore(Store):
     """The keys, the channels, and what INFO says of them. Made by open_store() in _session.pyx.
 
     value_size: N; memory_limit: bytes that count; max_message: of a request; keys, channels, subscriptions: how many
-    there is memory for, and of channels that many connections, which have one each; make_session: called with the store
-    for each connection. Raises ValueError for impossible sizes, MemoryError if they cannot be mapped.
+    there is memory for, and of channels that many connections, which have one each. Raises ValueError for impossible
+    sizes, MemoryError if they cannot be mapped.
     """
 
     def __cinit__(self, *, int value_size, uint64_t memory_limit, uint64_t max_message, int64_t expiry_grace_ns,
-                  uint32_t keys, uint32_t channels, uint32_t subscriptions, make_session, bytes hash_key,
-                  size_t reply_max, **_):
+                  uint32_t keys, uint32_t channels, uint32_t subscriptions, bytes hash_key, size_t reply_max, **_):
         if value_size not in (1, 2, 4, 8):
             raise ValueError(f"value_size must be 1, 2, 4 or 8 bytes, not {value_size}")
         if max_message > MESSAGE_MAX:
             raise ValueError(f"max_message must be at most {MESSAGE_MAX} bytes, not {max_message}")
         if reply_max < max(<size_t>REPLY_MIN, max_message + REPLY_BESIDE):
             raise ValueError(f"with a max_message of {max_message}, reply_max of {reply_max} is too small")
-        self.make_session = make_session
         self.width = value_size
         self.number_max = ~<uint64_t>0 >> (64 - 8 * value_size)
         self.message_max = max_message
@@ -103,27 +101,22 @@ cdef class ThrottrStore(Store):
     def __dealloc__(self):
         PyMem_RawFree(self.sessions)
 
-    cpdef Session session(self, int64_t now_ns=0):
-        self.begin_call(now_ns)
-        try:
-            session = self.make_session(self)
-            session.greet()
-            return session
-        finally:
-            self.end_call()
-
     cdef void forget(self, uint32_t connection) noexcept:
+        cdef Member* member = member_find(&self.members, connection)
+        if member != NULL:
+            self.state.repeated -= member.repeated
+            member.is_open = False
+            self.sessions[connection] = NULL
         if permits_leave(&self.channels.permits, connection):
             self.stirred = True
 
     # ---- time ----
 
     cpdef set_wall(self, int64_t unix_ns, int64_t now_ns):
-        self.begin_call(now_ns)
-        self.wall_ns = unix_ns - now_ns
-        if self.state.started_ns < 0:
-            self.state.started_ns = now_ns
-        self.end_call()
+        with self.at(now_ns):
+            self.wall_ns = unix_ns - now_ns
+            if self.state.started_ns < 0:
+                self.state.started_ns = now_ns
 
     cdef void turn_minute(self, int64_t now_ns) noexcept:
         """Per-minute figures are those of the last whole minute of the caller's clock."""
@@ -290,15 +283,8 @@ cdef class ThrottrStore(Store):
 
     # ---- for people ----
 
-    cpdef dict snapshot(self):
-        self.begin_call(self.now_ns)
-        try:
-            return self.figures()
-        finally:
-            self.end_call()
-
     cdef dict figures(self):
-        cdef dict figures = Store.snapshot(self)
+        cdef dict figures = Store.figures(self)
         cdef const KeysState* state = self.keys.state
         figures.update({
             "keys": state.counters + state.buffers,
@@ -322,26 +308,20 @@ cdef class ThrottrStore(Store):
         """As Store.outcomes: a request is answered 01, "ok", or 00, "refused"; or framing is lost with it."""
         cdef const ThrottrState* state = self.state
         cdef int opcode
-        self.begin_call(self.now_ns)
-        try:
+        with self:
             found = [("unknown", "framing_lost", state.broken)]
             for opcode, name in COMMAND_NAMES.items():
                 found.append((name, "ok", state.requests[opcode].total - state.refusals[opcode]))
                 found.append((name, "refused", state.refusals[opcode]))
-            return [outcome for outcome in found if outcome[2]]
-        finally:
-            self.end_call()
+        return [outcome for outcome in found if outcome[2]]
 
-    def audit(self):
-        """As Store.audit: the channels and who is subscribed, the keys, the members."""
-        self.begin_call(self.now_ns)
-        try:
-            audit_chains(&self.chains, audit_permits(&self.channels.permits) + self.audit_keys())
-            self.audit_members()
-            if (self.state.event.channel == 0) != (self.event_bytes is None):
-                raise AssertionError(f"an event of channel {self.state.event.channel} is under way, or it is not")
-        finally:
-            self.end_call()
+    cdef int audit_parts(self) except -1:
+        """The channels and who is subscribed, the keys, the members."""
+        audit_chains(&self.chains, audit_permits(&self.channels.permits) + self.audit_keys())
+        self.audit_members()
+        if (self.state.event.channel == 0) != (self.event_bytes is None):
+            raise AssertionError(f"an event of channel {self.state.event.channel} is under way, or it is not")
+        return 0
 
     cdef int64_t audit_keys(self) except -1:
         """Returns how many blocks their names and values have."""

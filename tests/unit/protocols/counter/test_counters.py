@@ -9,12 +9,12 @@ import gc
 import itertools
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from counterd.protocols.counter import wire
-from counterd.protocols.counter._room import CounterStore
+from counterd.protocols.counter._session import open_store
 from property.model import (
     KEY,
     NO_MEMORY,
@@ -27,10 +27,14 @@ from property.model import (
     Client,
     acquire_all,
     figures,
+    holders_of,
     make_store,
     release_all,
     settle,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SIZES: dict[str, Any] = {"buckets": 1, "holdings": 1, "name_memory": 0, "hash_key": KEY, "figures": dict}
 
@@ -58,7 +62,7 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
 )
 def test_impossible_sizes_are_refused(sizes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
-        CounterStore(**(SIZES | sizes))
+        open_store(**(SIZES | sizes))
 
 
 @pytest.mark.parametrize(
@@ -71,21 +75,21 @@ def test_impossible_sizes_are_refused(sizes: dict[str, Any], message: str) -> No
 )
 def test_sizes_that_are_no_such_thing_are_refused(sizes: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
-        CounterStore(**(SIZES | sizes))
+        open_store(**(SIZES | sizes))
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_every_size_has_to_be_given(name: str) -> None:
     with pytest.raises(TypeError, match=name):
-        CounterStore(**{key: value for key, value in SIZES.items() if key != name})
+        open_store(**{key: value for key, value in SIZES.items() if key != name})
 
 
 MAKE_WITHOUT_MEMORY = """
 import resource
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
-from counterd.protocols.counter._room import CounterStore
+from counterd.protocols.counter._session import open_store
 try:
-    CounterStore(buckets=1 << 29, holdings=1 << 30, name_memory=0, hash_key=bytes(16), figures=dict)
+    open_store(buckets=1 << 29, holdings=1 << 30, name_memory=0, hash_key=bytes(16), figures=dict)
 except MemoryError as error:
     print(error)
 """
@@ -104,7 +108,7 @@ def test_the_largest_store_costs_nothing_before_it_is_used() -> None:
 
 
 def test_an_empty_store() -> None:
-    store = CounterStore(**SIZES)
+    store = open_store(**SIZES)
     assert store.next_deadline() == -1
     assert store.take_dirty() == []
     store.tick(0)
@@ -179,15 +183,15 @@ def test_holders_leave_a_counter_in_any_order(order: tuple[int, ...]) -> None:
     for number, client in enumerate(clients):
         client.now_ns = number * 1_000_000_000
         assert client.acquire(b"a", 1 << number) == OK
-    connections = {amount: connection for connection, amount, _ in store.holders(b"a")}
+    connections = {amount: connection for connection, amount, _ in holders_of(store, b"a")}
     assert len(set(connections.values())) == 4
     left = set(range(4))
     for number in order:
-        assert sorted(store.holders(b"a")) == sorted((connections[1 << n], 1 << n, 10 * n) for n in left)
+        assert sorted(holders_of(store, b"a")) == sorted((connections[1 << n], 1 << n, 10 * n) for n in left)
         assert clients[number].release(b"a", 1 << number) == OK
         left.remove(number)
         assert clients[number].get(b"a") == sum(1 << other for other in left)
-    assert store.holders(b"a") == []
+    assert holders_of(store, b"a") == []
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(b"abcd")))
@@ -206,18 +210,18 @@ def test_since_is_when_a_holding_began() -> None:
     for now_ns, expected in ((0, 0), (99_999_999, 0), (1_250_000_000, 0)):
         client.now_ns = now_ns
         assert client.acquire(b"a") == OK
-        assert [since for _, _, since in client.store.holders(b"a")] == [expected]
+        assert [since for _, _, since in holders_of(client.store, b"a")] == [expected]
     assert client.release(b"a", 3) == OK
     assert client.acquire(b"a") == OK
-    assert [since for _, _, since in client.store.holders(b"a")] == [12]
+    assert [since for _, _, since in holders_of(client.store, b"a")] == [12]
 
 
 def test_nobody_holds_what_does_not_exist() -> None:
     store = make_store()
     for name in (b"", b"a", b"x" * 70_000):
-        assert store.holders(name) == []
+        assert holders_of(store, name) == []
     with pytest.raises(TypeError):
-        store.holders(None)  # type: ignore[arg-type]
+        holders_of(store, None)  # type: ignore[arg-type]
 
 
 # ---- idle counters --------------------------------------------------------------------------------------------------
@@ -306,7 +310,7 @@ def test_an_idle_counter_is_gone_with_its_window_and_not_when_the_sweep_comes() 
     assert client.release(b"idle", 0) == NOT_FOUND
     assert client.release(b"idle") == NOT_FOUND
     assert client.dump() == {b"busy": (1, 1)}
-    assert store.holders(b"idle") == []
+    assert holders_of(store, b"idle") == []
     assert store.next_deadline() == 0
     assert figures(store, "objects", "records", "idle", "expired") == [1, 2, 0, 0]
     settle(store)
@@ -568,6 +572,29 @@ def test_a_session_that_the_garbage_collector_finds_gives_back_too() -> None:
     assert (done.returncode, done.stdout) == (0, "0 0 1\n"), done.stderr
 
 
+@pytest.fixture
+def collected_by_hand() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("collected_by_hand")
+def test_a_session_that_is_collected_during_a_call_gives_back_after_it() -> None:
+    """Python code runs within a Stats, and so the collector may."""
+    store = make_store(figures=lambda: {"collected": gc.collect()})
+    asker, leaver = Client(store), Client(store)
+    assert leaver.acquire(b"a") == OK
+    leaver.session.owner = leaver
+    del leaver
+    assert asker.raw(wire.stats(1))[2] == OK
+    assert store.sessions_open == 1
+    assert figures(store, "busy", "holdings_leaving") == [1, 0]
+    assert store.next_deadline() == 0
+    settle(store)
+    assert figures(store, "busy", "given_back") == [0, 1]
+
+
 def test_the_number_of_a_connection_is_not_used_again_before_all_is_given_back() -> None:
     store = make_store()
     leaver = Client(store)
@@ -576,7 +603,7 @@ def test_the_number_of_a_connection_is_not_used_again_before_all_is_given_back()
     newcomer = Client(store)
     assert newcomer.release(b"a") == NOT_ACQUIRED
     assert newcomer.acquire(b"a", 2) == OK
-    assert len({connection for connection, _, _ in store.holders(b"a")}) == 2
+    assert len({connection for connection, _, _ in holders_of(store, b"a")}) == 2
     settle(store)
     assert Client(store).release(b"a") == NOT_ACQUIRED
     assert newcomer.release(b"a", 2) == OK
@@ -591,7 +618,7 @@ def test_who_has_sent_all_is_done_with_what_he_held_although_he_has_not_read_all
     leaver.session.eof(0)
     assert leaver.session.more
     settle(store)
-    assert store.holders(b"held") == []
+    assert holders_of(store, b"held") == []
     assert leaver.session.more
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+from typing import Any
 
 import pytest
 
@@ -108,3 +110,29 @@ def test_who_subscribes_again_while_a_channel_is_told_of_takes_nobodys_place(roo
     told = clients[0].received.pop().result
     assert {subscriber.id for subscriber in told} >= ids
     assert other.session in room.connections
+
+
+class Owner:
+    """Of a session, as a connection is: asked for its peer, it collects what nobody needs any more."""
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+
+    def peer(self) -> tuple[str, int]:
+        gc.collect()
+        return "::1", 7
+
+
+def test_a_connection_whose_session_is_collected_while_it_is_listed_has_no_address(room: Room) -> None:
+    """It is forgotten by the next tick."""
+    client, gone = room.connect(), room.connect()
+    for connection in (client, gone):
+        connection.session.owner = Owner(connection.session)
+    gc.disable()
+    del room.connections[gone.session], gone, connection
+    client.send(room.encoder.connections())
+    gc.enable()
+    (reply,) = client.received
+    assert [entry.port for entry in reply.result] == [7, 0]
+    room.settle()
+    assert len(client.ask(room.encoder.connections())) == 1

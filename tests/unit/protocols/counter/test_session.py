@@ -26,13 +26,14 @@ from property.model import (
     Client,
     blocks_needed,
     frames_of,
+    holders_of,
     make_store,
     outputs,
     settle,
 )
 
 if TYPE_CHECKING:
-    from counterd.protocols.counter._room import CounterStore
+    from counterd.protocols.counter._store import CounterStore
 
 U32_MAX = 0xFFFFFFFF
 OPAQUE = Client.OPAQUE
@@ -338,7 +339,7 @@ def test_a_name_of_any_size_and_bytes(size: int, fill: bytes) -> None:
     assert client.release(name) == OK
     assert client.get(name) == 1
     assert client.store.snapshot()["name_memory"] == 64 * blocks_needed(name)
-    assert [amount for _, amount, _ in client.store.holders(name)] == [1]
+    assert [amount for _, amount, _ in holders_of(client.store, name)] == [1]
 
 
 @pytest.mark.parametrize("size", [1, 36, 37, 88, 89, 149, 4000])
@@ -509,25 +510,29 @@ def test_the_longest_entry_and_the_end_behind_an_almost_full_output() -> None:
     Stats that are longer than a reply are our own mistake.
     """
     sizes = [REPLY_MAX, REPLY_MAX, REPLY_MAX, OUTPUT_MAX - 1 - 3 * REPLY_MAX]
-    wanted = iter([*sizes, REPLY_MAX + 1])
-
-    def padding() -> dict[str, str]:
-        figures = {**store.snapshot(), "padding": ""}
-        return {"padding": "x" * (next(wanted) - 12 - sum(4 + len(f"{name}{figures[name]}") for name in figures))}
-
-    store = make_store(name_memory=1 << 17, figures=padding)
+    paddings: list[int] = []
+    store = make_store(name_memory=1 << 17, figures=lambda: {"padding": "x" * (paddings.pop(0) if paddings else 0)})
     client = Client(store)
     name = b"x" * 65535
     assert client.acquire(name, 1, 2) == OK
-    output = client.session.receive(wire.stats(1) * len(sizes) + wire.dump(2, limits=True), 0)
+
+    def unpadded(now_ns: int) -> int:
+        """The length of a Stats; in the next one no figure has more digits."""
+        return [len(client.session.receive(wire.stats(1), now_ns)) for _ in range(3)][2]
+
+    own = unpadded(1_000_000_000)
+    paddings += [size - own for size in sizes]
+    output = client.session.receive(wire.stats(1) * len(sizes) + wire.dump(2, limits=True), 2_000_000_000)
     assert len(output) == OUTPUT_MAX - 1 + REPLY_MAX
     assert not client.session.more
     frames = list(frames_of(output))
     assert [len(frame) for frame in frames] == [*sizes, REPLY_MAX - 12, 12]
     assert entries(output) == [wire.DumpEntry(name, 1, 1, 2)]
     store.audit()
+    own = unpadded(3_000_000_000)
+    paddings.append(REPLY_MAX + 1 - own)
     with pytest.raises(ValueError, match=f"^the statistics take {REPLY_MAX - 11} bytes, more than a reply may have$"):
-        client.session.receive(wire.stats(1), 0)
+        client.session.receive(wire.stats(1), 4_000_000_000)
 
 
 def test_pieces_of_a_dump_over_freed_records_may_be_empty() -> None:

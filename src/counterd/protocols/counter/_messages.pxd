@@ -1,0 +1,123 @@
+# Requests and replies of the counter protocol, as they are on the wire: decoding the one, encoding the other.
+#
+# Floor 2, header only. Section names are those of the protocol's document ("Counter support"). Between the two
+# something decides, and what it says is an Answer.
+
+from libc.stdint cimport uint8_t, uint32_t
+from libc.string cimport memcpy, strlen
+
+from counterd._core cimport Frame
+from counterd.engine.byteorder cimport load_be32, load_le32, store_be32, store_le32
+
+cdef enum Opcode:
+    NOOP = 0x00
+    GET = 0x01
+    ACQUIRE = 0x02
+    RELEASE = 0x03
+    STATS = 0x10
+    DUMP = 0x11
+    OPCODES = 0x12
+
+cdef enum Flag:
+    LIMITS = 0x01           # of a Dump: entries end with the counter's limit
+
+cdef enum Status:
+    OK = 0x00
+    NOT_FOUND = 0x01
+    INVALID_ARGUMENTS = 0x04
+    NOT_AVAILABLE = 0x21
+    NOT_ACQUIRED = 0x22
+    UNKNOWN_COMMAND = 0x81
+    OUT_OF_MEMORY = 0x82
+
+cdef enum:
+    REQUEST_MAGIC = 0x90
+    RESPONSE_MAGIC = 0x91
+    HEADER_SIZE = 12
+    BODY_MAX = 65545        # of a request; an Acquire with the longest name: 4 + 4 + 2 + 65,535
+    REPLY_MAX = 65573       # the longest: a Dump entry of a name of 65,535 bytes, 12 + 10 + 65,535 + 4, and its end, 12
+
+
+cdef struct Request:
+    uint8_t opcode          # as it came: it is echoed
+    uint8_t kind            # the same, or OPCODES if there is no such request
+    uint8_t flags           # DUMP
+    uint32_t opaque         # as it came: it is echoed
+    uint32_t resources      # ACQUIRE, RELEASE
+    uint32_t maximum        # ACQUIRE
+    uint32_t tag            # of the name
+    uint32_t size           # of the name
+    const uint8_t* name     # GET, ACQUIRE, RELEASE
+
+
+cdef struct Answer:         # what was decided
+    uint8_t status
+    uint32_t number         # GET: consumption; ACQUIRE: resources
+    const char* text        # why not; NULL is what the status says
+
+
+cdef inline const char* error_text(uint8_t status) noexcept nogil:
+    """As the reference words it. Section "Response status"."""
+    if status == NOT_FOUND:
+        return b"Not found"
+    if status == INVALID_ARGUMENTS:
+        return b"Invalid arguments"
+    if status == NOT_AVAILABLE:
+        return b"Resource not available"
+    if status == NOT_ACQUIRED:
+        return b"Not acquired"
+    if status == UNKNOWN_COMMAND:
+        return b"Unknown command"
+    return b"OutOfMemory"
+
+
+cdef inline uint8_t request_decode(const Frame* frame, Request* request) noexcept nogil:
+    """What a frame asks, and OK; or, if parsing has refused it, the status. Where the magic is wrong, all may be."""
+    cdef const uint8_t* body = frame.data + HEADER_SIZE
+    request.opcode = frame.data[1]
+    request.opaque = load_le32(frame.data + 8)
+    if frame.verdict != OK:
+        request.kind = request.opcode if frame.data[0] == REQUEST_MAGIC and request.opcode < OPCODES else OPCODES
+        return frame.verdict
+    request.kind = request.opcode
+    request.flags = frame.data[2]
+    request.tag = frame.tag
+    request.size = frame.key_size
+    request.name = frame.key
+    if request.opcode == ACQUIRE:
+        request.resources = load_be32(body)
+        request.maximum = load_be32(body + 4)
+    elif request.opcode == RELEASE:
+        request.resources = load_be32(body)
+    return OK
+
+
+cdef inline uint8_t* header_encode(
+    uint8_t* target, uint8_t opcode, uint8_t status, uint32_t opaque, uint32_t size
+) noexcept nogil:
+    """Writes the header of a reply with a body of that size, and returns where it goes. Section "Response header"."""
+    target[0] = RESPONSE_MAGIC
+    target[1] = opcode
+    target[2] = status
+    target[3] = 0
+    store_be32(target + 4, size)
+    store_le32(target + 8, opaque)
+    return target + HEADER_SIZE
+
+
+cdef inline uint32_t reply_encode(uint8_t* target, const Request* request, const Answer* answer) noexcept nogil:
+    """Writes the reply to a request for one counter, or a refusal; returns its size."""
+    cdef uint32_t size = 0
+    cdef const char* text = NULL
+    cdef uint8_t* body
+    if answer.status != OK:
+        text = error_text(answer.status) if answer.text == NULL else answer.text
+        size = <uint32_t>strlen(text)
+    elif request.opcode == ACQUIRE or request.opcode == GET:
+        size = 4
+    body = header_encode(target, request.opcode, answer.status, request.opaque, size)
+    if text != NULL:
+        memcpy(body, text, size)
+    elif size:
+        store_be32(body, answer.number)
+    return HEADER_SIZE + size

@@ -1,0 +1,16 @@
+# The counter protocol's session, for whoever subclasses it in Cython (the benchmarks do).
+
+from libc.stdint cimport uint8_t, uint32_t
+
+from counterd._core cimport Frame, Session
+from counterd.protocols.counter._messages cimport Request
+
+
+cdef class CounterSession(Session):
+    cdef Request dump           # under way
+    cdef uint32_t since_tenths  # now, as the ledger counts it
+
+    cdef int reply_at_length(self, const Frame* frame) except -1
+    cdef void parse_named(
+        self, const uint8_t* body, uint32_t size, uint8_t opcode, uint8_t fixed, Frame* frame
+    ) noexcept

@@ -1,0 +1,222 @@
+"""The counter protocol, sans-I/O: a connection's requests, each of which is decoded, decided and answered.
+
+Floor 2. Section names below are those of the protocol's document ("Counter support"); docs/protocols/counter.md says
+where and why this differs from the reference implementation.
+
+A frame is a 12-byte header and a body. Its parser answers with the bytes it takes, 0 for "more are needed", or -1 when
+framing is lost: a wrong magic, or a body longer than any request can have (BODY_MAX). What a frame says and how a reply
+is written is in _messages.pxd; the counters decide.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
+from libc.string cimport memcpy
+
+from counterd._core cimport DONE, LATER, OUTPUT_MAX, REPLY_ROOM, Frame, Session, Store
+from counterd.engine.byteorder cimport load_be16, load_be32, prefetch, store_be16, store_be32
+from counterd.engine.debug cimport debug_check
+from counterd.engine.permits cimport GRANTED, Outcome, Permits, ledger_tag, permit_at
+from counterd.engine.table cimport RECORD_USED, index_peek, index_prefetch, name_read, name_tag
+from counterd.protocols.counter._counters cimport (
+    Counter, Counters, counter_acquire, counter_at, counter_exists, counter_get, counter_release,
+)
+from counterd.protocols.counter._messages cimport (
+    ACQUIRE, BODY_MAX, DUMP, GET, HEADER_SIZE, INVALID_ARGUMENTS, LIMITS, NOT_ACQUIRED, NOT_AVAILABLE, NOT_FOUND, OK,
+    OPCODES, OUT_OF_MEMORY, RELEASE, REPLY_MAX, REQUEST_MAGIC, STATS, UNKNOWN_COMMAND, Answer, Request, header_encode,
+    reply_encode, request_decode,
+)
+from counterd.protocols.counter._store cimport CounterStore
+
+cdef enum:
+    NS_PER_TENTH = 100000000
+    UNKNOWN = 255
+    DUMP_PIECE = 65536      # bytes of a Dump produced at a time: about 1,700 counters with 16-byte names
+    STATS_STEPS = 500       # a Stats takes some 20 us in Python
+    LIMIT_SIZE = 4          # bytes of an entry of a Dump with LIMITS, after its name
+
+# Bytes of each request's body before the name; 0 = the request has no body. Section "Operations".
+cdef uint8_t[OPCODES] BODY_FIXED = [
+    0, 2, 10, 6, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN,
+    UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, 0, 0,
+]
+
+# What the engine's outcomes are on the wire, in their order.
+cdef uint8_t[5] STATUS_OF_OUTCOME = [OK, NOT_FOUND, NOT_AVAILABLE, NOT_ACQUIRED, OUT_OF_MEMORY]
+
+assert REPLY_MAX <= REPLY_ROOM
+
+
+cdef inline uint8_t* reply(Store store, const Request* request, uint32_t size) noexcept:
+    """Appends the header of a reply with a body of that size, and returns where it goes."""
+    cdef uint8_t* target = store.out + store.out_size
+    debug_check(store.out_size + HEADER_SIZE + size <= OUTPUT_MAX + REPLY_MAX)
+    store.out_size += HEADER_SIZE + size
+    return header_encode(target, request.opcode, OK, request.opaque, size)
+
+
+cdef inline void decide(
+    CounterStore store, uint32_t connection, uint32_t since_tenths, const Request* request, Answer* answer
+) noexcept:
+    """Fills in the answer to a request for one counter, or for none."""
+    cdef Counters* counters = &store.counters
+    cdef Outcome outcome = GRANTED
+    if request.opcode == ACQUIRE:
+        if store.draining:
+            answer.status = NOT_AVAILABLE
+            answer.text = b"Draining"
+            return
+        answer.number = request.resources
+        outcome = counter_acquire(
+            counters, connection, request.tag, request.name, request.size, request.resources, request.maximum,
+            since_tenths, &store.budget
+        )
+        if counters.ring.state.sweep_left:
+            store.stirred = True
+    elif request.opcode == RELEASE:
+        outcome = counter_release(
+            counters, connection, request.tag, request.name, request.size, request.resources
+        )
+    elif request.opcode == GET:
+        outcome = counter_get(counters, request.tag, request.name, request.size, &answer.number)
+    answer.status = STATUS_OF_OUTCOME[<int>outcome]
+
+
+cdef class CounterSession(Session):
+    """One connection of the counter protocol."""
+
+    def __cinit__(self, CounterStore store not None):
+        pass  # its type is what matters: the methods below cast
+
+    cdef Py_ssize_t parse_frame(self, const uint8_t* data, size_t size, Frame* frame) noexcept:
+        cdef uint32_t body
+        cdef uint8_t opcode, fixed
+        if size < HEADER_SIZE:
+            return 0
+        body = load_be32(data + 4)
+        opcode = data[1]
+        fixed = BODY_FIXED[opcode] if opcode < OPCODES else <uint8_t>UNKNOWN
+        frame.data = data
+        frame.size = HEADER_SIZE
+        frame.key_size = 0
+        if data[0] != REQUEST_MAGIC:
+            frame.verdict = INVALID_ARGUMENTS
+            return -1
+        frame.verdict = UNKNOWN_COMMAND if fixed == UNKNOWN else INVALID_ARGUMENTS  # until the body turns out right
+        if body > BODY_MAX:
+            return -1
+        if size - HEADER_SIZE < body:
+            return 0
+        frame.size += body
+        if fixed == 0 and body == 0:
+            frame.verdict = OK
+        elif 0 < fixed < body and fixed != UNKNOWN:
+            self.parse_named(data + HEADER_SIZE, body, opcode, fixed, frame)
+        return frame.size
+
+    cdef void parse_named(
+        self, const uint8_t* body, uint32_t size, uint8_t opcode, uint8_t fixed, Frame* frame
+    ) noexcept:
+        """Sections "Get", "Acquire" and "Release": numbers, the length of the name, the name, and not a byte more."""
+        cdef uint16_t name_size = load_be16(body + fixed - 2)
+        cdef Permits* permits = &(<CounterStore>self.store).counters.permits
+        if name_size == 0 or fixed + <uint32_t>name_size != size:
+            return
+        if opcode == ACQUIRE and (load_be32(body) == 0 or load_be32(body + 4) < load_be32(body)):
+            return
+        frame.verdict = OK
+        frame.key = body + fixed
+        frame.key_size = name_size
+        frame.tag = name_tag(&permits.table, frame.key, name_size)
+        index_prefetch(&permits.table.index, frame.tag)
+        if opcode != GET:
+            index_prefetch(&permits.ledger, ledger_tag(self.connection, frame.tag))
+
+    cdef void prefetch_frames(self, const Frame* frames, int count) noexcept:
+        cdef Permits* permits = &(<CounterStore>self.store).counters.permits
+        cdef uint32_t number
+        cdef int i
+        for i in range(count):
+            if frames[i].key_size == 0:
+                continue
+            number = index_peek(&permits.table.index, frames[i].tag)
+            if number:
+                prefetch(permit_at(permits, number))
+            if frames[i].data[1] != GET:
+                number = index_peek(&permits.ledger, ledger_tag(self.connection, frames[i].tag))
+                if number:
+                    prefetch(permits.holdings + number)
+
+    cdef int begin_call(self, int64_t now_ns) except -1:
+        self.since_tenths = <uint32_t>(now_ns // NS_PER_TENTH)
+        return Session.begin_call(self, now_ns)
+
+    cdef int execute_frame(self, const Frame* frame) except -1:
+        cdef CounterStore store = <CounterStore>self.store
+        cdef Request request
+        cdef Answer answer = Answer(request_decode(frame, &request), 0, NULL)
+        if answer.status == OK:
+            if request.opcode >= STATS and store.budget <= 0:
+                return LATER
+            store.requests[request.opcode] += 1
+            if request.opcode >= STATS:
+                return self.reply_at_length(frame)
+            decide(store, self.connection, self.since_tenths, &request, &answer)
+        if answer.status != OK:
+            store.refusals[request.kind][answer.status] += 1
+        store.out_size += reply_encode(store.out + store.out_size, &request, &answer)
+        return DONE
+
+    cdef int reply_at_length(self, const Frame* frame) except -1:
+        """Stats, whose body is composed in Python, and Dump, whose first piece this is."""
+        cdef Request request
+        cdef bytes stats
+        request_decode(frame, &request)
+        if request.opcode == DUMP:
+            self.dump = request
+            self.position = 1
+            self.produce()
+            return DONE
+        self.store.budget -= STATS_STEPS
+        stats = (<CounterStore>self.store).stats_body()
+        if len(stats) > REPLY_MAX - HEADER_SIZE:
+            raise ValueError(f"the statistics take {len(stats)} bytes, more than a reply may have")
+        memcpy(reply(self.store, &request, <uint32_t>len(stats)), PyBytes_AS_STRING(stats), len(stats))
+        return DONE
+
+    cdef int produce(self) except -1:
+        """The next piece of a Dump. Section "Dump".
+
+        It walks record numbers, and records never move: what exists throughout appears exactly once.
+        """
+        cdef Store store = self.store
+        cdef Counters* counters = &(<CounterStore>store).counters
+        cdef size_t end = store.out_size + DUMP_PIECE
+        cdef bint limits = self.dump.flags & LIMITS
+        cdef bint is_current
+        cdef uint32_t fixed = 10 + LIMIT_SIZE if limits else 10
+        cdef Counter* counter
+        cdef uint8_t* body
+        while self.position <= counters.permits.table.pool.fresh:
+            if store.out_size >= end or store.out_size >= OUTPUT_MAX or store.budget <= self.budget_floor:
+                return 0
+            store.budget -= 1
+            counter = counter_at(counters, self.position)
+            self.position += 1
+            if not counter.permit.record.flags & RECORD_USED or not counter_exists(counters, counter):
+                continue
+            body = reply(store, &self.dump, fixed + counter.permit.record.name_size)
+            store_be32(body, counter.permit.consumption)
+            is_current = counter.window == counters.state.window
+            store_be32(body + 4, counter.peak if is_current else counter.permit.consumption)
+            store_be16(body + 8, counter.permit.record.name_size)
+            name_read(&counters.permits.table, &counter.permit.record, body + 10)
+            if limits:
+                store_be32(body + 10 + counter.permit.record.name_size, counter.limit)
+        reply(store, &self.dump, 0)
+        self.position = 0
+        return 0
+
+
+def open_store(*, make_session=CounterSession, **sizes):
+    """A store, whose sizes are those of CounterStore. make_session: benchmarks and tests have others."""
+    return CounterStore(make_session=make_session, **sizes)
