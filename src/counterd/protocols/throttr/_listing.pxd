@@ -12,7 +12,6 @@ cdef enum:
     FRAGMENT_ITEMS = 170    # the most that fit into them: entries of LIST with N = 1 and an empty key have LIST_SIZE
     CONNECTION_SIZE = 237   # of an entry
     CHANNEL_SIZE = 25
-    STAT_SIZE = 32
     STATS_SIZE = 33         # and the key
     LIST_SIZE = 12          # with N = 1, and the key
     SUBSCRIBER_SIZE = 40

@@ -13,19 +13,21 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from counterd._core cimport DONE, FRAME_STEP_SHIFT, FRAMES_AHEAD, LATER, Frame, Session
-from counterd.engine.byteorder cimport prefetch, store_le64
+from counterd.engine.byteorder cimport prefetch
 from counterd.engine.connections cimport CONNECTIONS_MAX
 from counterd.engine.debug cimport debug_check
 from counterd.engine.permits cimport ledger_find
 from counterd.engine.table cimport index_peek, index_prefetch, name_blocks, name_tag, table_find
-from counterd.protocols.throttr._channels cimport channel_enter, channel_find, channel_leave, channel_permit
+from counterd.protocols.throttr._channels cimport (
+    Channels, channel_enter, channel_find, channel_leave, channel_permit,
+)
 from counterd.protocols.throttr._keys cimport (
     KEY_BUFFER, Key, Keys, key_at, key_count_read, key_count_write, key_create, key_expire, key_expire_at, key_expires,
     key_lives, key_make_buffer, key_remove, key_ttl, moment_after, moment_before, value_blocks, value_free,
-    value_prefetch, value_length, value_read, value_replace, value_write,
+    value_length, value_prefetch, value_replace, value_write,
 )
 from counterd.protocols.throttr._listing cimport (
-    CONNECTION_SIZE, STAT_SIZE, SUBSCRIBER_SIZE, Listing, write_connection, write_stat, write_subscriber,
+    CONNECTION_SIZE, SUBSCRIBER_SIZE, Listing, write_connection, write_stat, write_subscriber,
 )
 from counterd.protocols.throttr._members cimport Member, member_enter, member_find_id
 from counterd.protocols.throttr._store cimport (
@@ -34,7 +36,7 @@ from counterd.protocols.throttr._store cimport (
 from counterd.protocols.throttr._wire cimport (
     CHANNEL, CHANNELS, CONNECTION, CONNECTIONS, DECREASE, EVENT, GET, ID_SIZE, INCREASE, INFO, INSERT, LIST, OPCODES,
     PATCH, PUBLISH, PURGE, QUERY, QUOTA, REPLY_BESIDE, REPLY_MIN, SET, STAT, STATS, SUBSCRIBE, TTL, UNSUBSCRIBE, UPDATE,
-    WHOAMI, Layout, load_number, put,
+    WHOAMI, Answer, Layout, Request, load_number, put, reply_encode, request_decode,
 )
 
 from counterd.protocols.throttr._store import KEY_BYTES
@@ -105,11 +107,6 @@ cdef inline int refuse(ThrottrStore store, const Frame* frame) noexcept:
     return DONE
 
 
-cdef inline int without_room(ThrottrStore store, const Frame* frame, int room) noexcept:
-    """What a request comes to that find_room() had no room for."""
-    return LATER if room == LATER else refuse(store, frame)
-
-
 cdef inline void count_bytes(ThrottrSession session, size_t sent) noexcept:
     """What has arrived, once it was executed, and what goes out. Others see that: within a call."""
     if session.member != NULL:
@@ -117,6 +114,180 @@ cdef inline void count_bytes(ThrottrSession session, size_t sent) noexcept:
         session.member.write_bytes += sent
     session.arrived = 0
 
+
+# ---- deciding: DONE with an answer, which accepts or does not, or LATER --------------------------------------------
+
+cdef inline int unless_later(int room) noexcept:
+    """What a request comes to that find_room() had no room for: it is not accepted, or it has to wait for its turn."""
+    return LATER if room == LATER else DONE
+
+
+cdef inline int decide_new(ThrottrStore store, Member* member, const Request* request, Answer* answer) noexcept:
+    """Sections "INSERT" and "SET"."""
+    cdef Keys* keys = &store.keys
+    cdef bint is_buffer = request.opcode == SET
+    cdef uint32_t number = table_find(&keys.table, request.tag, request.name, request.name_size)
+    cdef uint32_t blocks = name_blocks(&keys.table, request.name_size)
+    cdef int64_t expires_ns = moment_after(store.now_ns, request.ttl_type, request.ttl)
+    cdef int room
+    if number:
+        if key_at(keys, number).timer.due_ns > store.now_ns:
+            return decide_overwrite(store, member, number, expires_ns, request, answer) if is_buffer else DONE
+        key_expire(keys, number)  # the next tick would have found it
+    room = store.find_room(1, blocks + value_blocks(request.value_size) if is_buffer else blocks, 0)
+    if room != DONE:
+        return unless_later(room)
+    number = key_create(
+        keys, request.tag, request.name, request.name_size, request.ttl_type, expires_ns, store.enter_epoch()
+    )
+    if is_buffer:
+        key_make_buffer(keys, number, request.name + request.name_size, request.value_size)
+        member.allocated_bytes += request.value_size
+    else:
+        key_at(keys, number).content.quota = request.number
+        member.allocated_bytes += store.width
+    store.expect(key_at(keys, number).timer.due_ns)
+    answer.accepted = True
+    return DONE
+
+
+cdef inline int decide_overwrite(
+    ThrottrStore store, Member* member, uint32_t number, int64_t expires_ns, const Request* request, Answer* answer
+) noexcept:
+    """SET of a key that exists, or of one in its grace: that is answered as a success, and lost."""
+    cdef Keys* keys = &store.keys
+    cdef Key* key = key_at(keys, number)
+    cdef const uint8_t* value = request.name + request.name_size
+    cdef int room
+    answer.accepted = key.record.flags & KEY_BUFFER != 0
+    if not answer.accepted or not key_lives(keys, key, store.now_ns):
+        return DONE
+    if value_blocks(request.value_size) == value_blocks(value_length(keys, key)):
+        value_replace(keys, key, value, request.value_size)
+    else:
+        room = store.find_room(0, value_blocks(request.value_size), value_blocks(value_length(keys, key)))
+        if room != DONE:
+            answer.accepted = False
+            return unless_later(room)
+        value_free(keys, key)
+        value_write(keys, key, value, request.value_size)
+    key.record.note = request.ttl_type
+    key_expire_at(keys, number, expires_ns)
+    key_count_write(key, store.state.minute)
+    member.allocated_bytes += request.value_size
+    store.expect(key.timer.due_ns)
+    return DONE
+
+
+cdef inline bint change_quota(Key* key, const Request* request, uint64_t number_max) noexcept:
+    """An unknown change changes nothing, and is answered as the others are."""
+    cdef uint64_t quota = key.content.quota
+    if request.change == PATCH:
+        quota = request.number
+    elif request.change == INCREASE:
+        if request.number > number_max - quota:
+            return False
+        quota += request.number
+    elif request.change == DECREASE:
+        if request.number > quota:
+            return False
+        quota -= request.number
+    key.content.quota = quota
+    return True
+
+
+cdef inline void change_ttl(ThrottrStore store, uint32_t number, const Request* request) noexcept:
+    cdef Keys* keys = &store.keys
+    cdef Key* key = key_at(keys, number)
+    cdef int64_t expires_ns = key_expires(keys, key)
+    if request.change == PATCH:
+        expires_ns = moment_after(store.now_ns, key.record.note, request.number)
+    elif request.change == INCREASE:
+        expires_ns = moment_after(expires_ns, key.record.note, request.number)
+    elif request.change == DECREASE:
+        expires_ns = moment_before(expires_ns, key.record.note, request.number)
+    key_expire_at(keys, number, expires_ns)
+    store.expect(key.timer.due_ns)
+
+
+cdef inline void decide_update(ThrottrStore store, uint32_t number, const Request* request, Answer* answer) noexcept:
+    """Section "UPDATE"."""
+    cdef Key* key = key_at(&store.keys, number)
+    if request.attribute == QUOTA and not key.record.flags & KEY_BUFFER:
+        answer.accepted = change_quota(key, request, store.number_max)
+    elif request.attribute == TTL:
+        change_ttl(store, number, request)
+        answer.accepted = True
+    if answer.accepted:
+        key_count_write(key, store.state.minute)
+
+
+cdef inline void decide_read(ThrottrStore store, Member* member, const Key* key, bint is_get, Answer* answer) noexcept:
+    """Sections "QUERY", where a buffer has quota 0, and "GET", where a counter has an empty value."""
+    cdef bint is_buffer = key.record.flags & KEY_BUFFER
+    answer.key = key
+    answer.quota = 0 if is_buffer else key.content.quota
+    answer.size = value_length(&store.keys, key) if is_get and is_buffer else 0
+    answer.ttl_type = key.record.note
+    answer.ttl = key_ttl(&store.keys, key, store.now_ns)
+    member.consumed_bytes += answer.size if is_get else <uint32_t>store.width
+
+
+cdef inline int decide_key(ThrottrStore store, Member* member, const Request* request, Answer* answer) noexcept:
+    """What is asked of a key that has to exist. All but a PURGE counts as a read, which a STAT does not show yet."""
+    cdef uint32_t number = table_find(&store.keys.table, request.tag, request.name, request.name_size)
+    cdef Key* key
+    if number == 0 or not key_lives(&store.keys, key_at(&store.keys, number), store.now_ns):
+        return DONE
+    key = key_at(&store.keys, number)
+    answer.accepted = request.opcode != UPDATE
+    if request.opcode == PURGE:
+        key_remove(&store.keys, number)
+        return DONE
+    if request.opcode == STAT:
+        write_stat(key, store.state.minute, answer.stat)
+    key_count_read(key, store.state.minute)
+    if request.opcode == UPDATE:
+        decide_update(store, number, request, answer)
+    elif request.opcode != STAT:
+        decide_read(store, member, key, request.opcode == GET, answer)
+    return DONE
+
+
+cdef inline int decide_subscription(
+    ThrottrStore store, ThrottrSession session, const Request* request, Answer* answer
+) noexcept:
+    """Sections "SUBSCRIBE" and "UNSUBSCRIBE"."""
+    cdef Channels* channels = &store.channels
+    cdef uint32_t blocks, times
+    cdef int room
+    if request.opcode == UNSUBSCRIBE:
+        times = channel_leave(channels, session.connection, request.tag, request.name, request.name_size)
+        if times:
+            session.member.repeated -= times - 1
+            store.state.repeated -= times - 1
+        answer.accepted = times != 0
+        return DONE
+    blocks = SUBSCRIPTION_BLOCKS + name_blocks(&channels.permits.table, request.name_size)
+    room = store.find_room(0, blocks, 0)
+    if room != DONE:
+        return unless_later(room)
+    if store.has_places(channel_find(channels, request.tag, request.name, request.name_size) == 0):
+        answer.accepted = session.enter_channel(request.tag, request.name, request.name_size)
+    return DONE
+
+
+cdef inline int decide(
+    ThrottrStore store, ThrottrSession session, const Request* request, Answer* answer
+) noexcept:
+    if request.opcode == INSERT or request.opcode == SET:
+        return decide_new(store, session.member, request, answer)
+    if request.opcode == SUBSCRIBE or request.opcode == UNSUBSCRIBE:
+        return decide_subscription(store, session, request, answer)
+    return decide_key(store, session.member, request, answer)
+
+
+# ---- sessions -------------------------------------------------------------------------------------------------------
 
 cdef class ThrottrSession(Session):
     """One connection of the throttr protocol.
@@ -247,33 +418,33 @@ cdef class ThrottrSession(Session):
         debug_check(self.member != NULL)
         store.state.requests[opcode].total += 1
         self.member.requests[opcode] += 1
-        done = self.execute(opcode, frame)
+        done = self.execute(frame)
         if done == LATER:
             store.state.requests[opcode].total -= 1
             self.member.requests[opcode] -= 1
         return done
 
-    cdef int execute(self, uint8_t opcode, const Frame* frame) except -1:
-        if opcode == QUERY:
-            return self.query(frame)
-        if opcode == UPDATE:
-            return self.update(frame)
-        if opcode == INSERT:
-            return self.insert(frame)
-        if opcode == GET:
-            return self.get(frame)
-        if opcode == SET:
-            return self.set(frame)
-        if opcode == PURGE:
-            return self.purge(frame)
-        if opcode == STAT:
-            return self.stat(frame)
+    cdef int execute(self, const Frame* frame) except -1:
+        """What is asked of one key, or of one subscription, is decoded, decided and answered."""
+        cdef ThrottrStore store = <ThrottrStore>self.store
+        cdef Request request
+        cdef Answer answer
+        cdef uint8_t opcode = frame.data[0]
+        if opcode > UNSUBSCRIBE or opcode == LIST or opcode == INFO or opcode == STATS:
+            return self.execute_other(opcode, frame)
+        request_decode(frame, &store.layouts[opcode], store.width, &request)
+        answer.accepted = False
+        if decide(store, self, &request, &answer) == LATER:
+            return LATER
+        if not answer.accepted:
+            store.state.refusals[opcode] += 1
+        store.out_size += reply_encode(store.out + store.out_size, opcode, store.width, &store.keys, &answer)
+        return DONE
+
+    cdef int execute_other(self, uint8_t opcode, const Frame* frame) except -1:
+        """Events, and what tells of much: their replies are written as they are found."""
         if opcode == PUBLISH:
             return self.publish(frame)
-        if opcode == SUBSCRIBE:
-            return self.subscribe(frame)
-        if opcode == UNSUBSCRIBE:
-            return self.unsubscribe(frame)
         if opcode == EVENT:
             return self.event(frame)
         if opcode == WHOAMI:
@@ -291,210 +462,6 @@ cdef class ThrottrSession(Session):
             return LATER  # whoever has gone is no subscriber
         return self.list_all(opcode, 0)
 
-    cdef uint32_t find_living(self, const Frame* frame) noexcept:
-        cdef ThrottrStore store = <ThrottrStore>self.store
-        cdef uint32_t number = table_find(&store.keys.table, frame.tag, frame.key, frame.key_size)
-        return number if number and key_lives(&store.keys, key_at(&store.keys, number), store.now_ns) else 0
-
-    cdef int insert(self, const Frame* frame) except -1:
-        """Section "INSERT"."""
-        cdef ThrottrStore store = <ThrottrStore>self.store
-        cdef int n = store.width
-        cdef uint8_t ttl_type = frame.data[1 + n]
-        cdef uint64_t ttl = load_number(frame.data + 2 + n, n)
-        cdef uint32_t number = table_find(&store.keys.table, frame.tag, frame.key, frame.key_size)
-        cdef int64_t expires_ns = moment_after(store.now_ns, ttl_type, ttl)
-        cdef int room
-        if number:
-            if key_at(&store.keys, number).timer.due_ns > store.now_ns:
-                return refuse(store, frame)
-            key_expire(&store.keys, number)  # the next tick would have found it
-        room = store.find_room(1, name_blocks(&store.keys.table, frame.key_size), 0)
-        if room != DONE:
-            return without_room(store, frame, room)
-        number = key_create(
-            &store.keys, frame.tag, frame.key, frame.key_size, ttl_type, expires_ns, store.enter_epoch()
-        )
-        key_at(&store.keys, number).content.quota = load_number(frame.data + 1, n)
-        self.member.allocated_bytes += n
-        store.expect(key_at(&store.keys, number).timer.due_ns)
-        return reply_success(store)
-
-    cdef int query(self, const Frame* frame) except -1:
-        """Section "QUERY". A buffer has quota 0."""
-        cdef ThrottrStore store = <ThrottrStore>self.store
-        cdef int n = store.width
-        cdef uint32_t number = self.find_living(frame)
-        cdef Key* key
-        cdef uint8_t* target
-        if number == 0:
-            return refuse(store, frame)
-        key = key_at(&store.keys, number)
-        key_count_read(key, store.state.minute)
-        self.member.consumed_bytes += n
-        target = reply(store, 2 + 2 * n)
-        store_le64(target, 0 if key.record.flags & KEY_BUFFER else key.content.quota)
-        target[n] = key.record.note
-        store_le64(target + n + 1, key_ttl(&store.keys, key, store.now_ns))
-        return DONE
-
-    cdef int update(self, const Frame* frame) except -1:
-        """Section "UPDATE". An unknown change changes nothing, and is answered as the others are."""
-        cdef ThrottrStore store = <ThrottrStore>self.store
-        cdef uint8_t change = frame.data[2]
-        cdef uint64_t value = load_number(frame.data + 3, store.width)
-        cdef uint32_t number = self.find_living(frame)
-        cdef bint changed = False
-        cdef Key* key
-        if number == 0:
-            return refuse(store, frame)
-        key = key_at(&store.keys, number)
-        key_count_read(key, store.state.minute)
-        if frame.data[1] == QUOTA and not key.record.flags & KEY_BUFFER:
-            changed = self.update_quota(key, change, value)
-        elif frame.data[1] == TTL:
-            changed = True
-            self.update_ttl(number, change, value)
-        if not changed:
-            return refuse(store, frame)
-        key_count_write(key, store.state.minute)
-        return reply_success(store)
-
-    cdef bint update_quota(self, Key* key, uint8_t change, uint64_t value) noexcept:
-        cdef uint64_t quota = key.content.quota
-        if change == PATCH:
-            quota = value
-        elif change == INCREASE:
-            if value > (<ThrottrStore>self.store).number_max - quota:
-                return False
-            quota += value
-        elif change == DECREASE:
-            if value > quota:
-                return False
-            quota -= value
-        key.content.quota = quota
-        return True
-
-    cdef void update_ttl(self, uint32_t number, uint8_t change, uint64_t value) noexcept:
-        cdef ThrottrStore store = <ThrottrStore>self.store
-        cdef Key* key = key_at(&store.keys, number)
-        cdef uint8_t ttl_type = key.record.note
-        cdef int64_t expires_ns = key_expires(&store.keys, key)
-        if change == PATCH:
-            expires_ns = moment_after(store.now_ns, ttl_type, value)
-        elif change == INCREASE:
-            expires_ns = moment_after(expires_ns, ttl_type, value)
-        elif change == DECREASE:
-            expires_ns = moment_before(expires_ns, ttl_type, value)
-        key_expire_at(&store.keys, number, expires_ns)
-        store.expect(key_at(&store.keys, number).timer.due_ns)
-
-    cdef int purge(self, const Frame* frame) except -1:
-        """Section "PURGE"."""
-        cdef ThrottrStore store = <ThrottrStore>self.store
-        cdef uint32_t number = self.find_living(frame)
-        if number == 0:
-            return refuse(store, frame)
-        key_remove(&store.keys, number)
-        return reply_success(store)
-
-    cdef int set(self, const Frame* frame) except -1:
-        """Section "SET"."""
-        cdef ThrottrStore store = <ThrottrStore>self.store
-        cdef int n = store.width
-        cdef uint32_t size = frame.size - store.layouts[<int>SET].head - frame.key_size
-        cdef uint32_t number = table_find(&store.keys.table, frame.tag, frame.key, frame.key_size)
-        cdef uint8_t ttl_type = frame.data[1]
-        cdef int64_t expires_ns = moment_after(store.now_ns, ttl_type, load_number(frame.data + 2, n))
-        cdef int room
-        if number and key_at(&store.keys, number).timer.due_ns > store.now_ns:
-            return self.overwrite(number, frame, expires_ns)
-        if number:
-            key_expire(&store.keys, number)
-        room = store.find_room(1, name_blocks(&store.keys.table, frame.key_size) + value_blocks(size), 0)
-        if room != DONE:
-            return without_room(store, frame, room)
-        number = key_create(
-            &store.keys, frame.tag, frame.key, frame.key_size, ttl_type, expires_ns, store.enter_epoch()
-        )
-        key_make_buffer(&store.keys, number, frame.key + frame.key_size, size)
-        self.member.allocated_bytes += size
-        store.expect(key_at(&store.keys, number).timer.due_ns)
-        return reply_success(store)
-
-    cdef int overwrite(self, uint32_t number, const Frame* frame, int64_t expires_ns) except -1:
-        """SET of a key that exists, or of one in its grace: that is told of success, and lost."""
-        cdef ThrottrStore store = <ThrottrStore>self.store
-        cdef Key* key = key_at(&store.keys, number)
-        cdef uint32_t size = frame.size - store.layouts[<int>SET].head - frame.key_size
-        cdef int room
-        if not key.record.flags & KEY_BUFFER:
-            return refuse(store, frame)
-        if not key_lives(&store.keys, key, store.now_ns):
-            return reply_success(store)
-        if value_blocks(size) == value_blocks(value_length(&store.keys, key)):
-            value_replace(&store.keys, key, frame.key + frame.key_size, size)
-        else:
-            room = store.find_room(0, value_blocks(size), value_blocks(value_length(&store.keys, key)))
-            if room != DONE:
-                return without_room(store, frame, room)
-            value_free(&store.keys, key)
-            value_write(&store.keys, key, frame.key + frame.key_size, size)
-        key.record.note = frame.data[1]
-        key_expire_at(&store.keys, number, expires_ns)
-        key_count_write(key, store.state.minute)
-        self.member.allocated_bytes += size
-        store.expect(key_at(&store.keys, number).timer.due_ns)
-        return reply_success(store)
-
-    cdef int get(self, const Frame* frame) except -1:
-        """Section "GET". A counter has an empty value."""
-        cdef ThrottrStore store = <ThrottrStore>self.store
-        cdef int n = store.width
-        cdef uint32_t number = self.find_living(frame)
-        cdef uint32_t size = 0
-        cdef Key* key
-        cdef uint8_t* target
-        if number == 0:
-            return refuse(store, frame)
-        key = key_at(&store.keys, number)
-        key_count_read(key, store.state.minute)
-        if key.record.flags & KEY_BUFFER:
-            size = value_length(&store.keys, key)
-        self.member.consumed_bytes += size
-        target = reply(store, 2 + 2 * n + size)
-        target[0] = key.record.note
-        store_le64(target + 1, key_ttl(&store.keys, key, store.now_ns))
-        store_le64(target + 1 + n, size)
-        if size:
-            value_read(&store.keys, key, target + 1 + 2 * n)
-        return DONE
-
-    cdef int stat(self, const Frame* frame) except -1:
-        """Section "STAT". It counts as a read, which its own reply does not show."""
-        cdef ThrottrStore store = <ThrottrStore>self.store
-        cdef uint32_t number = self.find_living(frame)
-        cdef Key* key
-        if number == 0:
-            return refuse(store, frame)
-        key = key_at(&store.keys, number)
-        write_stat(key, store.state.minute, reply(store, 1 + STAT_SIZE))
-        key_count_read(key, store.state.minute)
-        return DONE
-
-    cdef int subscribe(self, const Frame* frame) except -1:
-        """Section "SUBSCRIBE"."""
-        cdef ThrottrStore store = <ThrottrStore>self.store
-        cdef uint32_t blocks = SUBSCRIPTION_BLOCKS + name_blocks(&store.channels.permits.table, frame.key_size)
-        cdef int room = store.find_room(0, blocks, 0)
-        if room != DONE:
-            return without_room(store, frame, room)
-        if not store.has_places(channel_find(&store.channels, frame.tag, frame.key, frame.key_size) == 0):
-            return refuse(store, frame)
-        if not self.enter_channel(frame.tag, frame.key, frame.key_size):
-            return refuse(store, frame)
-        return reply_success(store)
-
     cdef bint enter_channel(self, uint32_t tag, const uint8_t* name, uint32_t size) noexcept:
         """Subscribes to a channel, once more if it is already; False if that is not possible."""
         cdef ThrottrStore store = <ThrottrStore>self.store
@@ -506,16 +473,6 @@ cdef class ThrottrSession(Session):
             self.member.repeated += 1
             store.state.repeated += 1
         return times != 0
-
-    cdef int unsubscribe(self, const Frame* frame) except -1:
-        """Section "UNSUBSCRIBE"."""
-        cdef ThrottrStore store = <ThrottrStore>self.store
-        cdef uint32_t times = channel_leave(&store.channels, self.connection, frame.tag, frame.key, frame.key_size)
-        if times == 0:
-            return refuse(store, frame)
-        self.member.repeated -= times - 1
-        store.state.repeated -= times - 1
-        return reply_success(store)
 
     cdef int publish(self, const Frame* frame) except -1:
         """Section "PUBLISH". Whoever publishes and is subscribed has the event first, then the reply."""

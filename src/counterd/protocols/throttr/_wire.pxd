@@ -3,9 +3,12 @@
 # Floor 2, header only. Section names are those of the protocol's document. Integers are little-endian; N is the width
 # of a number, which a store is made with.
 
-from libc.stdint cimport uint8_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
+from counterd._core cimport Frame
 from counterd.engine.byteorder cimport load_le16, load_le32, load_le64, store_le64
+from counterd.protocols.throttr._keys cimport Key, Keys, value_read
 
 cdef enum Opcode:
     INSERT = 0x01
@@ -40,6 +43,7 @@ cdef enum Change:           # of an UPDATE: how
 
 cdef enum:
     ID_SIZE = 16            # bytes of a connection's id
+    STAT_SIZE = 32          # bytes of what is counted of a key
     MESSAGE_MAX = 67108864  # bytes that a request may be allowed: sizes and blocks of a value are counted in 32 bits
     REPLY_MIN = 65536       # room for every reply whose size does not depend on the longest request
     REPLY_BESIDE = 64       # what a GET is longer than the SET before it: the statuses of 16 EVENTs, 8 bytes of put()
@@ -89,3 +93,74 @@ cdef inline uint8_t* put(uint8_t* target, uint64_t number) noexcept nogil:
     """Eight bytes of a reply; returns where the next go."""
     store_le64(target, number)
     return target + 8
+
+
+# ---- decoding and encoding of what is asked of one key, or of one subscription --------------------------------------
+
+cdef struct Request:
+    uint8_t opcode
+    uint8_t ttl_type        # INSERT, SET
+    uint8_t attribute       # UPDATE
+    uint8_t change          # UPDATE
+    uint32_t tag            # of the name
+    uint32_t name_size
+    uint32_t value_size     # SET
+    uint64_t number         # INSERT: the quota; UPDATE: what it becomes, or changes by
+    uint64_t ttl            # INSERT, SET
+    const uint8_t* name     # and, of a SET, the value behind it
+
+
+cdef struct Answer:         # what was decided
+    bint accepted
+    uint8_t ttl_type        # QUERY, GET
+    uint32_t size           # GET: of the value
+    const Key* key          # GET: where that is
+    uint64_t quota          # QUERY
+    uint64_t ttl            # QUERY, GET
+    uint8_t[STAT_SIZE] stat  # STAT: what is counted, as it was before this read
+
+
+cdef inline void request_decode(const Frame* frame, const Layout* layout, int n, Request* request) noexcept nogil:
+    """What a frame asks, which parsing has found to be complete."""
+    cdef const uint8_t* data = frame.data
+    request.opcode = data[0]
+    request.tag = frame.tag
+    request.name = frame.key
+    request.name_size = frame.key_size
+    if request.opcode == UPDATE:
+        request.attribute = data[1]
+        request.change = data[2]
+        request.number = load_number(data + 3, n)
+    elif request.opcode == INSERT:
+        request.number = load_number(data + 1, n)
+        request.ttl_type = data[1 + n]
+        request.ttl = load_number(data + 2 + n, n)
+    elif request.opcode == SET:
+        request.ttl_type = data[1]
+        request.ttl = load_number(data + 2, n)
+        request.value_size = frame.size - layout.head - frame.key_size
+
+
+cdef inline uint32_t reply_encode(
+    uint8_t* target, uint8_t opcode, int n, const Keys* keys, const Answer* answer
+) noexcept nogil:
+    """Writes the reply and returns its size. Eight bytes behind it may be written to."""
+    target[0] = answer.accepted
+    if not answer.accepted:
+        return 1
+    if opcode == QUERY:
+        store_le64(target + 1, answer.quota)
+        target[1 + n] = answer.ttl_type
+        store_le64(target + 2 + n, answer.ttl)
+        return 2 + 2 * n
+    if opcode == GET:
+        target[1] = answer.ttl_type
+        store_le64(target + 2, answer.ttl)
+        store_le64(target + 2 + n, answer.size)
+        if answer.size:
+            value_read(keys, answer.key, target + 2 + 2 * n)
+        return 2 + 2 * n + answer.size
+    if opcode == STAT:
+        memcpy(target + 1, answer.stat, STAT_SIZE)
+        return 1 + STAT_SIZE
+    return 1
