@@ -50,13 +50,12 @@ cdef class NoLedgerSession(CounterSession):
         cdef CounterStore store = <CounterStore>self.store
         cdef Counters* counters = &store.counters
         cdef uint32_t number = table_find(&counters.permits.table, frame.tag, frame.key, frame.key_size)
-        cdef Request request
-        cdef Answer answer = Answer(request_decode(frame, &request), 0, NULL)
+        cdef Request request = request_decode(frame)
+        cdef Answer answer = Answer(OK, request.resources, NULL)
         store.requests[request.opcode] += 1
         if request.opcode == ACQUIRE:
             if number == 0:
                 number = counter_create(counters, frame.tag, frame.key, frame.key_size, &store.budget)
-            answer.number = request.resources
             if counter_at(counters, number).permit.consumption > request.maximum - request.resources:
                 answer.status = NOT_AVAILABLE
             else:
@@ -67,8 +66,8 @@ cdef class NoLedgerSession(CounterSession):
             else:
                 counter_restore(counters, number, request.resources)
         if answer.status != OK:
-            store.refusals[request.kind][answer.status] += 1
-        store.out_size += reply_encode(store.out + store.out_size, &request, &answer)
+            store.refusals[request.opcode][answer.status] += 1
+        store.out_size += reply_encode(store.out + store.out_size, frame, &answer)
         return 0
 
 

@@ -98,7 +98,7 @@ cdef class Session:
     cdef readonly uint64_t requests     # frames executed so far
     cdef readonly State state   # which settle() alone changes
     cdef uint32_t position      # of the long reply under way: the next record; 0 = none is
-    cdef int64_t budget_floor   # at which this call stops
+    cdef int64_t budget_floor   # at which this call stops; INT64_MAX: before the next frame
     cdef bint unfinished        # requests are kept that can be executed in the next call
     cdef bint waiting           # for resume(): a request is parked
     cdef bint input_over        # the peer has sent its last byte, or framing is lost
@@ -149,7 +149,6 @@ cdef class Session:
     cdef int park(self) except -1
     cdef int begin_call(self, int64_t now_ns) except -1
     cdef bytes end_call(self)
-    cdef bint is_stopped(self) noexcept
     cdef size_t run(self, const uint8_t* data, size_t size) except? 0
     cdef size_t complete_kept(self, const uint8_t* data, size_t size) except? 0
     cdef int run_kept(self) except -1

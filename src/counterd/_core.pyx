@@ -9,16 +9,14 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memmove
-from posix.mman cimport (
-    MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, PROT_NONE, PROT_READ, PROT_WRITE, mmap, mprotect, munmap,
-)
+from posix.mman cimport PROT_NONE, PROT_READ, PROT_WRITE, munmap
 
 from counterd.engine.byteorder cimport load_le64
 from counterd.engine.connections cimport (
     CONNECTIONS_MAX, connections_begin, connections_put, connections_reserve, connections_take,
 )
 from counterd.engine.debug cimport COUNTERD_DEBUG_BUILD, debug_check
-from counterd.engine.region cimport LAYOUT_VERSION, LINE, PACKED_MAX, PAGE, Region, region_reserve
+from counterd.engine.region cimport LAYOUT_VERSION, region_allow, region_map, region_reserve
 from counterd.engine.siphash cimport siphash13
 
 DEBUG = bool(COUNTERD_DEBUG_BUILD)
@@ -27,49 +25,6 @@ LIMIT_CONNECTIONS = CONNECTIONS_MAX
 
 cdef enum:
     KEPT_MIN = 64               # the first piece of input that is kept, and the smallest tried again
-
-
-# ---- region --------------------------------------------------------------------------------------------------------
-
-cdef inline size_t round_up(size_t size, size_t unit) noexcept:
-    return (size + unit - 1) // unit * unit
-
-
-cdef int region_map(Region* region) except -1:
-    """Maps what was reserved, and tells each part where its memory is."""
-    cdef size_t[2] starts = [0, 0]      # of what is packed, and of what begins at a page
-    cdef size_t size, total = 0
-    cdef bint is_large
-    cdef int i
-    for i in range(region.count):
-        size = region.reservations[i].size
-        is_large = size > PACKED_MAX
-        starts[is_large] += round_up(size, PAGE if is_large else LINE)
-    starts[0] = round_up(starts[0], PAGE)
-    total = starts[0] + starts[1]
-    cdef void* memory = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
-    if memory == MAP_FAILED:
-        raise MemoryError(f"cannot map {total} bytes")
-    region.memory = <uint8_t*>memory
-    region.size = total
-    region.front = starts[0]
-    starts[1] = starts[0]
-    starts[0] = 0
-    for i in range(region.count):
-        size = region.reservations[i].size
-        is_large = size > PACKED_MAX
-        region.reservations[i].view[0] = region.memory + starts[is_large]
-        starts[is_large] += round_up(size, PAGE if is_large else LINE)
-    return 0
-
-
-cdef inline void region_allow(const Region* region, int protection) noexcept:
-    """In a debug build, says what may be done with the front of the region, where the states of all parts are.
-
-    Between two calls that is nothing: a method that touches a part and has not begun a call ends the process.
-    """
-    if COUNTERD_DEBUG_BUILD:
-        mprotect(region.memory, region.front, protection)
 
 
 # ---- store ---------------------------------------------------------------------------------------------------------
@@ -170,8 +125,11 @@ cdef class Store:
         """When tick() is due, in ns on the caller's monotonic clock: 0 = now, -1 = nothing is waiting."""
         cdef int64_t due_ns = 0
         if not self.dirty and not self.orphans:
-            with self:
+            self.begin_call(self.now_ns)
+            try:
                 due_ns = self.due_ns()
+            finally:
+                self.end_call()
         self.scheduled_ns = due_ns if due_ns >= 0 else INT64_MAX
         return due_ns
 
@@ -307,6 +265,14 @@ TRANSITIONS = {
 cdef uint8_t[STATES] FOLLOWERS
 for _state, _followers in TRANSITIONS.items():
     FOLLOWERS[<int>STATE_NAMES.index(_state)] = sum([1 << STATE_NAMES.index(name) for name in _followers])
+
+
+cdef inline bint is_stopped(Session session) noexcept:
+    """Whether the rest of the input has to wait for the next call."""
+    return (
+        session.position != 0 or session.store.budget <= session.budget_floor
+        or session.store.out_size + session.held_size >= OUTPUT_MAX
+    )
 
 
 @cython.no_gc_clear  # a collected session still gives back, and needs its store for that
@@ -527,6 +493,7 @@ cdef class Session:
             self.posted = []
         self.posted.append(message)
         self.posted_size += PyBytes_GET_SIZE(message)
+        self.budget_floor = INT64_MAX
         self.settle()
         if self.blocked or self.position:
             self.drop_overdue()
@@ -540,8 +507,11 @@ cdef class Session:
         If there is none to take, nothing has to wait, and the next that is posted is told of.
         """
         self.blocked = is_streaming(self)
-        with self.store:
+        self.store.begin_call(self.store.now_ns)
+        try:
             self.drop_overdue()
+        finally:
+            self.store.end_call()
 
     cdef int drop_overdue(self) except -1:
         if self.posted_size > self.store.posted_max and len(self.posted) > 1:
@@ -662,18 +632,14 @@ cdef class Session:
         else:
             output = PyBytes_FromStringAndSize(<const char*>store.out, store.out_size)
             store.bytes_out += store.out_size
-        self.settle()
+        if (
+            self.state != READING or self.unfinished or self.position or self.input_over or self.held_size
+            or self.budget_floor == INT64_MAX
+        ):
+            self.settle()
         if self.kept != NULL and (self.kept_size == 0 or self.state == CLOSING):
             self.drop_kept()
         return output
-
-    cdef bint is_stopped(self) noexcept:
-        """Whether the rest of the input has to wait for the next call."""
-        cdef Store store = self.store
-        return (
-            self.position != 0 or store.out_size + self.held_size >= OUTPUT_MAX or store.budget <= self.budget_floor
-            or self.posted_size != 0 or self.waiting or self.broken
-        )
 
     cdef size_t run(self, const uint8_t* data, size_t size) except? 0:
         """Executes the complete frames, FRAMES_AHEAD at a time: parse all and ask for their lines, then execute all.
@@ -683,12 +649,12 @@ cdef class Session:
         cdef Frame[FRAMES_AHEAD] frames
         cdef size_t position = 0, ahead
         cdef Py_ssize_t taken = 1
-        cdef int count, i, done
+        cdef int count, complete, i, done
         self.unfinished = False
         if self.skipping:
             position = self.discard(size)
         while taken != 0 and position < size:
-            if self.is_stopped():
+            if is_stopped(self):
                 self.unfinished = True
                 break
             count = 0
@@ -703,27 +669,30 @@ cdef class Session:
                 ahead += taken
             if count > 1:
                 self.prefetch_frames(frames, count)
-            for i in range(count):
-                if taken == SKIP and i == count - 1:
-                    position += self.skip(&frames[i], size - position)
-                    continue
+            complete = count - 1 if taken == SKIP else count
+            i = 0
+            while i < complete:
                 self.store.budget -= 1 + (frames[i].size >> FRAME_STEP_SHIFT)
                 done = self.execute_frame(&frames[i])
-                if done == LATER:
-                    self.unfinished = True
-                    self.requests += i
-                    return position
-                position += frames[i].size
-                if done == PARK:
+                if done != DONE:
+                    if done == LATER:
+                        self.unfinished = True
+                        self.requests += i
+                        return position
                     self.park()
-                elif taken < 0 and i == count - 1:
-                    self.broken = True
-                    self.input_over = True
-                if self.is_stopped():
+                position += frames[i].size
+                i += 1
+                if is_stopped(self):
                     self.unfinished = True
                     break
-            if count:
-                self.requests += i + 1
+            self.requests += i
+            if i == count:
+                if taken < 0:
+                    self.broken = self.input_over = True
+                    self.budget_floor = INT64_MAX
+            elif not self.unfinished:
+                position += self.skip(&frames[i], size - position)
+                self.requests += 1
         return position
 
     cdef size_t complete_kept(self, const uint8_t* data, size_t size) except? 0:
@@ -768,6 +737,7 @@ cdef class Session:
     cdef int park(self) except -1:
         """The request that was executed last waits; not where nothing more will come from the peer."""
         self.waiting = True
+        self.budget_floor = INT64_MAX
         return self.end_wait(HALF_CLOSED) if self.hung_up else 0
 
     cdef int run_kept(self) except -1:

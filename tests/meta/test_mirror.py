@@ -47,6 +47,7 @@ ELSEWHERE = {
     "client/_aioshared.py": "a base: tests/unit/client/test_aio.py and tests/functional/test_aio_sentinel.py",
     "client/_shared.py": "a base: tests/functional/test_client_lost.py and tests/functional/test_client_fallback.py",
     "client/sentinel.py": "tests/functional/test_client_sentinel.py, and tests/functional/test_client_fallback.py",
+    "protocols/sentinel/_calls.py": "two tuples: tests/unit/protocols/sentinel/test_extending.py has both",
     "protocols/sentinel/__init__.py": "a declaration: tests/unit/control/config/test_loading.py reads files with it",
     "protocols/counter/_messages.pxd": "inlined in _session: tests/unit/protocols/counter/test_session.py",
     "protocols/counter/_store.pyx": "around the counters: tests/unit/protocols/counter/test_counters.py",

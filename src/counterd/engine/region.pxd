@@ -1,12 +1,17 @@
 # The region: one mapping that holds everything a store's parts share, laid out by a list of reservations.
 #
-# Floor 1, header only but for region_map(), which is the system call's (_core.pyx). A part reserves what it needs once,
-# by name and size, and says where it wants the address; the same list counts the bytes and maps them. Pages are zeroed
-# and cost memory from their first use on. Nothing in the region is a pointer.
+# Floor 1, header only. A part reserves what it needs once, by name and size, and says where it wants the address; the
+# same list counts the bytes and maps them. Pages are zeroed and cost memory from their first use on. Nothing in the
+# region is a pointer.
 #
 # What is larger than PACKED_MAX begins at a page; the rest is packed into cache lines, at the front.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from posix.mman cimport (
+    MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, mprotect,
+)
+
+from counterd.engine.debug cimport COUNTERD_DEBUG_BUILD
 
 cdef enum:
     LAYOUT_VERSION = 1      # to be raised whenever a structure in the region, or the order of reservations, changes
@@ -43,3 +48,44 @@ cdef inline int region_reserve(Region* region, const char* name, size_t size, vo
     region.reservations[region.count] = Reservation(name, size, view)
     region.count += 1
     return 0
+
+
+cdef inline size_t round_up(size_t size, size_t unit) noexcept:
+    return (size + unit - 1) // unit * unit
+
+
+cdef inline int region_map(Region* region) except -1:
+    """Maps what was reserved, and tells each part where its memory is."""
+    cdef size_t[2] starts = [0, 0]      # of what is packed, and of what begins at a page
+    cdef size_t size, total = 0
+    cdef bint is_large
+    cdef int i
+    for i in range(region.count):
+        size = region.reservations[i].size
+        is_large = size > PACKED_MAX
+        starts[is_large] += round_up(size, PAGE if is_large else LINE)
+    starts[0] = round_up(starts[0], PAGE)
+    total = starts[0] + starts[1]
+    cdef void* memory = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+    if memory == MAP_FAILED:
+        raise MemoryError(f"cannot map {total} bytes")
+    region.memory = <uint8_t*>memory
+    region.size = total
+    region.front = starts[0]
+    starts[1] = starts[0]
+    starts[0] = 0
+    for i in range(region.count):
+        size = region.reservations[i].size
+        is_large = size > PACKED_MAX
+        region.reservations[i].view[0] = region.memory + starts[is_large]
+        starts[is_large] += round_up(size, PAGE if is_large else LINE)
+    return 0
+
+
+cdef inline void region_allow(const Region* region, int protection) noexcept:
+    """In a debug build, says what may be done with the front of the region, where the states of all parts are.
+
+    Between two calls that is nothing: a method that touches a part and has not begun a call ends the process.
+    """
+    if COUNTERD_DEBUG_BUILD:
+        mprotect(region.memory, region.front, protection)

@@ -44,7 +44,7 @@ def test_figures_are_in_the_snapshot_and_named_as_metrics_are(room: Room) -> Non
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
 def test_tables_open_with_every_sort_and_refuse_what_they_do_not_know(room: Room) -> None:
     store = store_of(room)
-    required = {"holders": {"name": "a"}}
+    required = {"holders": {"name": "a"}, "holdings": {"connection": "1"}, "subscriptions": {"connection": "1"}}
     assert room.tables
     for table in room.tables:
         assert re.fullmatch(r"[a-z]+", table.name)
@@ -58,7 +58,7 @@ def test_tables_open_with_every_sort_and_refuse_what_they_do_not_know(room: Room
             with pytest.raises(ValueError, match=f"{next(iter(wrong))}"):
                 table.open(store, given | wrong)
         if given:
-            with pytest.raises(ValueError, match="the parameter name is missing"):
+            with pytest.raises(ValueError, match=f"the parameter {next(iter(given))} is missing"):
                 table.open(store, {})
 
 

@@ -38,16 +38,10 @@ cdef enum:
     REPLY_MAX = 65573       # the longest: a Dump entry of a name of 65,535 bytes, 12 + 10 + 65,535 + 4, and its end, 12
 
 
-cdef struct Request:
-    uint8_t opcode          # as it came: it is echoed
-    uint8_t kind            # the same, or OPCODES if there is no such request
-    uint8_t flags           # DUMP
-    uint32_t opaque         # as it came: it is echoed
+cdef struct Request:        # but for the name, which is the frame's key
+    uint8_t opcode
     uint32_t resources      # ACQUIRE, RELEASE
     uint32_t maximum        # ACQUIRE
-    uint32_t tag            # of the name
-    uint32_t size           # of the name
-    const uint8_t* name     # GET, ACQUIRE, RELEASE
 
 
 cdef struct Answer:         # what was decided
@@ -71,25 +65,26 @@ cdef inline const char* error_text(uint8_t status) noexcept nogil:
     return b"OutOfMemory"
 
 
-cdef inline uint8_t request_decode(const Frame* frame, Request* request) noexcept nogil:
-    """What a frame asks, and OK; or, if parsing has refused it, the status. Where the magic is wrong, all may be."""
+cdef inline Request request_decode(const Frame* frame) noexcept nogil:
+    """What a frame asks. Of one that parsing has refused, the numbers are 0."""
     cdef const uint8_t* body = frame.data + HEADER_SIZE
-    request.opcode = frame.data[1]
-    request.opaque = load_le32(frame.data + 8)
-    if frame.verdict != OK:
-        request.kind = request.opcode if frame.data[0] == REQUEST_MAGIC and request.opcode < OPCODES else OPCODES
-        return frame.verdict
-    request.kind = request.opcode
-    request.flags = frame.data[2]
-    request.tag = frame.tag
-    request.size = frame.key_size
-    request.name = frame.key
-    if request.opcode == ACQUIRE:
+    cdef Request request = Request(frame.data[1], 0, 0)
+    if request.opcode == ACQUIRE and frame.verdict == OK:
         request.resources = load_be32(body)
         request.maximum = load_be32(body + 4)
-    elif request.opcode == RELEASE:
+    elif request.opcode == RELEASE and frame.verdict == OK:
         request.resources = load_be32(body)
-    return OK
+    return request
+
+
+cdef inline uint8_t request_kind(const Frame* frame) noexcept nogil:
+    """The opcode, or OPCODES if there is no such request. Where the magic is wrong, so may be the opcode."""
+    return frame.data[1] if frame.data[0] == REQUEST_MAGIC and frame.data[1] < OPCODES else <uint8_t>OPCODES
+
+
+cdef inline uint32_t frame_opaque(const Frame* frame) noexcept nogil:
+    """What the reply echoes, as it is in memory."""
+    return load_le32(frame.data + 8)
 
 
 cdef inline uint8_t* header_encode(
@@ -105,19 +100,18 @@ cdef inline uint8_t* header_encode(
     return target + HEADER_SIZE
 
 
-cdef inline uint32_t reply_encode(uint8_t* target, const Request* request, const Answer* answer) noexcept nogil:
+cdef inline uint32_t reply_encode(uint8_t* target, const Frame* frame, const Answer* answer) noexcept nogil:
     """Writes the reply to a request for one counter, or a refusal; returns its size."""
-    cdef uint32_t size = 0
-    cdef const char* text = NULL
-    cdef uint8_t* body
+    cdef uint8_t opcode = frame.data[1]
+    cdef const char* text
+    cdef uint32_t size
     if answer.status != OK:
         text = error_text(answer.status) if answer.text == NULL else answer.text
         size = <uint32_t>strlen(text)
-    elif request.opcode == ACQUIRE or request.opcode == GET:
-        size = 4
-    body = header_encode(target, request.opcode, answer.status, request.opaque, size)
-    if text != NULL:
-        memcpy(body, text, size)
-    elif size:
-        store_be32(body, answer.number)
-    return HEADER_SIZE + size
+        memcpy(header_encode(target, opcode, answer.status, frame_opaque(frame), size), text, size)
+        return HEADER_SIZE + size
+    if opcode == ACQUIRE or opcode == GET:
+        store_be32(header_encode(target, opcode, OK, frame_opaque(frame), 4), answer.number)
+        return HEADER_SIZE + 4
+    header_encode(target, opcode, OK, frame_opaque(frame), 0)
+    return HEADER_SIZE

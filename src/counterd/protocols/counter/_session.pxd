@@ -3,11 +3,11 @@
 from libc.stdint cimport uint8_t, uint32_t
 
 from counterd._core cimport Frame, Session
-from counterd.protocols.counter._messages cimport Request
 
 
 cdef class CounterSession(Session):
-    cdef Request dump           # under way
+    cdef uint32_t dump_opaque   # of the Dump under way
+    cdef uint8_t dump_flags     # of it
     cdef uint32_t since_tenths  # now, as the ledger counts it
 
     cdef int reply_at_length(self, const Frame* frame) except -1

@@ -9,7 +9,7 @@ is written is in _messages.pxd; the counters decide.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from counterd._core cimport DONE, LATER, OUTPUT_MAX, REPLY_ROOM, Frame, Session, Store
@@ -22,8 +22,8 @@ from counterd.protocols.counter._counters cimport (
 )
 from counterd.protocols.counter._messages cimport (
     ACQUIRE, BODY_MAX, DUMP, GET, HEADER_SIZE, INVALID_ARGUMENTS, LIMITS, NOT_ACQUIRED, NOT_AVAILABLE, NOT_FOUND, OK,
-    OPCODES, OUT_OF_MEMORY, RELEASE, REPLY_MAX, REQUEST_MAGIC, STATS, UNKNOWN_COMMAND, Answer, Request, header_encode,
-    reply_encode, request_decode,
+    OPCODES, OUT_OF_MEMORY, RELEASE, REPLY_MAX, REQUEST_MAGIC, STATS, UNKNOWN_COMMAND, Answer, Request, frame_opaque,
+    header_encode, reply_encode, request_decode, request_kind,
 )
 from counterd.protocols.counter._store cimport CounterStore
 
@@ -46,39 +46,35 @@ cdef uint8_t[5] STATUS_OF_OUTCOME = [OK, NOT_FOUND, NOT_AVAILABLE, NOT_ACQUIRED,
 assert REPLY_MAX <= REPLY_ROOM
 
 
-cdef inline uint8_t* reply(Store store, const Request* request, uint32_t size) noexcept:
+cdef inline uint8_t* reply(Store store, uint8_t opcode, uint32_t opaque, uint32_t size) noexcept:
     """Appends the header of a reply with a body of that size, and returns where it goes."""
     cdef uint8_t* target = store.out + store.out_size
     debug_check(store.out_size + HEADER_SIZE + size <= OUTPUT_MAX + REPLY_MAX)
     store.out_size += HEADER_SIZE + size
-    return header_encode(target, request.opcode, OK, request.opaque, size)
+    return header_encode(target, opcode, OK, opaque, size)
 
 
-cdef inline void decide(
-    CounterStore store, uint32_t connection, uint32_t since_tenths, const Request* request, Answer* answer
-) noexcept:
-    """Fills in the answer to a request for one counter, or for none."""
-    cdef Counters* counters = &store.counters
+cdef inline Answer decide(CounterSession session, const Frame* frame, const Request* request) noexcept:
+    """The answer to a request for one counter, or for none."""
+    cdef Counters* counters = &(<CounterStore>session.store).counters
+    cdef uint32_t number = request.resources
     cdef Outcome outcome = GRANTED
     if request.opcode == ACQUIRE:
-        if store.draining:
-            answer.status = NOT_AVAILABLE
-            answer.text = b"Draining"
-            return
-        answer.number = request.resources
+        if (<CounterStore>session.store).draining:
+            return Answer(NOT_AVAILABLE, 0, b"Draining")
         outcome = counter_acquire(
-            counters, connection, request.tag, request.name, request.size, request.resources, request.maximum,
-            since_tenths, &store.budget
+            counters, session.connection, frame.tag, frame.key, frame.key_size, request.resources, request.maximum,
+            session.since_tenths, &session.store.budget
         )
         if counters.ring.state.sweep_left:
-            store.stirred = True
+            session.store.stirred = True
     elif request.opcode == RELEASE:
         outcome = counter_release(
-            counters, connection, request.tag, request.name, request.size, request.resources
+            counters, session.connection, frame.tag, frame.key, frame.key_size, request.resources
         )
     elif request.opcode == GET:
-        outcome = counter_get(counters, request.tag, request.name, request.size, &answer.number)
-    answer.status = STATUS_OF_OUTCOME[<int>outcome]
+        outcome = counter_get(counters, frame.tag, frame.key, frame.key_size, &number)
+    return Answer(STATUS_OF_OUTCOME[<int>outcome], number, NULL)
 
 
 cdef class CounterSession(Session):
@@ -151,28 +147,31 @@ cdef class CounterSession(Session):
         return Session.begin_call(self, now_ns)
 
     cdef int execute_frame(self, const Frame* frame) except -1:
-        cdef CounterStore store = <CounterStore>self.store
-        cdef Request request
-        cdef Answer answer = Answer(request_decode(frame, &request), 0, NULL)
-        if answer.status == OK:
-            if request.opcode >= STATS and store.budget <= 0:
+        cdef uint64_t* requests = (<CounterStore>self.store).requests
+        cdef uint64_t[256]* refusals = (<CounterStore>self.store).refusals
+        cdef Request request = request_decode(frame)
+        cdef Answer answer
+        if frame.verdict != OK:
+            answer = Answer(frame.verdict, 0, NULL)
+        else:
+            if request.opcode >= STATS and self.store.budget <= 0:
                 return LATER
-            store.requests[request.opcode] += 1
+            requests[request.opcode] += 1
             if request.opcode >= STATS:
                 return self.reply_at_length(frame)
-            decide(store, self.connection, self.since_tenths, &request, &answer)
+            answer = decide(self, frame, &request)
         if answer.status != OK:
-            store.refusals[request.kind][answer.status] += 1
-        store.out_size += reply_encode(store.out + store.out_size, &request, &answer)
+            refusals[request_kind(frame)][answer.status] += 1
+        self.store.out_size += reply_encode(self.store.out + self.store.out_size, frame, &answer)
         return DONE
 
     cdef int reply_at_length(self, const Frame* frame) except -1:
         """Stats, whose body is composed in Python, and Dump, whose first piece this is."""
-        cdef Request request
         cdef bytes stats
-        request_decode(frame, &request)
-        if request.opcode == DUMP:
-            self.dump = request
+        cdef uint8_t* target
+        if frame.data[1] == DUMP:
+            self.dump_opaque = frame_opaque(frame)
+            self.dump_flags = frame.data[2]
             self.position = 1
             self.produce()
             return DONE
@@ -180,7 +179,8 @@ cdef class CounterSession(Session):
         stats = (<CounterStore>self.store).stats_body()
         if len(stats) > REPLY_MAX - HEADER_SIZE:
             raise ValueError(f"the statistics take {len(stats)} bytes, more than a reply may have")
-        memcpy(reply(self.store, &request, <uint32_t>len(stats)), PyBytes_AS_STRING(stats), len(stats))
+        target = reply(self.store, STATS, frame_opaque(frame), <uint32_t>len(stats))
+        memcpy(target, PyBytes_AS_STRING(stats), len(stats))
         return DONE
 
     cdef int produce(self) except -1:
@@ -191,7 +191,7 @@ cdef class CounterSession(Session):
         cdef Store store = self.store
         cdef Counters* counters = &(<CounterStore>store).counters
         cdef size_t end = store.out_size + DUMP_PIECE
-        cdef bint limits = self.dump.flags & LIMITS
+        cdef bint limits = self.dump_flags & LIMITS
         cdef bint is_current
         cdef uint32_t fixed = 10 + LIMIT_SIZE if limits else 10
         cdef Counter* counter
@@ -204,7 +204,7 @@ cdef class CounterSession(Session):
             self.position += 1
             if not counter.permit.record.flags & RECORD_USED or not counter_exists(counters, counter):
                 continue
-            body = reply(store, &self.dump, fixed + counter.permit.record.name_size)
+            body = reply(store, DUMP, self.dump_opaque, fixed + counter.permit.record.name_size)
             store_be32(body, counter.permit.consumption)
             is_current = counter.window == counters.state.window
             store_be32(body + 4, counter.peak if is_current else counter.permit.consumption)
@@ -212,7 +212,7 @@ cdef class CounterSession(Session):
             name_read(&counters.permits.table, &counter.permit.record, body + 10)
             if limits:
                 store_be32(body + 10 + counter.permit.record.name_size, counter.limit)
-        reply(store, &self.dump, 0)
+        reply(store, DUMP, self.dump_opaque, 0)
         self.position = 0
         return 0
 

@@ -2,7 +2,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from counterd._core import Store
-from counterd.protocols.sentinel.extensions import Call, Lease
+from counterd.protocols.sentinel._calls import Call, Lease
 
 LIMITS: dict[str, int]
 

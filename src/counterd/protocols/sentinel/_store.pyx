@@ -37,7 +37,7 @@ from counterd.protocols.sentinel._tokens cimport (
 )
 from counterd.protocols.sentinel._window cimport SAMPLES_MAX
 
-from counterd.protocols.sentinel.extensions import Call, Lease
+from counterd.protocols.sentinel._calls import Call, Lease
 
 cdef enum:
     CALLS_MAX = 1024        # that a token service has yet to answer; beyond them the answer is 5 at once

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from counterd.contract import Plugin, PluginHost
+    from counterd.protocols.sentinel._calls import Call, Lease
     from counterd.protocols.sentinel._store import SentinelStore
-    from counterd.protocols.sentinel.extensions import Call, ExpireStrategy, Lease, RuleSource, TokenService
+    from counterd.protocols.sentinel.extensions import ExpireStrategy, RuleSource, TokenService
     from counterd.protocols.sentinel.rules import Rules
 
 METHODS = {"request": "request_token", "release": "release_token", "keep": "keep_token"}

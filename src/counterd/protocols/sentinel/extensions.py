@@ -13,6 +13,7 @@ import contextvars
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from counterd.contract import Context
+from counterd.protocols.sentinel._calls import Lease
 from counterd.protocols.sentinel.rules import read_document
 from counterd.protocols.sentinel.wire import Status
 
@@ -65,29 +66,6 @@ class TokenService(Protocol):
 
     def keep_token(self, token_id: int) -> TokenResult:
         """Renews a token: OK and left_ms, or ALREADY_RELEASED."""
-
-
-class Call(NamedTuple):
-    """A request that a token service is to answer. client: for request_token() and keep_token() of the store."""
-
-    ticket: int
-    kind: str
-    flow_id: int
-    count: int  # type: ignore[assignment]
-    prioritized: bool
-    token_id: int
-    client: int
-    address: str
-
-
-class Lease(NamedTuple):
-    """A token whose lease is over. held_ms: since when it is out. online: whether its owner is connected."""
-
-    token_id: int
-    flow_id: int
-    count: int  # type: ignore[assignment]
-    held_ms: int
-    online: bool
 
 
 @runtime_checkable

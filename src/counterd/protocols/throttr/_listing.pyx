@@ -45,17 +45,18 @@ cdef inline uint64_t unix_ns(int64_t moment_ns, int64_t wall_ns) noexcept:
 cdef int write_connection(ThrottrStore store, uint32_t number, uint8_t* target) except -1:
     """Section "CONNECTIONS": one connection, as the clients read it. Its session knows who its peer is."""
     cdef const Member* member = member_find(&store.members, number)
-    cdef object owner = (<Session>store.sessions[number]).owner if store.sessions[number] != NULL else None
+    cdef Session session = <Session>store.sessions[number] if store.sessions[number] != NULL else None
+    cdef bint has_owner = session is not None and session.owner is not None
     cdef bytes address = b""
     cdef uint16_t port = 0
     cdef int opcode
     store.budget -= PEER_STEPS
-    if owner is not None:
-        host, port = owner.peer()
+    if has_owner:
+        host, port = session.owner.peer()
         address = host.encode("ascii")[:16]
     memcpy(target, member.id, ID_SIZE)
     target[16] = 0  # a client; the reference has agents too
-    target[17] = owner is not None and not address
+    target[17] = has_owner and not address
     target[18] = 6 if b":" in address else 4
     memset(target + 19, 0, 16)
     memcpy(target + 19, <const uint8_t*>address, len(address))

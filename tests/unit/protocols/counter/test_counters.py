@@ -648,3 +648,25 @@ def test_there_are_as_many_connections_as_a_process_can_have_sockets() -> None:
     del sessions
     gc.collect()
     assert store.sessions_open == 0
+
+
+def test_leases_are_by_connection_and_those_of_leavers_are_among_them() -> None:
+    store = make_store(8, 20, name_memory=640)
+    clients = [Client(store) for _ in range(4)]
+    for number in (2, 0, 3):
+        for name in (b"x", b"y" * 60)[: number or 1]:
+            clients[number].now_ns = number * 1_000_000_000
+            assert clients[number].acquire(name, number + 1) == OK
+    assert store.leases(100) == [
+        (1, b"x", 1, 0),
+        (3, b"y" * 60, 3, 20),
+        (3, b"x", 3, 20),
+        (4, b"y" * 60, 4, 30),
+        (4, b"x", 4, 30),
+    ]
+    assert [len(store.leases(limit)) for limit in range(7)] == [0, 1, 2, 3, 4, 5, 5]
+    assert [store.holdings_of(number) for number in (0, 1, 2, 3, 4, 5, (1 << 32) - 1)] == [0, 1, 0, 2, 2, 0, 0]
+    clients[2].close()
+    assert (store.held(), store.holdings_of(3), len(store.leases(100))) == (5, 2, 5)
+    settle(store)
+    assert (store.held(), store.holdings_of(3), len(store.leases(100))) == (3, 0, 3)
