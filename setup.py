@@ -18,7 +18,7 @@ MODE = os.environ.get("COUNTERD_BUILD", "release")
 COMPILE_ARGS = {
     "release": ["-O3", "-g1", "-fno-plt"],
     "debug": ["-O1", "-g", "-fno-omit-frame-pointer", "-DCOUNTERD_DEBUG=1"],
-    "quick": ["-O1", "-g0", "-DCOUNTERD_DEBUG=1"],
+    "quick": ["-O0", "-g0", "-DCOUNTERD_DEBUG=1"],
     "trace": ["-O1", "-g", "-DCYTHON_TRACE_NOGIL=1", "-DCYTHON_USE_SYS_MONITORING=0"],
 }
 if MODE not in COMPILE_ARGS:
