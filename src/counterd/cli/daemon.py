@@ -111,10 +111,10 @@ def serve(config: Config, rooms: Sequence[Room], reread: Callable[[], Config]) -
         loop.close()
     except ConfigError as error:
         for problem in error.problems:
-            print(problem, file=sys.stderr)
+            sys.stderr.write(f"{problem}\n")  # in one piece: the log is written there too, by another thread
         return leave(EXIT_CONFIG)
     except (NoThread, MemoryError) as error:  # which may be over by the next start
-        print(error if isinstance(error, NoThread) else NO_MEMORY, file=sys.stderr)
+        sys.stderr.write(f"{error if isinstance(error, NoThread) else NO_MEMORY}\n")
         return leave(EXIT_LACKS)
     finally:
         writer.close()
