@@ -53,7 +53,7 @@ class Connection:
     """One blocking connection to an address, made at once. Not thread-safe.
 
     timeout: seconds that connecting to an address may take, and then each call as a whole. A client overrides
-    _received() and _doubt(), and does all that needs the connection within _exchange().
+    _received(), and _doubt() if it has one, and does all that needs the connection within _exchange().
     """
 
     def __init__(self, address: Address, timeout: float) -> None:

@@ -206,16 +206,13 @@ cdef class HoldingsWalk:
 
     cpdef bint step(self) except -1:
         """Goes on for 250 us at most. True once the rows are there."""
-        self.store.begin_call(self.store.now_ns)
-        try:
+        with self.store:
             if self.entries is None:
                 self.note()
                 return False
             self.collect()
             self.total = max(self.permits.holders[self.connection].holdings, <uint64_t>len(self.found))
             return not self.entries
-        finally:
-            self.store.end_call()
 
     cdef int note(self) except -1:
         """At most `limit` holdings, each a cache line from anywhere: a thousand take 0.1 ms."""
