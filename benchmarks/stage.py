@@ -21,6 +21,7 @@ from counterd.client import Client
 from counterd.errors import ConnectionLost
 from crowd import MAXIMUM, NAMES, Figures, Handle
 from peers import servers
+from ports import free_ports
 
 if TYPE_CHECKING:
     import argparse
@@ -121,7 +122,9 @@ class Daemon:
         self.log = directory / "log"
         self._admin = str(directory / "admin")
         self._config = directory / "counterd.conf"
-        self.ports = {room: free_port() for room in ("counter", "throttr")}  # no log tells, where that is blocked
+        self.ports = dict(
+            zip(("counter", "throttr"), free_ports(2), strict=True)
+        )  # not 0: the log that tells may block
         self._settings = {
             "counter.enable": "true", "counter.port": str(self.ports["counter"]), "counter.bind": "127.0.0.1",
             "counter.socket": self.path, "counter.buckets": "10000", "counter.tls.cert": str(stage.cert),
@@ -251,12 +254,6 @@ class Daemon:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def wait_until(condition: Callable[[], T], what: str, seconds: float = PATIENCE) -> T:

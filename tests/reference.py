@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 import needs
+from ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +68,7 @@ def running(directory: Path) -> Iterator[Address]:
 def _started(program: str, directory: Path) -> tuple[subprocess.Popen[bytes], Address]:
     config, log = directory / "yrmcds.conf", directory / "yrmcds.log"
     for _ in range(TRIES):
-        ports = _free_ports(3)
+        ports = free_ports(3, (VIRTUAL_IP, BIND_IP))
         config.write_text(CONFIG.format(virtual_ip=VIRTUAL_IP, bind_ip=BIND_IP, ports=ports, directory=directory))
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -109,18 +110,3 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that are free on both addresses, at least now."""
-    with contextlib.ExitStack() as stack:
-        ports: list[int] = []
-        while len(ports) < count:
-            first = stack.enter_context(socket.socket())
-            first.bind((VIRTUAL_IP, 0))
-            port = first.getsockname()[1]
-            second = stack.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                second.bind((BIND_IP, port))
-                ports.append(port)
-        return ports

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from counterd.bench.flows import rules_of
 from native import load_native
+from ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -154,7 +155,7 @@ def _serve_raw(native: ModuleType, listening: socket.socket, core: int | None) -
 
 @contextlib.contextmanager
 def redis(core: int | None = None, name: str = "redis", protocol: str = "redis", work: str = "") -> Iterator[Server]:
-    (port,) = _free_ports(1)
+    (port,) = free_ports(1)
     options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
     options += ["--maxclients", str(CONNECTIONS_MAX), "--loglevel", "warning"]
     with _process([_find("redis-server"), *options], core, stdout=subprocess.DEVNULL) as process:
@@ -163,7 +164,7 @@ def redis(core: int | None = None, name: str = "redis", protocol: str = "redis",
 
 @contextlib.contextmanager
 def memcached(core: int | None = None) -> Iterator[Server]:
-    (port,) = _free_ports(1)
+    (port,) = free_ports(1)
     options = ["-l", "127.0.0.1", "-p", str(port), "-U", "0", "-t", "1", "-c", str(CONNECTIONS_MAX), "-m", "1024"]
     with _process([_find("memcached"), *options, "-u", "nobody"], core) as process:
         yield _up(Server("memcached", "memcached", process.pid, port), process)
@@ -171,7 +172,7 @@ def memcached(core: int | None = None) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def yrmcdsd(core: int | None = None) -> Iterator[Server]:
-    ports = _free_ports(3)
+    ports = free_ports(3)
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory) / "yrmcds.conf"
         config.write_text(YRMCDSD.format(host="127.0.0.1", ports=ports, directory=directory, buckets=BUCKETS))
@@ -241,9 +242,3 @@ def _up(server: Server, process: subprocess.Popen) -> Server:
             return server
         time.sleep(POLL_S)
     raise RuntimeError(f"{server.name} did not come up (exit status {process.poll()})")
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]

@@ -22,6 +22,7 @@ from counterd.errors import ConnectionLost, Timeout
 from counterd.protocols.sentinel.wire import MessageType
 from interrupting import WAYS, Interrupted
 from loops import NEW_LOOP, PATIENCE, run, until
+from ports import free_ports
 from sentinels import flow, param
 from tokens import Late, Server
 
@@ -62,13 +63,6 @@ async def is_free(client: AsyncClient, flow_id: int, count: int) -> bool:
     with contextlib.suppress(Blocked):
         return await client.release(await client.acquire(flow_id, count))
     return False
-
-
-def unused_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port: int = bound.getsockname()[1]
-        return port
 
 
 # ---- calls and holds ------------------------------------------------------------------------------------------------
@@ -385,7 +379,7 @@ def test_a_grant_that_comes_too_late_is_given_back(server: Server, loop: str, ho
 @LOOPS
 def test_local_limits_while_there_is_no_server(loop: str, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        async with AsyncClient(port=unused_port(), limits={101: 2, 201: 1}) as client:
+        async with AsyncClient(port=free_ports(1)[0], limits={101: 2, 201: 1}) as client:
             assert [await client.flow(101) for _ in range(3)] == [PASSED, PASSED, REFUSED]
             assert [await client.param(201, [value]) for value in "aba"] == [PASSED, PASSED, REFUSED]
             async with client.hold(101) as hold:
@@ -481,7 +475,7 @@ def test_a_hold_is_lost_when_its_lease_is_over_without_a_server() -> None:
 
 
 def test_a_hold_that_nothing_is_let_through_for_waits_for_the_server() -> None:
-    port = unused_port()
+    (port,) = free_ports(1)
 
     async def main() -> None:
         async with AsyncClient(port=port, fallback="closed", timeout=PATIENCE) as client:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import struct
 import threading
 import time
@@ -18,6 +17,7 @@ from counterd.client.sentinel import Answer, Blocked, Client, NoSuchRule, TokenL
 from counterd.errors import ConnectionLost, ProtocolError, Timeout
 from counterd.protocols.sentinel.wire import MessageType, Status
 from daemon import PATIENCE, wait_until
+from ports import free_ports
 from tokens import Late, Request, Server
 
 if TYPE_CHECKING:
@@ -48,13 +48,6 @@ def impatient(client: Client) -> Iterator[None]:
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "counterd.client.sentinel"]
-
-
-def unused_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port: int = bound.getsockname()[1]
-        return port
 
 
 # ---- answers --------------------------------------------------------------------------------------------------------
@@ -170,7 +163,7 @@ def test_a_token_that_is_unknown_when_it_is_given_back(server: Server) -> None:
 
 def test_local_limits_while_there_is_no_server(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     """One line when it begins, one when it ends: not one for each call."""
-    port = unused_port()
+    (port,) = free_ports(1)
     with Client(port=port, limits={101: 2, 201: 1}, timeout=PATIENCE) as client:
         assert [client.flow(101) for _ in range(3)] == [PASSED, PASSED, REFUSED]
         assert [client.param(201, ["a"]), client.param(201, ["b"]), client.param(201, ["a"])] == [
@@ -222,7 +215,8 @@ def test_it_ends_when_the_server_is_back(
 
 
 def test_open_and_closed() -> None:
-    with Client(port=unused_port(), fallback="open") as opened, Client(port=unused_port(), fallback="closed") as closed:
+    (port,) = free_ports(1)
+    with Client(port=port, fallback="open") as opened, Client(port=port, fallback="closed") as closed:
         with opened.hold(7, 1000):
             assert opened.flow(7, 1000) == PASSED
         assert closed.flow(7) == REFUSED
@@ -231,7 +225,7 @@ def test_open_and_closed() -> None:
 
 
 def test_a_hold_that_nothing_is_let_through_for_waits_for_the_server() -> None:
-    port = unused_port()
+    (port,) = free_ports(1)
     with Client(port=port, fallback="closed", timeout=PATIENCE) as client:
         start = time.monotonic()
         with pytest.raises(ConnectionLost, match="cannot connect"), client.hold(101, timeout=0.15):
@@ -303,7 +297,7 @@ def test_no_call_waits_for_a_server_that_does_not_accept(monkeypatch: pytest.Mon
 
 
 def test_calls_reach_a_server_that_is_back() -> None:
-    port = unused_port()
+    (port,) = free_ports(1)
     with Client(port=port, timeout=PATIENCE, limits={101: 10**6}) as client:
         assert client.flow(101).fallback
         with Late(port):

@@ -363,12 +363,15 @@ def test_what_is_never_given_back_is_an_error() -> None:
             pass
 
     with Forgetful() as server:
-        run = load(server, duration=0.2, churn=20.0, patches=SHORT)
-        assert 2 <= run.errors["not given back"] <= 5
-        assert run.give_back is not None
-        assert run.give_back.get_total_count() == 0
-        run = load(server, duration=0.3, churn=20.0, patches={**SHORT, "counterd.bench._load.GIVE_BACK_S": 0.05})
-        assert 2 <= run.errors["not given back"] <= 8
+        for patches in (SHORT, {**SHORT, "counterd.bench._load.GIVE_BACK_S": 0.05}):
+            duration, forgotten = 0.1, 0
+            while forgotten < 2:  # a run in which the load had no core is no answer
+                duration *= 2
+                run = load(server, duration=duration, churn=20.0, patches=patches)
+                forgotten = run.errors.get("not given back", 0)
+            assert forgotten <= 20 * duration + 2
+            assert run.give_back is not None
+            assert run.give_back.get_total_count() == 0
 
 
 def test_a_time_without_answers_counts() -> None:

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class FakeClock:
-    """Time that goes on by step_ns each time somebody looks."""
+    """Time that goes on by step_ns each time somebody looks; from now on, since connections look at the real one."""
 
     def __init__(self, step_ns: int = 0) -> None:
-        self.now_ns = 1_000_000_000_000
+        self.now_ns = time.monotonic_ns()
         self.step_ns = step_ns
 
     def monotonic_ns(self) -> int:

@@ -142,9 +142,9 @@ def subscribed(peer: Peer) -> Peer:
     "request_",
     [
         ENCODER.update(b"counter", Attribute.TTL, Change.PATCH, 1),
-        ENCODER.set(b"buffer", b"", 1),
-        ENCODER.set(b"other", b"", 1),
-        ENCODER.insert(b"other", 0, 1),
+        ENCODER.set(b"buffer", b"", 1, TTLType.HOURS),
+        ENCODER.set(b"other", b"", 1, TTLType.HOURS),
+        ENCODER.insert(b"other", 0, 1, TTLType.HOURS),
     ],
 )
 def test_what_expires_before_all_else_is_waited_for(channels: Net, request_: bytes) -> None:
