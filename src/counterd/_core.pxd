@@ -96,7 +96,7 @@ cdef class Session:
     cdef size_t kept_capacity
     cdef uint32_t connection    # in the region; 0 once what it held was queued to be given back
     cdef readonly uint64_t requests     # frames executed so far
-    cdef readonly State state   # which settle() alone changes
+    cdef readonly State state   # which settle() changes, and detach() ends
     cdef uint32_t position      # of the long reply under way: the next record; 0 = none is
     cdef int64_t budget_floor   # at which this call stops; INT64_MAX: before the next frame
     cdef bint unfinished        # requests are kept that can be executed in the next call
@@ -157,6 +157,11 @@ cdef class Session:
     cdef void leave(self) noexcept
     cdef void drop_kept(self) noexcept
     cdef void detach(self) noexcept
+
+
+cdef inline bint is_owed(Session session) noexcept:
+    """Whether replies to it are yet to come: from somebody else, or once the journal is on disk."""
+    return session.awaited != 0 or session.held_size != 0
 
 
 cdef inline bint is_streaming(Session session) noexcept:

@@ -368,7 +368,7 @@ cdef class Session:
                 return self.take_held()
             if self.position:
                 self.produce()
-            elif self.posted_size:
+            elif self.posted_size and not self.held_size:
                 return self.take_posted()
             if not self.position and not self.posted_size and self.kept_size:
                 self.run_kept()
@@ -394,14 +394,13 @@ cdef class Session:
             self.store.end_call()
 
     cpdef hang_up(self, int64_t now_ns):
-        """The peer has sent its last byte, which has yet to be received: a request that waits, waits no longer."""
-        if self.state != PARKED or self.hung_up:
+        """From now on no request waits, nor does one that is yet to be received: the connection is about to end."""
+        self.hung_up = True
+        if not self.waiting:
             return
         self.begin_call(now_ns)
         try:
-            self.hung_up = True
-            if self.waiting:
-                self.end_wait(HALF_CLOSED)
+            self.end_wait(HALF_CLOSED)
             self.settle()
         finally:
             self.store.end_call()
@@ -479,15 +478,11 @@ cdef class Session:
         be dropped, not waited for.
         """
         cdef bint fits = self.posted_size == 0 or self.posted_size + size <= self.store.posted_max
-        return fits or self.blocked or self.position
+        return fits or self.blocked or self.position or self.held_size
 
     cdef int post(self, bytes message) except -1:
-        """Leaves a message that goes out after what this session is sending."""
+        """Leaves a message that goes out after what this session is sending, and after what waits for the journal."""
         if self.state == CLOSING:
-            return 0
-        if self.held_size:
-            self.held.append((self.last_held(), message))
-            self.held_size += PyBytes_GET_SIZE(message)
             return 0
         if self.posted is None:
             self.posted = []
@@ -495,9 +490,9 @@ cdef class Session:
         self.posted_size += PyBytes_GET_SIZE(message)
         self.budget_floor = INT64_MAX
         self.settle()
-        if self.blocked or self.position:
+        if self.blocked or self.position or self.held_size:
             self.drop_overdue()
-        else:
+        if not self.blocked and not self.position:
             self.tell_dirty()
         return 0
 
@@ -606,9 +601,9 @@ cdef class Session:
                 self.leave()
         if self.broken and not self.held_size:
             state = CLOSING
-        elif self.posted_size or self.has_due():
+        elif self.has_due() or self.posted_size and not self.held_size:
             state = ENDED if self.input_over else STREAMING
-        elif self.waiting or self.held_size >= OUTPUT_MAX:
+        elif self.waiting or self.posted_size or self.held_size >= OUTPUT_MAX:
             state = PARKED
         elif self.position or self.unfinished and self.kept_size:
             state = ENDED if self.input_over else STREAMING

@@ -30,7 +30,8 @@ Figures = Callable[[], Mapping[str, object]]
 class Store(Protocol):
     """What the sessions of a protocol share: one for each protocol, whichever listener a connection came by.
 
-    A subclass of `_core.Store`. `net` also reads its C field `stirred`: next_deadline() may be earlier than it was.
+    A subclass of `_core.Store`. `net` also reads its C field `stirred`: tick() or take_dirty() may be due earlier than
+    next_deadline() said last.
     """
 
     def session(self, now_ns: int) -> Session:
@@ -46,7 +47,7 @@ class Store(Protocol):
         """The sessions that got output by another's request or by tick(), or were dropped, since the last call."""
 
     def set_wall(self, unix_ns: int, now_ns: int) -> None:
-        """Both clocks at one instant, once a second, for protocols that show Unix time."""
+        """Both clocks at one instant, at least once a second, for protocols that show Unix time."""
 
     def snapshot(self) -> Mapping[str, int]:
         """The figures as of now."""
@@ -55,16 +56,16 @@ class Store(Protocol):
         """What came of requests: (operation, status, count) for each combination that there has been."""
 
     def begin_drain(self) -> None:
-        """From now on nothing is handed out; everything else goes on. There is no way back."""
+        """With drain.mode = wait: from now on nothing is handed out, and no request waits for it; all else goes on."""
 
     def held(self) -> int:
         """How many holdings a drain waits for, those included that are yet to be given back after a connection."""
 
     def leases(self, limit: int) -> Sequence[tuple[int, bytes, int, int]]:
-        """The first `limit` of these: (connection, name, amount, since in tenths of a second)."""
+        """The first `limit` of what held() counts: (connection, name, amount, since in tenths of a second)."""
 
     def holdings_of(self, connection: int) -> int:
-        """How much a connection holds, by its number; 0 for a number that no connection ever had."""
+        """How many holdings a connection has, by its number; 0 for a number that no connection ever had."""
 
 
 class Session(Protocol):
@@ -99,7 +100,7 @@ class Session(Protocol):
         """The peer's last byte was received: answers what it asked before, gives back, then closes."""
 
     def hang_up(self, now_ns: int) -> None:
-        """The peer's last byte was sent, and is yet to be received: a request that waits, waits no longer."""
+        """From now on no request waits, nor does one that is yet to be received: the connection is about to end."""
 
     def closed(self, now_ns: int) -> None:
         """The connection is gone. What it held is queued, and given back by tick()."""
@@ -109,7 +110,7 @@ class Session(Protocol):
 
 
 class Peer(Protocol):
-    """The owner of a session: its connection. Asked while a call is under way, so it calls neither in return."""
+    """The owner of a session: its connection. Asked while a call is under way, so it must call no session or store."""
 
     def peer(self) -> tuple[str, int]:
         """Where the connection comes from: an IP address as text and a port, or ("", 0) on a Unix socket."""

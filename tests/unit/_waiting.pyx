@@ -6,6 +6,7 @@ G        answers g, and ends the wait of the first that waits
 E x      answers x
 S n ...  n bytes, as an unsigned byte times 100: answers S; B, when they have been discarded, if n > 1
 J        answers J when the journal has reached the next position
+P n      answers p, and posts n hundred times P to whoever said J last
 L n      answers with n long pieces of 200,000 times l, one at a time
 X        breaks the framing: answers X, and closes
 """
@@ -13,7 +14,7 @@ X        breaks the framing: answers X, and closes
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from counterd._core cimport DONE, HALF_CLOSED, PARK, SKIP, Frame, Session, Store, Why
+from counterd._core cimport DONE, HALF_CLOSED, LATER, PARK, SKIP, Frame, Session, Store, Why
 
 cdef enum:
     PIECE = 200000
@@ -27,6 +28,7 @@ cdef class WaitingStore(Store):
     cdef public int64_t wait_ns
     cdef readonly uint64_t written  # position of the last record for the journal
     cdef public bint fails
+    cdef WaitingSession writer
 
     def __cinit__(self, **_):
         self.waiters = []
@@ -64,7 +66,7 @@ cdef class WaitingSession(Session):
         frame.size = 1
         if data[0] == c"X":
             return -1
-        if data[0] in b"ESL":
+        if data[0] in b"ESLP":
             if size < 2:
                 return 0
             total = 2
@@ -99,7 +101,13 @@ cdef class WaitingSession(Session):
             return self.reply(frame.data[0] + 32)
         if frame.data[0] == c"J":
             store.written += 1
+            store.writer = self
             self.hold_back(store.written)
+        if frame.data[0] == c"P":
+            if not store.writer.can_post(frame.data[1] * UNIT):
+                return LATER
+            store.writer.post(b"P" * (frame.data[1] * UNIT))
+            return self.reply(c"p")
         if frame.data[0] == c"L":
             self.position = frame.data[1]
             return self.produce()

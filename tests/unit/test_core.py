@@ -490,3 +490,21 @@ def test_a_wait_behind_the_journal_ends_behind_it(scene: Scene) -> None:
     scene.store.reach(1, scene.now_ns)
     scene.turns()
     assert (peer.received, peer.state) == (b"JG", "reading")
+
+
+def test_what_others_post_behind_the_journal_is_bounded(scene: Scene) -> None:
+    """It keeps its place behind the replies that wait, and whoever posts it does not wait for the journal."""
+    scene.store.limit_posted(200)
+    peer, other = scene.peer(), scene.peer()
+    peer.send(b"J")
+    assert other.send(b"P\x02") == b"p"
+    scene.turns()
+    assert (peer.received, peer.state, peer.session.dropped) == (b"", "parked", False)
+    assert peer.send(b"Ea") == b""
+    scene.store.reach(1, scene.now_ns)
+    scene.turns()
+    assert (peer.received, peer.state) == (b"J" + b"P" * 200 + b"a", "reading")
+    peer.send(b"J")
+    assert other.send(b"P\x02P\x01") == b"pp"
+    scene.turns()
+    assert (peer.state, peer.session.dropped) == ("closing", True)

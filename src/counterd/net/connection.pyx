@@ -23,7 +23,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.errno cimport ERANGE, errno
 from libc.stdint cimport int64_t, uint16_t, uint64_t
 
-from counterd._core cimport CLOSING, PARKED, READING, Session, Store, is_streaming
+from counterd._core cimport CLOSING, PARKED, READING, Session, Store, is_owed, is_streaming
 from counterd.net.clock cimport monotonic_ns
 from counterd.net.driver cimport Driver
 from counterd.net.kernel cimport SO_PEERCRED, SO_PEERGROUPS, SOL_SOCKET, getsockopt, os_error, ucred
@@ -279,7 +279,7 @@ cdef class Connection(Handler):
         """Whether it has sent nothing since that moment, and was neither owed anything nor kept from sending."""
         if (
             self.active_ns >= before_ns or self.state != OPEN or self.timer is not None or self.stream.queued
-            or self.pulling or self.session.awaited or self.session.state == PARKED
+            or self.pulling or is_owed(self.session) or self.session.state == PARKED
         ):
             return False
         self.stream.mark_input()  # it may have sent something while this process was stopped, or busy
@@ -364,7 +364,7 @@ cdef class Connection(Handler):
             self.stream.pause()
             self.stream.heed_end(self.state == OPEN and not self.hasty)
         elif self.state == PARTING and self.stream.all_passed_on():
-            if self.session.awaited:
+            if is_owed(self.session):
                 self.stream.pause()  # what it asks from now on is too late, what it has asked is answered
             else:
                 self.finish()

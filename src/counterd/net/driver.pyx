@@ -16,6 +16,7 @@ from counterd._core cimport Session, Store
 SLICE_NS = 250_000
 
 cdef int64_t MS = 1000000
+cdef int64_t RETRY_NS = 1000000000   # after a tick that failed
 
 
 cdef class Driver:
@@ -53,10 +54,15 @@ cdef class Driver:
     def turn(self):
         cdef int64_t now_ns
         cdef Session session
+        cdef bint failed = False
         self.handle = None
         now_ns = self.clock()
-        if self.store.next_deadline() >= 0:
-            self.store.tick(now_ns)
+        try:
+            if self.store.next_deadline() >= 0:
+                self.store.tick(now_ns)
+        except Exception as error:  # a bug of ours, and no reason to keep others waiting
+            self.loop.call_exception_handler({"message": "a tick failed", "exception": error})
+            failed = True
         for session in self.store.take_dirty():
             if session.owner is not None:  # else its connection has gone
                 self.waiting.append(session.owner)
@@ -64,4 +70,8 @@ cdef class Driver:
             self.waiting.popleft().pull()
             if self.clock() - now_ns >= SLICE_NS:
                 break
-        self.wake()
+        if failed and not self.waiting:  # what is due is still due, and would fail again at once, and again
+            self.due_ns = now_ns + RETRY_NS
+            self.handle = self.loop.call_later(RETRY_NS / 1e9, self.turn)
+        else:
+            self.wake()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import socket
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -698,3 +699,31 @@ def test_replies_that_wait_for_the_journal_end_no_connection_and_cost_no_turn(wa
     waiting_net.server.driver.wake()
     assert peer.finish() == b"Ja"
     assert peer.closed
+
+
+def test_parting_leaves_no_request_that_waits(waiting_net: Net) -> None:
+    """Neither one that is still in the kernel then, nor one behind that."""
+    peer = waiting_net.connect(kind=socket.SOCK_STREAM)
+    peer.socket.send(b"WWEa")
+    waiting_net.server.part()
+    received = b""
+    for _ in range(10):
+        waiting_net.poller.run()
+        received += peer.finish()
+    assert received == b"HHa"
+    assert (waiting_net.store.waiters, peer.output_ended or peer.closed) == ([], True)
+
+
+def test_parting_and_the_idle_timeout_wait_for_the_journal(waiting_net: Net) -> None:
+    peer = waiting_net.connect(kind=socket.SOCK_STREAM)
+    peer.send(b"JEa")
+    later_ns = time.monotonic_ns() + 10**9
+    assert waiting_net.server._table.idle_among(0, 100, later_ns) == ([], False)
+    waiting_net.server.part()
+    for _ in range(3):
+        waiting_net.poller.run()
+        assert (peer.finish(), peer.output_ended, peer.closed) == (b"", False, False)
+    waiting_net.store.reach(1, 10**15)
+    waiting_net.server.driver.wake()
+    assert peer.finish() == b"Ja"
+    assert peer.output_ended
