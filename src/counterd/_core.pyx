@@ -252,7 +252,7 @@ def siphash(bytes key not None, bytes data not None):
 
 STATE_NAMES = ("reading", "streaming", "parked", "ended", "closing")
 
-# Which state can follow which; docs/ARCHITECTURE.md draws this table.
+# Which state can follow which.
 TRANSITIONS = {
     "reading": ("streaming", "parked", "ended", "closing"),
     "streaming": ("reading", "parked", "ended", "closing"),
@@ -280,8 +280,8 @@ cdef class Session:
     """One connection's machine: bytes in, bytes out.
 
     Subclasses say what a frame is (`parse_frame`), what it does (`execute_frame`), how a long reply goes on (`produce`)
-    and what becomes of a request that waits in vain (`end_wait`). The states are those of `State`; `settle` alone
-    changes them, by what the call has left behind.
+    and what becomes of a request that waits in vain (`end_wait`). The states are those of `State`; `settle` changes
+    them, by what the call has left behind, and `detach` ends them.
     """
 
     def __cinit__(self, Store store not None):
@@ -592,7 +592,7 @@ cdef class Session:
         return 0
 
     cdef void settle(self) noexcept:
-        """Decides in which state the session is, by what it has left to do: the one place where the state changes."""
+        """Decides in which state the session is, by what it has left to do."""
         cdef State state
         if self.state == CLOSING:
             return
