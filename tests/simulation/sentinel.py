@@ -429,7 +429,7 @@ class SentinelWorld(SentinelClients):
         if is_lost and told == Status.OK:
             self.note(None, Request(0, 0, RELEASE, what=value))
         self.store.answer(ticket, status, value, self.now)
-        if link is not None and link.session.dropped:
+        if link is not None and link.session.number == 0:  # dropped, or this was the last that its peer waited for
             self.left(link)
         if not self.ticking:
             self.step("answer", link, ticket)
@@ -522,7 +522,8 @@ class SentinelWorld(SentinelClients):
         if books.gone is not None:
             return
         books.gone = self.now
-        books.posts.clear()
+        if link.session.dropped:
+            books.posts.clear()
         for name in books.namespaces:
             self.connected[name] -= 1
         self.unarmed.append(books)
@@ -541,7 +542,7 @@ class SentinelWorld(SentinelClients):
         self.store.tick(self.now)
         self.ticking = False
         for link in told:
-            if link.session.dropped:
+            if link.session.number == 0:
                 self.left(link)
         figures = self.store.snapshot()
         if figures["holdings_leaving"] == 0:
