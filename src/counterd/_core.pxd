@@ -98,7 +98,7 @@ cdef class Session:
     cdef readonly uint64_t requests     # frames executed so far
     cdef readonly State state   # which settle() changes, and detach() ends
     cdef uint32_t position      # of the long reply under way: the next record; 0 = none is
-    cdef int64_t budget_floor   # at which this call stops; INT64_MAX: before the next frame
+    cdef int64_t budget_floor   # at which this call stops; INT64_MAX: before the next frame, and the state is settled
     cdef bint unfinished        # requests are kept that can be executed in the next call
     cdef bint waiting           # for resume(): a request is parked
     cdef bint input_over        # the peer has sent its last byte, or framing is lost

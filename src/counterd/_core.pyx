@@ -7,6 +7,7 @@ an exception out of here is a bug of ours.
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
+from cpython.object cimport PyObject
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memmove
 from posix.mman cimport PROT_NONE, PROT_READ, PROT_WRITE, munmap
@@ -18,6 +19,9 @@ from counterd.engine.connections cimport (
 from counterd.engine.debug cimport COUNTERD_DEBUG_BUILD, debug_check
 from counterd.engine.region cimport LAYOUT_VERSION, region_allow, region_map, region_reserve
 from counterd.engine.siphash cimport siphash13
+
+cdef extern from "Python.h":
+    int PyList_SetSlice(list, Py_ssize_t first, Py_ssize_t end, PyObject* values) except -1
 
 DEBUG = bool(COUNTERD_DEBUG_BUILD)
 
@@ -270,8 +274,7 @@ for _state, _followers in TRANSITIONS.items():
 cdef inline bint is_stopped(Session session) noexcept:
     """Whether the rest of the input has to wait for the next call."""
     return (
-        session.position != 0 or session.store.budget <= session.budget_floor
-        or session.store.out_size + session.held_size >= OUTPUT_MAX
+        session.position != 0 or session.store.budget <= session.budget_floor or session.store.out_size >= OUTPUT_MAX
     )
 
 
@@ -334,11 +337,10 @@ cdef class Session:
         start = <const uint8_t*>PyBytes_AS_STRING(data)
         size = PyBytes_GET_SIZE(data)
         self.store.bytes_in += size
-        if self.state == CLOSING or self.input_over:
-            return b""
         if self.state != READING:
-            self.keep(start, size)
-            self.unfinished = True
+            if self.state != CLOSING and not self.input_over:
+                self.keep(start, size)
+                self.unfinished = True
             return b""
         self.begin_call(now_ns)
         try:
@@ -387,6 +389,7 @@ cdef class Session:
         try:
             self.input_over = True
             self.hung_up = True
+            self.budget_floor = INT64_MAX
             if self.waiting:
                 self.end_wait(HALF_CLOSED)
             return self.end_call()
@@ -467,6 +470,7 @@ cdef class Session:
                 store.behind.append(self)
             self.held.append((self.barrier, PyBytes_FromStringAndSize(<const char*>store.out + free, size)))
             self.held_size += size
+            self.budget_floor = INT64_MAX
         self.barrier = 0
         store.bytes_out += free
         return PyBytes_FromStringAndSize(<const char*>store.out, free)
@@ -531,7 +535,7 @@ cdef class Session:
             size += PyBytes_GET_SIZE(<bytes>posted[count])
             count += 1
         cdef bytes output = posted[0] if count == 1 else b"".join(posted[:count])
-        del posted[:count]
+        PyList_SetSlice(posted, 0, count, NULL)  # `del` makes a slice, and numbers for it: 300 instructions
         self.posted_size -= size
         self.store.bytes_out += size
         self.settle()
@@ -627,10 +631,7 @@ cdef class Session:
         else:
             output = PyBytes_FromStringAndSize(<const char*>store.out, store.out_size)
             store.bytes_out += store.out_size
-        if (
-            self.state != READING or self.unfinished or self.position or self.input_over or self.held_size
-            or self.budget_floor == INT64_MAX
-        ):
+        if self.state != READING or self.unfinished or self.position or self.budget_floor == INT64_MAX:
             self.settle()
         if self.kept != NULL and (self.kept_size == 0 or self.state == CLOSING):
             self.drop_kept()

@@ -8,7 +8,6 @@ from counterd._core cimport Frame, Session
 cdef class CounterSession(Session):
     cdef uint32_t dump_opaque   # of the Dump under way
     cdef uint8_t dump_flags     # of it
-    cdef uint32_t since_tenths  # now, as the ledger counts it
 
     cdef int reply_at_length(self, const Frame* frame) except -1
     cdef void parse_named(

@@ -9,7 +9,7 @@ is written is in _messages.pxd; the counters decide.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from counterd._core cimport DONE, LATER, OUTPUT_MAX, REPLY_ROOM, Frame, Session, Store
@@ -64,7 +64,7 @@ cdef inline Answer decide(CounterSession session, const Frame* frame, const Requ
             return Answer(NOT_AVAILABLE, 0, b"Draining")
         outcome = counter_acquire(
             counters, session.connection, frame.tag, frame.key, frame.key_size, request.resources, request.maximum,
-            session.since_tenths, &session.store.budget
+            <uint32_t>(session.store.now_ns // NS_PER_TENTH), &session.store.budget
         )
         if counters.ring.state.sweep_left:
             session.store.stirred = True
@@ -141,10 +141,6 @@ cdef class CounterSession(Session):
                 number = index_peek(&permits.ledger, ledger_tag(self.connection, frames[i].tag))
                 if number:
                     prefetch(permits.holdings + number)
-
-    cdef int begin_call(self, int64_t now_ns) except -1:
-        self.since_tenths = <uint32_t>(now_ns // NS_PER_TENTH)
-        return Session.begin_call(self, now_ns)
 
     cdef int execute_frame(self, const Frame* frame) except -1:
         cdef uint64_t* requests = (<CounterStore>self.store).requests
