@@ -6,8 +6,8 @@ an exception out of here is a bug of ours.
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.list cimport PyList_SetSlice
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
-from cpython.object cimport PyObject
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memmove
 from posix.mman cimport PROT_NONE, PROT_READ, PROT_WRITE, munmap
@@ -19,9 +19,6 @@ from counterd.engine.connections cimport (
 from counterd.engine.debug cimport COUNTERD_DEBUG_BUILD, debug_check
 from counterd.engine.region cimport LAYOUT_VERSION, region_allow, region_map, region_reserve
 from counterd.engine.siphash cimport siphash13
-
-cdef extern from "Python.h":
-    int PyList_SetSlice(list, Py_ssize_t first, Py_ssize_t end, PyObject* values) except -1
 
 DEBUG = bool(COUNTERD_DEBUG_BUILD)
 
@@ -535,7 +532,7 @@ cdef class Session:
             size += PyBytes_GET_SIZE(<bytes>posted[count])
             count += 1
         cdef bytes output = posted[0] if count == 1 else b"".join(posted[:count])
-        PyList_SetSlice(posted, 0, count, NULL)  # `del` makes a slice, and numbers for it: 300 instructions
+        PyList_SetSlice(posted, 0, count, ())  # `del` makes a slice, and numbers for it: 300 instructions
         self.posted_size -= size
         self.store.bytes_out += size
         self.settle()

@@ -38,7 +38,7 @@ FLOOR_0 = {"contract", "errors", "listing", "settings", "units", "version", "__i
 
 # All that the engine and the rooms may use besides counterd: nothing here knows a clock, a socket, a file or a loop.
 BELOW_NET = {
-    "__future__", "collections", "collections.abc", "cpython.bytes", "cpython.mem", "cython", "dataclasses", "enum",
+    "__future__", "collections", "collections.abc", "cpython.bytes", "cpython.list", "cpython.mem", "cython", "dataclasses", "enum",
     "functools", "importlib", "ipaddress", "libc.stdint", "libc.string", "math", "pkgutil", "posix.mman", "re",
     "struct", "typing",
 }  # fmt: skip
