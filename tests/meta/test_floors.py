@@ -43,7 +43,7 @@ BELOW_NET = {
     "struct", "typing",
 }  # fmt: skip
 # The key of the hash, drawn when a room makes its store.
-BELOW_NET_EXCEPT = {f"protocols/{room}/__init__.py": {"os"} for room in ("counter", "sentinel", "throttr")}
+BELOW_NET_EXCEPT = {str(path.relative_to(PACKAGE)): {"os"} for path in PACKAGE.glob("protocols/*/__init__.py")}
 # A document that others have read from somewhere.
 BELOW_NET_EXCEPT["protocols/sentinel/rules.py"] = {"difflib", "json"}
 # Whose call a thread is at, among several.
