@@ -98,6 +98,16 @@ def test_events_of_a_channel_come_in_one_order_to_all(room: Room) -> None:
     assert all(events == heard[0] for events in heard)
 
 
+def test_what_follows_a_publish_is_answered_behind_its_own_event(room: Room, client: Connection) -> None:
+    """In one read with it: the reply may not overtake what was posted."""
+    assert client.ask(room.encoder.subscribe(b"c"))
+    publish = room.encoder.publish(b"c", b"payload")
+    output = client.session.receive(publish + room.encoder.query(b"k"), room.now)
+    while client.session.more:
+        output += client.session.take_output(room.now)
+    assert output == b"\x19" + publish[1:] + b"\x01" + b"\x00"
+
+
 def test_a_publish_waits_for_the_one_before_it(room: Room) -> None:
     one, other, *subscribers = [room.connect() for _ in range(3000)]
     for subscriber in subscribers:
