@@ -4,7 +4,6 @@ from collections.abc import Callable
 from counterd.contract import Store
 from counterd.net.batches import Batches
 from counterd.net.driver import Driver
-from counterd.net.stream import Handler, Stream
 
 class Events:
     def __init__(
@@ -22,9 +21,6 @@ class Events:
     ) -> None: ...
 
 class Common:
-    loop: asyncio.AbstractEventLoop
-    store: Store
-    driver: Driver
     batches: Batches
     parting: bool
     request_ns: int
@@ -33,16 +29,12 @@ class Common:
     slowed: int
     def __init__(self, loop: asyncio.AbstractEventLoop, store: Store, driver: Driver, events: Events) -> None: ...
 
-class Connection(Handler):
-    stream: Stream
+class Connection:
     patience: str
-    address: bytes | None
     number: int
-    serial: int
     since_ns: int
     entered_ns: int
     active_ns: int
-    paid_ns: int
     @property
     def id(self) -> str: ...
     @property
@@ -53,7 +45,6 @@ class Connection(Handler):
     def queued(self) -> int: ...
     @property
     def owed(self) -> bool: ...
-    def __init__(self, common: Common, stream: Stream, patience: str, address: bytes | None, port: int) -> None: ...
     def pull(self) -> None: ...
     def part(self) -> None: ...
     def abort(self) -> None: ...
@@ -61,5 +52,3 @@ class Connection(Handler):
     def peer(self) -> tuple[str, int]: ...
     def origin(self) -> str: ...
     def tls(self) -> tuple[str, str, str] | None: ...
-
-def peer_process(fd: int) -> tuple[int, int, frozenset[int]]: ...

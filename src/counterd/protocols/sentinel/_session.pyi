@@ -1,4 +1,3 @@
-from counterd._core import Session
 from counterd.protocols.sentinel._store import SentinelStore
 
 def open_store(
@@ -13,5 +12,3 @@ def open_store(
     token_key: bytes,
     now_ns: int = 0,
 ) -> SentinelStore: ...
-
-class SentinelSession(Session): ...

@@ -1,7 +1,4 @@
-from counterd._core import Session
 from counterd.protocols.throttr._store import ThrottrStore
-
-CHANNELS_MIN: int
 
 def open_store(
     *,
@@ -13,5 +10,3 @@ def open_store(
     hash_key: bytes,
     now_ns: int = 0,
 ) -> ThrottrStore: ...
-
-class ThrottrSession(Session): ...
