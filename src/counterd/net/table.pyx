@@ -11,7 +11,7 @@ engine's number.
 
 from functools import partial
 
-from libc.stdint cimport int64_t, uint16_t, uint32_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from posix.unistd cimport close as c_close
 
 from counterd.net.connection cimport Common, Connection
@@ -25,6 +25,17 @@ from counterd.net.connection import peer_process
 
 cdef class Table:
     """Of a server with these limits."""
+
+    cdef object _limits
+    cdef Py_ssize_t max_connections
+    cdef bint guarded               # not everybody may connect, or not as often as they like
+    cdef public object context      # TLS of the connections to come over TCP; None = they are plain
+    cdef public object watch        # told "opened" or "closed" and the connection; None = nobody wants to know
+    cdef readonly dict connections  # those that have a session, by the engine's number
+    cdef readonly set arriving      # those that were let in, and are still in their handshake
+    cdef readonly dict addresses    # how many connections each IP address has, in bytes
+    cdef uint64_t serial            # of the last connection that entered
+    cdef uint32_t highest           # number that any has had
 
     def __cinit__(self, limits):
         self.connections = {}
@@ -109,6 +120,12 @@ cdef class Entrance(Acceptor):
     common: what its connections share; the events there have enter() and remove() called. secure: whether they begin
     with a TLS handshake, if the table has a context. patience: see Connection.
     """
+
+    cdef Table table
+    cdef Common common
+    cdef Poller poller
+    cdef bint secure
+    cdef object patience
 
     def __cinit__(
         self, Table table not None, Common common not None, Poller poller not None, bint secure, patience

@@ -295,6 +295,10 @@ cdef class ThrottrSession(Session):
     Others see what is in the region: its member, and what it is subscribed to.
     """
 
+    cdef Member* member         # of its connection, in the region; NULL once that has left
+    cdef Listing listing        # the long reply under way, or None
+    cdef size_t arrived         # bytes of the call under way that its member has yet to count
+
     def __cinit__(self, ThrottrStore store not None):
         """Gives the connection its id, and subscribes it to what every connection is subscribed to.
 
