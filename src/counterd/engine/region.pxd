@@ -22,7 +22,6 @@ cdef enum:
 
 
 cdef struct Reservation:
-    const char* name        # for messages
     size_t size             # bytes
     void** view             # where the address belongs once the region is mapped
 
@@ -33,7 +32,6 @@ cdef struct Header:         # at the beginning of every region
 
 
 cdef struct Region:         # this process's view
-    Header* header
     uint8_t* memory         # NULL until it is mapped
     size_t size             # bytes
     size_t front            # bytes of it that are packed
@@ -45,7 +43,7 @@ cdef inline int region_reserve(Region* region, const char* name, size_t size, vo
     """Reserves memory, whose address *view has once the region is mapped. Raises ValueError if there are too many."""
     if region.count == RESERVATIONS_MAX or region.memory != NULL:
         raise ValueError(f"no more than {RESERVATIONS_MAX} reservations, before the region is mapped: {name.decode()}")
-    region.reservations[region.count] = Reservation(name, size, view)
+    region.reservations[region.count] = Reservation(size, view)
     region.count += 1
     return 0
 

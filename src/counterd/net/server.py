@@ -57,7 +57,11 @@ class Histogram:
 
 
 class Server:
-    """Serves one store on any number of listening sockets. clock: the monotonic one, in nanoseconds."""
+    """Serves one store on any number of listening sockets. clock: the monotonic one, in nanoseconds.
+
+    connections: those that have a session, by the engine's number. arriving: those that were let in, and are still in
+    their handshake. addresses: how many connections each IP address has, in bytes.
+    """
 
     def __init__(
         self,
@@ -79,6 +83,9 @@ class Server:
         self._report = report
         self._clock = clock
         self._table = Table(limits)
+        self.connections = self._table.connections
+        self.arriving = self._table.arriving
+        self.addresses = self._table.addresses
         events = Events(
             entered=self._table.enter,
             left=self._table.remove,
@@ -133,21 +140,6 @@ class Server:
         self._table.watch = watch
 
     # ---- who is there ----
-
-    @property
-    def connections(self) -> dict[int, Connection]:
-        """Those that have a session, by the engine's number."""
-        return self._table.connections
-
-    @property
-    def arriving(self) -> set[Connection]:
-        """Those that were let in, and are still in their handshake."""
-        return self._table.arriving
-
-    @property
-    def addresses(self) -> dict[bytes, int]:
-        """How many connections each IP address has, in bytes."""
-        return self._table.addresses
 
     @property
     def handshakes(self) -> int:

@@ -10,10 +10,9 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from counterd.engine.chains cimport Chains
 from counterd.engine.connections cimport Connections
 from counterd.engine.permits cimport (
-    Permit, Permits, ledger_find, permit_at, permit_drop, permit_hold, permits_begin, permits_reserve,
+    Permits, ledger_find, permit_drop, permit_hold, permits_reserve,
 )
 from counterd.engine.region cimport Region, region_reserve
 from counterd.engine.table cimport table_find
@@ -54,15 +53,6 @@ cdef inline int channels_reserve(
         <void**>&channels.subscriptions
     )
     return 0
-
-
-cdef inline void channels_begin(Channels* channels, const uint64_t* hash_key, const Chains* chains) noexcept nogil:
-    """To be called once, when the region is mapped."""
-    permits_begin(&channels.permits, hash_key, chains)
-
-
-cdef inline Permit* channel_permit(const Channels* channels, uint32_t number) noexcept nogil:
-    return permit_at(&channels.permits, number)
 
 
 cdef inline uint32_t channel_find(

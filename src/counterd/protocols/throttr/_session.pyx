@@ -16,11 +16,9 @@ from counterd._core cimport DONE, FRAME_STEP_SHIFT, FRAMES_AHEAD, LATER, Frame, 
 from counterd.engine.byteorder cimport prefetch
 from counterd.engine.connections cimport CONNECTIONS_MAX
 from counterd.engine.debug cimport debug_check
-from counterd.engine.permits cimport ledger_find
+from counterd.engine.permits cimport ledger_find, permit_at
 from counterd.engine.table cimport index_peek, index_prefetch, name_blocks, name_tag, table_find
-from counterd.protocols.throttr._channels cimport (
-    Channels, channel_enter, channel_find, channel_leave, channel_permit,
-)
+from counterd.protocols.throttr._channels cimport Channels, channel_enter, channel_find, channel_leave
 from counterd.protocols.throttr._keys cimport (
     KEY_BUFFER, Key, Keys, key_at, key_count_read, key_count_write, key_create, key_expire, key_expire_at, key_expires,
     key_lives, key_make_buffer, key_remove, key_ttl, moment_after, moment_before, value_blocks, value_free,
@@ -94,11 +92,6 @@ def open_store(*, int value_size, uint64_t memory_limit, uint64_t max_message, u
 
 cdef inline uint8_t* put_rate(uint8_t* target, const Rate* rate) noexcept:
     return put(put(target, rate.total), rate.last)
-
-
-cdef inline int reply_success(ThrottrStore store) noexcept:
-    append(store, 1)[0] = 1
-    return DONE
 
 
 cdef inline int refuse(ThrottrStore store, const Frame* frame) noexcept:
@@ -498,7 +491,7 @@ cdef class ThrottrSession(Session):
             store.give(entry)
             self.post(b"\x01")
         else:
-            reply_success(store)
+            append(store, 1)[0] = 1
         store.budget -= PUBLISH_STEPS - store.deliver(PUBLISH_STEPS)
         if state.event.channel:
             store.stirred = True
@@ -590,12 +583,12 @@ cdef class ThrottrSession(Session):
         number = channel_find(&store.channels, frame.tag, frame.key, frame.key_size)
         if number == 0:
             return refuse(store, frame)
-        count = channel_permit(&store.channels, number).consumption
+        count = permit_at(&store.channels.permits, number).consumption
         if count > CHANNEL_STEPS:
             return self.list_all(CHANNEL, number)
         store.budget -= count
         target = put(reply(store, 9 + count * SUBSCRIBER_SIZE), count)
-        entry = channel_permit(&store.channels, number).holders
+        entry = permit_at(&store.channels.permits, number).holders
         while entry:
             for _time in range(store.channels.permits.holdings[entry].amount):
                 write_subscriber(store, entry, target)

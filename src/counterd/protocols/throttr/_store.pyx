@@ -16,12 +16,12 @@ from counterd.engine.audit cimport audit_chains, audit_permits, audit_table, aud
 from counterd.engine.chains cimport BLOCK_SIZE, chains_begin, chains_reserve
 from counterd.engine.connections cimport CONNECTIONS_MAX
 from counterd.engine.debug cimport debug_check
-from counterd.engine.permits cimport Holding, Permits, permits_give_back, permits_leave, walk_begin
+from counterd.engine.permits cimport Holding, Permits, permits_begin, permits_give_back, permits_leave, walk_begin
 from counterd.engine.pool cimport pool_left
 from counterd.engine.region cimport region_reserve
 from counterd.engine.table cimport RECORD_USED, IndexEntry
 from counterd.engine.wheel cimport timer_is_armed, timers_next_ns, timers_take
-from counterd.protocols.throttr._channels cimport SUBSCRIBED_MAX, channels_begin, channels_reserve
+from counterd.protocols.throttr._channels cimport SUBSCRIBED_MAX, channels_reserve
 from counterd.protocols.throttr._keys cimport (
     GRACE_MAX_NS, KEY_BUFFER, KEY_COST, Key, Keys, KeysState, key_at, key_expire, keys_begin, keys_reserve,
     value_blocks, value_length,
@@ -93,7 +93,7 @@ cdef class ThrottrStore(Store):
             raise MemoryError(f"no room for {self.members.capacity} sessions")
         self.map_region(hash_key)
         chains_begin(&self.chains)
-        channels_begin(&self.channels, self.header.key, &self.chains)
+        permits_begin(&self.channels.permits, self.header.key, &self.chains)
         keys_begin(&self.keys, self.header.key, &self.chains, self.now_ns)
         members_begin(&self.members, self.header.key)
         self.state.started_ns = -1
