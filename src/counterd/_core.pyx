@@ -610,7 +610,7 @@ cdef class Session:
             state = ENDED if self.input_over else STREAMING
         elif not self.input_over:
             state = READING
-        elif self.awaited or self.held_size:
+        elif is_owed(self):
             state = PARKED
         else:
             state = CLOSING
@@ -722,9 +722,11 @@ cdef class Session:
     cdef size_t discard(self, size_t size) except? 0:
         """Goes on with that; when all of it has been discarded, the frame is executed, which must not be put off."""
         cdef size_t used = <size_t>min(<uint64_t>size, self.skipping)
+        cdef int done
         self.skipping -= used
         if self.skipping == 0:
-            self.execute_frame(&self.skipped)
+            done = self.execute_frame(&self.skipped)
+            debug_check(done == DONE)
         return used
 
     cdef int park(self) except -1:
@@ -759,7 +761,10 @@ cdef class Session:
         return 0
 
     cdef bint has_request(self) noexcept:
+        """Whether what is kept holds one that can be executed; the end of one that is being skipped counts."""
         cdef Frame frame
+        if self.skipping:
+            return self.skipping <= self.kept_size
         return self.parse_frame(self.kept + self.kept_start, self.kept_size, &frame) != 0
 
     cdef void leave(self) noexcept:

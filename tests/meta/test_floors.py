@@ -38,9 +38,9 @@ FLOOR_0 = {"contract", "errors", "listing", "settings", "units", "version", "__i
 
 # All that the engine and the rooms may use besides counterd: nothing here knows a clock, a socket, a file or a loop.
 BELOW_NET = {
-    "__future__", "collections", "collections.abc", "cpython.bytes", "cpython.list", "cpython.mem", "cython", "dataclasses", "enum",
-    "functools", "importlib", "ipaddress", "libc.stdint", "libc.string", "math", "pkgutil", "posix.mman", "re",
-    "struct", "typing",
+    "__future__", "collections", "collections.abc", "cpython.bytes", "cpython.list", "cpython.mem", "cython",
+    "dataclasses", "enum", "functools", "importlib", "ipaddress", "libc.stdint", "libc.string", "math", "pkgutil",
+    "posix.mman", "re", "struct", "typing",
 }  # fmt: skip
 # The key of the hash, drawn when a room makes its store.
 BELOW_NET_EXCEPT = {str(path.relative_to(PACKAGE)): {"os"} for path in PACKAGE.glob("protocols/*/__init__.py")}

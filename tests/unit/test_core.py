@@ -407,6 +407,18 @@ def test_an_end_within_what_is_skipped_closes(scene: Scene) -> None:
     assert (peer.received, peer.state) == (b"", "closing")
 
 
+def test_an_end_behind_what_is_skipped_leaves_nothing_before_all_is_answered(scene: Scene) -> None:
+    """The rest of what is skipped may look like the start of a request that will never be whole."""
+    peer = scene.peer()
+    peer.send(b"JS\x03" + bytes(250))
+    scene.store.reach(1, scene.now_ns)
+    peer.session.receive(b"S\x01" + bytes(48) + b"Ea", scene.now_ns)
+    peer.session.eof(scene.now_ns)
+    assert (peer.state, peer.session.number) == ("ended", 1)
+    peer.pull()
+    assert (peer.received, peer.state, peer.session.number) == (b"JBa", "closing", 0)
+
+
 def test_what_is_skipped_behind_a_wait(scene: Scene) -> None:
     peer, other = scene.peer(), scene.peer()
     peer.send(b"WS\x02" + bytes(150))

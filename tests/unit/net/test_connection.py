@@ -701,6 +701,23 @@ def test_replies_that_wait_for_the_journal_end_no_connection_and_cost_no_turn(wa
     assert peer.closed
 
 
+def test_who_was_slowed_down_and_half_closed_waits_for_nothing(waiting_net: Net) -> None:
+    """The end was seen while its last request was unread, and is not seen again while that waits."""
+    waiting_net.limit(requests_per_second=1)
+    peer = waiting_net.connect(kind=socket.SOCK_STREAM)
+    peer.send(b"EaEa")
+    assert not peer.reading
+    peer.socket.send(b"WEb")
+    peer.socket.shutdown(socket.SHUT_WR)
+    received = b""
+    for _ in range(10):
+        waiting_net.poller.run()
+        received += peer.finish()
+    assert received == b"aaHb"
+    assert peer.closed
+    assert waiting_net.store.waiters == []
+
+
 def test_parting_leaves_no_request_that_waits(waiting_net: Net) -> None:
     """Neither one that is still in the kernel then, nor one behind that."""
     peer = waiting_net.connect(kind=socket.SOCK_STREAM)
