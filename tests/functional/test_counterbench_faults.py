@@ -227,6 +227,22 @@ def test_what_memcached_would_never_say(reply: bytes) -> None:
         assert "an answer that cannot be to fill: b" in said
 
 
+def test_a_load_that_cannot_be_prepared_does_not_begin() -> None:
+    """Although what broke might be opened again: it is time for that when the wrong answer comes."""
+
+    class Late(Raw):
+        def serve(self, peer: Peer) -> None:
+            peer.socket.recv(1)
+            time.sleep(0.2)
+            super().serve(peer)
+
+    with Late(b"hello\r\n") as server:
+        said = load_fails(server, connections=1, protocol="memcached")
+        assert said.startswith(
+            "LoadError: no connection is left, and the load has not begun: wrong answer (1), unanswered"
+        )
+
+
 @pytest.mark.parametrize(
     "reply", [b"ERROR\r\n", b"CLIENT_ERROR no\r\n", b"SERVER_ERROR out of memory\r\n", b"NOT_FOUND\r\n"], ids=range(4)
 )

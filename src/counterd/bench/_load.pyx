@@ -361,9 +361,9 @@ cdef class Load(Permits):
         return 0
 
     cdef int reopen(self, int64_t now) except -1:
-        """Opens what broke a while ago."""
+        """Opens what broke a while ago, but not before the load begins: that it cannot is seen by what is left."""
         cdef uint32_t i
-        if self.ended:
+        if self.ended or self.stage == FILLING or self.stage == READY:
             return 0
         for i in range(self.wanted):
             if self.links[i].phase == SHUT and now - self.links[i].opened_ns >= RETRY_NS:
