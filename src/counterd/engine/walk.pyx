@@ -83,6 +83,8 @@ cdef class RankedWalk:
     """
 
     def __cinit__(self, Store store not None, bytes needle not None, uint32_t limit, *_):
+        if limit == 0:
+            raise ValueError("limit must be from 1")
         self.store = store
         self.needle = needle
         self.capacity = limit
