@@ -298,7 +298,7 @@ def test_one_that_is_killed_is_replaced(admin: Admin) -> None:
     assert admin.ask("/livez").status == 200  # whoever asks meanwhile waits
     assert admin.pid() != first
     daemon.wait_until(lambda: admin.ask("/stats").json["admin"] == {"restarts": 1}, "it is counted")
-    assert admin.counterd.lines("WARN.*the admin process ended with status -9; another one starts in 0.1 s")
+    admin.counterd.wait_for_log("WARN.*the admin process ended with status -9; another one starts in 0.1 s")
 
 
 def test_signals_that_are_meant_for_the_daemon_do_not_end_it(admin: Admin) -> None:

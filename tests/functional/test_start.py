@@ -141,7 +141,7 @@ counter.stat_interval = 3600
     with Client(*running.addresses[1]) as client:
         client.acquire("jobs", maximum=1)
         assert client.stats()["buckets"] == "5000"
-    (warning,) = running.lines("WARNING")
+    warning = running.wait_for_log("WARNING")  # behind the line that it is ready
     assert "workers" in warning
     assert "memory_limit" in warning
 
