@@ -7,23 +7,26 @@ import random
 import socket
 from pathlib import Path
 
-FIRST = 10_000  # below are those of well-known servers
+PORTS = range(10_000, 65_536)  # below are those of well-known servers
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")  # of those that whoever asks for any is given
+ENOUGH, TRIES = 1000, 1000
 
 
 def free_ports(count: int, hosts: tuple[str, ...] = ("127.0.0.1",)) -> list[int]:
-    """Different ports on which nobody listens at any of `hosts`.
+    """Different ports on which nobody listens at any of `hosts`. Raises OSError.
 
-    None is of those that the kernel gives to who asks for any, a client's connection for one: until the server has it,
-    only somebody who names it could take it.
+    If possible, none is of those that the kernel gives to who asks for any, a client's connection for one: until the
+    server has it, only somebody who names it could take it.
     """
-    end = int(RANGE.read_text().split()[0])
+    first, last = map(int, RANGE.read_text().split())
+    named = [port for port in PORTS if not first <= port <= last]
     with contextlib.ExitStack() as stack:
-        ports: list[int] = []
-        while len(ports) < count:
-            port = random.randrange(FIRST, end)
+        found: list[int] = []
+        for port in random.sample(named if len(named) >= ENOUGH else PORTS, TRIES):
             with contextlib.suppress(OSError):
                 for host in hosts:
                     stack.enter_context(socket.socket()).bind((host, port))
-                ports.append(port)
-        return ports
+                found.append(port)
+            if len(found) == count:
+                return found
+        raise OSError(f"no {count} ports are free at {' and '.join(hosts)}")

@@ -211,11 +211,11 @@ cdef class Store:
         """From now on nothing is handed out any more; everything else goes on. There is no way back."""
 
     def held(self):
-        """How much is held, of connections that have gone too until it is given back: a drain waits for that."""
+        """How many holdings there are, of connections that have gone too until they are given back: for a drain."""
         return 0
 
     def holdings_of(self, uint32_t connection):
-        """How much a connection holds, by Session.number; 0 for a number that no connection ever had."""
+        """How many holdings a connection has, by Session.number; 0 for a number that no connection ever had."""
         return 0
 
     def leases(self, size_t limit):
@@ -511,6 +511,8 @@ cdef class Session:
 
     cdef int drop_overdue(self) except -1:
         if self.posted_size > self.store.posted_max and len(self.posted) > 1:
+            if self.waiting:
+                self.end_wait(GONE)
             self.dropped = True
             self.detach()
             self.store.sessions_dropped += 1
@@ -597,9 +599,6 @@ cdef class Session:
         cdef State state
         if self.state == CLOSING:
             return
-        if self.input_over and not self.awaited and not self.waiting:
-            if not (self.kept_size and not self.broken and self.has_request()):
-                self.leave()
         if self.broken and not self.held_size:
             state = CLOSING
         elif self.has_due() or self.posted_size and not self.held_size:
@@ -628,6 +627,8 @@ cdef class Session:
         else:
             output = PyBytes_FromStringAndSize(<const char*>store.out, store.out_size)
             store.bytes_out += store.out_size
+        if self.input_over and not self.awaited and not self.waiting and not (self.kept_size and self.has_request()):
+            self.leave()  # nothing is asked any more, and what there is to send needs nothing that it holds
         if self.state != READING or self.unfinished or self.position or self.budget_floor == INT64_MAX:
             self.settle()
         if self.kept != NULL and (self.kept_size == 0 or self.state == CLOSING):
@@ -683,6 +684,7 @@ cdef class Session:
                 if taken < 0:
                     self.broken = self.input_over = True
                     self.budget_floor = INT64_MAX
+                    return size
             elif not self.unfinished:
                 position += self.skip(&frames[i], size - position)
                 self.requests += 1
@@ -737,6 +739,8 @@ cdef class Session:
 
     cdef int run_kept(self) except -1:
         cdef size_t used = self.run(self.kept + self.kept_start, self.kept_size)
+        if self.state == CLOSING:  # it was dropped by what it had posted to itself
+            return 0
         self.kept_start += used
         self.kept_size -= used
         return 0

@@ -238,9 +238,9 @@ def test_a_load_that_cannot_be_prepared_does_not_begin() -> None:
 
     with Late(b"hello\r\n") as server:
         said = load_fails(server, connections=1, protocol="memcached")
-        assert said.startswith(
-            "LoadError: no connection is left, and the load has not begun: wrong answer (1), unanswered"
-        )
+        assert said.startswith("LoadError: no connection is left, and the load has not begun: wrong answer (1), ")
+        said = load_fails(server, connections=2, prefill=True, churn=5.0)  # one more only watches
+        assert said.startswith("LoadError: no connection is left, and the load has not begun: wrong answer (2), ")
 
 
 @pytest.mark.parametrize(
@@ -381,11 +381,11 @@ def test_what_is_never_given_back_is_an_error() -> None:
     with Forgetful() as server:
         for patches in (SHORT, {**SHORT, "counterd.bench._load.GIVE_BACK_S": 0.05}):
             duration, forgotten = 0.1, 0
-            while forgotten < 2:  # a run in which the load had no core is no answer
+            while forgotten < 2 and duration < 10.0:  # a run in which the load had no core is no answer
                 duration *= 2
                 run = load(server, duration=duration, churn=20.0, patches=patches)
                 forgotten = run.errors.get("not given back", 0)
-            assert forgotten <= 20 * duration + 2
+            assert 2 <= forgotten <= 20 * duration + 2
             assert run.give_back is not None
             assert run.give_back.get_total_count() == 0
 

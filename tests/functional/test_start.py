@@ -142,6 +142,7 @@ counter.stat_interval = 3600
         client.acquire("jobs", maximum=1)
         assert client.stats()["buckets"] == "5000"
     warning = running.wait_for_log("WARNING")  # behind the line that it is ready
+    assert running.lines("WARNING") == [warning]
     assert "workers" in warning
     assert "memory_limit" in warning
 

@@ -47,8 +47,9 @@ cdef class WaitingStore(Store):
         return self.connections.pool.used
 
     def begin_drain(self):
-        while self.waiters:
-            self.end_first(b"D")
+        with self:
+            while self.waiters:
+                self.end_first(b"D")
 
     cdef int end_first(self, bytes reply) except -1:
         cdef WaitingSession session

@@ -504,6 +504,41 @@ def test_a_wait_behind_the_journal_ends_behind_it(scene: Scene) -> None:
     assert (peer.received, peer.state) == (b"JG", "reading")
 
 
+def test_nothing_behind_a_bad_frame_is_executed(scene: Scene) -> None:
+    """Not when all of it was kept while a long reply went on, either."""
+    peer = scene.peer()
+    peer.received += peer.session.receive(b"L\x02JXEa", scene.now_ns)
+    peer.pull()
+    scene.store.reach(1, scene.now_ns)
+    scene.turns()
+    assert (peer.received[2 * PIECE :], peer.state) == (b"JX", "closing")
+
+
+def test_an_end_behind_what_is_skipped_and_a_wait(scene: Scene) -> None:
+    peer = scene.peer()
+    peer.send(b"JS\x03" + bytes(250))
+    scene.store.reach(1, scene.now_ns)
+    peer.session.receive(b"S\x01" + bytes(48) + b"WEa", scene.now_ns)
+    peer.session.eof(scene.now_ns)
+    while peer.session.more:
+        assert peer.session.number == 1 or not peer.received.endswith(b"B"), "it has left, and more is asked"
+        peer.received += peer.session.take_output(scene.now_ns)
+    assert (peer.received, peer.state, peer.session.number) == (b"JBHa", "closing", 0)
+
+
+def test_one_that_is_dropped_waits_no_more(scene: Scene) -> None:
+    """What it waited for is there for the next."""
+    scene.store.limit_posted(200)
+    peer, other, third = scene.peer(), scene.peer(), scene.peer()
+    peer.send(b"JW")
+    third.send(b"W")
+    other.send(b"P\x02P\x01")
+    assert peer.session.dropped
+    other.send(b"G")
+    scene.turns()
+    assert third.received == b"G"
+
+
 def test_what_others_post_behind_the_journal_is_bounded(scene: Scene) -> None:
     """It keeps its place behind the replies that wait, and whoever posts it does not wait for the journal."""
     scene.store.limit_posted(200)

@@ -170,6 +170,9 @@ cdef class Load(Permits):
                 self.feed_all(now)
         elif self.stage == FILLING:
             # What is unanswered after that time will be at the end, and is counted there.
+            if self.in_flight == 0 and self.shut >= self.connections and self.links[self.connections].phase == OPEN:
+                self.close(self.links + self.connections)  # there is nothing to watch
+                self.shut += 1
             is_filled = self.in_flight == 0 and (self.fill_next >= self.names or self.sheet.connected == 0)
             if is_filled or now > self.grace_ns:
                 self.stage = READY

@@ -38,6 +38,8 @@ cdef class Driver:
         """Looks whether there is something to do, now or later; called after anything that may have brought it."""
         cdef int64_t due_ns = 0 if self.waiting else self.store.next_deadline()
         cdef int64_t wait_ns = 0
+        if due_ns >= 0 and not self.waiting:
+            due_ns = max(due_ns, self.rest_until_ns)
         if due_ns < 0 or (self.handle is not None and self.due_ns <= due_ns):
             return
         if self.handle is not None:
@@ -54,15 +56,14 @@ cdef class Driver:
     def turn(self):
         cdef int64_t now_ns
         cdef Session session
-        cdef bint failed = False
         self.handle = None
         now_ns = self.clock()
         try:
-            if self.store.next_deadline() >= 0:
+            if self.store.next_deadline() >= 0 and now_ns >= self.rest_until_ns:
                 self.store.tick(now_ns)
-        except Exception as error:  # a bug of ours, and no reason to keep others waiting
+        except Exception as error:  # a bug of ours; what is due is still due, and would fail again at once, and again
+            self.rest_until_ns = now_ns + RETRY_NS
             self.loop.call_exception_handler({"message": "a tick failed", "exception": error})
-            failed = True
         for session in self.store.take_dirty():
             if session.owner is not None:  # else its connection has gone
                 self.waiting.append(session.owner)
@@ -70,8 +71,4 @@ cdef class Driver:
             self.waiting.popleft().pull()
             if self.clock() - now_ns >= SLICE_NS:
                 break
-        if failed and not self.waiting:  # what is due is still due, and would fail again at once, and again
-            self.due_ns = now_ns + RETRY_NS
-            self.handle = self.loop.call_later(RETRY_NS / 1e9, self.turn)
-        else:
-            self.wake()
+        self.wake()

@@ -224,6 +224,26 @@ def test_a_store_that_is_always_due_does_not_keep_connections_waiting(scene: Sce
     assert scene.store.slices_left == 90
 
 
+def test_after_a_mistake_in_a_tick_there_is_one_more_in_a_second(scene: Scene) -> None:
+    """Whoever wakes the driver meanwhile, in that turn or later, brings it no sooner, and no second one."""
+
+    def fail() -> None:
+        raise ValueError("a mistake of ours")
+
+    scene.store.slices_left = 100
+    scene.store.on_tick = fail
+    connection = scene.connection("a")
+    for failures in range(1, 5):
+        scene.driver.enqueue(connection)
+        scene.loop.run()
+        for _ in range(3):
+            scene.driver.wake()
+            scene.loop.run()
+        assert (len(scene.loop.errors), scene.loop.live_timers()) == (failures, [1.0])
+        scene.clock.now_ns += 1000 * MS
+        scene.loop.fire()
+
+
 def test_a_mistake_in_a_tick_does_not_end_the_turns(scene: Scene) -> None:
     """An exception is a bug of ours; everybody else is still served, and what is due is tried again in a while."""
 
@@ -238,6 +258,7 @@ def test_a_mistake_in_a_tick_does_not_end_the_turns(scene: Scene) -> None:
     assert [str(error) for error in scene.loop.errors] == ["a mistake of ours"]
     assert scene.pulled == ["a"]
     assert (len(scene.store.ticks), scene.loop.live_timers()) == (1, [1.0])
+    scene.clock.now_ns += 1000 * MS
     scene.loop.fire()
     scene.loop.run()
     assert len(scene.store.ticks) == 3

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from counterd.net import sockets
 from counterd.net.sockets import BACKLOG, LOCK_SUFFIX, Keepalive, UnixSocket, locked, open_tcp, set_keepalive
 
 if TYPE_CHECKING:
@@ -230,8 +231,9 @@ def test_a_lock_that_a_killed_daemon_left_is_used_again(path: Path) -> None:
     assert not lock_of(path).exists()
 
 
-def test_one_daemon_at_a_time_has_the_lock(path: Path) -> None:
+def test_one_daemon_at_a_time_has_the_lock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Although each removes the file: who waited for the old one's lock notices that it is another's name by now."""
+    monkeypatch.setattr(sockets, "TIMEOUT_S", 60.0)  # somebody else may have the core
     inside: list[int] = []
     most = []
 
@@ -363,7 +365,7 @@ def test_another_kind_of_socket_is_not_removed(path: Path) -> None:
     assert path.exists()
 
 
-@pytest.mark.parametrize("path", ["/nonexistent/socket", "/" + "x" * 200])
+@pytest.mark.parametrize("path", ["/nonexistent/socket", "/tmp/" + "x" * 200])
 def test_a_path_that_cannot_be_is_an_error_of_the_system(path: str) -> None:
     with pytest.raises(OSError, match=r"No such file|path too long"):
         UnixSocket(path, 0o600)

@@ -41,6 +41,7 @@ cdef enum:
     EVENT_STEPS = 256       # subscribers that a tick serves at least, however much is given back or expires
 
 cdef int64_t MINUTE_NS = 60000000000
+cdef int64_t WALL_STEP_NS = 10000000    # by which the clock is set at least, where it is
 
 COMMAND_NAMES = {
     INSERT: "insert", QUERY: "query", UPDATE: "update", PURGE: "purge", SET: "set", GET: "get", LIST: "list",
@@ -113,8 +114,11 @@ cdef class ThrottrStore(Store):
     # ---- time ----
 
     cpdef set_wall(self, int64_t unix_ns, int64_t now_ns):
+        cdef int64_t wall_ns = unix_ns - now_ns
         with self.at(now_ns):
-            self.wall_ns = unix_ns - now_ns
+            # What differs by less is the time between the looks at two clocks: a moment that was told is to stay.
+            if not -WALL_STEP_NS < wall_ns - self.wall_ns < WALL_STEP_NS:
+                self.wall_ns = wall_ns
             if self.state.started_ns < 0:
                 self.state.started_ns = now_ns
 

@@ -385,6 +385,8 @@ def test_unix_time_is_what_the_caller_says(make_room: Callable[..., Room], start
     assert connected[client.ask(room.encoder.whoami())] == UNIX
     subscribed = {subscriber.id: subscriber.subscribed_at for subscriber in later.ask(room.encoder.channel(b"*"))}
     assert subscribed == connected
+    room.store.set_wall(UNIX + 5 * SECOND + 591, room.now)  # the process had to wait between its looks at two clocks
+    assert later.ask(room.encoder.info()).running_since == UNIX
     later.ask(room.encoder.insert(b"k", 1, 10))
     room.store.set_wall(UNIX, room.now)  # somebody has set the clock back
     (entry,) = later.ask(room.encoder.list())
