@@ -43,7 +43,7 @@ SWAPPED = {
     ast.BitXor: ("^", "&"), ast.Div: ("/", "*"),
 }  # fmt: skip
 OTHER = {"min": "max", "max": "min"}
-TRUTHS = (ast.If, ast.While, ast.BoolOp, ast.Return, ast.IfExp)
+TRUTHS = (ast.If, ast.While, ast.BoolOp, ast.UnaryOp, ast.Return, ast.IfExp)
 OPAQUE = (ast.JoinedStr, ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.Lambda, ast.Dict)
 
 
