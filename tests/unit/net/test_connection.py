@@ -158,6 +158,15 @@ def test_what_expires_before_all_else_is_waited_for(channels: Net, request_: byt
     assert sooner < later
 
 
+def test_what_expires_is_waited_for_although_the_store_had_nothing_to_wait_for(channels: Net) -> None:
+    peer = channels.connect()
+    channels.server.driver.wake()
+    channels.loop.run()
+    assert not channels.loop.live_timers()
+    peer.send(bytes(ENCODER.insert(b"counter", 0, 1, TTLType.HOURS)))
+    assert len(channels.loop.live_timers()) == 1
+
+
 def test_what_is_posted_is_written_once_and_ahead_of_later_replies(channels: Net) -> None:
     publisher, reader = channels.connect(), subscribed(channels.connect())
     publisher.send(publish(b"1") + publish(b"2"))
