@@ -272,6 +272,17 @@ def test_who_was_subscribed_more_than_once_and_goes_takes_that_with_him(room: Ro
     assert room.store.snapshot()["subscriptions"] == 0
 
 
+def test_many_subscriptions_are_given_back_a_slice_per_tick(room: Room, client: Connection) -> None:
+    client.send(*(room.encoder.subscribe(b"%d" % number) for number in range(5000)))
+    room.settle()
+    client.close()
+    for left in (True, True, False):
+        assert room.store.next_deadline() == 0
+        room.store.tick(room.now)
+        assert (room.store.snapshot()["subscriptions"] > 0) == left
+    assert room.store.next_deadline() == -1
+
+
 @pytest.mark.parametrize("limit", [0, 1, 2048, 4096, 1 << 28])
 def test_any_limit_makes_a_room(make_room: Callable[..., Room], limit: int) -> None:
     client = make_room(memory_limit=limit).connect()
