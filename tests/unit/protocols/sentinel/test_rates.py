@@ -9,6 +9,9 @@ import pytest
 
 from conformance.sentinel.engine import make_store
 from counterd.protocols.sentinel import wire
+from counterd.protocols.sentinel._session import SentinelSession
+from counterd.protocols.sentinel._store import SentinelStore
+from counterd.protocols.sentinel.rules import Rules
 from counterd.protocols.sentinel.wire import Status
 from unit.protocols.sentinel.rooms import MS, SECOND, values
 
@@ -129,6 +132,19 @@ def test_the_region_has_a_place_for_each_token_and_value() -> None:
     assert values == pytest.approx(count * (88 + 4 * 64), abs=4 * page)  # its index has room for hot items, and more
 
 
+def small_store(**sizes: int) -> SentinelStore:
+    """As open_store() makes them, of other sizes."""
+    usual = {"namespaces": 1, "holdings": 1, "holdings_per_connection": 1, "tokens": 1, "rules": 2, "items": 4}
+    memory = {"name_memory": 1 << 12, "param_values": 1}
+    keys = {"hash_key": bytes(16), "token_key": bytes(16)}
+    return SentinelStore(**keys, make_session=SentinelSession, **(usual | memory | sizes))
+
+
+def test_no_more_values_and_hot_items_than_have_a_number() -> None:
+    with pytest.raises(ValueError, match="there can be 65536 hot items, not 4; and 4294967292 values"):
+        small_store(param_values=(1 << 32) - 4)
+
+
 # ---- hot items ------------------------------------------------------------------------------------------------------
 
 
@@ -183,6 +199,23 @@ def test_as_many_hot_items_as_there_may_be(make_room: MakeRoom) -> None:
     assert room.figures("hot_items") == [65_536]
     assert ask(client, 65_535, count=2) == (Status.OK, 0)
     assert ask(client, 65_536) == (Status.OK, 0)
+
+
+def test_hot_items_that_are_there_need_no_more_memory() -> None:
+    """Those of either rule, though one more of them would not fit."""
+    store = small_store()
+    rules = Rules((), (values(1, 3, {"a": 5, "b": 5}), values(2, 3, {"c": 5, "d": 5})))
+    for _ in range(2):
+        store.load_rules(rules)
+        assert store.snapshot()["hot_items"] == 4
+
+
+def test_hot_items_for_whose_samples_there_is_no_memory_are_refused() -> None:
+    store = small_store(name_memory=64 * 3)
+    store.load_rules(Rules((), (values(1, 3, {"a": 5}),)))
+    with pytest.raises(ValueError, match=r"no memory for 1 more paramFlowItemList entries"):
+        store.load_rules(Rules((), (values(1, 3, {"a": 5, "b": 5}),)))
+    assert store.snapshot()["hot_items"] == 1
 
 
 def test_items_that_java_takes_for_one(make_room: MakeRoom) -> None:
