@@ -84,6 +84,16 @@ def test_a_rule_that_was_gone_starts_anew(make_room: MakeRoom) -> None:
     assert client.ask(wire.flow(1, 2, 3)).status == Status.OK
 
 
+def test_a_flow_in_the_place_of_one_that_is_gone_counts_from_zero(make_room: MakeRoom) -> None:
+    room = make_room(calls(1, 1))
+    _, id = room.request(1)
+    assert room.request(1)[0] == Status.BLOCKED
+    assert room.release(id) == Status.RELEASE_OK
+    room.load()
+    room.load(calls(2))
+    assert {room.store.flow(2)[name] for name in ("now_calls", "tokens", "passed", "blocked", "expired")} == {0}
+
+
 @pytest.mark.parametrize("window_ms", [100, 10_000])
 def test_another_window_knows_nothing_of_the_one_before(make_room: MakeRoom, window_ms: int) -> None:
     """Nor of what was borrowed from it; its samples have other numbers, lower ones if they are longer."""
