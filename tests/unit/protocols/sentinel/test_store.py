@@ -361,6 +361,15 @@ def test_the_next_deadline_is_known_when_it_has_come_nearer(make_room: MakeRoom)
     assert START < room.store.next_deadline() <= START + SWEEP_NS  # as there was one just now
 
 
+def test_a_lease_is_over_at_its_very_end(make_room: MakeRoom) -> None:
+    end_ns = START // TICK * TICK + 1000 * TICK  # a tick begins there
+    room = make_room(calls(1, timeout_ms=200, strategy=RELEASE), start=end_ns - 200 * MS)
+    assert room.request(1)[0] == Status.OK
+    room.now_ns = end_ns
+    room.store.tick(end_ns)
+    assert room.now_calls(1) == 0
+
+
 def test_what_is_renewed_by_itself_is_renewed_however_late_the_tick(make_room: MakeRoom) -> None:
     room = make_room(calls(1, timeout_ms=200, offline_ms=60_000, strategy=KEEP))
     client = room.connection()
