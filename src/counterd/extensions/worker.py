@@ -84,6 +84,14 @@ class Job(NamedTuple):
     due_ns: int
 
 
+def outcome_of(job: Job) -> Any:
+    """What it returns; or Failed."""
+    try:
+        return job.run()
+    except BaseException as error:  # noqa: BLE001 - whatever it is, sys.exit() too, it is somebody else's
+        return failed(error)
+
+
 class Thread:
     """One of the threads. `job` is what it is at, which only it sets; `clock` that of the CPU time it has had."""
 
@@ -258,17 +266,12 @@ class Worker:
             if job.due_ns <= now_ns:
                 self._late += 1
                 continue
-            self._do(thread, job._replace(due_ns=now_ns + int(self.limit * 1e9)))
-            if not self._goes_on(thread):
+            thread.begin(job._replace(due_ns=now_ns + int(self.limit * 1e9)))
+            outcome = outcome_of(job)
+            goes_on = self._goes_on(thread)  # first: whoever is told may ask whether the thread is stuck
+            self._told_of(job, outcome)
+            if not goes_on:
                 return
-
-    def _do(self, thread: Thread, job: Job) -> None:
-        thread.begin(job)
-        try:
-            outcome = job.run()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, sys.exit() too, it is somebody else's
-            outcome = failed(error)
-        self._told_of(job, outcome)
 
     def _goes_on(self, thread: Thread) -> bool:
         """Whether the thread is needed: one that was stuck is, if it has no successor."""

@@ -186,6 +186,20 @@ def test_a_thread_that_is_stuck_has_a_successor(bench: Bench) -> None:
     assert len(bench.lines) == 1
 
 
+def test_a_thread_is_not_stuck_in_a_job_that_has_been_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As if the loop's thread ran at once, while the other is still behind the telling.
+    monkeypatch.setattr(bench.loop, "call_soon_threadsafe", lambda call: call())
+    told = threading.Event()
+
+    def then(_outcome: object, _now_ns: int) -> None:
+        bench.inspect_later()
+        told.set()
+
+    bench.worker.ask("a", int, then)
+    assert told.wait(PATIENCE)
+    assert bench.lines == []
+
+
 def test_when_all_threads_are_stuck_it_is_not_asked_any_more(bench: Bench) -> None:
     for number in range(STUCK_MAX):
         bench.stick(f"blocked {number % 2}")
