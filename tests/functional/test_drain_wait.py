@@ -24,7 +24,7 @@ def test_what_is_held_comes_back_first(start: Callable[..., daemon.Daemon]) -> N
         client.acquire("mail", maximum=3)
         peers.ask(other, wire.acquire(1, b"jobs 2", 1, 1))
         counterd.send_signal(signal.SIGTERM)
-        line = counterd.wait_for_log("waiting for 3 holdings of counter")
+        line = counterd.wait_for_log("holdings of counter that are waited for: 3")
         port = other.getsockname()[1]
         assert "3 of jobs by 127.0.0.1:" in line
         assert f"1 of jobs 2 by 127.0.0.1:{port} for " in line
@@ -53,7 +53,7 @@ def test_the_timeout(start: Callable[..., daemon.Daemon]) -> None:
     with counterd.client() as client:
         client.acquire("jobs", maximum=3)
         assert counterd.stop() == 0
-        assert counterd.lines("WARN.*drain.timeout is over: 1 holdings have not come back")
+        assert counterd.lines("WARN.*draining: holdings that have not come back within .* s: 1")
         with pytest.raises(errors.ConnectionLost):
             client.noop()
 
@@ -63,5 +63,5 @@ def test_a_second_signal(start: Callable[..., daemon.Daemon]) -> None:
     with counterd.client() as client:
         client.acquire("jobs", maximum=3)
         counterd.send_signal(signal.SIGTERM)
-        counterd.wait_for_log("waiting for 1 holdings")
+        counterd.wait_for_log("that are waited for: 1")
         assert counterd.stop() == 1

@@ -335,7 +335,7 @@ def _age(seconds: float) -> str:
 
 
 def _help() -> list[Text]:
-    lines = [Text().append(f"  {keys:<12}", "bold").append(text) for keys, text in HELP]
+    lines = [Text().append(f"  {keys:<16}", "bold").append(text) for keys, text in HELP]
     return [Text(), *lines, Text(), *(Text(f"  {each}", "dim") for each in EXPLAINED)]
 
 

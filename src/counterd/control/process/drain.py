@@ -55,7 +55,7 @@ async def drain(services: Sequence[Service], settings: Drain, tell: Callable[...
         await asyncio.wait_for(gone, deadline - loop.time())
     except asyncio.TimeoutError:
         if remaining := [connection for service in services for connection in service.server.connections.values()]:
-            log.warning(f"drain.timeout is over: {len(remaining)} connections were cut off")
+            log.warning(f"drain.timeout is over: connections that were cut off: {len(remaining)}")
         for connection in remaining:
             connection.abort()
     log.info("stopped")
@@ -74,7 +74,7 @@ async def wait_for_holdings(services: Sequence[Service], timeout: float) -> int:
             said = loop.time()
             _say(services, held)
     if held:
-        log.warning(f"drain.timeout is over: {held} holdings have not come back", holdings=held)
+        log.warning(f"draining: holdings that have not come back within {timeout:g} s: {held}", holdings=held)
     else:
         log.info("draining: nothing is held any more")
     return held
@@ -85,10 +85,13 @@ def _held(services: Sequence[Service]) -> int:
 
 
 def _say(services: Sequence[Service], held: int) -> None:
-    notify(f"STATUS=draining: {held} holdings are left")
+    notify(f"STATUS=draining: holdings that are left: {held}")
     for service in services:
         if left := service.store.held():
-            log.info(f"draining: waiting for {left} holdings of {service.room.name}", held=", ".join(_leases(service)))
+            log.info(
+                f"draining: holdings of {service.room.name} that are waited for: {left}",
+                held=", ".join(_leases(service)),
+            )
 
 
 def _leases(service: Service) -> list[str]:

@@ -345,7 +345,8 @@ class Request(bytes, Generic[T_co]):
 
 
 class Encoder:
-    """Requests for a server with this value size. All raise ValueError for what does not fit, and encode nothing then.
+    """Requests for a server with this value size. All raise ValueError for what does not fit, TypeError for a number
+    that is not whole, and encode nothing then.
 
     Keys and channels have 0 to 255 bytes; quotas, TTLs and sizes of values are 0 to the largest number of N bytes;
     ttl_type is 0 to 255, and servers take unknown ones as seconds.
@@ -453,6 +454,7 @@ class Encoder:
         return self._message.pack(opcode, _key_length(channel, "channel"), len(payload)) + channel + payload
 
     def _check(self, what: str, value: int) -> None:
+        _check_whole(what, value)
         if not 0 <= value <= self.size.maximum:
             width = f"value_size is {self.size.name.lower()}"
             raise ValueError(f"{what} must be 0 to {self.size.maximum}, not {value}: {width}")
@@ -483,7 +485,13 @@ def _key_length(key: bytes, what: str = "key") -> int:
     return len(key)
 
 
+def _check_whole(what: str, value: int) -> None:
+    if not isinstance(value, int):
+        raise TypeError(f"{what} must be a whole number, not {value!r}")
+
+
 def _check_byte(what: str, value: int) -> None:
+    _check_whole(what, value)
     if not 0 <= value <= 255:
         raise ValueError(f"{what} must be 0 to 255, not {value}")
 

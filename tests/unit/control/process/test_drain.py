@@ -66,9 +66,9 @@ def test_what_is_held_comes_back():
     assert left == 0
     assert seconds == pytest.approx(12, abs=0.1)
     assert [line.partition(" |")[0] for line in lines] == [
-        "info draining: waiting for 2 holdings of a",
-        "info draining: waiting for 2 holdings of a",
-        "info draining: waiting for 1 holdings of a",
+        "info draining: holdings of a that are waited for: 2",
+        "info draining: holdings of a that are waited for: 2",
+        "info draining: holdings of a that are waited for: 1",
         "info draining: nothing is held any more",
     ]
     first = lines[0].partition(" | ")[2]
@@ -82,9 +82,9 @@ def test_the_timeout(timeout):
     assert left == 5
     assert seconds == pytest.approx(timeout, abs=0.1)
     assert lines == [
-        "info draining: waiting for 1 holdings of a | ",
-        "info draining: waiting for 4 holdings of b | ",
-        "warning drain.timeout is over: 5 holdings have not come back",
+        "info draining: holdings of a that are waited for: 1 | ",
+        "info draining: holdings of b that are waited for: 4 | ",
+        f"warning draining: holdings that have not come back within {timeout} s: 5",
     ]
 
 
@@ -99,7 +99,7 @@ def test_nobody_keeps_it_for_longer_than_its_timeout(mode: str, timeout: int) ->
     assert room.steps == [*(["unlisten"] if mode == "wait" else []), "part", "abort 7"]
     assert loop.now == pytest.approx(timeout, abs=0.001)
     assert [entry["event"] for entry in entries][-2:] == [
-        "drain.timeout is over: 1 connections were cut off",
+        "drain.timeout is over: connections that were cut off: 1",
         "stopped",
     ]
 

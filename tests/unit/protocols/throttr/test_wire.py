@@ -241,6 +241,18 @@ def test_bytes_that_are_none(value: int) -> None:
             encode()
 
 
+@pytest.mark.parametrize("value", [1.5, 2.0, "3", None])
+def test_numbers_that_are_not_whole(value: object) -> None:
+    for what, encode in [
+        ("quota", partial(ENCODER.insert, b"", value, 0)),
+        ("ttl", partial(ENCODER.set, b"", b"", value)),
+        ("value", partial(ENCODER.update, b"", 0, 0, value)),
+        ("ttl_type", partial(ENCODER.insert, b"", 0, 0, value)),
+    ]:
+        with pytest.raises(TypeError, match=f"^{what} must be a whole number, not {value!r}$"):
+            encode()
+
+
 @pytest.mark.parametrize("size", [0, 15, 17])
 def test_an_id_of_another_size(size: int) -> None:
     with pytest.raises(ValueError, match=f"^id must have 16 bytes, not {size}$"):
