@@ -10,14 +10,14 @@ from cpython.list cimport PyList_SetSlice
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memmove
-from posix.mman cimport PROT_NONE, PROT_READ, PROT_WRITE, munmap
+from posix.mman cimport munmap
 
 from counterd.engine.byteorder cimport load_le64
 from counterd.engine.connections cimport (
     CONNECTIONS_MAX, connections_begin, connections_put, connections_reserve, connections_take,
 )
 from counterd.engine.debug cimport COUNTERD_DEBUG_BUILD, debug_check
-from counterd.engine.region cimport LAYOUT_VERSION, region_allow, region_map, region_reserve
+from counterd.engine.region cimport LAYOUT_VERSION, region_close, region_map, region_open, region_reserve
 from counterd.engine.siphash cimport siphash13
 
 DEBUG = bool(COUNTERD_DEBUG_BUILD)
@@ -86,11 +86,11 @@ cdef class Store:
             raise RuntimeError("a call is under way")
         self.entered = True
         self.now_ns = now_ns
-        region_allow(&self.region, PROT_READ | PROT_WRITE)
+        region_open(&self.region)
         return 0
 
     cdef void end_call(self) noexcept:
-        region_allow(&self.region, PROT_NONE)
+        region_close(&self.region)
         self.entered = False
 
     cdef Store at(self, int64_t now_ns):

@@ -8,7 +8,7 @@
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from posix.mman cimport (
-    MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, mprotect,
+    MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, PROT_NONE, PROT_READ, PROT_WRITE, mmap, mprotect,
 )
 
 from counterd.engine.debug cimport COUNTERD_DEBUG_BUILD
@@ -19,6 +19,8 @@ cdef enum:
     PACKED_MAX = 1024       # bytes
     LINE = 64
     PAGE = 4096
+    CLOSED_FIRST = 64       # calls
+    CLOSED_EVERY = 16
 
 
 cdef struct Reservation:
@@ -35,6 +37,8 @@ cdef struct Region:         # this process's view
     uint8_t* memory         # NULL until it is mapped
     size_t size             # bytes
     size_t front            # bytes of it that are packed
+    bint closed             # of a debug build: nobody may touch the front
+    uint64_t calls          # of a debug build: so many have ended
     int count
     Reservation[RESERVATIONS_MAX] reservations
 
@@ -80,10 +84,20 @@ cdef inline int region_map(Region* region) except -1:
     return 0
 
 
-cdef inline void region_allow(const Region* region, int protection) noexcept:
-    """In a debug build, says what may be done with the front of the region, where the states of all parts are.
-
-    Between two calls that is nothing: a method that touches a part and has not begun a call ends the process.
+cdef inline void region_close(Region* region) noexcept:
+    """A call has ended. In a debug build nobody may touch the front of the region, with the states of all parts, until
+    the next begins: a method that has begun none ends the process. As that costs more than most calls, it is done
+    after the first CLOSED_FIRST, and then after one in CLOSED_EVERY.
     """
     if COUNTERD_DEBUG_BUILD:
-        mprotect(region.memory, region.front, protection)
+        region.calls += 1
+        if region.calls <= CLOSED_FIRST or region.calls % CLOSED_EVERY == 0:
+            mprotect(region.memory, region.front, PROT_NONE)
+            region.closed = True
+
+
+cdef inline void region_open(Region* region) noexcept:
+    """A call begins."""
+    if COUNTERD_DEBUG_BUILD and region.closed:
+        mprotect(region.memory, region.front, PROT_READ | PROT_WRITE)
+        region.closed = False
