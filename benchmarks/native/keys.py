@@ -78,6 +78,7 @@ def make_store() -> ThrottrStore:
         max_queued=1 << 30,
         expiry_grace_ns=0,
         hash_key=engine.HASH_KEY,
+        now_ns=0,
     )
 
 

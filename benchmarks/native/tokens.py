@@ -45,7 +45,7 @@ def make_store(tokens: int = TOKENS, flows: int = engine.KNOWN, **lease: int) ->
     store = open_store(
         max_tokens=tokens, max_param_values=2 * engine.KNOWN, max_allowed_qps=float(MAXIMUM),
         sweep_interval_ns=100_000_000, sweep_max_tokens=100_000, sweep_max_duration_ns=50_000_000,
-        hash_key=engine.HASH_KEY, token_key=engine.HASH_KEY,
+        hash_key=engine.HASH_KEY, token_key=engine.HASH_KEY, now_ns=0,
     )  # fmt: skip
     rules = rules_of(flows, MAXIMUM, **(lease or {"resourceTimeout": LASTING_MS, "clientOfflineTime": LASTING_MS}))
     store.load_rules(parse_rules(rules))

@@ -9,6 +9,7 @@ import select
 import socket
 import ssl
 import subprocess
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -205,6 +206,7 @@ def test_what_goes_to_every_connection_harms_none_in_its_handshake() -> None:
         max_queued=1 << 16,
         expiry_grace_ns=0,
         hash_key=bytes(16),
+        now_ns=time.monotonic_ns(),
     )
     context = client_context()
     with (

@@ -32,6 +32,7 @@ def make_store(rules: Any = None, **settings: Any) -> Any:
         "sweep_max_duration_ns": 50 * MS,
         "hash_key": HASH_KEY,
         "token_key": TOKEN_KEY,
+        "now_ns": 0,
     }
     store = open_store(**(defaults | settings))
     store.load_rules(RULES["first"] if rules is None else rules)

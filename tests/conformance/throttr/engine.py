@@ -25,4 +25,5 @@ def make_store(
         max_queued=max_queued,
         expiry_grace_ns=expiry_grace_ns,
         hash_key=KEY,
+        now_ns=0,
     )

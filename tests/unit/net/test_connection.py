@@ -121,6 +121,7 @@ def channels(make_net: Callable[..., Net]) -> Net:
             max_queued=1 << 16,
             expiry_grace_ns=0,
             hash_key=bytes(16),
+            now_ns=time.monotonic_ns(),
         )
     )
 

@@ -515,7 +515,7 @@ def test_one_that_sends_nothing_for_too_long_is_closed(make_net: Callable[..., N
 
 
 def test_one_that_is_still_to_be_answered_is_not_idle(make_net: Callable[..., Net], clock: FakeClock) -> None:
-    store = sentinel.make_store()
+    store = sentinel.make_store(now_ns=clock.now_ns)
     calls: list[Any] = []
     store.delegate(calls.extend, 1000 * S)
     net = make_net(store, idle_timeout=60)

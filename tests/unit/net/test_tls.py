@@ -291,6 +291,7 @@ def test_whoever_is_in_its_handshake_takes_no_part(make_site: Callable[..., Site
         max_queued=1 << 16,
         expiry_grace_ns=0,
         hash_key=bytes(16),
+        now_ns=time.monotonic_ns(),
     )
     site = make_site(store=store)
     publisher, other = site.connect(), site.connect()

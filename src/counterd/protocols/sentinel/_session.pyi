@@ -10,5 +10,5 @@ def open_store(
     sweep_max_duration_ns: int,
     hash_key: bytes,
     token_key: bytes,
-    now_ns: int = 0,
+    now_ns: int,
 ) -> SentinelStore: ...

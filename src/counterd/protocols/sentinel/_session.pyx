@@ -38,7 +38,7 @@ cdef enum:
 
 def open_store(*, uint32_t max_tokens, uint32_t max_param_values, double max_allowed_qps, int64_t sweep_interval_ns,
                uint32_t sweep_max_tokens, int64_t sweep_max_duration_ns, bytes hash_key not None,
-               bytes token_key not None, int64_t now_ns=0):
+               bytes token_key not None, int64_t now_ns):
     """A store without rules. hash_key and token_key have 16 random bytes each; now_ns is the caller's monotonic clock.
 
     Raises ValueError for impossible sizes, MemoryError if they cannot be mapped.

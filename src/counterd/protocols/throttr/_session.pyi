@@ -8,5 +8,5 @@ def open_store(
     max_queued: int,
     expiry_grace_ns: int,
     hash_key: bytes,
-    now_ns: int = 0,
+    now_ns: int,
 ) -> ThrottrStore: ...

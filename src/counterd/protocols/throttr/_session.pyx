@@ -66,7 +66,7 @@ def power_of_two(number):
 
 
 def open_store(*, int value_size, uint64_t memory_limit, uint64_t max_message, uint64_t max_queued,
-               int64_t expiry_grace_ns, bytes hash_key not None, int64_t now_ns=0):
+               int64_t expiry_grace_ns, bytes hash_key not None, int64_t now_ns):
     """A store for numbers of value_size bytes: 1, 2, 4 or 8. The others are bytes and ns; hash_key has 16 random bytes.
 
     now_ns: the caller's clock. Raises ValueError for impossible sizes, MemoryError if they cannot be mapped.

@@ -42,6 +42,7 @@ class Bench:
             sweep_max_duration_ns=1000 * MS,
             hash_key=bytes(16),
             token_key=bytes(16),
+            now_ns=0,
         )
         self.store.load_rules(parse_rules(RULES))
         self.now = 1000

@@ -35,6 +35,7 @@ def store() -> Any:
         sweep_max_duration_ns=SECOND,
         hash_key=bytes(16),
         token_key=bytes(16),
+        now_ns=0,
     )
     store.load_rules(read_rules(RULES))
     return store

@@ -344,6 +344,7 @@ def test_only_four_widths(size: int) -> None:
             max_queued=512,
             expiry_grace_ns=0,
             hash_key=bytes(16),
+            now_ns=0,
         )
 
 

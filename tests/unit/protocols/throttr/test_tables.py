@@ -22,6 +22,7 @@ def make_store(grace_ns: int = 0) -> tuple[Any, Any, Encoder]:
         max_queued=1 << 20,
         expiry_grace_ns=grace_ns,
         hash_key=bytes(16),
+        now_ns=START,
     )
     store.set_wall(START, START)
     return store, store.session(START), Encoder(ValueSize.UINT64)
