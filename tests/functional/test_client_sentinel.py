@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 OFFLINE_MS = 200
 QUICK = {"clientOfflineTime": OFFLINE_MS}
+LASTING_S = 2  # of what has to be kept however busy the machine is
+LASTING = {"clientOfflineTime": LASTING_S * 1000}
 FLOWS = [
     flow(101, 2, **QUICK),
     flow(102, 5, grade=1),
@@ -46,6 +48,8 @@ FLOWS = [
     flow(105, 1000, clientOfflineTime=60_000),
     flow(106, 1, grade=1, sampleCount=1),
     flow(107, 3, thresholdType=0),  # for each connection of the namespace
+    flow(108, 2, resourceTimeout=LASTING_S * 500, **LASTING),  # a lease of LASTING_S
+    flow(109, 2, resourceTimeout=60_000, **LASTING),
 ]
 RULES = {"default": {"flowRules": FLOWS, "paramFlowRules": [param(201, 2)]}, "other": {"flowRules": [flow(301, 1)]}}
 
@@ -275,10 +279,10 @@ def test_threads_share_a_client(client: Client) -> None:
 def test_a_hold_outlives_its_lease(server: Server, client: Client) -> None:
     """Also the first of its flow, whose lease nobody has told yet."""
     for _ in range(2):
-        with client.hold(103) as hold:
-            time.sleep(1)
+        with client.hold(108, 2) as hold:
+            time.sleep(LASTING_S * 1.25)
             assert not hold.lost
-            assert not server.is_free(103, 1)
+            assert not server.is_free(108, 1)
     assert client.stats().lost == 0
 
 
@@ -343,15 +347,15 @@ def test_the_keeper_ends_when_there_is_nothing_to_do(client: Client, monkeypatch
 
 def test_a_hold_outlives_its_connection(server: Server, client: Client) -> None:
     """Nobody calls; and a token that nobody keeps is adopted too."""
-    with client.hold(101) as hold:
-        mine = client.acquire(101)
+    with client.hold(109) as hold:
+        mine = client.acquire(109)
         for _ in range(2):
             cut(client)
-            time.sleep(OFFLINE_MS / 1000 * 1.75)
-            assert not server.is_free(101, 1)
+            time.sleep(LASTING_S * 1.25)
+            assert not server.is_free(109, 1)
             assert not hold.lost
         assert client.release(mine)
-    assert server.is_free(101, 2)
+    assert server.is_free(109, 2)
 
 
 def test_what_was_given_back_unheard_ends_soon(server: Server, client: Client) -> None:
@@ -479,14 +483,14 @@ def test_a_child_has_nothing_of_its_parent(server: Server) -> None:
     code = """
         def leave():
             try:
-                with client.hold(103) as hold:
+                with client.hold(108) as hold:
                     time.sleep(0.1)
                     if os.fork() == 0:
                         assert hold.lost
                         assert [thread.name for thread in threading.enumerate()] == ["MainThread"]
                         return "left in the child"
                     assert os.wait()[1] == 0
-                    time.sleep(0.9)
+                    time.sleep(2.5)
                     assert not hold.lost
             except BaseException as error:
                 return repr(error)
