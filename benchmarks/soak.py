@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from counterd.client import throttr
 from counterd.protocols.throttr.wire import TTLType
+from crowd import PATIENCE
 from peers import servers
 from stage import Stage
 
@@ -92,10 +93,13 @@ class Chores:
     def _connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self._daemon.ports["throttr"]))
 
+    def _client(self) -> throttr.Client:
+        return throttr.Client("127.0.0.1", self._daemon.ports["throttr"], timeout=PATIENCE)
+
     def _run(self) -> None:
         due = time.monotonic()
         try:
-            with throttr.Client("127.0.0.1", self._daemon.ports["throttr"]) as client:
+            with self._client() as client:
                 while not self._stopped.wait(TURN_S):
                     self._churn(client)
                     if time.monotonic() >= due:
@@ -114,7 +118,7 @@ class Chores:
             else:
                 client.set(name, bytes(self._serial % 2000), ttl, TTLType.MILLISECONDS)
             client.query(name)
-        with throttr.Client("127.0.0.1", self._daemon.ports["throttr"]) as other:
+        with self._client() as other:
             other.subscribe(b"channel %d" % (self._serial % 7))
             client.publish(b"channel %d" % (self._serial % 7), b"event")
 
@@ -186,6 +190,7 @@ def soak(stage: Stage, seconds: float, period: float, say: Callable[[str], None]
                 shown = zip(fields(Sample), UNITS, strict=True)
                 values = [f"{each.name} {getattr(samples[-1], each.name):,.1f} {unit}".strip() for each, unit in shown]
                 say(f"{time.monotonic() - begun:8.0f} s  {'  '.join(values)}")
+            failed += daemon.crowd.measure(0).failed  # since the last sample
             daemon.agrees("at the end")
         report.none("requests that failed", len(failed) + len(chores.failed))
         for text in [*failed, *chores.failed][:5]:
