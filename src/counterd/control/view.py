@@ -6,6 +6,7 @@ Floor 4. The daemon alone writes to it.
 from __future__ import annotations
 
 import os
+import resource
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -40,10 +41,13 @@ class View:
 
     def figures(self, service: Service) -> dict[str, object]:
         """What is counted above the engine, for a protocol whose clients can ask for statistics."""
+        used = resource.getrusage(resource.RUSAGE_SELF)
         return {
             "version": __version__,
             "pid": os.getpid(),
             "uptime": (time.monotonic_ns() - self.started_ns) // 1_000_000_000,
+            "rusage_utime": f"{used.ru_utime:.6f}",
+            "rusage_stime": f"{used.ru_stime:.6f}",
             **service.server.figures(),
             "log_lines_lost": self.lines_lost(),
             "internal_errors": self.internal_errors,

@@ -3,10 +3,11 @@
 # Floor 1, inlined into every store. For tests and for whoever suspects memory: an audit takes as long as the region is
 # large. The simulation calls it at every step, so a message is worded only when something is wrong.
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd.engine.chains cimport Block, Chain, Chains
 from counterd.engine.connections cimport Connections
+from counterd.engine.heap cimport Heap, Node, heap_after, node_at, node_is_before, node_spine
 from counterd.engine.idle_ring cimport FLAG_IN_RING, Ring
 from counterd.engine.permits cimport Holding, Permit, Permits, ledger_find, permit_at
 from counterd.engine.pool cimport Pool
@@ -244,3 +245,32 @@ cdef inline int audit_timers(const Timers* timers, uint32_t last) except -1:
     if not (armed == listed == wheel.armed):
         raise AssertionError(f"{armed} timers are armed, {listed} listed, {wheel.armed} counted")
     return 0
+
+
+cdef inline int64_t audit_heap(const Heap* heap, uint32_t first, uint32_t last) except -1:
+    """The nodes of a heap, which are among 1 to `last`: their order, their links, their spines. Returns how many."""
+    cdef uint32_t number = first, child
+    cdef int64_t count = 0
+    cdef const Node* node
+    if first and (first > last or node_at(heap, first).parent != 0):
+        raise AssertionError(f"heap {first}: its first is no record, or has a parent")
+    while number:
+        count += 1
+        if count > last:
+            raise AssertionError(f"heap {first}: it has a circle")
+        node = node_at(heap, number)
+        for child in (node.left, node.right):
+            if child == 0:
+                continue
+            if child > last or node_at(heap, child).parent != number:
+                raise AssertionError(f"heap {first}: {child} is no child of {number}")
+            if node_is_before(node_at(heap, child), node):
+                raise AssertionError(f"heap {first}: {child} is before its parent {number}")
+        if node.left == node.right and node.left:
+            raise AssertionError(f"heap {first}: {number} has one child twice")
+        if node_spine(heap, node.left) < node_spine(heap, node.right):
+            raise AssertionError(f"heap {first}: {number} leans to the right")
+        if node.spine != node_spine(heap, node.right) + 1:
+            raise AssertionError(f"heap {first}: {number} has a spine of {node.spine}")
+        number = heap_after(heap, number)
+    return count

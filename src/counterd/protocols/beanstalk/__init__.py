@@ -1,0 +1,83 @@
+"""The beanstalk protocol: a work queue, for the clients of beanstalkd. Floor 2."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from counterd.contract import Figures, Room
+from counterd.listing import Figure
+from counterd.settings import integer, setting, size
+
+if TYPE_CHECKING:
+    from counterd.protocols.beanstalk._store import BeanstalkStore
+
+# Jobs are numbered with 29 bits and cost 128 bytes, blocks of bodies with 32 bits and hold 60.
+MEMORY_MIN, MEMORY_MAX = 1 << 20, 1 << 36
+JOB_SIZE_MAX = 1 << 26  # as in _wire.pxd
+TUBES_MAX = 1 << 24
+JOBS_MAX = 1 << 29
+
+
+@dataclass(frozen=True)
+class BeanstalkSettings:
+    """The protocol's own keys."""
+
+    memory_limit: int = setting(size(MEMORY_MIN, MEMORY_MAX), 1 << 30, "bytes")
+    max_job_size: int = setting(size(1, JOB_SIZE_MAX), 65535, "bytes")
+    max_tubes: int = setting(integer(1, TUBES_MAX), 100_000)
+    max_jobs_per_tube: int = setting(integer(1, JOBS_MAX), JOBS_MAX)
+
+
+def make_store(settings: BeanstalkSettings, figures: Figures, now_ns: int) -> BeanstalkStore:
+    """The store for these settings. figures: of the floors above, for stats."""
+    from counterd.protocols.beanstalk._session import open_store  # noqa: PLC0415 - settings are read before it is built
+
+    machine = os.uname()
+    return open_store(
+        memory_limit=settings.memory_limit,
+        job_size_max=settings.max_job_size,
+        tubes=settings.max_tubes,
+        tube_jobs_max=settings.max_jobs_per_tube,
+        figures=figures,
+        host={
+            "id": os.urandom(8).hex(),
+            "hostname": machine.nodename.encode(),
+            "os": machine.version.encode(),
+            "platform": machine.machine.encode(),
+        },
+        hash_key=os.urandom(16),
+        now_ns=now_ns,
+    )
+
+
+def reload(_store: BeanstalkStore, _settings: BeanstalkSettings) -> None:
+    """None of its own keys may change while the store runs."""
+
+
+FIGURES = (
+    Figure("jobs:ready", "beanstalk_jobs", "gauge", "Jobs, by state.", {"state": "ready"}),
+    Figure("jobs:reserved", "beanstalk_jobs", "gauge", "Jobs, by state.", {"state": "reserved"}),
+    Figure("jobs:delayed", "beanstalk_jobs", "gauge", "Jobs, by state.", {"state": "delayed"}),
+    Figure("jobs:buried", "beanstalk_jobs", "gauge", "Jobs, by state.", {"state": "buried"}),
+    Figure("total_jobs", "beanstalk_jobs_total", "counter", "Jobs that were put."),
+    Figure("timeouts", "beanstalk_timeouts_total", "counter", "Jobs whose worker did not end them in time."),
+    Figure("given_back", "beanstalk_given_back_total", "counter", "Jobs that became ready as their worker had gone."),
+    Figure("waiting", "beanstalk_waiting", "gauge", "Connections that wait for a job."),
+    Figure("tubes", "beanstalk_tubes", "gauge", "Tubes that there are."),
+    Figure("tubes_max", "beanstalk_tubes_limit", "gauge", "Tubes that there can be."),
+    Figure("used_memory", "beanstalk_memory_bytes", "gauge", "Memory that counts against the limit."),
+    Figure("memory_limit", "beanstalk_memory_limit_bytes", "gauge", "The limit of memory."),
+    Figure("longest_probe", "beanstalk_table_longest_probe", "gauge", "Slots that an insertion looked past, at most."),
+    Figure("region", "beanstalk_region_bytes", "gauge", "Size of the mapping that has everything in it; used as needed."),
+)
+
+ROOM = Room(
+    name="beanstalk",
+    default_port=11300,
+    settings=BeanstalkSettings,
+    make_store=make_store,
+    reload=reload,
+    figures=FIGURES,
+)

@@ -1,0 +1,214 @@
+# The queues of the beanstalk protocol: what moves jobs between them, and in what order they are reserved.
+#
+# Floor 2, header only. A job is in the queue of its state:
+#
+#   READY      the heap of its tube, by priority and id; and the tube's line, by the time since when
+#   DELAYED    the heap of its tube, by the time at which its delay ends
+#   RESERVED   the heap of the connection that holds it, by the time at which its time to run ends
+#   BURIED     the tube's line of buried jobs
+#
+# Heaps of times need but one timer each: it is armed no later than for the first job. A timer that comes too early, as
+# that job has gone, finds nothing due and is armed again.
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from counterd.engine.debug cimport debug_check
+from counterd.engine.heap cimport heap_insert, heap_remove, node_is_before
+from counterd.engine.wheel cimport Timer, timer_is_armed, timers_arm
+from counterd.protocols.beanstalk._jobs cimport (
+    BURIED, DELAYED, GONE_JOB, JOB_STATES, READY, RESERVED, URGENT, Job, Jobs, JobState, job_at, job_free,
+)
+from counterd.protocols.beanstalk._tubes cimport (
+    Line, Tube, Tubes, tube_at, tube_is_paused, tube_settle,
+)
+from counterd.protocols.beanstalk._workers cimport Worker, Workers, worker_expect
+
+cdef enum:
+    SECOND_NS = 1000000000
+    MARGIN_NS = SECOND_NS   # before a job's time is over, its worker is not made to wait
+
+
+cdef struct Queues:         # this process's view
+    Jobs jobs
+    Tubes tubes
+    Workers workers
+    uint64_t* counts        # jobs by state, in the region
+    uint64_t* urgent        # ready jobs with a priority below URGENT, likewise
+
+
+cdef inline int64_t seconds_ns(uint32_t seconds) noexcept nogil:
+    return <int64_t>seconds * SECOND_NS
+
+
+cdef inline uint32_t* queue_first(const Queues* queues, const Job* job) noexcept nogil:
+    """Where the first of the heap is in which a job of that state belongs; NULL: it belongs in none."""
+    if job.state == READY:
+        return &tube_at(&queues.tubes, job.tube).ready
+    if job.state == DELAYED:
+        return &tube_at(&queues.tubes, job.tube).delayed
+    if job.state == RESERVED:
+        return &queues.workers.records[job.holder].reserved
+    return NULL
+
+
+cdef inline Line* queue_line(const Queues* queues, const Job* job) noexcept nogil:
+    """The line in which a job of that state belongs, or NULL."""
+    if job.state == READY:
+        return &tube_at(&queues.tubes, job.tube).ready_line
+    if job.state == BURIED:
+        return &tube_at(&queues.tubes, job.tube).buried_line
+    return NULL
+
+
+cdef inline void line_append(Jobs* jobs, Line* line, uint32_t number) noexcept nogil:
+    cdef Job* job = job_at(jobs, number)
+    job.line_next = 0
+    job.line_prev = line.last
+    if line.last:
+        job_at(jobs, line.last).line_next = number
+    else:
+        line.first = number
+    line.last = number
+
+
+cdef inline void line_remove(Jobs* jobs, Line* line, uint32_t number) noexcept nogil:
+    cdef const Job* job = job_at(jobs, number)
+    if job.line_next:
+        job_at(jobs, job.line_next).line_prev = job.line_prev
+    else:
+        line.last = job.line_prev
+    if job.line_prev:
+        job_at(jobs, job.line_prev).line_next = job.line_next
+    else:
+        line.first = job.line_next
+
+
+cdef inline void job_enter(Queues* queues, uint32_t number, JobState state, uint64_t key, int64_t now_ns) noexcept nogil:
+    """Has a job that is in no queue come into that state. key: as Job.node has it, of those that are in a heap."""
+    cdef Job* job = job_at(&queues.jobs, number)
+    cdef Tube* tube = tube_at(&queues.tubes, job.tube)
+    cdef uint32_t* first
+    cdef Line* line
+    debug_check(job.state == GONE_JOB)
+    job.state = state
+    job.since_ns = now_ns
+    tube.jobs[<int>state] += 1
+    queues.counts[<int>state] += 1
+    first = queue_first(queues, job)
+    if first != NULL:
+        job.node.key = key
+        heap_insert(&queues.jobs.heap, first, number)
+    line = queue_line(queues, job)
+    if line != NULL:
+        line_append(&queues.jobs, line, number)
+    if state == READY and job.priority < URGENT:
+        tube.urgent += 1
+        queues.urgent[0] += 1
+
+
+cdef inline void job_leave(Queues* queues, uint32_t number) noexcept nogil:
+    """Takes a job out of the queue that it is in: it is to enter another, or to be freed."""
+    cdef Job* job = job_at(&queues.jobs, number)
+    cdef Tube* tube = tube_at(&queues.tubes, job.tube)
+    cdef uint32_t* first = queue_first(queues, job)
+    cdef Line* line = queue_line(queues, job)
+    if first != NULL:
+        heap_remove(&queues.jobs.heap, first, number)
+    if line != NULL:
+        line_remove(&queues.jobs, line, number)
+    if job.state == READY and job.priority < URGENT:
+        tube.urgent -= 1
+        queues.urgent[0] -= 1
+    if job.state == RESERVED:
+        queues.workers.records[job.holder].jobs -= 1
+        job.holder = 0
+    tube.jobs[<int>job.state] -= 1
+    queues.counts[<int>job.state] -= 1
+    job.state = GONE_JOB
+
+
+cdef inline void tube_expect(Queues* queues, uint32_t number, int64_t due_ns) noexcept nogil:
+    """Something happens to the tube then: its timer has to be no later."""
+    cdef const Timer* timer = &tube_at(&queues.tubes, number).timer
+    if not timer_is_armed(timer) or due_ns < timer.due_ns:
+        timers_arm(&queues.tubes.timers, number, due_ns)
+
+
+# ---- what becomes of a job -----------------------------------------------------------------------------------------
+
+cdef inline void job_ready(Queues* queues, uint32_t number, int64_t now_ns) noexcept nogil:
+    job_enter(queues, number, READY, job_at(&queues.jobs, number).priority, now_ns)
+
+
+cdef inline void job_delay(Queues* queues, uint32_t number, int64_t now_ns) noexcept nogil:
+    """For as long as its `delay` says."""
+    cdef const Job* job = job_at(&queues.jobs, number)
+    cdef int64_t due_ns = now_ns + seconds_ns(job.delay)
+    job_enter(queues, number, DELAYED, due_ns, now_ns)
+    tube_expect(queues, job.tube, due_ns)
+
+
+cdef inline void job_bury(Queues* queues, uint32_t number, int64_t now_ns) noexcept nogil:
+    job_at(&queues.jobs, number).buries += 1
+    job_enter(queues, number, BURIED, 0, now_ns)
+
+
+cdef inline void job_reserve(Queues* queues, uint32_t number, uint32_t connection, int64_t now_ns) noexcept nogil:
+    """For as long as its `ttr` says."""
+    cdef Job* job = job_at(&queues.jobs, number)
+    cdef Tube* tube = tube_at(&queues.tubes, job.tube)
+    cdef Worker* worker = queues.workers.records + connection
+    cdef int64_t due_ns = now_ns + seconds_ns(job.ttr)
+    if job.state == READY:
+        tube.queued_ns += now_ns - job.since_ns
+    if job.state != GONE_JOB:
+        job_leave(queues, number)
+    job.holder = connection
+    job.reserves += 1
+    worker.jobs += 1
+    tube.reserves += 1
+    job_enter(queues, number, RESERVED, due_ns, now_ns)
+    worker_expect(&queues.workers, connection, due_ns)
+
+
+cdef inline void job_touch(Queues* queues, uint32_t number, int64_t now_ns) noexcept nogil:
+    """Begins the time to run of a reserved job anew. Its timer is not later: that was for an earlier moment."""
+    cdef Job* job = job_at(&queues.jobs, number)
+    cdef uint32_t* first = &queues.workers.records[job.holder].reserved
+    heap_remove(&queues.jobs.heap, first, number)
+    job.node.key = now_ns + seconds_ns(job.ttr)
+    heap_insert(&queues.jobs.heap, first, number)
+
+
+cdef inline void job_delete(Queues* queues, uint32_t number) noexcept nogil:
+    """Ends a job, and its tube if that was the last that needed it."""
+    cdef uint32_t tube = job_at(&queues.jobs, number).tube
+    job_leave(queues, number)
+    job_free(&queues.jobs, number)
+    tube_settle(&queues.tubes, tube)
+
+
+# ---- what is reserved next -----------------------------------------------------------------------------------------
+
+cdef inline uint32_t queues_next_ready(const Queues* queues, uint32_t connection, int64_t now_ns, int64_t* budget) noexcept nogil:
+    """The ready job that comes first, by priority and id, in what the connection watches and is not paused; or 0.
+
+    Pays a step for each tube.
+    """
+    cdef uint32_t number = queues.workers.records[connection].watch_first
+    cdef uint32_t best = 0
+    cdef const Tube* tube
+    while number:
+        tube = tube_at(&queues.tubes, queues.workers.watches[number].tube)
+        if tube.ready and not tube_is_paused(tube, now_ns):
+            if best == 0 or node_is_before(&job_at(&queues.jobs, tube.ready).node, &job_at(&queues.jobs, best).node):
+                best = tube.ready
+        budget[0] -= 1
+        number = queues.workers.watches[number].next
+    return best
+
+
+cdef inline bint worker_is_pressed(const Queues* queues, uint32_t connection, int64_t now_ns) noexcept nogil:
+    """Whether the time of one of its jobs is nearly over: it is not made to wait then."""
+    cdef uint32_t first = queues.workers.records[connection].reserved
+    return first != 0 and <int64_t>job_at(&queues.jobs, first).node.key - MARGIN_NS <= now_ns

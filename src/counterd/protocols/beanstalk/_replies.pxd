@@ -1,0 +1,114 @@
+# The replies of the beanstalk protocol: a word, which may be followed by a number, a name, or a job with its body.
+#
+# Floor 2, header only.
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy, strlen
+
+from counterd.engine.table cimport name_read
+from counterd.protocols.beanstalk._jobs cimport Job, job_at, job_id, job_read
+from counterd.protocols.beanstalk._queues cimport Queues
+from counterd.protocols.beanstalk._tubes cimport Tube, tube_at
+from counterd.protocols.beanstalk._wire cimport CRLF_SIZE, NAME_MAX
+
+cdef enum:
+    DIGITS_MAX = 20         # of 64 bits
+    JOB_HEAD_MAX = 64       # bytes of the line before a body, and of the CRLF behind it
+
+cdef enum Reply:
+    INSERTED = 0            # and an id
+    USING                   # and a name
+    RESERVED_JOB            # and a job
+    FOUND                   # and a job
+    DELETED
+    RELEASED
+    BURIED_JOB
+    TOUCHED
+    WATCHING                # and a number
+    KICKED
+    KICKED_JOBS             # and a number
+    PAUSED
+    GOOD                    # these are no refusals
+    NOT_FOUND = GOOD
+    NOT_IGNORED
+    TIMED_OUT
+    DEADLINE_SOON
+    DRAINING
+    EXPECTED_CRLF
+    JOB_TOO_BIG
+    OUT_OF_MEMORY
+    BAD_FORMAT
+    UNKNOWN_COMMAND
+    REPLIES
+    WRITTEN = REPLIES       # it is in the output already
+
+cdef extern from *:
+    """
+    static const char *const counterd_beanstalk_words[] = {
+        "INSERTED", "USING", "RESERVED", "FOUND", "DELETED", "RELEASED", "BURIED", "TOUCHED", "WATCHING", "KICKED",
+        "KICKED", "PAUSED", "NOT_FOUND", "NOT_IGNORED", "TIMED_OUT", "DEADLINE_SOON", "DRAINING", "EXPECTED_CRLF",
+        "JOB_TOO_BIG", "OUT_OF_MEMORY", "BAD_FORMAT", "UNKNOWN_COMMAND",
+    };
+    """
+    const char* const* REPLY_WORDS "counterd_beanstalk_words"   # in the order of Reply
+
+
+cdef struct Answer:
+    Reply reply
+    uint64_t number         # that follows the word; or the number of a job or of a tube
+
+
+cdef inline uint8_t* write_word(uint8_t* target, Reply reply) noexcept nogil:
+    """Writes the word of a reply, and returns what is behind it."""
+    cdef size_t size = strlen(REPLY_WORDS[<int>reply])
+    memcpy(target, REPLY_WORDS[<int>reply], size)
+    return target + size
+
+
+cdef inline uint8_t* write_number(uint8_t* target, uint64_t number) noexcept nogil:
+    """Writes a blank and the number in decimal."""
+    cdef uint8_t[DIGITS_MAX] digits
+    cdef int at = DIGITS_MAX
+    while True:
+        at -= 1
+        digits[at] = <uint8_t>(<uint8_t>b"0" + number % 10)
+        number //= 10
+        if number == 0:
+            break
+    target[0] = b" "
+    memcpy(target + 1, digits + at, DIGITS_MAX - at)
+    return target + 1 + (DIGITS_MAX - at)
+
+
+cdef inline uint8_t* write_end(uint8_t* target) noexcept nogil:
+    target[0] = b"\r"
+    target[1] = b"\n"
+    return target + CRLF_SIZE
+
+
+cdef inline uint8_t* write_job_line(uint8_t* target, const Job* job, Reply reply) noexcept nogil:
+    """The line before its body, with its id and size: less than JOB_HEAD_MAX bytes."""
+    return write_end(write_number(write_number(write_word(target, reply), job_id(job)), job.size))
+
+
+cdef inline uint8_t* write_body(uint8_t* target, const Queues* queues, const Job* job) noexcept nogil:
+    job_read(&queues.jobs, job, target)
+    return write_end(target + job.size)
+
+
+cdef inline uint8_t* write_reply(uint8_t* target, const Queues* queues, const Answer* answer) noexcept nogil:
+    """Writes a reply, and returns what is behind it."""
+    cdef const Job* job
+    cdef Tube* tube
+    if answer.reply == RESERVED_JOB or answer.reply == FOUND:
+        job = job_at(&queues.jobs, <uint32_t>answer.number)
+        return write_body(write_job_line(target, job, answer.reply), queues, job)
+    target = write_word(target, answer.reply)
+    if answer.reply == USING:
+        tube = tube_at(&queues.tubes, <uint32_t>answer.number)
+        target[0] = b" "
+        name_read(&queues.tubes.table, &tube.record, target + 1)
+        target += 1 + tube.record.name_size
+    elif answer.reply == INSERTED or answer.reply == WATCHING or answer.reply == KICKED_JOBS:
+        target = write_number(target, answer.number)
+    return write_end(target)

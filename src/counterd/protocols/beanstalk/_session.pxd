@@ -1,0 +1,32 @@
+# The beanstalk protocol's session, for the store, which answers those that wait.
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from counterd._core cimport Frame, Session
+from counterd.protocols.beanstalk._listing cimport TubeList
+from counterd.protocols.beanstalk._replies cimport Answer, Reply
+from counterd.protocols.beanstalk._wire cimport Command, Request
+
+
+cdef class BeanstalkSession(Session):
+    cdef bint is_discarding         # a line that is too long, up to its end
+    cdef Command waiting_command    # the reserve that waits, or was the last to
+    cdef TubeList listing           # under way, or None
+    cdef uint32_t kicks_left        # jobs that a kick under way may still kick
+    cdef uint32_t kicked
+    cdef bint kicks_buried          # it kicks buried jobs, not delayed ones
+
+    cdef Py_ssize_t parse_put(self, const uint8_t* data, size_t size, uint32_t line, Frame* frame) noexcept
+    cdef Py_ssize_t parse_long(self, const uint8_t* data, size_t size, Frame* frame) noexcept
+    cdef Reply refuse_line(self, Command command, const Frame* frame) noexcept
+    cdef int decide(self, Command command, const Request* request, const Frame* frame, Answer* answer) except -1
+    cdef Reply put(self, const Request* request, const Frame* frame, Answer* answer) except *
+    cdef void count_worker(self) noexcept
+    cdef int reserve(self, Command command, const Request* request, Answer* answer) except -1
+    cdef Reply decide_on_job(self, Command command, const Request* request, Answer* answer) except *
+    cdef Reply peek(self, Command command, Answer* answer) except *
+    cdef Reply decide_on_tube(self, Command command, const Request* request, Answer* answer) except *
+    cdef Reply pause(self, uint32_t number, uint32_t seconds) except *
+    cdef Reply answer_at_length(self, Command command, const Request* request) except *
+    cdef void append(self, bytes reply) noexcept
+    cdef int kick(self) except -1

@@ -1,0 +1,437 @@
+"""The beanstalk protocol, sans-I/O: a connection's commands, each of which is decoded, decided and answered.
+
+Floor 2. Section names below are those of docs/protocols/beanstalk.md, which says where and why this differs from the
+reference implementation.
+
+A frame is a line, and for a put the body behind it. What a line says is in _wire.pxd, how a reply is written in
+_replies.pxd; the store decides who has which job.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memchr, memcpy
+
+from counterd._core cimport (
+    DONE, GONE, HALF_CLOSED, LATER, OUTPUT_MAX, PARK, REPLY_ROOM, SKIP, Frame, Session, Store, Why,
+)
+from counterd.engine.chains cimport chain_blocks
+from counterd.engine.debug cimport debug_check
+from counterd.engine.table cimport name_tag
+from counterd.protocols.beanstalk._jobs cimport (
+    BURIED, DELAYED, JOB_COST, READY, RESERVED, Job, job_at, job_find, job_id, job_make,
+)
+from counterd.protocols.beanstalk._listing cimport TubeList
+from counterd.protocols.beanstalk._queues cimport (
+    Queues, job_bury, job_delete, job_leave, job_touch, queues_next_ready, seconds_ns, tube_expect, worker_is_pressed,
+)
+from counterd.protocols.beanstalk._replies cimport (
+    BAD_FORMAT, BURIED_JOB, DEADLINE_SOON, DELETED, DRAINING, EXPECTED_CRLF, FOUND, GOOD, INSERTED, JOB_HEAD_MAX,
+    JOB_TOO_BIG, KICKED, KICKED_JOBS, NOT_FOUND, NOT_IGNORED, OUT_OF_MEMORY, PAUSED, RELEASED, RESERVED_JOB, TIMED_OUT,
+    TOUCHED, UNKNOWN_COMMAND, USING, WATCHING, WRITTEN, Answer, Reply, write_reply,
+)
+from counterd.protocols.beanstalk._store cimport BeanstalkState, BeanstalkStore
+from counterd.protocols.beanstalk._tubes cimport Tube, tube_at, tube_find, tube_settle
+from counterd.protocols.beanstalk._wire cimport (
+    BURY, COMMAND_WORDS, COMMANDS, CRLF_SIZE, DELETE, IGNORE, KICK, KICK_JOB, LINE_MAX, LIST_TUBE_USED, LIST_TUBES,
+    LIST_TUBES_WATCHED, MALFORMED, PAUSE_TUBE, PEEK, PEEK_BURIED, PEEK_DELAYED, PEEK_READY, PUT, QUIT, RELEASE, RESERVE,
+    RESERVE_JOB, RESERVE_WITH_TIMEOUT, STATS, STATS_JOB, STATS_TUBE, TOO_BIG, TOO_LONG, TOO_LONG_STILL, TOUCH, UNKNOWN,
+    USE, WATCH, Command, Request, line_command, line_decode, line_size,
+)
+from counterd.protocols.beanstalk._workers cimport (
+    WATCH_COST, WATCHED_MAX, Worker, watch_add, watch_find, watch_remove, worker_enter, worker_use, worker_wait,
+    worker_wake,
+)
+
+cdef enum:
+    KICK_STEPS = 8          # a job changes its queue, and perhaps its worker
+    TEXT_STEPS = 300        # statistics take some 10 us in Python
+
+
+cdef class BeanstalkSession(Session):
+    """One connection of the beanstalk protocol."""
+
+    def __cinit__(self, BeanstalkStore store not None):
+        worker_enter(&store.queues.workers, &store.queues.tubes, self.connection, store.state.default_tube)
+        store.sessions[self.connection] = <void*>self
+
+    def __dealloc__(self):
+        if self.connection and self.store is not None:  # nobody is to answer it, even if it is forgotten later
+            (<BeanstalkStore>self.store).sessions[self.connection] = NULL
+
+    # ---- frames ----
+
+    cdef Py_ssize_t parse_frame(self, const uint8_t* data, size_t size, Frame* frame) noexcept:
+        cdef uint32_t line
+        cdef Command command
+        frame.data = data
+        frame.key = NULL
+        frame.key_size = frame.tag = 0
+        if self.is_discarding:
+            return self.parse_long(data, size, frame)
+        line = line_size(data, min(size, <size_t>LINE_MAX))
+        if line == 0:
+            return 0 if size < LINE_MAX else self.parse_long(data, size, frame)
+        command = line_command(data, line)
+        frame.size = line
+        frame.verdict = command
+        if command == PUT:
+            return self.parse_put(data, size, line, frame)
+        return -1 if command == QUIT and line == COMMAND_WORDS[<int>QUIT].size + CRLF_SIZE else line
+
+    cdef Py_ssize_t parse_put(self, const uint8_t* data, size_t size, uint32_t line, Frame* frame) noexcept:
+        """Section "put": a line, and as many bytes as it says, with a CRLF behind them."""
+        cdef Request request
+        cdef uint64_t whole
+        if not line_decode(data + COMMAND_WORDS[<int>PUT].size, data + line - CRLF_SIZE, COMMAND_WORDS[<int>PUT].arguments,
+                           &request):
+            frame.verdict = MALFORMED
+            return line
+        whole = line + <uint64_t>request.size + CRLF_SIZE
+        if request.size > (<BeanstalkStore>self.store).job_size_max:
+            frame.verdict = TOO_BIG
+            frame.skip = whole
+            return SKIP
+        if size < whole:
+            return 0
+        frame.key = data + line
+        frame.key_size = request.size
+        frame.size = <uint32_t>whole
+        return frame.size
+
+    cdef Py_ssize_t parse_long(self, const uint8_t* data, size_t size, Frame* frame) noexcept:
+        """A line that is too long, or a part of one: it is thrown away up to its end.
+
+        A CR that may be the first half of that is kept.
+        """
+        cdef uint32_t line = line_size(data, size)
+        frame.verdict = TOO_LONG if line else TOO_LONG_STILL
+        frame.skip = line if line else size - (data[size - 1] == b"\r")
+        return SKIP if frame.skip else 0
+
+    cdef int execute_frame(self, const Frame* frame) except -1:
+        cdef BeanstalkStore store = <BeanstalkStore>self.store
+        cdef BeanstalkState* state = store.state
+        cdef Command command = <Command>frame.verdict
+        cdef Request request
+        cdef Answer answer
+        cdef const uint8_t* end
+        cdef int done = DONE
+        if command == TOO_LONG_STILL:
+            self.is_discarding = True
+            return DONE
+        if command < COMMANDS:
+            end = (frame.key if command == PUT else frame.data + frame.size) - CRLF_SIZE
+            if not line_decode(
+                frame.data + COMMAND_WORDS[<int>command].size, end, COMMAND_WORDS[<int>command].arguments, &request
+            ):
+                command = MALFORMED
+        if command < COMMANDS:
+            state.requests[<int>command] += 1
+            done = self.decide(command, &request, frame, &answer)
+            if done == LATER:
+                state.requests[<int>command] -= 1
+            if done != DONE:
+                return done
+        else:
+            answer.reply = self.refuse_line(command, frame)
+            command = PUT if command == TOO_BIG else command
+        if answer.reply == WRITTEN:
+            return DONE
+        if answer.reply >= GOOD:
+            state.refusals[min(<int>command, <int>COMMANDS)][<int>answer.reply] += 1
+        store.out_size = write_reply(store.out + store.out_size, &store.queues, &answer) - store.out
+        return DONE
+
+    cdef Reply refuse_line(self, Command command, const Frame* frame) noexcept:
+        """The reply to what is no command."""
+        if command == TOO_BIG:
+            (<BeanstalkStore>self.store).state.requests[<int>PUT] += 1
+            return JOB_TOO_BIG
+        if command == TOO_LONG:
+            self.is_discarding = False
+            return BAD_FORMAT
+        if command == UNKNOWN and memchr(frame.data, 0, frame.size) == NULL:
+            return UNKNOWN_COMMAND
+        return BAD_FORMAT
+
+    # ---- commands ----
+
+    cdef int decide(self, Command command, const Request* request, const Frame* frame, Answer* answer) except -1:
+        """What a command does, and its answer: DONE, LATER or PARK."""
+        if command == PUT:
+            answer.reply = self.put(request, frame, answer)
+        elif command == RESERVE or command == RESERVE_WITH_TIMEOUT:
+            return self.reserve(command, request, answer)
+        elif KICK == command or STATS <= command <= LIST_TUBES or command == LIST_TUBES_WATCHED:
+            if self.store.budget <= 0:
+                return LATER
+            answer.reply = self.answer_at_length(command, request)
+        elif command == USE or command == WATCH or command == IGNORE or command == PAUSE_TUBE:
+            answer.reply = self.decide_on_tube(command, request, answer)
+        elif command == LIST_TUBE_USED:
+            answer.number = (<BeanstalkStore>self.store).queues.workers.records[self.connection].used
+            answer.reply = USING
+        elif command == PEEK_READY or command == PEEK_DELAYED or command == PEEK_BURIED:
+            answer.reply = self.peek(command, answer)
+        elif command == QUIT:
+            answer.reply = WRITTEN
+        else:
+            answer.reply = self.decide_on_job(command, request, answer)
+        return DONE
+
+    cdef Reply put(self, const Request* request, const Frame* frame, Answer* answer) except *:
+        """Section "put"."""
+        cdef BeanstalkStore store = <BeanstalkStore>self.store
+        cdef Queues* queues = &store.queues
+        cdef Worker* worker = queues.workers.records + self.connection
+        cdef Tube* tube = tube_at(&queues.tubes, worker.used)
+        cdef const uint8_t* end = frame.key + frame.key_size
+        cdef uint32_t number
+        queues.workers.state.producers += not worker.is_producer
+        worker.is_producer = True
+        if end[0] != b"\r" or end[1] != b"\n":
+            return EXPECTED_CRLF
+        if store.state.refuses_puts or store.state.draining:
+            return DRAINING
+        if tube.jobs[<int>READY] + tube.jobs[<int>DELAYED] + tube.jobs[<int>BURIED] + tube.jobs[<int>RESERVED] >= (
+            store.tube_jobs_max
+        ):
+            return OUT_OF_MEMORY
+        if queues.jobs.pool.used == queues.jobs.pool.capacity or not store.has_room(
+            JOB_COST, chain_blocks(request.size)
+        ):
+            return OUT_OF_MEMORY
+        number = job_make(
+            &queues.jobs, worker.used, request.priority, request.delay, request.ttr, frame.key, request.size,
+            store.now_ns
+        )
+        answer.number = job_id(job_at(&queues.jobs, number))
+        tube.total += 1
+        if request.delay:
+            store.delay(number)
+        else:
+            store.make_ready(number)
+        return INSERTED
+
+    cdef void count_worker(self) noexcept:
+        """It has sent a reserve."""
+        cdef Worker* worker = (<BeanstalkStore>self.store).queues.workers.records + self.connection
+        (<BeanstalkStore>self.store).queues.workers.state.workers += not worker.is_worker
+        worker.is_worker = True
+
+    cdef int reserve(self, Command command, const Request* request, Answer* answer) except -1:
+        """Sections "reserve" and "reserve-with-timeout": a job that is ready, or else the connection waits for one."""
+        cdef BeanstalkStore store = <BeanstalkStore>self.store
+        cdef Queues* queues = &store.queues
+        cdef Worker* worker = queues.workers.records + self.connection
+        cdef int64_t until_ns = INT64_MAX
+        cdef uint32_t number = 0
+        self.count_worker()
+        if not store.state.draining:
+            number = queues_next_ready(queues, self.connection, store.now_ns, &store.budget)
+        if number:
+            store.reserve(number, self.connection)
+            answer[0] = Answer(RESERVED_JOB, number)
+            return DONE
+        if worker_is_pressed(queues, self.connection, store.now_ns):
+            answer.reply = DEADLINE_SOON
+            return DONE
+        if store.state.draining or command == RESERVE_WITH_TIMEOUT and request.count == 0:
+            answer.reply = TIMED_OUT
+            return DONE
+        if command == RESERVE_WITH_TIMEOUT:
+            until_ns = store.now_ns + seconds_ns(request.count)
+        self.waiting_command = command
+        worker_wait(&queues.workers, &queues.tubes, self.connection, until_ns)
+        store.budget -= worker.watches
+        store.expect_worker(self.connection)
+        return PARK
+
+    cdef int end_wait(self, Why why) except -1:
+        """Its peer sends nothing more, or is gone."""
+        cdef BeanstalkStore store = <BeanstalkStore>self.store
+        if why == HALF_CLOSED:
+            return store.end_waiting(self.connection, TIMED_OUT)
+        if store.queues.workers.records[self.connection].is_waiting:
+            worker_wake(&store.queues.workers, &store.queues.tubes, self.connection)
+        return 0
+
+    cdef Reply decide_on_job(self, Command command, const Request* request, Answer* answer) except *:
+        """Commands about the job of an id: what it is to be in, for each of them, and what becomes of it."""
+        cdef BeanstalkStore store = <BeanstalkStore>self.store
+        cdef Queues* queues = &store.queues
+        cdef uint32_t number = job_find(&queues.jobs, request.id)
+        cdef Job* job
+        cdef bint is_own
+        if number == 0:
+            return NOT_FOUND
+        job = job_at(&queues.jobs, number)
+        is_own = job.state == RESERVED and job.holder == self.connection
+        answer.number = number
+        if command == PEEK:
+            return FOUND
+        if command == DELETE and (is_own or job.state != RESERVED):
+            tube_at(&queues.tubes, job.tube).deletes += 1
+            job_delete(queues, number)
+            return DELETED
+        if command == RESERVE_JOB and job.state != RESERVED and not store.state.draining:
+            self.count_worker()
+            store.reserve(number, self.connection)
+            return RESERVED_JOB
+        if command == KICK_JOB and (job.state == BURIED or job.state == DELAYED):
+            job.kicks += 1
+            store.take_back(number)
+            return KICKED
+        if not is_own or command == KICK_JOB or command == RESERVE_JOB:
+            return NOT_FOUND
+        if command == TOUCH:
+            job_touch(queues, number, store.now_ns)
+            return TOUCHED
+        job_leave(queues, number)
+        job.priority = request.priority
+        if command == BURY:
+            job_bury(queues, number, store.now_ns)
+            return BURIED_JOB
+        job.delay = request.delay
+        job.releases += 1
+        if request.delay:
+            store.delay(number)
+        else:
+            store.make_ready(number)
+        return RELEASED
+
+    cdef Reply peek(self, Command command, Answer* answer) except *:
+        """Sections "peek-ready", "peek-delayed" and "peek-buried": the next one of the tube that is used."""
+        cdef Queues* queues = &(<BeanstalkStore>self.store).queues
+        cdef const Tube* tube = tube_at(&queues.tubes, queues.workers.records[self.connection].used)
+        if command == PEEK_READY:
+            answer.number = tube.ready
+        elif command == PEEK_DELAYED:
+            answer.number = tube.delayed
+        else:
+            answer.number = tube.buried_line.first
+        return FOUND if answer.number else NOT_FOUND
+
+    cdef Reply decide_on_tube(self, Command command, const Request* request, Answer* answer) except *:
+        """Sections "use", "watch", "ignore" and "pause-tube"."""
+        cdef BeanstalkStore store = <BeanstalkStore>self.store
+        cdef Queues* queues = &store.queues
+        cdef Worker* worker = queues.workers.records + self.connection
+        cdef uint32_t tag = name_tag(&queues.tubes.table, request.name, request.name_size)
+        cdef uint32_t number, watch
+        if command == USE or command == WATCH:
+            number = store.find_tube(tag, request.name, request.name_size)
+            if number == 0:
+                return OUT_OF_MEMORY
+        else:
+            number = tube_find(&queues.tubes, tag, request.name, request.name_size)
+        if command == PAUSE_TUBE:
+            return self.pause(number, request.delay)
+        if command == USE:
+            worker_use(&queues.workers, &queues.tubes, self.connection, number)
+            answer.number = number
+            return USING
+        watch = watch_find(&queues.workers, self.connection, number, &store.budget) if number else 0
+        if command == WATCH and watch == 0:
+            if worker.watches == WATCHED_MAX or not store.has_room(WATCH_COST, 0):
+                tube_settle(&queues.tubes, number)
+                return OUT_OF_MEMORY
+            watch_add(&queues.workers, &queues.tubes, self.connection, number)
+        elif command == IGNORE and watch:
+            if worker.watches == 1:
+                return NOT_IGNORED
+            watch_remove(&queues.workers, &queues.tubes, watch)
+        answer.number = worker.watches
+        return WATCHING
+
+    cdef Reply pause(self, uint32_t number, uint32_t seconds) except *:
+        """Section "pause-tube". 0 ends a pause."""
+        cdef BeanstalkStore store = <BeanstalkStore>self.store
+        cdef Tube* tube
+        if number == 0:
+            return NOT_FOUND
+        tube = tube_at(&store.queues.tubes, number)
+        tube.pause = seconds
+        tube.pauses += 1
+        tube.paused_until_ns = store.now_ns + seconds_ns(seconds)
+        tube_expect(&store.queues, number, tube.paused_until_ns)
+        store.expect(tube.paused_until_ns)
+        return PAUSED
+
+    # ---- what takes long ----
+
+    cdef Reply answer_at_length(self, Command command, const Request* request) except *:
+        """Sections "kick", "list-tubes", "list-tubes-watched", which go on in produce(); and statistics."""
+        cdef BeanstalkStore store = <BeanstalkStore>self.store
+        cdef Tube* tube
+        cdef bytes text
+        if command == KICK:
+            tube = tube_at(&store.queues.tubes, store.queues.workers.records[self.connection].used)
+            self.kicks_buried = tube.jobs[<int>BURIED] != 0
+            self.kicks_left = min(request.count, tube.jobs[<int>BURIED if self.kicks_buried else <int>DELAYED])
+            self.kicked = 0
+            self.position = 1
+            self.produce()
+            return WRITTEN
+        if command == LIST_TUBES or command == LIST_TUBES_WATCHED:
+            self.listing = TubeList(store, self.connection if command == LIST_TUBES_WATCHED else 0)
+            self.position = 1
+            self.produce()
+            return WRITTEN
+        store.budget -= TEXT_STEPS
+        if command == STATS:
+            text = store.stats()
+        elif command == STATS_JOB:
+            text = store.job_stats(job_find(&store.queues.jobs, request.id))
+        else:
+            text = store.tube_stats(store.tube_named(request.name, request.name_size))
+        if text is None:
+            return NOT_FOUND
+        self.append(b"OK %d\r\n%b\r\n" % (len(text), text))
+        return WRITTEN
+
+    cdef void append(self, bytes reply) noexcept:
+        """Adds a reply of less than REPLY_ROOM to the output."""
+        cdef Store store = self.store
+        debug_check(store.out_size + PyBytes_GET_SIZE(reply) <= OUTPUT_MAX + REPLY_ROOM)
+        memcpy(store.out + store.out_size, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply))
+        store.out_size += PyBytes_GET_SIZE(reply)
+
+    cdef int produce(self) except -1:
+        """Goes on with a list, or with a kick, whose reply comes when it is done."""
+        if self.listing is None:
+            return self.kick()
+        if self.listing.go_on(self.budget_floor):
+            self.position = 0
+            self.post(self.listing.reply())
+            self.listing = None
+        return 0
+
+    cdef int kick(self) except -1:
+        """Kicks as many jobs as this call may. Section "kick"."""
+        cdef BeanstalkStore store = <BeanstalkStore>self.store
+        cdef Queues* queues = &store.queues
+        cdef Tube* tube = tube_at(&queues.tubes, queues.workers.records[self.connection].used)
+        cdef Answer answer
+        cdef uint32_t number
+        while self.kicks_left and store.budget > self.budget_floor:
+            number = tube.buried_line.first if self.kicks_buried else tube.delayed
+            if number == 0:
+                self.kicks_left = 0
+                break
+            store.budget -= KICK_STEPS
+            self.kicks_left -= 1
+            self.kicked += 1
+            job_at(&queues.jobs, number).kicks += 1
+            store.take_back(number)
+        if self.kicks_left == 0:
+            self.position = 0
+            answer = Answer(KICKED_JOBS, self.kicked)
+            store.out_size = write_reply(store.out + store.out_size, queues, &answer) - store.out
+        return 0
+
+
+def open_store(*, job_size_max, **sizes):
+    """A store, whose sizes are those of BeanstalkStore."""
+    reply_max = max(<size_t>REPLY_ROOM, <size_t>job_size_max + JOB_HEAD_MAX)
+    return BeanstalkStore(make_session=BeanstalkSession, job_size_max=job_size_max, reply_max=reply_max, **sizes)

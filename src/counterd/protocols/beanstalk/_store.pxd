@@ -1,0 +1,63 @@
+# The beanstalk protocol's store: for the modules that build sessions, listings and tables on it.
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from counterd._core cimport Store
+from counterd.engine.chains cimport Chains
+from counterd.protocols.beanstalk._jobs cimport JOB_STATES, JobState
+from counterd.protocols.beanstalk._queues cimport Queues
+from counterd.protocols.beanstalk._replies cimport REPLIES, Reply
+from counterd.protocols.beanstalk._tubes cimport Line
+from counterd.protocols.beanstalk._wire cimport COMMANDS
+
+
+cdef struct BeanstalkState:     # in the region
+    uint64_t counts[JOB_STATES]     # jobs by state
+    uint64_t urgent
+    uint64_t timeouts           # jobs whose time to run was over
+    uint64_t requests[COMMANDS]     # well-formed ones
+    uint64_t refusals[COMMANDS + 1][REPLIES]    # by command, the last for what is none
+    uint32_t default_tube
+    uint32_t ending             # connection up to which waits were ended by a drain
+    uint8_t refuses_puts        # in the protocol's drain mode
+    uint8_t draining            # the daemon is about to stop
+
+
+cdef class BeanstalkStore(Store):
+    cdef BeanstalkState* state
+    cdef Chains chains          # of long names and of bodies
+    cdef Queues queues
+    # What follows is this process's.
+    cdef void** sessions        # by connection: a Session of this process, or NULL
+    cdef uint32_t job_size_max
+    cdef uint32_t tube_jobs_max
+    cdef uint64_t memory_max
+    cdef object others          # what the floors above count
+    cdef dict host              # what stats tells of the machine
+
+    cdef uint64_t memory_used(self) noexcept
+    cdef bint has_room(self, uint64_t bytes, uint64_t blocks) noexcept
+    cdef uint32_t find_tube(self, uint32_t tag, const uint8_t* name, uint32_t size) noexcept
+    cdef int reserve(self, uint32_t number, uint32_t connection) except -1
+    cdef int make_ready(self, uint32_t number) except -1
+    cdef int delay(self, uint32_t number) except -1
+    cdef int hand_over(self, uint32_t number, uint32_t connection) except -1
+    cdef int end_waiting(self, uint32_t connection, Reply reply) except -1
+    cdef int give_back(self, int steps) except? -1
+    cdef int serve_workers(self, int steps) except? -1
+    cdef int take_back(self, uint32_t number) except -1
+    cdef void expect_worker(self, uint32_t connection) noexcept
+    cdef int serve_worker(self, uint32_t connection, int steps) except? -1
+    cdef int serve_tubes(self, int steps) except? -1
+    cdef int serve_tube(self, uint32_t number, int steps) except? -1
+    cdef int end_waits(self, int steps) except? -1
+    cdef uint32_t tube_named(self, const uint8_t* name, uint32_t size) noexcept
+    cdef bytes job_stats(self, uint32_t number)
+    cdef bytes tube_stats(self, uint32_t number)
+    cdef bytes stats(self)
+    cdef uint32_t audit_jobs(self) except? 0xffffffff
+    cdef int audit_queue(self, uint32_t first, JobState state, uint32_t owner, uint32_t counted) except -1
+    cdef int audit_line(self, const Line* line, JobState state, uint32_t tube, uint32_t counted) except -1
+    cdef int audit_tubes(self) except -1
+    cdef int audit_waiting(self, uint32_t number) except -1
+    cdef int audit_workers(self) except -1

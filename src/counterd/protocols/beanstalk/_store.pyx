@@ -1,0 +1,656 @@
+"""The beanstalk protocol's store: jobs, tubes, and the connections that wait for jobs.
+
+Floor 2. A store has its parts in the region (_queues.pxd has them all), and so has what is counted (BeanstalkState). What
+only this process can do is not in the region: answer the session of a connection that waits.
+
+Whatever makes a job ready goes through make_ready(): if somebody waits for it, it is his at once. So no tube has both
+ready jobs and waiting connections, unless it is paused, or its pause has just ended.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from counterd._core cimport FRAME_STEP_SHIFT, Session, Store
+from counterd.engine.audit cimport audit_chains, audit_heap, audit_index, audit_pool, audit_table, audit_timers, chain_ends
+from counterd.engine.chains cimport BLOCK_SIZE, chain_blocks, chains_begin, chains_reserve
+from counterd.engine.connections cimport CONNECTIONS_MAX
+from counterd.engine.heap cimport heap_after
+from counterd.engine.pool cimport pool_left
+from counterd.engine.region cimport region_reserve
+from counterd.engine.table cimport IndexEntry, Record, name_blocks, name_bytes, name_tag
+from counterd.engine.wheel cimport Timer, timer_is_armed, timers_arm, timers_next_ns, timers_take
+from counterd.protocols.beanstalk._jobs cimport (
+    BURIED, DELAYED, GONE_JOB, JOB_COST, JOB_STATES, READY, RESERVED, Job, Jobs, JobState, job_at, job_find, job_id,
+    jobs_begin, jobs_reserve,
+)
+from counterd.protocols.beanstalk._queues cimport (
+    MARGIN_NS, SECOND_NS, Queues, job_delay, job_leave, job_ready, job_reserve, tube_expect, worker_is_pressed,
+)
+from counterd.protocols.beanstalk._replies cimport (
+    DEADLINE_SOON, GOOD, JOB_HEAD_MAX, REPLIES, REPLY_WORDS, RESERVED_JOB, TIMED_OUT, Reply, write_body, write_end,
+    write_job_line, write_word,
+)
+from counterd.protocols.beanstalk._session cimport BeanstalkSession
+from counterd.protocols.beanstalk._tubes cimport (
+    TUBE_COST, Line, Tube, Tubes, tube_at, tube_find, tube_is_needed, tube_is_paused, tube_make, tubes_begin, tubes_have_room, tubes_reserve,
+)
+from counterd.protocols.beanstalk._wire cimport COMMAND_WORDS, COMMANDS, CRLF_SIZE, JOB_SIZE_MAX
+from counterd.protocols.beanstalk._workers cimport (
+    WATCH_COST, Watch, Worker, Workers, WorkersState, worker_expect, worker_leave, worker_wake, workers_begin, workers_next_left, workers_reserve,
+)
+
+STATE_NAMES = ("", "ready", "reserved", "delayed", "buried")
+
+cdef enum:
+    SLICE = 512             # jobs given back, or that become due, in a tick, of each kind: some 0.3 ms
+
+assert JOB_COST == sizeof(Job) + 2 * sizeof(IndexEntry), sizeof(Job)
+assert TUBE_COST == sizeof(Tube) + 2 * sizeof(IndexEntry), sizeof(Tube)
+
+
+cdef class BeanstalkStore(Store):
+    """Made by open_store() in _session.pyx.
+
+    memory_limit: bytes that count; job_size_max: of a body; tubes: how many there can be; tube_jobs_max: jobs in one of
+    them; figures: what the floors above count; host: what stats tells of the machine. Raises ValueError for impossible sizes, MemoryError if they cannot be
+    mapped.
+    """
+
+    def __cinit__(self, *, uint64_t memory_limit, uint32_t job_size_max, uint32_t tubes, uint32_t tube_jobs_max,
+                  figures, dict host, bytes hash_key, size_t reply_max, **_):
+        cdef uint64_t connections = CONNECTIONS_MAX
+        if job_size_max > JOB_SIZE_MAX:
+            raise ValueError(f"job_size_max must be at most {JOB_SIZE_MAX} bytes, not {job_size_max}")
+        if reply_max < <size_t>job_size_max + JOB_HEAD_MAX:
+            raise ValueError(f"with a job_size_max of {job_size_max}, reply_max of {reply_max} is too small")
+        self.job_size_max = job_size_max
+        self.tube_jobs_max = tube_jobs_max
+        self.memory_max = memory_limit
+        self.others = figures
+        self.host = host
+        region_reserve(&self.region, b"beanstalk", sizeof(BeanstalkState), <void**>&self.state)
+        chains_reserve(&self.chains, &self.region, memory_limit // BLOCK_SIZE)
+        jobs_reserve(&self.queues.jobs, &self.region, <uint32_t>min(memory_limit // JOB_COST, <uint64_t>1 << 29))
+        tubes_reserve(&self.queues.tubes, &self.region, tubes)
+        workers_reserve(
+            &self.queues.workers, &self.region, &self.connections,
+            <uint32_t>min(connections + memory_limit // WATCH_COST, <uint64_t>1 << 31)
+        )
+        self.sessions = <void**>PyMem_RawCalloc(CONNECTIONS_MAX + 1, sizeof(void*))
+        if self.sessions == NULL:
+            raise MemoryError(f"no room for {CONNECTIONS_MAX} sessions")
+        self.map_region(hash_key)
+        chains_begin(&self.chains)
+        jobs_begin(&self.queues.jobs, self.header.key, &self.chains)
+        tubes_begin(&self.queues.tubes, self.header.key, &self.chains, self.now_ns)
+        workers_begin(&self.queues.workers, self.now_ns)
+        self.queues.counts = self.state.counts
+        self.queues.urgent = &self.state.urgent
+        name = b"default"
+        self.state.default_tube = self.find_tube(
+            name_tag(&self.queues.tubes.table, name, 7), name, 7
+        )
+        tube_at(&self.queues.tubes, self.state.default_tube).walks = 1  # it never ends
+
+    def __dealloc__(self):
+        PyMem_RawFree(self.sessions)
+
+    # ---- room ----
+
+    cdef uint64_t memory_used(self) noexcept:
+        """Bytes that count against the limit. The first watch of a connection is free."""
+        cdef uint64_t watches = self.queues.workers.pool.used
+        return (
+            <uint64_t>self.queues.jobs.pool.used * JOB_COST + <uint64_t>self.chains.pool.used * BLOCK_SIZE
+            + <uint64_t>self.queues.tubes.table.pool.used * TUBE_COST
+            + (watches - self.sessions_open if watches > self.sessions_open else 0) * WATCH_COST
+        )
+
+    cdef bint has_room(self, uint64_t bytes, uint64_t blocks) noexcept:
+        """Whether the limit leaves so many bytes of records, and blocks besides."""
+        return (
+            pool_left(self.chains.pool) >= blocks
+            and self.memory_used() + bytes + blocks * BLOCK_SIZE <= self.memory_max
+        )
+
+    cdef uint32_t find_tube(self, uint32_t tag, const uint8_t* name, uint32_t size) noexcept:
+        """The tube of that name, which is made if need be; 0 if there is no room for it."""
+        cdef uint32_t number = tube_find(&self.queues.tubes, tag, name, size)
+        if number:
+            return number
+        if not tubes_have_room(&self.queues.tubes, size):
+            return 0
+        if not self.has_room(TUBE_COST, name_blocks(&self.queues.tubes.table, size)):
+            return 0
+        return tube_make(&self.queues.tubes, tag, name, size)
+
+    # ---- what becomes of jobs ----
+
+    cdef int reserve(self, uint32_t number, uint32_t connection) except -1:
+        """Gives a job to a connection, which is told by the caller."""
+        job_reserve(&self.queues, number, connection, self.now_ns)
+        self.expect(<int64_t>job_at(&self.queues.jobs, number).node.key)
+        return 0
+
+    cdef int make_ready(self, uint32_t number) except -1:
+        """A job that is in no queue is ready: the connection that has waited longest has it, or else its tube."""
+        cdef const Tube* tube = tube_at(&self.queues.tubes, job_at(&self.queues.jobs, number).tube)
+        if tube.waiting_first and not tube_is_paused(tube, self.now_ns):
+            return self.hand_over(number, self.queues.workers.watches[tube.waiting_first].connection)
+        job_ready(&self.queues, number, self.now_ns)
+        return 0
+
+    cdef int delay(self, uint32_t number) except -1:
+        """A job that is in no queue is ready when its delay is over."""
+        job_delay(&self.queues, number, self.now_ns)
+        self.expect(<int64_t>job_at(&self.queues.jobs, number).node.key)
+        return 0
+
+    cdef int hand_over(self, uint32_t number, uint32_t connection) except -1:
+        """Gives a job to a connection that waits, and tells it."""
+        cdef const Job* job = job_at(&self.queues.jobs, number)
+        cdef BeanstalkSession session = <BeanstalkSession>self.sessions[connection]
+        cdef uint8_t[JOB_HEAD_MAX] line
+        cdef size_t line_size = write_job_line(line, job, RESERVED_JOB) - line
+        cdef bytes message = PyBytes_FromStringAndSize(NULL, line_size + job.size + CRLF_SIZE)
+        cdef uint8_t* target = <uint8_t*>PyBytes_AS_STRING(message)
+        memcpy(target, line, line_size)
+        write_body(target + line_size, &self.queues, job)
+        worker_wake(&self.queues.workers, &self.queues.tubes, connection)
+        self.reserve(number, connection)
+        self.budget -= 1 + (job.size >> FRAME_STEP_SHIFT)
+        session.resume(message)
+        return 0
+
+    cdef int end_waiting(self, uint32_t connection, Reply reply) except -1:
+        """Ends a wait in vain."""
+        cdef BeanstalkSession session = <BeanstalkSession>self.sessions[connection]
+        cdef uint8_t[JOB_HEAD_MAX] line
+        cdef uint8_t* end = write_end(write_word(line, reply))
+        worker_wake(&self.queues.workers, &self.queues.tubes, connection)
+        self.state.refusals[<int>session.waiting_command][<int>reply] += 1
+        session.resume(PyBytes_FromStringAndSize(<const char*>line, end - line))
+        return 0
+
+    # ---- time ----
+
+    cdef void forget(self, uint32_t connection) noexcept:
+        self.sessions[connection] = NULL
+        worker_leave(&self.queues.workers, &self.queues.tubes, connection)
+        self.stirred = True
+
+    cdef int64_t due_ns(self) except? -2:
+        cdef int64_t of_workers = timers_next_ns(&self.queues.workers.timers)
+        cdef int64_t of_tubes = timers_next_ns(&self.queues.tubes.timers)
+        if self.queues.workers.state.leaving_first or self.state.draining and self.queues.workers.state.waiting:
+            return 0
+        if of_workers < 0 or 0 <= of_tubes < of_workers:
+            return of_tubes
+        return of_workers
+
+    cdef int run_due(self) except -1:
+        """Gives back jobs of connections that left; then what is due by time. Each has a slice of its own."""
+        self.give_back(SLICE)
+        self.serve_workers(SLICE)
+        self.serve_tubes(SLICE)
+        if self.state.draining:
+            self.end_waits(SLICE)
+        return 0
+
+    cdef int give_back(self, int steps) except? -1:
+        """Makes jobs ready whose worker has gone; returns the steps that remain."""
+        cdef uint32_t number = workers_next_left(&self.queues.workers)
+        while number:
+            job_leave(&self.queues, number)
+            self.make_ready(number)
+            steps -= 1
+            if steps == 0:
+                return 0
+            number = workers_next_left(&self.queues.workers)
+        return steps
+
+    cdef int serve_workers(self, int steps) except? -1:
+        cdef uint32_t connection
+        while steps > 0:
+            connection = timers_take(&self.queues.workers.timers, self.now_ns, &steps)
+            if connection == 0:
+                break
+            steps = self.serve_worker(connection, steps)
+        return steps
+
+    cdef int serve_worker(self, uint32_t connection, int steps) except? -1:
+        """Takes back what a connection has held for too long, and ends a wait whose time is over."""
+        cdef Worker* worker = self.queues.workers.records + connection
+        cdef int64_t due_ns = INT64_MAX
+        cdef Job* job
+        while worker.reserved:
+            job = job_at(&self.queues.jobs, worker.reserved)
+            due_ns = <int64_t>job.node.key
+            if due_ns > self.now_ns:
+                break
+            if steps <= 0:
+                timers_arm(&self.queues.workers.timers, connection, due_ns)
+                return 0
+            steps -= 1
+            job.timeouts += 1
+            self.state.timeouts += 1
+            self.take_back(worker.reserved)
+        if worker.is_waiting:
+            if worker_is_pressed(&self.queues, connection, self.now_ns):
+                self.end_waiting(connection, DEADLINE_SOON)
+            elif worker.wait_until_ns <= self.now_ns:
+                self.end_waiting(connection, TIMED_OUT)
+        self.expect_worker(connection)
+        return steps
+
+    cdef int take_back(self, uint32_t number) except -1:
+        job_leave(&self.queues, number)
+        return self.make_ready(number)
+
+    cdef void expect_worker(self, uint32_t connection) noexcept:
+        """Arms its timer for whatever is next."""
+        cdef const Worker* worker = self.queues.workers.records + connection
+        cdef int64_t due_ns = INT64_MAX
+        if worker.is_waiting:
+            due_ns = worker.wait_until_ns
+        if worker.reserved:
+            due_ns = min(
+                due_ns, <int64_t>job_at(&self.queues.jobs, worker.reserved).node.key - worker.is_waiting * MARGIN_NS
+            )
+        if due_ns != INT64_MAX:
+            worker_expect(&self.queues.workers, connection, due_ns)
+            self.expect(due_ns)
+
+    cdef int serve_tubes(self, int steps) except? -1:
+        cdef uint32_t number
+        while steps > 0:
+            number = timers_take(&self.queues.tubes.timers, self.now_ns, &steps)
+            if number == 0:
+                break
+            steps = self.serve_tube(number, steps)
+        return steps
+
+    cdef int serve_tube(self, uint32_t number, int steps) except? -1:
+        """Makes jobs ready whose delay is over; after a pause, hands ready jobs to those that wait."""
+        cdef Tube* tube = tube_at(&self.queues.tubes, number)
+        cdef int64_t due_ns = INT64_MAX
+        cdef uint32_t job
+        while tube.delayed:
+            due_ns = <int64_t>job_at(&self.queues.jobs, tube.delayed).node.key
+            if due_ns > self.now_ns:
+                break
+            if steps <= 0:
+                timers_arm(&self.queues.tubes.timers, number, due_ns)
+                return 0
+            steps -= 1
+            self.take_back(tube.delayed)
+            due_ns = INT64_MAX
+        if tube_is_paused(tube, self.now_ns):
+            due_ns = min(due_ns, tube.paused_until_ns)
+        else:
+            tube.pause = 0
+            while tube.ready and tube.waiting_first:
+                if steps <= 0:
+                    due_ns = self.now_ns
+                    break
+                steps -= 1
+                self.hand_over(tube.ready, self.queues.workers.watches[tube.waiting_first].connection)
+        if due_ns != INT64_MAX:
+            tube_expect(&self.queues, number, due_ns)
+        return steps
+
+    # ---- drains ----
+
+    def begin_drain(self):
+        """As Store.begin_drain: waits end, puts and reserves are refused."""
+        with self:
+            self.state.draining = True
+            self.state.ending = 0
+            self.stirred = True
+
+    cdef int end_waits(self, int steps) except? -1:
+        """Ends waits, by connection."""
+        cdef uint32_t connection
+        if self.queues.workers.state.waiting == 0:
+            return steps
+        if self.state.ending >= self.connections.pool.fresh:
+            self.state.ending = 0
+        while steps > 0 and self.state.ending < self.connections.pool.fresh:
+            self.state.ending += 1
+            steps -= 1
+            connection = self.state.ending
+            if self.queues.workers.records[connection].is_waiting:
+                self.end_waiting(connection, TIMED_OUT)
+        return steps
+
+    def refuse_puts(self, bint refused):
+        """The protocol's drain mode: puts are answered DRAINING, and everything else goes on."""
+        with self:
+            self.state.refuses_puts = refused
+
+    def held(self):
+        """As Store.held: reserved jobs."""
+        with self:
+            return self.state.counts[<int>RESERVED]
+
+    def holdings_of(self, uint32_t connection):
+        """As Store.holdings_of: reserved jobs."""
+        with self:
+            if connection > self.connections.pool.fresh:
+                return 0
+            return self.queues.workers.records[connection].jobs
+
+    def leases(self, size_t limit):
+        """As Store.leases: the first reserved jobs, by connection; the names are those of their tubes."""
+        cdef const Job* job
+        cdef uint32_t connection, number
+        cdef list found = []
+        with self:
+            for connection in range(1, self.connections.pool.fresh + 1):
+                number = self.queues.workers.records[connection].reserved
+                while number:
+                    if <size_t>len(found) >= limit:
+                        return found
+                    job = job_at(&self.queues.jobs, number)
+                    name = name_bytes(&self.queues.tubes.table, &tube_at(&self.queues.tubes, job.tube).record)
+                    found.append((connection, name, 1, job.since_ns // 100000000))
+                    number = heap_after(&self.queues.jobs.heap, number)
+        return found
+
+    # ---- statistics ----
+
+    cdef uint32_t tube_named(self, const uint8_t* name, uint32_t size) noexcept:
+        """The tube of that name, or 0."""
+        cdef Tubes* tubes = &self.queues.tubes
+        return tube_find(tubes, name_tag(&tubes.table, name, size), name, size)
+
+    cdef bytes job_stats(self, uint32_t number):
+        """Section "stats-job"; None if there is no such job."""
+        cdef const Job* job
+        cdef int64_t left_ns = 0
+        if number == 0:
+            return None
+        job = job_at(&self.queues.jobs, number)
+        if job.state == RESERVED or job.state == DELAYED:
+            left_ns = <int64_t>job.node.key - self.now_ns
+        return document({
+            "id": job_id(job),
+            "tube": name_bytes(&self.queues.tubes.table, &tube_at(&self.queues.tubes, job.tube).record),
+            "state": STATE_NAMES[job.state],
+            "pri": job.priority,
+            "age": (self.now_ns - job.created_ns) // SECOND_NS,
+            "delay": job.delay,
+            "ttr": job.ttr,
+            "time-left": max(left_ns, 0) // SECOND_NS,
+            "file": 0,
+            "reserves": job.reserves,
+            "timeouts": job.timeouts,
+            "releases": job.releases,
+            "buries": job.buries,
+            "kicks": job.kicks,
+        })
+
+    cdef bytes tube_stats(self, uint32_t number):
+        """Section "stats-tube"; None if there is no such tube."""
+        cdef const Tube* tube
+        cdef int64_t left_ns
+        if number == 0:
+            return None
+        tube = tube_at(&self.queues.tubes, number)
+        left_ns = tube.paused_until_ns - self.now_ns if tube.pause else 0
+        return document({
+            "name": name_bytes(&self.queues.tubes.table, <Record*>&tube.record),
+            "current-jobs-urgent": tube.urgent,
+            "current-jobs-ready": tube.jobs[<int>READY],
+            "current-jobs-reserved": tube.jobs[<int>RESERVED],
+            "current-jobs-delayed": tube.jobs[<int>DELAYED],
+            "current-jobs-buried": tube.jobs[<int>BURIED],
+            "total-jobs": tube.total,
+            "current-using": tube.using,
+            "current-watching": tube.watching,
+            "current-waiting": tube.waiting,
+            "cmd-delete": tube.deletes,
+            "cmd-pause-tube": tube.pauses,
+            "pause": tube.pause,
+            "pause-time-left": max(left_ns, 0) // SECOND_NS,
+        })
+
+    cdef bytes stats(self):
+        """Section "stats"."""
+        cdef BeanstalkState* state = self.state
+        cdef const WorkersState* workers = self.queues.workers.state
+        cdef dict others = self.others()  # a call is under way: nobody may come back here meanwhile
+        cdef int command
+        figures = {
+            "current-jobs-urgent": state.urgent,
+            "current-jobs-ready": state.counts[<int>READY],
+            "current-jobs-reserved": state.counts[<int>RESERVED],
+            "current-jobs-delayed": state.counts[<int>DELAYED],
+            "current-jobs-buried": state.counts[<int>BURIED],
+        }
+        for command in range(COMMANDS):
+            figures[f"cmd-{COMMAND_WORDS[command].text.decode()}"] = state.requests[command]
+        figures.update({
+            "job-timeouts": state.timeouts,
+            "total-jobs": self.queues.jobs.state.total,
+            "max-job-size": self.job_size_max,
+            "current-tubes": self.queues.tubes.table.pool.used,
+            "current-connections": self.sessions_open,
+            "current-producers": workers.producers,
+            "current-workers": workers.workers,
+            "current-waiting": workers.waiting,
+            "total-connections": self.sessions_total,
+            "pid": others["pid"],
+            "version": others["version"].encode(),
+            "rusage-utime": others["rusage_utime"],
+            "rusage-stime": others["rusage_stime"],
+            "uptime": others["uptime"],
+            "binlog-oldest-index": 0,
+            "binlog-current-index": 0,
+            "binlog-records-migrated": 0,
+            "binlog-records-written": 0,
+            "binlog-max-size": 0,
+            "draining": "true" if state.refuses_puts or state.draining else "false",
+        })
+        return document({**figures, **self.host})
+
+    cdef dict figures(self):
+        cdef dict figures = Store.figures(self)
+        cdef BeanstalkState* state = self.state
+        cdef int command, reply, number
+        figures.update({
+            **{f"jobs:{name}": state.counts[number] for number, name in enumerate(STATE_NAMES) if name},
+            "urgent": state.urgent,
+            "jobs": self.queues.jobs.pool.used,
+            "jobs_max": self.queues.jobs.pool.capacity,
+            "total_jobs": self.queues.jobs.state.total,
+            "timeouts": state.timeouts,
+            "given_back": self.queues.workers.state.given_back,
+            "waiting": self.queues.workers.state.waiting,
+            "producers": self.queues.workers.state.producers,
+            "workers": self.queues.workers.state.workers,
+            "tubes": self.queues.tubes.table.pool.used,
+            "tubes_max": self.queues.tubes.table.pool.capacity,
+            "used_memory": self.memory_used(),
+            "memory_limit": self.memory_max,
+            "longest_probe": self.queues.jobs.index.state.longest,
+            "refuses_puts": state.refuses_puts,
+        })
+        return figures
+
+    def outcomes(self):
+        """As Store.outcomes. Refusals are counted; the rest of the requests was "ok"."""
+        cdef BeanstalkState* state = self.state
+        cdef int command, reply
+        cdef uint64_t refused
+        found = []
+        with self:
+            for command in range(COMMANDS + 1):
+                name = COMMAND_WORDS[command].text.decode() if command < COMMANDS else "unknown"
+                refused = 0
+                for reply in range(<int>GOOD, REPLIES):
+                    refused += state.refusals[command][reply]
+                    found.append((name, REPLY_WORDS[reply].decode().lower(), state.refusals[command][reply]))
+                if command < COMMANDS:
+                    found.append((name, "ok", state.requests[command] - refused))
+        return [each for each in found if each[2]]
+
+    # ---- audits ----
+
+    cdef int audit_parts(self) except -1:
+        """The jobs by the queue that each is in, the tubes, and who waits where."""
+        cdef Queues* queues = &self.queues
+        audit_chains(&self.chains, audit_table(&queues.tubes.table, "tubes") + self.audit_jobs())
+        audit_index(&queues.jobs.index, queues.jobs.pool, "jobs index")
+        audit_pool(queues.jobs.pool, &queues.jobs.records.line_next, sizeof(Job), "jobs")
+        audit_pool(queues.workers.pool, &queues.workers.watches.next, sizeof(Watch), "watches")
+        audit_timers(&queues.tubes.timers, queues.tubes.table.pool.fresh)
+        audit_timers(&queues.workers.timers, self.connections.pool.fresh)
+        self.audit_tubes()
+        self.audit_workers()
+        return 0
+
+    cdef uint32_t audit_jobs(self) except? 0xffffffff:
+        """Returns the blocks that bodies take."""
+        cdef Jobs* jobs = &self.queues.jobs
+        cdef uint32_t number, blocks = 0, size
+        cdef const Job* job
+        cdef uint32_t[JOB_STATES] counts = [0, 0, 0, 0, 0]
+        for number in range(1, jobs.pool.fresh + 1):
+            job = job_at(jobs, number)
+            if job.state == GONE_JOB:
+                continue
+            counts[job.state] += 1
+            if job_find(jobs, job_id(job)) != number:
+                raise AssertionError(f"job {job_id(job)} is not found by its id")
+            size = chain_blocks(job.size)
+            if size and not chain_ends(&self.chains, &job.body, size):
+                raise AssertionError(f"the body of job {job_id(job)} ends in the wrong block")
+            blocks += size
+        for number in range(1, JOB_STATES):
+            if counts[number] != self.state.counts[number]:
+                raise AssertionError(f"{counts[number]} {STATE_NAMES[number]}, {self.state.counts[number]} counted")
+        return blocks
+
+    cdef int audit_queue(self, uint32_t first, JobState state, uint32_t owner, uint32_t counted) except -1:
+        """A heap: its jobs are in that state, of that tube or connection, and as many as were counted."""
+        cdef Jobs* jobs = &self.queues.jobs
+        cdef const Job* job
+        cdef uint32_t number = first
+        cdef int64_t count = audit_heap(&jobs.heap, first, jobs.pool.fresh)
+        if count != counted:
+            raise AssertionError(f"{STATE_NAMES[<int>state]} of {owner}: {count}, {counted} counted")
+        while number:
+            job = job_at(jobs, number)
+            if job.state != state or (job.holder if state == RESERVED else job.tube) != owner:
+                raise AssertionError(f"job {job_id(job)} is no {STATE_NAMES[<int>state]} one of {owner}")
+            number = heap_after(&jobs.heap, number)
+        return 0
+
+    cdef int audit_line(self, const Line* line, JobState state, uint32_t tube, uint32_t counted) except -1:
+        """A line: its jobs are in that state, the earliest first, and as many as were counted."""
+        cdef const Job* job
+        cdef uint32_t number = line.first, before = 0, count = 0
+        cdef int64_t since_ns = 0
+        while number:
+            job = job_at(&self.queues.jobs, number)
+            count += 1
+            if job.state != state or job.tube != tube or job.line_prev != before or job.since_ns < since_ns:
+                raise AssertionError(f"job {job_id(job)} is wrong in the line {STATE_NAMES[<int>state]} of {tube}")
+            since_ns = job.since_ns
+            before = number
+            number = job.line_next
+        if line.last != before or count != counted:
+            raise AssertionError(f"line {STATE_NAMES[<int>state]} of {tube}: {count}, {counted} counted")
+        return 0
+
+    cdef int audit_tubes(self) except -1:
+        cdef Queues* queues = &self.queues
+        cdef uint32_t number = queues.tubes.state.first, before = 0, count = 0
+        cdef const Tube* tube
+        while number:
+            tube = tube_at(&queues.tubes, number)
+            count += 1
+            if tube.prev != before or not tube_is_needed(tube):
+                raise AssertionError(f"tube {number} is wrong in the list, or nothing needs it")
+            self.audit_queue(tube.ready, READY, number, tube.jobs[<int>READY])
+            self.audit_queue(tube.delayed, DELAYED, number, tube.jobs[<int>DELAYED])
+            self.audit_line(&tube.ready_line, READY, number, tube.jobs[<int>READY])
+            self.audit_line(&tube.buried_line, BURIED, number, tube.jobs[<int>BURIED])
+            self.audit_waiting(number)
+            if tube.delayed and not is_expected(&tube.timer, job_at(&queues.jobs, tube.delayed).node.key):
+                raise AssertionError(f"tube {number}: its first delayed job is not waited for")
+            if tube.ready and tube.waiting_first and not timer_is_armed(&tube.timer):
+                raise AssertionError(f"tube {number} has ready jobs and waiting connections, and nothing comes")
+            before = number
+            number = tube.next
+        if before != queues.tubes.state.last or count != queues.tubes.table.pool.used:
+            raise AssertionError(f"{count} tubes are listed, of {queues.tubes.table.pool.used}")
+        return 0
+
+    cdef int audit_waiting(self, uint32_t number) except -1:
+        """Those who wait in a tube."""
+        cdef const Tube* tube = tube_at(&self.queues.tubes, number)
+        cdef const Watch* watch
+        cdef uint32_t entry = tube.waiting_first, before = 0, count = 0
+        while entry:
+            watch = self.queues.workers.watches + entry
+            count += 1
+            if watch.tube != number or watch.waiting_prev != before:
+                raise AssertionError(f"tube {number}: watch {entry} waits in it, and is another's")
+            if not self.queues.workers.records[watch.connection].is_waiting:
+                raise AssertionError(f"tube {number}: {watch.connection} is in its queue, and does not wait")
+            before = entry
+            entry = watch.waiting_next
+        if tube.waiting_last != before or tube.waiting != count:
+            raise AssertionError(f"tube {number}: {count} wait, {tube.waiting} counted")
+        return 0
+
+    cdef int audit_workers(self) except -1:
+        cdef Workers* workers = &self.queues.workers
+        cdef const Worker* worker
+        cdef uint32_t connection, entry, count, watches = 0, waiting = 0
+        cdef dict using = {}, watching = {}, held = {}
+        for connection in range(1, self.connections.pool.fresh + 1):
+            worker = workers.records + connection
+            self.audit_queue(worker.reserved, RESERVED, connection, worker.jobs)
+            if worker.reserved and not is_expected(
+                &worker.timer, job_at(&self.queues.jobs, worker.reserved).node.key - worker.is_waiting * MARGIN_NS
+            ):
+                raise AssertionError(f"connection {connection}: its first job is not waited for")
+            waiting += worker.is_waiting
+            count = 0
+            entry = worker.watch_first
+            while entry:
+                count += 1
+                if workers.watches[entry].connection != connection:
+                    raise AssertionError(f"connection {connection}: watch {entry} is another's")
+                watching[workers.watches[entry].tube] = watching.get(workers.watches[entry].tube, 0) + 1
+                entry = workers.watches[entry].next
+            if count != worker.watches or (count == 0) != (worker.used == 0):
+                raise AssertionError(f"connection {connection}: {count} watches, {worker.watches} counted")
+            watches += count
+            if worker.used:
+                using[worker.used] = using.get(worker.used, 0) + 1
+        if watches != workers.pool.used or waiting != workers.state.waiting:
+            raise AssertionError(f"{watches} watches and {waiting} waiting, of {workers.pool.used}")
+        entry = self.queues.tubes.state.first
+        while entry:
+            tube = tube_at(&self.queues.tubes, entry)
+            if tube.using != using.get(entry, 0) or tube.watching != watching.get(entry, 0):
+                raise AssertionError(f"tube {entry} counts {tube.using} that use and {tube.watching} that watch it")
+            entry = tube.next
+        return 0
+
+
+cdef inline bint is_expected(const Timer* timer, int64_t due_ns) noexcept:
+    """Whether a timer is armed for no later."""
+    return timer_is_armed(timer) and timer.due_ns <= due_ns
+
+
+def document(values):
+    """A document of YAML: a dictionary of names to numbers, words as they are, and bytes, which are quoted."""
+    lines = [f'{name}: "{value.decode()}"' if isinstance(value, bytes) else f"{name}: {value}" for name, value in values.items()]
+    return ("---\n" + "\n".join(lines) + "\n").encode()

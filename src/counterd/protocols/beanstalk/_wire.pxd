@@ -1,0 +1,191 @@
+# The wire of the beanstalk protocol: what a line asks. How replies are written is in _replies.pxd.
+#
+# Floor 2, header only. Section names are those of docs/protocols/beanstalk.md. A line ends with CRLF and has at most
+# LINE_MAX bytes, these two included. It is looked at twice: `line_command` says which command it is, as soon as the
+# line is there, and `line_decode` reads its arguments, when it is executed.
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memchr, memcmp
+
+cdef enum:
+    LINE_MAX = 224          # bytes of a command's line, with its CRLF
+    NAME_MAX = 200          # bytes of a tube's name
+    JOB_SIZE_MAX = 1 << 26  # bytes of a job's body, whatever the settings say
+    TIMEOUT_MAX = 0x7fffffff  # seconds that a reserve may wait
+    CRLF_SIZE = 2
+
+cdef enum Command:          # what a line asks for; in the order in which stats counts them
+    PUT = 0
+    PEEK
+    PEEK_READY
+    PEEK_DELAYED
+    PEEK_BURIED
+    RESERVE
+    RESERVE_WITH_TIMEOUT
+    RESERVE_JOB
+    DELETE
+    RELEASE
+    USE
+    WATCH
+    IGNORE
+    BURY
+    KICK
+    KICK_JOB
+    TOUCH
+    STATS
+    STATS_JOB
+    STATS_TUBE
+    LIST_TUBES
+    LIST_TUBE_USED
+    LIST_TUBES_WATCHED
+    PAUSE_TUBE
+    QUIT
+    COMMANDS
+    # What a line can be besides.
+    UNKNOWN                 # its first word is no command
+    MALFORMED               # its arguments are not the command's
+    TOO_BIG                 # a put of more bytes than a job may have: they are thrown away
+    TOO_LONG                # the rest of a line that was too long: thrown away, and answered
+    TOO_LONG_STILL          # a part of such a line that is not its end
+
+
+cdef extern from *:
+    """
+    typedef struct { const char *text; size_t size; const char *arguments; } counterd_beanstalk_word;
+    #define COUNTERD_WORD(text, arguments) {text, sizeof(text) - 1, arguments}
+    static const counterd_beanstalk_word counterd_beanstalk_commands[] = {
+        COUNTERD_WORD("put", "pdts"), COUNTERD_WORD("peek", "i"), COUNTERD_WORD("peek-ready", ""),
+        COUNTERD_WORD("peek-delayed", ""), COUNTERD_WORD("peek-buried", ""), COUNTERD_WORD("reserve", ""),
+        COUNTERD_WORD("reserve-with-timeout", "w"), COUNTERD_WORD("reserve-job", "i"), COUNTERD_WORD("delete", "i"),
+        COUNTERD_WORD("release", "ipd"), COUNTERD_WORD("use", "n"), COUNTERD_WORD("watch", "n"),
+        COUNTERD_WORD("ignore", "n"), COUNTERD_WORD("bury", "ip"), COUNTERD_WORD("kick", "c"),
+        COUNTERD_WORD("kick-job", "i"), COUNTERD_WORD("touch", "i"), COUNTERD_WORD("stats", ""),
+        COUNTERD_WORD("stats-job", "i"), COUNTERD_WORD("stats-tube", "n"), COUNTERD_WORD("list-tubes", ""),
+        COUNTERD_WORD("list-tube-used", ""), COUNTERD_WORD("list-tubes-watched", ""), COUNTERD_WORD("pause-tube", "nd"),
+        COUNTERD_WORD("quit", ""),
+    };
+    """
+    ctypedef struct Word "counterd_beanstalk_word":
+        const char* text
+        size_t size
+        const char* arguments   # a letter each: line_decode
+    const Word* COMMAND_WORDS "counterd_beanstalk_commands"     # in the order of Command
+
+
+cdef struct Request:        # what a line says
+    uint64_t id
+    uint32_t priority
+    uint32_t delay          # seconds
+    uint32_t ttr            # seconds
+    uint32_t size           # bytes of the body that follows
+    uint32_t count          # of jobs, or seconds to wait
+    uint32_t name_size
+    const uint8_t* name     # of a tube
+
+
+# ---- lines ---------------------------------------------------------------------------------------------------------
+
+cdef inline uint32_t line_size(const uint8_t* data, size_t size) noexcept nogil:
+    """Bytes of the line at `data`, its CRLF included; 0 if there is no CRLF among the first `size` bytes.
+
+    A CR that no LF follows is a byte like others.
+    """
+    cdef const uint8_t* start = data
+    cdef const uint8_t* end = data + size
+    while end - start >= CRLF_SIZE:
+        start = <const uint8_t*>memchr(start, b"\r", end - start - 1)
+        if start == NULL:
+            return 0
+        if start[1] == b"\n":
+            return <uint32_t>(start - data) + CRLF_SIZE
+        start += 1
+    return 0
+
+
+cdef inline Command line_command(const uint8_t* data, uint32_t line) noexcept nogil:
+    """Which command a line is, by its first word; UNKNOWN if none. line: bytes of it, with its CRLF."""
+    cdef const uint8_t* blank = <const uint8_t*>memchr(data, b" ", line - CRLF_SIZE)
+    cdef size_t size = line - CRLF_SIZE if blank == NULL else blank - data
+    cdef int command
+    for command in range(COMMANDS):
+        if COMMAND_WORDS[command].size == size and memcmp(COMMAND_WORDS[command].text, data, size) == 0:
+            return <Command>command
+    return UNKNOWN
+
+
+cdef inline bint is_name_byte(uint8_t byte) noexcept nogil:
+    """Section "Names"."""
+    return (
+        b"a" <= byte <= b"z" or b"A" <= byte <= b"Z" or b"0" <= byte <= b"9" or byte == b"-" or byte == b"+"
+        or byte == b"/" or byte == b";" or byte == b"." or byte == b"$" or byte == b"_" or byte == b"(" or byte == b")"
+    )
+
+
+cdef inline const uint8_t* read_number(
+    const uint8_t* start, const uint8_t* end, uint64_t most, uint64_t* number
+) noexcept nogil:
+    """Reads decimal digits; returns what follows them, or NULL if there are none or they say more than `most`."""
+    cdef const uint8_t* at = start
+    cdef uint64_t value = 0
+    cdef uint8_t digit
+    while at < end and b"0" <= at[0] <= b"9":
+        digit = at[0] - <uint8_t>b"0"
+        if value > (most - digit) // 10:
+            return NULL
+        value = 10 * value + digit
+        at += 1
+    number[0] = value
+    return at if at > start else NULL
+
+
+cdef inline const uint8_t* read_name(const uint8_t* start, const uint8_t* end, Request* request) noexcept nogil:
+    """Reads the name of a tube; returns what follows it, or NULL if that is none."""
+    cdef const uint8_t* at = start
+    while at < end and is_name_byte(at[0]):
+        at += 1
+    if at == start or at - start > NAME_MAX or start[0] == b"-":
+        return NULL
+    request.name = start
+    request.name_size = <uint32_t>(at - start)
+    return at
+
+
+cdef inline bint line_decode(
+    const uint8_t* start, const uint8_t* end, const char* arguments, Request* request
+) noexcept nogil:
+    """Reads the arguments of a command: those of its Word, each after at least one blank, and nothing else."""
+    cdef uint64_t number = 0
+    cdef char kind
+    while arguments[0]:
+        kind = arguments[0]
+        arguments += 1
+        if start == end or start[0] != b" ":
+            return False
+        while start < end and start[0] == b" ":
+            start += 1
+        if kind == b"n":
+            start = read_name(start, end, request)
+        else:
+            start = read_number(start, end, number_max(kind), &number)
+        if start == NULL:
+            return False
+        if kind == b"i":
+            request.id = number
+        elif kind == b"p":
+            request.priority = <uint32_t>number
+        elif kind == b"d":
+            request.delay = <uint32_t>number
+        elif kind == b"t":
+            request.ttr = <uint32_t>number
+        elif kind == b"s":
+            request.size = <uint32_t>number
+        elif kind != b"n":
+            request.count = <uint32_t>number
+    return start == end
+
+
+cdef inline uint64_t number_max(char kind) noexcept nogil:
+    """The largest number that an argument of that kind may be."""
+    if kind == b"i":
+        return 0xffffffffffffffff
+    return <uint64_t>TIMEOUT_MAX if kind == b"w" else 0xffffffff

@@ -1,0 +1,252 @@
+# The connections of the beanstalk protocol: what each uses, watches, has reserved and waits for.
+#
+# Floor 2, header only. A worker is a record by its connection's number; a watch says that a connection watches a tube.
+#
+# Invariants (audit_workers checks them):
+# - a worker is open from worker_enter() until worker_leave(); then it has no watches and waits for nothing, and is among
+#   those that leave until the last of its jobs was given back;
+# - the watches of a worker that waits are in the queues of their tubes, and no others are. A watch enters each queue at
+#   its end: whoever has waited longest is first.
+
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
+
+from counterd.engine.connections cimport CONNECTIONS_MAX, Connections, connections_put
+from counterd.engine.debug cimport debug_check
+from counterd.engine.pool cimport Pool, pool_put, pool_take
+from counterd.engine.region cimport Region, region_reserve
+from counterd.engine.wheel cimport Timer, Timers, timer_is_armed, timers_arm, timers_begin, timers_disarm, timers_reserve
+from counterd.protocols.beanstalk._tubes cimport Tube, Tubes, tube_at, tube_settle
+
+cdef enum:
+    WATCHED_MAX = 4096      # tubes that a connection may watch: a reserve looks at each of them
+    WATCH_COST = 32         # bytes
+
+
+cdef struct Watch:
+    uint32_t connection
+    uint32_t tube
+    uint32_t next           # of the same connection, in the order in which they were watched
+    uint32_t prev
+    uint32_t waiting_next   # of the same tube, in the order in which they began to wait
+    uint32_t waiting_prev
+    uint32_t spare[2]
+
+
+cdef struct Worker:
+    uint32_t used           # tube; 0: the connection is not open
+    uint32_t watch_first
+    uint32_t watch_last
+    uint32_t watches
+    uint32_t reserved       # first of the heap of its jobs, by the end of their time
+    uint32_t jobs
+    uint32_t next_leaving   # connection
+    uint8_t is_waiting
+    uint8_t is_producer     # has sent a put
+    uint8_t is_worker       # has sent a reserve
+    int64_t wait_until_ns   # if it waits; INT64_MAX: for ever
+    Timer timer             # not later than anything that happens to it by time
+
+
+cdef struct WorkersState:   # in the region
+    uint32_t leaving_first  # connections
+    uint32_t leaving_last
+    uint32_t waiting
+    uint32_t producers
+    uint32_t workers
+    uint64_t given_back     # jobs of connections that left
+
+
+cdef struct Workers:        # this process's view
+    WorkersState* state
+    Pool* pool              # of watches
+    Watch* watches
+    Worker* records         # by connection
+    Timers timers
+    Connections* connections
+    uint32_t capacity       # watches
+
+
+cdef inline int workers_reserve(Workers* workers, Region* region, Connections* connections, uint32_t watches) except -1:
+    """Reserves memory for the most connections that there can be, and for that many watches."""
+    workers.connections = connections
+    workers.capacity = watches
+    region_reserve(region, b"workers", sizeof(WorkersState), <void**>&workers.state)
+    region_reserve(region, b"watches", sizeof(Pool), <void**>&workers.pool)
+    region_reserve(region, b"watches", (<size_t>watches + 1) * sizeof(Watch), <void**>&workers.watches)
+    region_reserve(region, b"workers", (CONNECTIONS_MAX + 1) * sizeof(Worker), <void**>&workers.records)
+    timers_reserve(&workers.timers, region, b"workers")
+    return 0
+
+
+cdef inline void workers_begin(Workers* workers, int64_t now_ns) noexcept nogil:
+    """To be called once, when the region is mapped."""
+    workers.pool.capacity = workers.capacity
+    timers_begin(&workers.timers, &workers.records.timer, sizeof(Worker), now_ns)
+
+
+# ---- watches -------------------------------------------------------------------------------------------------------
+
+cdef inline uint32_t watch_find(const Workers* workers, uint32_t connection, uint32_t tube, int64_t* budget) noexcept nogil:
+    """The watch of a tube, or 0. Pays a step for each watch that it looks at."""
+    cdef uint32_t number = workers.records[connection].watch_first
+    while number and workers.watches[number].tube != tube:
+        budget[0] -= 1
+        number = workers.watches[number].next
+    return number
+
+
+cdef inline void watch_add(Workers* workers, Tubes* tubes, uint32_t connection, uint32_t tube) noexcept nogil:
+    """The caller has seen that there is room for it. The connection does not wait."""
+    cdef Worker* worker = workers.records + connection
+    cdef uint32_t number = pool_take(workers.pool, &workers.watches.next, sizeof(Watch))
+    cdef Watch* watch = workers.watches + number
+    debug_check(number != 0)
+    watch.connection = connection
+    watch.tube = tube
+    watch.next = watch.waiting_next = watch.waiting_prev = 0
+    watch.prev = worker.watch_last
+    if watch.prev:
+        workers.watches[watch.prev].next = number
+    else:
+        worker.watch_first = number
+    worker.watch_last = number
+    worker.watches += 1
+    tube_at(tubes, tube).watching += 1
+
+
+cdef inline void watch_remove(Workers* workers, Tubes* tubes, uint32_t number) noexcept nogil:
+    """Ends a watch of a connection that does not wait; the tube is gone if that was all that needed it."""
+    cdef Watch* watch = workers.watches + number
+    cdef Worker* worker = workers.records + watch.connection
+    debug_check(not worker.is_waiting)
+    if watch.next:
+        workers.watches[watch.next].prev = watch.prev
+    else:
+        worker.watch_last = watch.prev
+    if watch.prev:
+        workers.watches[watch.prev].next = watch.next
+    else:
+        worker.watch_first = watch.next
+    worker.watches -= 1
+    tube_at(tubes, watch.tube).watching -= 1
+    tube_settle(tubes, watch.tube)
+    watch.connection = 0
+    pool_put(workers.pool, &workers.watches.next, sizeof(Watch), number)
+
+
+# ---- waiting -------------------------------------------------------------------------------------------------------
+
+cdef inline void worker_expect(Workers* workers, uint32_t connection, int64_t due_ns) noexcept nogil:
+    """Something happens to it then: its timer has to be no later."""
+    cdef const Timer* timer = &workers.records[connection].timer
+    if not timer_is_armed(timer) or due_ns < timer.due_ns:
+        timers_arm(&workers.timers, connection, due_ns)
+
+
+cdef inline void worker_wait(Workers* workers, Tubes* tubes, uint32_t connection, int64_t until_ns) noexcept nogil:
+    """Has it wait in all the tubes that it watches, behind those that wait already."""
+    cdef Worker* worker = workers.records + connection
+    cdef uint32_t number = worker.watch_first
+    cdef Watch* watch
+    cdef Tube* tube
+    debug_check(not worker.is_waiting)
+    worker.is_waiting = True
+    worker.wait_until_ns = until_ns
+    workers.state.waiting += 1
+    while number:
+        watch = workers.watches + number
+        tube = tube_at(tubes, watch.tube)
+        watch.waiting_next = 0
+        watch.waiting_prev = tube.waiting_last
+        if tube.waiting_last:
+            workers.watches[tube.waiting_last].waiting_next = number
+        else:
+            tube.waiting_first = number
+        tube.waiting_last = number
+        tube.waiting += 1
+        number = watch.next
+    if until_ns != INT64_MAX:
+        worker_expect(workers, connection, until_ns)
+
+
+cdef inline void worker_wake(Workers* workers, Tubes* tubes, uint32_t connection) noexcept nogil:
+    """It waits no longer."""
+    cdef Worker* worker = workers.records + connection
+    cdef uint32_t number = worker.watch_first
+    cdef Watch* watch
+    cdef Tube* tube
+    debug_check(worker.is_waiting)
+    worker.is_waiting = False
+    workers.state.waiting -= 1
+    while number:
+        watch = workers.watches + number
+        tube = tube_at(tubes, watch.tube)
+        if watch.waiting_next:
+            workers.watches[watch.waiting_next].waiting_prev = watch.waiting_prev
+        else:
+            tube.waiting_last = watch.waiting_prev
+        if watch.waiting_prev:
+            workers.watches[watch.waiting_prev].waiting_next = watch.waiting_next
+        else:
+            tube.waiting_first = watch.waiting_next
+        tube.waiting -= 1
+        number = watch.next
+
+
+# ---- coming and going ----------------------------------------------------------------------------------------------
+
+cdef inline void worker_enter(Workers* workers, Tubes* tubes, uint32_t connection, uint32_t tube) noexcept nogil:
+    """A new connection, which uses and watches that tube. The caller has seen that there is room for a watch."""
+    cdef Worker* worker = workers.records + connection
+    debug_check(worker.used == 0 and worker.watches == 0 and worker.reserved == 0)
+    worker.used = tube
+    worker.is_waiting = worker.is_producer = worker.is_worker = False
+    tube_at(tubes, tube).using += 1
+    watch_add(workers, tubes, connection, tube)
+
+
+cdef inline void worker_use(Workers* workers, Tubes* tubes, uint32_t connection, uint32_t tube) noexcept nogil:
+    """Has it use that tube; 0: none any more."""
+    cdef Worker* worker = workers.records + connection
+    cdef uint32_t before = worker.used
+    if tube:
+        tube_at(tubes, tube).using += 1
+    worker.used = tube
+    tube_at(tubes, before).using -= 1
+    tube_settle(tubes, before)
+
+
+cdef inline void worker_leave(Workers* workers, Tubes* tubes, uint32_t connection) noexcept nogil:
+    """The connection has ended: it waits, uses and watches no longer, and what it reserved is to be given back."""
+    cdef Worker* worker = workers.records + connection
+    cdef WorkersState* state = workers.state
+    if worker.is_waiting:
+        worker_wake(workers, tubes, connection)
+    state.producers -= worker.is_producer
+    state.workers -= worker.is_worker
+    worker_use(workers, tubes, connection, 0)
+    while worker.watch_first:
+        watch_remove(workers, tubes, worker.watch_first)
+    worker.next_leaving = 0
+    if state.leaving_last:
+        workers.records[state.leaving_last].next_leaving = connection
+    else:
+        state.leaving_first = connection
+    state.leaving_last = connection
+
+
+cdef inline uint32_t workers_next_left(Workers* workers) noexcept nogil:
+    """A job of the connection that left first, for the caller to give back; or 0 if nothing is left of any."""
+    cdef WorkersState* state = workers.state
+    cdef uint32_t connection = state.leaving_first
+    while connection and workers.records[connection].reserved == 0:
+        state.leaving_first = workers.records[connection].next_leaving
+        if state.leaving_first == 0:
+            state.leaving_last = 0
+        timers_disarm(&workers.timers, connection)
+        connections_put(workers.connections, connection)
+        connection = state.leaving_first
+    if connection == 0:
+        return 0
+    state.given_back += 1
+    return workers.records[connection].reserved

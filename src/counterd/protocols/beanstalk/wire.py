@@ -1,0 +1,294 @@
+"""The beanstalk protocol from the client's side: commands to bytes, bytes to replies.
+
+Floor 2, pure Python: needs the standard library and counterd.errors only, never touches a socket, and works where
+nothing is compiled. Section names are those of docs/protocols/beanstalk.md. Encoders raise ValueError before anything is
+encoded; the parser raises ProtocolError.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import NamedTuple
+
+from counterd.errors import ProtocolError
+
+NAME_MAX = 200  # bytes of a tube's name
+LINE_MAX = 224  # bytes of a command's line, with its CRLF
+REPLY_LINE_MAX = 256  # bytes of a reply's line, with its CRLF: the longest has a name
+NUMBER_MAX = (1 << 32) - 1  # of a priority, of seconds, of a count
+ID_MAX = (1 << 64) - 1
+TIMEOUT_MAX = (1 << 31) - 1  # seconds that a reserve may wait
+URGENT = 1024  # priorities below count as urgent, in statistics
+# Bytes of a body, unless a parser is given another bound: what a server gone mad can make a client keep.
+BODY_MAX = 64 << 20
+
+_NAME = re.compile(rb"[A-Za-z0-9+/;.$_()][A-Za-z0-9\-+/;.$_()]{0,199}")
+_SHOWN = 60  # bytes that an error shows
+
+
+class Status(str, Enum):
+    """The first word of a reply."""
+
+    INSERTED = "INSERTED"
+    USING = "USING"
+    RESERVED = "RESERVED"
+    FOUND = "FOUND"
+    OK = "OK"
+    DELETED = "DELETED"
+    RELEASED = "RELEASED"
+    BURIED = "BURIED"
+    TOUCHED = "TOUCHED"
+    WATCHING = "WATCHING"
+    KICKED = "KICKED"
+    PAUSED = "PAUSED"
+    NOT_FOUND = "NOT_FOUND"
+    NOT_IGNORED = "NOT_IGNORED"
+    TIMED_OUT = "TIMED_OUT"
+    DEADLINE_SOON = "DEADLINE_SOON"
+    DRAINING = "DRAINING"
+    EXPECTED_CRLF = "EXPECTED_CRLF"
+    JOB_TOO_BIG = "JOB_TOO_BIG"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    INTERNAL_ERROR = "INTERNAL_ERROR"
+    BAD_FORMAT = "BAD_FORMAT"
+    UNKNOWN_COMMAND = "UNKNOWN_COMMAND"
+
+
+# What follows the first word: so many numbers, of which the last is the length of a body where there is one. KICKED and
+# BURIED come with a number or without one.
+_NUMBERS = {
+    Status.INSERTED: (1,), Status.RESERVED: (2,), Status.FOUND: (2,), Status.OK: (1,), Status.WATCHING: (1,),
+    Status.KICKED: (0, 1), Status.BURIED: (0, 1),
+}  # fmt: skip
+_WITH_BODY = {Status.RESERVED, Status.FOUND, Status.OK}
+_STATUSES = {status.value.encode(): status for status in Status}
+
+
+class Reply(NamedTuple):
+    """number: the id of a job, or a count; None if the reply has none. name: of the tube, after USING."""
+
+    status: Status
+    number: int | None = None
+    name: bytes = b""
+    body: bytes = b""
+
+
+# ---- commands --------------------------------------------------------------------------------------------------------
+
+
+def _bounded(what: str, number: int, most: int) -> int:
+    if not 0 <= number <= most:
+        raise ValueError(f"{what} must be from 0 to {most}, not {number}")
+    return number
+
+
+def check_name(name: bytes) -> bytes:
+    """The name of a tube, if it can be one ("Names"). ValueError."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"a tube's name has 1 to {NAME_MAX} of A-Z a-z 0-9 + / ; . $ _ ( ) and -, not first: {name!r}")
+    return name
+
+
+def put(body: bytes, priority: int = 1 << 16, delay: int = 0, ttr: int = 60) -> bytes:
+    """Section "put". delay and ttr: seconds."""
+    _bounded("priority", priority, NUMBER_MAX)
+    _bounded("delay", delay, NUMBER_MAX)
+    _bounded("ttr", ttr, NUMBER_MAX)
+    return b"put %d %d %d %d\r\n%b\r\n" % (priority, delay, ttr, len(body), body)
+
+
+def use(name: bytes) -> bytes:
+    """Section "use"."""
+    return b"use %b\r\n" % check_name(name)
+
+
+def reserve(timeout: int | None = None) -> bytes:
+    """Sections "reserve" and, with a timeout in seconds, "reserve-with-timeout"."""
+    if timeout is None:
+        return b"reserve\r\n"
+    return b"reserve-with-timeout %d\r\n" % _bounded("timeout", timeout, TIMEOUT_MAX)
+
+
+def reserve_job(job: int) -> bytes:
+    """Section "reserve-job"."""
+    return b"reserve-job %d\r\n" % _bounded("id", job, ID_MAX)
+
+
+def delete(job: int) -> bytes:
+    """Section "delete"."""
+    return b"delete %d\r\n" % _bounded("id", job, ID_MAX)
+
+
+def release(job: int, priority: int = 1 << 16, delay: int = 0) -> bytes:
+    """Section "release". delay: seconds."""
+    _bounded("priority", priority, NUMBER_MAX)
+    _bounded("delay", delay, NUMBER_MAX)
+    return b"release %d %d %d\r\n" % (_bounded("id", job, ID_MAX), priority, delay)
+
+
+def bury(job: int, priority: int = 1 << 16) -> bytes:
+    """Section "bury"."""
+    return b"bury %d %d\r\n" % (_bounded("id", job, ID_MAX), _bounded("priority", priority, NUMBER_MAX))
+
+
+def touch(job: int) -> bytes:
+    """Section "touch"."""
+    return b"touch %d\r\n" % _bounded("id", job, ID_MAX)
+
+
+def watch(name: bytes) -> bytes:
+    """Section "watch"."""
+    return b"watch %b\r\n" % check_name(name)
+
+
+def ignore(name: bytes) -> bytes:
+    """Section "ignore"."""
+    return b"ignore %b\r\n" % check_name(name)
+
+
+def peek(job: int) -> bytes:
+    """Section "peek"."""
+    return b"peek %d\r\n" % _bounded("id", job, ID_MAX)
+
+
+def peek_next(state: str) -> bytes:
+    """Sections "peek-ready", "peek-delayed" and "peek-buried"."""
+    if state not in ("ready", "delayed", "buried"):
+        raise ValueError(f"state must be ready, delayed or buried, not {state!r}")
+    return b"peek-%b\r\n" % state.encode()
+
+
+def kick(count: int) -> bytes:
+    """Section "kick"."""
+    return b"kick %d\r\n" % _bounded("count", count, NUMBER_MAX)
+
+
+def kick_job(job: int) -> bytes:
+    """Section "kick-job"."""
+    return b"kick-job %d\r\n" % _bounded("id", job, ID_MAX)
+
+
+def stats() -> bytes:
+    """Section "stats"."""
+    return b"stats\r\n"
+
+
+def stats_job(job: int) -> bytes:
+    """Section "stats-job"."""
+    return b"stats-job %d\r\n" % _bounded("id", job, ID_MAX)
+
+
+def stats_tube(name: bytes) -> bytes:
+    """Section "stats-tube"."""
+    return b"stats-tube %b\r\n" % check_name(name)
+
+
+def list_tubes() -> bytes:
+    """Section "list-tubes"."""
+    return b"list-tubes\r\n"
+
+
+def list_tube_used() -> bytes:
+    """Section "list-tube-used"."""
+    return b"list-tube-used\r\n"
+
+
+def list_tubes_watched() -> bytes:
+    """Section "list-tubes-watched"."""
+    return b"list-tubes-watched\r\n"
+
+
+def pause_tube(name: bytes, delay: int) -> bytes:
+    """Section "pause-tube". delay: seconds; 0 ends a pause."""
+    return b"pause-tube %b %d\r\n" % (check_name(name), _bounded("delay", delay, NUMBER_MAX))
+
+
+def quit() -> bytes:
+    """Section "quit"."""
+    return b"quit\r\n"
+
+
+# ---- replies ---------------------------------------------------------------------------------------------------------
+
+
+class Parser:
+    """Replies out of a stream, however it is cut. body_max: bytes of a body at most."""
+
+    def __init__(self, body_max: int = BODY_MAX) -> None:
+        self._body_max = body_max
+        self._buffer = bytearray()
+        self._head: Reply | None = None  # of a reply whose body is yet to come
+        self._size = 0  # of that body
+
+    def feed(self, data: bytes) -> list[Reply]:
+        """What arrived; returns the replies that are complete with it. Raises ProtocolError, and is of no use then."""
+        self._buffer += data
+        replies: list[Reply] = []
+        while (reply := self._next()) is not None:
+            replies.append(reply)
+        return replies
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the start of a reply is there, and not its end."""
+        return bool(self._buffer) or self._head is not None
+
+    def _next(self) -> Reply | None:
+        if self._head is None:
+            end = self._buffer.find(b"\r\n", 0, REPLY_LINE_MAX)
+            if end < 0:
+                if len(self._buffer) >= REPLY_LINE_MAX:
+                    raise ProtocolError(f"a reply has no end of line: {bytes(self._buffer[:_SHOWN])!r}")
+                return None
+            head = self._line(bytes(self._buffer[:end]))
+            del self._buffer[: end + 2]
+            if head.status not in _WITH_BODY:
+                return head
+            self._head = head
+        if len(self._buffer) < self._size + 2:
+            return None
+        if self._buffer[self._size : self._size + 2] != b"\r\n":
+            raise ProtocolError(f"the body of {self._head.status.value}, {self._size} bytes, does not end with CRLF")
+        reply = self._head._replace(body=bytes(self._buffer[: self._size]))
+        del self._buffer[: self._size + 2]
+        self._head = None
+        return reply
+
+    def _line(self, line: bytes) -> Reply:
+        """The reply that a line is, or begins."""
+        word, *arguments = line.split(b" ")
+        status = _STATUSES.get(word)
+        if status is None:
+            raise ProtocolError(f"no reply begins like this: {line[:_SHOWN]!r}")
+        if status is Status.USING:
+            if len(arguments) != 1:
+                raise ProtocolError(f"expected the name of a tube: {line[:_SHOWN]!r}")
+            return Reply(status, name=arguments[0])
+        if len(arguments) not in _NUMBERS.get(status, (0,)) or not all(text.isdigit() for text in arguments):
+            raise ProtocolError(f"{word.decode()} has other arguments than these: {line[:_SHOWN]!r}")
+        numbers = [int(text) for text in arguments]
+        if any(number > ID_MAX for number in numbers):
+            raise ProtocolError(f"a number has more than 64 bits: {line[:_SHOWN]!r}")
+        if status in _WITH_BODY:
+            self._size = numbers.pop()
+            if self._size > self._body_max:
+                raise ProtocolError(f"a body of {self._size} bytes, more than {self._body_max}: {line[:_SHOWN]!r}")
+        return Reply(status, numbers[0] if numbers else None)
+
+
+def read_list(body: bytes) -> list[bytes]:
+    """The names in what list-tubes and list-tubes-watched return. ProtocolError."""
+    head, *lines = body.split(b"\n")
+    if head != b"---" or not lines or lines.pop() != b"" or not all(line.startswith(b"- ") for line in lines):
+        raise ProtocolError(f"this is no list: {body[:_SHOWN]!r}")
+    return [line[2:] for line in lines]
+
+
+def read_dictionary(body: bytes) -> dict[str, str]:
+    """The figures in what stats, stats-job and stats-tube return; strings without their quotes. ProtocolError."""
+    head, *lines = body.decode("utf-8", "replace").split("\n")
+    entries = [line.partition(": ") for line in lines if line]
+    if head != "---" or not all(colon for _, colon, _ in entries):
+        raise ProtocolError(f"this is no dictionary: {body[:_SHOWN]!r}")
+    return {name: value[1:-1] if value[:1] == value[-1:] == '"' else value for name, _, value in entries}

@@ -1,0 +1,376 @@
+"""What the beanstalk protocol's store is, in plain dicts: what every command answers, to whom, and what becomes of jobs.
+
+Time is told. Whatever is due is done at its very moment, one after the other; what is due at the same moment is left to
+the tests to avoid.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+SECOND = 10**9
+FOREVER = 1 << 62
+GONE = -1  # holder of what nobody holds
+URGENT = 1024
+BODY_MAX = 100
+
+
+@dataclass
+class Job:
+    """state: ready, reserved, delayed or buried. due: when its time is over, in the second and third."""
+
+    number: int
+    tube: str
+    priority: int
+    delay: int
+    ttr: int
+    body: bytes
+    state: str = ""
+    since: int = 0
+    due: int = 0
+    holder: int = GONE
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("reserves", "timeouts", "releases", "buries", "kicks"), 0))
+
+
+@dataclass
+class Tube:
+    name: str
+    paused_until: int = 0
+    buried: deque[Job] = field(default_factory=deque)
+
+
+@dataclass
+class Peer:
+    """A connection. asked: what waits behind a reserve. until: when that ends."""
+
+    number: int
+    used: str = "default"
+    watched: list[str] = field(default_factory=lambda: ["default"])
+    waits: bool = False
+    until: int = FOREVER
+    serial: int = 0
+    asked: deque[tuple[str, bytes]] = field(default_factory=deque)
+
+
+class Model:
+    """replies: (connection, reply) in the order in which they were given, for the caller to take."""
+
+    def __init__(self, tube_jobs_max: int) -> None:
+        self.now = 0
+        self.jobs: dict[int, Job] = {}
+        self.tubes: dict[str, Tube] = {"default": Tube("default")}
+        self.peers: dict[int, Peer] = {}
+        self.replies: list[tuple[int, bytes]] = []
+        self.last_id = 0
+        self.serial = 0
+        self.refuses_puts = False
+        self.tube_jobs_max = tube_jobs_max
+        self.awake: deque[Peer] = deque()  # whose wait has ended: what they asked behind it comes next
+
+    # ---- what happens ----
+
+    def connect(self, number: int) -> None:
+        self.peers[number] = Peer(number)
+
+    def close(self, number: int) -> None:
+        """Its jobs come back, first that whose time would have been over first."""
+        self.peers.pop(number).asked.clear()
+        held = [job for job in self.jobs.values() if job.holder == number]
+        for job in sorted(held, key=lambda job: (job.due, job.number)):
+            self.make_ready(job)
+        self.go_on()
+
+    def half_close(self, number: int) -> None:
+        if self.peers[number].waits:
+            self.end_wait(self.peers[number], b"TIMED_OUT\r\n")
+        self.go_on()
+
+    def ask(self, number: int, command: str, body: bytes = b"") -> None:
+        peer = self.peers[number]
+        peer.asked.append((command, body))
+        self.awake.append(peer)
+        self.go_on()
+        self.end_pauses()
+
+    def next_due(self) -> int:
+        dues = [job.due for job in self.jobs.values() if job.state in ("reserved", "delayed")]
+        dues += [tube.paused_until for tube in self.tubes.values() if tube.paused_until > self.now]
+        for peer in self.peers.values():
+            if peer.waits:
+                dues += [peer.until, *(job.due - SECOND for job in self.jobs.values() if job.holder == peer.number)]
+        return min(dues, default=FOREVER)
+
+    def advance(self, now: int) -> None:
+        """Nothing was due before that moment, and perhaps something is now."""
+        self.now = now
+        for number in sorted(self.peers):
+            self.take_due("reserved", number)
+            peer = self.peers[number]
+            if peer.waits and self.is_pressed(peer):
+                self.end_wait(peer, b"DEADLINE_SOON\r\n")
+            elif peer.waits and peer.until <= now:
+                self.end_wait(peer, b"TIMED_OUT\r\n")
+        self.take_due("delayed", GONE)
+        self.end_pauses()
+
+    # ---- inside ----
+
+    def go_on(self) -> None:
+        """Does what was asked by those that do not wait, one connection after the other."""
+        self.settle_tubes()
+        while self.awake:
+            peer = self.awake.popleft()
+            while peer.asked and not peer.waits:
+                reply = self.execute(peer, *peer.asked.popleft())
+                if reply is not None:
+                    self.replies.append((peer.number, reply))
+                self.settle_tubes()
+
+    def take_due(self, state: str, holder: int) -> None:
+        due = [job for job in self.jobs.values() if (job.state, job.holder) == (state, holder) and job.due <= self.now]
+        for job in sorted(due, key=lambda job: (job.due, job.number)):
+            job.counts["timeouts"] += state == "reserved"
+            self.make_ready(job)
+
+    def end_pauses(self) -> None:
+        """After which ready jobs are for those that wait."""
+        for tube in self.tubes.values():
+            while (job := self.first_ready([tube.name])) and (peer := self.first_waiting(tube.name)):
+                self.give(peer, job)
+        self.go_on()
+
+    def settle_tubes(self) -> None:
+        needed = {"default"} | {job.tube for job in self.jobs.values()}
+        for peer in self.peers.values():
+            needed |= {peer.used, *peer.watched}
+        for name in set(self.tubes) - needed:
+            del self.tubes[name]
+
+    def first_ready(self, names: list[str]) -> Job | None:
+        ready = [
+            job for job in self.jobs.values()
+            if job.state == "ready" and job.tube in names and self.tubes[job.tube].paused_until <= self.now
+        ]  # fmt: skip
+        return min(ready, key=lambda job: (job.priority, job.number), default=None)
+
+    def first_waiting(self, name: str) -> Peer | None:
+        waiting = [peer for peer in self.peers.values() if peer.waits and name in peer.watched]
+        return min(waiting, key=lambda peer: peer.serial, default=None)
+
+    def is_pressed(self, peer: Peer) -> bool:
+        return any(job.holder == peer.number and job.due - SECOND <= self.now for job in self.jobs.values())
+
+    def leave(self, job: Job) -> None:
+        if job.state == "buried":
+            self.tubes[job.tube].buried.remove(job)
+        job.state, job.holder = "", GONE
+
+    def make_ready(self, job: Job) -> None:
+        self.leave(job)
+        job.state, job.since = "ready", self.now
+        peer = self.first_waiting(job.tube)
+        if peer and self.tubes[job.tube].paused_until <= self.now:
+            self.give(peer, job)
+
+    def make_delayed(self, job: Job) -> None:
+        self.leave(job)
+        job.state, job.due = "delayed", self.now + job.delay * SECOND
+
+    def reserve(self, peer: Peer, job: Job) -> bytes:
+        self.leave(job)
+        job.state, job.holder, job.due = "reserved", peer.number, self.now + job.ttr * SECOND
+        job.counts["reserves"] += 1
+        return b"RESERVED %d %d\r\n%b\r\n" % (job.number, len(job.body), job.body)
+
+    def give(self, peer: Peer, job: Job) -> None:
+        self.end_wait(peer, self.reserve(peer, job))
+
+    def end_wait(self, peer: Peer, reply: bytes) -> None:
+        peer.waits = False
+        self.replies.append((peer.number, reply))
+        self.awake.append(peer)
+
+    def tube(self, name: str) -> Tube:
+        return self.tubes.setdefault(name, Tube(name))
+
+    # ---- commands ----
+
+    def execute(self, peer: Peer, command: str, body: bytes) -> bytes | None:
+        word, *rest = command.split(" ")
+        return getattr(self, "on_" + word.replace("-", "_"))(peer, *rest, *([body] if word == "put" else []))
+
+    def on_put(self, peer: Peer, pri: str, delay: str, ttr: str, _size: str, body: bytes) -> bytes:
+        if len(body) > BODY_MAX:
+            return b"JOB_TOO_BIG\r\n"
+        if self.refuses_puts:
+            return b"DRAINING\r\n"
+        if sum(job.tube == peer.used for job in self.jobs.values()) >= self.tube_jobs_max:
+            return b"OUT_OF_MEMORY\r\n"
+        self.last_id += 1
+        job = Job(self.last_id, peer.used, int(pri), int(delay), max(int(ttr), 1), body)
+        self.jobs[job.number] = job
+        if job.delay:
+            self.make_delayed(job)
+        else:
+            self.make_ready(job)
+        return b"INSERTED %d\r\n" % job.number
+
+    def on_reserve(self, peer: Peer) -> bytes | None:
+        return self.wait(peer, FOREVER)
+
+    def on_reserve_with_timeout(self, peer: Peer, seconds: str) -> bytes | None:
+        return self.wait(peer, self.now + int(seconds) * SECOND)
+
+    def wait(self, peer: Peer, until: int) -> bytes | None:
+        if job := self.first_ready(peer.watched):
+            return self.reserve(peer, job)
+        if self.is_pressed(peer):
+            return b"DEADLINE_SOON\r\n"
+        if until <= self.now:
+            return b"TIMED_OUT\r\n"
+        self.serial += 1
+        peer.waits, peer.until, peer.serial = True, until, self.serial
+        return None
+
+    def own(self, peer: Peer, number: str) -> Job | None:
+        job = self.jobs.get(int(number))
+        return job if job and job.holder == peer.number else None
+
+    def on_reserve_job(self, peer: Peer, number: str) -> bytes:
+        job = self.jobs.get(int(number))
+        return self.reserve(peer, job) if job and job.state != "reserved" else b"NOT_FOUND\r\n"
+
+    def on_delete(self, peer: Peer, number: str) -> bytes:
+        job = self.jobs.get(int(number))
+        if not job or job.state == "reserved" and job.holder != peer.number:
+            return b"NOT_FOUND\r\n"
+        self.leave(job)
+        del self.jobs[job.number]
+        return b"DELETED\r\n"
+
+    def on_release(self, peer: Peer, number: str, pri: str, delay: str) -> bytes:
+        job = self.own(peer, number)
+        if not job:
+            return b"NOT_FOUND\r\n"
+        job.priority, job.delay = int(pri), int(delay)
+        job.counts["releases"] += 1
+        if job.delay:
+            self.make_delayed(job)
+        else:
+            self.make_ready(job)
+        return b"RELEASED\r\n"
+
+    def on_bury(self, peer: Peer, number: str, pri: str) -> bytes:
+        job = self.own(peer, number)
+        if not job:
+            return b"NOT_FOUND\r\n"
+        self.leave(job)
+        job.priority, job.state = int(pri), "buried"
+        job.counts["buries"] += 1
+        self.tubes[job.tube].buried.append(job)
+        return b"BURIED\r\n"
+
+    def on_touch(self, peer: Peer, number: str) -> bytes:
+        job = self.own(peer, number)
+        if not job:
+            return b"NOT_FOUND\r\n"
+        job.due = self.now + job.ttr * SECOND
+        return b"TOUCHED\r\n"
+
+    def on_kick_job(self, _peer: Peer, number: str) -> bytes:
+        job = self.jobs.get(int(number))
+        if not job or job.state not in ("buried", "delayed"):
+            return b"NOT_FOUND\r\n"
+        job.counts["kicks"] += 1
+        self.make_ready(job)
+        return b"KICKED\r\n"
+
+    def delayed(self, name: str) -> list[Job]:
+        found = [job for job in self.jobs.values() if job.state == "delayed" and job.tube == name]
+        return sorted(found, key=lambda job: (job.due, job.number))
+
+    def on_kick(self, peer: Peer, count: str) -> bytes:
+        jobs = list(self.tubes[peer.used].buried) or self.delayed(peer.used)
+        jobs = jobs[: int(count)]
+        for job in jobs:
+            job.counts["kicks"] += 1
+            self.make_ready(job)
+        return b"KICKED %d\r\n" % len(jobs)
+
+    def found(self, job: Job | None) -> bytes:
+        return b"FOUND %d %d\r\n%b\r\n" % (job.number, len(job.body), job.body) if job else b"NOT_FOUND\r\n"
+
+    def on_peek(self, _peer: Peer, number: str) -> bytes:
+        return self.found(self.jobs.get(int(number)))
+
+    def on_peek_ready(self, peer: Peer) -> bytes:
+        ready = [job for job in self.jobs.values() if job.state == "ready" and job.tube == peer.used]
+        return self.found(min(ready, key=lambda job: (job.priority, job.number), default=None))
+
+    def on_peek_delayed(self, peer: Peer) -> bytes:
+        return self.found(next(iter(self.delayed(peer.used)), None))
+
+    def on_peek_buried(self, peer: Peer) -> bytes:
+        return self.found(next(iter(self.tubes[peer.used].buried), None))
+
+    def on_use(self, peer: Peer, name: str) -> bytes:
+        peer.used = self.tube(name).name
+        return b"USING %b\r\n" % name.encode()
+
+    def on_list_tube_used(self, peer: Peer) -> bytes:
+        return b"USING %b\r\n" % peer.used.encode()
+
+    def on_watch(self, peer: Peer, name: str) -> bytes:
+        if name not in peer.watched:
+            peer.watched.append(self.tube(name).name)
+        return b"WATCHING %d\r\n" % len(peer.watched)
+
+    def on_ignore(self, peer: Peer, name: str) -> bytes:
+        if peer.watched == [name]:
+            return b"NOT_IGNORED\r\n"
+        if name in peer.watched:
+            peer.watched.remove(name)
+        return b"WATCHING %d\r\n" % len(peer.watched)
+
+    def listed(self, names: list[str]) -> bytes:
+        body = "".join(["---\n", *(f"- {name}\n" for name in names)]).encode()
+        return b"OK %d\r\n%b\r\n" % (len(body), body)
+
+    def on_list_tubes(self, _peer: Peer) -> bytes:
+        return self.listed(list(self.tubes))
+
+    def on_list_tubes_watched(self, peer: Peer) -> bytes:
+        return self.listed(peer.watched)
+
+    def on_pause_tube(self, _peer: Peer, name: str, seconds: str) -> bytes:
+        if name not in self.tubes:
+            return b"NOT_FOUND\r\n"
+        self.tubes[name].paused_until = self.now + int(seconds) * SECOND
+        return b"PAUSED\r\n"
+
+    def on_stats_job(self, _peer: Peer, number: str) -> bytes:
+        job = self.jobs.get(int(number))
+        if not job:
+            return b"NOT_FOUND\r\n"
+        left = (job.due - self.now) // SECOND if job.state in ("reserved", "delayed") else 0
+        figures = {
+            "id": job.number, "tube": f'"{job.tube}"', "state": job.state, "pri": job.priority, "delay": job.delay,
+            "ttr": job.ttr, "time-left": left, **job.counts,
+        }  # fmt: skip
+        return repr(figures).encode()
+
+    def on_stats_tube(self, _peer: Peer, name: str) -> bytes:
+        if name not in self.tubes:
+            return b"NOT_FOUND\r\n"
+        jobs = [job for job in self.jobs.values() if job.tube == name]
+        peers = self.peers.values()
+        figures = {
+            "name": f'"{name}"',
+            "current-jobs-urgent": sum(job.state == "ready" and job.priority < URGENT for job in jobs),
+            **{f"current-jobs-{state}": sum(job.state == state for job in jobs) for state in ("ready", "reserved", "delayed", "buried")},
+            "current-using": sum(peer.used == name for peer in peers),
+            "current-watching": sum(name in peer.watched for peer in peers),
+            "current-waiting": sum(peer.waits and name in peer.watched for peer in peers),
+        }  # fmt: skip
+        return repr(figures).encode()
