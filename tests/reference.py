@@ -1,6 +1,6 @@
-"""Runs a real yrmcdsd, the reference server, for the tests that compare with it.
+"""Runs real reference servers, yrmcdsd and beanstalkd, for the tests that compare with them.
 
-It listens on free ports of two loopback addresses and is ended by its pid. Its tests are marked as those that need it.
+They listen on free ports of loopback addresses and are ended by their pids. Their tests are marked as those that need them.
 """
 
 from __future__ import annotations
@@ -65,6 +65,24 @@ def running(directory: Path) -> Iterator[Address]:
         _stop(process)
 
 
+@contextlib.contextmanager
+def beanstalkd(*arguments: str) -> Iterator[Address]:
+    """A beanstalkd with these arguments besides, while the block runs. Fails the test if it does not start."""
+    for _ in range(TRIES):
+        address = Address(VIRTUAL_IP, free_ports(1)[0])
+        process = subprocess.Popen(
+            [needs.path("beanstalkd"), "-l", address.host, "-p", str(address.port), *arguments],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            if _comes_up(process, address, b"list-tube-used\r\n", b"U"):
+                yield address
+                return
+        finally:
+            _stop(process)
+    pytest.fail("beanstalkd does not start")
+
+
 def _started(program: str, directory: Path) -> tuple[subprocess.Popen[bytes], Address]:
     config, log = directory / "yrmcds.conf", directory / "yrmcds.log"
     for _ in range(TRIES):
@@ -76,7 +94,7 @@ def _started(program: str, directory: Path) -> tuple[subprocess.Popen[bytes], Ad
             )
         address = Address(VIRTUAL_IP, ports[2])
         try:
-            if _comes_up(process, address):
+            if _comes_up(process, address, NOOP, b"\x91"):
                 return process, address
         except BaseException:
             _stop(process)
@@ -85,20 +103,21 @@ def _started(program: str, directory: Path) -> tuple[subprocess.Popen[bytes], Ad
     pytest.fail(f"yrmcdsd does not start:\n{log.read_text(errors='replace')}")
 
 
-def _comes_up(process: subprocess.Popen[bytes], address: Address) -> bool:
+def _comes_up(process: subprocess.Popen[bytes], address: Address, asked: bytes, answer: bytes) -> bool:
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
-        if _answers(address):
+        if _answers(address, asked, answer):
             return True
         time.sleep(0.02)
     return False
 
 
-def _answers(address: Address) -> bool:
+def _answers(address: Address, asked: bytes, answer: bytes) -> bool:
+    """Whether that is how its answer to this begins."""
     try:
         with socket.create_connection(address, timeout=1.0) as connection:
-            connection.sendall(NOOP)
-            return connection.recv(1) == b"\x91"
+            connection.sendall(asked)
+            return connection.recv(1) == answer
     except OSError:
         return False
 

@@ -347,6 +347,7 @@ cdef class BeanstalkSession(Session):
     cdef Reply pause(self, uint32_t number, uint32_t seconds) except *:
         """Section "pause-tube". 0 ends a pause."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
+        cdef int64_t due_ns
         cdef Tube* tube
         if number == 0:
             return NOT_FOUND
@@ -354,8 +355,9 @@ cdef class BeanstalkSession(Session):
         tube.pause = seconds
         tube.pauses += 1
         tube.paused_until_ns = store.now_ns + seconds_ns(seconds)
-        tube_expect(&store.queues, number, tube.paused_until_ns)
-        store.expect(tube.paused_until_ns)
+        due_ns = tube.paused_until_ns if seconds else 0  # not only when the next tick of the wheel begins
+        tube_expect(&store.queues, number, due_ns)
+        store.expect(due_ns)
         return PAUSED
 
     # ---- what takes long ----

@@ -1,0 +1,26 @@
+"""A beanstalk store in memory, as the tests make it; conformance/driven.py drives it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conformance.driven import START_NS
+from counterd.protocols.beanstalk._session import open_store
+
+FIGURES = {"pid": 1, "version": "0", "rusage_utime": "0.000000", "rusage_stime": "0.000000", "uptime": 0}
+
+
+def make_store(
+    memory_limit: int = 1 << 22, job_size_max: int = 65535, tubes: int = 1000, tube_jobs_max: int = 1 << 29
+) -> Any:
+    """A store with a known key."""
+    return open_store(
+        memory_limit=memory_limit,
+        job_size_max=job_size_max,
+        tubes=tubes,
+        tube_jobs_max=tube_jobs_max,
+        figures=lambda: FIGURES,
+        host={"id": "0123456789abcdef", "hostname": b"here", "os": b"one", "platform": b"x86_64"},
+        hash_key=bytes(range(16)),
+        now_ns=START_NS,
+    )

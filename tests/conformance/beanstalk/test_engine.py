@@ -1,0 +1,18 @@
+"""Level 1: the vectors against the engine in memory, on a clock that is driven."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance import vectors
+from conformance.beanstalk.engine import make_store
+from conformance.driven import Bench
+
+CASES = vectors.load("beanstalk")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_engine_does_what_the_vector_says(case: vectors.Case) -> None:
+    bench = Bench(make_store())
+    vectors.run_case(case, bench.connect, advance=bench.advance)
+    bench.store.audit()
