@@ -9,8 +9,7 @@ from counterd.protocols.beanstalk._wire cimport Command, Request
 
 
 cdef class BeanstalkSession(Session):
-    cdef bint is_discarding         # a line that is too long, up to its end
-    cdef Command waiting_command    # the reserve that waits, or was the last to
+    cdef Command discarding         # TOO_LONG_STILL or TOO_LONG_AT_CR: up to the end of the line; else PUT
     cdef TubeList listing           # under way, or None
     cdef uint32_t kicks_left        # jobs that a kick under way may still kick
     cdef uint32_t kicked

@@ -34,7 +34,7 @@ from counterd.protocols.beanstalk._tubes cimport Tube, tube_at, tube_find, tube_
 from counterd.protocols.beanstalk._wire cimport (
     BURY, COMMAND_WORDS, COMMANDS, CRLF_SIZE, DELETE, IGNORE, KICK, KICK_JOB, LINE_MAX, LIST_TUBE_USED, LIST_TUBES,
     LIST_TUBES_WATCHED, MALFORMED, PAUSE_TUBE, PEEK, PEEK_BURIED, PEEK_DELAYED, PEEK_READY, PUT, QUIT, RELEASE, RESERVE,
-    RESERVE_JOB, RESERVE_WITH_TIMEOUT, STATS, STATS_JOB, STATS_TUBE, TOO_BIG, TOO_LONG, TOO_LONG_STILL, TOUCH, UNKNOWN,
+    RESERVE_JOB, RESERVE_WITH_TIMEOUT, STATS, STATS_JOB, STATS_TUBE, TOO_BIG, TOO_LONG, TOO_LONG_AT_CR, TOO_LONG_STILL, TOUCH, UNKNOWN,
     USE, WATCH, Command, Request, line_command, line_decode, line_size,
 )
 from counterd.protocols.beanstalk._workers cimport (
@@ -66,7 +66,7 @@ cdef class BeanstalkSession(Session):
         frame.data = data
         frame.key = NULL
         frame.key_size = frame.tag = 0
-        if self.is_discarding:
+        if self.discarding:
             return self.parse_long(data, size, frame)
         line = line_size(data, min(size, <size_t>LINE_MAX))
         if line == 0:
@@ -99,14 +99,13 @@ cdef class BeanstalkSession(Session):
         return frame.size
 
     cdef Py_ssize_t parse_long(self, const uint8_t* data, size_t size, Frame* frame) noexcept:
-        """A line that is too long, or a part of one: it is thrown away up to its end.
-
-        A CR that may be the first half of that is kept.
-        """
+        """A line that is too long, or a part of one: it is thrown away up to its end."""
         cdef uint32_t line = line_size(data, size)
-        frame.verdict = TOO_LONG if line else TOO_LONG_STILL
-        frame.skip = line if line else size - (data[size - 1] == b"\r")
-        return SKIP if frame.skip else 0
+        if self.discarding == TOO_LONG_AT_CR and data[0] == b"\n":
+            line = 1
+        frame.verdict = TOO_LONG if line else TOO_LONG_AT_CR if data[size - 1] == b"\r" else TOO_LONG_STILL
+        frame.skip = line if line else size
+        return SKIP
 
     cdef int execute_frame(self, const Frame* frame) except -1:
         cdef BeanstalkStore store = <BeanstalkStore>self.store
@@ -116,8 +115,8 @@ cdef class BeanstalkSession(Session):
         cdef Answer answer
         cdef const uint8_t* end
         cdef int done = DONE
-        if command == TOO_LONG_STILL:
-            self.is_discarding = True
+        if command == TOO_LONG_STILL or command == TOO_LONG_AT_CR:
+            self.discarding = command
             return DONE
         if command < COMMANDS:
             end = (frame.key if command == PUT else frame.data + frame.size) - CRLF_SIZE
@@ -148,7 +147,7 @@ cdef class BeanstalkSession(Session):
             (<BeanstalkStore>self.store).state.requests[<int>PUT] += 1
             return JOB_TOO_BIG
         if command == TOO_LONG:
-            self.is_discarding = False
+            self.discarding = PUT
             return BAD_FORMAT
         if command == UNKNOWN and memchr(frame.data, 0, frame.size) == NULL:
             return UNKNOWN_COMMAND
@@ -241,7 +240,7 @@ cdef class BeanstalkSession(Session):
             return DONE
         if command == RESERVE_WITH_TIMEOUT:
             until_ns = store.now_ns + seconds_ns(request.count)
-        self.waiting_command = command
+        worker.command = command
         worker_wait(&queues.workers, &queues.tubes, self.connection, until_ns)
         store.budget -= worker.watches
         store.expect_worker(self.connection)

@@ -22,8 +22,8 @@ from counterd.engine.region cimport region_reserve
 from counterd.engine.table cimport IndexEntry, Record, name_blocks, name_bytes, name_tag
 from counterd.engine.wheel cimport Timer, timer_is_armed, timers_arm, timers_next_ns, timers_take
 from counterd.protocols.beanstalk._jobs cimport (
-    BURIED, DELAYED, GONE_JOB, JOB_COST, JOB_STATES, READY, RESERVED, Job, Jobs, JobState, job_at, job_find, job_id,
-    jobs_begin, jobs_reserve,
+    BURIED, DELAYED, GONE_JOB, JOB_COST, JOB_STATES, READY, RESERVED, URGENT, Job, Jobs, JobState, job_at, job_find,
+    job_id, jobs_begin, jobs_reserve,
 )
 from counterd.protocols.beanstalk._queues cimport (
     MARGIN_NS, SECOND_NS, Queues, job_delay, job_leave, job_ready, job_reserve, tube_expect, worker_is_pressed,
@@ -32,11 +32,12 @@ from counterd.protocols.beanstalk._replies cimport (
     DEADLINE_SOON, GOOD, JOB_HEAD_MAX, REPLIES, REPLY_WORDS, RESERVED_JOB, TIMED_OUT, Reply, write_body, write_end,
     write_job_line, write_word,
 )
-from counterd.protocols.beanstalk._session cimport BeanstalkSession
 from counterd.protocols.beanstalk._tubes cimport (
     TUBE_COST, Line, Tube, Tubes, tube_at, tube_find, tube_is_needed, tube_is_paused, tube_make, tubes_begin, tubes_have_room, tubes_reserve,
 )
-from counterd.protocols.beanstalk._wire cimport COMMAND_WORDS, COMMANDS, CRLF_SIZE, JOB_SIZE_MAX
+from counterd.protocols.beanstalk._wire cimport (
+    COMMAND_WORDS, COMMANDS, CRLF_SIZE, JOB_SIZE_MAX, LINE_MAX, NAME_MAX, TIMEOUT_MAX,
+)
 from counterd.protocols.beanstalk._workers cimport (
     WATCH_COST, Watch, Worker, Workers, WorkersState, worker_expect, worker_leave, worker_wake, workers_begin, workers_next_left, workers_reserve,
 )
@@ -45,6 +46,11 @@ STATE_NAMES = ("", "ready", "reserved", "delayed", "buried")
 
 cdef enum:
     SLICE = 512             # jobs given back, or that become due, in a tick, of each kind: some 0.3 ms
+
+# What the clients' side of the protocol says as well: a test compares them.
+CONSTANTS = {
+    "LINE_MAX": LINE_MAX, "NAME_MAX": NAME_MAX, "JOB_SIZE_MAX": JOB_SIZE_MAX, "TIMEOUT_MAX": TIMEOUT_MAX, "URGENT": URGENT,
+}
 
 assert JOB_COST == sizeof(Job) + 2 * sizeof(IndexEntry), sizeof(Job)
 assert TUBE_COST == sizeof(Tube) + 2 * sizeof(IndexEntry), sizeof(Tube)
@@ -151,7 +157,7 @@ cdef class BeanstalkStore(Store):
     cdef int hand_over(self, uint32_t number, uint32_t connection) except -1:
         """Gives a job to a connection that waits, and tells it."""
         cdef const Job* job = job_at(&self.queues.jobs, number)
-        cdef BeanstalkSession session = <BeanstalkSession>self.sessions[connection]
+        cdef Session session = <Session>self.sessions[connection]
         cdef uint8_t[JOB_HEAD_MAX] line
         cdef size_t line_size = write_job_line(line, job, RESERVED_JOB) - line
         cdef bytes message = PyBytes_FromStringAndSize(NULL, line_size + job.size + CRLF_SIZE)
@@ -166,11 +172,11 @@ cdef class BeanstalkStore(Store):
 
     cdef int end_waiting(self, uint32_t connection, Reply reply) except -1:
         """Ends a wait in vain."""
-        cdef BeanstalkSession session = <BeanstalkSession>self.sessions[connection]
+        cdef Session session = <Session>self.sessions[connection]
         cdef uint8_t[JOB_HEAD_MAX] line
         cdef uint8_t* end = write_end(write_word(line, reply))
         worker_wake(&self.queues.workers, &self.queues.tubes, connection)
-        self.state.refusals[<int>session.waiting_command][<int>reply] += 1
+        self.state.refusals[self.queues.workers.records[connection].command][<int>reply] += 1
         session.resume(PyBytes_FromStringAndSize(<const char*>line, end - line))
         return 0
 
@@ -293,7 +299,7 @@ cdef class BeanstalkStore(Store):
             tube.pause = 0
             while tube.ready and tube.waiting_first:
                 if steps <= 0:
-                    due_ns = self.now_ns
+                    due_ns = 0  # at once, and not only when the next tick of the wheel begins
                     break
                 steps -= 1
                 self.hand_over(tube.ready, self.queues.workers.watches[tube.waiting_first].connection)

@@ -47,6 +47,7 @@ cdef enum Command:          # what a line asks for; in the order in which stats 
     TOO_BIG                 # a put of more bytes than a job may have: they are thrown away
     TOO_LONG                # the rest of a line that was too long: thrown away, and answered
     TOO_LONG_STILL          # a part of such a line that is not its end
+    TOO_LONG_AT_CR          # likewise; its last byte may be the first half of the end
 
 
 cdef extern from *:

@@ -43,6 +43,7 @@ cdef struct Worker:
     uint8_t is_waiting
     uint8_t is_producer     # has sent a put
     uint8_t is_worker       # has sent a reserve
+    uint8_t command         # the reserve that waits, or was the last to
     int64_t wait_until_ns   # if it waits; INT64_MAX: for ever
     Timer timer             # not later than anything that happens to it by time
 

@@ -1,0 +1,37 @@
+"""What the tests of this folder ask, and what they are answered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from counterd.protocols.beanstalk import wire
+
+if TYPE_CHECKING:
+    from conformance.driven import Bench, EnginePeer
+
+SECOND = 1_000_000_000
+TICK = 1 << 20  # of the wheel: what is due is done no later
+
+
+def ask(peer: EnginePeer, *commands: bytes) -> bytes:
+    """The replies that came."""
+    peer.send(b"".join(commands))
+    return said(peer)
+
+
+def said(peer: EnginePeer) -> bytes:
+    return peer.recv_exactly(len(peer.output))
+
+
+def lines(count: int, command: bytes) -> bytes:
+    return command * count
+
+
+def fill(bench: Bench, count: int, tube: bytes = b"default", body: bytes = b"x", **more: int) -> None:
+    """Puts so many jobs."""
+    peer = bench.connect()
+    assert ask(peer, wire.use(tube)) == b"USING %b\r\n" % tube
+    for first in range(0, count, 1000):
+        number = min(1000, count - first)
+        assert ask(peer, wire.put(body, **more) * number).count(b"INSERTED") == number
+    peer.close()

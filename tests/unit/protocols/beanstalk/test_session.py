@@ -1,0 +1,286 @@
+"""The beanstalk protocol's session: frames however they are cut, lines that are too long, waits, kicks in slices."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from conformance.beanstalk.engine import make_store
+from conformance.driven import Bench
+from counterd.protocols.beanstalk import wire
+from unit.protocols.beanstalk.asking import SECOND, TICK, ask, fill, said
+
+if TYPE_CHECKING:
+    from conformance.driven import EnginePeer
+
+LONG = b"put " + b"x" * 400
+# A stream with everything that a parser can meet: bodies with ends of lines, bodies that are too big, lines that are too long.
+STREAM = b"".join(
+    [
+        wire.use(b"t"), wire.put(b"a\r\nb", 5), wire.put(b"", 1), b"put 0 0 60 40\r\n" + b"y" * 40 + b"\r\n", b"\r\n",
+        b"put 0 0 60 2\r\nabcd", b"nonsense\r\n", LONG, b"\r\n", LONG, b"\r", b"\r\n", LONG, b"\rx\n\r\n", b"put 1 2\r\n",
+        wire.watch(b"t"), wire.ignore(b"default"), wire.reserve(0), wire.reserve(), wire.stats_tube(b"t"), wire.delete(1),
+        wire.bury(2, 0), wire.kick(9), wire.peek_next("ready"), wire.list_tubes_watched(), b"foo\0bar\r\n", wire.list_tubes(),
+    ]
+)  # fmt: skip
+ANSWERS = 23
+
+
+def small() -> Bench:
+    return Bench(make_store(job_size_max=30))
+
+
+def answered(stream: bytes, cuts: list[int]) -> bytes:
+    bench = small()
+    peer = bench.connect()
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        if start < end:
+            peer.send(stream[start:end])
+    bench.store.audit()
+    return said(peer)
+
+
+def test_a_stream_is_answered_as_a_whole():
+    answer = answered(STREAM, [])
+    parser = wire.Parser()
+    assert len(parser.feed(answer)) == ANSWERS
+    assert not parser.is_within
+
+
+@pytest.mark.parametrize("cut", range(1, len(STREAM)))
+def test_a_stream_that_is_cut_once(cut: int):
+    assert answered(STREAM, [cut]) == answered(STREAM, [])
+
+
+def test_a_stream_byte_by_byte():
+    assert answered(STREAM, list(range(1, len(STREAM)))) == answered(STREAM, [])
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_stream_that_is_cut_anywhere(seed: int):
+    cuts = sorted(random.Random(seed).sample(range(1, len(STREAM)), 8))
+    assert answered(STREAM, cuts) == answered(STREAM, [])
+
+
+def test_a_line_without_an_end_takes_no_memory(bench: Bench):
+    """It is thrown away as it comes."""
+    peer = bench.connect()
+    for _ in range(100):
+        peer.send(b"x" * 10_000)
+    assert said(peer) == b""
+    assert ask(peer, b"\r\n", wire.use(b"t")) == b"BAD_FORMAT\r\nUSING t\r\n"
+
+
+def test_a_body_that_is_too_big_takes_no_memory():
+    bench = small()
+    peer = bench.connect()
+    peer.send(b"put 0 0 60 4294967295\r\n")
+    for _ in range(10):
+        peer.send(b"x" * 10_000)
+    assert said(peer) == b""
+    assert bench.store.snapshot()["used_memory"] == bench.store.snapshot()["tubes"] * 216
+
+
+def test_what_comes_behind_a_wait_waits(bench: Bench):
+    peer, other = bench.connect(), bench.connect()
+    assert ask(peer, wire.reserve(), wire.use(b"t"), wire.put(b"mine"), wire.reserve()) == b""
+    assert peer.session.state == 2
+    assert ask(other, wire.put(b"one")) == b"INSERTED 1\r\n"
+    assert said(peer) == b"RESERVED 1 3\r\none\r\nUSING t\r\nINSERTED 2\r\n"
+    assert ask(other, wire.put(b"two")) == b"INSERTED 3\r\n"
+    assert said(peer) == b"RESERVED 3 3\r\ntwo\r\n"
+
+
+def test_a_wait_ends_at_its_time_and_never_before(bench: Bench):
+    peer = bench.connect()
+    assert ask(peer, wire.reserve(2)) == b""
+    bench.advance(2 * SECOND - 1)
+    assert said(peer) == b""
+    bench.advance(1 + TICK)
+    assert said(peer) == b"TIMED_OUT\r\n"
+
+
+def test_a_wait_ends_before_a_job_of_its_own_times_out(bench: Bench):
+    peer = bench.connect()
+    assert ask(peer, wire.put(b"x", ttr=3), wire.reserve(), wire.reserve()) == b"INSERTED 1\r\nRESERVED 1 1\r\nx\r\n"
+    bench.advance(2 * SECOND - 1)
+    assert said(peer) == b""
+    bench.advance(1 + TICK)
+    assert said(peer) == b"DEADLINE_SOON\r\n"
+    assert ask(peer, wire.reserve(0), wire.touch(1), wire.reserve(0)) == b"DEADLINE_SOON\r\nTOUCHED\r\nTIMED_OUT\r\n"
+
+
+def test_a_job_of_its_own_that_timed_out_is_there_for_it(bench: Bench):
+    peer = bench.connect()
+    assert ask(peer, wire.put(b"x", ttr=1), wire.reserve()) == b"INSERTED 1\r\nRESERVED 1 1\r\nx\r\n"
+    bench.advance(SECOND + TICK)
+    assert ask(peer, wire.reserve(0)) == b"RESERVED 1 1\r\nx\r\n"
+
+
+def test_a_ready_job_is_reserved_in_the_last_second_too(bench: Bench):
+    peer = bench.connect()
+    assert ask(peer, wire.put(b"x", ttr=1), wire.put(b"y"), wire.reserve(), wire.reserve()).count(b"RESERVED") == 2
+
+
+@pytest.mark.parametrize("way", ["half_close", "close", "hang_up", "drain"])
+def test_everything_that_ends_a_wait(bench: Bench, way: str):
+    """Afterwards nobody is in the queue: a job goes to the next."""
+    peer, second, other = bench.connect(), bench.connect(), bench.connect()
+    assert ask(peer, wire.reserve()) == ask(second, wire.reserve()) == b""
+    if way == "half_close":
+        peer.half_close()
+    elif way == "close":
+        peer.close()
+    elif way == "hang_up":
+        peer.session.hang_up(bench.now_ns)
+        bench.settle()
+    else:
+        bench.store.begin_drain()
+        bench.settle()
+    assert said(peer) == (b"" if way == "close" else b"TIMED_OUT\r\n")
+    bench.store.audit()
+    if way == "drain":
+        assert said(second) == b"TIMED_OUT\r\n"
+        assert ask(other, wire.put(b"x"), wire.reserve()) == b"DRAINING\r\nTIMED_OUT\r\n"
+    else:
+        assert ask(other, wire.put(b"x")) == b"INSERTED 1\r\n"
+        assert said(second) == b"RESERVED 1 1\r\nx\r\n"
+
+
+def test_a_wait_costs_no_turn(bench: Bench):
+    """Nothing is due, whoever waits."""
+    peers = [bench.connect() for _ in range(1000)]
+    for peer in peers:
+        assert ask(peer, wire.reserve()) == b""
+    assert bench.store.next_deadline() == -1
+    assert not bench.turn()
+
+
+def test_quit_answers_what_came_before(bench: Bench):
+    peer = bench.connect()
+    assert ask(peer, wire.use(b"t"), wire.quit(), wire.use(b"u")) == b"USING t\r\n"
+    assert peer.session.closing
+
+
+def test_a_kick_goes_on_in_slices(bench: Bench):
+    """Others are served meanwhile, and the reply says how many there were."""
+    count = 5000
+    fill(bench, count, delay=100)
+    peer, other = bench.connect(), bench.connect()
+    peer.session.owner = None  # so that only this test takes its output
+    output = peer.session.receive(wire.kick(4000) + wire.use(b"t"), bench.now_ns)
+    turns = 0
+    while peer.session.more:
+        assert output == b""
+        assert ask(other, wire.list_tube_used()) == b"USING default\r\n"
+        output += peer.session.take_output(bench.now_ns)
+        turns += 1
+        bench.store.audit()
+    assert turns > 3
+    assert output == b"KICKED 4000\r\nUSING t\r\n"
+    assert bench.store.snapshot()["jobs:ready"] == 4000
+    assert bench.store.snapshot()["jobs:delayed"] == count - 4000
+
+
+def test_a_kick_takes_buried_jobs_alone_if_there_are_any(bench: Bench):
+    fill(bench, 3, delay=100)
+    peer = bench.connect()
+    ask(peer, wire.reserve_job(2), wire.bury(2, 0))
+    assert ask(peer, wire.kick(10), wire.kick(10)) == b"KICKED 1\r\nKICKED 2\r\n"
+
+
+def test_kicked_jobs_go_to_those_who_wait(bench: Bench):
+    fill(bench, 2, delay=100)
+    peer, waiting = bench.connect(), bench.connect()
+    assert ask(waiting, wire.reserve()) == b""
+    assert ask(peer, wire.kick(10)) == b"KICKED 2\r\n"
+    assert said(waiting) == b"RESERVED 1 1\r\nx\r\n"
+
+
+def test_so_many_tubes_and_no_more_can_be_watched():
+    bench = Bench(make_store(memory_limit=1 << 24, tubes=5000))
+    peer = bench.connect()
+    for number in range(4095):
+        assert ask(peer, wire.watch(b"t%d" % number)) == b"WATCHING %d\r\n" % (number + 2)
+    assert ask(peer, wire.watch(b"more"), wire.watch(b"t7"), wire.stats_tube(b"more")) == (
+        b"OUT_OF_MEMORY\r\nWATCHING 4096\r\nNOT_FOUND\r\n"
+    )
+    assert ask(peer, wire.ignore(b"t7"), wire.watch(b"more")) == b"WATCHING 4095\r\nWATCHING 4096\r\n"
+    peer.close()
+    assert bench.store.snapshot()["tubes"] == 1
+
+
+def test_statistics(bench: Bench):
+    peer = bench.connect()
+    ask(peer, wire.put(b"x", 1023), wire.put(b"y", 1024), wire.reserve(), b"nonsense\r\n")
+    figures = wire.read_dictionary(wire.Parser().feed(ask(peer, wire.stats()))[0].body)
+    told = {name: figures[name] for name in (
+        "current-jobs-urgent", "current-jobs-ready", "current-jobs-reserved", "cmd-put", "cmd-reserve", "cmd-stats",
+        "current-producers", "current-workers", "current-connections", "total-jobs", "max-job-size", "draining", "hostname",
+    )}  # fmt: skip
+    assert list(told.values()) == ["0", "1", "1", "2", "1", "1", "1", "1", "1", "2", "65535", "false", "here"]
+    bench.store.refuse_puts(True)
+    figures = wire.read_dictionary(wire.Parser().feed(ask(peer, wire.stats()))[0].body)
+    assert figures["draining"] == "true"
+    assert ask(peer, wire.put(b"z"), wire.reserve()) == b"DRAINING\r\nRESERVED 2 1\r\ny\r\n"
+
+
+def test_outcomes_are_counted(bench: Bench):
+    peer = bench.connect()
+    ask(peer, wire.put(b"x"), wire.delete(9), wire.delete(1), wire.reserve(0), b"nonsense\r\n", b"delete\r\n")
+    ask(peer, b"put 0 0 60 70000\r\n" + b"x" * 70002)
+    assert ask(peer, wire.reserve(1)) == b""
+    bench.advance(SECOND + TICK)
+    assert sorted(bench.store.outcomes()) == [
+        ("delete", "not_found", 1), ("delete", "ok", 1), ("put", "job_too_big", 1), ("put", "ok", 1),
+        ("reserve-with-timeout", "timed_out", 2), ("unknown", "bad_format", 1), ("unknown", "unknown_command", 1),
+    ]  # fmt: skip
+
+
+def test_a_session_that_is_collected_while_it_waits(bench: Bench):
+    """As where net could not make a connection of it."""
+    session = bench.store.session(bench.now_ns)
+    assert session.receive(wire.reserve(), bench.now_ns) == b""
+    del session
+    bench.settle()
+    bench.store.audit()
+    fill(bench, 1)
+    assert bench.store.snapshot()["jobs:ready"] == 1
+
+
+def test_a_worker_that_does_not_read_gets_its_job_when_it_does(bench: Bench):
+    peer, other = bench.connect(), bench.connect()
+    assert ask(peer, wire.reserve()) == b""
+    peer.deaf = True
+    assert ask(other, wire.put(b"x" * 60_000)) == b"INSERTED 1\r\n"
+    assert said(peer) == b""
+    peer.deaf = False
+    peer.pull()
+    assert said(peer) == b"RESERVED 1 60000\r\n" + b"x" * 60_000 + b"\r\n"
+
+
+def hold(bench: Bench, count: int) -> EnginePeer:
+    peer = bench.connect()
+    for _ in range(count):
+        assert ask(peer, wire.reserve(0)).startswith(b"RESERVED")
+    return peer
+
+
+def test_what_a_connection_held_is_ready_when_it_has_gone(bench: Bench):
+    """In slices, and those who wait have it first."""
+    fill(bench, 3000)
+    peer, waiting = hold(bench, 3000), bench.connect()
+    assert ask(waiting, wire.reserve()) == b""
+    assert bench.store.held() == bench.store.holdings_of(peer.session.number) == 3000
+    bench.ticking = False
+    peer.close()
+    assert bench.store.next_deadline() == 0
+    bench.store.tick(bench.now_ns)
+    assert 0 < bench.store.snapshot()["jobs:ready"] < 3000
+    bench.ticking = True
+    bench.settle()
+    assert said(waiting).startswith(b"RESERVED 1 ")
+    assert bench.store.held() == 1
+    assert bench.store.snapshot()["given_back"] == 3000

@@ -1,0 +1,181 @@
+"""The beanstalk protocol's store: limits, time, and what is due for many at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.beanstalk.engine import make_store
+from conformance.driven import START_NS, Bench
+from counterd.protocols.beanstalk import wire
+from unit.protocols.beanstalk.asking import SECOND, TICK, ask, fill, said
+
+JOB, BLOCK, TUBE, WATCH = 128, 64, 216, 32
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"job_size_max": (1 << 26) + 1}, "job_size_max must be at most 67108864 bytes, not 67108865"),
+        ({"memory_limit": 1 << 40}, "at most 4294967294 blocks"),
+        ({"tubes": 1 << 31}, "at most 1073741824 tubes"),
+    ],
+)
+def test_sizes_that_are_refused(sizes: dict[str, int], said: str):
+    with pytest.raises(ValueError, match=said):
+        make_store(**sizes)
+
+
+def test_a_new_store_has_one_tube(bench: Bench):
+    figures = bench.store.snapshot()
+    assert (figures["tubes"], figures["jobs"], figures["used_memory"]) == (1, 0, TUBE)
+
+
+@pytest.mark.parametrize("size", [0, 1, 60, 61, 120, 1000])
+def test_what_a_job_takes(bench: Bench, size: int):
+    fill(bench, 10, body=b"x" * size)
+    assert bench.store.snapshot()["used_memory"] == TUBE + 10 * (JOB + -(-size // 60) * BLOCK)
+    peer = bench.connect()
+    for number in range(1, 11):
+        assert ask(peer, wire.delete(number)) == b"DELETED\r\n"
+    assert bench.store.snapshot()["used_memory"] == TUBE
+
+
+def test_the_memory_limit_is_met_to_the_byte():
+    bench = Bench(make_store(memory_limit=1 << 20))
+    peer = bench.connect()
+    each = JOB + 2 * BLOCK
+    count = ((1 << 20) - TUBE) // each
+    assert ask(peer, wire.put(b"x" * 100) * count).count(b"INSERTED") == count
+    assert ask(peer, wire.put(b"x" * 100)) == b"OUT_OF_MEMORY\r\n"
+    rest = (1 << 20) - TUBE - count * each
+    assert ask(peer, wire.use(b"t")) == (b"USING t\r\n" if rest >= TUBE else b"OUT_OF_MEMORY\r\n")
+    # What exists goes on.
+    assert ask(peer, wire.reserve(), wire.release(1, 0, 5), wire.kick(1), wire.delete(1)).count(b"\r\n") == 5
+    assert ask(peer, wire.put(b"x" * 100)) == b"INSERTED %d\r\n" % (count + 1)
+
+
+def test_a_watch_takes_memory_besides_the_first(bench: Bench):
+    peer, other = bench.connect(), bench.connect()
+    assert bench.store.snapshot()["used_memory"] == TUBE
+    ask(peer, wire.watch(b"a"), wire.watch(b"b"))
+    ask(other, wire.watch(b"a"))
+    assert bench.store.snapshot()["used_memory"] == 3 * TUBE + 3 * WATCH
+    peer.close()
+    assert bench.store.snapshot()["used_memory"] == 2 * TUBE + WATCH
+
+
+def test_there_are_so_many_tubes():
+    bench = Bench(make_store(tubes=3))
+    peer = bench.connect()
+    assert ask(peer, wire.watch(b"a"), wire.use(b"b"), wire.watch(b"c"), wire.use(b"c")) == (
+        b"WATCHING 2\r\nUSING b\r\nOUT_OF_MEMORY\r\nOUT_OF_MEMORY\r\n"
+    )
+    assert ask(peer, wire.use(b"a"), wire.use(b"c")) == b"USING a\r\nUSING c\r\n"
+
+
+def test_a_tube_has_so_many_jobs():
+    bench = Bench(make_store(tube_jobs_max=3))
+    peer = bench.connect()
+    ask(peer, wire.put(b"x"), wire.put(b"x", delay=1), wire.put(b"x"), wire.reserve(), wire.bury(1, 0))
+    assert ask(peer, wire.put(b"x"), wire.use(b"t"), wire.put(b"x")) == b"OUT_OF_MEMORY\r\nUSING t\r\nINSERTED 4\r\n"
+    assert ask(peer, wire.use(b"default"), wire.delete(2), wire.put(b"x")).endswith(b"DELETED\r\nINSERTED 5\r\n")
+
+
+def test_an_id_is_never_used_again(bench: Bench):
+    peer = bench.connect()
+    for number in range(1, 50):
+        assert ask(peer, wire.put(b"x"), wire.delete(number)) == b"INSERTED %d\r\nDELETED\r\n" % number
+
+
+def test_a_long_name_is_a_name(bench: Bench):
+    peer = bench.connect()
+    for size in (39, 40, 41, 200):
+        name = b"n" * size
+        assert ask(peer, wire.use(name), wire.list_tube_used()) == b"USING %b\r\nUSING %b\r\n" % (name, name)
+        assert b'name: "%b"' % name in ask(peer, wire.stats_tube(name))
+
+
+def test_a_million_moments_at_once_are_done_in_slices(bench: Bench):
+    """Delays that end together; each tick does some, and others are served in between."""
+    fill(bench, 3000, delay=5)
+    bench.ticking = False
+    bench.advance(5 * SECOND + TICK)
+    other = bench.connect()
+    ready = []
+    while bench.store.next_deadline() >= 0:
+        bench.store.tick(bench.now_ns)
+        ready.append(bench.store.snapshot()["jobs:ready"])
+        assert ask(other, wire.list_tube_used()) == b"USING default\r\n"
+        bench.store.audit()
+    assert ready[-1] == 3000
+    assert max(after - before for before, after in zip([0, *ready], ready, strict=False)) <= 512
+
+
+def test_times_to_run_that_end_together(bench: Bench):
+    fill(bench, 1500, ttr=5)
+    worker, waiting = bench.connect(), bench.connect()
+    for _ in range(1500):
+        worker.send(wire.reserve(0))
+    assert said(worker).count(b"RESERVED") == 1500
+    ask(waiting, wire.reserve())
+    bench.advance(5 * SECOND - 1)
+    assert said(waiting) == b""
+    bench.advance(1 + TICK)
+    assert said(waiting) == b"RESERVED 1 1\r\nx\r\n"
+    figures = bench.store.snapshot()
+    assert (figures["timeouts"], figures["jobs:ready"], figures["jobs:reserved"]) == (1500, 1499, 1)
+    assert ask(worker, wire.delete(1)) == b"NOT_FOUND\r\n"
+
+
+def test_who_waits_after_a_pause_is_served_by_age_and_jobs_by_priority(bench: Bench):
+    producer = bench.connect()
+    waiting = [bench.connect() for _ in range(3)]
+    ask(producer, wire.pause_tube(b"default", 10))
+    for peer in waiting:
+        assert ask(peer, wire.reserve()) == b""
+    ask(producer, wire.put(b"a", 3), wire.put(b"b", 1), wire.put(b"c", 2))
+    bench.advance(10 * SECOND + TICK)
+    assert [said(peer)[-3:-2] for peer in waiting] == [b"b", b"c", b"a"]
+    assert b"pause: 0\n" in ask(producer, wire.stats_tube(b"default"))
+
+
+def test_many_wait_for_the_end_of_a_pause(bench: Bench):
+    producer = bench.connect()
+    ask(producer, wire.pause_tube(b"default", 10))
+    waiting = [bench.connect() for _ in range(1200)]
+    for peer in waiting:
+        assert ask(peer, wire.reserve()) == b""
+    fill(bench, 1200)
+    bench.advance(10 * SECOND + TICK)
+    assert [said(peer).startswith(b"RESERVED %d " % number) for number, peer in enumerate(waiting, 1)] == [True] * 1200
+
+
+def test_a_drain_ends_many_waits(bench: Bench):
+    waiting = [bench.connect() for _ in range(1500)]
+    for peer in waiting:
+        assert ask(peer, wire.reserve()) == b""
+    bench.store.begin_drain()
+    bench.settle()
+    assert {said(peer) for peer in waiting} == {b"TIMED_OUT\r\n"}
+    assert bench.store.snapshot()["waiting"] == 0
+
+
+def test_what_a_drain_waits_for(bench: Bench):
+    fill(bench, 3, tube=b"work")
+    peer = bench.connect()
+    ask(peer, wire.watch(b"work"), wire.reserve(), wire.reserve())
+    assert bench.store.held() == 2
+    since = START_NS // 100_000_000
+    assert bench.store.leases(10) == [(peer.session.number, b"work", 1, since)] * 2
+    assert bench.store.leases(1) == [(peer.session.number, b"work", 1, since)]
+    assert bench.store.holdings_of(peer.session.number) == 2
+    assert bench.store.holdings_of(99) == 0
+    bench.store.begin_drain()
+    assert ask(peer, wire.delete(1), wire.release(2, 0), wire.reserve_job(3)) == b"DELETED\r\nRELEASED\r\nNOT_FOUND\r\n"
+    assert bench.store.held() == 0
+
+
+def test_a_figure_for_everything(bench: Bench):
+    fill(bench, 2)
+    figures = bench.store.snapshot()
+    assert (figures["jobs:ready"], figures["total_jobs"], figures["jobs_max"]) == (2, 2, (1 << 22) // JOB)

@@ -1,0 +1,147 @@
+"""The beanstalk protocol from the client's side: what is encoded, what is refused, and replies however they are cut."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from counterd.errors import ProtocolError
+from counterd.protocols.beanstalk import wire
+from counterd.protocols.beanstalk._store import CONSTANTS
+from counterd.protocols.beanstalk.wire import Parser, Reply, Status
+
+REPLIES = [
+    (b"INSERTED 1\r\n", Reply(Status.INSERTED, 1)),
+    (b"USING a\r\n", Reply(Status.USING, name=b"a")),
+    (b"RESERVED 18446744073709551615 3\r\nabc\r\n", Reply(Status.RESERVED, 2**64 - 1, body=b"abc")),
+    (b"FOUND 7 0\r\n\r\n", Reply(Status.FOUND, 7)),
+    (b"OK 4\r\n\r\n\r\n\r\n", Reply(Status.OK, body=b"\r\n\r\n")),
+    (b"KICKED\r\n", Reply(Status.KICKED)),
+    (b"KICKED 5\r\n", Reply(Status.KICKED, 5)),
+    (b"BURIED\r\n", Reply(Status.BURIED)),
+    (b"BURIED 9\r\n", Reply(Status.BURIED, 9)),
+    (b"WATCHING 2\r\n", Reply(Status.WATCHING, 2)),
+    *((status.value.encode() + b"\r\n", Reply(status)) for status in (
+        Status.DELETED, Status.RELEASED, Status.TOUCHED, Status.PAUSED, Status.NOT_FOUND, Status.NOT_IGNORED,
+        Status.TIMED_OUT, Status.DEADLINE_SOON, Status.DRAINING, Status.EXPECTED_CRLF, Status.JOB_TOO_BIG,
+        Status.OUT_OF_MEMORY, Status.INTERNAL_ERROR, Status.BAD_FORMAT, Status.UNKNOWN_COMMAND,
+    )),
+]  # fmt: skip
+
+
+def test_both_sides_have_the_same_bounds():
+    assert CONSTANTS == {
+        "LINE_MAX": wire.LINE_MAX, "NAME_MAX": wire.NAME_MAX, "JOB_SIZE_MAX": wire.BODY_MAX,
+        "TIMEOUT_MAX": wire.TIMEOUT_MAX, "URGENT": wire.URGENT,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("encoded", "expected"),
+    [
+        (wire.put(b"a\r\n", 1, 2, 3), b"put 1 2 3 3\r\na\r\n\r\n"),
+        (wire.use(b"t"), b"use t\r\n"),
+        (wire.reserve(), b"reserve\r\n"),
+        (wire.reserve(0), b"reserve-with-timeout 0\r\n"),
+        (wire.reserve_job(1), b"reserve-job 1\r\n"),
+        (wire.delete(2**64 - 1), b"delete 18446744073709551615\r\n"),
+        (wire.release(1, 2, 3), b"release 1 2 3\r\n"),
+        (wire.bury(1, 2), b"bury 1 2\r\n"),
+        (wire.touch(1), b"touch 1\r\n"),
+        (wire.watch(b"t"), b"watch t\r\n"),
+        (wire.ignore(b"t"), b"ignore t\r\n"),
+        (wire.peek(1), b"peek 1\r\n"),
+        (wire.peek_next("buried"), b"peek-buried\r\n"),
+        (wire.kick(9), b"kick 9\r\n"),
+        (wire.kick_job(9), b"kick-job 9\r\n"),
+        (wire.stats(), b"stats\r\n"),
+        (wire.stats_job(1), b"stats-job 1\r\n"),
+        (wire.stats_tube(b"t"), b"stats-tube t\r\n"),
+        (wire.list_tubes(), b"list-tubes\r\n"),
+        (wire.list_tube_used(), b"list-tube-used\r\n"),
+        (wire.list_tubes_watched(), b"list-tubes-watched\r\n"),
+        (wire.pause_tube(b"t", 5), b"pause-tube t 5\r\n"),
+        (wire.quit(), b"quit\r\n"),
+    ],
+)
+def test_what_goes_out(encoded: bytes, expected: bytes):
+    assert encoded == expected
+
+
+@pytest.mark.parametrize(
+    ("encode", "said"),
+    [
+        (lambda: wire.put(b"", -1), "priority must be from 0 to 4294967295, not -1"),
+        (lambda: wire.put(b"", delay=2**32), "delay must be"),
+        (lambda: wire.put(b"", ttr=2**32), "ttr must be"),
+        (lambda: wire.reserve(2**31), "timeout must be from 0 to 2147483647"),
+        (lambda: wire.delete(2**64), "id must be"),
+        (lambda: wire.release(1, 2**32), "priority must be"),
+        (lambda: wire.kick(-1), "count must be"),
+        (lambda: wire.peek_next("reserved"), "state must be ready, delayed or buried"),
+        (lambda: wire.use(b""), "a tube's name has"),
+        (lambda: wire.use(b"-a"), "a tube's name has"),
+        (lambda: wire.watch(b"a b"), "a tube's name has"),
+        (lambda: wire.ignore(b"a" * 201), "a tube's name has"),
+        (lambda: wire.pause_tube(b"t\n", 1), "a tube's name has"),
+    ],
+)
+def test_what_is_refused(encode, said: str):
+    with pytest.raises(ValueError, match=said):
+        encode()
+
+
+@pytest.mark.parametrize(("data", "reply"), REPLIES, ids=lambda value: getattr(value, "status", None))
+def test_a_reply_by_the_byte(data: bytes, reply: Reply):
+    parser = Parser()
+    for position in range(len(data) - 1):
+        assert parser.feed(data[position : position + 1]) == []
+        assert parser.is_within
+    assert parser.feed(data[-1:]) == [reply]
+    assert not parser.is_within
+
+
+@given(st.lists(st.sampled_from(REPLIES)), st.data())
+def test_replies_however_they_are_cut(replies: list[tuple[bytes, Reply]], data: st.DataObject):
+    stream = b"".join(each for each, _ in replies)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)))))
+    parser = Parser()
+    found = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        found += parser.feed(stream[start:end])
+    assert found == [reply for _, reply in replies]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"HELLO\r\n", "no reply begins like this: b'HELLO'"),
+        (b"\r\n", "no reply begins like this"),
+        (b"INSERTED\r\n", "INSERTED has other arguments"),
+        (b"INSERTED x\r\n", "INSERTED has other arguments"),
+        (b"INSERTED 1 2\r\n", "INSERTED has other arguments"),
+        (b"INSERTED -1\r\n", "INSERTED has other arguments"),
+        (b"INSERTED 18446744073709551616\r\n", "more than 64 bits"),
+        (b"DELETED 1\r\n", "DELETED has other arguments"),
+        (b"USING\r\n", "expected the name of a tube"),
+        (b"RESERVED 1 11\r\n", "a body of 11 bytes, more than 10"),
+        (b"RESERVED 1 2\r\nabcd", "RESERVED, 2 bytes, does not end with CRLF"),
+        (b"x" * 256, "has no end of line"),
+    ],
+)
+def test_what_no_server_says(data: bytes, said: str):
+    with pytest.raises(ProtocolError, match=said):
+        Parser(body_max=10).feed(data)
+
+
+def test_documents():
+    assert wire.read_list(b"---\n- default\n- a b\n") == [b"default", b"a b"]
+    assert wire.read_list(b"---\n") == []
+    assert wire.read_dictionary(b'---\nname: "a"\npause: 0\n') == {"name": "a", "pause": "0"}
+    for wrong in (b"", b"- a\n", b"---\na\n", b"---\n- a"):
+        with pytest.raises(ProtocolError, match="no list"):
+            wire.read_list(wrong)
+    for wrong in (b"", b"a: b\n", b"---\na\n"):
+        with pytest.raises(ProtocolError, match="no dictionary"):
+            wire.read_dictionary(wrong)
