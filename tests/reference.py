@@ -1,6 +1,6 @@
 """Runs real reference servers, yrmcdsd and beanstalkd, for the tests that compare with them.
 
-They listen on free ports of loopback addresses and are ended by their pids. Their tests are marked as those that need them.
+They listen on free ports of loopback addresses and are ended by their pids. Tests that need them are marked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the beanstalk protocol's store is, in plain dicts: what every command answers, to whom, and what becomes of jobs.
+"""The beanstalk protocol's store in plain dicts: what every command answers, to whom, and what becomes of jobs.
 
 Time is told. Whatever is due is done at its very moment, one after the other; what is due at the same moment is left to
 the tests to avoid.
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 SECOND = 10**9
 FOREVER = 1 << 62
+STATES = ("ready", "reserved", "delayed", "buried")
 GONE = -1  # holder of what nobody holds
 URGENT = 1024
 BODY_MAX = 100
@@ -30,7 +31,9 @@ class Job:
     since: int = 0
     due: int = 0
     holder: int = GONE
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("reserves", "timeouts", "releases", "buries", "kicks"), 0))
+    counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("reserves", "timeouts", "releases", "buries", "kicks"), 0)
+    )
 
 
 @dataclass
@@ -243,7 +246,7 @@ class Model:
 
     def on_delete(self, peer: Peer, number: str) -> bytes:
         job = self.jobs.get(int(number))
-        if not job or job.state == "reserved" and job.holder != peer.number:
+        if not job or (job.state == "reserved" and job.holder != peer.number):
             return b"NOT_FOUND\r\n"
         self.leave(job)
         del self.jobs[job.number]
@@ -368,7 +371,7 @@ class Model:
         figures = {
             "name": f'"{name}"',
             "current-jobs-urgent": sum(job.state == "ready" and job.priority < URGENT for job in jobs),
-            **{f"current-jobs-{state}": sum(job.state == state for job in jobs) for state in ("ready", "reserved", "delayed", "buried")},
+            **{f"current-jobs-{state}": sum(job.state == state for job in jobs) for state in STATES},
             "current-using": sum(peer.used == name for peer in peers),
             "current-watching": sum(name in peer.watched for peer in peers),
             "current-waiting": sum(peer.waits and name in peer.watched for peer in peers),

@@ -52,7 +52,9 @@ class Both:
 
     def ask(self, number: int, command: str, body: bytes) -> None:
         line = command.encode() + b"\r\n"
-        self.output[number] += self.sessions[number].receive(line + body + b"\r\n" * command.startswith("put"), self.now)
+        self.output[number] += self.sessions[number].receive(
+            line + body + b"\r\n" * command.startswith("put"), self.now
+        )
         self.model.ask(number, command, body)
         self.compare()
         self.let_pass(PAUSE)
@@ -148,8 +150,8 @@ def command(generator: random.Random, both: Both, number: int) -> tuple[str, byt
     asked = (
         "reserve", "reserve", "reserve", f"reserve-with-timeout {few}", f"reserve-with-timeout {few}",
         f"release {job} {priority} {delay}", f"bury {job} {priority}", f"delete {job}", f"touch {job}", f"kick {few}",
-        f"{generator.choice(('kick-job', 'reserve-job', 'peek', 'stats-job'))} {job}", f"watch {name}", f"ignore {name}",
-        f"use {name}", f"pause-tube {name} {few}", f"stats-tube {name}", generator.choice(WITHOUT_ARGUMENTS),
+        f"{generator.choice(('kick-job', 'reserve-job', 'peek', 'stats-job'))} {job}", f"watch {name}",
+        f"ignore {name}", f"use {name}", f"pause-tube {name} {few}", f"stats-tube {name}", generator.choice(WITHOUT_ARGUMENTS),
         generator.choice(WITHOUT_ARGUMENTS),
     )  # fmt: skip
     return asked[kind - 6], b""

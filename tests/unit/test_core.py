@@ -153,6 +153,7 @@ COMMON: dict[str, tuple[Any, ...]] = {
 OWN: dict[str, dict[str, tuple[Any, ...]]] = {
     "counter": {"begin_window": (1,), "limit_holdings": (1,)},
     "throttr": {"set_wall": (0, 0), "outcomes": ()},
+    "beanstalk": {"set_wall": (0, 0), "outcomes": (), "begin_drain": (), "refuse_puts": (False,)},
     "sentinel": {
         "load_rules": (Rules(),), "flow": (1,), "request_token": (1, 1, False, 0, 0), "release_token": (1, 0),
         "keep_token": (1, 0, 0), "answer": (1, 0, 0, 0), "expire": (1, (), 0),
@@ -160,7 +161,8 @@ OWN: dict[str, dict[str, tuple[Any, ...]]] = {
 }  # fmt: skip
 # Settings, which each process is given, and people's functions.
 OWN_LOCAL: dict[str, dict[str, tuple[Any, ...]]] = {"sentinel": {"delegate": (None,), "delegate_expiry": (None,)}}
-PARAMETERS = {"holders": {"name": "a"}, "holdings": {"connection": "1"}, "subscriptions": {"connection": "1"}}
+PARAMETERS = {name: {"connection": "1"} for name in ("holdings", "subscriptions", "reserved")}
+PARAMETERS["holders"] = {"name": "a"}
 ROOMS = {room.name: room for room in find_rooms()}
 
 

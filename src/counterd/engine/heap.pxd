@@ -1,8 +1,8 @@
 # Heaps: records in an order, of which the first is known. Any number of heaps share one array of records.
 #
-# Floor 1, header only. A leftist heap: a node links its two children and its parent by number, so a heap needs no memory
-# but its nodes, and one word for its first. Numbers begin at 1; 0 means none. Inserting and removing take at most
-# some 2 log2(n) steps, each a cache line, whatever was done before: nothing is put off.
+# Floor 1, header only. A leftist heap: a node links its two children and its parent by number, so a heap needs
+# its nodes and one word for its first. Numbers begin at 1; 0 means none. Inserting and removing take at most
+# some 2 log2(n) steps, each a cache line, whatever was done before: no work is postponed.
 #
 # Invariants:
 # - a node is not before its parent, by key and then by serial;

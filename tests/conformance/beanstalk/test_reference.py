@@ -1,4 +1,4 @@
-"""Level 3: the vectors against a real beanstalkd, so that they say what the reference does and not what we think it does.
+"""Level 3: the vectors against a real beanstalkd, so that they say what that does and not what we think it does.
 
 It is Debian's, 1.12; what 1.13 does differently is said in `why`. Each case has a beanstalkd of its own.
 """

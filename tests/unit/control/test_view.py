@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ def test_figures_above_the_engine() -> None:
     service: Any = SimpleNamespace(server=SimpleNamespace(figures=lambda: {"curr_connections": 7}))
     figures = view.figures(service)
     assert figures.pop("uptime") >= 5
+    assert all(re.fullmatch(r"\d+\.\d{6}", str(figures.pop(name))) for name in ("rusage_utime", "rusage_stime"))
     assert figures == {
         "version": __version__,
         "pid": os.getpid(),

@@ -1,4 +1,4 @@
-"""Heaps: the first is the first, whatever was inserted and removed, in steps that are bounded; a sorted list says the same."""
+"""Heaps: the first is the first, whatever was inserted and removed, in bounded steps; a sorted list says the same."""
 
 from __future__ import annotations
 

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from counterd.contract import Figures, Room
-from counterd.listing import Figure
+from counterd.listing import CONNECTION, ROWS_MAX, Column, Figure, Table, ranked_parameters, read_parameters
 from counterd.settings import integer, setting, size
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from counterd.listing import Walk
     from counterd.protocols.beanstalk._store import BeanstalkStore
 
 # Jobs are numbered with 29 bits and cost 128 bytes, blocks of bodies with 32 bits and hold 60.
@@ -18,6 +21,7 @@ MEMORY_MIN, MEMORY_MAX = 1 << 20, 1 << 36
 JOB_SIZE_MAX = 1 << 26  # as in _wire.pxd
 TUBES_MAX = 1 << 24
 JOBS_MAX = 1 << 29
+SORTS = ("ready", "reserved", "delayed", "buried", "waiting", "oldest")  # as in _tables.pyx
 
 
 @dataclass(frozen=True)
@@ -56,12 +60,28 @@ def reload(_store: BeanstalkStore, _settings: BeanstalkSettings) -> None:
     """None of its own keys may change while the store runs."""
 
 
+def open_tubes(store: BeanstalkStore, parameters: Mapping[str, str]) -> Walk:
+    """Begins a walk through the tubes."""
+    from counterd.protocols.beanstalk._tables import TubesWalk  # noqa: PLC0415 - as above
+
+    match, sort, limit = ranked_parameters(parameters, SORTS)
+    return TubesWalk(store, match, limit, sort)
+
+
+def open_reserved(store: BeanstalkStore, parameters: Mapping[str, str]) -> Walk:
+    """Begins a walk along the jobs that one connection has reserved."""
+    from counterd.protocols.beanstalk._tables import ReservedWalk  # noqa: PLC0415 - as above
+
+    readers = {"connection": CONNECTION, "limit": integer(1, ROWS_MAX)}
+    return ReservedWalk(store, **read_parameters(parameters, readers, {"limit": ROWS_MAX}))
+
+
 FIGURES = (
     Figure("jobs:ready", "beanstalk_jobs", "gauge", "Jobs, by state.", {"state": "ready"}),
     Figure("jobs:reserved", "beanstalk_jobs", "gauge", "Jobs, by state.", {"state": "reserved"}),
     Figure("jobs:delayed", "beanstalk_jobs", "gauge", "Jobs, by state.", {"state": "delayed"}),
     Figure("jobs:buried", "beanstalk_jobs", "gauge", "Jobs, by state.", {"state": "buried"}),
-    Figure("total_jobs", "beanstalk_jobs_total", "counter", "Jobs that were put."),
+    Figure("total_jobs", "beanstalk_jobs_created_total", "counter", "Jobs that were put."),
     Figure("timeouts", "beanstalk_timeouts_total", "counter", "Jobs whose worker did not end them in time."),
     Figure("given_back", "beanstalk_given_back_total", "counter", "Jobs that became ready as their worker had gone."),
     Figure("waiting", "beanstalk_waiting", "gauge", "Connections that wait for a job."),
@@ -70,7 +90,40 @@ FIGURES = (
     Figure("used_memory", "beanstalk_memory_bytes", "gauge", "Memory that counts against the limit."),
     Figure("memory_limit", "beanstalk_memory_limit_bytes", "gauge", "The limit of memory."),
     Figure("longest_probe", "beanstalk_table_longest_probe", "gauge", "Slots that an insertion looked past, at most."),
-    Figure("region", "beanstalk_region_bytes", "gauge", "Size of the mapping that has everything in it; used as needed."),
+    Figure(
+        "region", "beanstalk_region_bytes", "gauge", "Size of the mapping that has everything in it; used as needed."
+    ),
+)
+
+TABLES = (
+    Table(
+        "tubes",
+        "The tubes, those with the most ready jobs first, or in another order; `match` has to be in their names.",
+        (
+            Column("tube", "name", "its name"),
+            Column("ready", "integer", "jobs that are ready"),
+            Column("reserved", "integer", "jobs that are reserved"),
+            Column("delayed", "integer", "jobs that are delayed"),
+            Column("buried", "integer", "jobs that are buried"),
+            Column("waiting", "integer", "connections that wait for a job"),
+            Column("oldest", "seconds", "for how long the oldest ready job has been ready"),
+        ),
+        SORTS,
+        open_tubes,
+    ),
+    Table(
+        "reserved",
+        "The jobs that the connection `connection` has reserved.",
+        (
+            Column("job", "integer", "its id"),
+            Column("tube", "name", "its tube"),
+            Column("since", "since", "when it was reserved"),
+            Column("left", "seconds", "of its time to run"),
+        ),
+        (),
+        open_reserved,
+        ("connection",),
+    ),
 )
 
 ROOM = Room(
@@ -80,4 +133,5 @@ ROOM = Room(
     make_store=make_store,
     reload=reload,
     figures=FIGURES,
+    tables=TABLES,
 )

@@ -8,7 +8,7 @@ from libc.stdint cimport int64_t, uint32_t
 
 from counterd.engine.table cimport name_bytes
 from counterd.protocols.beanstalk._store cimport BeanstalkStore
-from counterd.protocols.beanstalk._tubes cimport Tube, Tubes, tube_at, tube_settle
+from counterd.protocols.beanstalk._tubes cimport Tubes, tube_at, tube_settle
 
 cdef enum:
     TUBE_STEPS = 8          # a name becomes an object: some 0.3 us

@@ -18,9 +18,7 @@ from counterd.engine.wheel cimport Timer, timer_is_armed, timers_arm
 from counterd.protocols.beanstalk._jobs cimport (
     BURIED, DELAYED, GONE_JOB, JOB_STATES, READY, RESERVED, URGENT, Job, Jobs, JobState, job_at, job_free,
 )
-from counterd.protocols.beanstalk._tubes cimport (
-    Line, Tube, Tubes, tube_at, tube_is_paused, tube_settle,
-)
+from counterd.protocols.beanstalk._tubes cimport Line, Tube, Tubes, tube_at, tube_is_paused, tube_settle
 from counterd.protocols.beanstalk._workers cimport Worker, Workers, worker_expect
 
 cdef enum:
@@ -83,7 +81,9 @@ cdef inline void line_remove(Jobs* jobs, Line* line, uint32_t number) noexcept n
         line.first = job.line_next
 
 
-cdef inline void job_enter(Queues* queues, uint32_t number, JobState state, uint64_t key, int64_t now_ns) noexcept nogil:
+cdef inline void job_enter(
+    Queues* queues, uint32_t number, JobState state, uint64_t key, int64_t now_ns
+) noexcept nogil:
     """Has a job that is in no queue come into that state. key: as Job.node has it, of those that are in a heap."""
     cdef Job* job = job_at(&queues.jobs, number)
     cdef Tube* tube = tube_at(&queues.tubes, job.tube)
@@ -190,7 +190,9 @@ cdef inline void job_delete(Queues* queues, uint32_t number) noexcept nogil:
 
 # ---- what is reserved next -----------------------------------------------------------------------------------------
 
-cdef inline uint32_t queues_next_ready(const Queues* queues, uint32_t connection, int64_t now_ns, int64_t* budget) noexcept nogil:
+cdef inline uint32_t queues_next_ready(
+    const Queues* queues, uint32_t connection, int64_t now_ns, int64_t* budget
+) noexcept nogil:
     """The ready job that comes first, by priority and id, in what the connection watches and is not paused; or 0.
 
     Pays a step for each tube.

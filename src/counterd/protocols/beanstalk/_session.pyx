@@ -11,9 +11,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcpy
 
-from counterd._core cimport (
-    DONE, GONE, HALF_CLOSED, LATER, OUTPUT_MAX, PARK, REPLY_ROOM, SKIP, Frame, Session, Store, Why,
-)
+from counterd._core cimport DONE, HALF_CLOSED, LATER, OUTPUT_MAX, PARK, REPLY_ROOM, SKIP, Frame, Session, Store, Why
 from counterd.engine.chains cimport chain_blocks
 from counterd.engine.debug cimport debug_check
 from counterd.engine.table cimport name_tag
@@ -33,9 +31,9 @@ from counterd.protocols.beanstalk._store cimport BeanstalkState, BeanstalkStore
 from counterd.protocols.beanstalk._tubes cimport Tube, tube_at, tube_find, tube_settle
 from counterd.protocols.beanstalk._wire cimport (
     BURY, COMMAND_WORDS, COMMANDS, CRLF_SIZE, DELETE, IGNORE, KICK, KICK_JOB, LINE_MAX, LIST_TUBE_USED, LIST_TUBES,
-    LIST_TUBES_WATCHED, MALFORMED, PAUSE_TUBE, PEEK, PEEK_BURIED, PEEK_DELAYED, PEEK_READY, PUT, QUIT, RELEASE, RESERVE,
-    RESERVE_JOB, RESERVE_WITH_TIMEOUT, STATS, STATS_JOB, STATS_TUBE, TOO_BIG, TOO_LONG, TOO_LONG_AT_CR, TOO_LONG_STILL, TOUCH, UNKNOWN,
-    USE, WATCH, Command, Request, line_command, line_decode, line_size,
+    LIST_TUBES_WATCHED, MALFORMED, PAUSE_TUBE, PEEK, PEEK_BURIED, PEEK_DELAYED, PEEK_READY, PUT, QUIT, RESERVE,
+    RESERVE_JOB, RESERVE_WITH_TIMEOUT, STATS, STATS_JOB, TOO_BIG, TOO_LONG, TOO_LONG_AT_CR, TOO_LONG_STILL, TOUCH,
+    UNKNOWN, USE, WATCH, Command, Request, line_command, line_decode, line_size,
 )
 from counterd.protocols.beanstalk._workers cimport (
     WATCH_COST, WATCHED_MAX, Worker, watch_add, watch_find, watch_remove, worker_enter, worker_use, worker_wait,
@@ -82,8 +80,9 @@ cdef class BeanstalkSession(Session):
         """Section "put": a line, and as many bytes as it says, with a CRLF behind them."""
         cdef Request request
         cdef uint64_t whole
-        if not line_decode(data + COMMAND_WORDS[<int>PUT].size, data + line - CRLF_SIZE, COMMAND_WORDS[<int>PUT].arguments,
-                           &request):
+        if not line_decode(
+            data + COMMAND_WORDS[<int>PUT].size, data + line - CRLF_SIZE, COMMAND_WORDS[<int>PUT].arguments, &request
+        ):
             frame.verdict = MALFORMED
             return line
         whole = line + <uint64_t>request.size + CRLF_SIZE

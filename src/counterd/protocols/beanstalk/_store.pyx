@@ -1,7 +1,7 @@
 """The beanstalk protocol's store: jobs, tubes, and the connections that wait for jobs.
 
-Floor 2. A store has its parts in the region (_queues.pxd has them all), and so has what is counted (BeanstalkState). What
-only this process can do is not in the region: answer the session of a connection that waits.
+Floor 2. A store has its parts in the region (_queues.pxd has them all), and also what is counted (BeanstalkState). What
+only this process can do is not in the region: to answer the session of a connection that waits.
 
 Whatever makes a job ready goes through make_ready(): if somebody waits for it, it is his at once. So no tube has both
 ready jobs and waiting connections, unless it is paused, or its pause has just ended.
@@ -13,7 +13,9 @@ from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from counterd._core cimport FRAME_STEP_SHIFT, Session, Store
-from counterd.engine.audit cimport audit_chains, audit_heap, audit_index, audit_pool, audit_table, audit_timers, chain_ends
+from counterd.engine.audit cimport (
+    audit_chains, audit_heap, audit_index, audit_pool, audit_table, audit_timers, chain_ends,
+)
 from counterd.engine.chains cimport BLOCK_SIZE, chain_blocks, chains_begin, chains_reserve
 from counterd.engine.connections cimport CONNECTIONS_MAX
 from counterd.engine.heap cimport heap_after
@@ -33,13 +35,15 @@ from counterd.protocols.beanstalk._replies cimport (
     write_job_line, write_word,
 )
 from counterd.protocols.beanstalk._tubes cimport (
-    TUBE_COST, Line, Tube, Tubes, tube_at, tube_find, tube_is_needed, tube_is_paused, tube_make, tubes_begin, tubes_have_room, tubes_reserve,
+    TUBE_COST, Line, Tube, Tubes, tube_at, tube_find, tube_is_needed, tube_is_paused, tube_make, tubes_begin,
+    tubes_have_room, tubes_reserve,
 )
 from counterd.protocols.beanstalk._wire cimport (
     COMMAND_WORDS, COMMANDS, CRLF_SIZE, JOB_SIZE_MAX, LINE_MAX, NAME_MAX, TIMEOUT_MAX,
 )
 from counterd.protocols.beanstalk._workers cimport (
-    WATCH_COST, Watch, Worker, Workers, WorkersState, worker_expect, worker_leave, worker_wake, workers_begin, workers_next_left, workers_reserve,
+    WATCH_COST, Watch, Worker, Workers, WorkersState, worker_expect, worker_leave, worker_wake, workers_begin,
+    workers_next_left, workers_reserve,
 )
 
 STATE_NAMES = ("", "ready", "reserved", "delayed", "buried")
@@ -49,7 +53,8 @@ cdef enum:
 
 # What the clients' side of the protocol says as well: a test compares them.
 CONSTANTS = {
-    "LINE_MAX": LINE_MAX, "NAME_MAX": NAME_MAX, "JOB_SIZE_MAX": JOB_SIZE_MAX, "TIMEOUT_MAX": TIMEOUT_MAX, "URGENT": URGENT,
+    "LINE_MAX": LINE_MAX, "NAME_MAX": NAME_MAX, "JOB_SIZE_MAX": JOB_SIZE_MAX, "TIMEOUT_MAX": TIMEOUT_MAX,
+    "URGENT": URGENT,
 }
 
 assert JOB_COST == sizeof(Job) + 2 * sizeof(IndexEntry), sizeof(Job)
@@ -59,9 +64,9 @@ assert TUBE_COST == sizeof(Tube) + 2 * sizeof(IndexEntry), sizeof(Tube)
 cdef class BeanstalkStore(Store):
     """Made by open_store() in _session.pyx.
 
-    memory_limit: bytes that count; job_size_max: of a body; tubes: how many there can be; tube_jobs_max: jobs in one of
-    them; figures: what the floors above count; host: what stats tells of the machine. Raises ValueError for impossible sizes, MemoryError if they cannot be
-    mapped.
+    memory_limit: bytes that count; job_size_max: of a body; tubes: how many there can be; tube_jobs_max: jobs in one;
+    figures: what the floors above count; host: what stats tells of the machine. Raises ValueError for impossible sizes,
+    MemoryError if they cannot be mapped.
     """
 
     def __cinit__(self, *, uint64_t memory_limit, uint32_t job_size_max, uint32_t tubes, uint32_t tube_jobs_max,
@@ -187,6 +192,11 @@ cdef class BeanstalkStore(Store):
         worker_leave(&self.queues.workers, &self.queues.tubes, connection)
         self.stirred = True
 
+    cpdef set_wall(self, int64_t unix_ns, int64_t now_ns):
+        """Lets the store know the time although nobody asks it anything: tables show ages."""
+        with self.at(now_ns):
+            pass
+
     cdef int64_t due_ns(self) except? -2:
         cdef int64_t of_workers = timers_next_ns(&self.queues.workers.timers)
         cdef int64_t of_tubes = timers_next_ns(&self.queues.tubes.timers)
@@ -282,7 +292,6 @@ cdef class BeanstalkStore(Store):
         """Makes jobs ready whose delay is over; after a pause, hands ready jobs to those that wait."""
         cdef Tube* tube = tube_at(&self.queues.tubes, number)
         cdef int64_t due_ns = INT64_MAX
-        cdef uint32_t job
         while tube.delayed:
             due_ns = <int64_t>job_at(&self.queues.jobs, tube.delayed).node.key
             if due_ns > self.now_ns:
@@ -465,7 +474,6 @@ cdef class BeanstalkStore(Store):
     cdef dict figures(self):
         cdef dict figures = Store.figures(self)
         cdef BeanstalkState* state = self.state
-        cdef int command, reply, number
         figures.update({
             **{f"jobs:{name}": state.counts[number] for number, name in enumerate(STATE_NAMES) if name},
             "urgent": state.urgent,
@@ -618,7 +626,7 @@ cdef class BeanstalkStore(Store):
         cdef Workers* workers = &self.queues.workers
         cdef const Worker* worker
         cdef uint32_t connection, entry, count, watches = 0, waiting = 0
-        cdef dict using = {}, watching = {}, held = {}
+        cdef dict using = {}, watching = {}
         for connection in range(1, self.connections.pool.fresh + 1):
             worker = workers.records + connection
             self.audit_queue(worker.reserved, RESERVED, connection, worker.jobs)
@@ -658,5 +666,7 @@ cdef inline bint is_expected(const Timer* timer, int64_t due_ns) noexcept:
 
 def document(values):
     """A document of YAML: a dictionary of names to numbers, words as they are, and bytes, which are quoted."""
-    lines = [f'{name}: "{value.decode()}"' if isinstance(value, bytes) else f"{name}: {value}" for name, value in values.items()]
-    return ("---\n" + "\n".join(lines) + "\n").encode()
+    lines = ["---"]
+    for name, value in values.items():
+        lines.append(f'{name}: "{value.decode()}"' if isinstance(value, bytes) else f"{name}: {value}")
+    return ("\n".join(lines) + "\n").encode()

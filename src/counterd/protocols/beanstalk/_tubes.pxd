@@ -2,8 +2,8 @@
 #
 # Floor 2, header only. What moves a job from one queue to another is in _queues.pxd.
 #
-# A tube is there while something needs it (`needed`): its jobs, the connections that use or watch it, and walks that have
-# come to it. Tubes are in a list in the order in which they were made.
+# A tube exists while something needs it: its jobs, connections that use or watch it, and walks that have come to it.
+# Tubes are in a list in the order in which they were made.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
@@ -73,7 +73,9 @@ cdef inline int tubes_reserve(Tubes* tubes, Region* region, uint32_t capacity) e
     return 0
 
 
-cdef inline void tubes_begin(Tubes* tubes, const uint64_t* hash_key, const Chains* chains, int64_t now_ns) noexcept nogil:
+cdef inline void tubes_begin(
+    Tubes* tubes, const uint64_t* hash_key, const Chains* chains, int64_t now_ns
+) noexcept nogil:
     """To be called once, when the region is mapped. chains: for the rest of long names."""
     table_begin(&tubes.table, hash_key, chains)
     timers_begin(&tubes.timers, &(<Tube*>tubes.table.records).timer, sizeof(Tube), now_ns)

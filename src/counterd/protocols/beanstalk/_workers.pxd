@@ -3,8 +3,8 @@
 # Floor 2, header only. A worker is a record by its connection's number; a watch says that a connection watches a tube.
 #
 # Invariants (audit_workers checks them):
-# - a worker is open from worker_enter() until worker_leave(); then it has no watches and waits for nothing, and is among
-#   those that leave until the last of its jobs was given back;
+# - a worker is open from worker_enter() until worker_leave(). After that it has no watches and does not wait, and is
+#   among those that leave until the last of its jobs was given back;
 # - the watches of a worker that waits are in the queues of their tubes, and no others are. A watch enters each queue at
 #   its end: whoever has waited longest is first.
 
@@ -14,7 +14,9 @@ from counterd.engine.connections cimport CONNECTIONS_MAX, Connections, connectio
 from counterd.engine.debug cimport debug_check
 from counterd.engine.pool cimport Pool, pool_put, pool_take
 from counterd.engine.region cimport Region, region_reserve
-from counterd.engine.wheel cimport Timer, Timers, timer_is_armed, timers_arm, timers_begin, timers_disarm, timers_reserve
+from counterd.engine.wheel cimport (
+    Timer, Timers, timer_is_armed, timers_arm, timers_begin, timers_disarm, timers_reserve,
+)
 from counterd.protocols.beanstalk._tubes cimport Tube, Tubes, tube_at, tube_settle
 
 cdef enum:
@@ -87,7 +89,9 @@ cdef inline void workers_begin(Workers* workers, int64_t now_ns) noexcept nogil:
 
 # ---- watches -------------------------------------------------------------------------------------------------------
 
-cdef inline uint32_t watch_find(const Workers* workers, uint32_t connection, uint32_t tube, int64_t* budget) noexcept nogil:
+cdef inline uint32_t watch_find(
+    const Workers* workers, uint32_t connection, uint32_t tube, int64_t* budget
+) noexcept nogil:
     """The watch of a tube, or 0. Pays a step for each watch that it looks at."""
     cdef uint32_t number = workers.records[connection].watch_first
     while number and workers.watches[number].tube != tube:

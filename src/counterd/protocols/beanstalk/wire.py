@@ -1,8 +1,8 @@
 """The beanstalk protocol from the client's side: commands to bytes, bytes to replies.
 
 Floor 2, pure Python: needs the standard library and counterd.errors only, never touches a socket, and works where
-nothing is compiled. Section names are those of docs/protocols/beanstalk.md. Encoders raise ValueError before anything is
-encoded; the parser raises ProtocolError.
+nothing is compiled. Section names are commands, as docs/protocols/beanstalk.md has them. Encoders raise ValueError
+before anything is encoded; the parser raises ProtocolError.
 """
 
 from __future__ import annotations

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from conformance.driven import EnginePeer
 
 LONG = b"put " + b"x" * 400
-# A stream with everything that a parser can meet: bodies with ends of lines, bodies that are too big, lines that are too long.
+# Everything that a parser can meet: bodies with ends of lines, bodies that are too big, lines that are too long.
 STREAM = b"".join(
     [
-        wire.use(b"t"), wire.put(b"a\r\nb", 5), wire.put(b"", 1), b"put 0 0 60 40\r\n" + b"y" * 40 + b"\r\n", b"\r\n",
-        b"put 0 0 60 2\r\nabcd", b"nonsense\r\n", LONG, b"\r\n", LONG, b"\r", b"\r\n", LONG, b"\rx\n\r\n", b"put 1 2\r\n",
-        wire.watch(b"t"), wire.ignore(b"default"), wire.reserve(0), wire.reserve(), wire.stats_tube(b"t"), wire.delete(1),
-        wire.bury(2, 0), wire.kick(9), wire.peek_next("ready"), wire.list_tubes_watched(), b"foo\0bar\r\n", wire.list_tubes(),
+        wire.use(b"t"), wire.put(b"a\r\nb", 5), wire.put(b"", 1), b"put 0 0 60 40\r\n" + b"y" * 40 + b"\r\n",
+        b"\r\n", b"put 0 0 60 2\r\nabcd", b"nonsense\r\n", LONG, b"\r\n", LONG, b"\r", b"\r\n", LONG, b"\rx\n\r\n",
+        b"put 1 2\r\n", wire.watch(b"t"), wire.ignore(b"default"), wire.reserve(0), wire.reserve(),
+        wire.stats_tube(b"t"), wire.delete(1), wire.bury(2, 0), wire.kick(9), wire.peek_next("ready"),
+        wire.list_tubes_watched(), b"foo\0bar\r\n", wire.list_tubes(),
     ]
 )  # fmt: skip
 ANSWERS = 23
@@ -218,7 +219,8 @@ def test_statistics(bench: Bench):
     figures = wire.read_dictionary(wire.Parser().feed(ask(peer, wire.stats()))[0].body)
     told = {name: figures[name] for name in (
         "current-jobs-urgent", "current-jobs-ready", "current-jobs-reserved", "cmd-put", "cmd-reserve", "cmd-stats",
-        "current-producers", "current-workers", "current-connections", "total-jobs", "max-job-size", "draining", "hostname",
+        "current-producers", "current-workers", "current-connections", "total-jobs", "max-job-size", "draining",
+        "hostname",
     )}  # fmt: skip
     assert list(told.values()) == ["0", "1", "1", "2", "1", "1", "1", "1", "1", "2", "65535", "false", "here"]
     bench.store.refuse_puts(True)

@@ -1,0 +1,118 @@
+"""The beanstalk protocol's tables for people: its tubes, and the jobs that a connection has reserved.
+
+Floor 2. Walks in slices, see engine/walk.pyx.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from counterd.engine.connections cimport CONNECTIONS_MAX
+from counterd.engine.heap cimport heap_after
+from counterd.engine.table cimport Record, name_bytes
+from counterd.engine.walk cimport BLOCK_WORK, RankedWalk
+from counterd.protocols.beanstalk._jobs cimport BURIED, DELAYED, READY, RESERVED, Job, job_at, job_id
+from counterd.protocols.beanstalk._store cimport BeanstalkStore
+from counterd.protocols.beanstalk._tubes cimport Tube, tube_at
+
+cdef double NS_PER_S = 1e9
+
+cdef enum:
+    NS_PER_TENTH = 100000000
+    ROWS_STEP = 100         # of a step: some 0.1 ms
+
+SORTS = ("ready", "reserved", "delayed", "buried", "waiting", "oldest")
+
+
+cdef class TubesWalk(RankedWalk):
+    """Tubes that have `match` in their names; `sort`: one of SORTS. oldest: the ready job that has waited longest."""
+
+    cdef int order
+
+    def __cinit__(self, BeanstalkStore store not None, bytes match, uint32_t limit, str sort):
+        self.table = &store.queues.tubes.table
+        self.order = SORTS.index(sort)
+
+    cdef int64_t oldest_ns(self, const Tube* tube) noexcept:
+        """For how long the first of its ready jobs has been ready."""
+        cdef BeanstalkStore store = <BeanstalkStore>self.store
+        if tube.ready_line.first == 0:
+            return 0
+        self.work -= BLOCK_WORK
+        return store.now_ns - job_at(&store.queues.jobs, tube.ready_line.first).since_ns
+
+    cdef bint rank(self, const Record* record, uint64_t* rank) noexcept:
+        cdef const Tube* tube = <const Tube*>record
+        cdef uint64_t[6] ranks = [
+            tube.jobs[<int>READY], tube.jobs[<int>RESERVED], tube.jobs[<int>DELAYED], tube.jobs[<int>BURIED],
+            tube.waiting, 0,
+        ]
+        rank[0] = ranks[self.order] if self.order < 5 else <uint64_t>self.oldest_ns(tube)
+        return True
+
+    cdef tuple row(self, bytes name, const Record* record):
+        cdef const Tube* tube = <const Tube*>record
+        return (
+            name, tube.jobs[<int>READY], tube.jobs[<int>RESERVED], tube.jobs[<int>DELAYED], tube.jobs[<int>BURIED],
+            tube.waiting, self.oldest_ns(tube) / NS_PER_S,
+        )
+
+
+cdef class ReservedWalk:
+    """The jobs that a connection has reserved. Counts all, and lists `limit` of them.
+
+    connection: the engine's number. The first step notes the jobs by number. A job that the connection has throughout
+    is listed exactly once.
+    """
+
+    cdef BeanstalkStore store
+    cdef uint32_t connection
+    cdef uint32_t limit
+    cdef readonly uint64_t total
+    cdef list entries       # jobs that are to become rows, the next one last; None before the first step
+    cdef list found
+
+    def __cinit__(self, BeanstalkStore store not None, uint32_t connection, uint32_t limit):
+        if connection > CONNECTIONS_MAX:
+            raise ValueError(f"expected the number of a connection, at most {CONNECTIONS_MAX}, not {connection}")
+        self.store = store
+        self.connection = connection
+        self.limit = limit
+        self.found = []
+
+    def step(self):
+        """Goes on for 250 us at most. True once the rows are there."""
+        with self.store:
+            if self.entries is None:
+                self.note()
+                return False
+            self.collect()
+            self.total = max(
+                <uint64_t>self.store.queues.workers.records[self.connection].jobs, <uint64_t>len(self.found)
+            )
+            return not self.entries
+
+    cdef int note(self) except -1:
+        cdef uint32_t number = self.store.queues.workers.records[self.connection].reserved
+        self.entries = []
+        while number and <size_t>len(self.entries) < self.limit:
+            self.entries.append(number)
+            number = heap_after(&self.store.queues.jobs.heap, number)
+        self.entries.reverse()
+        return 0
+
+    cdef int collect(self) except -1:
+        cdef int rows = ROWS_STEP
+        cdef const Job* job
+        while self.entries and rows:
+            rows -= 1
+            job = job_at(&self.store.queues.jobs, <uint32_t>self.entries.pop())
+            if job.state != RESERVED or job.holder != self.connection:
+                continue
+            tube = tube_at(&self.store.queues.tubes, job.tube)
+            name = name_bytes(&self.store.queues.tubes.table, &tube.record)
+            left_ns = <int64_t>job.node.key - self.store.now_ns
+            self.found.append((job_id(job), name, job.since_ns // NS_PER_TENTH, max(left_ns, 0) / NS_PER_S))
+        return 0
+
+    def rows(self):
+        """The rows, each as it was when it was taken. Of use once step() has returned True."""
+        return self.found
