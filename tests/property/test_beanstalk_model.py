@@ -151,7 +151,8 @@ def command(generator: random.Random, both: Both, number: int) -> tuple[str, byt
         "reserve", "reserve", "reserve", f"reserve-with-timeout {few}", f"reserve-with-timeout {few}",
         f"release {job} {priority} {delay}", f"bury {job} {priority}", f"delete {job}", f"touch {job}", f"kick {few}",
         f"{generator.choice(('kick-job', 'reserve-job', 'peek', 'stats-job'))} {job}", f"watch {name}",
-        f"ignore {name}", f"use {name}", f"pause-tube {name} {few}", f"stats-tube {name}", generator.choice(WITHOUT_ARGUMENTS),
+        f"ignore {name}", f"use {name}",
+        f"pause-tube {name} {few}", f"stats-tube {name}", generator.choice(WITHOUT_ARGUMENTS),
         generator.choice(WITHOUT_ARGUMENTS),
     )  # fmt: skip
     return asked[kind - 6], b""
