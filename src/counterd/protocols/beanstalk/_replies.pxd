@@ -13,7 +13,7 @@ from counterd.protocols.beanstalk._wire cimport CRLF_SIZE, NAME_MAX
 
 cdef enum:
     DIGITS_MAX = 20         # of 64 bits
-    JOB_HEAD_MAX = 64       # bytes of the line before a body, and of the CRLF behind it
+    JOB_HEAD_MAX = 64       # bytes of what comes before a body, JOBS included, and of the CRLF behind it
 
 cdef enum Reply:
     INSERTED = 0            # and an id
@@ -28,6 +28,8 @@ cdef enum Reply:
     KICKED
     KICKED_JOBS             # and a number
     PAUSED
+    JOBS                    # and a number: so many replies with a job follow
+    CLEARED                 # and a number
     GOOD                    # these are no refusals
     NOT_FOUND = GOOD
     NOT_IGNORED
@@ -46,8 +48,8 @@ cdef extern from *:
     """
     static const char *const counterd_beanstalk_words[] = {
         "INSERTED", "USING", "RESERVED", "FOUND", "DELETED", "RELEASED", "BURIED", "TOUCHED", "WATCHING", "KICKED",
-        "KICKED", "PAUSED", "NOT_FOUND", "NOT_IGNORED", "TIMED_OUT", "DEADLINE_SOON", "DRAINING", "EXPECTED_CRLF",
-        "JOB_TOO_BIG", "OUT_OF_MEMORY", "BAD_FORMAT", "UNKNOWN_COMMAND",
+        "KICKED", "PAUSED", "JOBS", "CLEARED", "NOT_FOUND", "NOT_IGNORED", "TIMED_OUT", "DEADLINE_SOON", "DRAINING",
+        "EXPECTED_CRLF", "JOB_TOO_BIG", "OUT_OF_MEMORY", "BAD_FORMAT", "UNKNOWN_COMMAND",
     };
     """
     const char* const* REPLY_WORDS "counterd_beanstalk_words"   # in the order of Reply
@@ -96,6 +98,10 @@ cdef inline uint8_t* write_body(uint8_t* target, const Queues* queues, const Job
     return write_end(target + job.size)
 
 
+cdef inline bint has_number(Reply reply) noexcept nogil:
+    return reply == INSERTED or reply == WATCHING or reply == KICKED_JOBS or reply == JOBS or reply == CLEARED
+
+
 cdef inline uint8_t* write_reply(uint8_t* target, const Queues* queues, const Answer* answer) noexcept nogil:
     """Writes a reply, and returns what is behind it."""
     cdef const Job* job
@@ -109,6 +115,6 @@ cdef inline uint8_t* write_reply(uint8_t* target, const Queues* queues, const An
         target[0] = b" "
         name_read(&queues.tubes.table, &tube.record, target + 1)
         target += 1 + tube.record.name_size
-    elif answer.reply == INSERTED or answer.reply == WATCHING or answer.reply == KICKED_JOBS:
+    elif has_number(answer.reply):
         target = write_number(target, answer.number)
     return write_end(target)

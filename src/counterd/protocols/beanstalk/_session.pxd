@@ -11,9 +11,11 @@ from counterd.protocols.beanstalk._wire cimport Command, Request
 cdef class BeanstalkSession(Session):
     cdef Command discarding         # TOO_LONG_STILL or TOO_LONG_AT_CR: up to the end of the line; else PUT
     cdef TubeList listing           # under way, or None
-    cdef uint32_t kicks_left        # jobs that a kick under way may still kick
-    cdef uint32_t kicked
-    cdef bint kicks_buried          # it kicks buried jobs, not delayed ones
+    cdef Command sweeping           # KICK or CLEAR_TUBE, if sweep_tube is not 0
+    cdef uint32_t sweep_tube        # which does not end meanwhile
+    cdef uint8_t sweep_state        # of the jobs; 0 = all that are not reserved
+    cdef uint32_t sweep_left        # jobs at most
+    cdef uint32_t swept
 
     cdef Py_ssize_t parse_put(self, const uint8_t* data, size_t size, uint32_t line, Frame* frame) noexcept
     cdef Py_ssize_t parse_long(self, const uint8_t* data, size_t size, Frame* frame) noexcept
@@ -28,4 +30,8 @@ cdef class BeanstalkSession(Session):
     cdef Reply pause(self, uint32_t number, uint32_t seconds) except *
     cdef Reply answer_at_length(self, Command command, const Request* request) except *
     cdef void append(self, bytes reply) noexcept
-    cdef int kick(self) except -1
+    cdef Reply reserve_more(self, uint32_t number, uint32_t most) except *
+    cdef Reply go_on_later(self) except *
+    cdef Reply begin_sweep(self, Command command, const Request* request) except *
+    cdef bint sweep(self) except -1
+    cdef void let_go(self) noexcept

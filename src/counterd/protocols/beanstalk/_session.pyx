@@ -11,7 +11,9 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcpy
 
-from counterd._core cimport DONE, HALF_CLOSED, LATER, OUTPUT_MAX, PARK, REPLY_ROOM, SKIP, Frame, Session, Store, Why
+from counterd._core cimport (
+    DONE, FRAME_STEP_SHIFT, HALF_CLOSED, LATER, OUTPUT_MAX, PARK, REPLY_ROOM, SKIP, Frame, Session, Store, Why,
+)
 from counterd.engine.chains cimport chain_blocks
 from counterd.engine.debug cimport debug_check
 from counterd.engine.table cimport name_tag
@@ -23,17 +25,17 @@ from counterd.protocols.beanstalk._queues cimport (
     Queues, job_bury, job_delete, job_leave, job_touch, queues_next_ready, seconds_ns, tube_expect, worker_is_pressed,
 )
 from counterd.protocols.beanstalk._replies cimport (
-    BAD_FORMAT, BURIED_JOB, DEADLINE_SOON, DELETED, DRAINING, EXPECTED_CRLF, FOUND, GOOD, INSERTED, JOB_HEAD_MAX,
-    JOB_TOO_BIG, KICKED, KICKED_JOBS, NOT_FOUND, NOT_IGNORED, OUT_OF_MEMORY, PAUSED, RELEASED, RESERVED_JOB, TIMED_OUT,
-    TOUCHED, UNKNOWN_COMMAND, USING, WATCHING, WRITTEN, Answer, Reply, write_reply,
+    BAD_FORMAT, BURIED_JOB, CLEARED, DEADLINE_SOON, DELETED, DRAINING, EXPECTED_CRLF, FOUND, GOOD, INSERTED, JOBS,
+    JOB_HEAD_MAX, JOB_TOO_BIG, KICKED, KICKED_JOBS, NOT_FOUND, NOT_IGNORED, OUT_OF_MEMORY, PAUSED, RELEASED,
+    RESERVED_JOB, TIMED_OUT, TOUCHED, UNKNOWN_COMMAND, USING, WATCHING, WRITTEN, Answer, Reply, write_reply,
 )
 from counterd.protocols.beanstalk._store cimport BeanstalkState, BeanstalkStore
 from counterd.protocols.beanstalk._tubes cimport Tube, tube_at, tube_find, tube_settle
 from counterd.protocols.beanstalk._wire cimport (
-    BURY, COMMAND_WORDS, COMMANDS, CRLF_SIZE, DELETE, IGNORE, KICK, KICK_JOB, LINE_MAX, LIST_TUBE_USED, LIST_TUBES,
-    LIST_TUBES_WATCHED, MALFORMED, PAUSE_TUBE, PEEK, PEEK_BURIED, PEEK_DELAYED, PEEK_READY, PUT, QUIT, RESERVE,
-    RESERVE_JOB, RESERVE_WITH_TIMEOUT, STATS, STATS_JOB, TOO_BIG, TOO_LONG, TOO_LONG_AT_CR, TOO_LONG_STILL, TOUCH,
-    UNKNOWN, USE, WATCH, Command, Request, line_command, line_decode, line_size,
+    BATCH_MAX, BATCH_RESERVE, BURY, CLEAR_TUBE, COMMAND_WORDS, COMMANDS, CRLF_SIZE, DELETE, IGNORE, KICK, KICK_JOB,
+    LINE_MAX, LIST_TUBE_USED, LIST_TUBES, LIST_TUBES_WATCHED, MALFORMED, PAUSE_TUBE, PEEK, PEEK_BURIED, PEEK_DELAYED,
+    PEEK_READY, PUT, QUIT, RESERVE, RESERVE_JOB, RESERVE_WITH_TIMEOUT, STATS, STATS_JOB, TOO_BIG, TOO_LONG,
+    TOO_LONG_AT_CR, TOO_LONG_STILL, TOUCH, UNKNOWN, USE, WATCH, Command, Request, line_command, line_decode, line_size,
 )
 from counterd.protocols.beanstalk._workers cimport (
     WATCH_COST, WATCHED_MAX, Worker, watch_add, watch_find, watch_remove, worker_enter, worker_use, worker_wait,
@@ -41,7 +43,7 @@ from counterd.protocols.beanstalk._workers cimport (
 )
 
 cdef enum:
-    KICK_STEPS = 8          # a job changes its queue, and perhaps its worker
+    SWEEP_STEPS = 8         # a job changes its queue, and perhaps its worker, or is deleted
     TEXT_STEPS = 300        # statistics take some 10 us in Python
 
 
@@ -158,9 +160,9 @@ cdef class BeanstalkSession(Session):
         """What a command does, and its answer: DONE, LATER or PARK."""
         if command == PUT:
             answer.reply = self.put(request, frame, answer)
-        elif command == RESERVE or command == RESERVE_WITH_TIMEOUT:
+        elif command == RESERVE or command == RESERVE_WITH_TIMEOUT or command == BATCH_RESERVE:
             return self.reserve(command, request, answer)
-        elif KICK == command or STATS <= command <= LIST_TUBES or command == LIST_TUBES_WATCHED:
+        elif is_long(command):
             if self.store.budget <= 0:
                 return LATER
             answer.reply = self.answer_at_length(command, request)
@@ -218,7 +220,7 @@ cdef class BeanstalkSession(Session):
         worker.is_worker = True
 
     cdef int reserve(self, Command command, const Request* request, Answer* answer) except -1:
-        """Sections "reserve" and "reserve-with-timeout": a job that is ready, or else the connection waits for one."""
+        """Sections "reserve", "reserve-with-timeout", "batch-reserve": what is ready, or else the connection waits."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef Queues* queues = &store.queues
         cdef Worker* worker = queues.workers.records + self.connection
@@ -227,6 +229,12 @@ cdef class BeanstalkSession(Session):
         self.count_worker()
         if not store.state.draining:
             number = queues_next_ready(queues, self.connection, store.now_ns, &store.budget)
+        if command == BATCH_RESERVE and request.count == 0:
+            answer.reply = BAD_FORMAT
+            return DONE
+        if number and command == BATCH_RESERVE:
+            answer.reply = self.reserve_more(number, request.count)
+            return DONE
         if number:
             store.reserve(number, self.connection)
             answer[0] = Answer(RESERVED_JOB, number)
@@ -234,16 +242,40 @@ cdef class BeanstalkSession(Session):
         if worker_is_pressed(queues, self.connection, store.now_ns):
             answer.reply = DEADLINE_SOON
             return DONE
-        if store.state.draining or command == RESERVE_WITH_TIMEOUT and request.count == 0:
+        if store.state.draining or command != RESERVE and request.timeout == 0:
             answer.reply = TIMED_OUT
             return DONE
-        if command == RESERVE_WITH_TIMEOUT:
-            until_ns = store.now_ns + seconds_ns(request.count)
+        if command != RESERVE:
+            until_ns = store.now_ns + seconds_ns(request.timeout)
         worker.command = command
         worker_wait(&queues.workers, &queues.tubes, self.connection, until_ns)
         store.budget -= worker.watches
         store.expect_worker(self.connection)
         return PARK
+
+    cdef Reply reserve_more(self, uint32_t number, uint32_t most) except *:
+        """Reserves that job and those after it, so many at most, and answers with all. Section "batch-reserve"."""
+        cdef BeanstalkStore store = <BeanstalkStore>self.store
+        cdef Queues* queues = &store.queues
+        cdef uint32_t[BATCH_MAX] numbers
+        cdef uint32_t count = 0, i
+        cdef size_t size = 0
+        cdef Answer answer
+        while number and count < min(most, <uint32_t>BATCH_MAX):
+            size += job_at(&queues.jobs, number).size + JOB_HEAD_MAX
+            if count and size > REPLY_ROOM:
+                break
+            store.reserve(number, self.connection)
+            store.budget -= 1 + (job_at(&queues.jobs, number).size >> FRAME_STEP_SHIFT)
+            numbers[count] = number
+            count += 1
+            number = queues_next_ready(queues, self.connection, store.now_ns, &store.budget)
+        answer = Answer(JOBS, count)
+        store.out_size = write_reply(store.out + store.out_size, queues, &answer) - store.out
+        for i in range(count):
+            answer = Answer(RESERVED_JOB, numbers[i])
+            store.out_size = write_reply(store.out + store.out_size, queues, &answer) - store.out
+        return WRITTEN
 
     cdef int end_wait(self, Why why) except -1:
         """Its peer sends nothing more, or is gone."""
@@ -361,23 +393,14 @@ cdef class BeanstalkSession(Session):
     # ---- what takes long ----
 
     cdef Reply answer_at_length(self, Command command, const Request* request) except *:
-        """Sections "kick", "list-tubes", "list-tubes-watched", which go on in produce(); and statistics."""
+        """Sections "kick", "clear-tube", "list-tubes", "list-tubes-watched": produce() goes on. And statistics."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
-        cdef Tube* tube
         cdef bytes text
-        if command == KICK:
-            tube = tube_at(&store.queues.tubes, store.queues.workers.records[self.connection].used)
-            self.kicks_buried = tube.jobs[<int>BURIED] != 0
-            self.kicks_left = min(request.count, tube.jobs[<int>BURIED if self.kicks_buried else <int>DELAYED])
-            self.kicked = 0
-            self.position = 1
-            self.produce()
-            return WRITTEN
+        if command == KICK or command == CLEAR_TUBE:
+            return self.begin_sweep(command, request)
         if command == LIST_TUBES or command == LIST_TUBES_WATCHED:
             self.listing = TubeList(store, self.connection if command == LIST_TUBES_WATCHED else 0)
-            self.position = 1
-            self.produce()
-            return WRITTEN
+            return self.go_on_later()
         store.budget -= TEXT_STEPS
         if command == STATS:
             text = store.stats()
@@ -397,38 +420,99 @@ cdef class BeanstalkSession(Session):
         memcpy(store.out + store.out_size, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply))
         store.out_size += PyBytes_GET_SIZE(reply)
 
+    cdef Reply go_on_later(self) except *:
+        """A long command has begun: as long as it goes on, what the connection has must stay, half-closed or not."""
+        self.position = 1
+        self.awaited += 1
+        self.produce()
+        return WRITTEN
+
     cdef int produce(self) except -1:
-        """Goes on with a list, or with a kick, whose reply comes when it is done."""
+        """Goes on with a list, a kick or a clear-tube, whose reply comes when it is done."""
+        if self.listing is not None:
+            if self.listing.go_on(self.budget_floor):
+                self.post(self.listing.reply())
+                self.listing = None
+        elif self.sweep():
+            self.let_go()
+        else:
+            return 0
         if self.listing is None:
-            return self.kick()
-        if self.listing.go_on(self.budget_floor):
             self.position = 0
-            self.post(self.listing.reply())
-            self.listing = None
+            self.awaited -= 1
         return 0
 
-    cdef int kick(self) except -1:
-        """Kicks as many jobs as this call may. Section "kick"."""
+    cdef Reply begin_sweep(self, Command command, const Request* request) except *:
+        """Which jobs are kicked or cleared: as many as there are now, whatever comes meanwhile."""
+        cdef Queues* queues = &(<BeanstalkStore>self.store).queues
+        cdef uint32_t number = queues.workers.records[self.connection].used
+        cdef Tube* tube
+        if command == CLEAR_TUBE:
+            number = (<BeanstalkStore>self.store).tube_named(request.name, request.name_size)
+            if number == 0:
+                return NOT_FOUND
+        tube = tube_at(&queues.tubes, number)
+        tube.walks += 1
+        self.sweeping = command
+        self.sweep_tube = number
+        self.swept = 0
+        if command == KICK:
+            self.sweep_state = BURIED if tube.jobs[<int>BURIED] else DELAYED
+            self.sweep_left = min(request.count, tube.jobs[self.sweep_state])
+        else:
+            self.sweep_state = request.state
+            self.sweep_left = tube.jobs[<int>READY] + tube.jobs[<int>DELAYED] + tube.jobs[<int>BURIED]
+        return self.go_on_later()
+
+    cdef bint sweep(self) except -1:
+        """Kicks or clears as many jobs as this call may; True, with the reply written, once that is all."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef Queues* queues = &store.queues
-        cdef Tube* tube = tube_at(&queues.tubes, queues.workers.records[self.connection].used)
         cdef Answer answer
         cdef uint32_t number
-        while self.kicks_left and store.budget > self.budget_floor:
-            number = tube.buried_line.first if self.kicks_buried else tube.delayed
+        while self.sweep_left:
+            if store.budget <= self.budget_floor:
+                return False
+            number = tube_next(tube_at(&queues.tubes, self.sweep_tube), self.sweep_state)
             if number == 0:
-                self.kicks_left = 0
                 break
-            store.budget -= KICK_STEPS
-            self.kicks_left -= 1
-            self.kicked += 1
-            job_at(&queues.jobs, number).kicks += 1
-            store.take_back(number)
-        if self.kicks_left == 0:
-            self.position = 0
-            answer = Answer(KICKED_JOBS, self.kicked)
-            store.out_size = write_reply(store.out + store.out_size, queues, &answer) - store.out
-        return 0
+            store.budget -= SWEEP_STEPS
+            self.sweep_left -= 1
+            self.swept += 1
+            if self.sweeping == KICK:
+                job_at(&queues.jobs, number).kicks += 1
+                store.take_back(number)
+            else:
+                job_delete(queues, number)
+        answer = Answer(KICKED_JOBS if self.sweeping == KICK else CLEARED, self.swept)
+        store.out_size = write_reply(store.out + store.out_size, queues, &answer) - store.out
+        return True
+
+    cdef void let_go(self) noexcept:
+        """Of the tube that is swept."""
+        cdef Queues* queues = &(<BeanstalkStore>self.store).queues
+        if self.sweep_tube:
+            tube_at(&queues.tubes, self.sweep_tube).walks -= 1
+            tube_settle(&queues.tubes, self.sweep_tube)
+            self.sweep_tube = 0
+
+    cdef void leave(self) noexcept:
+        self.let_go()
+        Session.leave(self)
+
+
+cdef inline bint is_long(Command command) noexcept nogil:
+    """Whether it is not begun where the turn's work is used up."""
+    return STATS <= command <= LIST_TUBES or command == LIST_TUBES_WATCHED or command == KICK or command == CLEAR_TUBE
+
+
+cdef inline uint32_t tube_next(const Tube* tube, uint8_t state) noexcept nogil:
+    """A job of that state, the next one to be kicked if it is buried or delayed; 0: none. State 0: any but RESERVED."""
+    if tube.ready and (state == READY or state == 0):
+        return tube.ready
+    if tube.delayed and (state == DELAYED or state == 0):
+        return tube.delayed
+    return tube.buried_line.first if state == BURIED or state == 0 else 0
 
 
 def open_store(*, job_size_max, **sizes):

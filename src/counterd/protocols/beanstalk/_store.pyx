@@ -31,15 +31,15 @@ from counterd.protocols.beanstalk._queues cimport (
     MARGIN_NS, SECOND_NS, Queues, job_delay, job_leave, job_ready, job_reserve, tube_expect, worker_is_pressed,
 )
 from counterd.protocols.beanstalk._replies cimport (
-    DEADLINE_SOON, GOOD, JOB_HEAD_MAX, REPLIES, REPLY_WORDS, RESERVED_JOB, TIMED_OUT, Reply, write_body, write_end,
-    write_job_line, write_word,
+    DEADLINE_SOON, GOOD, JOBS, JOB_HEAD_MAX, REPLIES, REPLY_WORDS, RESERVED_JOB, TIMED_OUT, Reply, write_body,
+    write_end, write_job_line, write_number, write_word,
 )
 from counterd.protocols.beanstalk._tubes cimport (
     TUBE_COST, Line, Tube, Tubes, tube_at, tube_find, tube_is_needed, tube_is_paused, tube_make, tubes_begin,
     tubes_have_room, tubes_reserve,
 )
 from counterd.protocols.beanstalk._wire cimport (
-    COMMAND_WORDS, COMMANDS, CRLF_SIZE, JOB_SIZE_MAX, LINE_MAX, NAME_MAX, TIMEOUT_MAX,
+    BATCH_MAX, BATCH_RESERVE, COMMAND_WORDS, COMMANDS, CRLF_SIZE, JOB_SIZE_MAX, LINE_MAX, NAME_MAX, TIMEOUT_MAX,
 )
 from counterd.protocols.beanstalk._workers cimport (
     WATCH_COST, Watch, Worker, Workers, WorkersState, worker_expect, worker_leave, worker_wake, workers_begin,
@@ -54,7 +54,7 @@ cdef enum:
 # What the clients' side of the protocol says as well: a test compares them.
 CONSTANTS = {
     "LINE_MAX": LINE_MAX, "NAME_MAX": NAME_MAX, "JOB_SIZE_MAX": JOB_SIZE_MAX, "TIMEOUT_MAX": TIMEOUT_MAX,
-    "URGENT": URGENT,
+    "URGENT": URGENT, "BATCH_MAX": BATCH_MAX,
 }
 
 assert JOB_COST == sizeof(Job) + 2 * sizeof(IndexEntry), sizeof(Job)
@@ -164,7 +164,7 @@ cdef class BeanstalkStore(Store):
         cdef const Job* job = job_at(&self.queues.jobs, number)
         cdef Session session = <Session>self.sessions[connection]
         cdef uint8_t[JOB_HEAD_MAX] line
-        cdef size_t line_size = write_job_line(line, job, RESERVED_JOB) - line
+        cdef size_t line_size = write_given_line(line, job, self.queues.workers.records[connection].command) - line
         cdef bytes message = PyBytes_FromStringAndSize(NULL, line_size + job.size + CRLF_SIZE)
         cdef uint8_t* target = <uint8_t*>PyBytes_AS_STRING(message)
         memcpy(target, line, line_size)
@@ -657,6 +657,13 @@ cdef class BeanstalkStore(Store):
                 raise AssertionError(f"tube {entry} counts {tube.using} that use and {tube.watching} that watch it")
             entry = tube.next
         return 0
+
+
+cdef inline uint8_t* write_given_line(uint8_t* target, const Job* job, uint8_t command) noexcept:
+    """What comes before the body of a job that ends a wait."""
+    if command == BATCH_RESERVE:
+        target = write_end(write_number(write_word(target, JOBS), 1))
+    return write_job_line(target, job, RESERVED_JOB)
 
 
 cdef inline bint is_expected(const Timer* timer, int64_t due_ns) noexcept:

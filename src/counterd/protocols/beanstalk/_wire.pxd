@@ -12,6 +12,7 @@ cdef enum:
     NAME_MAX = 200          # bytes of a tube's name
     JOB_SIZE_MAX = 1 << 26  # bytes of a job's body, whatever the settings say
     TIMEOUT_MAX = 0x7fffffff  # seconds that a reserve may wait
+    BATCH_MAX = 1000        # jobs of a batch-reserve
     CRLF_SIZE = 2
 
 cdef enum Command:          # what a line asks for; in the order in which stats counts them
@@ -40,6 +41,9 @@ cdef enum Command:          # what a line asks for; in the order in which stats 
     LIST_TUBES_WATCHED
     PAUSE_TUBE
     QUIT
+    # Those that beanstalkd does not have.
+    BATCH_RESERVE
+    CLEAR_TUBE
     COMMANDS
     # What a line can be besides.
     UNKNOWN                 # its first word is no command
@@ -63,7 +67,7 @@ cdef extern from *:
         COUNTERD_WORD("kick-job", "i"), COUNTERD_WORD("touch", "i"), COUNTERD_WORD("stats", ""),
         COUNTERD_WORD("stats-job", "i"), COUNTERD_WORD("stats-tube", "n"), COUNTERD_WORD("list-tubes", ""),
         COUNTERD_WORD("list-tube-used", ""), COUNTERD_WORD("list-tubes-watched", ""), COUNTERD_WORD("pause-tube", "nd"),
-        COUNTERD_WORD("quit", ""),
+        COUNTERD_WORD("quit", ""), COUNTERD_WORD("batch-reserve", "cw"), COUNTERD_WORD("clear-tube", "nq"),
     };
     """
     ctypedef struct Word "counterd_beanstalk_word":
@@ -72,6 +76,19 @@ cdef extern from *:
         const char* arguments   # a letter each: line_decode
     const Word* COMMAND_WORDS "counterd_beanstalk_commands"     # in the order of Command
 
+cdef extern from *:
+    """
+    typedef struct { const char *text; size_t size; unsigned char state; } counterd_beanstalk_state;
+    static const counterd_beanstalk_state counterd_beanstalk_states[] = {
+        {"ready", 5, 1}, {"delayed", 7, 3}, {"buried", 6, 4}, {"all", 3, 0},
+    };
+    """
+    ctypedef struct StateWord "counterd_beanstalk_state":
+        const char* text
+        size_t size
+        uint8_t state           # JobState
+    const StateWord* STATE_WORDS "counterd_beanstalk_states"
+
 
 cdef struct Request:        # what a line says
     uint64_t id
@@ -79,7 +96,9 @@ cdef struct Request:        # what a line says
     uint32_t delay          # seconds
     uint32_t ttr            # seconds
     uint32_t size           # bytes of the body that follows
-    uint32_t count          # of jobs, or seconds to wait
+    uint32_t count          # of jobs
+    uint32_t timeout        # seconds to wait
+    uint8_t state           # of jobs; 0 = ready, delayed and buried ones
     uint32_t name_size
     const uint8_t* name     # of a tube
 
@@ -151,6 +170,18 @@ cdef inline const uint8_t* read_name(const uint8_t* start, const uint8_t* end, R
     return at
 
 
+cdef inline const uint8_t* read_state(const uint8_t* start, const uint8_t* end, uint8_t* state) noexcept nogil:
+    """Reads the state of jobs, or "all"; returns what follows it, or NULL."""
+    cdef const StateWord* word
+    cdef int i
+    for i in range(4):
+        word = STATE_WORDS + i
+        if <size_t>(end - start) >= word.size and memcmp(start, word.text, word.size) == 0:
+            state[0] = word.state
+            return start + word.size
+    return NULL
+
+
 cdef inline bint line_decode(
     const uint8_t* start, const uint8_t* end, const char* arguments, Request* request
 ) noexcept nogil:
@@ -166,6 +197,8 @@ cdef inline bint line_decode(
             start += 1
         if kind == b"n":
             start = read_name(start, end, request)
+        elif kind == b"q":
+            start = read_state(start, end, &request.state)
         else:
             start = read_number(start, end, number_max(kind), &number)
         if start == NULL:
@@ -180,7 +213,9 @@ cdef inline bint line_decode(
             request.ttr = <uint32_t>number
         elif kind == b"s":
             request.size = <uint32_t>number
-        elif kind != b"n":
+        elif kind == b"w":
+            request.timeout = <uint32_t>number
+        elif kind == b"c":
             request.count = <uint32_t>number
     return start == end
 

@@ -19,6 +19,7 @@ REPLY_LINE_MAX = 256  # bytes of a reply's line, with its CRLF: the longest has 
 NUMBER_MAX = (1 << 32) - 1  # of a priority, of seconds, of a count
 ID_MAX = (1 << 64) - 1
 TIMEOUT_MAX = (1 << 31) - 1  # seconds that a reserve may wait
+BATCH_MAX = 1000  # jobs of a batch-reserve
 URGENT = 1024  # priorities below count as urgent, in statistics
 # Bytes of a body, unless a parser is given another bound: what a server gone mad can make a client keep.
 BODY_MAX = 64 << 20
@@ -42,6 +43,8 @@ class Status(str, Enum):
     WATCHING = "WATCHING"
     KICKED = "KICKED"
     PAUSED = "PAUSED"
+    JOBS = "JOBS"
+    CLEARED = "CLEARED"
     NOT_FOUND = "NOT_FOUND"
     NOT_IGNORED = "NOT_IGNORED"
     TIMED_OUT = "TIMED_OUT"
@@ -59,7 +62,7 @@ class Status(str, Enum):
 # BURIED come with a number or without one.
 _NUMBERS = {
     Status.INSERTED: (1,), Status.RESERVED: (2,), Status.FOUND: (2,), Status.OK: (1,), Status.WATCHING: (1,),
-    Status.KICKED: (0, 1), Status.BURIED: (0, 1),
+    Status.JOBS: (1,), Status.CLEARED: (1,), Status.KICKED: (0, 1), Status.BURIED: (0, 1),
 }  # fmt: skip
 _WITH_BODY = {Status.RESERVED, Status.FOUND, Status.OK}
 _STATUSES = {status.value.encode(): status for status in Status}
@@ -108,6 +111,13 @@ def reserve(timeout: int | None = None) -> bytes:
     if timeout is None:
         return b"reserve\r\n"
     return b"reserve-with-timeout %d\r\n" % _bounded("timeout", timeout, TIMEOUT_MAX)
+
+
+def batch_reserve(count: int, timeout: int) -> bytes:
+    """Section "batch-reserve": JOBS says how many replies with a job follow it. timeout: seconds."""
+    if not 1 <= count <= NUMBER_MAX:
+        raise ValueError(f"count must be from 1 to {NUMBER_MAX}, not {count}")
+    return b"batch-reserve %d %d\r\n" % (count, _bounded("timeout", timeout, TIMEOUT_MAX))
 
 
 def reserve_job(job: int) -> bytes:
@@ -202,6 +212,13 @@ def list_tubes_watched() -> bytes:
 def pause_tube(name: bytes, delay: int) -> bytes:
     """Section "pause-tube". delay: seconds; 0 ends a pause."""
     return b"pause-tube %b %d\r\n" % (check_name(name), _bounded("delay", delay, NUMBER_MAX))
+
+
+def clear_tube(name: bytes, state: str = "all") -> bytes:
+    """Section "clear-tube". state: ready, delayed, buried or all."""
+    if state not in ("ready", "delayed", "buried", "all"):
+        raise ValueError(f"state must be ready, delayed, buried or all, not {state!r}")
+    return b"clear-tube %b %b\r\n" % (check_name(name), state.encode())
 
 
 def quit() -> bytes:

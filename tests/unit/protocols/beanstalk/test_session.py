@@ -286,3 +286,94 @@ def test_what_a_connection_held_is_ready_when_it_has_gone(bench: Bench):
     assert said(waiting).startswith(b"RESERVED 1 ")
     assert bench.store.held() == 1
     assert bench.store.snapshot()["given_back"] == 3000
+
+
+# ---- what beanstalkd does not have -----------------------------------------------------------------------------------
+
+
+def test_several_jobs_at_once(bench: Bench):
+    fill(bench, 5)
+    peer = bench.connect()
+    assert ask(peer, b"batch-reserve 3 0\r\n", b"batch-reserve 9 0\r\n", b"batch-reserve 1 0\r\n") == (
+        b"JOBS 3\r\n" + b"".join(b"RESERVED %d 1\r\nx\r\n" % number for number in (1, 2, 3))
+        + b"JOBS 2\r\nRESERVED 4 1\r\nx\r\nRESERVED 5 1\r\nx\r\nTIMED_OUT\r\n"
+    )  # fmt: skip
+    assert ask(peer, b"batch-reserve 0 0\r\n", b"batch-reserve 1\r\n") == b"BAD_FORMAT\r\n" * 2
+
+
+def test_a_batch_that_waits_gets_the_first_job(bench: Bench):
+    peer, other = bench.connect(), bench.connect()
+    assert ask(peer, b"batch-reserve 10 5\r\n") == b""
+    assert ask(other, wire.put(b"a"), wire.put(b"b")) == b"INSERTED 1\r\nINSERTED 2\r\n"
+    assert said(peer) == b"JOBS 1\r\nRESERVED 1 1\r\na\r\n"
+
+
+def test_a_batch_is_no_longer_than_a_reply_may_be(bench: Bench):
+    """But one job is always in it."""
+    fill(bench, 3, body=b"y" * 30_000)
+    fill(bench, 1, body=b"z" * 65_535)
+    fill(bench, 2000)
+    peer = bench.connect()
+    said_first = ask(peer, b"batch-reserve 5000 0\r\n")
+    assert said_first.startswith(b"JOBS 2\r\n")
+    assert ask(peer, b"batch-reserve 5000 0\r\n").startswith(b"JOBS 1\r\nRESERVED 3 30000\r\n")
+    assert ask(peer, b"batch-reserve 5000 0\r\n").startswith(b"JOBS 1\r\nRESERVED 4 65535\r\n")
+    assert ask(peer, b"batch-reserve 5000 0\r\n").startswith(b"JOBS 1000\r\n")
+
+
+def test_a_tube_is_cleared_by_state(bench: Bench):
+    fill(bench, 2, tube=b"t")
+    fill(bench, 3, tube=b"t", delay=9)
+    fill(bench, 1, tube=b"u")
+    peer = bench.connect()
+    ask(peer, wire.reserve_job(1), wire.reserve_job(2), wire.bury(2, 0))
+    assert ask(peer, b"clear-tube t delayed\r\n", b"clear-tube t delayed\r\n", b"clear-tube t ready\r\n") == (
+        b"CLEARED 3\r\nCLEARED 0\r\nCLEARED 0\r\n"
+    )
+    assert ask(peer, b"clear-tube t all\r\n", wire.stats_job(1)).startswith(b"CLEARED 1\r\nOK")
+    assert ask(peer, b"clear-tube none all\r\n", b"clear-tube t reserved\r\n") == b"NOT_FOUND\r\nBAD_FORMAT\r\n"
+    assert ask(peer, b"clear-tube u all\r\n", wire.stats_tube(b"u")) == b"CLEARED 1\r\nNOT_FOUND\r\n"
+
+
+def test_a_tube_is_cleared_in_slices(bench: Bench):
+    """Also if nothing else needs it; what is put meanwhile may be cleared as well, but no more than there was."""
+    fill(bench, 3000, tube=b"t")
+    peer, other = bench.connect(), bench.connect()
+    peer.session.owner = None
+    output = peer.session.receive(b"clear-tube t all\r\n", bench.now_ns)
+    turns = 0
+    while peer.session.more:
+        assert ask(other, wire.list_tube_used()) == b"USING default\r\n"
+        output += peer.session.take_output(bench.now_ns)
+        turns += 1
+        bench.store.audit()
+    assert turns > 3
+    assert output == b"CLEARED 3000\r\n"
+    assert bench.store.snapshot()["tubes"] == 1
+
+
+LONG_COMMANDS = [wire.kick(5000), b"clear-tube default delayed\r\n", wire.list_tubes_watched(), wire.list_tubes()]
+
+
+@pytest.mark.parametrize("command", LONG_COMMANDS, ids=lambda command: command.split()[0].decode())
+@pytest.mark.parametrize("way", ["eof", "closed"])
+def test_whose_peer_ends_in_the_midst_of_a_long_command(bench: Bench, command: bytes, way: str):
+    fill(bench, 4000, delay=9)
+    peer = bench.connect()
+    for number in range(900):
+        ask(peer, wire.watch(b"t%d" % number))
+    peer.session.owner = None
+    output = peer.session.receive(command, bench.now_ns)
+    assert peer.session.more
+    if way == "closed":
+        peer.session.closed(bench.now_ns)
+    else:
+        output += peer.session.eof(bench.now_ns)
+        while peer.session.more:
+            output += peer.session.take_output(bench.now_ns)
+            bench.store.audit()
+        assert output.startswith((b"KICKED 4000", b"CLEARED 4000", b"OK "))
+        assert peer.session.closing
+    bench.settle()
+    bench.store.audit()
+    assert bench.store.snapshot()["tubes"] == 1

@@ -22,6 +22,8 @@ REPLIES = [
     (b"BURIED\r\n", Reply(Status.BURIED)),
     (b"BURIED 9\r\n", Reply(Status.BURIED, 9)),
     (b"WATCHING 2\r\n", Reply(Status.WATCHING, 2)),
+    (b"JOBS 2\r\n", Reply(Status.JOBS, 2)),
+    (b"CLEARED 0\r\n", Reply(Status.CLEARED, 0)),
     *((status.value.encode() + b"\r\n", Reply(status)) for status in (
         Status.DELETED, Status.RELEASED, Status.TOUCHED, Status.PAUSED, Status.NOT_FOUND, Status.NOT_IGNORED,
         Status.TIMED_OUT, Status.DEADLINE_SOON, Status.DRAINING, Status.EXPECTED_CRLF, Status.JOB_TOO_BIG,
@@ -33,7 +35,7 @@ REPLIES = [
 def test_both_sides_have_the_same_bounds():
     assert CONSTANTS == {
         "LINE_MAX": wire.LINE_MAX, "NAME_MAX": wire.NAME_MAX, "JOB_SIZE_MAX": wire.BODY_MAX,
-        "TIMEOUT_MAX": wire.TIMEOUT_MAX, "URGENT": wire.URGENT,
+        "TIMEOUT_MAX": wire.TIMEOUT_MAX, "URGENT": wire.URGENT, "BATCH_MAX": wire.BATCH_MAX,
     }  # fmt: skip
 
 
@@ -63,6 +65,8 @@ def test_both_sides_have_the_same_bounds():
         (wire.list_tubes_watched(), b"list-tubes-watched\r\n"),
         (wire.pause_tube(b"t", 5), b"pause-tube t 5\r\n"),
         (wire.quit(), b"quit\r\n"),
+        (wire.batch_reserve(10, 0), b"batch-reserve 10 0\r\n"),
+        (wire.clear_tube(b"t", "buried"), b"clear-tube t buried\r\n"),
     ],
 )
 def test_what_goes_out(encoded: bytes, expected: bytes):
@@ -79,6 +83,9 @@ def test_what_goes_out(encoded: bytes, expected: bytes):
         (lambda: wire.delete(2**64), "id must be"),
         (lambda: wire.release(1, 2**32), "priority must be"),
         (lambda: wire.kick(-1), "count must be"),
+        (lambda: wire.batch_reserve(0, 0), "count must be from 1"),
+        (lambda: wire.batch_reserve(1, -1), "timeout must be"),
+        (lambda: wire.clear_tube(b"t", "reserved"), "state must be ready, delayed, buried or all"),
         (lambda: wire.peek_next("reserved"), "state must be ready, delayed or buried"),
         (lambda: wire.use(b""), "a tube's name has"),
         (lambda: wire.use(b"-a"), "a tube's name has"),
