@@ -1,16 +1,37 @@
-# Lists of tubes, gathered in slices.
+# Lists of tubes and of jobs, gathered in slices.
 
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from counterd.protocols.beanstalk._jobs cimport Job
 from counterd.protocols.beanstalk._store cimport BeanstalkStore
 
 
-cdef class TubeList:
+cdef class Listing:
     cdef BeanstalkStore store
-    cdef uint32_t tube          # the next of all, which does not end meanwhile; 0 = none
-    cdef uint32_t watch         # the next of a connection; 0 = none
+    cdef uint32_t tube          # which does not end meanwhile; 0 = none
     cdef list pieces
     cdef Py_ssize_t size
 
+    cdef void keep(self, uint32_t tube) noexcept
+    cdef int add(self, bytes piece) except -1
     cdef bint go_on(self, int64_t budget_floor) except -1
     cdef bytes reply(self)
+
+
+cdef class TubeList(Listing):
+    cdef uint32_t watch         # the next of a connection; 0 = none
+
+
+cdef class JobList(Listing):
+    cdef uint8_t state          # 0 = any
+    cdef uint64_t first         # no id is lower
+    cdef uint32_t most
+    cdef bytes needle
+    cdef bytes body             # room for one
+    cdef uint32_t position      # of the next record
+    cdef list ids               # a heap of ids, negative, the highest at its top; then sorted, the lowest last
+    cdef bint is_sorted
+
+    cdef bint matches(self, const Job* job) except -1
+    cdef int visit(self, uint32_t number) except -1
+    cdef int tell(self, uint64_t id) except -1

@@ -1,79 +1,162 @@
-"""Lists of tubes, gathered in slices: list-tubes and list-tubes-watched.
+"""Lists of tubes and of jobs, gathered in slices: list-tubes, list-tubes-watched, list-jobs and search-jobs.
 
-Floor 2. A reply begins with its length, so all of it is gathered before it is sent. Between two slices tubes come and
-go: the one that is next is kept by the list, and what is there throughout is listed once.
+Floor 2. A reply begins with its length, so all of it is gathered before it is sent. Between two slices tubes and jobs
+come and go: the tube that matters to a list is kept by it, and what is there throughout is listed once.
 """
 
-from libc.stdint cimport int64_t, uint32_t
+from heapq import heappush, heappushpop
 
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from counterd._core cimport FRAME_STEP_SHIFT
 from counterd.engine.table cimport name_bytes
+from counterd.protocols.beanstalk._jobs cimport GONE_JOB, Job, Jobs, job_at, job_find, job_id, job_read
 from counterd.protocols.beanstalk._store cimport BeanstalkStore
 from counterd.protocols.beanstalk._tubes cimport Tubes, tube_at, tube_settle
 
+cdef extern from *:
+    """
+    #include <string.h>
+    """
+    void* memmem(const void* haystack, size_t size, const void* needle, size_t needle_size) noexcept nogil
+
 cdef enum:
     TUBE_STEPS = 8          # a name becomes an object: some 0.3 us
+    JOB_STEPS = 300         # what is told of a job: some 10 us
 
 
-cdef inline void tube_keep(Tubes* tubes, uint32_t number) noexcept:
-    """Has a tube stay until it is let go; 0: none."""
-    if number:
-        tube_at(tubes, number).walks += 1
+cdef class Listing:
+    """What lists have in common. A call of the store is under way whenever one is made, or goes on."""
 
-
-cdef inline void tube_let_go(Tubes* tubes, uint32_t number) noexcept:
-    if number:
-        tube_at(tubes, number).walks -= 1
-        tube_settle(tubes, number)
-
-
-cdef class TubeList:
-    """The tubes that there are, the oldest first; or those that a connection watches, which does nothing meanwhile.
-
-    connection: the engine's number, 0 for all tubes. A call of the store is under way here, and in go_on().
-    """
-
-    def __cinit__(self, BeanstalkStore store not None, uint32_t connection):
+    def __cinit__(self, BeanstalkStore store not None, *_):
         self.store = store
         self.pieces = [b"---\n"]
         self.size = 4
-        if connection:
-            self.watch = store.queues.workers.records[connection].watch_first
-        else:
-            self.tube = store.queues.tubes.state.first
-            tube_keep(&store.queues.tubes, self.tube)
 
     def __dealloc__(self):
         if self.store is None or self.tube == 0:
             return
         if self.store.entered:
-            tube_let_go(&self.store.queues.tubes, self.tube)
+            self.keep(0)
             return
         self.store.begin_call(self.store.now_ns)
-        tube_let_go(&self.store.queues.tubes, self.tube)
+        self.keep(0)
         self.store.end_call()
+
+    cdef void keep(self, uint32_t tube) noexcept:
+        """Has that tube stay, and lets go of the one before. 0: none."""
+        cdef Tubes* tubes = &self.store.queues.tubes
+        cdef uint32_t before = self.tube
+        if tube:
+            tube_at(tubes, tube).walks += 1
+        self.tube = tube
+        if before:
+            tube_at(tubes, before).walks -= 1
+            tube_settle(tubes, before)
+
+    cdef int add(self, bytes piece) except -1:
+        self.pieces.append(piece)
+        self.size += PyBytes_GET_SIZE(piece)
+        return 0
 
     cdef bint go_on(self, int64_t budget_floor) except -1:
         """Gathers more; True once it has all."""
+        return True
+
+    cdef bytes reply(self):
+        """The whole reply."""
+        return b"OK %d\r\n%b\r\n" % (self.size, b"".join(self.pieces))
+
+
+cdef class TubeList(Listing):
+    """The tubes that there are, the oldest first; or those that a connection watches, which does nothing meanwhile.
+
+    connection: the engine's number, 0 for all tubes.
+    """
+
+    def __cinit__(self, BeanstalkStore store not None, uint32_t connection):
+        if connection:
+            self.watch = store.queues.workers.records[connection].watch_first
+        else:
+            self.keep(store.queues.tubes.state.first)
+
+    cdef bint go_on(self, int64_t budget_floor) except -1:
         cdef Tubes* tubes = &self.store.queues.tubes
         cdef uint32_t number
         while self.tube or self.watch:
             if self.store.budget <= budget_floor:
                 return False
             self.store.budget -= TUBE_STEPS
+            number = self.store.queues.workers.watches[self.watch].tube if self.watch else self.tube
+            self.add(b"- %b\n" % name_bytes(&tubes.table, &tube_at(tubes, number).record))
             if self.watch:
-                number = self.store.queues.workers.watches[self.watch].tube
                 self.watch = self.store.queues.workers.watches[self.watch].next
             else:
-                number = self.tube
-            name = b"- %b\n" % name_bytes(&tubes.table, &tube_at(tubes, number).record)
-            self.pieces.append(name)
-            self.size += len(name)
-            if self.tube:
-                self.tube = tube_at(tubes, number).next
-                tube_keep(tubes, self.tube)
-                tube_let_go(tubes, number)
+                self.keep(tube_at(tubes, number).next)
         return True
 
-    cdef bytes reply(self):
-        """The whole reply."""
-        return b"OK %d\r\n%b\r\n" % (self.size, b"".join(self.pieces))
+
+cdef class JobList(Listing):
+    """The jobs of a tube that are in a state, 0 for any, and have a needle in their bodies: the `most` lowest ids from
+    `first` on. What is told of a job is true at one moment; a job that exists throughout is listed exactly once.
+    """
+
+    def __cinit__(self, BeanstalkStore store not None, uint32_t tube, uint8_t state, uint64_t first, uint32_t most,
+                  bytes needle not None):
+        self.state = state
+        self.first = first
+        self.most = most
+        self.needle = needle
+        self.body = PyBytes_FromStringAndSize(NULL, store.job_size_max if needle else 0)
+        self.position = 1
+        self.ids = []
+        self.keep(tube)
+
+    cdef bint go_on(self, int64_t budget_floor) except -1:
+        cdef const Jobs* jobs = &self.store.queues.jobs
+        while not self.is_sorted:
+            if self.store.budget <= budget_floor:
+                return False
+            if self.position <= jobs.pool.fresh and self.most:
+                self.visit(self.position)
+                self.position += 1
+            else:
+                self.ids.sort()
+                self.is_sorted = True
+        while self.ids:
+            if self.store.budget <= budget_floor:
+                return False
+            self.store.budget -= JOB_STEPS
+            self.tell(-self.ids.pop())
+        return True
+
+    cdef bint matches(self, const Job* job) except -1:
+        cdef uint8_t* target = <uint8_t*>PyBytes_AS_STRING(self.body)
+        cdef size_t size = PyBytes_GET_SIZE(self.needle)
+        if job.state == GONE_JOB or job.tube != self.tube or self.state and job.state != self.state:
+            return False
+        if size == 0:
+            return True
+        self.store.budget -= job.size >> FRAME_STEP_SHIFT
+        job_read(&self.store.queues.jobs, job, target)
+        return memmem(target, job.size, PyBytes_AS_STRING(self.needle), size) != NULL
+
+    cdef int visit(self, uint32_t number) except -1:
+        """Notes the id of a job that is to be listed, as far as is known by now."""
+        cdef const Job* job = job_at(&self.store.queues.jobs, number)
+        self.store.budget -= 1
+        if job_id(job) < self.first or not self.matches(job):
+            return 0
+        if <size_t>len(self.ids) < self.most:
+            heappush(self.ids, -<object>job_id(job))
+        else:
+            heappushpop(self.ids, -<object>job_id(job))
+        return 0
+
+    cdef int tell(self, uint64_t id) except -1:
+        cdef uint32_t number = job_find(&self.store.queues.jobs, id)
+        if number and self.matches(job_at(&self.store.queues.jobs, number)):
+            lines = self.store.job_stats(number).rstrip(b"\n").split(b"\n")
+            self.add(b"- %b\n" % b"\n  ".join(lines[1:]))
+        return 0

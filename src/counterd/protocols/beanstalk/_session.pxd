@@ -3,21 +3,21 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from counterd._core cimport Frame, Session
-from counterd.protocols.beanstalk._listing cimport TubeList
+from counterd.protocols.beanstalk._listing cimport Listing
 from counterd.protocols.beanstalk._replies cimport Answer, Reply
 from counterd.protocols.beanstalk._wire cimport Command, Request
 
 
 cdef class BeanstalkSession(Session):
     cdef Command discarding         # TOO_LONG_STILL or TOO_LONG_AT_CR: up to the end of the line; else PUT
-    cdef TubeList listing           # under way, or None
+    cdef Listing listing            # under way, or None
     cdef Command sweeping           # KICK or CLEAR_TUBE, if sweep_tube is not 0
     cdef uint32_t sweep_tube        # which does not end meanwhile
     cdef uint8_t sweep_state        # of the jobs; 0 = all that are not reserved
     cdef uint32_t sweep_left        # jobs at most
     cdef uint32_t swept
 
-    cdef Py_ssize_t parse_put(self, const uint8_t* data, size_t size, uint32_t line, Frame* frame) noexcept
+    cdef Py_ssize_t parse_body(self, const uint8_t* data, size_t size, uint32_t line, Frame* frame) noexcept
     cdef Py_ssize_t parse_long(self, const uint8_t* data, size_t size, Frame* frame) noexcept
     cdef Reply refuse_line(self, Command command, const Frame* frame) noexcept
     cdef int decide(self, Command command, const Request* request, const Frame* frame, Answer* answer) except -1
@@ -28,7 +28,8 @@ cdef class BeanstalkSession(Session):
     cdef Reply peek(self, Command command, Answer* answer) except *
     cdef Reply decide_on_tube(self, Command command, const Request* request, Answer* answer) except *
     cdef Reply pause(self, uint32_t number, uint32_t seconds) except *
-    cdef Reply answer_at_length(self, Command command, const Request* request) except *
+    cdef Reply answer_at_length(self, Command command, const Request* request, const Frame* frame) except *
+    cdef Reply begin_jobs(self, const Request* request, const Frame* frame) except *
     cdef void append(self, bytes reply) noexcept
     cdef Reply reserve_more(self, uint32_t number, uint32_t most) except *
     cdef Reply go_on_later(self) except *

@@ -20,7 +20,7 @@ from counterd.engine.table cimport name_tag
 from counterd.protocols.beanstalk._jobs cimport (
     BURIED, DELAYED, JOB_COST, READY, RESERVED, Job, job_at, job_find, job_id, job_make,
 )
-from counterd.protocols.beanstalk._listing cimport TubeList
+from counterd.protocols.beanstalk._listing cimport JobList, TubeList
 from counterd.protocols.beanstalk._queues cimport (
     Queues, job_bury, job_delete, job_leave, job_touch, queues_next_ready, seconds_ns, tube_expect, worker_is_pressed,
 )
@@ -33,9 +33,10 @@ from counterd.protocols.beanstalk._store cimport BeanstalkState, BeanstalkStore
 from counterd.protocols.beanstalk._tubes cimport Tube, tube_at, tube_find, tube_settle
 from counterd.protocols.beanstalk._wire cimport (
     BATCH_MAX, BATCH_RESERVE, BURY, CLEAR_TUBE, COMMAND_WORDS, COMMANDS, CRLF_SIZE, DELETE, IGNORE, KICK, KICK_JOB,
-    LINE_MAX, LIST_TUBE_USED, LIST_TUBES, LIST_TUBES_WATCHED, MALFORMED, PAUSE_TUBE, PEEK, PEEK_BURIED, PEEK_DELAYED,
-    PEEK_READY, PUT, QUIT, RESERVE, RESERVE_JOB, RESERVE_WITH_TIMEOUT, STATS, STATS_JOB, TOO_BIG, TOO_LONG,
-    TOO_LONG_AT_CR, TOO_LONG_STILL, TOUCH, UNKNOWN, USE, WATCH, Command, Request, line_command, line_decode, line_size,
+    LINE_MAX, LIST_JOBS, LIST_TUBE_USED, LIST_TUBES, LIST_TUBES_WATCHED, MALFORMED, NEEDLE_MAX, PAUSE_TUBE, PEEK,
+    PEEK_BURIED, PEEK_DELAYED, PEEK_READY, PUT, QUIT, RESERVE, RESERVE_JOB, RESERVE_WITH_TIMEOUT, SEARCH_JOBS, STATS,
+    STATS_JOB, TOO_BIG, TOO_LONG, TOO_LONG_AT_CR, TOO_LONG_STILL, TOUCH, UNKNOWN, USE, WATCH, Command, Request, Word,
+    line_command, line_decode, line_size,
 )
 from counterd.protocols.beanstalk._workers cimport (
     WATCH_COST, WATCHED_MAX, Worker, watch_add, watch_find, watch_remove, worker_enter, worker_use, worker_wait,
@@ -74,22 +75,22 @@ cdef class BeanstalkSession(Session):
         command = line_command(data, line)
         frame.size = line
         frame.verdict = command
-        if command == PUT:
-            return self.parse_put(data, size, line, frame)
+        if command == PUT or command == SEARCH_JOBS:
+            return self.parse_body(data, size, line, frame)
         return -1 if command == QUIT and line == COMMAND_WORDS[<int>QUIT].size + CRLF_SIZE else line
 
-    cdef Py_ssize_t parse_put(self, const uint8_t* data, size_t size, uint32_t line, Frame* frame) noexcept:
-        """Section "put": a line, and as many bytes as it says, with a CRLF behind them."""
+    cdef Py_ssize_t parse_body(self, const uint8_t* data, size_t size, uint32_t line, Frame* frame) noexcept:
+        """Sections "put" and "search-jobs": a line, and as many bytes as it says, with a CRLF behind them."""
+        cdef const Word* word = COMMAND_WORDS + frame.verdict
         cdef Request request
         cdef uint64_t whole
-        if not line_decode(
-            data + COMMAND_WORDS[<int>PUT].size, data + line - CRLF_SIZE, COMMAND_WORDS[<int>PUT].arguments, &request
-        ):
+        cdef uint32_t most = (<BeanstalkStore>self.store).job_size_max if frame.verdict == PUT else <uint32_t>NEEDLE_MAX
+        if not line_decode(data + word.size, data + line - CRLF_SIZE, word.arguments, &request):
             frame.verdict = MALFORMED
             return line
         whole = line + <uint64_t>request.size + CRLF_SIZE
-        if request.size > (<BeanstalkStore>self.store).job_size_max:
-            frame.verdict = TOO_BIG
+        if request.size > most:
+            frame.verdict = TOO_BIG if frame.verdict == PUT else MALFORMED
             frame.skip = whole
             return SKIP
         if size < whole:
@@ -120,7 +121,7 @@ cdef class BeanstalkSession(Session):
             self.discarding = command
             return DONE
         if command < COMMANDS:
-            end = (frame.key if command == PUT else frame.data + frame.size) - CRLF_SIZE
+            end = (frame.data + frame.size if frame.key == NULL else frame.key) - CRLF_SIZE
             if not line_decode(
                 frame.data + COMMAND_WORDS[<int>command].size, end, COMMAND_WORDS[<int>command].arguments, &request
             ):
@@ -165,7 +166,7 @@ cdef class BeanstalkSession(Session):
         elif is_long(command):
             if self.store.budget <= 0:
                 return LATER
-            answer.reply = self.answer_at_length(command, request)
+            answer.reply = self.answer_at_length(command, request, frame)
         elif command == USE or command == WATCH or command == IGNORE or command == PAUSE_TUBE:
             answer.reply = self.decide_on_tube(command, request, answer)
         elif command == LIST_TUBE_USED:
@@ -392,7 +393,7 @@ cdef class BeanstalkSession(Session):
 
     # ---- what takes long ----
 
-    cdef Reply answer_at_length(self, Command command, const Request* request) except *:
+    cdef Reply answer_at_length(self, Command command, const Request* request, const Frame* frame) except *:
         """Sections "kick", "clear-tube", "list-tubes", "list-tubes-watched": produce() goes on. And statistics."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef bytes text
@@ -401,6 +402,8 @@ cdef class BeanstalkSession(Session):
         if command == LIST_TUBES or command == LIST_TUBES_WATCHED:
             self.listing = TubeList(store, self.connection if command == LIST_TUBES_WATCHED else 0)
             return self.go_on_later()
+        if command == LIST_JOBS or command == SEARCH_JOBS:
+            return self.begin_jobs(request, frame)
         store.budget -= TEXT_STEPS
         if command == STATS:
             text = store.stats()
@@ -419,6 +422,22 @@ cdef class BeanstalkSession(Session):
         debug_check(store.out_size + PyBytes_GET_SIZE(reply) <= OUTPUT_MAX + REPLY_ROOM)
         memcpy(store.out + store.out_size, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply))
         store.out_size += PyBytes_GET_SIZE(reply)
+
+    cdef Reply begin_jobs(self, const Request* request, const Frame* frame) except *:
+        """Sections "list-jobs" and "search-jobs"."""
+        cdef BeanstalkStore store = <BeanstalkStore>self.store
+        cdef uint32_t number = store.tube_named(request.name, request.name_size)
+        cdef bytes needle = b""
+        if frame.key != NULL:
+            needle = frame.key[:frame.key_size]
+            if frame.key[frame.key_size] != b"\r" or frame.key[frame.key_size + 1] != b"\n":
+                return EXPECTED_CRLF
+        if number == 0:
+            return NOT_FOUND
+        self.listing = JobList(
+            store, number, request.state, request.id, min(request.count, <uint32_t>BATCH_MAX), needle
+        )
+        return self.go_on_later()
 
     cdef Reply go_on_later(self) except *:
         """A long command has begun: as long as it goes on, what the connection has must stay, half-closed or not."""
@@ -447,6 +466,8 @@ cdef class BeanstalkSession(Session):
         cdef Queues* queues = &(<BeanstalkStore>self.store).queues
         cdef uint32_t number = queues.workers.records[self.connection].used
         cdef Tube* tube
+        if command == CLEAR_TUBE and request.state == RESERVED:
+            return BAD_FORMAT
         if command == CLEAR_TUBE:
             number = (<BeanstalkStore>self.store).tube_named(request.name, request.name_size)
             if number == 0:
@@ -503,7 +524,10 @@ cdef class BeanstalkSession(Session):
 
 cdef inline bint is_long(Command command) noexcept nogil:
     """Whether it is not begun where the turn's work is used up."""
-    return STATS <= command <= LIST_TUBES or command == LIST_TUBES_WATCHED or command == KICK or command == CLEAR_TUBE
+    return (
+        STATS <= command <= LIST_TUBES or command == LIST_TUBES_WATCHED or command == KICK
+        or CLEAR_TUBE <= command <= SEARCH_JOBS
+    )
 
 
 cdef inline uint32_t tube_next(const Tube* tube, uint8_t state) noexcept nogil:

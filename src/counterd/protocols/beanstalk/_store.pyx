@@ -39,7 +39,8 @@ from counterd.protocols.beanstalk._tubes cimport (
     tubes_have_room, tubes_reserve,
 )
 from counterd.protocols.beanstalk._wire cimport (
-    BATCH_MAX, BATCH_RESERVE, COMMAND_WORDS, COMMANDS, CRLF_SIZE, JOB_SIZE_MAX, LINE_MAX, NAME_MAX, TIMEOUT_MAX,
+    BATCH_MAX, BATCH_RESERVE, COMMAND_WORDS, COMMANDS, CRLF_SIZE, JOB_SIZE_MAX, LINE_MAX, NAME_MAX, NEEDLE_MAX,
+    TIMEOUT_MAX,
 )
 from counterd.protocols.beanstalk._workers cimport (
     WATCH_COST, Watch, Worker, Workers, WorkersState, worker_expect, worker_leave, worker_wake, workers_begin,
@@ -54,7 +55,7 @@ cdef enum:
 # What the clients' side of the protocol says as well: a test compares them.
 CONSTANTS = {
     "LINE_MAX": LINE_MAX, "NAME_MAX": NAME_MAX, "JOB_SIZE_MAX": JOB_SIZE_MAX, "TIMEOUT_MAX": TIMEOUT_MAX,
-    "URGENT": URGENT, "BATCH_MAX": BATCH_MAX,
+    "URGENT": URGENT, "BATCH_MAX": BATCH_MAX, "NEEDLE_MAX": NEEDLE_MAX,
 }
 
 assert JOB_COST == sizeof(Job) + 2 * sizeof(IndexEntry), sizeof(Job)

@@ -12,7 +12,8 @@ cdef enum:
     NAME_MAX = 200          # bytes of a tube's name
     JOB_SIZE_MAX = 1 << 26  # bytes of a job's body, whatever the settings say
     TIMEOUT_MAX = 0x7fffffff  # seconds that a reserve may wait
-    BATCH_MAX = 1000        # jobs of a batch-reserve
+    BATCH_MAX = 1000        # jobs of a batch-reserve, a list-jobs or a search-jobs
+    NEEDLE_MAX = 1024       # bytes that are searched for
     CRLF_SIZE = 2
 
 cdef enum Command:          # what a line asks for; in the order in which stats counts them
@@ -44,6 +45,8 @@ cdef enum Command:          # what a line asks for; in the order in which stats 
     # Those that beanstalkd does not have.
     BATCH_RESERVE
     CLEAR_TUBE
+    LIST_JOBS
+    SEARCH_JOBS
     COMMANDS
     # What a line can be besides.
     UNKNOWN                 # its first word is no command
@@ -68,6 +71,7 @@ cdef extern from *:
         COUNTERD_WORD("stats-job", "i"), COUNTERD_WORD("stats-tube", "n"), COUNTERD_WORD("list-tubes", ""),
         COUNTERD_WORD("list-tube-used", ""), COUNTERD_WORD("list-tubes-watched", ""), COUNTERD_WORD("pause-tube", "nd"),
         COUNTERD_WORD("quit", ""), COUNTERD_WORD("batch-reserve", "cw"), COUNTERD_WORD("clear-tube", "nq"),
+        COUNTERD_WORD("list-jobs", "nqic"), COUNTERD_WORD("search-jobs", "nqics"),
     };
     """
     ctypedef struct Word "counterd_beanstalk_word":
@@ -80,7 +84,7 @@ cdef extern from *:
     """
     typedef struct { const char *text; size_t size; unsigned char state; } counterd_beanstalk_state;
     static const counterd_beanstalk_state counterd_beanstalk_states[] = {
-        {"ready", 5, 1}, {"delayed", 7, 3}, {"buried", 6, 4}, {"all", 3, 0},
+        {"ready", 5, 1}, {"reserved", 8, 2}, {"delayed", 7, 3}, {"buried", 6, 4}, {"all", 3, 0},
     };
     """
     ctypedef struct StateWord "counterd_beanstalk_state":
@@ -95,10 +99,10 @@ cdef struct Request:        # what a line says
     uint32_t priority
     uint32_t delay          # seconds
     uint32_t ttr            # seconds
-    uint32_t size           # bytes of the body that follows
+    uint32_t size           # bytes of the body that follows the line
     uint32_t count          # of jobs
     uint32_t timeout        # seconds to wait
-    uint8_t state           # of jobs; 0 = ready, delayed and buried ones
+    uint8_t state           # of jobs; 0 = all
     uint32_t name_size
     const uint8_t* name     # of a tube
 
@@ -174,7 +178,7 @@ cdef inline const uint8_t* read_state(const uint8_t* start, const uint8_t* end, 
     """Reads the state of jobs, or "all"; returns what follows it, or NULL."""
     cdef const StateWord* word
     cdef int i
-    for i in range(4):
+    for i in range(5):
         word = STATE_WORDS + i
         if <size_t>(end - start) >= word.size and memcmp(start, word.text, word.size) == 0:
             state[0] = word.state

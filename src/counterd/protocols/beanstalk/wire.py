@@ -19,7 +19,9 @@ REPLY_LINE_MAX = 256  # bytes of a reply's line, with its CRLF: the longest has 
 NUMBER_MAX = (1 << 32) - 1  # of a priority, of seconds, of a count
 ID_MAX = (1 << 64) - 1
 TIMEOUT_MAX = (1 << 31) - 1  # seconds that a reserve may wait
-BATCH_MAX = 1000  # jobs of a batch-reserve
+BATCH_MAX = 1000  # jobs of a batch-reserve, a list-jobs or a search-jobs
+NEEDLE_MAX = 1024  # bytes that are searched for
+STATES = ("ready", "reserved", "delayed", "buried")
 URGENT = 1024  # priorities below count as urgent, in statistics
 # Bytes of a body, unless a parser is given another bound: what a server gone mad can make a client keep.
 BODY_MAX = 64 << 20
@@ -221,6 +223,17 @@ def clear_tube(name: bytes, state: str = "all") -> bytes:
     return b"clear-tube %b %b\r\n" % (check_name(name), state.encode())
 
 
+def list_jobs(name: bytes, state: str = "all", first: int = 0, count: int = 100, needle: bytes = b"") -> bytes:
+    """Sections "list-jobs" and, with a needle, "search-jobs". first: no id is lower. state: of STATES, or all."""
+    if state not in (*STATES, "all"):
+        raise ValueError(f"state must be {', '.join(STATES)} or all, not {state!r}")
+    if len(needle) > NEEDLE_MAX:
+        raise ValueError(f"at most {NEEDLE_MAX} bytes can be searched for, not {len(needle)}")
+    _bounded("count", count, NUMBER_MAX)
+    asked = b"jobs %b %b %d %d" % (check_name(name), state.encode(), _bounded("id", first, ID_MAX), count)
+    return b"search-%b %d\r\n%b\r\n" % (asked, len(needle), needle) if needle else b"list-%b\r\n" % asked
+
+
 def quit() -> bytes:
     """Section "quit"."""
     return b"quit\r\n"
@@ -300,6 +313,14 @@ def read_list(body: bytes) -> list[bytes]:
     if head != b"---" or not lines or lines.pop() != b"" or not all(line.startswith(b"- ") for line in lines):
         raise ProtocolError(f"this is no list: {body[:_SHOWN]!r}")
     return [line[2:] for line in lines]
+
+
+def read_jobs(body: bytes) -> list[dict[str, str]]:
+    """The jobs in what list-jobs and search-jobs return, as stats-job tells of them. ProtocolError."""
+    head, *jobs = body.split(b"- id: ")
+    if head != b"---\n":
+        raise ProtocolError(f"this is no list: {body[:_SHOWN]!r}")
+    return [read_dictionary(b"---\nid: " + job.replace(b"\n  ", b"\n")) for job in jobs]
 
 
 def read_dictionary(body: bytes) -> dict[str, str]:

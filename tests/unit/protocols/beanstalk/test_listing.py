@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from conformance.beanstalk.engine import make_store
 from conformance.driven import Bench
 from counterd.protocols.beanstalk import wire
-from unit.protocols.beanstalk.asking import ask, said
+from unit.protocols.beanstalk.asking import ask, fill, said
 
 if TYPE_CHECKING:
     from conformance.driven import EnginePeer
@@ -79,4 +79,90 @@ def test_a_list_whose_asker_goes_keeps_no_tube():
     del asking
     assert ask(bench.connect(), wire.list_tube_used()) == b"USING default\r\n"
     bench.store.audit()
+    assert bench.store.snapshot()["tubes"] == 1
+
+
+# ---- jobs ------------------------------------------------------------------------------------------------------------
+
+
+def jobs(output: bytes) -> list[dict[str, str]]:
+    (reply,) = wire.Parser().feed(output)
+    return wire.read_jobs(reply.body)
+
+
+def ids(output: bytes) -> list[int]:
+    return [int(job["id"]) for job in jobs(output)]
+
+
+def test_jobs_by_state(bench: Bench):
+    fill(bench, 2, tube=b"t")
+    fill(bench, 2, tube=b"t", delay=9)
+    fill(bench, 1, tube=b"u")
+    peer = bench.connect()
+    ask(peer, wire.reserve_job(2), wire.reserve_job(3), wire.bury(3, 7))
+    for state, found in {"ready": [1], "reserved": [2], "delayed": [4], "buried": [3], "all": [1, 2, 3, 4]}.items():
+        assert ids(ask(peer, wire.list_jobs(b"t", state))) == found
+    (job,) = jobs(ask(peer, wire.list_jobs(b"t", "buried")))
+    told = wire.read_dictionary(wire.Parser().feed(ask(peer, wire.stats_job(3)))[0].body)
+    assert job == told
+    assert job["pri"] == "7"
+    assert ask(peer, wire.list_jobs(b"none")) == b"NOT_FOUND\r\n"
+
+
+def test_jobs_a_page_at_a_time(bench: Bench):
+    fill(bench, 30, tube=b"t")
+    peer = bench.connect()
+    pages = [ids(ask(peer, wire.list_jobs(b"t", first=first, count=12))) for first in (0, 13, 25, 31)]
+    assert pages == [list(range(1, 13)), list(range(13, 25)), list(range(25, 31)), []]
+    assert ids(ask(peer, wire.list_jobs(b"t", count=0))) == []
+
+
+def test_a_list_has_so_many_jobs(bench: Bench):
+    fill(bench, 1500, tube=b"t")
+    peer = bench.connect()
+    assert ids(ask(peer, wire.list_jobs(b"t", count=5000))) == list(range(1, 1001))
+
+
+def test_jobs_whose_bodies_have_something_in_them(bench: Bench):
+    peer = bench.connect()
+    bodies = [b"needle", b"x" * 70 + b"needle", b"x" * 57 + b"needle", b"need\r\nle", b"", b"NEEDLE"]
+    ask(peer, *(wire.put(body) for body in bodies))
+    assert ids(ask(peer, wire.list_jobs(b"default", needle=b"needle"))) == [1, 2, 3]
+    assert ids(ask(peer, wire.list_jobs(b"default", needle=b"d\r\nl"))) == [4]
+    assert ids(ask(peer, b"search-jobs default all 0 9 0\r\n\r\n")) == [1, 2, 3, 4, 5, 6]
+    assert ask(peer, b"search-jobs default all 0 9 1\r\nxyz") == b"EXPECTED_CRLF\r\n"
+    assert ask(peer, b"search-jobs default all 0 9 1025\r\n" + b"x" * 1027, wire.use(b"t")) == (
+        b"BAD_FORMAT\r\nUSING t\r\n"
+    )
+
+
+def test_jobs_are_listed_in_slices():
+    bench = Bench(make_store(memory_limit=1 << 24))
+    fill(bench, 20_000, tube=b"t")
+    other = bench.connect()
+    asking, output = begun(bench, wire.list_jobs(b"t", first=10_001, count=500))
+    assert output == b""
+    turns = 0
+    while asking.session.more:
+        turns += 1
+        assert ask(other, wire.delete(10_000 + 2 * turns)) == b"DELETED\r\n"
+        output += asking.session.take_output(bench.now_ns)
+    found = ids(output)
+    assert turns > 5
+    assert found == sorted(set(found))
+    deleted = {10_000 + 2 * turn for turn in range(1, turns + 1)}
+    assert set(range(10_001, 10_501)) - deleted <= set(found) <= set(range(10_001, 10_501 + turns))
+    bench.store.audit()
+
+
+def test_a_tube_stays_while_its_jobs_are_listed(bench: Bench):
+    fill(bench, 3000, tube=b"t")
+    peer = bench.connect()
+    asking, output = begun(bench, wire.list_jobs(b"t", count=1000))
+    assert asking.session.more
+    assert ask(peer, b"clear-tube t all\r\n") == b"CLEARED 3000\r\n"
+    assert bench.store.snapshot()["tubes"] == 2
+    while asking.session.more:
+        output += asking.session.take_output(bench.now_ns)
+    assert ids(output) == []
     assert bench.store.snapshot()["tubes"] == 1

@@ -353,6 +353,7 @@ def test_a_tube_is_cleared_in_slices(bench: Bench):
 
 
 LONG_COMMANDS = [wire.kick(5000), b"clear-tube default delayed\r\n", wire.list_tubes_watched(), wire.list_tubes()]
+LONG_COMMANDS += [wire.list_jobs(b"default", count=1000)]
 
 
 @pytest.mark.parametrize("command", LONG_COMMANDS, ids=lambda command: command.split()[0].decode())

@@ -36,6 +36,7 @@ def test_both_sides_have_the_same_bounds():
     assert CONSTANTS == {
         "LINE_MAX": wire.LINE_MAX, "NAME_MAX": wire.NAME_MAX, "JOB_SIZE_MAX": wire.BODY_MAX,
         "TIMEOUT_MAX": wire.TIMEOUT_MAX, "URGENT": wire.URGENT, "BATCH_MAX": wire.BATCH_MAX,
+        "NEEDLE_MAX": wire.NEEDLE_MAX,
     }  # fmt: skip
 
 
@@ -67,6 +68,8 @@ def test_both_sides_have_the_same_bounds():
         (wire.quit(), b"quit\r\n"),
         (wire.batch_reserve(10, 0), b"batch-reserve 10 0\r\n"),
         (wire.clear_tube(b"t", "buried"), b"clear-tube t buried\r\n"),
+        (wire.list_jobs(b"t"), b"list-jobs t all 0 100\r\n"),
+        (wire.list_jobs(b"t", "ready", 7, 9, b"a\r\nb"), b"search-jobs t ready 7 9 4\r\na\r\nb\r\n"),
     ],
 )
 def test_what_goes_out(encoded: bytes, expected: bytes):
@@ -86,6 +89,8 @@ def test_what_goes_out(encoded: bytes, expected: bytes):
         (lambda: wire.batch_reserve(0, 0), "count must be from 1"),
         (lambda: wire.batch_reserve(1, -1), "timeout must be"),
         (lambda: wire.clear_tube(b"t", "reserved"), "state must be ready, delayed, buried or all"),
+        (lambda: wire.list_jobs(b"t", "gone"), "state must be ready, reserved, delayed, buried or all"),
+        (lambda: wire.list_jobs(b"t", needle=b"x" * 1025), "at most 1024 bytes can be searched for, not 1025"),
         (lambda: wire.peek_next("reserved"), "state must be ready, delayed or buried"),
         (lambda: wire.use(b""), "a tube's name has"),
         (lambda: wire.use(b"-a"), "a tube's name has"),
@@ -146,6 +151,11 @@ def test_documents():
     assert wire.read_list(b"---\n- default\n- a b\n") == [b"default", b"a b"]
     assert wire.read_list(b"---\n") == []
     assert wire.read_dictionary(b'---\nname: "a"\npause: 0\n') == {"name": "a", "pause": "0"}
+    jobs = b'---\n- id: 1\n  tube: "a"\n- id: 2\n  tube: "b"\n'
+    assert wire.read_jobs(jobs) == [{"id": "1", "tube": "a"}, {"id": "2", "tube": "b"}]
+    assert wire.read_jobs(b"---\n") == []
+    with pytest.raises(ProtocolError, match="no list"):
+        wire.read_jobs(b"- id: 1\n")
     for wrong in (b"", b"- a\n", b"---\na\n", b"---\n- a"):
         with pytest.raises(ProtocolError, match="no list"):
             wire.read_list(wrong)
