@@ -8,6 +8,10 @@ def main() -> int:
     """Runs the command; returns its exit status."""
     for number in (signal.SIGHUP, signal.SIGUSR1):  # they end a process that is not ready for them yet
         signal.signal(number, signal.SIG_IGN)
+    if sys.argv[1:2] == ["journal"]:
+        from counterd.cli import journal  # noqa: PLC0415
+
+        return journal.main(sys.argv[2:])
     from counterd.cli import daemon  # noqa: PLC0415
 
     return daemon.main()

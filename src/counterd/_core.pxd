@@ -83,6 +83,7 @@ cdef class Store:
     cdef void forget(self, uint32_t connection) noexcept
     cdef void fill_budget(self, int64_t now_ns) noexcept
     cpdef list take_dirty(self)
+    cdef int give_up(self) except -1
     cdef dict figures(self)
     cdef int audit_parts(self) except -1
 
@@ -143,6 +144,7 @@ cdef class Session:
     cdef uint64_t last_held(self) except? 0
     cdef bytes take_held(self)
     cdef bint has_due(self) noexcept
+    cdef bytes give_up_on(self, bytes replies)
     cdef bytes hold_replies(self)
     cdef size_t skip(self, const Frame* frame, size_t size) except? 0
     cdef size_t discard(self, size_t size) except? 0

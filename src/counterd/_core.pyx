@@ -188,6 +188,21 @@ cdef class Store:
                     session.settle()
                     session.tell_dirty()
 
+    cdef int give_up(self) except -1:
+        """The journal cannot be written: what waits for it goes out, as give_up_on() has it. To be called in a call."""
+        cdef list behind = self.behind
+        cdef Session session
+        self.behind = []
+        for session in behind:
+            session.is_behind = False
+            if session.held_size:
+                replies = session.give_up_on(b"".join([piece for _, piece in session.held]))
+                session.held = [(0, replies)]
+                session.held_size = PyBytes_GET_SIZE(replies)
+                session.settle()
+                session.tell_dirty()
+        return 0
+
     def snapshot(self):
         """The store's figures by name, each a number as of now."""
         with self:
@@ -429,6 +444,10 @@ cdef class Session:
         if self.barrier == 0:
             self.barrier_at = self.store.out_size
         self.barrier = max(self.barrier, position)
+
+    cdef bytes give_up_on(self, bytes replies):
+        """What takes the place of replies that were held back, as the journal cannot be written; not b""."""
+        return replies
 
     cdef bint has_due(self) noexcept:
         """Whether replies that were held back may go out."""

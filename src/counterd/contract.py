@@ -1,7 +1,7 @@
 """The contract: what `net` and `control` may call on a protocol, and what a protocol may call on them.
 
 Floor 0: declarations, to which a type checker holds both sides. A protocol registers itself as a Room. What a protocol
-may have and need not have is an ability (Windows, Files, tables, Extensions); a protocol has those that its Room names.
+may have and need not have is an ability (Windows, Files, tables, Extensions, Journal); a protocol has those that its Room names.
 
 - Time is an argument: nanoseconds on the caller's monotonic clock. No protocol reads a clock, a file or a socket.
 - Calls of one store and its sessions do not nest.
@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    import sqlite3
 
     from counterd.listing import Figure, Table
 
@@ -201,6 +203,61 @@ class Files:
     load: Callable[[Any, Any, Mapping[str, Any]], None]
 
 
+class Ledger(Protocol):
+    """The module that knows what a protocol's journal has in its database, which SQLite opens: in the writer's process.
+
+    A piece is what the store told at a time, or what it is to be told after a restart.
+    """
+
+    LAYOUT: int  # the version of SCHEMA
+    SCHEMA: str  # makes the tables of a new journal
+
+    def write(self, database: sqlite3.Connection, piece: bytes) -> None:
+        """Writes a piece, in a transaction of the caller's. Doing it twice is the same as once."""
+
+    def reserve(self, database: sqlite3.Connection) -> Mapping[str, int]:
+        """What begin() is to be told, in a transaction of the caller's."""
+
+    def count(self, database: sqlite3.Connection) -> int:
+        """How many records there are."""
+
+    def read(self, database: sqlite3.Connection) -> Iterator[bytes]:
+        """Pieces of all of them. Raises ValueError for a record that is wrong."""
+
+    def problems(self, database: sqlite3.Connection) -> Iterator[str]:
+        """What is wrong with records, a sentence each."""
+
+    def dump(self, database: sqlite3.Connection) -> Iterator[Mapping[str, object]]:
+        """The records, for people: what can go into JSON."""
+
+    def rescue(self, database: sqlite3.Connection, damaged: type[Exception]) -> Iterator[bytes]:
+        """Pieces of what can be read and makes sense; b"" for each place where something cannot, or does not.
+
+        damaged: what reading raises at such a place.
+        """
+
+
+@dataclass(frozen=True)
+class Journal:
+    """What a store is told of itself when the process before has ended, because a journal was told of each change.
+
+    path: key of the setting that is the journal's file, "" for none. sync: key of the setting that says how soon a
+    change is on disk: `always`, before its reply; `never`, when the machine gets to it; or after so many milliseconds.
+    ledger: name of a module that is a Ledger.
+
+    For a new store, restore() is called with each piece, then begin(); from then on take() is called in each turn, and
+    Store.reach() when what it gave is on disk. If next_deadline() of the store is over, take() may have something.
+    """
+
+    path: str
+    sync: str
+    ledger: str
+    restore: Callable[[Any, bytes, int], int]  # store, piece, now_ns; returns how many records that were
+    begin: Callable[..., None]  # store, and what reserve() said
+    take: Callable[[Any, int], tuple[int, bytes] | None]  # store, now_ns: a position and a piece, or None
+    refuse: Callable[[Any, int], None]  # store, now_ns: the journal cannot be written, until it reaches something
+
+
 @dataclass(frozen=True)
 class Extensions:
     """Other people's code in the place of a protocol's own. Control imports it when privileges have been given up.
@@ -225,7 +282,7 @@ class Room:
     reload: gives a running store its settings, some of which may have changed.
     aliases: other spellings of keys, `{accepted: real}`.
     figures: what the metrics tell of its snapshot.
-    windows, files, tables, extensions: its abilities.
+    windows, files, tables, extensions, journal: its abilities.
     """
 
     name: str
@@ -239,3 +296,4 @@ class Room:
     files: Files | None = None
     tables: tuple[Table, ...] = ()
     extensions: Extensions | None = None
+    journal: Journal | None = None

@@ -13,7 +13,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from counterd.admin.frames import Frames, frame
+from counterd.frames import Frames, frame
 from counterd.client import _connection, throttr
 from counterd.client._calls import Call, Calls
 from counterd.client._events import Events

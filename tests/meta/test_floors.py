@@ -63,7 +63,7 @@ SIDES = {
 }
 
 # What goes over the socket between the daemon and its admin process: the daemon's end needs that and no more of a side.
-LINK = "counterd.admin.frames"
+LINK = "counterd.frames"
 LINK_ENDS = {"counterd.control.admin", "counterd.control.inspector"}
 
 CYTHON_IMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+c?import\s+(.*)|c?import\s+(.*))$", re.MULTILINE)
@@ -292,7 +292,7 @@ def test_these_would_be_found(source: str, text: str, wrong: str) -> None:
         ("protocols/counter/errors.py", "from counterd.errors import ServerError\nimport enum"),
         ("client/x.py", "from counterd.protocols.counter.errors import Refused"),
         ("cli/x.py", "from counterd.client import Client"),
-        ("admin/x.py", "from counterd.protocols import find_rooms\nfrom counterd.admin.frames import frame"),
+        ("admin/x.py", "from counterd.protocols import find_rooms\nfrom counterd.frames import frame"),
     ],
 )
 def test_these_are_allowed(source: str, text: str) -> None:

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from counterd.admin.frames import Refused
+from counterd.frames import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

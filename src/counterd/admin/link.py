@@ -13,7 +13,7 @@ import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from counterd.admin.frames import Frames, Refused, frame
+from counterd.frames import Frames, Refused, frame
 
 if TYPE_CHECKING:
     import socket

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from counterd.admin.frames import Frames, Refused, frame
+from counterd.frames import Frames, Refused, frame
 from counterd.control.config.keys import ADMIN, shown, split_bind
 from counterd.control.config.loading import ConfigError
 from counterd.control.inspector import SLICE_NS, Steps, encoded

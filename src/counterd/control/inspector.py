@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from counterd.admin.frames import Refused
+from counterd.frames import Refused
 from counterd.listing import ROWS, ROWS_MAX, read_parameters
 from counterd.settings import choice, integer
 from counterd.version import __version__
@@ -76,7 +76,7 @@ class Inspector:
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("expected texts")
         if what == "ping":
-            return encoded({"state": self._view.state})
+            return encoded({"state": self._state()})
         if what == "figures":
             return self.figures()
         if what == "config":
@@ -97,6 +97,11 @@ class Inspector:
             self._figures_ns = now
         return self._figures
 
+    def _state(self) -> str:
+        """Of the daemon; or that a journal cannot be written, so that some requests are refused."""
+        failing = any(service.keeper is not None and service.keeper.failing for service in self._services.values())
+        return "failing" if failing and self._view.state == "ready" else self._view.state
+
     # ---- figures ----
 
     def _count(self, now: int) -> dict[str, Any]:
@@ -106,7 +111,7 @@ class Inspector:
             "version": __version__,
             "pid": os.getpid(),
             "uptime_seconds": (now - view.started_ns) / 1e9,
-            "state": view.state,
+            "state": self._state(),
             "loop": {"lag_seconds": pulse.last, "lag_max_seconds": pulse.max},
             "process": self._process(),
             "log": {"lines_lost": view.lines_lost()},

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from counterd.control.config.keys import account_number, shown
 from counterd.control.config.loading import ConfigError
 from counterd.control.files import read_files, unreadable
+from counterd.control.journal import JournalFailed, Keeper
 from counterd.control.process.limits import effective_connections
 from counterd.control.tls import TLSError, make_context
 from counterd.control.windows import Windows
@@ -92,8 +93,8 @@ def check(room: Room, config: Config) -> None:
 
 
 class Service:
-    """A protocol on its way through the life of the process: open(), make_store(), extend(), start(), listen(),
-    apply() and close().
+    """A protocol on its way through the life of the process: open(), make_store(), extend(), start(), restore() if it
+    has a keeper, listen(), apply(), finish() and close().
 
     descriptors: how many its connections may use.
     ready: what is in force of the files and names that its settings mention.
@@ -109,6 +110,7 @@ class Service:
         self.store: Store
         self.server: Server
         self.windows: Windows
+        self.keeper: Keeper | None = None  # of its journal
         self._config = config
         self._settings = config.listener(room.name)
         self._descriptors = descriptors
@@ -175,6 +177,25 @@ class Service:
         self._apply(self._config, self.ready)
         self.windows.turn()
         await self.plugin_host.start(loop, self.server.driver.wake)
+        journal = self.room.journal
+        if journal is not None and (path := self._config.values[journal.path]):
+            self.keeper = Keeper(
+                self.room, path, self._config.values[journal.sync], self.store, self.server.driver, self._told
+            )
+            self.server.driver.journal = self.keeper
+
+    async def restore(self) -> None:
+        """Has the store take up what its journal has. Raises ConfigError."""
+        assert self.keeper is not None
+        try:
+            await self.keeper.restore()
+        except JournalFailed as error:
+            raise ConfigError([str(error)]) from None
+
+    async def finish(self, timeout: float) -> None:
+        """Has the journal have all, after the last connection; at most so many seconds."""
+        if self.keeper is not None:
+            await self.keeper.finish(timeout)
 
     def listen(self) -> None:
         """Begins to accept connections."""
@@ -230,6 +251,8 @@ class Service:
 
     def close(self) -> None:
         self.plugin_host.close()
+        if self.keeper is not None:
+            self.keeper.stop()
         if self.unix:
             self.unix.unlink()
         for listening in self._listening():

@@ -1,8 +1,13 @@
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from counterd.contract import Store
 
+class Journal(Protocol):
+    def turn(self, now_ns: int) -> None: ...
+
 class Driver:
+    journal: Journal | None
     def __init__(self, loop: asyncio.AbstractEventLoop, store: Store, clock: Callable[[], int]) -> None: ...
     def wake(self) -> None: ...

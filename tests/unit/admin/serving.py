@@ -8,7 +8,7 @@ import json
 import socket
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from counterd.admin.frames import Refused
+from counterd.frames import Refused
 from counterd.admin.site import Site
 from counterd.contract import Room
 from counterd.listing import Column, Figure, Table

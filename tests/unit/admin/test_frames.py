@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from counterd.admin import frames
-from counterd.admin.frames import Frames, frame
+from counterd.frames import Frames, frame
 
 BODIES = [b"{}", b"", b'{"id": 1}', b"x" * 70_000]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from counterd.admin.frames import Refused
+from counterd.frames import Refused
 from counterd.admin.guard import Guard, host_name
 
 OPEN = Guard.of({"token": "", "allow": [], "hosts": ["figures.example"]})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.admin import link as module
-from counterd.admin.frames import Frames, Refused, frame
+from counterd.frames import Frames, Refused, frame
 from counterd.admin.link import Link, keep_alive
 from unit.admin.serving import until
 

@@ -13,7 +13,7 @@ from importlib import resources
 import pytest
 
 from counterd.admin import events, site
-from counterd.admin.frames import Refused
+from counterd.frames import Refused
 from counterd.admin.site import page_policy, parameters_of
 from unit.admin.serving import BUSY, STATS, World, serve, until
 

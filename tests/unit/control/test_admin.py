@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 
-from counterd.admin.frames import Frames, Refused, frame
+from counterd.frames import Frames, Refused, frame
 from counterd.control import admin as module
 from counterd.control.admin import Admin, close_listening, open_listening
 from counterd.control.config.keys import Endpoint

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import structlog
 
-from counterd.admin.frames import Refused
+from counterd.frames import Refused
 from counterd.control import inspector as module
 from counterd.control.inspector import Inspector
 from counterd.control.view import View

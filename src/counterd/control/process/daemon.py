@@ -103,24 +103,25 @@ class Daemon:
                 loop.add_signal_handler(number, self._on_stop)
             await asyncio.gather(*(service.start(loop) for service in self.services))
             self._watch()
-            for service in self.services:
-                service.listen()
+            journaled = [service for service in self.services if service.keeper is not None]
+            self._listen([service for service in self.services if service.keeper is None])
             loop.add_signal_handler(signal.SIGHUP, self.reload)
             loop.add_signal_handler(signal.SIGUSR1, self.log_stats)
             gc.collect()
             gc.freeze()  # what is alive now stays: no collection need ever walk it again
-            for service in self.services:
-                log.info(f"{service.room.name} listens on {service.addresses()}")
             if self._admin_listening is not None:
                 self.admin = Admin(self.view.config.admin, self._admin_listening, self._inspector(), self._report)
                 self.admin.start()
                 log.info(f"admin listens on {self.admin.address()}")
-            log.info(f"ready: counterd {__version__}", pid=os.getpid())
-            self._log_warnings()
             self.view.pulse.start()
-            self.view.state = "ready"
-            self._teller.tell("READY=1", self._status())
-            await self._stopping.wait()
+            await self._restore(journaled)
+            if not self._stopping.is_set():
+                self._listen(journaled)
+                log.info(f"ready: counterd {__version__}", pid=os.getpid())
+                self._log_warnings()
+                self.view.state = "ready"
+                self._teller.tell("READY=1", self._status())
+                await self._stopping.wait()
             self.view.state = "draining"
             await drain(self.services, self.view.config.process.drain, self._teller.tell)
         finally:
@@ -148,6 +149,26 @@ class Daemon:
             log.info(f"stats of {service.room.name}", **figures)
 
     # ---- inside ----
+
+    def _listen(self, services: Sequence[Service]) -> None:
+        for service in services:
+            service.listen()
+            log.info(f"{service.room.name} listens on {service.addresses()}")
+
+    async def _restore(self, services: Sequence[Service]) -> None:
+        """Has these take up what their journals have; meanwhile the others serve. Raises ConfigError.
+
+        Returns early if the daemon is to stop.
+        """
+        restoring = asyncio.gather(*(service.restore() for service in services))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        await asyncio.wait((restoring, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if restoring.done():
+            restoring.result()
+        else:
+            restoring.cancel()
+            await asyncio.gather(restoring, return_exceptions=True)
 
     async def _reload(self) -> None:
         """Rereads the configuration and applies what may change while running; a mistake leaves all as it was."""

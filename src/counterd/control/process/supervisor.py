@@ -48,10 +48,14 @@ class Supervisor:
         """Starts the process; it works some tenths of a second later."""
         self._keeping = asyncio.get_running_loop().create_task(self._keep())
 
-    def stop(self) -> None:
-        """Ends the process; no other one is started."""
+    def release(self) -> None:
+        """No other process is started when this one ends."""
         if self._keeping is not None:
             self._keeping.cancel()
+
+    def stop(self) -> None:
+        """Ends the process; no other one is started."""
+        self.release()
         self._end()
 
     async def _keep(self) -> None:

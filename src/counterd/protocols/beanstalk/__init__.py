@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from counterd.contract import Figures, Room
+from counterd.contract import Figures, Journal, Room
 from counterd.listing import CONNECTION, ROWS_MAX, Column, Figure, Table, ranked_parameters, read_parameters
-from counterd.settings import integer, setting, size
+from counterd.settings import absolute_path, integer, setting, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,12 +21,29 @@ MEMORY_MIN, MEMORY_MAX = 1 << 20, 1 << 36
 JOB_SIZE_MAX = 1 << 26  # as in _wire.pxd
 TUBES_MAX = 1 << 24
 JOBS_MAX = 1 << 29
+SYNC_MAX_MS = 10_000
 SORTS = ("ready", "reserved", "delayed", "buried", "waiting", "oldest")  # as in _tables.pyx
+
+
+
+def sync(text: str) -> str:
+    """How soon a change is on disk."""
+    if text in ("always", "never") or text.isdecimal() and 1 <= int(text) <= SYNC_MAX_MS:
+        return text
+    raise ValueError(f"expected always, never or milliseconds from 1 to {SYNC_MAX_MS}, not {text!r}")
+
+
+def period_ns(text: str) -> int:
+    """The same as the store has it: between two pieces for the journal, or -1."""
+    return {"always": -1, "never": 0}[text] if text in ("always", "never") else int(text) * 1_000_000
 
 
 @dataclass(frozen=True)
 class BeanstalkSettings:
     """The protocol's own keys."""
+
+    journal: str = setting(absolute_path, "", "absolute path; empty is none")
+    sync: str = setting(sync, "always", "always, never or milliseconds")
 
     memory_limit: int = setting(size(MEMORY_MIN, MEMORY_MAX), 1 << 30, "bytes")
     max_job_size: int = setting(size(1, JOB_SIZE_MAX), 65535, "bytes")
@@ -51,6 +68,7 @@ def make_store(settings: BeanstalkSettings, figures: Figures, now_ns: int) -> Be
             "os": machine.version.encode(),
             "platform": machine.machine.encode(),
         },
+        journal_period_ns=period_ns(settings.sync),
         hash_key=os.urandom(16),
         now_ns=now_ns,
     )
@@ -76,6 +94,34 @@ def open_reserved(store: BeanstalkStore, parameters: Mapping[str, str]) -> Walk:
     return ReservedWalk(store, **read_parameters(parameters, readers, {"limit": ROWS_MAX}))
 
 
+def restore(store: BeanstalkStore, piece: bytes, now_ns: int) -> int:
+    """As contract.Journal has it, like the next three."""
+    from counterd.protocols.beanstalk import _journal  # noqa: PLC0415 - as above
+
+    return _journal.restore(store, piece, now_ns)
+
+
+def begin(store: BeanstalkStore, *, last_id: int, id_limit: int) -> None:
+    """From now on changes are told."""
+    from counterd.protocols.beanstalk import _journal  # noqa: PLC0415 - as above
+
+    _journal.begin(store, last_id, id_limit)
+
+
+def take(store: BeanstalkStore, now_ns: int) -> tuple[int, bytes] | None:
+    """What has changed."""
+    from counterd.protocols.beanstalk import _journal  # noqa: PLC0415 - as above
+
+    return _journal.take(store, now_ns)
+
+
+def refuse(store: BeanstalkStore, now_ns: int) -> None:
+    """Refuses what is to be put."""
+    from counterd.protocols.beanstalk import _journal  # noqa: PLC0415 - as above
+
+    _journal.refuse(store, now_ns)
+
+
 FIGURES = (
     Figure("jobs:ready", "beanstalk_jobs", "gauge", "Jobs, by state.", {"state": "ready"}),
     Figure("jobs:reserved", "beanstalk_jobs", "gauge", "Jobs, by state.", {"state": "reserved"}),
@@ -90,6 +136,9 @@ FIGURES = (
     Figure("used_memory", "beanstalk_memory_bytes", "gauge", "Memory that counts against the limit."),
     Figure("memory_limit", "beanstalk_memory_limit_bytes", "gauge", "The limit of memory."),
     Figure("longest_probe", "beanstalk_table_longest_probe", "gauge", "Slots that an insertion looked past, at most."),
+    Figure("journal_failing", "beanstalk_journal_failing", "gauge", "1 while the journal cannot be written."),
+    Figure("journal_behind", "beanstalk_journal_behind", "gauge", "Changes that are not on disk yet."),
+    Figure("journal_records", "beanstalk_journal_records_total", "counter", "Rows that the journal was told."),
     Figure(
         "region", "beanstalk_region_bytes", "gauge", "Size of the mapping that has everything in it; used as needed."
     ),
@@ -134,4 +183,7 @@ ROOM = Room(
     reload=reload,
     figures=FIGURES,
     tables=TABLES,
+    journal=Journal(
+        "beanstalk.journal", "beanstalk.sync", "counterd.protocols.beanstalk.journal", restore, begin, take, refuse
+    ),
 )

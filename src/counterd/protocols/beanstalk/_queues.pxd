@@ -16,7 +16,7 @@ from counterd.engine.debug cimport debug_check
 from counterd.engine.heap cimport heap_insert, heap_remove, node_is_before
 from counterd.engine.wheel cimport Timer, timer_is_armed, timers_arm
 from counterd.protocols.beanstalk._jobs cimport (
-    BURIED, DELAYED, GONE_JOB, JOB_STATES, READY, RESERVED, URGENT, Job, Jobs, JobState, job_at, job_free,
+    BURIED, DELAYED, GONE_JOB, JOB_STATES, READY, RESERVED, URGENT, Job, Jobs, JobState, job_at, job_edited, job_free,
 )
 from counterd.protocols.beanstalk._tubes cimport Line, Tube, Tubes, tube_at, tube_is_paused, tube_settle
 from counterd.protocols.beanstalk._workers cimport Worker, Workers, worker_expect
@@ -104,6 +104,7 @@ cdef inline void job_enter(
     if state == READY and job.priority < URGENT:
         tube.urgent += 1
         queues.urgent[0] += 1
+    job_edited(&queues.jobs, number)
 
 
 cdef inline void job_leave(Queues* queues, uint32_t number) noexcept nogil:
@@ -153,31 +154,34 @@ cdef inline void job_bury(Queues* queues, uint32_t number, int64_t now_ns) noexc
     job_enter(queues, number, BURIED, 0, now_ns)
 
 
-cdef inline void job_reserve(Queues* queues, uint32_t number, uint32_t connection, int64_t now_ns) noexcept nogil:
-    """For as long as its `ttr` says."""
-    cdef Job* job = job_at(&queues.jobs, number)
-    cdef Tube* tube = tube_at(&queues.tubes, job.tube)
+cdef inline void job_hold(Queues* queues, uint32_t number, uint32_t connection, int64_t due_ns, int64_t now_ns) noexcept nogil:
+    """Has a connection hold a job that is in no queue, until then."""
     cdef Worker* worker = queues.workers.records + connection
-    cdef int64_t due_ns = now_ns + seconds_ns(job.ttr)
-    if job.state == READY:
-        tube.queued_ns += now_ns - job.since_ns
-    if job.state != GONE_JOB:
-        job_leave(queues, number)
-    job.holder = connection
-    job.reserves += 1
+    job_at(&queues.jobs, number).holder = connection
     worker.jobs += 1
-    tube.reserves += 1
     job_enter(queues, number, RESERVED, due_ns, now_ns)
     worker_expect(&queues.workers, connection, due_ns)
 
 
-cdef inline void job_touch(Queues* queues, uint32_t number, int64_t now_ns) noexcept nogil:
-    """Begins the time to run of a reserved job anew. Its timer is not later: that was for an earlier moment."""
+cdef inline void job_reserve(Queues* queues, uint32_t number, uint32_t connection, int64_t now_ns) noexcept nogil:
+    """For as long as its `ttr` says."""
     cdef Job* job = job_at(&queues.jobs, number)
-    cdef uint32_t* first = &queues.workers.records[job.holder].reserved
-    heap_remove(&queues.jobs.heap, first, number)
-    job.node.key = now_ns + seconds_ns(job.ttr)
-    heap_insert(&queues.jobs.heap, first, number)
+    cdef Tube* tube = tube_at(&queues.tubes, job.tube)
+    if job.state == READY:
+        tube.queued_ns += now_ns - job.since_ns
+    if job.state != GONE_JOB:
+        job_leave(queues, number)
+    job.reserves += 1
+    tube.reserves += 1
+    job_hold(queues, number, connection, now_ns + seconds_ns(job.ttr), now_ns)
+
+
+cdef inline void job_touch(Queues* queues, uint32_t number, uint32_t connection, int64_t now_ns) noexcept nogil:
+    """Begins the time to run of a reserved job anew, and has the connection hold it."""
+    cdef const Job* job = job_at(&queues.jobs, number)
+    cdef int64_t since_ns = job.since_ns
+    job_leave(queues, number)
+    job_hold(queues, number, connection, now_ns + seconds_ns(job.ttr), since_ns)
 
 
 cdef inline void job_delete(Queues* queues, uint32_t number) noexcept nogil:

@@ -39,6 +39,7 @@ cdef enum Reply:
     EXPECTED_CRLF
     JOB_TOO_BIG
     OUT_OF_MEMORY
+    INTERNAL_ERROR
     BAD_FORMAT
     UNKNOWN_COMMAND
     REPLIES
@@ -49,7 +50,7 @@ cdef extern from *:
     static const char *const counterd_beanstalk_words[] = {
         "INSERTED", "USING", "RESERVED", "FOUND", "DELETED", "RELEASED", "BURIED", "TOUCHED", "WATCHING", "KICKED",
         "KICKED", "PAUSED", "JOBS", "CLEARED", "NOT_FOUND", "NOT_IGNORED", "TIMED_OUT", "DEADLINE_SOON", "DRAINING",
-        "EXPECTED_CRLF", "JOB_TOO_BIG", "OUT_OF_MEMORY", "BAD_FORMAT", "UNKNOWN_COMMAND",
+        "EXPECTED_CRLF", "JOB_TOO_BIG", "OUT_OF_MEMORY", "INTERNAL_ERROR", "BAD_FORMAT", "UNKNOWN_COMMAND",
     };
     """
     const char* const* REPLY_WORDS "counterd_beanstalk_words"   # in the order of Reply

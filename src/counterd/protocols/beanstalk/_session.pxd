@@ -20,6 +20,7 @@ cdef class BeanstalkSession(Session):
     cdef Py_ssize_t parse_body(self, const uint8_t* data, size_t size, uint32_t line, Frame* frame) noexcept
     cdef Py_ssize_t parse_long(self, const uint8_t* data, size_t size, Frame* frame) noexcept
     cdef Reply refuse_line(self, Command command, const Frame* frame) noexcept
+    cdef void edited(self, Command command) noexcept
     cdef int decide(self, Command command, const Request* request, const Frame* frame, Answer* answer) except -1
     cdef Reply put(self, const Request* request, const Frame* frame, Answer* answer) except *
     cdef void count_worker(self) noexcept

@@ -18,14 +18,15 @@ from counterd.engine.chains cimport chain_blocks
 from counterd.engine.debug cimport debug_check
 from counterd.engine.table cimport name_tag
 from counterd.protocols.beanstalk._jobs cimport (
-    BURIED, DELAYED, JOB_COST, READY, RESERVED, Job, job_at, job_find, job_id, job_make,
+    BURIED, DELAYED, JOB_COST, READY, RESERVED, Job, Jobs, job_at, job_find, job_id, job_make,
 )
 from counterd.protocols.beanstalk._listing cimport JobList, TubeList
 from counterd.protocols.beanstalk._queues cimport (
     Queues, job_bury, job_delete, job_leave, job_touch, queues_next_ready, seconds_ns, tube_expect, worker_is_pressed,
 )
 from counterd.protocols.beanstalk._replies cimport (
-    BAD_FORMAT, BURIED_JOB, CLEARED, DEADLINE_SOON, DELETED, DRAINING, EXPECTED_CRLF, FOUND, GOOD, INSERTED, JOBS,
+    BAD_FORMAT, BURIED_JOB, CLEARED, DEADLINE_SOON, DELETED, DRAINING, EXPECTED_CRLF, FOUND, GOOD, INSERTED,
+    INTERNAL_ERROR, JOBS,
     JOB_HEAD_MAX, JOB_TOO_BIG, KICKED, KICKED_JOBS, NOT_FOUND, NOT_IGNORED, OUT_OF_MEMORY, PAUSED, RELEASED,
     RESERVED_JOB, TIMED_OUT, TOUCHED, UNKNOWN_COMMAND, USING, WATCHING, WRITTEN, Answer, Reply, write_reply,
 )
@@ -116,6 +117,7 @@ cdef class BeanstalkSession(Session):
         cdef Request request
         cdef Answer answer
         cdef const uint8_t* end
+        cdef uint64_t edits
         cdef int done = DONE
         if command == TOO_LONG_STILL or command == TOO_LONG_AT_CR:
             self.discarding = command
@@ -128,7 +130,10 @@ cdef class BeanstalkSession(Session):
                 command = MALFORMED
         if command < COMMANDS:
             state.requests[<int>command] += 1
+            edits = store.queues.jobs.state.edits
             done = self.decide(command, &request, frame, &answer)
+            if store.queues.jobs.state.edits != edits:
+                self.edited(command)
             if done == LATER:
                 state.requests[<int>command] -= 1
             if done != DONE:
@@ -154,6 +159,14 @@ cdef class BeanstalkSession(Session):
         if command == UNKNOWN and memchr(frame.data, 0, frame.size) == NULL:
             return UNKNOWN_COMMAND
         return BAD_FORMAT
+
+    cdef void edited(self, Command command) noexcept:
+        """A command has changed jobs. That one is reserved is told at once: if that is lost, another may have it too."""
+        cdef BeanstalkStore store = <BeanstalkStore>self.store
+        if RESERVE <= command <= RESERVE_JOB or command == BATCH_RESERVE:
+            store.expect(store.journal_due_ns())
+        else:
+            store.promise(self)
 
     # ---- commands ----
 
@@ -194,6 +207,8 @@ cdef class BeanstalkSession(Session):
             return EXPECTED_CRLF
         if store.state.refuses_puts or store.state.draining:
             return DRAINING
+        if store.state.is_failing or queues.jobs.state.last_id >= queues.jobs.state.id_limit:
+            return INTERNAL_ERROR
         if tube.jobs[<int>READY] + tube.jobs[<int>DELAYED] + tube.jobs[<int>BURIED] + tube.jobs[<int>RESERVED] >= (
             store.tube_jobs_max
         ):
@@ -297,7 +312,7 @@ cdef class BeanstalkSession(Session):
         if number == 0:
             return NOT_FOUND
         job = job_at(&queues.jobs, number)
-        is_own = job.state == RESERVED and job.holder == self.connection
+        is_own = store.is_held_by(job, self.connection)
         answer.number = number
         if command == PEEK:
             return FOUND
@@ -316,7 +331,8 @@ cdef class BeanstalkSession(Session):
         if not is_own or command == KICK_JOB or command == RESERVE_JOB:
             return NOT_FOUND
         if command == TOUCH:
-            job_touch(queues, number, store.now_ns)
+            job_touch(queues, number, self.connection, store.now_ns)
+            store.expect_worker(self.connection)
             return TOUCHED
         job_leave(queues, number)
         job.priority = request.priority
@@ -505,6 +521,8 @@ cdef class BeanstalkSession(Session):
                 store.take_back(number)
             else:
                 job_delete(queues, number)
+        if self.swept:
+            store.promise(self)
         answer = Answer(KICKED_JOBS if self.sweeping == KICK else CLEARED, self.swept)
         store.out_size = write_reply(store.out + store.out_size, queues, &answer) - store.out
         return True
@@ -520,6 +538,30 @@ cdef class BeanstalkSession(Session):
     cdef void leave(self) noexcept:
         self.let_go()
         Session.leave(self)
+
+    cdef bytes give_up_on(self, bytes replies):
+        """Jobs that were put, and are not in the journal, are taken back, unless a worker has them. Section "The journal"."""
+        cdef BeanstalkStore store = <BeanstalkStore>self.store
+        cdef Jobs* jobs = &store.queues.jobs
+        cdef list kept = []
+        cdef Py_ssize_t at = 0, end
+        cdef uint32_t number
+        while at < len(replies):
+            end = replies.index(b"\r\n", at) + CRLF_SIZE
+            words = replies[at:end].split()
+            if words[0] in (b"RESERVED", b"FOUND", b"OK"):
+                end += int(words[len(words) - 1]) + CRLF_SIZE
+            if words[0] == b"INSERTED":
+                number = job_find(jobs, int(words[1]))
+                if number:
+                    kept.append(b"INTERNAL_ERROR\r\n")
+                    if job_at(jobs, number).state != RESERVED:
+                        job_delete(&store.queues, number)
+                    at = end
+                    continue
+            kept.append(replies[at:end])
+            at = end
+        return b"".join(kept)
 
 
 cdef inline bint is_long(Command command) noexcept nogil:

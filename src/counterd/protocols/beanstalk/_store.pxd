@@ -2,9 +2,9 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from counterd._core cimport Store
+from counterd._core cimport Session, Store
 from counterd.engine.chains cimport Chains
-from counterd.protocols.beanstalk._jobs cimport JOB_STATES, JobState
+from counterd.protocols.beanstalk._jobs cimport JOB_STATES, Job, JobState
 from counterd.protocols.beanstalk._queues cimport Queues
 from counterd.protocols.beanstalk._replies cimport REPLIES, Reply
 from counterd.protocols.beanstalk._tubes cimport Line
@@ -19,8 +19,14 @@ cdef struct BeanstalkState:     # in the region
     uint64_t refusals[COMMANDS + 1][REPLIES]    # by command, the last for what is none
     uint32_t default_tube
     uint32_t ending             # connection up to which waits were ended by a drain
+    uint64_t changes_taken      # position up to which the journal was told
+    uint64_t id_limit_asked     # what the journal was asked for last
+    uint64_t records_written
+    int64_t taken_ns            # when the journal was told last
+    uint32_t orphans            # connection that has jobs whose worker was lost with the process before; 0: none
     uint8_t refuses_puts        # in the protocol's drain mode
     uint8_t draining            # the daemon is about to stop
+    uint8_t is_failing          # the journal cannot be written
 
 
 cdef class BeanstalkStore(Store):
@@ -32,10 +38,15 @@ cdef class BeanstalkStore(Store):
     cdef uint32_t job_size_max
     cdef uint32_t tube_jobs_max
     cdef uint64_t memory_max
+    cdef int64_t journal_period_ns  # between two pieces for the journal; -1: replies wait for it, so as soon as it can
+    cdef int64_t wall_ns        # Unix time when the monotonic clock was 0
     cdef object others          # what the floors above count
     cdef dict host              # what stats tells of the machine
 
     cdef uint64_t memory_used(self) noexcept
+    cdef void promise(self, Session session) noexcept
+    cdef bint is_held_by(self, const Job* job, uint32_t connection) noexcept
+    cdef int64_t journal_due_ns(self) noexcept
     cdef bint has_room(self, uint64_t bytes, uint64_t blocks) noexcept
     cdef uint32_t find_tube(self, uint32_t tag, const uint8_t* name, uint32_t size) noexcept
     cdef int reserve(self, uint32_t number, uint32_t connection) except -1

@@ -25,7 +25,7 @@ from counterd.engine.table cimport IndexEntry, Record, name_blocks, name_bytes, 
 from counterd.engine.wheel cimport Timer, timer_is_armed, timers_arm, timers_next_ns, timers_take
 from counterd.protocols.beanstalk._jobs cimport (
     BURIED, DELAYED, GONE_JOB, JOB_COST, JOB_STATES, READY, RESERVED, URGENT, Job, Jobs, JobState, job_at, job_find,
-    job_id, jobs_begin, jobs_reserve,
+    job_id, job_is_ended, jobs_begin, jobs_reserve,
 )
 from counterd.protocols.beanstalk._queues cimport (
     MARGIN_NS, SECOND_NS, Queues, job_delay, job_leave, job_ready, job_reserve, tube_expect, worker_is_pressed,
@@ -66,12 +66,13 @@ cdef class BeanstalkStore(Store):
     """Made by open_store() in _session.pyx.
 
     memory_limit: bytes that count; job_size_max: of a body; tubes: how many there can be; tube_jobs_max: jobs in one;
+    journal_period_ns: between two pieces for the journal, -1 if replies wait for it, which begin_journal() says it has;
     figures: what the floors above count; host: what stats tells of the machine. Raises ValueError for impossible sizes,
     MemoryError if they cannot be mapped.
     """
 
     def __cinit__(self, *, uint64_t memory_limit, uint32_t job_size_max, uint32_t tubes, uint32_t tube_jobs_max,
-                  figures, dict host, bytes hash_key, size_t reply_max, **_):
+                  figures, dict host, int64_t journal_period_ns, bytes hash_key, size_t reply_max, **_):
         cdef uint64_t connections = CONNECTIONS_MAX
         if job_size_max > JOB_SIZE_MAX:
             raise ValueError(f"job_size_max must be at most {JOB_SIZE_MAX} bytes, not {job_size_max}")
@@ -80,6 +81,7 @@ cdef class BeanstalkStore(Store):
         self.job_size_max = job_size_max
         self.tube_jobs_max = tube_jobs_max
         self.memory_max = memory_limit
+        self.journal_period_ns = journal_period_ns
         self.others = figures
         self.host = host
         region_reserve(&self.region, b"beanstalk", sizeof(BeanstalkState), <void**>&self.state)
@@ -138,6 +140,34 @@ cdef class BeanstalkStore(Store):
             return 0
         return tube_make(&self.queues.tubes, tag, name, size)
 
+    # ---- the journal; _journal.pyx makes its pieces ----
+
+    def reach(self, uint64_t position, int64_t now_ns):
+        """As Store.reach. Whatever was wrong with the journal is over."""
+        with self.at(now_ns):
+            self.state.is_failing = False
+            if position >= self.state.changes_taken:
+                self.queues.jobs.state.id_limit = self.state.id_limit_asked
+        Store.reach(self, position, now_ns)
+
+    cdef void promise(self, Session session) noexcept:
+        """A request of that session has changed jobs: its reply waits for the journal, if replies do."""
+        if self.state.is_failing:
+            return
+        if self.journal_period_ns < 0:
+            session.hold_back(self.queues.jobs.state.changes)
+        self.expect(self.journal_due_ns())
+
+    cdef int64_t journal_due_ns(self) noexcept:
+        """When the journal is to be told of changes; INT64_MAX: not as things are."""
+        if self.queues.jobs.state.changed_first == 0 or self.durable < self.state.changes_taken:
+            return INT64_MAX
+        return self.state.taken_ns + self.journal_period_ns if self.journal_period_ns > 0 else 0
+
+    cdef bint is_held_by(self, const Job* job, uint32_t connection) noexcept:
+        """Whether a connection may end a reserved job: if its worker was lost with the process before, any may."""
+        return job.state == RESERVED and (job.holder == connection or job.holder == self.state.orphans)
+
     # ---- what becomes of jobs ----
 
     cdef int reserve(self, uint32_t number, uint32_t connection) except -1:
@@ -194,18 +224,21 @@ cdef class BeanstalkStore(Store):
         self.stirred = True
 
     cpdef set_wall(self, int64_t unix_ns, int64_t now_ns):
-        """Lets the store know the time although nobody asks it anything: tables show ages."""
+        """As Store.set_wall. And the store knows the time although nobody asks it anything: tables show ages."""
         with self.at(now_ns):
-            pass
+            self.wall_ns = unix_ns - now_ns
 
     cdef int64_t due_ns(self) except? -2:
         cdef int64_t of_workers = timers_next_ns(&self.queues.workers.timers)
         cdef int64_t of_tubes = timers_next_ns(&self.queues.tubes.timers)
+        cdef int64_t due_ns = self.journal_due_ns()
         if self.queues.workers.state.leaving_first or self.state.draining and self.queues.workers.state.waiting:
             return 0
-        if of_workers < 0 or 0 <= of_tubes < of_workers:
-            return of_tubes
-        return of_workers
+        if of_workers >= 0:
+            due_ns = min(due_ns, of_workers)
+        if of_tubes >= 0:
+            due_ns = min(due_ns, of_tubes)
+        return -1 if due_ns == INT64_MAX else due_ns
 
     cdef int run_due(self) except -1:
         """Gives back jobs of connections that left; then what is due by time. Each has a slice of its own."""
@@ -347,9 +380,9 @@ cdef class BeanstalkStore(Store):
             self.state.refuses_puts = refused
 
     def held(self):
-        """As Store.held: reserved jobs."""
+        """As Store.held: reserved jobs whose worker may come back in time."""
         with self:
-            return self.state.counts[<int>RESERVED]
+            return self.state.counts[<int>RESERVED] - self.queues.workers.records[self.state.orphans].jobs
 
     def holdings_of(self, uint32_t connection):
         """As Store.holdings_of: reserved jobs."""
@@ -466,7 +499,7 @@ cdef class BeanstalkStore(Store):
             "binlog-oldest-index": 0,
             "binlog-current-index": 0,
             "binlog-records-migrated": 0,
-            "binlog-records-written": 0,
+            "binlog-records-written": state.records_written,
             "binlog-max-size": 0,
             "draining": "true" if state.refuses_puts or state.draining else "false",
         })
@@ -478,7 +511,7 @@ cdef class BeanstalkStore(Store):
         figures.update({
             **{f"jobs:{name}": state.counts[number] for number, name in enumerate(STATE_NAMES) if name},
             "urgent": state.urgent,
-            "jobs": self.queues.jobs.pool.used,
+            "jobs": self.queues.jobs.pool.used - self.queues.jobs.state.ended,
             "jobs_max": self.queues.jobs.pool.capacity,
             "total_jobs": self.queues.jobs.state.total,
             "timeouts": state.timeouts,
@@ -492,6 +525,9 @@ cdef class BeanstalkStore(Store):
             "memory_limit": self.memory_max,
             "longest_probe": self.queues.jobs.index.state.longest,
             "refuses_puts": state.refuses_puts,
+            "journal_failing": state.is_failing,
+            "journal_behind": self.queues.jobs.state.changes - self.durable,
+            "journal_records": state.records_written,
         })
         return figures
 
@@ -518,7 +554,7 @@ cdef class BeanstalkStore(Store):
         """The jobs by the queue that each is in, the tubes, and who waits where."""
         cdef Queues* queues = &self.queues
         audit_chains(&self.chains, audit_table(&queues.tubes.table, "tubes") + self.audit_jobs())
-        audit_index(&queues.jobs.index, queues.jobs.pool, "jobs index")
+        audit_index(&queues.jobs.index, queues.jobs.pool, "jobs index", queues.jobs.state.ended)
         audit_pool(queues.jobs.pool, &queues.jobs.records.line_next, sizeof(Job), "jobs")
         audit_pool(queues.workers.pool, &queues.workers.watches.next, sizeof(Watch), "watches")
         audit_timers(&queues.tubes.timers, queues.tubes.table.pool.fresh)
@@ -530,11 +566,13 @@ cdef class BeanstalkStore(Store):
     cdef uint32_t audit_jobs(self) except? 0xffffffff:
         """Returns the blocks that bodies take."""
         cdef Jobs* jobs = &self.queues.jobs
-        cdef uint32_t number, blocks = 0, size
+        cdef uint32_t number, blocks = 0, size, changed = 0, ended = 0
         cdef const Job* job
         cdef uint32_t[JOB_STATES] counts = [0, 0, 0, 0, 0]
         for number in range(1, jobs.pool.fresh + 1):
             job = job_at(jobs, number)
+            changed += job.is_changed
+            ended += job_is_ended(job)
             if job.state == GONE_JOB:
                 continue
             counts[job.state] += 1
@@ -544,6 +582,14 @@ cdef class BeanstalkStore(Store):
             if size and not chain_ends(&self.chains, &job.body, size):
                 raise AssertionError(f"the body of job {job_id(job)} ends in the wrong block")
             blocks += size
+        number = jobs.state.changed_first
+        while number:
+            changed -= 1
+            if job_at(jobs, number).next_changed == 0 and jobs.state.changed_last != number:
+                raise AssertionError(f"the changes end at {number}, not at {jobs.state.changed_last}")
+            number = job_at(jobs, number).next_changed
+        if changed or ended != jobs.state.ended:
+            raise AssertionError(f"{changed} changed jobs too many; {ended} have ended, {jobs.state.ended} counted")
         for number in range(1, JOB_STATES):
             if counts[number] != self.state.counts[number]:
                 raise AssertionError(f"{counts[number]} {STATE_NAMES[number]}, {self.state.counts[number]} counted")

@@ -1,7 +1,7 @@
-"""Frames on the socket between the daemon and its admin process: a length, then so many bytes of JSON.
+"""Frames on the sockets between the daemon and its other processes: a length, then so many bytes.
 
-A side, without I/O: bytes in, bodies out; and the error that takes the place of an answer. What the bodies say is
-decided by control/admin.py and admin/link.py, the two ends. The daemon imports this module, and no other of a side.
+Floor 0, without I/O: bytes in, bodies out; and the error that takes the place of an answer. What the bodies say is
+decided by the two ends: control/admin.py and admin/link.py, control/journal.py and journal/writer.py.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class Refused(Exception):
         self.status = status
 
 
-def frame(body: bytes) -> bytes:
-    """A frame with this body. Raises ValueError if that is too long."""
-    if len(body) > FRAME_MAX:
-        raise ValueError(f"a body of {len(body)} bytes, at most {FRAME_MAX} go into a frame")
+def frame(body: bytes, limit: int = FRAME_MAX) -> bytes:
+    """A frame with this body. Raises ValueError if that is longer than the limit."""
+    if len(body) > limit:
+        raise ValueError(f"a body of {len(body)} bytes, at most {limit} go into a frame")
     return _LENGTH.pack(len(body)) + body
 
 
 class Frames:
-    """Takes a stream apart. limit: bytes that a body may have, at most FRAME_MAX."""
+    """Takes a stream apart. limit: bytes that a body may have."""
 
     def __init__(self, limit: int = FRAME_MAX) -> None:
         self._limit = limit

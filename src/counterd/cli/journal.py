@@ -1,0 +1,110 @@
+"""`counterd journal`: looks into the file of a journal, and mends it.
+
+Floor 5. Exit status: 0, 1 if something is wrong with the journal, 2 for anything wrong with the command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from counterd.journal.database import (
+    JournalError, check_layout, explained, find_ledger, lock, open_database, room_of, transaction,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PROBLEMS_MAX = 20  # lines
+LOCK_S = 0.2
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="counterd journal", description="Looks into a journal, or mends it.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, text in (
+        ("check", "say whether all of it can be read and makes sense; the daemon may run"),
+        ("dump", "write its records as JSON, a line each; the daemon may run"),
+        ("repair", "keep what can be read: the file as it was becomes FILE.damaged; the daemon must not run"),
+    ):
+        commands.add_parser(name, help=text, description=text).add_argument("file", metavar="FILE")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    options = parse(arguments)
+    try:
+        return {"check": check, "dump": dump, "repair": repair}[options.command](options.file)
+    except JournalError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def read_only(path: str) -> sqlite3.Connection:
+    """Its database, for reading. Raises JournalError if there is none."""
+    if not Path(path).is_file():
+        raise JournalError(f"{path}: there is no such file")
+    return sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+
+
+def check(path: str) -> int:
+    with explained(path), closing(read_only(path)) as database:
+        ledger = find_ledger(room_of(database, path))
+        check_layout(database, path, ledger)
+        found = [text for (text,) in database.execute(f"PRAGMA integrity_check({PROBLEMS_MAX})") if text != "ok"]
+        found += ledger.problems(database)
+        for text in found[:PROBLEMS_MAX]:
+            print(f"{path}: {text}", file=sys.stderr)
+        if len(found) > PROBLEMS_MAX:
+            print(f"{path}: and {len(found) - PROBLEMS_MAX} more", file=sys.stderr)
+        if not found:
+            print(f"{path}: ok, {ledger.count(database)} records")
+        return 1 if found else 0
+
+
+def dump(path: str) -> int:
+    with explained(path), closing(read_only(path)) as database:
+        ledger = find_ledger(room_of(database, path))
+        check_layout(database, path, ledger)
+        for record in ledger.dump(database):
+            print(json.dumps(record))
+    return 0
+
+
+def repair(path: str) -> int:
+    if not Path(path).is_file():
+        raise JournalError(f"{path}: there is no such file")
+    aside, repaired = Path(f"{path}.damaged"), Path(f"{path}.repaired")
+    with explained(path):
+        lock(path, LOCK_S)
+        if aside.exists():
+            raise JournalError(f"{aside} exists already: move it away")
+        repaired.unlink(missing_ok=True)
+        with closing(sqlite3.connect(path, isolation_level=None)) as source:
+            room = room_of(source, path)
+            ledger = find_ledger(room)
+            check_layout(source, path, ledger)
+            lost = 0
+            with closing(open_database(str(repaired), room, is_synced=True)) as target, transaction(target):
+                for piece in ledger.rescue(source, sqlite3.DatabaseError):
+                    if piece:
+                        ledger.write(target, piece)
+                    else:
+                        lost += 1
+                kept = ledger.count(target)
+        Path(path).rename(aside)
+        for suffix in ("-wal", "-shm"):
+            Path(path + suffix).unlink(missing_ok=True)
+        repaired.rename(path)
+    print(f"{path}: {kept} records kept, {lost} places that cannot be read; the file as it was is {aside}")
+    return 0

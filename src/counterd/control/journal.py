@@ -1,0 +1,240 @@
+"""The daemon's end of the process that writes a journal: pieces go out, one at a time, and come back as written.
+
+Floor 4. supervisor.py starts the process and replaces it; the new one gets the piece again that was not written. While
+nothing can be written, the store refuses what it would have to promise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from counterd.control.process.child import Kind
+from counterd.control.process.supervisor import Supervisor
+from counterd.frames import Frames, frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from counterd.contract import Room, Store
+    from counterd.control.process.child import Child
+    from counterd.net.driver import Driver
+
+log = structlog.get_logger()
+
+KIND = Kind("journal", "counterd.journal", 1 << 20)
+FRAME_MAX = 96 << 20  # as in counterd.journal
+PATIENCE_S = 5.0  # for a piece to be written; then it counts as one that cannot be
+CHECK_S = 0.01
+PROGRESS_S = 1.0  # between two lines of the log
+
+
+class JournalFailed(Exception):
+    """The journal of a new store cannot be read; the text is for people."""
+
+
+class Keeper:
+    """Keeps the journal of one store: restore(), then turn() as the driver calls it, then finish() and stop().
+
+    failing: why nothing can be written now, or "". report: is told a cause and a sentence, as net.server's.
+    """
+
+    def __init__(
+        self, room: Room, path: str, sync: str, store: Store, driver: Driver, report: Callable[[str, str], None]
+    ) -> None:
+        assert room.journal is not None
+        self.failing = ""
+        self.restored = 0
+        self._room = room.name
+        self._ability = room.journal
+        self._path = path
+        self._is_synced = sync != "never"
+        self._store = store
+        self._driver = driver
+        self._report = report
+        self._loop = asyncio.get_running_loop()
+        self._supervisor = Supervisor(KIND, [], lambda: Talk(self), report)
+        self._talk: Talk | None = None
+        self._piece: tuple[int, bytes] | None = None  # that is not known to be written
+        self._patience: asyncio.TimerHandle | None = None
+        self._begun: asyncio.Future[None] = self._loop.create_future()
+        self._count = 0
+        self._said = 0.0
+
+    async def restore(self) -> None:
+        """Starts the process, and has the store take up what the journal has. Raises JournalFailed."""
+        self._said = self._loop.time()
+        self._supervisor.start()
+        await asyncio.shield(self._begun)
+        if self._count:
+            log.info(f"restored {self.restored} records from {self._path}")
+
+    def turn(self, now_ns: int) -> None:
+        """Sends what has changed, if what was sent before is written. Called in each turn of the store's driver."""
+        if self._piece is not None or not self._begun.done():
+            return
+        self._piece = self._ability.take(self._store, now_ns)
+        if self._piece is not None:
+            self._patience = self._loop.call_later(PATIENCE_S, self._on_impatience)
+            if self._talk is not None:
+                self._talk.send(self._piece[1])
+
+    async def finish(self, timeout: float) -> None:
+        """Waits until all changes are on disk and the process has closed its file, at most so many seconds."""
+        until = self._loop.time() + timeout
+        if not self._begun.done():
+            return
+        while self._store.next_deadline() == 0 or self._store.snapshot()["journal_behind"]:
+            if self._loop.time() > until:
+                behind = self._store.snapshot()["journal_behind"]
+                log.warning(f"changes that are not in {self._path}: {behind}", failing=self.failing)
+                return
+            self._driver.wake()
+            await asyncio.sleep(CHECK_S)
+        self._supervisor.release()
+        if self._talk is not None:
+            self._talk.send(b"")
+        while self._talk is not None and self._loop.time() < until:
+            await asyncio.sleep(CHECK_S)
+
+    def stop(self) -> None:
+        """Ends the process."""
+        if self._patience is not None:
+            self._patience.cancel()
+        self._supervisor.stop()
+
+    # ---- called by the conversation ----
+
+    def hello(self) -> bytes:
+        """What a process is told first."""
+        told = {
+            "room": self._room,
+            "path": self._path,
+            "is_synced": self._is_synced,
+            "is_new": not self._begun.done(),
+        }
+        return json.dumps(told).encode()
+
+    def on_count(self, count: int) -> None:
+        self._count = count
+
+    def on_piece(self, piece: bytes) -> None:
+        """Raises JournalFailed."""
+        try:
+            self.restored += self._ability.restore(self._store, piece, time.monotonic_ns())
+        except (ValueError, MemoryError) as error:
+            raise JournalFailed(f"{self._path}: {error}") from None
+        if self._loop.time() - self._said > PROGRESS_S:
+            self._said = self._loop.time()
+            log.info(f"restoring {self._path}: {self.restored} of {self._count} records")
+
+    def on_begin(self, talk: Talk, told: dict[str, Any]) -> None:
+        self._talk = talk
+        if not self._begun.done():
+            self._ability.begin(self._store, **told)
+            self._begun.set_result(None)
+            self._driver.wake()
+        elif self._piece is not None:
+            talk.send(self._piece[1])
+        elif self.failing:
+            self.on_written()
+
+    def on_written(self) -> None:
+        """What was sent last is on disk."""
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        if self.failing:
+            log.info(f"the journal {self._path} is written again")
+            self.failing = ""
+        if self._piece is not None:
+            position, self._piece = self._piece[0], None
+            self._store.reach(position, time.monotonic_ns())
+        self._driver.wake()
+
+    def on_error(self, text: str) -> None:
+        """The process cannot go on. One that has not begun is not replaced: the store would be told things twice."""
+        if self._begun.done():
+            self._fail(text)
+        else:
+            self._supervisor.release()
+            self._begun.set_exception(JournalFailed(text))
+
+    def on_closed(self) -> None:
+        self._talk = None
+        if not self._begun.done():
+            self.on_error(f"{self._path}: the process that reads it has ended")
+
+    # ---- inside ----
+
+    def _on_impatience(self) -> None:
+        self._patience = None
+        self._fail(f"{self._path}: nothing has been written for {PATIENCE_S:g} s")
+
+    def _fail(self, why: str) -> None:
+        self._report("journal", f"the journal cannot be written: {why}")
+        self.failing = why
+        if self._begun.done():
+            self._ability.refuse(self._store, time.monotonic_ns())
+            self._driver.wake()
+
+
+class Talk:
+    """The conversation with one process."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._child: Child | None = None
+        self._frames = Frames(FRAME_MAX)
+
+    def send(self, body: bytes) -> None:
+        """A frame; its parts are not joined."""
+        if self._child is not None:
+            self._child.write(frame(body, FRAME_MAX))
+
+    # ---- called by the child ----
+
+    def opened(self, child: Child) -> None:
+        self._child = child
+        self.send(self._keeper.hello())
+
+    def received(self, data: bytes) -> None:
+        assert self._child is not None
+        try:
+            for body in self._frames.feed(data):
+                self._take(body[:1], body[1:])
+        except JournalFailed as error:
+            self._keeper.on_error(str(error))
+            self._child.cut("said what cannot be restored")
+        except (ValueError, LookupError, TypeError) as error:
+            self._child.cut(f"said what it should not: {type(error).__name__}: {error}")
+
+    def paused(self) -> None:
+        pass  # one piece is on its way at a time
+
+    def resumed(self) -> None:
+        pass
+
+    def closed(self) -> None:
+        self._child = None
+        self._keeper.on_closed()
+
+    # ---- inside ----
+
+    def _take(self, letter: bytes, body: bytes) -> None:
+        if letter == b"A":
+            self._keeper.on_written()
+        elif letter == b"P":
+            self._keeper.on_piece(body)
+        elif letter == b"C":
+            self._keeper.on_count(json.loads(body))
+        elif letter == b"B":
+            self._keeper.on_begin(self, json.loads(body))
+        elif letter == b"E":
+            self._keeper.on_error(body.decode())
+        elif letter != b"L":
+            raise ValueError(f"{letter!r} is nothing that it says")

@@ -1,0 +1,1 @@
+"""Journals: databases that have what a protocol must not forget. Run as a program, the process that writes one."""

@@ -1,0 +1,104 @@
+"""`python -m counterd.journal LINK DAEMON`: the process that writes a journal, which only the daemon starts.
+
+A side. LINK is the number of a socket to the daemon. It ends when that is closed, once it has written what came before:
+the daemon may have been killed, and with `sync` other than always nobody else has what it sent last.
+
+The frames are those of frames.py:
+    daemon to child   JSON first: {"room": name, "path": ..., "is_synced": ..., "is_new": ...}; then a piece each,
+                      the next when the last was written. is_new: the daemon's store is to be told what there is.
+                      Nothing: no more is written, and the file is closed
+    child to daemon   a letter, then   A: what was sent last is written. L: nothing; it lives. P: a piece, to restore.
+                      C: JSON, how many records come. B: JSON, what begin() is to be told: it is ready.
+                      E: what is wrong; it ends
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from counterd.frames import Frames, frame
+from counterd.journal.database import JournalError, explained, find_ledger, lock, open_database, transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LIVES_PERIOD_S = 2.0
+FRAME_MAX = 96 << 20  # a piece, and one body
+READ_SIZE = 1 << 20
+
+
+class Link:
+    """The socket to the daemon."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+
+    def say(self, letter: bytes, body: bytes = b"") -> None:
+        """Raises OSError if the daemon has gone."""
+        self._socket.sendall(frame(letter + body, FRAME_MAX))
+
+    def frames(self) -> Iterator[bytes]:
+        """What the daemon sends, until it has gone; meanwhile it is told that this process lives."""
+        frames = Frames(FRAME_MAX)
+        while True:
+            if select.select([self._socket], [], [], LIVES_PERIOD_S)[0]:
+                data = self._socket.recv(READ_SIZE)
+                if not data:
+                    return
+                yield from frames.feed(data)
+            else:
+                with contextlib.suppress(BrokenPipeError):  # there may still be something to read
+                    self.say(b"L")
+
+
+def write_journal(link: Link) -> None:
+    """Writes what comes. Raises JournalError, or OSError if the daemon has gone."""
+    frames = link.frames()
+    told = json.loads(next(frames))
+    ledger = find_ledger(told["room"])
+    path = told["path"]
+    with explained(path):
+        lock(path)
+        database = open_database(path, told["room"], is_synced=told["is_synced"])
+        begin = {}
+        if told["is_new"]:
+            link.say(b"C", json.dumps(ledger.count(database)).encode())
+            for piece in ledger.read(database):
+                link.say(b"P", piece)
+            with transaction(database):
+                begin = dict(ledger.reserve(database))
+        link.say(b"B", json.dumps(begin).encode())
+        for piece in frames:
+            if not piece:
+                break
+            with transaction(database):
+                ledger.write(database, piece)
+            with contextlib.suppress(BrokenPipeError):  # it has gone, and left something to write
+                link.say(b"A")
+        database.close()
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # meant for the daemon, which still needs this process for a while
+    os.umask(0o077)
+    link = Link(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        write_journal(link)
+    except JournalError as error:
+        with contextlib.suppress(OSError):
+            link.say(b"E", str(error).encode())
+        sys.exit(1)
+    except (BrokenPipeError, ConnectionResetError):
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,283 @@
+"""Jobs on their way to the journal and back: pieces of rows.
+
+Floor 2. The store tells what has changed in pieces, each when the one before is on disk; a job that changed twice
+meanwhile is told once, one that came and went not at all. journal.py puts the rows of a piece into a database, in
+another process, and after a restart makes pieces of the database.
+
+A piece is a Head, then rows: a Row each, the name of its tube, and its body if it is WHOLE. Numbers are as this machine
+has them: a piece is never stored.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport UINT32_MAX, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from counterd.engine.chains cimport chain_blocks
+from counterd.engine.connections cimport connections_take
+from counterd.engine.pool cimport pool_left
+from counterd.engine.table cimport name_read, name_tag
+from counterd.protocols.beanstalk._jobs cimport (
+    BURIED, DELAYED, READY, RESERVED, Job, Jobs, JobState, job_at, job_find, job_id, job_is_ended, job_next_changed,
+    job_place, job_read,
+)
+from counterd.protocols.beanstalk._queues cimport job_enter, job_hold, tube_expect
+from counterd.protocols.beanstalk._store cimport BeanstalkStore
+from counterd.protocols.beanstalk._tubes cimport tube_at, tube_find, tube_make, tubes_have_room
+from counterd.protocols.beanstalk._wire cimport JOB_SIZE_MAX, NAME_MAX
+
+cdef enum:
+    PIECE_MAX = 1 << 18         # bytes of a piece, and one row: some 0.3 ms
+    CHANGES_MAX = 4096          # changes that a piece has
+    ID_BLOCK = 1 << 20          # ids that the journal reserves at a time, none of which is given again after a crash
+
+cdef enum RowKind:
+    GONE = 0                    # the job was ended; of a row only its id and size count
+    CHANGED = 1                 # the journal has its body
+    WHOLE = 2
+
+
+CONSTANTS = {"ID_BLOCK": ID_BLOCK}  # for journal.py
+
+
+cdef packed struct Head:
+    uint64_t position           # of the last change in it
+    uint64_t id_limit           # ids up to this one may be given as soon as the piece is on disk
+
+
+cdef packed struct Row:         # times are Unix times in nanoseconds
+    uint64_t id
+    int64_t created
+    int64_t since               # when it came into its state
+    int64_t due                 # if DELAYED or RESERVED: when that ends
+    uint32_t priority
+    uint32_t delay
+    uint32_t ttr
+    uint32_t reserves
+    uint32_t timeouts
+    uint32_t releases
+    uint32_t buries
+    uint32_t kicks
+    uint32_t size               # of the body
+    uint8_t kind
+    uint8_t state
+    uint8_t name_size
+
+
+# ---- in the daemon -------------------------------------------------------------------------------------------------
+
+cdef inline uint8_t* write_row(BeanstalkStore store, uint8_t* target, const Job* job) noexcept:
+    """Writes what the journal is to have of a job, and returns what is behind it."""
+    cdef Row row
+    memset(&row, 0, sizeof(Row))
+    row.id = job_id(job)
+    row.size = job.size
+    if job_is_ended(job):
+        memcpy(target, &row, sizeof(Row))
+        return target + sizeof(Row)
+    row.kind = CHANGED if job.is_written else WHOLE
+    row.state = job.state
+    row.created = job.created_ns + store.wall_ns
+    row.since = job.since_ns + store.wall_ns
+    if job.state == DELAYED or job.state == RESERVED:
+        row.due = <int64_t>job.node.key + store.wall_ns
+    row.priority = job.priority
+    row.delay = job.delay
+    row.ttr = job.ttr
+    row.reserves = job.reserves
+    row.timeouts = job.timeouts
+    row.releases = job.releases
+    row.buries = job.buries
+    row.kicks = job.kicks
+    row.name_size = <uint8_t>tube_at(&store.queues.tubes, job.tube).record.name_size
+    memcpy(target, &row, sizeof(Row))
+    target += sizeof(Row)
+    name_read(&store.queues.tubes.table, &tube_at(&store.queues.tubes, job.tube).record, target)
+    target += row.name_size
+    if row.kind == WHOLE:
+        job_read(&store.queues.jobs, job, target)
+        target += job.size
+    return target
+
+
+cdef inline size_t row_size(BeanstalkStore store, const Job* job) noexcept:
+    """Bytes of its row; 0: the journal need not know of it, as it came and went."""
+    if job_is_ended(job):
+        return sizeof(Row) if job.is_written else 0
+    return sizeof(Row) + tube_at(&store.queues.tubes, job.tube).record.name_size + (0 if job.is_written else job.size)
+
+
+def take(BeanstalkStore store not None, int64_t now_ns):
+    """The position and the piece of what has changed since the last piece; None as long as that is not due."""
+    cdef Jobs* jobs = &store.queues.jobs
+    cdef size_t size = sizeof(Head), row
+    cdef uint32_t number, count = 0, rows = 0, i
+    cdef Head head
+    cdef bytes piece
+    cdef uint8_t* target
+    with store.at(now_ns):
+        if store.journal_due_ns() > now_ns:
+            return None
+        number = jobs.state.changed_first
+        while number and count < CHANGES_MAX and size < PIECE_MAX:
+            row = row_size(store, job_at(jobs, number))
+            size += row
+            rows += row != 0
+            count += 1
+            number = job_at(jobs, number).next_changed
+        piece = PyBytes_FromStringAndSize(NULL, size)
+        target = <uint8_t*>PyBytes_AS_STRING(piece)
+        store.state.changes_taken += count
+        store.state.records_written += rows
+        store.state.taken_ns = now_ns
+        if jobs.state.id_limit - jobs.state.last_id < ID_BLOCK // 2:
+            store.state.id_limit_asked = jobs.state.last_id + ID_BLOCK
+        head = Head(store.state.changes_taken, store.state.id_limit_asked)
+        memcpy(target, &head, sizeof(Head))
+        target += sizeof(Head)
+        for i in range(count):
+            number = jobs.state.changed_first
+            if row_size(store, job_at(jobs, number)):
+                target = write_row(store, target, job_at(jobs, number))
+            job_next_changed(jobs)
+    return head.position, piece
+
+
+def refuse(BeanstalkStore store not None, int64_t now_ns):
+    """The journal cannot be written: until reach() is called, jobs that are put are refused. All else goes on."""
+    with store.at(now_ns):
+        store.state.is_failing = True
+        store.give_up()
+
+
+def begin(BeanstalkStore store not None, uint64_t last_id, uint64_t id_limit):
+    """From now on changes are told. last_id: that may have been given before; id_limit: up to which ids may be given."""
+    with store:
+        store.queues.jobs.state.last_id = last_id
+        store.queues.jobs.state.id_limit = store.state.id_limit_asked = id_limit
+        store.queues.jobs.state.is_journaled = True
+
+
+def restore(BeanstalkStore store not None, bytes piece not None, int64_t now_ns):
+    """Takes up the jobs of a piece, which come in the order in which they came into their states; returns how many.
+
+    To be called before begin(). Raises ValueError if a row makes no sense, MemoryError if there is no room.
+    """
+    cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(piece)
+    cdef const uint8_t* end = data + PyBytes_GET_SIZE(piece)
+    cdef Row row
+    cdef int count = 0
+    with store.at(now_ns):
+        if store.state.orphans == 0:
+            store.state.orphans = connections_take(&store.connections)
+        data += sizeof(Head)
+        while data < end:
+            memcpy(&row, data, sizeof(Row))
+            data += sizeof(Row)
+            restore_job(store, &row, data)
+            data += row.name_size + row.size
+            count += 1
+        store.expect(0)
+    return count
+
+
+cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) except -1:
+    """Takes up a job. data: the name of its tube, and its body."""
+    cdef uint32_t tag, tube, number
+    cdef int64_t since_ns = row.since - store.wall_ns
+    cdef int64_t due_ns = max(1, row.due - store.wall_ns)
+    cdef Job* job
+    if job_find(&store.queues.jobs, row.id):
+        raise ValueError(f"job {row.id} is there twice")
+    tag = name_tag(&store.queues.tubes.table, data, row.name_size)
+    tube = tube_find(&store.queues.tubes, tag, data, row.name_size)
+    if tube == 0:
+        if not tubes_have_room(&store.queues.tubes, row.name_size):
+            raise MemoryError("there are more tubes than beanstalk.max_tubes and beanstalk.memory_limit allow")
+        tube = tube_make(&store.queues.tubes, tag, data, row.name_size)
+    if (
+        pool_left(store.queues.jobs.pool) == 0 or pool_left(store.chains.pool) < chain_blocks(row.size)
+    ):
+        raise MemoryError("there are more jobs than beanstalk.memory_limit allows")
+    number = job_place(&store.queues.jobs, row.id, tube, data + row.name_size, row.size)
+    job = job_at(&store.queues.jobs, number)
+    job.is_written = True
+    job.priority = row.priority
+    job.delay = row.delay
+    job.ttr = row.ttr
+    job.created_ns = row.created - store.wall_ns
+    job.reserves = row.reserves
+    job.timeouts = row.timeouts
+    job.releases = row.releases
+    job.buries = row.buries
+    job.kicks = row.kicks
+    if row.state == RESERVED:
+        job_hold(&store.queues, number, store.state.orphans, due_ns, since_ns)
+    else:
+        job_enter(
+            &store.queues, number, <JobState>row.state, due_ns if row.state == DELAYED else row.priority, since_ns
+        )
+    if row.state == DELAYED:
+        tube_expect(&store.queues, tube, due_ns)
+    return 0
+
+
+# ---- in the process that writes ------------------------------------------------------------------------------------
+
+def rows(bytes piece not None):
+    """What a piece says: (id_limit, whole, changed, gone), in which
+
+    whole    (id, tube, state, priority, delay, ttr, created, since, due, reserves, timeouts, releases, buries, kicks,
+             body) for jobs that the journal does not have yet
+    changed  the same from tube to kicks, and the id at the end
+    gone     (id, bytes that its body had)
+    """
+    cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(piece)
+    cdef const uint8_t* end = data + PyBytes_GET_SIZE(piece)
+    cdef Head head
+    cdef Row row
+    cdef list whole = [], changed = [], gone = []
+    memcpy(&head, data, sizeof(Head))
+    data += sizeof(Head)
+    while data < end:
+        memcpy(&row, data, sizeof(Row))
+        data += sizeof(Row)
+        if row.kind == GONE:
+            gone.append((row.id, row.size))
+            continue
+        tube = data[:row.name_size].decode()
+        data += row.name_size
+        if row.kind == CHANGED:
+            changed.append((
+                tube, row.state, row.priority, row.delay, row.ttr, row.created, row.since, row.due, row.reserves,
+                row.timeouts, row.releases, row.buries, row.kicks, row.id,
+            ))
+            continue
+        whole.append((
+            row.id, tube, row.state, row.priority, row.delay, row.ttr, row.created, row.since, row.due, row.reserves,
+            row.timeouts, row.releases, row.buries, row.kicks, data[:row.size],
+        ))
+        data += row.size
+    return head.id_limit, whole, changed, gone
+
+
+def packed(list jobs not None, uint64_t id_limit=0):
+    """A piece of rows as rows() has them in `whole`. Raises ValueError for one that makes no sense, and names its id."""
+    cdef Head head = Head(0, id_limit)
+    cdef list pieces = [(<const uint8_t*>&head)[:sizeof(Head)]]
+    cdef Row row
+    for job in jobs:
+        try:
+            (
+                row.id, tube, row.state, row.priority, row.delay, row.ttr, row.created, row.since, row.due,
+                row.reserves, row.timeouts, row.releases, row.buries, row.kicks, body,
+            ) = job
+            name = tube.encode()
+            row.kind = WHOLE
+            row.size = len(body)
+            if not 0 < len(name) <= NAME_MAX or not READY <= row.state <= BURIED or len(body) > JOB_SIZE_MAX:
+                raise ValueError("its tube, state or body is impossible")
+        except (TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise ValueError(f"job {job[0]}: {error}") from None
+        row.name_size = <uint8_t>len(name)
+        pieces.append((<const uint8_t*>&row)[:sizeof(Row)] + name + body)
+    return b"".join(pieces)

@@ -1,0 +1,161 @@
+"""The journal of the beanstalk protocol: jobs as rows of an SQLite database.
+
+Floor 2. All of this runs in the process that has the database open, which hands it in: the writer, or
+`counterd journal`. A row has the checksum of its body, as SQLite would not notice that it was damaged.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from typing import TYPE_CHECKING
+
+from counterd.protocols.beanstalk._journal import CONSTANTS, packed, rows
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterator
+
+LAYOUT = 1
+SCHEMA = """
+CREATE TABLE jobs (
+    id INTEGER PRIMARY KEY,
+    tube TEXT NOT NULL,
+    state INTEGER NOT NULL,     -- 1 ready, 2 reserved, 3 delayed, 4 buried
+    priority INTEGER NOT NULL,
+    delay INTEGER NOT NULL,     -- seconds
+    ttr INTEGER NOT NULL,       -- seconds
+    created INTEGER NOT NULL,   -- Unix time in nanoseconds, as the next two
+    since INTEGER NOT NULL,     -- when it came into its state
+    due INTEGER NOT NULL,       -- when its delay or its time to run ends; 0: it has none
+    reserves INTEGER NOT NULL,
+    timeouts INTEGER NOT NULL,
+    releases INTEGER NOT NULL,
+    buries INTEGER NOT NULL,
+    kicks INTEGER NOT NULL,
+    checksum INTEGER NOT NULL,  -- CRC-32 of the body
+    body BLOB                   -- NULL: it is long, and among the bodies
+);
+CREATE TABLE bodies (id INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE numbers (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO numbers VALUES ('id_limit', 0);     -- the last id that may have been given
+"""
+
+STATES = ("ready", "reserved", "delayed", "buried")
+
+# A job whose state changes is written anew, with a body of up to so many bytes.
+BODY_INLINE_MAX = 1000
+ROWS_AT_ONCE = 512
+
+WHOLE = f"INSERT OR REPLACE INTO jobs VALUES ({', '.join('?' * 16)})"
+CHANGED = """
+UPDATE jobs SET tube = ?, state = ?, priority = ?, delay = ?, ttr = ?, created = ?, since = ?, due = ?, reserves = ?,
+    timeouts = ?, releases = ?, buries = ?, kicks = ?
+WHERE id = ?
+"""
+JOBS = """
+SELECT jobs.id, tube, state, priority, delay, ttr, created, since, due, reserves, timeouts, releases, buries, kicks,
+    ifnull(jobs.body, bodies.body), checksum
+FROM jobs LEFT JOIN bodies ON bodies.id = jobs.id AND jobs.body IS NULL
+"""
+
+
+def write(database: sqlite3.Connection, piece: bytes) -> None:
+    """Writes what a piece says, in a transaction of the caller's. Doing it twice is the same as once."""
+    id_limit, whole, changed, gone = rows(piece)
+    if whole:
+        database.executemany(WHOLE, ((*row[:14], zlib.crc32(row[14]), inline(row[14])) for row in whole))
+        if long := [(row[0], row[14]) for row in whole if inline(row[14]) is None]:
+            database.executemany("INSERT OR REPLACE INTO bodies VALUES (?, ?)", long)
+    if changed:
+        database.executemany(CHANGED, changed)
+    if gone:
+        database.executemany("DELETE FROM jobs WHERE id = ?", [(id_,) for id_, _ in gone])
+        if long_gone := [(id_,) for id_, size in gone if size > BODY_INLINE_MAX]:
+            database.executemany("DELETE FROM bodies WHERE id = ?", long_gone)
+    database.execute("UPDATE numbers SET value = ? WHERE name = 'id_limit' AND value < ?", (id_limit, id_limit))
+
+
+def inline(body: bytes) -> bytes | None:
+    """What the table of jobs has of a body."""
+    return body if len(body) <= BODY_INLINE_MAX else None
+
+
+def reserve(database: sqlite3.Connection) -> dict[str, int]:
+    """Reserves ids that no job has had, for begin(), in a transaction of the caller's."""
+    ((last_id,),) = database.execute(
+        "SELECT max(value, (SELECT ifnull(max(id), 0) FROM jobs)) FROM numbers WHERE name = 'id_limit'"
+    )
+    database.execute("UPDATE numbers SET value = ? WHERE name = 'id_limit'", (last_id + CONSTANTS["ID_BLOCK"],))
+    return {"last_id": last_id, "id_limit": last_id + CONSTANTS["ID_BLOCK"]}
+
+
+def count(database: sqlite3.Connection) -> int:
+    """How many jobs there are."""
+    ((jobs,),) = database.execute("SELECT count(*) FROM jobs")
+    return int(jobs)
+
+
+def read(database: sqlite3.Connection) -> Iterator[bytes]:
+    """Pieces of all jobs, in the order in which they came into their states. Raises ValueError for one that is wrong."""
+    found = database.execute(f"{JOBS} ORDER BY since, jobs.id")
+    while some := list(itertools.islice(found, ROWS_AT_ONCE)):
+        yield packed([checked(row) for row in some])
+
+
+def checked(row: tuple[object, ...]) -> tuple[object, ...]:
+    """A row of JOBS without its checksum. Raises ValueError if that is wrong."""
+    *job, checksum = row
+    if not isinstance(job[14], bytes) or zlib.crc32(job[14]) != checksum:
+        raise ValueError(f"job {job[0]}: its body is damaged")
+    return tuple(job)
+
+
+# ---- for `counterd journal` ----------------------------------------------------------------------------------------
+
+
+def problems(database: sqlite3.Connection) -> Iterator[str]:
+    """What is wrong with the records, a sentence each."""
+    for row in database.execute(f"{JOBS} ORDER BY jobs.id"):
+        try:
+            packed([checked(row)])
+        except ValueError as error:
+            yield str(error)
+
+
+def dump(database: sqlite3.Connection) -> Iterator[dict[str, object]]:
+    """The records as people may read them, by id."""
+    names = [line.split()[0] for line in SCHEMA.split("(", 1)[1].split(");")[0].splitlines() if line.strip()]
+    for row in database.execute(f"{JOBS} ORDER BY jobs.id"):
+        job = dict(zip((*names[:14], "body"), row, strict=False))
+        job["state"] = dict(enumerate(STATES, 1)).get(job["state"], job["state"])
+        job["body"] = job["body"].decode("utf-8", "backslashreplace") if isinstance(job["body"], bytes) else None
+        yield job
+
+
+def rescue(database: sqlite3.Connection, damaged: type[Exception]) -> Iterator[bytes]:
+    """Pieces of all records that can be read and make sense, and b"" for each place where something cannot.
+
+    damaged: what reading raises there.
+    """
+    try:
+        ((id_limit,),) = database.execute("SELECT value FROM numbers WHERE name = 'id_limit'")
+        yield packed([], id_limit)
+    except (damaged, ValueError):  # ids go on behind those of the jobs that are left
+        yield b""
+    ranges = [(1, (1 << 63) - 1)]
+    while ranges:
+        first, last = ranges.pop()
+        try:
+            for row in database.execute(f"{JOBS} WHERE jobs.id BETWEEN ? AND ? ORDER BY jobs.id", (first, last)):
+                first = row[0] + 1
+                try:
+                    yield packed([checked(row)])
+                except ValueError:
+                    yield b""
+        except damaged:
+            if first < last:  # what is damaged is in there somewhere
+                middle = (first + last) // 2
+                ranges += [(middle + 1, last), (first, middle)]
+            else:
+                yield b""

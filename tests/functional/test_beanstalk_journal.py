@@ -1,0 +1,294 @@
+"""The beanstalk protocol's journal in the real counterd: processes that are killed, disks that are full, files that are
+damaged, and copies that are made while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import daemon
+from counterd.protocols.beanstalk import wire
+from daemon import PATIENCE, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from daemon import Daemon
+
+ALONE = {
+    "counter.enable": "false",
+    "counter.port": "",
+    "counter.bind": "",
+    "beanstalk.enable": "true",
+    "beanstalk.port": "0",
+    "beanstalk.bind": "127.0.0.1",
+}
+
+
+class Peer:
+    """A connection, one command at a time."""
+
+    def __init__(self, counterd: Daemon) -> None:
+        self.socket = counterd.connect()
+        self.stream = self.socket.makefile("rb")
+
+    def ask(self, *commands: bytes) -> list[bytes]:
+        """The first line of each reply."""
+        self.socket.sendall(b"".join(commands))
+        return [self.reply() for _ in commands]
+
+    def reply(self) -> bytes:
+        line = self.stream.readline()
+        words = line.split()
+        if words and words[0] in (b"RESERVED", b"FOUND", b"OK"):
+            self.stream.read(int(words[-1]) + 2)
+        return line.rstrip(b"\r\n")
+
+    def close(self) -> None:
+        self.stream.close()
+        self.socket.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "jobs.journal"
+
+
+@contextlib.contextmanager
+def running(path: Path, status: int = 0, **settings: Any) -> Iterator[tuple[Daemon, Peer]]:
+    """A daemon with that journal, and a connection to it."""
+    keys = {f"beanstalk.{name}": str(value) for name, value in settings.items()}
+    with daemon.running(path.parent / "d", {**ALONE, "beanstalk.journal": path, **keys}, status=status) as counterd:
+        peer = Peer(counterd)
+        try:
+            yield counterd, peer
+        finally:
+            peer.close()
+
+
+def writer_of(counterd: Daemon) -> int:
+    """The pid of the process that writes its journal."""
+
+    def found() -> int:
+        children = Path(f"/proc/{counterd.pid}/task/{counterd.pid}/children").read_text().split()
+        for child in children:
+            if b"counterd.journal" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return int(child)
+        return 0
+
+    return wait_until(found, "the journal process is there")
+
+
+def refused(path: Path, directory: Path) -> str:
+    """What a daemon says that does not start with that journal."""
+    config = directory / "refused.conf"
+    config.write_text(daemon.config_text({**ALONE, "beanstalk.journal": path}))
+    ended = daemon.run("-c", config)
+    assert ended.returncode == 2
+    return ended.stderr.strip().splitlines()[-1]
+
+
+def tool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return daemon.run("journal", *arguments)
+
+
+# ---- ends ----
+
+
+def test_what_was_acknowledged_outlives_a_kill(path: Path):
+    with running(path, status=-signal.SIGKILL) as (counterd, peer):
+        assert peer.ask(wire.put(b"1"), wire.put(b"2"), wire.put(b"3", delay=1000), wire.put(b"4")) == [
+            b"INSERTED %d" % number for number in (1, 2, 3, 4)
+        ]
+        assert peer.ask(wire.delete(1), wire.reserve_job(4), wire.bury(4)) == [b"DELETED", b"RESERVED 4 1", b"BURIED"]
+        counterd.send_signal(signal.SIGKILL)
+        counterd.ended()
+    with running(path) as (counterd, peer):
+        assert counterd.lines("restored 3 records")
+        commands = [wire.peek(1), wire.peek_next("ready"), wire.peek_next("delayed"), wire.peek_next("buried")]
+        assert peer.ask(*commands) == [b"NOT_FOUND", b"FOUND 2 1", b"FOUND 3 1", b"FOUND 4 1"]
+        (reply,) = peer.ask(wire.put(b"5"))
+        assert int(reply.split()[1]) > 4
+
+
+def test_a_clean_end_leaves_one_file_and_every_job_ready(path: Path):
+    with running(path, sync="never") as (_, peer):
+        peer.ask(*[wire.put(b"x" * 100)] * 5000)
+        peer.ask(wire.reserve())
+    assert [one.name for one in path.parent.iterdir() if one.name.startswith("jobs")] == ["jobs.journal"]
+    with running(path) as (counterd, peer):
+        assert counterd.lines("restored 5000 records")
+        assert peer.ask(wire.reserve()) == [b"RESERVED 1 100"]
+    assert oct(path.stat().st_mode & 0o777) == "0o600"
+
+
+@pytest.mark.parametrize("sync", ["always", "never", "50"])
+def test_the_writer_is_killed_and_replaced(path: Path, sync: str):
+    with running(path, sync=sync) as (counterd, peer):
+        before = 0
+        for number in range(3):
+            peer.ask(wire.put(b"%d" % number))
+            assert (writer := writer_of(counterd)) != before
+            before = writer
+            os.kill(writer, signal.SIGKILL)
+            assert peer.ask(wire.put(b"%d again" % number)) == [b"INSERTED %d" % (2 * number + 2)]
+            counterd.wait_for_log("the journal process ended", number + 1)
+    with running(path) as (counterd, peer):
+        assert counterd.lines("restored 6 records")
+
+
+def test_a_writer_that_hangs_makes_puts_fail_until_it_goes_on(path: Path):
+    with running(path) as (counterd, peer):
+        os.kill(writer_of(counterd), signal.SIGSTOP)
+        assert peer.ask(wire.put(b"1")) == [b"INTERNAL_ERROR"]
+        assert counterd.lines("nothing has been written for 5 s")
+        assert peer.ask(wire.put(b"2")) == [b"INTERNAL_ERROR"]
+        os.kill(writer_of(counterd), signal.SIGCONT)
+        counterd.wait_for_log("is written again")
+        assert peer.ask(wire.put(b"3")) == [b"INSERTED 2"]
+
+
+def test_a_full_disk(path: Path):
+    """What was promised is kept, workers go on, puts are refused; and it goes on by itself once there is room."""
+    with running(path) as (counterd, peer):
+        assert set(peer.ask(*[wire.put(b"x" * 1000)] * 20)) == {b"INSERTED %d" % number for number in range(1, 21)}
+        unlimited = resource.prlimit(counterd.pid, resource.RLIMIT_FSIZE)
+        room = path.with_name(path.name + "-wal").stat().st_size
+        for pid in (counterd.pid, writer_of(counterd)):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (room, unlimited[1]))
+        assert peer.ask(wire.put(b"y" * 60000)) == [b"INTERNAL_ERROR"]
+        counterd.wait_for_log("the journal cannot be written")
+        assert peer.ask(wire.put(b"z"), wire.reserve(), wire.delete(1)) == [
+            b"INTERNAL_ERROR", b"RESERVED 1 1000", b"DELETED",
+        ]  # fmt: skip
+        resource.prlimit(counterd.pid, resource.RLIMIT_FSIZE, unlimited)
+        counterd.wait_for_log("is written again")
+        (reply,) = peer.ask(wire.put(b"again"))
+        assert reply.startswith(b"INSERTED")
+    with running(path) as (counterd, peer):
+        assert counterd.lines("restored 20 records")
+        assert peer.ask(wire.peek(1), wire.peek(2)) == [b"NOT_FOUND", b"FOUND 2 1000"]
+
+
+def test_readiness_and_figures_tell_of_a_full_disk(path: Path):
+    settings = {**ALONE, "beanstalk.journal": path, "admin.enable": "true", "admin.bind": "127.0.0.1:0"}
+    with daemon.running(path.parent / "d", settings) as counterd:
+        (address,) = counterd.served("admin listens on")
+        counterd.addresses = counterd.served("beanstalk listens on")
+        peer = Peer(counterd)
+        peer.ask(wire.put(b"x"))
+
+        def get(what: str) -> tuple[int, str]:
+            import http.client  # noqa: PLC0415
+
+            connection = http.client.HTTPConnection(*address, timeout=PATIENCE)
+            with contextlib.closing(connection):
+                connection.request("GET", what)
+                response = connection.getresponse()
+                return response.status, response.read().decode()
+
+        wait_until(lambda: get("/readyz") == (200, "ready\n"), "it is ready")
+        unlimited = resource.prlimit(counterd.pid, resource.RLIMIT_FSIZE)
+        for pid in (counterd.pid, writer_of(counterd)):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, unlimited[1]))
+        assert peer.ask(wire.put(b"y" * 60000)) == [b"INTERNAL_ERROR"]
+        wait_until(lambda: get("/readyz") == (503, "failing\n"), "it is not ready")
+        wait_until(lambda: "counterd_beanstalk_journal_failing 1" in get("/metrics")[1], "the metric tells")
+        resource.prlimit(counterd.pid, resource.RLIMIT_FSIZE, unlimited)
+        wait_until(lambda: get("/readyz") == (200, "ready\n"), "it is ready again")
+        peer.close()
+
+
+# ---- files ----
+
+
+def test_one_daemon_at_a_time(path: Path, tmp_path: Path):
+    with running(path):
+        assert refused(path, tmp_path) == f"{path}: another process writes this journal"
+        assert tool("repair", path).stderr.strip() == f"{path}: another process writes this journal"
+
+
+def test_files_that_are_no_journal(path: Path, tmp_path: Path):
+    path.write_bytes(b"no database" * 1000)
+    assert refused(path, tmp_path) == (
+        f"{path}: file is not a database; `counterd journal repair {path}` keeps what can be read"
+    )
+    path.unlink()
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE other (a)")
+    assert refused(path, tmp_path) == f"{path}: is a database, and no journal of counterd"
+    path.unlink()
+    path.mkdir()
+    assert refused(path, tmp_path) == f"{path}: Is a directory"
+    assert refused(path / "none" / "x", tmp_path) == f"{path}/none/x: No such file or directory"
+
+
+def test_another_layout_is_refused(path: Path, tmp_path: Path):
+    with running(path):
+        pass
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA user_version = 2")
+    assert refused(path, tmp_path) == f"{path}: has layout 2, and this version of counterd writes and reads layout 1"
+
+
+def test_a_memory_limit_that_is_too_small(path: Path):
+    with running(path) as (_, peer):
+        peer.ask(*[wire.put(b"x" * 60000)] * 30)
+    with pytest.raises(AssertionError, match=r"more jobs than beanstalk\.memory_limit allows"), running(
+        path, memory_limit="1M"
+    ):
+        pass
+
+
+def test_a_damaged_journal_is_refused_and_repaired(path: Path, tmp_path: Path):
+    with running(path) as (_, peer):
+        peer.ask(*[wire.put(b"%d" % number * 100) for number in range(1000)])
+    assert tool("check", path).stdout == f"{path}: ok, 1000 records\n"
+    with path.open("r+b") as file:
+        file.seek(20 * 4096)
+        file.write(os.urandom(4096))
+    checked = tool("check", path)
+    assert checked.returncode == 1
+    assert f"{path}: " in checked.stderr
+    assert f"`counterd journal repair {path}` keeps what can be read" in refused(path, tmp_path)
+    repaired = tool("repair", path)
+    assert repaired.returncode == 0, repaired.stderr
+    kept = int(repaired.stdout.split(":")[1].split()[0])
+    assert 900 < kept < 1000
+    assert Path(f"{path}.damaged").exists()
+    assert tool("check", path).stdout == f"{path}: ok, {kept} records\n"
+    with running(path) as (counterd, peer):
+        assert counterd.lines(f"restored {kept} records")
+        (reply,) = peer.ask(wire.put(b"new"))
+        assert int(reply.split()[1]) > 1000
+
+
+def test_a_copy_that_is_made_while_it_runs(path: Path, tmp_path: Path):
+    copy = tmp_path / "copy"
+    with running(path) as (_, peer):
+        peer.ask(*[wire.put(b"x")] * 100)
+        subprocess.run(["sqlite3", path, f".backup {copy}"], check=True, timeout=PATIENCE)
+        assert tool("check", path).returncode == 0
+        peer.ask(wire.delete(1))
+        dumped = [json.loads(line) for line in tool("dump", path).stdout.splitlines()]
+        assert [job["id"] for job in dumped] == list(range(2, 101))
+        assert (dumped[0]["tube"], dumped[0]["state"], dumped[0]["body"]) == ("default", "ready", "x")
+    with running(copy) as (counterd, _):
+        assert counterd.lines("restored 100 records")
+
+
+def test_the_tool_without_a_journal(path: Path):
+    for command in ("check", "dump", "repair"):
+        ended = tool(command, path)
+        assert (ended.returncode, ended.stderr) == (1, f"{path}: there is no such file\n")
+    assert subprocess.run([sys.executable, "-m", "counterd", "journal"], capture_output=True, check=False).returncode == 2

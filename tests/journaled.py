@@ -1,0 +1,98 @@
+"""A beanstalk store with a journal that is a database in memory: written, lost and read again as the tests say."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+from conformance.beanstalk.engine import make_store
+from conformance.driven import START_NS, UNIX_NS, Bench
+from counterd.journal.database import transaction
+from counterd.protocols.beanstalk import _journal, journal
+
+if TYPE_CHECKING:
+    from conformance.driven import EnginePeer
+
+
+IDLE_TURNS = 5  # more than it takes to give back all that the tests reserve
+
+
+class Unwritten(Bench):
+    """A bench whose store may be due because it has something to tell, which waits until the tests want it told."""
+
+    def settle(self) -> None:
+        idle = 0
+        while idle < IDLE_TURNS:
+            idle = idle + 1 if not self.turn() else 0
+
+    def turn(self) -> bool:
+        """Whether anybody was given anything."""
+        if 0 <= self.store.next_deadline() <= self.now_ns:
+            self.store.tick(self.now_ns)
+        pulled = self.waiting | {session.owner for session in self.store.take_dirty() if session.owner is not None}
+        for peer in pulled:
+            peer.pull()
+        return bool(pulled)
+
+
+class Journaled:
+    """A bench and its database. piece: what was told and is not known to be on disk."""
+
+    def __init__(self, **sizes: Any) -> None:
+        self._sizes = sizes
+        self.database = sqlite3.connect(":memory:", isolation_level=None)
+        self.database.executescript(journal.SCHEMA)
+        self.piece: tuple[int, bytes] | None = None
+        self.bench = Unwritten(make_store(**sizes))
+        self.restored = self._restore()
+
+    def connect(self) -> EnginePeer:
+        return self.bench.connect()
+
+    def take(self) -> bool:
+        """Has the store tell what has changed; whether it has told anything that is not written yet."""
+        if self.piece is None:
+            self.piece = _journal.take(self.bench.store, self.bench.now_ns)
+        return self.piece is not None
+
+    def write(self) -> None:
+        """Has it on disk, which the store does not know yet."""
+        assert self.piece is not None
+        with transaction(self.database):
+            journal.write(self.database, self.piece[1])
+
+    def reach(self) -> None:
+        """Lets the store know."""
+        assert self.piece is not None
+        position, self.piece = self.piece[0], None
+        self.bench.store.reach(position, self.bench.now_ns)
+        self.bench.settle()
+
+    def refuse(self) -> None:
+        """The piece cannot be written."""
+        _journal.refuse(self.bench.store, self.bench.now_ns)
+        self.bench.settle()
+
+    def commit(self) -> None:
+        """Has all that has changed on disk, whose clients are answered."""
+        while self.take():
+            self.write()
+            self.reach()
+
+    def crash(self, pause_ns: int = 0) -> None:
+        """Another store begins with what is on disk; it is later by then."""
+        now_ns = self.bench.now_ns + pause_ns
+        self.piece = None
+        self.bench = Unwritten(make_store(**self._sizes))
+        self.bench.now_ns = now_ns
+        self.bench.store.set_wall(UNIX_NS + now_ns - START_NS, now_ns)
+        self.restored = self._restore()
+
+    def _restore(self) -> int:
+        store = self.bench.store
+        count = sum(_journal.restore(store, piece, self.bench.now_ns) for piece in journal.read(self.database))
+        with transaction(self.database):
+            _journal.begin(store, **journal.reserve(self.database))
+        self.bench.settle()
+        store.audit()
+        return count

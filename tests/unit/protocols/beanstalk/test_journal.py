@@ -1,0 +1,337 @@
+"""The beanstalk protocol's journal: what is told of jobs, when replies go out, and what is there after a restart."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from counterd.protocols.beanstalk import _journal, journal, wire
+from journaled import Journaled
+from unit.protocols.beanstalk.asking import SECOND, TICK, ask, said
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from conformance.driven import EnginePeer
+
+
+@pytest.fixture
+def kept() -> Iterator[Journaled]:
+    """Audited in the end."""
+    made = Journaled()
+    yield made
+    made.bench.settle()
+    made.bench.store.audit()
+
+
+def told(kept: Journaled, peer: EnginePeer, *commands: bytes) -> bytes:
+    """The replies, once all is on disk."""
+    before = ask(peer, *commands)
+    kept.commit()
+    return before + said(peer)
+
+
+def figures(peer: EnginePeer, number: int) -> dict[str, str]:
+    body = ask(peer, wire.stats_job(number)).decode()
+    return dict(line.split(": ") for line in body.split("\r\n", 1)[1].strip().split("\n")[1:])
+
+
+@pytest.mark.parametrize(
+    ("command", "reply"),
+    [
+        (wire.put(b"b"), b"INSERTED 5\r\n"),
+        (wire.delete(1), b"DELETED\r\n"),
+        (wire.delete(4), b"DELETED\r\n"),
+        (wire.release(4, 1, 2), b"RELEASED\r\n"),
+        (wire.bury(4, 1), b"BURIED\r\n"),
+        (wire.touch(4), b"TOUCHED\r\n"),
+        (wire.kick_job(2), b"KICKED\r\n"),
+        (wire.kick(5), b"KICKED 1\r\n"),
+        (wire.clear_tube(b"default", "all"), b"CLEARED 3\r\n"),
+    ],
+)
+def test_the_reply_waits_for_the_disk(kept: Journaled, command: bytes, reply: bytes):
+    peer = kept.connect()
+    told(kept, peer, wire.put(b"1"), wire.put(b"2", delay=9), wire.put(b"3"), wire.put(b"4", priority=0))
+    told(kept, peer, wire.reserve())
+    assert ask(peer, command, wire.list_tube_used()) == b""
+    assert kept.take()
+    kept.write()
+    assert said(peer) == b""
+    kept.reach()
+    assert said(peer) == reply + b"USING default\r\n"
+
+
+def test_what_changes_nothing_waits_for_nothing(kept: Journaled):
+    peer = kept.connect()
+    told(kept, peer, wire.put(b"1"))
+    assert ask(peer, wire.peek(1)) == b"FOUND 1 1\r\n1\r\n"
+    assert ask(peer, wire.delete(7)) == b"NOT_FOUND\r\n"
+    assert ask(peer, wire.reserve()) == b"RESERVED 1 1\r\n1\r\n"
+
+
+def test_a_worker_need_not_wait_for_the_disk(kept: Journaled):
+    worker, peer = kept.connect(), kept.connect()
+    worker.send(wire.reserve())
+    assert ask(peer, wire.put(b"1")) == b""
+    assert said(worker) == b"RESERVED 1 1\r\n1\r\n"
+
+
+def test_one_piece_at_a_time(kept: Journaled):
+    peer, other = kept.connect(), kept.connect()
+    peer.send(wire.put(b"1"))
+    assert kept.take()
+    other.send(wire.put(b"2"))
+    assert _journal.take(kept.bench.store, kept.bench.now_ns) is None
+    kept.write()
+    kept.reach()
+    assert (said(peer), said(other)) == (b"INSERTED 1\r\n", b"")
+    kept.commit()
+    assert said(other) == b"INSERTED 2\r\n"
+
+
+def test_what_came_and_went_is_not_written(kept: Journaled):
+    peer = kept.connect()
+    peer.send(wire.put(b"1") + wire.reserve() + wire.delete(1))
+    assert kept.take()
+    assert kept.piece is not None
+    assert _journal.rows(kept.piece[1])[1:] == ([], [], [])
+    kept.reach()
+    assert said(peer) == b"INSERTED 1\r\nRESERVED 1 1\r\n1\r\nDELETED\r\n"
+    assert kept.bench.store.snapshot()["used_memory"] == 216
+
+
+def test_a_job_is_told_once_and_whole_once(kept: Journaled):
+    peer = kept.connect()
+    told(kept, peer, wire.put(b"1"))
+    for _ in range(3):
+        peer.send(wire.reserve() + wire.release(1, 7, 0))
+    assert kept.take()
+    assert kept.piece is not None
+    _, whole, changed, gone = _journal.rows(kept.piece[1])
+    assert (whole, gone, len(changed)) == ([], [], 1)
+    assert changed[0][2] == 7
+
+
+def test_jobs_come_back_as_they_were(kept: Journaled):
+    peer = kept.connect()
+    long = bytes(range(256)) * 20
+    told(kept, peer, wire.use(b"t"), wire.put(b"", priority=5, ttr=9), wire.put(long, delay=100), wire.put(b"buried"))
+    told(kept, peer, wire.watch(b"t"), wire.reserve_job(3), wire.bury(3, 77), wire.reserve_job(1))
+    kept.crash(10 * SECOND)
+    assert kept.restored == 3
+    peer = kept.connect()
+    assert ask(peer, wire.peek(2)) == b"FOUND 2 5120\r\n" + long + b"\r\n"
+    one, two, three = (figures(peer, number) for number in (1, 2, 3))
+    assert (one["tube"], one["state"], one["pri"], one["reserves"], one["timeouts"]) == ('"t"', "ready", "5", "1", "1")
+    assert (two["state"], two["delay"], two["time-left"], two["age"]) == ("delayed", "100", "90", "10")
+    assert (three["state"], three["pri"], three["buries"], three["reserves"]) == ("buried", "77", "1", "1")
+
+
+def test_a_time_to_run_goes_on(kept: Journaled):
+    """Whoever has a job may end it although the connection, with which it was reserved, is gone."""
+    peer = kept.connect()
+    told(kept, peer, wire.put(b"1", ttr=10) * 4)
+    told(kept, peer, wire.reserve() * 4)
+    kept.crash(5 * SECOND)
+    peer, other = kept.connect(), kept.connect()
+    assert figures(peer, 1)["state"] == "reserved"
+    assert ask(peer, wire.reserve(0)) == b"TIMED_OUT\r\n"
+    assert told(kept, peer, wire.delete(1), wire.bury(2, 0), wire.touch(3)) == b"DELETED\r\nBURIED\r\nTOUCHED\r\n"
+    assert ask(other, wire.delete(3)) == b"NOT_FOUND\r\n"  # it has a worker again
+    kept.bench.advance(5 * SECOND + TICK)
+    assert figures(peer, 4)["state"] == "ready"
+    assert figures(peer, 3)["state"] == "reserved"
+    peer.close()
+    assert figures(other, 3)["state"] == "ready"
+
+
+def test_a_drain_does_not_wait_for_workers_of_the_process_before(kept: Journaled):
+    peer = kept.connect()
+    told(kept, peer, wire.put(b"1"), wire.reserve())
+    assert kept.bench.store.held() == 1
+    kept.crash()
+    assert kept.bench.store.held() == 0
+
+
+def test_ids_are_never_given_again(kept: Journaled):
+    peer = kept.connect()
+    told(kept, peer, wire.put(b"1"), wire.delete(1))
+    seen = []
+    for _ in range(3):
+        peer.send(wire.put(b"1"))  # nobody is told, but a worker
+        worker = kept.connect()
+        seen.append(int(ask(worker, wire.reserve()).split()[1]))
+        kept.crash()
+        peer = kept.connect()
+    assert sorted(set(seen)) == seen
+
+
+def test_ids_that_are_not_reserved_are_not_given(kept: Journaled):
+    store = kept.bench.store
+    peer = kept.connect()
+    _journal.begin(store, 10, 12)
+    assert ask(peer, wire.put(b"1") * 3) == b""
+    kept.commit()
+    assert said(peer) == b"INSERTED 11\r\nINSERTED 12\r\nINTERNAL_ERROR\r\n"
+    assert told(kept, peer, wire.put(b"1")) == b"INSERTED 13\r\n"
+
+
+def test_buried_jobs_are_kicked_in_their_order(kept: Journaled):
+    peer = kept.connect()
+    told(kept, peer, *(wire.put(b"x") for _ in range(3)))
+    for number in (3, 1, 2):
+        told(kept, peer, wire.reserve_job(number), wire.bury(number, 0))
+        kept.bench.advance(SECOND)
+    kept.crash()
+    peer = kept.connect()
+    for number in (3, 1, 2):
+        assert ask(peer, wire.peek_next("buried")).split()[1] == b"%d" % number
+        told(kept, peer, wire.kick(1))
+
+
+# ---- a disk that fails ----
+
+
+def test_a_put_that_cannot_be_written_is_refused_and_gone(kept: Journaled):
+    peer, worker = kept.connect(), kept.connect()
+    told(kept, peer, wire.put(b"old", priority=9))
+    body = b"INSERTED 2\r\n"  # which is no reply
+    peer.send(wire.put(body) + wire.peek(2) + wire.stats_job(2) + wire.put(b"worked on") + wire.delete(2))
+    assert ask(worker, wire.reserve_job(3)) == b"RESERVED 3 9\r\nworked on\r\n"
+    assert kept.take()
+    kept.refuse()
+    replies = said(peer)
+    assert replies.startswith(b"INSERTED 2\r\nFOUND 2 12\r\n" + body + b"\r\nOK ")  # it came and went
+    assert replies.endswith(b"\r\nINTERNAL_ERROR\r\nDELETED\r\n")
+    # From now on at once; and what there was before goes on.
+    assert ask(peer, wire.put(b"new")) == b"INTERNAL_ERROR\r\n"
+    assert ask(peer, wire.reserve(), wire.delete(1)) == b"RESERVED 1 3\r\nold\r\nDELETED\r\n"
+    assert ask(worker, wire.release(3, 0, 0)) == b"RELEASED\r\n"
+    kept.write()
+    kept.reach()
+    assert told(kept, peer, wire.put(b"again")) == b"INSERTED 4\r\n"
+    kept.crash()
+    peer = kept.connect()
+    assert [ask(peer, wire.peek(number))[:5] for number in (1, 2, 3, 4)] == [b"NOT_F", b"NOT_F", b"FOUND", b"FOUND"]
+
+
+def test_a_ready_job_that_was_refused_does_not_come_back(kept: Journaled):
+    peer = kept.connect()
+    peer.send(wire.put(b"1") + wire.put(b"2", delay=5))
+    assert kept.take()
+    kept.refuse()
+    assert said(peer) == b"INTERNAL_ERROR\r\n" * 2
+    assert kept.bench.store.snapshot()["jobs"] == 0
+    kept.write()  # it was on its way, and the disk has it after all
+    kept.reach()
+    kept.commit()
+    kept.crash()
+    assert kept.restored == 0
+
+
+def test_a_connection_that_ended_with_a_reply_that_waits(kept: Journaled):
+    peer = kept.connect()
+    peer.send(wire.put(b"1"))
+    peer.close()
+    assert kept.take()
+    kept.refuse()
+    assert kept.bench.store.snapshot()["jobs"] == 1
+
+
+# ---- without replies that wait ----
+
+
+def test_with_a_period_replies_do_not_wait():
+    kept = Journaled(journal_period_ns=5_000_000)
+    peer = kept.connect()
+    assert ask(peer, wire.put(b"1")) == b"INSERTED 1\r\n"
+    kept.commit()
+    assert ask(peer, wire.put(b"2")) == b"INSERTED 2\r\n"
+    assert not kept.take()
+    due_ns = kept.bench.store.next_deadline()
+    assert due_ns == kept.bench.now_ns + 5_000_000
+    kept.bench.advance(4_999_999)
+    assert not kept.take()
+    kept.bench.advance(1)
+    assert kept.take()
+    # A failure refuses what is put from then on, and nothing that was promised.
+    kept.refuse()
+    assert ask(peer, wire.put(b"3"), wire.peek(2)) == b"INTERNAL_ERROR\r\nFOUND 2 1\r\n2\r\n"
+
+
+# ---- what cannot be restored ----
+
+
+def test_a_damaged_body_is_named(kept: Journaled):
+    told(kept, kept.connect(), wire.put(b"good"), wire.put(b"bad"))
+    kept.database.execute("UPDATE jobs SET body = x'626164ff' WHERE id = 2")
+    with pytest.raises(ValueError, match="job 2: its body is damaged"):
+        list(journal.read(kept.database))
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("state", "0"), ("state", "5"), ("tube", "''"), ("priority", "-1"), ("ttr", str(1 << 32)), ("tube", "x'ff'")],
+)
+def test_a_row_that_makes_no_sense_is_named(kept: Journaled, column: str, value: str):
+    told(kept, kept.connect(), wire.put(b"1"))
+    kept.database.execute(f"UPDATE jobs SET {column} = {value}")
+    with pytest.raises(ValueError, match="job 1: "):
+        list(journal.read(kept.database))
+
+
+def test_a_memory_limit_that_is_too_small(kept: Journaled):
+    told(kept, kept.connect(), *[wire.put(b"x" * 60000) for _ in range(20)])
+    pieces = list(journal.read(kept.database))
+    small = Journaled(memory_limit=1 << 20).bench
+    with pytest.raises(MemoryError, match=r"more jobs than beanstalk\.memory_limit allows"):
+        for piece in pieces:
+            _journal.restore(small.store, piece, small.now_ns)
+
+
+def test_too_many_tubes(kept: Journaled):
+    told(kept, kept.connect(), *[wire.use(b"t%d" % number) + wire.put(b"x") for number in range(10)])
+    small = Journaled(tubes=5).bench
+    with pytest.raises(MemoryError, match=r"more tubes than beanstalk\.max_tubes"):
+        for piece in journal.read(kept.database):
+            _journal.restore(small.store, piece, small.now_ns)
+
+
+def test_long_bodies_are_apart_and_end_with_their_jobs(kept: Journaled):
+    peer = kept.connect()
+    long = b"x" * (journal.BODY_INLINE_MAX + 1)
+    told(kept, peer, wire.put(long), wire.put(long[1:]))
+    assert kept.database.execute("SELECT id, body FROM bodies").fetchall() == [(1, long)]
+    assert kept.database.execute("SELECT checksum FROM jobs WHERE id = 1").fetchone() == (zlib.crc32(long),)
+    told(kept, peer, wire.delete(1), wire.delete(2))
+    assert kept.database.execute("SELECT count(*) FROM bodies").fetchone() == (0,)
+
+
+def test_a_piece_that_is_written_twice(kept: Journaled):
+    peer = kept.connect()
+    told(kept, peer, wire.put(b"1"), wire.put(b"2"))
+    peer.send(wire.delete(1) + wire.put(b"3") + wire.reserve_job(2) + wire.bury(2, 1))
+    assert kept.take()
+    kept.write()
+    kept.write()
+    kept.reach()
+    kept.crash()
+    assert kept.restored == 2
+
+
+def test_many_changes_are_told_in_slices(kept: Journaled):
+    peer = kept.connect()
+    for _ in range(5):
+        peer.send(wire.put(b"x" * 100) * 1000)
+    pieces = 0
+    while kept.take():
+        assert kept.piece is not None
+        assert len(kept.piece[1]) < 300_000
+        kept.write()
+        kept.reach()
+        pieces += 1
+    assert pieces > 1
+    assert said(peer).count(b"INSERTED") == 5000
