@@ -51,9 +51,7 @@ cdef class Store:
         self.now_ns = now_ns
         self.scheduled_ns = INT64_MAX
         self.budget = TURN_STEPS
-        self.dirty = []
-        self.behind = []
-        self.orphans = []
+        self.dirty, self.behind, self.orphans = [], [], []
         self.out = <uint8_t*>PyMem_RawMalloc(OUTPUT_MAX + reply_max)
         if self.out == NULL:
             raise MemoryError("no room for the replies of one call")
@@ -190,17 +188,15 @@ cdef class Store:
 
     cdef int give_up(self) except -1:
         """The journal cannot be written: what waits for it goes out, as give_up_on() has it. To be called in a call."""
-        cdef list behind = self.behind
         cdef Session session
-        self.behind = []
-        for session in behind:
+        for session in self.behind:
             session.is_behind = False
             if session.held_size:
                 replies = session.give_up_on(b"".join([piece for _, piece in session.held]))
-                session.held = [(0, replies)]
-                session.held_size = PyBytes_GET_SIZE(replies)
+                session.held, session.held_size = [(0, replies)], PyBytes_GET_SIZE(replies)
                 session.settle()
                 session.tell_dirty()
+        self.behind = []
         return 0
 
     def snapshot(self):

@@ -1,7 +1,7 @@
 """The contract: what `net` and `control` may call on a protocol, and what a protocol may call on them.
 
-Floor 0: declarations, to which a type checker holds both sides. A protocol registers itself as a Room. What a protocol
-may have and need not have is an ability (Windows, Files, tables, Extensions, Journal); a protocol has those that its Room names.
+Floor 0: declarations, to which a type checker holds both sides. A protocol registers itself as a Room. What it
+may have and need not have is an ability (Windows, Files, tables, Extensions, Journal); it has those its Room names.
 
 - Time is an argument: nanoseconds on the caller's monotonic clock. No protocol reads a clock, a file or a socket.
 - Calls of one store and its sessions do not nest.
@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     import sqlite3
+    from collections.abc import Iterator, Sequence
 
     from counterd.listing import Figure, Table
 
@@ -203,6 +202,13 @@ class Files:
     load: Callable[[Any, Any, Mapping[str, Any]], None]
 
 
+class JournaledStore(Store, Protocol):
+    """The store of a protocol that has a Journal."""
+
+    def reach(self, position: int, now_ns: int) -> None:
+        """The journal is on disk up to that position: replies that waited for it may go out."""
+
+
 class Ledger(Protocol):
     """The module that knows what a protocol's journal has in its database, which SQLite opens: in the writer's process.
 
@@ -246,7 +252,7 @@ class Journal:
     ledger: name of a module that is a Ledger.
 
     For a new store, restore() is called with each piece, then begin(); from then on take() is called in each turn, and
-    Store.reach() when what it gave is on disk. If next_deadline() of the store is over, take() may have something.
+    reach() of the store when what it gave is on disk. If next_deadline() of the store is over, there may be something.
     """
 
     path: str

@@ -10,7 +10,6 @@ import resource
 import signal
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,7 +137,8 @@ def test_the_writer_is_killed_and_replaced(path: Path, sync: str):
         before = 0
         for number in range(3):
             peer.ask(wire.put(b"%d" % number))
-            assert (writer := writer_of(counterd)) != before
+            writer = writer_of(counterd)
+            assert writer != before
             before = writer
             os.kill(writer, signal.SIGKILL)
             assert peer.ask(wire.put(b"%d again" % number)) == [b"INSERTED %d" % (2 * number + 2)]
@@ -189,7 +189,7 @@ def test_readiness_and_figures_tell_of_a_full_disk(path: Path):
         peer.ask(wire.put(b"x"))
 
         def get(what: str) -> tuple[int, str]:
-            import http.client  # noqa: PLC0415
+            import http.client
 
             connection = http.client.HTTPConnection(*address, timeout=PATIENCE)
             with contextlib.closing(connection):
@@ -244,8 +244,9 @@ def test_another_layout_is_refused(path: Path, tmp_path: Path):
 def test_a_memory_limit_that_is_too_small(path: Path):
     with running(path) as (_, peer):
         peer.ask(*[wire.put(b"x" * 60000)] * 30)
-    with pytest.raises(AssertionError, match=r"more jobs than beanstalk\.memory_limit allows"), running(
-        path, memory_limit="1M"
+    with (
+        pytest.raises(AssertionError, match=r"more jobs than beanstalk\.memory_limit allows"),
+        running(path, memory_limit="1M"),
     ):
         pass
 
@@ -291,4 +292,4 @@ def test_the_tool_without_a_journal(path: Path):
     for command in ("check", "dump", "repair"):
         ended = tool(command, path)
         assert (ended.returncode, ended.stderr) == (1, f"{path}: there is no such file\n")
-    assert subprocess.run([sys.executable, "-m", "counterd", "journal"], capture_output=True, check=False).returncode == 2
+    assert tool().returncode == 2

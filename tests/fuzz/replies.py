@@ -13,7 +13,6 @@ import socket
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from counterd.frames import Frames, frame
 from counterd.client import _connection, throttr
 from counterd.client._calls import Call, Calls
 from counterd.client._events import Events
@@ -21,6 +20,7 @@ from counterd.client._keeper import TokenLink
 from counterd.client._link import Link
 from counterd.client._tokens import Tally, TokenCalls
 from counterd.errors import ConnectionLost, CounterdError, EventsLost, ProtocolError, ServerError
+from counterd.frames import Frames, frame
 from counterd.protocols.counter import wire as counter_wire
 from counterd.protocols.sentinel import wire as sentinel_wire
 from counterd.protocols.throttr import wire as throttr_wire

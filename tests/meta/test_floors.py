@@ -33,8 +33,9 @@ FLOORS = {
     "client": 5,
     "bench": 5,
     "admin": 5,
+    "journal": 5,
 }
-FLOOR_0 = {"contract", "errors", "listing", "settings", "units", "version", "__init__"}
+FLOOR_0 = {"contract", "errors", "frames", "listing", "settings", "units", "version", "__init__"}
 
 # All that the engine and the rooms may use besides counterd: nothing here knows a clock, a socket, a file or a loop.
 BELOW_NET = {
@@ -48,6 +49,11 @@ BELOW_NET_EXCEPT = {str(path.relative_to(PACKAGE)): {"os"} for path in PACKAGE.g
 BELOW_NET_EXCEPT["protocols/sentinel/rules.py"] = {"difflib", "json"}
 # Whose call a thread is at, among several.
 BELOW_NET_EXCEPT["protocols/sentinel/extensions.py"] = {"contextvars"}
+# The connection to a database is handed in by whoever opened it.
+BELOW_NET_EXCEPT["contract.py"] = {"sqlite3"}
+BELOW_NET_EXCEPT["protocols/beanstalk/journal.py"] = {"sqlite3", "itertools", "zlib"}
+# The lowest ids of many.
+BELOW_NET_EXCEPT["protocols/beanstalk/_listing.pyx"] = {"heapq"}
 
 # The half of a protocol that its clients need.
 CLIENTS_HALF = re.compile(r"counterd\.errors$|counterd\.protocols\.\w+\.(wire|errors)$")
@@ -59,12 +65,11 @@ SIDES = {
     "bench": re.compile(
         rf"counterd\.(errors|units|version|engine\.byteorder|client(\._addresses|\._tls)?|net\.(clock|kernel))$|counterd\.bench\b|{WIRE}"
     ),
-    "admin": re.compile(r"counterd\.(contract|errors|listing|units|version|settings|protocols)$|counterd\.admin\b"),
+    "admin": re.compile(
+        r"counterd\.(contract|errors|frames|listing|units|version|settings|protocols)$|counterd\.admin\b"
+    ),
+    "journal": re.compile(r"counterd\.(contract|frames|protocols)$|counterd\.journal\b"),
 }
-
-# What goes over the socket between the daemon and its admin process: the daemon's end needs that and no more of a side.
-LINK = "counterd.frames"
-LINK_ENDS = {"counterd.control.admin", "counterd.control.inspector"}
 
 CYTHON_IMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+c?import\s+(.*)|c?import\s+(.*))$", re.MULTILINE)
 CYTHON_EXTERN = re.compile(r"^\s*cdef\s+extern\s+from\s+[\"<]+([\w./]+)", re.MULTILINE)
@@ -122,8 +127,6 @@ def wrong_imports(source: str, text: str) -> list[str]:
         elif side in SIDES:
             if not SIDES[side].match(module):
                 wrong.append(f"{module}: a side stands on errors and wire")
-        elif module == LINK and own in LINK_ENDS:
-            continue
         elif floor(module) > floor(own):
             wrong.append(f"{module}: floor {floor(module)} is above floor {floor(own)}")
         elif SIDES.keys() & parts[1:2] and floor(own) < 5:

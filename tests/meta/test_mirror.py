@@ -38,6 +38,8 @@ ELSEWHERE = {
     "net/kernel.pxd": "declarations: tests/unit/net/test_poller.py and tests/unit/net/test_connection.py use them all",
     "net/clock.pxd": "one system call: whatever is timed in tests/functional/test_slow_readers.py",
     "version.py": "one constant",
+    "journal/__main__.py": "is a process: tests/functional/test_beanstalk_journal.py",
+    "cli/journal.py": "looks into files of real daemons: tests/functional/test_beanstalk_journal.py",
     "cli/bench.py": "is a process: tests/functional/test_counterbench_command.py",
     "cli/daemon.py": "is a process: tests/functional/test_start.py",
     "control/process/daemon.py": "is a process: tests/functional/test_start.py, test_reload.py, test_drain.py",

@@ -135,10 +135,9 @@ def work_disk(generator: random.Random, kept: Journaled) -> None:
 def compare(kept: Journaled, known: Known) -> None:
     """What is there after a restart, beside what clients know."""
     found: dict[bytes, int] = {}
-    for id_, body, long, state, buries in kept.database.execute(
-        "SELECT jobs.id, jobs.body, bodies.body, state, buries FROM jobs LEFT JOIN bodies ON bodies.id = jobs.id"
+    for id_, body, state, buries in kept.database.execute(
+        "SELECT jobs.id, ifnull(jobs.body, bodies.body), state, buries FROM jobs LEFT JOIN bodies USING (id)"
     ):
-        body = long if body is None else body
         assert body not in found, "a job is there twice"
         found[body] = id_
         assert id_ not in known.ended, "a job came back that was acknowledged as deleted"

@@ -19,9 +19,9 @@ from aiohttp import web
 
 from counterd.admin import metrics
 from counterd.admin.events import RETRY_MS, Hub
-from counterd.frames import Refused
 from counterd.admin.guard import Guard
 from counterd.admin.peer import PLAIN, Peer, Peers, let_in
+from counterd.frames import Refused
 
 if TYPE_CHECKING:
     import socket

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from counterd.journal.database import (
-    JournalError, check_layout, explained, find_ledger, lock, open_database, room_of, transaction,
+    JournalError,
+    check_layout,
+    explained,
+    find_ledger,
+    lock,
+    open_database,
+    room_of,
+    transaction,
 )  # fmt: skip
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from counterd.frames import Frames, Refused, frame
 from counterd.control.config.keys import ADMIN, shown, split_bind
 from counterd.control.config.loading import ConfigError
 from counterd.control.inspector import SLICE_NS, Steps, encoded
 from counterd.control.process.child import Kind
 from counterd.control.process.supervisor import Supervisor
+from counterd.frames import Frames, Refused, frame
 from counterd.net.sockets import Keepalive, UnixSocket, open_tcp
 
 if TYPE_CHECKING:

@@ -99,7 +99,7 @@ class Inspector:
 
     def _state(self) -> str:
         """Of the daemon; or that a journal cannot be written, so that some requests are refused."""
-        failing = any(service.keeper is not None and service.keeper.failing for service in self._services.values())
+        failing = any(service.failing for service in self._services.values())
         return "failing" if failing and self._view.state == "ready" else self._view.state
 
     # ---- figures ----

@@ -7,6 +7,7 @@ nothing can be written, the store refuses what it would have to promise.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,9 @@ from counterd.control.process.supervisor import Supervisor
 from counterd.frames import Frames, frame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from counterd.contract import Room, Store
+    from counterd.contract import JournaledStore, Room
     from counterd.control.process.child import Child
     from counterd.net.driver import Driver
 
@@ -40,19 +41,25 @@ class JournalFailed(Exception):
 class Keeper:
     """Keeps the journal of one store: restore(), then turn() as the driver calls it, then finish() and stop().
 
-    failing: why nothing can be written now, or "". report: is told a cause and a sentence, as net.server's.
+    values: of the settings, by key. report: is told a cause and a sentence, as net.server's.
+    failing: why nothing can be written now, or "". restored: how many records the store has taken up.
     """
 
     def __init__(
-        self, room: Room, path: str, sync: str, store: Store, driver: Driver, report: Callable[[str, str], None]
+        self,
+        room: Room,
+        values: Mapping[str, Any],
+        store: JournaledStore,
+        driver: Driver,
+        report: Callable[[str, str], None],
     ) -> None:
         assert room.journal is not None
         self.failing = ""
         self.restored = 0
         self._room = room.name
         self._ability = room.journal
-        self._path = path
-        self._is_synced = sync != "never"
+        self._path = values[room.journal.path]
+        self._is_synced = values[room.journal.sync] != "never"
         self._store = store
         self._driver = driver
         self._report = report
@@ -62,6 +69,7 @@ class Keeper:
         self._piece: tuple[int, bytes] | None = None  # that is not known to be written
         self._patience: asyncio.TimerHandle | None = None
         self._begun: asyncio.Future[None] = self._loop.create_future()
+        self._closed = asyncio.Event()
         self._count = 0
         self._said = 0.0
 
@@ -98,8 +106,8 @@ class Keeper:
         self._supervisor.release()
         if self._talk is not None:
             self._talk.send(b"")
-        while self._talk is not None and self._loop.time() < until:
-            await asyncio.sleep(CHECK_S)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._closed.wait(), until - self._loop.time())
 
     def stop(self) -> None:
         """Ends the process."""
@@ -120,10 +128,11 @@ class Keeper:
         return json.dumps(told).encode()
 
     def on_count(self, count: int) -> None:
+        """So many records are about to come."""
         self._count = count
 
     def on_piece(self, piece: bytes) -> None:
-        """Raises JournalFailed."""
+        """Some of them. Raises JournalFailed."""
         try:
             self.restored += self._ability.restore(self._store, piece, time.monotonic_ns())
         except (ValueError, MemoryError) as error:
@@ -133,7 +142,9 @@ class Keeper:
             log.info(f"restoring {self._path}: {self.restored} of {self._count} records")
 
     def on_begin(self, talk: Talk, told: dict[str, Any]) -> None:
+        """The process takes pieces from now on."""
         self._talk = talk
+        self._closed.clear()
         if not self._begun.done():
             self._ability.begin(self._store, **told)
             self._begun.set_result(None)
@@ -165,7 +176,9 @@ class Keeper:
             self._begun.set_exception(JournalFailed(text))
 
     def on_closed(self) -> None:
+        """The process has ended."""
         self._talk = None
+        self._closed.set()
         if not self._begun.done():
             self.on_error(f"{self._path}: the process that reads it has ended")
 
@@ -192,7 +205,7 @@ class Talk:
         self._frames = Frames(FRAME_MAX)
 
     def send(self, body: bytes) -> None:
-        """A frame; its parts are not joined."""
+        """If the process is there."""
         if self._child is not None:
             self._child.write(frame(body, FRAME_MAX))
 

@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from counterd.control.config.keys import account_number, shown
 from counterd.control.config.loading import ConfigError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Mapping
 
-    from counterd.contract import Figures, Room, Store
+    from counterd.contract import Figures, JournaledStore, Room, Store
     from counterd.control.config.loading import Config
 
     # Told a cause that repeats, a sentence, and fields of the line.
@@ -178,10 +178,9 @@ class Service:
         self.windows.turn()
         await self.plugin_host.start(loop, self.server.driver.wake)
         journal = self.room.journal
-        if journal is not None and (path := self._config.values[journal.path]):
-            self.keeper = Keeper(
-                self.room, path, self._config.values[journal.sync], self.store, self.server.driver, self._told
-            )
+        if journal is not None and self._config.values[journal.path]:
+            store = cast("JournaledStore", self.store)
+            self.keeper = Keeper(self.room, self._config.values, store, self.server.driver, self._told)
             self.server.driver.journal = self.keeper
 
     async def restore(self) -> None:
@@ -191,6 +190,11 @@ class Service:
             await self.keeper.restore()
         except JournalFailed as error:
             raise ConfigError([str(error)]) from None
+
+    @property
+    def failing(self) -> bool:
+        """Whether its journal cannot be written."""
+        return self.keeper is not None and bool(self.keeper.failing)
 
     async def finish(self, timeout: float) -> None:
         """Has the journal have all, after the last connection; at most so many seconds."""

@@ -8,9 +8,9 @@ import json
 import socket
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from counterd.frames import Refused
 from counterd.admin.site import Site
 from counterd.contract import Room
+from counterd.frames import Refused
 from counterd.listing import Column, Figure, Table
 from machine import PATIENCE
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.admin import link as module
-from counterd.frames import Frames, Refused, frame
 from counterd.admin.link import Link, keep_alive
+from counterd.frames import Frames, Refused, frame
 from unit.admin.serving import until
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from importlib import resources
 import pytest
 
 from counterd.admin import events, site
-from counterd.frames import Refused
 from counterd.admin.site import page_policy, parameters_of
+from counterd.frames import Refused
 from unit.admin.serving import BUSY, STATS, World, serve, until
 
 # ---- paths ----------------------------------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import structlog
 
-from counterd.frames import Refused
 from counterd.control import inspector as module
 from counterd.control.inspector import Inspector
 from counterd.control.view import View
+from counterd.frames import Refused
 from counterd.listing import Column, Table
 from counterd.net.server import Histogram
 from counterd.settings import Setting, boolean, integer, octal_mode
@@ -104,6 +104,7 @@ def service(name: str, connections: Iterable[Connection] = (), opened: Callable[
         room=SimpleNamespace(name=name, tables=tables),
         server=Server(connections),
         store=store,
+        failing=False,
         addresses=lambda: "127.0.0.1:1, unix:/s",
     )
 
@@ -193,6 +194,15 @@ def test_descriptors_where_the_kernel_does_not_count_them(monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "FIGURES_PERIOD_NS", 0)
     counted.server.connections[2] = Connection(2, 2)
     assert abs(ask(asked, "figures")["process"]["open_fds"] - (before + 1)) <= 1
+
+
+@pytest.mark.parametrize(("failing", "state"), [(False, "ready"), (True, "failing")])
+def test_a_journal_that_cannot_be_written_is_told(failing: bool, state: str) -> None:
+    one = service("one")
+    one.failing = failing
+    asked = inspector(one, service("two"))
+    assert ask(asked, "ping") == {"state": state}
+    assert ask(asked, "figures")["state"] == state
 
 
 def test_figures_are_not_counted_for_everybody_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,10 +25,9 @@ SYNC_MAX_MS = 10_000
 SORTS = ("ready", "reserved", "delayed", "buried", "waiting", "oldest")  # as in _tables.pyx
 
 
-
 def sync(text: str) -> str:
     """How soon a change is on disk."""
-    if text in ("always", "never") or text.isdecimal() and 1 <= int(text) <= SYNC_MAX_MS:
+    if text in ("always", "never") or (text.isdecimal() and 1 <= int(text) <= SYNC_MAX_MS):
         return text
     raise ValueError(f"expected always, never or milliseconds from 1 to {SYNC_MAX_MS}, not {text!r}")
 

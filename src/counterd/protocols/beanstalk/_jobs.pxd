@@ -8,7 +8,7 @@
 # - the index has an entry for each job.
 #
 # If jobs are journaled, each job that has changed since it was written last is among the changes, in the order in which
-# they changed first. A job that was ended is among them too, as long as the journal may have it; only its record is left.
+# they changed first. So is a job that was ended, if the journal may have it; only its record is left.
 
 from libc.stdint cimport UINT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 
@@ -146,7 +146,9 @@ cdef inline void job_edited(Jobs* jobs, uint32_t number) noexcept nogil:
     state.changes += 1
 
 
-cdef inline uint32_t job_place(Jobs* jobs, uint64_t id, uint32_t tube, const uint8_t* body, uint32_t size) noexcept nogil:
+cdef inline uint32_t job_place(
+    Jobs* jobs, uint64_t id, uint32_t tube, const uint8_t* body, uint32_t size
+) noexcept nogil:
     """A job with that id and body, nothing else of which is set, in no queue yet. The caller has seen that there is
     room for both."""
     cdef uint32_t number = pool_take(jobs.pool, &jobs.records.line_next, sizeof(Job))

@@ -9,7 +9,7 @@ has them: a piece is never stored.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport UINT32_MAX, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from counterd.engine.chains cimport chain_blocks
@@ -110,7 +110,7 @@ def take(BeanstalkStore store not None, int64_t now_ns):
     """The position and the piece of what has changed since the last piece; None as long as that is not due."""
     cdef Jobs* jobs = &store.queues.jobs
     cdef size_t size = sizeof(Head), row
-    cdef uint32_t number, count = 0, rows = 0, i
+    cdef uint32_t number, count = 0, rows = 0, _i
     cdef Head head
     cdef bytes piece
     cdef uint8_t* target
@@ -134,7 +134,7 @@ def take(BeanstalkStore store not None, int64_t now_ns):
         head = Head(store.state.changes_taken, store.state.id_limit_asked)
         memcpy(target, &head, sizeof(Head))
         target += sizeof(Head)
-        for i in range(count):
+        for _i in range(count):
             number = jobs.state.changed_first
             if row_size(store, job_at(jobs, number)):
                 target = write_row(store, target, job_at(jobs, number))
@@ -150,7 +150,7 @@ def refuse(BeanstalkStore store not None, int64_t now_ns):
 
 
 def begin(BeanstalkStore store not None, uint64_t last_id, uint64_t id_limit):
-    """From now on changes are told. last_id: that may have been given before; id_limit: up to which ids may be given."""
+    """From now on changes are told. last_id: that may have been given before; id_limit: the last that may be given."""
     with store:
         store.queues.jobs.state.last_id = last_id
         store.queues.jobs.state.id_limit = store.state.id_limit_asked = id_limit
@@ -261,7 +261,7 @@ def rows(bytes piece not None):
 
 
 def packed(list jobs not None, uint64_t id_limit=0):
-    """A piece of rows as rows() has them in `whole`. Raises ValueError for one that makes no sense, and names its id."""
+    """A piece of rows as rows() has them in `whole`. Raises ValueError for one that makes no sense, with its id."""
     cdef Head head = Head(0, id_limit)
     cdef list pieces = [(<const uint8_t*>&head)[:sizeof(Head)]]
     cdef Row row

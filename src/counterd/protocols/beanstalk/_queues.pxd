@@ -154,7 +154,9 @@ cdef inline void job_bury(Queues* queues, uint32_t number, int64_t now_ns) noexc
     job_enter(queues, number, BURIED, 0, now_ns)
 
 
-cdef inline void job_hold(Queues* queues, uint32_t number, uint32_t connection, int64_t due_ns, int64_t now_ns) noexcept nogil:
+cdef inline void job_hold(
+    Queues* queues, uint32_t number, uint32_t connection, int64_t due_ns, int64_t now_ns
+) noexcept nogil:
     """Has a connection hold a job that is in no queue, until then."""
     cdef Worker* worker = queues.workers.records + connection
     job_at(&queues.jobs, number).holder = connection

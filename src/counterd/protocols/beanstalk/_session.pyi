@@ -11,6 +11,7 @@ def open_store(
     tube_jobs_max: int,
     figures: Figures,
     host: Mapping[str, object],
+    journal_period_ns: int,
     hash_key: bytes,
     now_ns: int,
 ) -> BeanstalkStore: ...

@@ -161,7 +161,7 @@ cdef class BeanstalkSession(Session):
         return BAD_FORMAT
 
     cdef void edited(self, Command command) noexcept:
-        """A command has changed jobs. That one is reserved is told at once: if that is lost, another may have it too."""
+        """A command has changed jobs. That one is reserved is told at once: nothing is promised by that."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         if RESERVE <= command <= RESERVE_JOB or command == BATCH_RESERVE:
             store.expect(store.journal_due_ns())
@@ -540,7 +540,7 @@ cdef class BeanstalkSession(Session):
         Session.leave(self)
 
     cdef bytes give_up_on(self, bytes replies):
-        """Jobs that were put, and are not in the journal, are taken back, unless a worker has them. Section "The journal"."""
+        """Jobs that were put are taken back, unless a worker has them. Section "The journal"."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef Jobs* jobs = &store.queues.jobs
         cdef list kept = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from counterd.protocols.beanstalk._journal import CONSTANTS, packed, rows
 
@@ -97,7 +97,7 @@ def count(database: sqlite3.Connection) -> int:
 
 
 def read(database: sqlite3.Connection) -> Iterator[bytes]:
-    """Pieces of all jobs, in the order in which they came into their states. Raises ValueError for one that is wrong."""
+    """Pieces of all jobs, by when they came into their states. Raises ValueError for one that is wrong."""
     found = database.execute(f"{JOBS} ORDER BY since, jobs.id")
     while some := list(itertools.islice(found, ROWS_AT_ONCE)):
         yield packed([checked(row) for row in some])
@@ -125,9 +125,10 @@ def problems(database: sqlite3.Connection) -> Iterator[str]:
 
 def dump(database: sqlite3.Connection) -> Iterator[dict[str, object]]:
     """The records as people may read them, by id."""
-    names = [line.split()[0] for line in SCHEMA.split("(", 1)[1].split(");")[0].splitlines() if line.strip()]
-    for row in database.execute(f"{JOBS} ORDER BY jobs.id"):
-        job = dict(zip((*names[:14], "body"), row, strict=False))
+    found = database.execute(f"{JOBS} ORDER BY jobs.id")
+    names = [*(column[0] for column in found.description[:14]), "body"]
+    for row in found:
+        job: dict[str, Any] = dict(zip(names, row, strict=False))
         job["state"] = dict(enumerate(STATES, 1)).get(job["state"], job["state"])
         job["body"] = job["body"].decode("utf-8", "backslashreplace") if isinstance(job["body"], bytes) else None
         yield job

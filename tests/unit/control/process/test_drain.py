@@ -35,6 +35,9 @@ class Room:
     def part(self) -> None:
         self.steps.append("part")
 
+    async def finish(self, timeout: float) -> None:
+        self.steps.append("finish")
+
     def connect(self, number: int) -> None:
         """A connection that reads nothing, and stays until it is cut off."""
         self.server.connections[number] = SimpleNamespace(
@@ -96,7 +99,7 @@ def test_nobody_keeps_it_for_longer_than_its_timeout(mode: str, timeout: int) ->
     room.connect(7)
     with structlog.testing.capture_logs() as entries:
         loop.run(drain([room], Drain(mode, timeout)))
-    assert room.steps == [*(["unlisten"] if mode == "wait" else []), "part", "abort 7"]
+    assert room.steps == [*(["unlisten"] if mode == "wait" else []), "part", "abort 7", "finish"]
     assert loop.now == pytest.approx(timeout, abs=0.001)
     assert [entry["event"] for entry in entries][-2:] == [
         "drain.timeout is over: connections that were cut off: 1",
@@ -112,6 +115,6 @@ def test_who_goes_is_not_waited_for() -> None:
     with structlog.testing.capture_logs() as entries:
         loop.run(drain([room, other], Drain("wait", 60)))
     assert loop.now == pytest.approx(4, abs=0.1)
-    assert (room.steps, other.steps) == (["unlisten", "part"], ["unlisten", "part"])
+    assert (room.steps, other.steps) == (["unlisten", "part", "finish"], ["unlisten", "part", "finish"])
     assert entries[-1]["event"] == "stopped"
     assert not any(entry["log_level"] == "warning" for entry in entries)

@@ -265,6 +265,12 @@ def test_with_a_period_replies_do_not_wait():
 # ---- what cannot be restored ----
 
 
+def restore(kept: Journaled, other: Journaled) -> None:
+    """Has another store take up what the journal has."""
+    for piece in journal.read(kept.database):
+        _journal.restore(other.bench.store, piece, other.bench.now_ns)
+
+
 def test_a_damaged_body_is_named(kept: Journaled):
     told(kept, kept.connect(), wire.put(b"good"), wire.put(b"bad"))
     kept.database.execute("UPDATE jobs SET body = x'626164ff' WHERE id = 2")
@@ -285,19 +291,14 @@ def test_a_row_that_makes_no_sense_is_named(kept: Journaled, column: str, value:
 
 def test_a_memory_limit_that_is_too_small(kept: Journaled):
     told(kept, kept.connect(), *[wire.put(b"x" * 60000) for _ in range(20)])
-    pieces = list(journal.read(kept.database))
-    small = Journaled(memory_limit=1 << 20).bench
     with pytest.raises(MemoryError, match=r"more jobs than beanstalk\.memory_limit allows"):
-        for piece in pieces:
-            _journal.restore(small.store, piece, small.now_ns)
+        restore(kept, Journaled(memory_limit=1 << 20))
 
 
 def test_too_many_tubes(kept: Journaled):
     told(kept, kept.connect(), *[wire.use(b"t%d" % number) + wire.put(b"x") for number in range(10)])
-    small = Journaled(tubes=5).bench
     with pytest.raises(MemoryError, match=r"more tubes than beanstalk\.max_tubes"):
-        for piece in journal.read(kept.database):
-            _journal.restore(small.store, piece, small.now_ns)
+        restore(kept, Journaled(tubes=5))
 
 
 def test_long_bodies_are_apart_and_end_with_their_jobs(kept: Journaled):

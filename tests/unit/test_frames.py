@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from counterd.admin import frames
+from counterd import frames
 from counterd.frames import Frames, frame
 
 BODIES = [b"{}", b"", b'{"id": 1}', b"x" * 70_000]
@@ -34,8 +34,9 @@ def test_a_length_is_refused_before_its_body_is_there() -> None:
         list(taken.feed(frame(b"x" * 11)[:4]))
 
 
-def test_a_body_that_is_too_long_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "FRAME_MAX", 10)
-    assert len(frame(b"x" * 10)) == 14
+def test_a_body_that_is_too_long_is_not_sent() -> None:
+    assert len(frame(b"x" * 10, 10)) == 14
     with pytest.raises(ValueError, match="at most 10"):
-        frame(b"x" * 11)
+        frame(b"x" * 11, 10)
+    with pytest.raises(ValueError, match=f"at most {frames.FRAME_MAX}"):
+        frame(bytes(frames.FRAME_MAX + 1))

@@ -1,0 +1,286 @@
+"""The daemon's end of the process that writes a journal, which is real; the store and its driver are stand-ins."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import structlog
+
+from counterd.control import journal as module
+from counterd.control.journal import JournalFailed, Keeper
+from counterd.protocols.beanstalk import _journal
+from machine import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Store:
+    """Has pieces to tell, and notes what it is told."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.told = 0
+        self.reached = 0
+        self.refused = 0
+        self.restored: list[bytes] = []
+        self.begun: dict[str, int] = {}
+
+    def reach(self, position: int, _now_ns: int) -> None:
+        self.reached = position
+
+    def next_deadline(self) -> int:
+        return 0 if self.told < len(self.pieces) else -1
+
+    def snapshot(self) -> dict[str, int]:
+        return {"journal_behind": len(self.pieces) - self.reached}
+
+    # ---- what its protocol does with it ----
+
+    def restore(self, piece: bytes, _now_ns: int) -> int:
+        self.restored.append(piece)
+        return len(_journal.rows(piece)[1])
+
+    def begin(self, **told: int) -> None:
+        self.begun = told
+
+    def take(self, _now_ns: int) -> tuple[int, bytes] | None:
+        if self.told == len(self.pieces):
+            return None
+        self.told += 1
+        return self.told, self.pieces[self.told - 1]
+
+    def refuse(self, _now_ns: int) -> None:
+        self.refused += 1
+
+
+def piece(*ids: int) -> bytes:
+    return _journal.packed([(id_, "t", 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, b"x") for id_ in ids])
+
+
+class Kept:
+    """A keeper, its store, and what it reported."""
+
+    def __init__(self, path: Path, sync: str = "always") -> None:
+        self.store = Store()
+        self.reports: list[str] = []
+        ability = SimpleNamespace(
+            path="path", sync="sync", restore=Store.restore, begin=Store.begin, take=Store.take, refuse=Store.refuse
+        )
+        room: Any = SimpleNamespace(name="beanstalk", journal=ability)
+        driver: Any = SimpleNamespace(wake=lambda: self.keeper.turn(0))
+        store: Any = self.store
+        self.keeper = Keeper(
+            room, {"path": str(path), "sync": sync}, store, driver, lambda _cause, text: self.reports.append(text)
+        )
+
+    async def written(self, pieces: int) -> None:
+        await until(lambda: self.store.reached == pieces)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal"
+
+
+def ids(path: Path) -> list[int]:
+    database = sqlite3.connect(path)
+    found = [row[0] for row in database.execute("SELECT id FROM jobs ORDER BY id")]
+    database.close()
+    return found
+
+
+def test_pieces_are_written_one_after_the_other(path: Path) -> None:
+    async def history() -> None:
+        kept = Kept(path)
+        await kept.keeper.restore()
+        assert kept.store.begun == {"last_id": 0, "id_limit": _journal.CONSTANTS["ID_BLOCK"]}
+        kept.store.pieces += [piece(1), piece(2, 3), piece(4)]
+        kept.keeper.turn(0)
+        kept.keeper.turn(0)
+        assert kept.store.told == 1
+        await kept.written(3)
+        await kept.keeper.finish(PATIENCE)
+        kept.keeper.stop()
+        assert kept.reports == []
+
+    asyncio.run(history())
+    assert ids(path) == [1, 2, 3, 4]
+    assert not path.with_name("journal-wal").exists()
+
+
+def test_what_there_was_is_restored(path: Path) -> None:
+    async def history() -> None:
+        for restored in (0, 3):
+            kept = Kept(path)
+            await kept.keeper.restore()
+            assert (kept.keeper.restored, len(kept.store.restored)) == (restored, int(restored > 0))
+            kept.store.pieces.append(piece(7, 8, 9))
+            kept.keeper.turn(0)
+            await kept.keeper.finish(PATIENCE)
+            kept.keeper.stop()
+
+    asyncio.run(history())
+
+
+def test_a_writer_that_was_killed_is_replaced_and_gets_its_piece_again(path: Path) -> None:
+    async def history() -> None:
+        kept = Kept(path)
+        await kept.keeper.restore()
+        pids = children()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        kept.store.pieces += [piece(1), piece(2)]
+        kept.keeper.turn(0)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        await kept.written(2)
+        assert "the journal process ended with status -9" in kept.reports[0]
+        assert (kept.store.refused, kept.keeper.failing) == (0, "")
+        kept.keeper.stop()
+
+    asyncio.run(history())
+    assert ids(path) == [1, 2]
+
+
+def children() -> list[int]:
+    """The processes that write journals for this one."""
+    found = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return [int(pid) for pid in found]
+
+
+def test_one_that_hangs_counts_as_a_failure_until_it_goes_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+
+    async def history() -> None:
+        kept = Kept(path)
+        await kept.keeper.restore()
+        for pid in children():
+            os.kill(pid, signal.SIGSTOP)
+        kept.store.pieces.append(piece(1))
+        kept.keeper.turn(0)
+        await until(lambda: kept.keeper.failing)
+        assert kept.store.refused == 1
+        assert kept.keeper.failing == f"{path}: nothing has been written for 0.05 s"
+        await kept.keeper.finish(0.05)  # gives up
+        for pid in children():
+            os.kill(pid, signal.SIGCONT)
+        await kept.written(1)
+        assert kept.keeper.failing == ""
+        kept.keeper.stop()
+
+    asyncio.run(history())
+
+
+def test_a_piece_that_cannot_be_written(path: Path) -> None:
+    """The process that meets the error ends; one of those after it can write."""
+
+    async def history() -> None:
+        kept = Kept(path)
+        await kept.keeper.restore()
+        database = sqlite3.connect(path)
+        database.execute("ALTER TABLE jobs RENAME TO gone")
+        kept.store.pieces.append(piece(1))
+        kept.keeper.turn(0)
+        await until(lambda: kept.keeper.failing)
+        assert kept.keeper.failing == f"{path}: no such table: jobs"
+        assert kept.store.refused >= 1
+        database.execute("ALTER TABLE gone RENAME TO jobs")
+        database.close()
+        await kept.written(1)
+        assert kept.keeper.failing == ""
+        kept.keeper.stop()
+
+    asyncio.run(history())
+    assert ids(path) == [1]
+
+
+@pytest.mark.parametrize("error", [ValueError("job 7 is there twice"), MemoryError("there are more jobs than fit")])
+def test_what_the_store_cannot_take_up_ends_the_start(path: Path, error: Exception) -> None:
+    async def history() -> None:
+        kept = Kept(path)
+        await kept.keeper.restore()
+        kept.store.pieces.append(piece(7))
+        kept.keeper.turn(0)
+        await kept.keeper.finish(PATIENCE)
+        kept.keeper.stop()
+        again = Kept(path)
+
+        def refuse(_piece: bytes, _now_ns: int) -> int:
+            raise error
+
+        again.store.restore = refuse  # type: ignore[method-assign]
+        again.keeper._ability = SimpleNamespace(restore=lambda store, *told: store.restore(*told))  # type: ignore[assignment]
+        with pytest.raises(JournalFailed, match=f"^{path}: {error}$"):
+            await again.keeper.restore()
+        again.keeper.stop()
+
+    asyncio.run(history())
+
+
+def test_a_reader_that_ends_ends_the_start(path: Path) -> None:
+    async def history() -> None:
+        kept = Kept(path)
+        restoring = asyncio.ensure_future(kept.keeper.restore())
+        await until(children)
+        for pid in children():
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(JournalFailed, match="the process that reads it has ended"):
+            await restoring
+        kept.keeper.stop()
+
+    asyncio.run(history())
+
+
+def test_a_file_that_cannot_be_opened_ends_the_start(path: Path) -> None:
+    async def history() -> None:
+        kept = Kept(path / "none" / "x")
+        with pytest.raises(JournalFailed, match="No such file or directory"):
+            await kept.keeper.restore()
+        kept.keeper.stop()
+
+    asyncio.run(history())
+
+
+def test_the_writer_is_told_whether_to_wait_for_the_disk(path: Path) -> None:
+    async def history() -> None:
+        for sync, is_synced in (("always", True), ("50", True), ("never", False)):
+            assert json.loads(Kept(path, sync).keeper.hello())["is_synced"] is is_synced
+
+    asyncio.run(history())
+
+
+def test_lines_of_progress(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PROGRESS_S", -1.0)
+
+    async def history() -> None:
+        for _ in range(2):
+            kept = Kept(path)
+            with structlog.testing.capture_logs() as lines:
+                await kept.keeper.restore()
+            kept.store.pieces.append(piece(*range(1, 1000)))
+            kept.keeper.turn(0)
+            await kept.keeper.finish(PATIENCE)
+            kept.keeper.stop()
+        assert [line["event"] for line in lines] == [
+            f"restoring {path}: 512 of 999 records", f"restoring {path}: 999 of 999 records",
+            f"restored 999 records from {path}",
+        ]  # fmt: skip
+
+    asyncio.run(history())

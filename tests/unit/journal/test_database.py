@@ -1,0 +1,105 @@
+"""A journal's file: made, locked, and refused with a sentence. What is in it is tested with its protocol."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from counterd.journal.database import (
+    JournalError,
+    check_layout,
+    explained,
+    find_ledger,
+    lock,
+    open_database,
+    room_of,
+    transaction,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "journal")
+
+
+def opened(path: str) -> contextlib.closing[sqlite3.Connection]:
+    return contextlib.closing(open_database(path, "beanstalk", is_synced=True))
+
+
+def test_a_new_one_and_the_same_again(path: str) -> None:
+    for _ in range(2):
+        with opened(path) as database:
+            assert room_of(database, path) == "beanstalk"
+            assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+            assert database.execute("PRAGMA synchronous").fetchone() == (2,)
+            assert find_ledger("beanstalk").count(database) == 0
+
+
+def test_without_sync(path: str) -> None:
+    with contextlib.closing(open_database(path, "beanstalk", is_synced=False)) as database:
+        assert database.execute("PRAGMA synchronous").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("room", ["counter", "nothing"])
+def test_a_protocol_without_a_journal(path: str, room: str) -> None:
+    with pytest.raises(JournalError, match=f"no protocol {room} is installed that has a journal"):
+        open_database(path, room, is_synced=True)
+
+
+def test_the_journal_of_another_protocol(path: str) -> None:
+    with opened(path) as database:
+        database.execute("UPDATE journal SET room = 'smockron'")
+    with pytest.raises(JournalError, match="is the journal of smockron, not of beanstalk"):
+        open_database(path, "beanstalk", is_synced=True)
+
+
+def test_another_layout(path: str) -> None:
+    with opened(path) as database:
+        database.execute("PRAGMA user_version = 7")
+        with pytest.raises(JournalError, match="has layout 7, and this version of counterd writes and reads layout 1"):
+            check_layout(database, path, find_ledger("beanstalk"))
+
+
+def test_a_transaction_is_all_or_nothing(path: str) -> None:
+    with opened(path) as database:
+        with contextlib.suppress(KeyError), transaction(database):
+            database.execute("UPDATE numbers SET value = 7")
+            raise KeyError
+        assert database.execute("SELECT value FROM numbers").fetchone() == (0,)
+        with transaction(database):
+            database.execute("UPDATE numbers SET value = 7")
+        assert database.execute("SELECT value FROM numbers").fetchone() == (7,)
+
+
+def test_one_process_has_it(path: str) -> None:
+    code = f"import sys; from counterd.journal.database import lock; lock({path!r}); print(); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdin is not None
+        assert holder.stdout.readline() == b"\n"
+        with pytest.raises(JournalError, match="another process writes this journal"):
+            lock(path, 0)
+        holder.stdin.close()
+        os.close(lock(path))
+
+
+def test_errors_name_the_file(path: str) -> None:
+    with pytest.raises(JournalError, match=f"^{path}: No such file or directory$"), explained(path):
+        raise FileNotFoundError(2, "No such file or directory")
+    with pytest.raises(JournalError, match=f"`counterd journal repair {path}`"), explained(path):
+        raise sqlite3.DatabaseError("database disk image is malformed")
+    with pytest.raises(JournalError, match=f"^{path}: disk I/O error$"), explained(path):
+        raise sqlite3.OperationalError("disk I/O error")
+    with pytest.raises(JournalError, match="`counterd journal repair"), explained(path):
+        raise ValueError("job 1: its body is damaged")
+    with pytest.raises(BrokenPipeError), explained(path):  # of a socket, not of the file
+        raise BrokenPipeError
