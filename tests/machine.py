@@ -22,6 +22,12 @@ def examples(count: int) -> int:
     return max(1, round(count * EXAMPLES))
 
 
+def own_address() -> str:
+    """A loopback address of this process: a port of it that is free stays free, for whoever ends and comes again."""
+    pid = os.getpid()
+    return f"127.{64 + (pid >> 16)}.{pid >> 8 & 255}.{pid & 255}"
+
+
 @contextlib.contextmanager
 def own_time() -> Iterator[Callable[[], float]]:
     """Seconds of the processor that the block takes: what else goes on, and how much garbage there is, is left out."""

@@ -56,6 +56,7 @@ def find(program: str) -> str | None:
 TABLE: Mapping[str, Need] = {
     "yrmcdsd": Need("the reference server of the counter protocol", "yrmcds"),
     "beanstalkd": Need("the reference server of the beanstalk protocol", "beanstalkd"),
+    "sqlite3": Need("copies a journal as people do", "sqlite3"),
     "ip": Need("hosts that vanish, in network namespaces", "iproute2"),
     "tc": Need("links that are slow", "iproute2"),
     "redis-server": Need("what counterbench speaks to", "redis-server"),

@@ -23,6 +23,7 @@ import daemon
 from counterd.client import aio
 from counterd.errors import ConnectionLost, NotAvailable, NotFound
 from loops import NEW_LOOP, run, until
+from machine import own_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,14 +36,19 @@ class Server:
     """A counterd that can be killed and started again at the same place."""
 
     def __init__(self, start: Callable[..., daemon.Daemon], path: str | None) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as found:
+        self.host = own_address()
+        with socket.create_server((self.host, 0)) as found:
             self.port = found.getsockname()[1]
         self.path = path
         self._start = start
         self.start()
 
     def start(self) -> None:
-        settings = {"counter.port": self.port, **({"counter.socket": self.path} if self.path else {})}
+        settings = {
+            "counter.bind": self.host,
+            "counter.port": self.port,
+            **({"counter.socket": self.path} if self.path else {}),
+        }
         self.daemon = self._start(settings, status=-signal.SIGKILL)
 
     def kill(self) -> None:
@@ -50,7 +56,7 @@ class Server:
         self.daemon.ended()
 
     def client(self, **options: Any) -> aio.Client:
-        return aio.Client(path=self.path, **options) if self.path else aio.Client(port=self.port, **options)
+        return aio.Client(path=self.path, **options) if self.path else aio.Client(self.host, self.port, **options)
 
 
 @pytest.fixture(params=["tcp", "unix"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import struct
+import subprocess
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -346,4 +347,6 @@ def test_closed_while_it_waits(server: Server, call: Callable[[Client], object])
 
 
 def test_logging_is_left_to_the_program() -> None:
-    assert logging.getLogger("counterd.client.sentinel").handlers == []
+    code = "import logging, counterd.client.sentinel as told; print(logging.getLogger(told.__name__).handlers)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert ended.stdout == "[]\n"

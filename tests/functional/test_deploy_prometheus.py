@@ -19,6 +19,9 @@ ALERTS = DEPLOY / "prometheus" / "alerts.yml"
 BOARD = DEPLOY / "grafana" / "counterd.json"
 # All rooms, so that the metrics of each are there.
 SETTINGS = {
+    "beanstalk.enable": "true",
+    "beanstalk.bind": "127.0.0.1",
+    "beanstalk.port": "0",
     "throttr.enable": "true",
     "throttr.bind": "127.0.0.1",
     "throttr.port": "0",
@@ -78,6 +81,7 @@ def test_every_alert_is_tested_and_says_what_to_do() -> None:
 def test_every_metric_and_every_label_exists(tmp_path: Path) -> None:
     with daemon.running(tmp_path, SETTINGS) as running:
         (address,) = running.served("admin listens on")
+        running.addresses = running.served("counter listens on")
         with running.client() as client:
             client.acquire("anything", 1, maximum=1)
         with urllib.request.urlopen(f"http://{address.host}:{address.port}/metrics", timeout=daemon.PATIENCE) as answer:
