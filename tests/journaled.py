@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from conformance.beanstalk.engine import make_store
@@ -41,6 +42,7 @@ class Journaled:
     def __init__(self, **sizes: Any) -> None:
         self._sizes = sizes
         self.database = sqlite3.connect(":memory:", isolation_level=None)
+        weakref.finalize(self, self.database.close)
         self.database.executescript(journal.SCHEMA)
         self.piece: tuple[int, bytes] | None = None
         self.bench = Unwritten(make_store(**sizes))
