@@ -128,6 +128,7 @@ FIGURES = (
     Figure("jobs:buried", "beanstalk_jobs", "gauge", "Jobs, by state.", {"state": "buried"}),
     Figure("total_jobs", "beanstalk_jobs_created_total", "counter", "Jobs that were put."),
     Figure("timeouts", "beanstalk_timeouts_total", "counter", "Jobs whose worker did not end them in time."),
+    Figure("retired", "beanstalk_retired_total", "counter", "Jobs that were reserved as often as their tube allows."),
     Figure("given_back", "beanstalk_given_back_total", "counter", "Jobs that became ready as their worker had gone."),
     Figure("waiting", "beanstalk_waiting", "gauge", "Connections that wait for a job."),
     Figure("tubes", "beanstalk_tubes", "gauge", "Tubes that there are."),

@@ -34,6 +34,7 @@ cdef enum RowKind:
     GONE = 0                    # the job was ended; of a row only its id and size count
     CHANGED = 1                 # the journal has its body
     WHOLE = 2
+    LIMIT = 3                   # of a tube: its name, `priority` for the reserves, and a tube's name for a body
 
 
 CONSTANTS = {"ID_BLOCK": ID_BLOCK}  # for journal.py
@@ -106,11 +107,25 @@ cdef inline size_t row_size(BeanstalkStore store, const Job* job) noexcept:
     return sizeof(Row) + tube_at(&store.queues.tubes, job.tube).record.name_size + (0 if job.is_written else job.size)
 
 
+cdef bytes limit_row(tuple limit):
+    """The row of one of BeanstalkStore.limits."""
+    cdef Row row
+    _, name, reserves_max, target = limit
+    memset(&row, 0, sizeof(Row))
+    row.kind = LIMIT
+    row.priority = reserves_max
+    row.name_size = <uint8_t>len(name)
+    row.size = len(target)
+    return (<const uint8_t*>&row)[:sizeof(Row)] + name + target
+
+
 def take(BeanstalkStore store not None, int64_t now_ns):
     """The position and the piece of what has changed since the last piece; None as long as that is not due."""
     cdef Jobs* jobs = &store.queues.jobs
     cdef size_t size = sizeof(Head), row
-    cdef uint32_t number, count = 0, rows = 0, _i
+    cdef uint32_t number, count = 0, rows = 0, jobs_told, _i
+    cdef uint64_t most = CHANGES_MAX
+    cdef bytes limit = b""
     cdef Head head
     cdef bytes piece
     cdef uint8_t* target
@@ -118,12 +133,23 @@ def take(BeanstalkStore store not None, int64_t now_ns):
         if store.journal_due_ns() > now_ns:
             return None
         number = jobs.state.changed_first
-        while number and count < CHANGES_MAX and size < PIECE_MAX:
+        if store.limits:  # it ends a piece, as nothing that changed later may be told before
+            limit = limit_row(store.limits[0])
+            most = min(most, store.limits[0][0] - store.state.changes_taken - 1)
+        while number and count < most and size < PIECE_MAX:
             row = row_size(store, job_at(jobs, number))
             size += row
             rows += row != 0
             count += 1
             number = job_at(jobs, number).next_changed
+        jobs_told = count
+        if limit and count == store.limits[0][0] - store.state.changes_taken - 1:
+            del store.limits[0]
+            size += len(limit)
+            rows += 1
+            count += 1
+        else:
+            limit = b""
         piece = PyBytes_FromStringAndSize(NULL, size)
         target = <uint8_t*>PyBytes_AS_STRING(piece)
         store.state.changes_taken += count
@@ -134,11 +160,12 @@ def take(BeanstalkStore store not None, int64_t now_ns):
         head = Head(store.state.changes_taken, store.state.id_limit_asked)
         memcpy(target, &head, sizeof(Head))
         target += sizeof(Head)
-        for _i in range(count):
+        for _i in range(jobs_told):
             number = jobs.state.changed_first
             if row_size(store, job_at(jobs, number)):
                 target = write_row(store, target, job_at(jobs, number))
             job_next_changed(jobs)
+        memcpy(target, PyBytes_AS_STRING(limit), len(limit))
     return head.position, piece
 
 
@@ -173,27 +200,47 @@ def restore(BeanstalkStore store not None, bytes piece not None, int64_t now_ns)
         while data < end:
             memcpy(&row, data, sizeof(Row))
             data += sizeof(Row)
-            restore_job(store, &row, data)
+            if row.kind == LIMIT:
+                restore_limit(store, &row, data)
+            else:
+                restore_job(store, &row, data)
+                count += 1
             data += row.name_size + row.size
-            count += 1
         store.expect(0)
     return count
 
 
+cdef uint32_t restore_tube(BeanstalkStore store, const uint8_t* name, uint32_t size) except 0:
+    """The tube of that name, which is made if need be."""
+    cdef uint32_t tag = name_tag(&store.queues.tubes.table, name, size)
+    cdef uint32_t number = tube_find(&store.queues.tubes, tag, name, size)
+    if number == 0:
+        if not tubes_have_room(&store.queues.tubes, size):
+            raise MemoryError("there are more tubes than beanstalk.max_tubes and beanstalk.memory_limit allow")
+        number = tube_make(&store.queues.tubes, tag, name, size)
+    return number
+
+
+cdef int restore_limit(BeanstalkStore store, const Row* row, const uint8_t* data) except -1:
+    """Limits the reserves of a tube again. data: its name, and that of another."""
+    cdef uint32_t number = restore_tube(store, data, row.name_size)
+    cdef uint32_t target = 0
+    if row.size:
+        tube_at(&store.queues.tubes, number).walks += 1
+        target = restore_tube(store, data + row.name_size, row.size)
+        tube_at(&store.queues.tubes, number).walks -= 1
+    return store.limit_reserves(number, row.priority, target)
+
+
 cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) except -1:
     """Takes up a job. data: the name of its tube, and its body."""
-    cdef uint32_t tag, tube, number
+    cdef uint32_t tube, number
     cdef int64_t since_ns = row.since - store.wall_ns
     cdef int64_t due_ns = max(1, row.due - store.wall_ns)
     cdef Job* job
     if job_find(&store.queues.jobs, row.id):
         raise ValueError(f"job {row.id} is there twice")
-    tag = name_tag(&store.queues.tubes.table, data, row.name_size)
-    tube = tube_find(&store.queues.tubes, tag, data, row.name_size)
-    if tube == 0:
-        if not tubes_have_room(&store.queues.tubes, row.name_size):
-            raise MemoryError("there are more tubes than beanstalk.max_tubes and beanstalk.memory_limit allow")
-        tube = tube_make(&store.queues.tubes, tag, data, row.name_size)
+    tube = restore_tube(store, data, row.name_size)
     if (
         pool_left(store.queues.jobs.pool) == 0 or pool_left(store.chains.pool) < chain_blocks(row.size)
     ):
@@ -224,18 +271,19 @@ cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) 
 # ---- in the process that writes ------------------------------------------------------------------------------------
 
 def rows(bytes piece not None):
-    """What a piece says: (id_limit, whole, changed, gone), in which
+    """What a piece says: (id_limit, whole, changed, gone, limits), in which
 
     whole    (id, tube, state, priority, delay, ttr, created, since, due, reserves, timeouts, releases, buries, kicks,
              body) for jobs that the journal does not have yet
     changed  the same from tube to kicks, and the id at the end
     gone     (id, bytes that its body had)
+    limits   (tube, reserves, name of another tube or "")
     """
     cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(piece)
     cdef const uint8_t* end = data + PyBytes_GET_SIZE(piece)
     cdef Head head
     cdef Row row
-    cdef list whole = [], changed = [], gone = []
+    cdef list whole = [], changed = [], gone = [], limits = []
     memcpy(&head, data, sizeof(Head))
     data += sizeof(Head)
     while data < end:
@@ -246,6 +294,10 @@ def rows(bytes piece not None):
             continue
         tube = data[:row.name_size].decode()
         data += row.name_size
+        if row.kind == LIMIT:
+            limits.append((tube, row.priority, data[:row.size].decode()))
+            data += row.size
+            continue
         if row.kind == CHANGED:
             changed.append((
                 tube, row.state, row.priority, row.delay, row.ttr, row.created, row.since, row.due, row.reserves,
@@ -257,7 +309,21 @@ def rows(bytes piece not None):
             row.timeouts, row.releases, row.buries, row.kicks, data[:row.size],
         ))
         data += row.size
-    return head.id_limit, whole, changed, gone
+    return head.id_limit, whole, changed, gone, limits
+
+
+def packed_limits(list limits not None):
+    """A piece of rows as rows() has them in `limits`. Raises ValueError for one that makes no sense."""
+    cdef list pieces = [b"\0" * sizeof(Head)]
+    for tube, reserves_max, target in limits:
+        try:
+            names = [name.encode() for name in (tube, target)]
+            if not 0 < len(names[0]) <= NAME_MAX or len(names[1]) > NAME_MAX:
+                raise ValueError("a name is impossible")
+            pieces.append(limit_row((0, names[0], reserves_max, names[1])))
+        except (TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise ValueError(f"the limit of tube {tube}: {error}") from None
+    return b"".join(pieces)
 
 
 def packed(list jobs not None, uint64_t id_limit=0):

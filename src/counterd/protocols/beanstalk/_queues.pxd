@@ -186,6 +186,34 @@ cdef inline void job_touch(Queues* queues, uint32_t number, uint32_t connection,
     job_hold(queues, number, connection, now_ns + seconds_ns(job.ttr), since_ns)
 
 
+cdef inline void job_move(Queues* queues, uint32_t number, uint32_t target) noexcept nogil:
+    """Takes a job that is in no queue to another tube; the one before may end with that."""
+    cdef Job* job = job_at(&queues.jobs, number)
+    cdef uint32_t before = job.tube
+    job.tube = target
+    tube_at(&queues.tubes, target).total += 1
+    tube_settle(&queues.tubes, before)
+
+
+cdef inline uint32_t tube_count(const Tube* tube) noexcept nogil:
+    """How many jobs it has."""
+    return tube.jobs[<int>READY] + tube.jobs[<int>DELAYED] + tube.jobs[<int>BURIED] + tube.jobs[<int>RESERVED]
+
+
+cdef inline void tube_limit(Queues* queues, uint32_t number, uint32_t reserves_max, uint32_t target) noexcept nogil:
+    """Has jobs retire that have been reserved so often, 0: never, to another tube, 0: buried."""
+    cdef Tube* tube = tube_at(&queues.tubes, number)
+    cdef uint32_t before = tube.retire_to
+    tube.reserves_max = reserves_max
+    tube.retire_to = target if reserves_max else 0
+    if tube.retire_to:
+        tube_at(&queues.tubes, tube.retire_to).retired_here += 1
+    if before:
+        tube_at(&queues.tubes, before).retired_here -= 1
+        tube_settle(&queues.tubes, before)
+    tube_settle(&queues.tubes, number)
+
+
 cdef inline void job_delete(Queues* queues, uint32_t number) noexcept nogil:
     """Ends a job, and its tube if that was the last that needed it."""
     cdef uint32_t tube = job_at(&queues.jobs, number).tube

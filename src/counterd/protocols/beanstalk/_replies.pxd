@@ -30,6 +30,7 @@ cdef enum Reply:
     PAUSED
     JOBS                    # and a number: so many replies with a job follow
     CLEARED                 # and a number
+    LIMITED
     GOOD                    # these are no refusals
     NOT_FOUND = GOOD
     NOT_IGNORED
@@ -49,7 +50,8 @@ cdef extern from *:
     """
     static const char *const counterd_beanstalk_words[] = {
         "INSERTED", "USING", "RESERVED", "FOUND", "DELETED", "RELEASED", "BURIED", "TOUCHED", "WATCHING", "KICKED",
-        "KICKED", "PAUSED", "JOBS", "CLEARED", "NOT_FOUND", "NOT_IGNORED", "TIMED_OUT", "DEADLINE_SOON", "DRAINING",
+        "KICKED", "PAUSED", "JOBS", "CLEARED", "LIMITED",
+        "NOT_FOUND", "NOT_IGNORED", "TIMED_OUT", "DEADLINE_SOON", "DRAINING",
         "EXPECTED_CRLF", "JOB_TOO_BIG", "OUT_OF_MEMORY", "INTERNAL_ERROR", "BAD_FORMAT", "UNKNOWN_COMMAND",
     };
     """

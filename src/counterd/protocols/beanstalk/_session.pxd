@@ -28,6 +28,7 @@ cdef class BeanstalkSession(Session):
     cdef Reply decide_on_job(self, Command command, const Request* request, Answer* answer) except *
     cdef Reply peek(self, Command command, Answer* answer) except *
     cdef Reply decide_on_tube(self, Command command, const Request* request, Answer* answer) except *
+    cdef Reply limit_reserves(self, uint32_t number, const Request* request) except *
     cdef Reply pause(self, uint32_t number, uint32_t seconds) except *
     cdef Reply answer_at_length(self, Command command, const Request* request, const Frame* frame) except *
     cdef Reply begin_jobs(self, const Request* request, const Frame* frame) except *

@@ -22,22 +22,22 @@ from counterd.protocols.beanstalk._jobs cimport (
 )
 from counterd.protocols.beanstalk._listing cimport JobList, TubeList
 from counterd.protocols.beanstalk._queues cimport (
-    Queues, job_bury, job_delete, job_leave, job_touch, queues_next_ready, seconds_ns, tube_expect, worker_is_pressed,
+    Queues, job_bury, job_delete, job_leave, job_touch, queues_next_ready, seconds_ns, tube_count, tube_expect,
+    worker_is_pressed,
 )
 from counterd.protocols.beanstalk._replies cimport (
     BAD_FORMAT, BURIED_JOB, CLEARED, DEADLINE_SOON, DELETED, DRAINING, EXPECTED_CRLF, FOUND, GOOD, INSERTED,
-    INTERNAL_ERROR, JOBS,
-    JOB_HEAD_MAX, JOB_TOO_BIG, KICKED, KICKED_JOBS, NOT_FOUND, NOT_IGNORED, OUT_OF_MEMORY, PAUSED, RELEASED,
-    RESERVED_JOB, TIMED_OUT, TOUCHED, UNKNOWN_COMMAND, USING, WATCHING, WRITTEN, Answer, Reply, write_reply,
+    INTERNAL_ERROR, JOBS, JOB_HEAD_MAX, JOB_TOO_BIG, KICKED, KICKED_JOBS, LIMITED, NOT_FOUND, NOT_IGNORED,
+    OUT_OF_MEMORY, PAUSED, RELEASED, RESERVED_JOB, TIMED_OUT, TOUCHED, UNKNOWN_COMMAND, USING, WATCHING, WRITTEN, Answer, Reply, write_reply,
 )
 from counterd.protocols.beanstalk._store cimport BeanstalkState, BeanstalkStore
-from counterd.protocols.beanstalk._tubes cimport Tube, tube_at, tube_find, tube_settle
+from counterd.protocols.beanstalk._tubes cimport Tube, Tubes, tube_at, tube_find, tube_settle
 from counterd.protocols.beanstalk._wire cimport (
     BATCH_MAX, BATCH_RESERVE, BURY, CLEAR_TUBE, COMMAND_WORDS, COMMANDS, CRLF_SIZE, DELETE, IGNORE, KICK, KICK_JOB,
-    LINE_MAX, LIST_JOBS, LIST_TUBE_USED, LIST_TUBES, LIST_TUBES_WATCHED, MALFORMED, NEEDLE_MAX, PAUSE_TUBE, PEEK,
-    PEEK_BURIED, PEEK_DELAYED, PEEK_READY, PUT, QUIT, RESERVE, RESERVE_JOB, RESERVE_WITH_TIMEOUT, SEARCH_JOBS, STATS,
-    STATS_JOB, TOO_BIG, TOO_LONG, TOO_LONG_AT_CR, TOO_LONG_STILL, TOUCH, UNKNOWN, USE, WATCH, Command, Request, Word,
-    line_command, line_decode, line_size,
+    LIMIT_RESERVES, LINE_MAX, LIST_JOBS, LIST_TUBE_USED, LIST_TUBES, LIST_TUBES_WATCHED, MALFORMED, NEEDLE_MAX,
+    PAUSE_TUBE, PEEK, PEEK_BURIED, PEEK_DELAYED, PEEK_READY, PUT, QUIT, RESERVE, RESERVE_JOB, RESERVE_WITH_TIMEOUT,
+    SEARCH_JOBS, STATS, STATS_JOB, TOO_BIG, TOO_LONG, TOO_LONG_AT_CR, TOO_LONG_STILL, TOUCH, UNKNOWN, USE, WATCH,
+    Command, Request, Word, line_command, line_decode, line_size,
 )
 from counterd.protocols.beanstalk._workers cimport (
     WATCH_COST, WATCHED_MAX, Worker, watch_add, watch_find, watch_remove, worker_enter, worker_use, worker_wait,
@@ -180,7 +180,7 @@ cdef class BeanstalkSession(Session):
             if self.store.budget <= 0:
                 return LATER
             answer.reply = self.answer_at_length(command, request, frame)
-        elif command == USE or command == WATCH or command == IGNORE or command == PAUSE_TUBE:
+        elif USE <= command <= IGNORE or command == PAUSE_TUBE or command == LIMIT_RESERVES:
             answer.reply = self.decide_on_tube(command, request, answer)
         elif command == LIST_TUBE_USED:
             answer.number = (<BeanstalkStore>self.store).queues.workers.records[self.connection].used
@@ -209,9 +209,7 @@ cdef class BeanstalkSession(Session):
             return DRAINING
         if store.state.is_failing or queues.jobs.state.last_id >= queues.jobs.state.id_limit:
             return INTERNAL_ERROR
-        if tube.jobs[<int>READY] + tube.jobs[<int>DELAYED] + tube.jobs[<int>BURIED] + tube.jobs[<int>RESERVED] >= (
-            store.tube_jobs_max
-        ):
+        if tube_count(tube) >= store.tube_jobs_max:
             return OUT_OF_MEMORY
         if queues.jobs.pool.used == queues.jobs.pool.capacity or not store.has_room(
             JOB_COST, chain_blocks(request.size)
@@ -334,17 +332,15 @@ cdef class BeanstalkSession(Session):
             job_touch(queues, number, self.connection, store.now_ns)
             store.expect_worker(self.connection)
             return TOUCHED
-        job_leave(queues, number)
-        job.priority = request.priority
         if command == BURY:
+            job_leave(queues, number)
+            job.priority = request.priority
             job_bury(queues, number, store.now_ns)
             return BURIED_JOB
+        job.priority = request.priority
         job.delay = request.delay
         job.releases += 1
-        if request.delay:
-            store.delay(number)
-        else:
-            store.make_ready(number)
+        store.come_back(number, request.delay != 0)
         return RELEASED
 
     cdef Reply peek(self, Command command, Answer* answer) except *:
@@ -360,13 +356,13 @@ cdef class BeanstalkSession(Session):
         return FOUND if answer.number else NOT_FOUND
 
     cdef Reply decide_on_tube(self, Command command, const Request* request, Answer* answer) except *:
-        """Sections "use", "watch", "ignore" and "pause-tube"."""
+        """Sections "use", "watch", "ignore", "pause-tube" and "limit-reserves"."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef Queues* queues = &store.queues
         cdef Worker* worker = queues.workers.records + self.connection
         cdef uint32_t tag = name_tag(&queues.tubes.table, request.name, request.name_size)
         cdef uint32_t number, watch
-        if command == USE or command == WATCH:
+        if command == USE or command == WATCH or command == LIMIT_RESERVES:
             number = store.find_tube(tag, request.name, request.name_size)
             if number == 0:
                 return OUT_OF_MEMORY
@@ -374,6 +370,8 @@ cdef class BeanstalkSession(Session):
             number = tube_find(&queues.tubes, tag, request.name, request.name_size)
         if command == PAUSE_TUBE:
             return self.pause(number, request.delay)
+        if command == LIMIT_RESERVES:
+            return self.limit_reserves(number, request)
         if command == USE:
             worker_use(&queues.workers, &queues.tubes, self.connection, number)
             answer.number = number
@@ -406,6 +404,24 @@ cdef class BeanstalkSession(Session):
         tube_expect(&store.queues, number, due_ns)
         store.expect(due_ns)
         return PAUSED
+
+    cdef Reply limit_reserves(self, uint32_t number, const Request* request) except *:
+        """Section "limit-reserves"."""
+        cdef BeanstalkStore store = <BeanstalkStore>self.store
+        cdef Tubes* tubes = &store.queues.tubes
+        cdef uint32_t target
+        tube_at(tubes, number).walks += 1  # it stays, although nothing may need it yet
+        target = store.find_tube(
+            name_tag(&tubes.table, request.other, request.other_size), request.other, request.other_size
+        )
+        if target:
+            tube_at(tubes, target).walks += 1
+            store.limit_reserves(number, request.count, target)
+            tube_at(tubes, target).walks -= 1
+            tube_settle(tubes, target)
+        tube_at(tubes, number).walks -= 1
+        tube_settle(tubes, number)
+        return LIMITED if target else OUT_OF_MEMORY
 
     # ---- what takes long ----
 

@@ -4,10 +4,10 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd._core cimport Session, Store
 from counterd.engine.chains cimport Chains
-from counterd.protocols.beanstalk._jobs cimport JOB_STATES, Job, JobState
+from counterd.protocols.beanstalk._jobs cimport JOB_STATES, Job
 from counterd.protocols.beanstalk._queues cimport Queues
 from counterd.protocols.beanstalk._replies cimport REPLIES, Reply
-from counterd.protocols.beanstalk._tubes cimport Line
+from counterd.protocols.beanstalk._tubes cimport Line, Tube
 from counterd.protocols.beanstalk._wire cimport COMMANDS
 
 
@@ -15,6 +15,7 @@ cdef struct BeanstalkState:     # in the region
     uint64_t counts[JOB_STATES]     # jobs by state
     uint64_t urgent
     uint64_t timeouts           # jobs whose time to run was over
+    uint64_t retired            # jobs that were reserved too often
     uint64_t requests[COMMANDS]     # well-formed ones
     uint64_t refusals[COMMANDS + 1][REPLIES]    # by command, the last for what is none
     uint32_t default_tube
@@ -40,6 +41,7 @@ cdef class BeanstalkStore(Store):
     cdef uint64_t memory_max
     cdef int64_t journal_period_ns  # between two pieces for the journal; -1: replies wait for it, so as soon as it can
     cdef int64_t wall_ns        # Unix time when the monotonic clock was 0
+    cdef list limits            # (position, tube, reserves_max, target), which the journal was not told yet
     cdef object others          # what the floors above count
     cdef dict host              # what stats tells of the machine
 
@@ -56,6 +58,9 @@ cdef class BeanstalkStore(Store):
     cdef int end_waiting(self, uint32_t connection, Reply reply) except -1
     cdef int give_back(self, int steps) except? -1
     cdef int serve_workers(self, int steps) except? -1
+    cdef int come_back(self, uint32_t number, bint is_delayed) except -1
+    cdef int limit_reserves(self, uint32_t number, uint32_t reserves_max, uint32_t target) except -1
+    cdef int64_t oldest_ready_ns(self, const Tube* tube) noexcept
     cdef int take_back(self, uint32_t number) except -1
     cdef void expect_worker(self, uint32_t connection) noexcept
     cdef int serve_worker(self, uint32_t connection, int steps) except? -1
@@ -66,9 +71,3 @@ cdef class BeanstalkStore(Store):
     cdef bytes job_stats(self, uint32_t number)
     cdef bytes tube_stats(self, uint32_t number)
     cdef bytes stats(self)
-    cdef uint32_t audit_jobs(self) except? 0xffffffff
-    cdef int audit_queue(self, uint32_t first, JobState state, uint32_t owner, uint32_t counted) except -1
-    cdef int audit_line(self, const Line* line, JobState state, uint32_t tube, uint32_t counted) except -1
-    cdef int audit_tubes(self) except -1
-    cdef int audit_waiting(self, uint32_t number) except -1
-    cdef int audit_workers(self) except -1

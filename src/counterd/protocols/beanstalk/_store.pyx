@@ -13,29 +13,27 @@ from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from counterd._core cimport FRAME_STEP_SHIFT, Session, Store
-from counterd.engine.audit cimport (
-    audit_chains, audit_heap, audit_index, audit_pool, audit_table, audit_timers, chain_ends,
-)
-from counterd.engine.chains cimport BLOCK_SIZE, chain_blocks, chains_begin, chains_reserve
+from counterd.engine.chains cimport BLOCK_SIZE, chains_begin, chains_reserve
 from counterd.engine.connections cimport CONNECTIONS_MAX
 from counterd.engine.heap cimport heap_after
 from counterd.engine.pool cimport pool_left
 from counterd.engine.region cimport region_reserve
 from counterd.engine.table cimport IndexEntry, Record, name_blocks, name_bytes, name_tag
-from counterd.engine.wheel cimport Timer, timer_is_armed, timers_arm, timers_next_ns, timers_take
+from counterd.engine.wheel cimport timers_arm, timers_next_ns, timers_take
+from counterd.protocols.beanstalk._audits cimport audit_queues
 from counterd.protocols.beanstalk._jobs cimport (
-    BURIED, DELAYED, GONE_JOB, JOB_COST, JOB_STATES, READY, RESERVED, URGENT, Job, Jobs, JobState, job_at, job_find,
-    job_id, job_is_ended, jobs_begin, jobs_reserve,
+    BURIED, DELAYED, JOB_COST, READY, RESERVED, URGENT, Job, JobsState, job_at, job_id, jobs_begin, jobs_reserve,
 )
 from counterd.protocols.beanstalk._queues cimport (
-    MARGIN_NS, SECOND_NS, Queues, job_delay, job_leave, job_ready, job_reserve, tube_expect, worker_is_pressed,
+    MARGIN_NS, SECOND_NS, job_bury, job_delay, job_leave, job_move, job_ready, job_reserve, tube_count,
+    tube_expect, tube_limit, worker_is_pressed,
 )
 from counterd.protocols.beanstalk._replies cimport (
     DEADLINE_SOON, GOOD, JOBS, JOB_HEAD_MAX, REPLIES, REPLY_WORDS, RESERVED_JOB, TIMED_OUT, Reply, write_body,
     write_end, write_job_line, write_number, write_word,
 )
 from counterd.protocols.beanstalk._tubes cimport (
-    TUBE_COST, Line, Tube, Tubes, tube_at, tube_find, tube_is_needed, tube_is_paused, tube_make, tubes_begin,
+    TUBE_COST, Tube, Tubes, tube_at, tube_find, tube_is_paused, tube_make, tubes_begin,
     tubes_have_room, tubes_reserve,
 )
 from counterd.protocols.beanstalk._wire cimport (
@@ -43,7 +41,7 @@ from counterd.protocols.beanstalk._wire cimport (
     TIMEOUT_MAX,
 )
 from counterd.protocols.beanstalk._workers cimport (
-    WATCH_COST, Watch, Worker, Workers, WorkersState, worker_expect, worker_leave, worker_wake, workers_begin,
+    WATCH_COST, Worker, WorkersState, worker_expect, worker_leave, worker_wake, workers_begin,
     workers_next_left, workers_reserve,
 )
 
@@ -82,6 +80,7 @@ cdef class BeanstalkStore(Store):
         self.tube_jobs_max = tube_jobs_max
         self.memory_max = memory_limit
         self.journal_period_ns = journal_period_ns
+        self.limits = []
         self.others = figures
         self.host = host
         region_reserve(&self.region, b"beanstalk", sizeof(BeanstalkState), <void**>&self.state)
@@ -160,9 +159,25 @@ cdef class BeanstalkStore(Store):
 
     cdef int64_t journal_due_ns(self) noexcept:
         """When the journal is to be told of changes; INT64_MAX: not as things are."""
-        if self.queues.jobs.state.changed_first == 0 or self.durable < self.state.changes_taken:
+        if self.queues.jobs.state.changed_first == 0 and not self.limits or self.durable < self.state.changes_taken:
             return INT64_MAX
         return self.state.taken_ns + self.journal_period_ns if self.journal_period_ns > 0 else 0
+
+    cdef int limit_reserves(self, uint32_t number, uint32_t reserves_max, uint32_t target) except -1:
+        """Section "limit-reserves": jobs of a tube go to another one, or are buried, if that is 0 or the same."""
+        cdef JobsState* jobs = self.queues.jobs.state
+        cdef Tubes* tubes = &self.queues.tubes
+        if target == number or reserves_max == 0:
+            target = 0
+        if jobs.is_journaled:
+            jobs.changes += 1
+            jobs.edits += 1
+            self.limits.append((
+                jobs.changes, name_bytes(&tubes.table, &tube_at(tubes, number).record), reserves_max,
+                name_bytes(&tubes.table, &tube_at(tubes, target).record) if target else b"",
+            ))
+        tube_limit(&self.queues, number, reserves_max, target)
+        return 0
 
     cdef bint is_held_by(self, const Job* job, uint32_t connection) noexcept:
         """Whether a connection may end a reserved job: if its worker was lost with the process before, any may."""
@@ -253,8 +268,7 @@ cdef class BeanstalkStore(Store):
         """Makes jobs ready whose worker has gone; returns the steps that remain."""
         cdef uint32_t number = workers_next_left(&self.queues.workers)
         while number:
-            job_leave(&self.queues, number)
-            self.make_ready(number)
+            self.come_back(number, False)
             steps -= 1
             if steps == 0:
                 return 0
@@ -286,7 +300,7 @@ cdef class BeanstalkStore(Store):
             steps -= 1
             job.timeouts += 1
             self.state.timeouts += 1
-            self.take_back(worker.reserved)
+            self.come_back(worker.reserved, False)
         if worker.is_waiting:
             if worker_is_pressed(&self.queues, connection, self.now_ns):
                 self.end_waiting(connection, DEADLINE_SOON)
@@ -296,7 +310,23 @@ cdef class BeanstalkStore(Store):
         return steps
 
     cdef int take_back(self, uint32_t number) except -1:
+        """A job that is not reserved is ready."""
         job_leave(&self.queues, number)
+        return self.make_ready(number)
+
+    cdef int come_back(self, uint32_t number, bint is_delayed) except -1:
+        """A reserved job is ready, perhaps after its delay; unless it has been reserved too often, and is retired."""
+        cdef const Job* job = job_at(&self.queues.jobs, number)
+        cdef const Tube* tube = tube_at(&self.queues.tubes, job.tube)
+        cdef uint32_t target = tube.retire_to
+        job_leave(&self.queues, number)
+        if tube.reserves_max == 0 or job.reserves < tube.reserves_max:
+            return self.delay(number) if is_delayed else self.make_ready(number)
+        self.state.retired += 1
+        if target == 0 or tube_count(tube_at(&self.queues.tubes, target)) >= self.tube_jobs_max:
+            job_bury(&self.queues, number, self.now_ns)
+            return 0
+        job_move(&self.queues, number, target)
         return self.make_ready(number)
 
     cdef void expect_worker(self, uint32_t connection) noexcept:
@@ -444,10 +474,13 @@ cdef class BeanstalkStore(Store):
     cdef bytes tube_stats(self, uint32_t number):
         """Section "stats-tube"; None if there is no such tube."""
         cdef const Tube* tube
+        cdef Tube* retire_to = NULL
         cdef int64_t left_ns
         if number == 0:
             return None
         tube = tube_at(&self.queues.tubes, number)
+        if tube.retire_to:
+            retire_to = tube_at(&self.queues.tubes, tube.retire_to)
         left_ns = tube.paused_until_ns - self.now_ns if tube.pause else 0
         return document({
             "name": name_bytes(&self.queues.tubes.table, <Record*>&tube.record),
@@ -464,7 +497,17 @@ cdef class BeanstalkStore(Store):
             "cmd-pause-tube": tube.pauses,
             "pause": tube.pause,
             "pause-time-left": max(left_ns, 0) // SECOND_NS,
+            "age-of-oldest-ready": self.oldest_ready_ns(tube) // SECOND_NS,
+            "time-in-queue": f"{tube.queued_ns / max(tube.reserves, 1) / 1e9:.6f}",
+            "max-reserves": tube.reserves_max,
+            "retire-to": name_bytes(&self.queues.tubes.table, &retire_to.record) if retire_to != NULL else b"",
         })
+
+    cdef int64_t oldest_ready_ns(self, const Tube* tube) noexcept:
+        """For how long the first of a tube's ready jobs has been ready."""
+        if tube.ready_line.first == 0:
+            return 0
+        return self.now_ns - job_at(&self.queues.jobs, tube.ready_line.first).since_ns
 
     cdef bytes stats(self):
         """Section "stats"."""
@@ -515,6 +558,7 @@ cdef class BeanstalkStore(Store):
             "jobs_max": self.queues.jobs.pool.capacity,
             "total_jobs": self.queues.jobs.state.total,
             "timeouts": state.timeouts,
+            "retired": state.retired,
             "given_back": self.queues.workers.state.given_back,
             "waiting": self.queues.workers.state.waiting,
             "producers": self.queues.workers.state.producers,
@@ -548,161 +592,9 @@ cdef class BeanstalkStore(Store):
                     found.append((name, "ok", state.requests[command] - refused))
         return [each for each in found if each[2]]
 
-    # ---- audits ----
-
     cdef int audit_parts(self) except -1:
-        """The jobs by the queue that each is in, the tubes, and who waits where."""
-        cdef Queues* queues = &self.queues
-        audit_chains(&self.chains, audit_table(&queues.tubes.table, "tubes") + self.audit_jobs())
-        audit_index(&queues.jobs.index, queues.jobs.pool, "jobs index", queues.jobs.state.ended)
-        audit_pool(queues.jobs.pool, &queues.jobs.records.line_next, sizeof(Job), "jobs")
-        audit_pool(queues.workers.pool, &queues.workers.watches.next, sizeof(Watch), "watches")
-        audit_timers(&queues.tubes.timers, queues.tubes.table.pool.fresh)
-        audit_timers(&queues.workers.timers, self.connections.pool.fresh)
-        self.audit_tubes()
-        self.audit_workers()
-        return 0
-
-    cdef uint32_t audit_jobs(self) except? 0xffffffff:
-        """Returns the blocks that bodies take."""
-        cdef Jobs* jobs = &self.queues.jobs
-        cdef uint32_t number, blocks = 0, size, changed = 0, ended = 0
-        cdef const Job* job
-        cdef uint32_t[JOB_STATES] counts = [0, 0, 0, 0, 0]
-        for number in range(1, jobs.pool.fresh + 1):
-            job = job_at(jobs, number)
-            changed += job.is_changed
-            ended += job_is_ended(job)
-            if job.state == GONE_JOB:
-                continue
-            counts[job.state] += 1
-            if job_find(jobs, job_id(job)) != number:
-                raise AssertionError(f"job {job_id(job)} is not found by its id")
-            size = chain_blocks(job.size)
-            if size and not chain_ends(&self.chains, &job.body, size):
-                raise AssertionError(f"the body of job {job_id(job)} ends in the wrong block")
-            blocks += size
-        number = jobs.state.changed_first
-        while number:
-            changed -= 1
-            if job_at(jobs, number).next_changed == 0 and jobs.state.changed_last != number:
-                raise AssertionError(f"the changes end at {number}, not at {jobs.state.changed_last}")
-            number = job_at(jobs, number).next_changed
-        if changed or ended != jobs.state.ended:
-            raise AssertionError(f"{changed} changed jobs too many; {ended} have ended, {jobs.state.ended} counted")
-        for number in range(1, JOB_STATES):
-            if counts[number] != self.state.counts[number]:
-                raise AssertionError(f"{counts[number]} {STATE_NAMES[number]}, {self.state.counts[number]} counted")
-        return blocks
-
-    cdef int audit_queue(self, uint32_t first, JobState state, uint32_t owner, uint32_t counted) except -1:
-        """A heap: its jobs are in that state, of that tube or connection, and as many as were counted."""
-        cdef Jobs* jobs = &self.queues.jobs
-        cdef const Job* job
-        cdef uint32_t number = first
-        cdef int64_t count = audit_heap(&jobs.heap, first, jobs.pool.fresh)
-        if count != counted:
-            raise AssertionError(f"{STATE_NAMES[<int>state]} of {owner}: {count}, {counted} counted")
-        while number:
-            job = job_at(jobs, number)
-            if job.state != state or (job.holder if state == RESERVED else job.tube) != owner:
-                raise AssertionError(f"job {job_id(job)} is no {STATE_NAMES[<int>state]} one of {owner}")
-            number = heap_after(&jobs.heap, number)
-        return 0
-
-    cdef int audit_line(self, const Line* line, JobState state, uint32_t tube, uint32_t counted) except -1:
-        """A line: its jobs are in that state, the earliest first, and as many as were counted."""
-        cdef const Job* job
-        cdef uint32_t number = line.first, before = 0, count = 0
-        cdef int64_t since_ns = 0
-        while number:
-            job = job_at(&self.queues.jobs, number)
-            count += 1
-            if job.state != state or job.tube != tube or job.line_prev != before or job.since_ns < since_ns:
-                raise AssertionError(f"job {job_id(job)} is wrong in the line {STATE_NAMES[<int>state]} of {tube}")
-            since_ns = job.since_ns
-            before = number
-            number = job.line_next
-        if line.last != before or count != counted:
-            raise AssertionError(f"line {STATE_NAMES[<int>state]} of {tube}: {count}, {counted} counted")
-        return 0
-
-    cdef int audit_tubes(self) except -1:
-        cdef Queues* queues = &self.queues
-        cdef uint32_t number = queues.tubes.state.first, before = 0, count = 0
-        cdef const Tube* tube
-        while number:
-            tube = tube_at(&queues.tubes, number)
-            count += 1
-            if tube.prev != before or not tube_is_needed(tube):
-                raise AssertionError(f"tube {number} is wrong in the list, or nothing needs it")
-            self.audit_queue(tube.ready, READY, number, tube.jobs[<int>READY])
-            self.audit_queue(tube.delayed, DELAYED, number, tube.jobs[<int>DELAYED])
-            self.audit_line(&tube.ready_line, READY, number, tube.jobs[<int>READY])
-            self.audit_line(&tube.buried_line, BURIED, number, tube.jobs[<int>BURIED])
-            self.audit_waiting(number)
-            if tube.delayed and not is_expected(&tube.timer, job_at(&queues.jobs, tube.delayed).node.key):
-                raise AssertionError(f"tube {number}: its first delayed job is not waited for")
-            if tube.ready and tube.waiting_first and not timer_is_armed(&tube.timer):
-                raise AssertionError(f"tube {number} has ready jobs and waiting connections, and nothing comes")
-            before = number
-            number = tube.next
-        if before != queues.tubes.state.last or count != queues.tubes.table.pool.used:
-            raise AssertionError(f"{count} tubes are listed, of {queues.tubes.table.pool.used}")
-        return 0
-
-    cdef int audit_waiting(self, uint32_t number) except -1:
-        """Those who wait in a tube."""
-        cdef const Tube* tube = tube_at(&self.queues.tubes, number)
-        cdef const Watch* watch
-        cdef uint32_t entry = tube.waiting_first, before = 0, count = 0
-        while entry:
-            watch = self.queues.workers.watches + entry
-            count += 1
-            if watch.tube != number or watch.waiting_prev != before:
-                raise AssertionError(f"tube {number}: watch {entry} waits in it, and is another's")
-            if not self.queues.workers.records[watch.connection].is_waiting:
-                raise AssertionError(f"tube {number}: {watch.connection} is in its queue, and does not wait")
-            before = entry
-            entry = watch.waiting_next
-        if tube.waiting_last != before or tube.waiting != count:
-            raise AssertionError(f"tube {number}: {count} wait, {tube.waiting} counted")
-        return 0
-
-    cdef int audit_workers(self) except -1:
-        cdef Workers* workers = &self.queues.workers
-        cdef const Worker* worker
-        cdef uint32_t connection, entry, count, watches = 0, waiting = 0
-        cdef dict using = {}, watching = {}
-        for connection in range(1, self.connections.pool.fresh + 1):
-            worker = workers.records + connection
-            self.audit_queue(worker.reserved, RESERVED, connection, worker.jobs)
-            if worker.reserved and not is_expected(
-                &worker.timer, job_at(&self.queues.jobs, worker.reserved).node.key - worker.is_waiting * MARGIN_NS
-            ):
-                raise AssertionError(f"connection {connection}: its first job is not waited for")
-            waiting += worker.is_waiting
-            count = 0
-            entry = worker.watch_first
-            while entry:
-                count += 1
-                if workers.watches[entry].connection != connection:
-                    raise AssertionError(f"connection {connection}: watch {entry} is another's")
-                watching[workers.watches[entry].tube] = watching.get(workers.watches[entry].tube, 0) + 1
-                entry = workers.watches[entry].next
-            if count != worker.watches or (count == 0) != (worker.used == 0):
-                raise AssertionError(f"connection {connection}: {count} watches, {worker.watches} counted")
-            watches += count
-            if worker.used:
-                using[worker.used] = using.get(worker.used, 0) + 1
-        if watches != workers.pool.used or waiting != workers.state.waiting:
-            raise AssertionError(f"{watches} watches and {waiting} waiting, of {workers.pool.used}")
-        entry = self.queues.tubes.state.first
-        while entry:
-            tube = tube_at(&self.queues.tubes, entry)
-            if tube.using != using.get(entry, 0) or tube.watching != watching.get(entry, 0):
-                raise AssertionError(f"tube {entry} counts {tube.using} that use and {tube.watching} that watch it")
-            entry = tube.next
+        """The jobs by the queue that each is in, the tubes, the keys, and who waits where."""
+        audit_queues(&self.queues)
         return 0
 
 
@@ -711,11 +603,6 @@ cdef inline uint8_t* write_given_line(uint8_t* target, const Job* job, uint8_t c
     if command == BATCH_RESERVE:
         target = write_end(write_number(write_word(target, JOBS), 1))
     return write_job_line(target, job, RESERVED_JOB)
-
-
-cdef inline bint is_expected(const Timer* timer, int64_t due_ns) noexcept:
-    """Whether a timer is armed for no later."""
-    return timer_is_armed(timer) and timer.due_ns <= due_ns
 
 
 def document(values):

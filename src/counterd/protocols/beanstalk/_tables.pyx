@@ -34,10 +34,8 @@ cdef class TubesWalk(RankedWalk):
     cdef int64_t oldest_ns(self, const Tube* tube) noexcept:
         """For how long the first of its ready jobs has been ready."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
-        if tube.ready_line.first == 0:
-            return 0
-        self.work -= BLOCK_WORK
-        return store.now_ns - job_at(&store.queues.jobs, tube.ready_line.first).since_ns
+        self.work -= BLOCK_WORK if tube.ready_line.first else 0
+        return store.oldest_ready_ns(tube)
 
     cdef bint rank(self, const Record* record, uint64_t* rank) noexcept:
         cdef const Tube* tube = <const Tube*>record

@@ -20,7 +20,7 @@ from counterd.protocols.beanstalk._jobs cimport JOB_STATES
 
 cdef enum:
     TUBE_NAME_INLINE = 40   # bytes of a name that need no block
-    TUBE_COST = 216         # bytes of a tube besides its name's blocks: the record and two slots of the index
+    TUBE_COST = 224         # bytes of a tube besides its name's blocks: the record and two slots of the index
 
 
 cdef struct Line:           # of jobs, by their line_next and line_prev
@@ -28,7 +28,7 @@ cdef struct Line:           # of jobs, by their line_next and line_prev
     uint32_t last
 
 
-cdef struct Tube:           # 200 bytes
+cdef struct Tube:           # 208 bytes
     Record record
     uint8_t name[TUBE_NAME_INLINE]
     uint32_t next           # in the order in which they were made
@@ -46,6 +46,9 @@ cdef struct Tube:           # 200 bytes
     uint32_t watching
     uint32_t walks          # that have come to it
     uint32_t pause          # seconds it was paused for last
+    uint32_t reserves_max   # of a job: one that has had so many, and comes back, is retired; 0: no limit
+    uint32_t retire_to      # tube that it goes to; 0: it is buried
+    uint32_t retired_here   # tubes whose jobs come here
     Timer timer             # not later than its first delayed job, or than the end of its pause
     int64_t paused_until_ns
     uint64_t total          # jobs ever put into it
@@ -112,7 +115,7 @@ cdef inline uint32_t tube_make(Tubes* tubes, uint32_t tag, const uint8_t* name, 
 
 
 cdef inline bint tube_is_needed(const Tube* tube) noexcept nogil:
-    cdef uint32_t needed = tube.using + tube.watching + tube.walks
+    cdef uint32_t needed = tube.using | tube.watching | tube.walks | tube.reserves_max | tube.retired_here
     cdef int state
     for state in range(JOB_STATES):
         needed |= tube.jobs[state]

@@ -47,6 +47,7 @@ cdef enum Command:          # what a line asks for; in the order in which stats 
     CLEAR_TUBE
     LIST_JOBS
     SEARCH_JOBS
+    LIMIT_RESERVES
     COMMANDS
     # What a line can be besides.
     UNKNOWN                 # its first word is no command
@@ -72,6 +73,7 @@ cdef extern from *:
         COUNTERD_WORD("list-tube-used", ""), COUNTERD_WORD("list-tubes-watched", ""), COUNTERD_WORD("pause-tube", "nd"),
         COUNTERD_WORD("quit", ""), COUNTERD_WORD("batch-reserve", "cw"), COUNTERD_WORD("clear-tube", "nq"),
         COUNTERD_WORD("list-jobs", "nqic"), COUNTERD_WORD("search-jobs", "nqics"),
+        COUNTERD_WORD("limit-reserves", "ncm"),
     };
     """
     ctypedef struct Word "counterd_beanstalk_word":
@@ -104,7 +106,9 @@ cdef struct Request:        # what a line says
     uint32_t timeout        # seconds to wait
     uint8_t state           # of jobs; 0 = all
     uint32_t name_size
+    uint32_t other_size
     const uint8_t* name     # of a tube
+    const uint8_t* other    # likewise, if there are two
 
 
 # ---- lines ---------------------------------------------------------------------------------------------------------
@@ -162,16 +166,12 @@ cdef inline const uint8_t* read_number(
     return at if at > start else NULL
 
 
-cdef inline const uint8_t* read_name(const uint8_t* start, const uint8_t* end, Request* request) noexcept nogil:
-    """Reads the name of a tube; returns what follows it, or NULL if that is none."""
+cdef inline const uint8_t* read_name(const uint8_t* start, const uint8_t* end) noexcept nogil:
+    """Returns what follows the name of a tube, or NULL if that is none."""
     cdef const uint8_t* at = start
     while at < end and is_name_byte(at[0]):
         at += 1
-    if at == start or at - start > NAME_MAX or start[0] == b"-":
-        return NULL
-    request.name = start
-    request.name_size = <uint32_t>(at - start)
-    return at
+    return NULL if at == start or at - start > NAME_MAX or start[0] == b"-" else at
 
 
 cdef inline const uint8_t* read_state(const uint8_t* start, const uint8_t* end, uint8_t* state) noexcept nogil:
@@ -190,6 +190,7 @@ cdef inline bint line_decode(
     const uint8_t* start, const uint8_t* end, const char* arguments, Request* request
 ) noexcept nogil:
     """Reads the arguments of a command: those of its Word, each after at least one blank, and nothing else."""
+    cdef const uint8_t* word
     cdef uint64_t number = 0
     cdef char kind
     while arguments[0]:
@@ -199,15 +200,20 @@ cdef inline bint line_decode(
             return False
         while start < end and start[0] == b" ":
             start += 1
-        if kind == b"n":
-            start = read_name(start, end, request)
+        word = start
+        if kind == b"n" or kind == b"m":
+            start = read_name(start, end)
         elif kind == b"q":
             start = read_state(start, end, &request.state)
         else:
             start = read_number(start, end, number_max(kind), &number)
         if start == NULL:
             return False
-        if kind == b"i":
+        if kind == b"n":
+            request.name, request.name_size = word, <uint32_t>(start - word)
+        elif kind == b"m":
+            request.other, request.other_size = word, <uint32_t>(start - word)
+        elif kind == b"i":
             request.id = number
         elif kind == b"p":
             request.priority = <uint32_t>number

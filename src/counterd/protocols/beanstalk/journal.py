@@ -10,7 +10,7 @@ import itertools
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from counterd.protocols.beanstalk._journal import CONSTANTS, packed, rows
+from counterd.protocols.beanstalk._journal import CONSTANTS, packed, packed_limits, rows
 
 if TYPE_CHECKING:
     import sqlite3
@@ -37,6 +37,11 @@ CREATE TABLE jobs (
     body BLOB                   -- NULL: it is long, and among the bodies
 );
 CREATE TABLE bodies (id INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE limits (   -- jobs of a tube that were reserved so often go to another, or are buried
+    tube TEXT PRIMARY KEY,
+    reserves INTEGER NOT NULL,
+    target TEXT NOT NULL
+) WITHOUT ROWID;
 CREATE TABLE numbers (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 INSERT INTO numbers VALUES ('id_limit', 0);     -- the last id that may have been given
 """
@@ -62,7 +67,7 @@ FROM jobs LEFT JOIN bodies ON bodies.id = jobs.id AND jobs.body IS NULL
 
 def write(database: sqlite3.Connection, piece: bytes) -> None:
     """Writes what a piece says, in a transaction of the caller's. Doing it twice is the same as once."""
-    id_limit, whole, changed, gone = rows(piece)
+    id_limit, whole, changed, gone, limits = rows(piece)
     if whole:
         database.executemany(WHOLE, ((*row[:14], zlib.crc32(row[14]), inline(row[14])) for row in whole))
         if long := [(row[0], row[14]) for row in whole if inline(row[14]) is None]:
@@ -73,6 +78,9 @@ def write(database: sqlite3.Connection, piece: bytes) -> None:
         database.executemany("DELETE FROM jobs WHERE id = ?", [(id_,) for id_, _ in gone])
         if long_gone := [(id_,) for id_, size in gone if size > BODY_INLINE_MAX]:
             database.executemany("DELETE FROM bodies WHERE id = ?", long_gone)
+    if limits:
+        database.executemany("INSERT OR REPLACE INTO limits VALUES (?, ?, ?)", limits)
+        database.execute("DELETE FROM limits WHERE reserves = 0")
     database.execute("UPDATE numbers SET value = ? WHERE name = 'id_limit' AND value < ?", (id_limit, id_limit))
 
 
@@ -98,6 +106,7 @@ def count(database: sqlite3.Connection) -> int:
 
 def read(database: sqlite3.Connection) -> Iterator[bytes]:
     """Pieces of all jobs, by when they came into their states. Raises ValueError for one that is wrong."""
+    yield packed_limits(database.execute("SELECT * FROM limits").fetchall())
     found = database.execute(f"{JOBS} ORDER BY since, jobs.id")
     while some := list(itertools.islice(found, ROWS_AT_ONCE)):
         yield packed([checked(row) for row in some])
@@ -142,6 +151,7 @@ def rescue(database: sqlite3.Connection, damaged: type[Exception]) -> Iterator[b
     try:
         ((id_limit,),) = database.execute("SELECT value FROM numbers WHERE name = 'id_limit'")
         yield packed([], id_limit)
+        yield packed_limits(database.execute("SELECT * FROM limits").fetchall())
     except (damaged, ValueError):  # ids go on behind those of the jobs that are left
         yield b""
     ranges = [(1, (1 << 63) - 1)]

@@ -47,6 +47,7 @@ class Status(str, Enum):
     PAUSED = "PAUSED"
     JOBS = "JOBS"
     CLEARED = "CLEARED"
+    LIMITED = "LIMITED"
     NOT_FOUND = "NOT_FOUND"
     NOT_IGNORED = "NOT_IGNORED"
     TIMED_OUT = "TIMED_OUT"
@@ -221,6 +222,12 @@ def clear_tube(name: bytes, state: str = "all") -> bytes:
     if state not in ("ready", "delayed", "buried", "all"):
         raise ValueError(f"state must be ready, delayed, buried or all, not {state!r}")
     return b"clear-tube %b %b\r\n" % (check_name(name), state.encode())
+
+
+def limit_reserves(name: bytes, reserves: int, target: bytes) -> bytes:
+    """Section "limit-reserves". reserves: 0 is no limit. target: a tube; the same one has jobs buried."""
+    checked = check_name(name), _bounded("reserves", reserves, NUMBER_MAX), check_name(target)
+    return b"limit-reserves %b %d %b\r\n" % checked
 
 
 def list_jobs(name: bytes, state: str = "all", first: int = 0, count: int = 100, needle: bytes = b"") -> bytes:

@@ -97,10 +97,10 @@ def test_what_came_and_went_is_not_written(kept: Journaled):
     peer.send(wire.put(b"1") + wire.reserve() + wire.delete(1))
     assert kept.take()
     assert kept.piece is not None
-    assert _journal.rows(kept.piece[1])[1:] == ([], [], [])
+    assert _journal.rows(kept.piece[1])[1:] == ([], [], [], [])
     kept.reach()
     assert said(peer) == b"INSERTED 1\r\nRESERVED 1 1\r\n1\r\nDELETED\r\n"
-    assert kept.bench.store.snapshot()["used_memory"] == 216
+    assert kept.bench.store.snapshot()["used_memory"] == 224
 
 
 def test_a_job_is_told_once_and_whole_once(kept: Journaled):
@@ -110,7 +110,7 @@ def test_a_job_is_told_once_and_whole_once(kept: Journaled):
         peer.send(wire.reserve() + wire.release(1, 7, 0))
     assert kept.take()
     assert kept.piece is not None
-    _, whole, changed, gone = _journal.rows(kept.piece[1])
+    _, whole, changed, gone, _ = _journal.rows(kept.piece[1])
     assert (whole, gone, len(changed)) == ([], [], 1)
     assert changed[0][2] == 7
 
@@ -336,3 +336,39 @@ def test_many_changes_are_told_in_slices(kept: Journaled):
         pieces += 1
     assert pieces > 1
     assert said(peer).count(b"INSERTED") == 5000
+
+
+def test_limits_of_reserves_outlive_the_process(kept: Journaled):
+    peer = kept.connect()
+    assert (
+        told(kept, peer, wire.limit_reserves(b"a", 2, b"dead"), wire.limit_reserves(b"b", 3, b"b"))
+        == b"LIMITED\r\n" * 2
+    )
+    peer.send(wire.limit_reserves(b"c", 4, b"c"))
+    kept.crash()
+    peer = kept.connect()
+    assert b'max-reserves: 2\nretire-to: "dead"\n' in ask(peer, wire.stats_tube(b"a"))
+    assert b'max-reserves: 3\nretire-to: ""\n' in ask(peer, wire.stats_tube(b"b"))
+    assert ask(peer, wire.stats_tube(b"c")) == b"NOT_FOUND\r\n"  # nobody was told
+    told(kept, peer, wire.limit_reserves(b"a", 0, b"a"))
+    kept.crash()
+    assert ask(kept.connect(), wire.stats_tube(b"a")) == b"NOT_FOUND\r\n"
+
+
+def test_changes_are_told_in_their_order(kept: Journaled):
+    """What changed behind a limit of reserves is not told before it."""
+    peer, other, last = kept.connect(), kept.connect(), kept.connect()
+    peer.send(wire.put(b"1"))
+    other.send(wire.limit_reserves(b"a", 1, b"a"))
+    last.send(wire.put(b"2"))
+    for answered in ((b"INSERTED 1\r\n", b"LIMITED\r\n", b""), (b"", b"", b"INSERTED 2\r\n")):
+        assert kept.take()
+        kept.write()
+        kept.reach()
+        assert (said(peer), said(other), said(last)) == answered
+
+
+def test_a_limit_that_makes_no_sense_is_named(kept: Journaled):
+    kept.database.execute("INSERT INTO limits VALUES ('', 1, 'x')")
+    with pytest.raises(ValueError, match="the limit of tube : a name is impossible"):
+        list(journal.read(kept.database))

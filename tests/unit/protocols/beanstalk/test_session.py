@@ -81,7 +81,7 @@ def test_a_body_that_is_too_big_takes_no_memory():
     for _ in range(10):
         peer.send(b"x" * 10_000)
     assert said(peer) == b""
-    assert bench.store.snapshot()["used_memory"] == bench.store.snapshot()["tubes"] * 216
+    assert bench.store.snapshot()["used_memory"] == bench.store.snapshot()["tubes"] * 224
 
 
 def test_what_comes_behind_a_wait_waits(bench: Bench):
@@ -378,3 +378,87 @@ def test_whose_peer_ends_in_the_midst_of_a_long_command(bench: Bench, command: b
     bench.settle()
     bench.store.audit()
     assert bench.store.snapshot()["tubes"] == 1
+
+
+# ---- jobs that fail again and again ----
+
+
+def state(peer: EnginePeer, number: int) -> tuple[str, str, str]:
+    """Tube, state and reserves of a job."""
+    body = ask(peer, wire.stats_job(number)).decode().split("\r\n", 1)[1]
+    told = dict(line.split(": ") for line in body.strip().split("\n")[1:])
+    return told["tube"].strip('"'), told["state"], told["reserves"]
+
+
+@pytest.mark.parametrize(
+    ("other", "retired"), [(b"dead", ("dead", "ready", "2")), (b"default", ("default", "buried", "2"))]
+)
+@pytest.mark.parametrize("how", ["release", "delay", "time", "death"])
+def test_a_job_that_was_reserved_too_often_is_retired(
+    bench: Bench, how: str, other: bytes, retired: tuple[str, str, str]
+):
+    peer = bench.connect()
+    assert ask(peer, wire.limit_reserves(b"default", 2, other), wire.put(b"x", ttr=5)) == b"LIMITED\r\nINSERTED 1\r\n"
+    for _ in range(2):
+        assert state(peer, 1)[1] == "ready"
+        worker = bench.connect()
+        assert ask(worker, wire.reserve()) == b"RESERVED 1 1\r\nx\r\n"
+        if how == "time":
+            bench.advance(5 * SECOND + TICK)
+        elif how != "death":
+            ask(worker, wire.release(1, 0, int(how == "delay")))
+            if how == "delay" and state(peer, 1)[2] == "1":
+                bench.advance(SECOND + TICK)
+        worker.close()
+    assert state(peer, 1) == retired
+    assert bench.store.snapshot()["retired"] == 1
+
+
+def test_what_has_not_failed_is_not_retired(bench: Bench):
+    peer = bench.connect()
+    ask(peer, wire.limit_reserves(b"default", 1, b"dead"), wire.put(b"x"), wire.reserve())
+    assert ask(peer, wire.bury(1), wire.kick(1), wire.reserve(), wire.delete(1)).endswith(b"DELETED\r\n")
+    # A kick gives it another try, and one alone.
+    ask(peer, wire.put(b"y"), wire.reserve(), wire.bury(2), wire.kick(1), wire.reserve(), wire.release(2))
+    assert state(peer, 2) == ("dead", "ready", "2")
+
+
+def test_a_limit_of_reserves_keeps_its_tubes_and_goes_with_them(bench: Bench):
+    peer = bench.connect()
+    ask(peer, wire.limit_reserves(b"a", 3, b"b"))
+    told = ask(peer, wire.stats_tube(b"a"))
+    assert b'max-reserves: 3\nretire-to: "b"\n' in told
+    assert bench.store.snapshot()["tubes"] == 3
+    ask(peer, wire.limit_reserves(b"a", 4, b"c"))
+    assert ask(peer, wire.stats_tube(b"b")) == b"NOT_FOUND\r\n"
+    ask(peer, wire.limit_reserves(b"a", 0, b"c"))
+    assert bench.store.snapshot()["tubes"] == 1
+
+
+def test_a_full_tube_takes_no_retired_jobs():
+    bench = Bench(make_store(tube_jobs_max=1))
+    peer = bench.connect()
+    ask(peer, wire.use(b"dead"), wire.put(b"x"), wire.use(b"default"), wire.limit_reserves(b"default", 1, b"dead"))
+    ask(peer, wire.put(b"y"), wire.reserve(), wire.release(2))
+    assert state(peer, 2) == ("default", "buried", "1")
+    bench.store.audit()
+
+
+@pytest.mark.parametrize(("names", "reply"), [(b"new 1 new2", b"OUT_OF_MEMORY\r\n"), (b"-x 1 a", b"BAD_FORMAT\r\n")])
+def test_a_limit_of_reserves_that_is_refused(names: bytes, reply: bytes):
+    bench = Bench(make_store(tubes=2))
+    peer = bench.connect()
+    assert ask(peer, b"limit-reserves %b\r\n" % names) == reply
+    bench.store.audit()
+    assert bench.store.snapshot()["tubes"] == 1
+
+
+def test_how_long_jobs_are_in_a_tube(bench: Bench):
+    peer = bench.connect()
+    ask(peer, wire.put(b"1"))
+    bench.advance(3 * SECOND)
+    ask(peer, wire.put(b"2"))
+    bench.advance(SECOND)
+    assert b"age-of-oldest-ready: 4\ntime-in-queue: 0.000000\n" in ask(peer, wire.stats_tube(b"default"))
+    ask(peer, wire.reserve() * 2)
+    assert b"age-of-oldest-ready: 0\ntime-in-queue: 2.500000\n" in ask(peer, wire.stats_tube(b"default"))

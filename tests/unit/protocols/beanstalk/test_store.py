@@ -9,7 +9,7 @@ from conformance.driven import START_NS, Bench
 from counterd.protocols.beanstalk import wire
 from unit.protocols.beanstalk.asking import SECOND, TICK, ask, fill, said
 
-JOB, BLOCK, TUBE, WATCH = 136, 64, 216, 32
+JOB, BLOCK, TUBE, WATCH = 136, 64, 224, 32
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ REPLIES = [
     (b"WATCHING 2\r\n", Reply(Status.WATCHING, 2)),
     (b"JOBS 2\r\n", Reply(Status.JOBS, 2)),
     (b"CLEARED 0\r\n", Reply(Status.CLEARED, 0)),
+    (b"LIMITED\r\n", Reply(Status.LIMITED)),
     *((status.value.encode() + b"\r\n", Reply(status)) for status in (
         Status.DELETED, Status.RELEASED, Status.TOUCHED, Status.PAUSED, Status.NOT_FOUND, Status.NOT_IGNORED,
         Status.TIMED_OUT, Status.DEADLINE_SOON, Status.DRAINING, Status.EXPECTED_CRLF, Status.JOB_TOO_BIG,
@@ -68,6 +69,7 @@ def test_both_sides_have_the_same_bounds():
         (wire.quit(), b"quit\r\n"),
         (wire.batch_reserve(10, 0), b"batch-reserve 10 0\r\n"),
         (wire.clear_tube(b"t", "buried"), b"clear-tube t buried\r\n"),
+        (wire.limit_reserves(b"t", 3, b"dead"), b"limit-reserves t 3 dead\r\n"),
         (wire.list_jobs(b"t"), b"list-jobs t all 0 100\r\n"),
         (wire.list_jobs(b"t", "ready", 7, 9, b"a\r\nb"), b"search-jobs t ready 7 9 4\r\na\r\nb\r\n"),
     ],

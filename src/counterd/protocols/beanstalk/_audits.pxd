@@ -1,0 +1,184 @@
+# Audits of the beanstalk protocol's store: every invariant that its parts have, of every record.
+#
+# Floor 2, header only. For tests: they take as long as there are records.
+
+from libc.stdint cimport int64_t, uint32_t
+
+from counterd.engine.audit cimport (
+    audit_chains, audit_heap, audit_index, audit_pool, audit_table, audit_timers, chain_ends,
+)
+from counterd.engine.chains cimport chain_blocks
+from counterd.engine.heap cimport heap_after
+from counterd.engine.wheel cimport Timer, timer_is_armed
+from counterd.protocols.beanstalk._jobs cimport (
+    BURIED, DELAYED, GONE_JOB, JOB_STATES, READY, RESERVED, Job, Jobs, JobState, job_at, job_find, job_id,
+    job_is_ended,
+)
+from counterd.protocols.beanstalk._queues cimport MARGIN_NS, Queues
+from counterd.protocols.beanstalk._tubes cimport Line, Tube, tube_at, tube_is_needed
+from counterd.protocols.beanstalk._workers cimport Watch, Worker, Workers
+
+
+cdef inline bint is_expected(const Timer* timer, int64_t due_ns) noexcept:
+    """Whether a timer is armed for no later."""
+    return timer_is_armed(timer) and timer.due_ns <= due_ns
+
+
+cdef inline uint32_t audit_jobs(Queues* queues) except? 0xffffffff:
+    """Returns the blocks that bodies take."""
+    cdef Jobs* jobs = &queues.jobs
+    cdef uint32_t number, blocks = 0, size, changed = 0, ended = 0
+    cdef const Job* job
+    cdef uint32_t[JOB_STATES] counts = [0, 0, 0, 0, 0]
+    for number in range(1, jobs.pool.fresh + 1):
+        job = job_at(jobs, number)
+        changed += job.is_changed
+        ended += job_is_ended(job)
+        if job.state == GONE_JOB:
+            continue
+        counts[job.state] += 1
+        if job_find(jobs, job_id(job)) != number:
+            raise AssertionError(f"job {job_id(job)} is not found by its id")
+        size = chain_blocks(job.size)
+        if size and not chain_ends(&queues.jobs.chains, &job.body, size):
+            raise AssertionError(f"the body of job {job_id(job)} ends in the wrong block")
+        blocks += size
+    number = jobs.state.changed_first
+    while number:
+        changed -= 1
+        if job_at(jobs, number).next_changed == 0 and jobs.state.changed_last != number:
+            raise AssertionError(f"the changes end at {number}, not at {jobs.state.changed_last}")
+        number = job_at(jobs, number).next_changed
+    if changed or ended != jobs.state.ended:
+        raise AssertionError(f"{changed} changed jobs too many; {ended} have ended, {jobs.state.ended} counted")
+    for number in range(1, JOB_STATES):
+        if counts[number] != queues.counts[number]:
+            raise AssertionError(f"{counts[number]} of state {number}, {queues.counts[number]} counted")
+    return blocks
+
+
+cdef inline int audit_queue(Queues* queues, uint32_t first, JobState state, uint32_t owner, uint32_t counted) except -1:
+    """A heap: its jobs are in that state, of that tube or connection, and as many as were counted."""
+    cdef Jobs* jobs = &queues.jobs
+    cdef const Job* job
+    cdef uint32_t number = first
+    cdef int64_t count = audit_heap(&jobs.heap, first, jobs.pool.fresh)
+    if count != counted:
+        raise AssertionError(f"state {<int>state} of {owner}: {count}, {counted} counted")
+    while number:
+        job = job_at(jobs, number)
+        if job.state != state or (job.holder if state == RESERVED else job.tube) != owner:
+            raise AssertionError(f"job {job_id(job)} is no state {<int>state} one of {owner}")
+        number = heap_after(&jobs.heap, number)
+    return 0
+
+
+cdef inline int audit_line(Queues* queues, const Line* line, JobState state, uint32_t tube, uint32_t counted) except -1:
+    """A line: its jobs are in that state, the earliest first, and as many as were counted."""
+    cdef const Job* job
+    cdef uint32_t number = line.first, before = 0, count = 0
+    cdef int64_t since_ns = 0
+    while number:
+        job = job_at(&queues.jobs, number)
+        count += 1
+        if job.state != state or job.tube != tube or job.line_prev != before or job.since_ns < since_ns:
+            raise AssertionError(f"job {job_id(job)} is wrong in the line state {<int>state} of {tube}")
+        since_ns = job.since_ns
+        before = number
+        number = job.line_next
+    if line.last != before or count != counted:
+        raise AssertionError(f"line state {<int>state} of {tube}: {count}, {counted} counted")
+    return 0
+
+
+cdef inline int audit_waiting(Queues* queues, uint32_t number) except -1:
+    """Those who wait in a tube."""
+    cdef const Tube* tube = tube_at(&queues.tubes, number)
+    cdef const Watch* watch
+    cdef uint32_t entry = tube.waiting_first, before = 0, count = 0
+    while entry:
+        watch = queues.workers.watches + entry
+        count += 1
+        if watch.tube != number or watch.waiting_prev != before:
+            raise AssertionError(f"tube {number}: watch {entry} waits in it, and is another's")
+        if not queues.workers.records[watch.connection].is_waiting:
+            raise AssertionError(f"tube {number}: {watch.connection} is in its queue, and does not wait")
+        before = entry
+        entry = watch.waiting_next
+    if tube.waiting_last != before or tube.waiting != count:
+        raise AssertionError(f"tube {number}: {count} wait, {tube.waiting} counted")
+    return 0
+
+
+cdef inline int audit_tubes(Queues* queues) except -1:
+    cdef uint32_t number = queues.tubes.state.first, before = 0, count = 0
+    cdef const Tube* tube
+    while number:
+        tube = tube_at(&queues.tubes, number)
+        count += 1
+        if tube.prev != before or not tube_is_needed(tube):
+            raise AssertionError(f"tube {number} is wrong in the list, or nothing needs it")
+        audit_queue(queues, tube.ready, READY, number, tube.jobs[<int>READY])
+        audit_queue(queues, tube.delayed, DELAYED, number, tube.jobs[<int>DELAYED])
+        audit_line(queues, &tube.ready_line, READY, number, tube.jobs[<int>READY])
+        audit_line(queues, &tube.buried_line, BURIED, number, tube.jobs[<int>BURIED])
+        audit_waiting(queues, number)
+        if tube.delayed and not is_expected(&tube.timer, job_at(&queues.jobs, tube.delayed).node.key):
+            raise AssertionError(f"tube {number}: its first delayed job is not waited for")
+        if tube.ready and tube.waiting_first and not timer_is_armed(&tube.timer):
+            raise AssertionError(f"tube {number} has ready jobs and waiting connections, and nothing comes")
+        before = number
+        number = tube.next
+    if before != queues.tubes.state.last or count != queues.tubes.table.pool.used:
+        raise AssertionError(f"{count} tubes are listed, of {queues.tubes.table.pool.used}")
+    return 0
+
+
+cdef inline int audit_workers(Queues* queues) except -1:
+    cdef Workers* workers = &queues.workers
+    cdef const Worker* worker
+    cdef uint32_t connection, entry, count, watches = 0, waiting = 0
+    cdef dict using = {}, watching = {}
+    for connection in range(1, queues.workers.connections.pool.fresh + 1):
+        worker = workers.records + connection
+        audit_queue(queues, worker.reserved, RESERVED, connection, worker.jobs)
+        if worker.reserved and not is_expected(
+            &worker.timer, job_at(&queues.jobs, worker.reserved).node.key - worker.is_waiting * MARGIN_NS
+        ):
+            raise AssertionError(f"connection {connection}: its first job is not waited for")
+        waiting += worker.is_waiting
+        count = 0
+        entry = worker.watch_first
+        while entry:
+            count += 1
+            if workers.watches[entry].connection != connection:
+                raise AssertionError(f"connection {connection}: watch {entry} is another's")
+            watching[workers.watches[entry].tube] = watching.get(workers.watches[entry].tube, 0) + 1
+            entry = workers.watches[entry].next
+        if count != worker.watches or (count == 0) != (worker.used == 0):
+            raise AssertionError(f"connection {connection}: {count} watches, {worker.watches} counted")
+        watches += count
+        if worker.used:
+            using[worker.used] = using.get(worker.used, 0) + 1
+    if watches != workers.pool.used or waiting != workers.state.waiting:
+        raise AssertionError(f"{watches} watches and {waiting} waiting, of {workers.pool.used}")
+    entry = queues.tubes.state.first
+    while entry:
+        tube = tube_at(&queues.tubes, entry)
+        if tube.using != using.get(entry, 0) or tube.watching != watching.get(entry, 0):
+            raise AssertionError(f"tube {entry} counts {tube.using} that use and {tube.watching} that watch it")
+        entry = tube.next
+    return 0
+
+
+cdef inline int audit_queues(Queues* queues) except -1:
+    """The jobs by the queue that each is in, the tubes, and who waits where."""
+    audit_chains(&queues.jobs.chains, audit_table(&queues.tubes.table, "tubes") + audit_jobs(queues))
+    audit_index(&queues.jobs.index, queues.jobs.pool, "jobs index", queues.jobs.state.ended)
+    audit_pool(queues.jobs.pool, &queues.jobs.records.line_next, sizeof(Job), "jobs")
+    audit_pool(queues.workers.pool, &queues.workers.watches.next, sizeof(Watch), "watches")
+    audit_timers(&queues.tubes.timers, queues.tubes.table.pool.fresh)
+    audit_timers(&queues.workers.timers, queues.workers.connections.pool.fresh)
+    audit_tubes(queues)
+    audit_workers(queues)
+    return 0
