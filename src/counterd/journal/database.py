@@ -101,24 +101,27 @@ def open_database(path: str, room: str, *, is_synced: bool) -> sqlite3.Connectio
     is_synced: a transaction that has ended is on disk.
     """
     ledger = find_ledger(room)
-    with explained(path):
+    with explained(path), contextlib.ExitStack() as undo:
         database = sqlite3.connect(path, isolation_level=None, timeout=BUSY_MS / 1000)
+        undo.callback(database.close)
+        ((tables,),) = database.execute("SELECT count(*) FROM sqlite_master")
+        if tables:  # what is somebody else's is left as it is
+            if (found := room_of(database, path)) != room:
+                raise JournalError(f"{path}: is the journal of {found}, not of {room}")
+            check_layout(database, path, ledger)
         database.execute("PRAGMA journal_mode = WAL")
         database.execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'OFF'}")
         database.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         database.execute(f"PRAGMA journal_size_limit = {LOG_SIZE_MAX}")
         database.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         database.execute("PRAGMA temp_store = MEMORY")
-        ((tables,),) = database.execute("SELECT count(*) FROM sqlite_master")
         if not tables:
             database.executescript(
                 f"BEGIN; {ledger.SCHEMA} CREATE TABLE journal (room TEXT NOT NULL);"
                 f" INSERT INTO journal VALUES ('{room}'); PRAGMA application_id = {APPLICATION_ID};"
                 f" PRAGMA user_version = {ledger.LAYOUT}; COMMIT;"
             )
-        if (found := room_of(database, path)) != room:
-            raise JournalError(f"{path}: is the journal of {found}, not of {room}")
-        check_layout(database, path, ledger)
+        undo.pop_all()
         return database
 
 

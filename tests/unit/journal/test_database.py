@@ -69,6 +69,14 @@ def test_another_layout(path: str) -> None:
             check_layout(database, path, find_ledger("beanstalk"))
 
 
+def test_the_database_of_another_program_is_left_as_it_is(path: str) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE other (a)")
+        with pytest.raises(JournalError, match="is a database, and no journal of counterd"):
+            open_database(path, "beanstalk", is_synced=True)
+        assert other.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+
+
 def test_a_transaction_is_all_or_nothing(path: str) -> None:
     with opened(path) as database:
         with contextlib.suppress(KeyError), transaction(database):

@@ -28,7 +28,8 @@ from counterd.protocols.beanstalk._queues cimport (
 from counterd.protocols.beanstalk._replies cimport (
     BAD_FORMAT, BURIED_JOB, CLEARED, DEADLINE_SOON, DELETED, DRAINING, EXPECTED_CRLF, FOUND, GOOD, INSERTED,
     INTERNAL_ERROR, JOBS, JOB_HEAD_MAX, JOB_TOO_BIG, KICKED, KICKED_JOBS, LIMITED, NOT_FOUND, NOT_IGNORED,
-    OUT_OF_MEMORY, PAUSED, RELEASED, RESERVED_JOB, TIMED_OUT, TOUCHED, UNKNOWN_COMMAND, USING, WATCHING, WRITTEN, Answer, Reply, write_reply,
+    OUT_OF_MEMORY, PAUSED, RELEASED, RESERVED_JOB, TIMED_OUT, TOUCHED, UNKNOWN_COMMAND, USING, WATCHING, WRITTEN,
+    Answer, Reply, write_reply,
 )
 from counterd.protocols.beanstalk._store cimport BeanstalkState, BeanstalkStore
 from counterd.protocols.beanstalk._tubes cimport Tube, Tubes, tube_at, tube_find, tube_settle
