@@ -20,6 +20,7 @@ ELSEWHERE = {
     "__main__.py": "one call; tests/daemon.py starts every daemon through it",
     "engine/byteorder.pxd": "inlined everywhere; tests/unit/protocols/counter/test_session.py compares byte by byte",
     "engine/audit.pxd": "part of every store: tests/unit/protocols/counter/test_counters.py calls it after every step",
+    "protocols/beanstalk/_audits.pxd": "tests/property/test_beanstalk_model.py calls it after every step",
     "engine/chains.pxd": "long names and values: tests/unit/engine/test_table.py, tests/property/test_throttr_model.py",
     "engine/connections.pxd": "numbers of connections: tests/unit/test_core.py",
     "engine/idle_ring.pxd": "idle counters: tests/unit/protocols/counter/test_counters.py",

@@ -238,9 +238,10 @@ def test_a_reader_that_ends_ends_the_start(path: Path) -> None:
     async def history() -> None:
         kept = Kept(path)
         restoring = asyncio.ensure_future(kept.keeper.restore())
-        await until(children)
-        for pid in children():
-            os.kill(pid, signal.SIGKILL)
+        while not restoring.done():
+            for pid in children():
+                os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(0.001)
         with pytest.raises(JournalFailed, match="the process that reads it has ended"):
             await restoring
         kept.keeper.stop()

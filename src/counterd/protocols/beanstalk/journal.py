@@ -106,7 +106,8 @@ def count(database: sqlite3.Connection) -> int:
 
 def read(database: sqlite3.Connection) -> Iterator[bytes]:
     """Pieces of all jobs, by when they came into their states. Raises ValueError for one that is wrong."""
-    yield packed_limits(database.execute("SELECT * FROM limits").fetchall())
+    if limits := database.execute("SELECT * FROM limits").fetchall():
+        yield packed_limits(limits)
     found = database.execute(f"{JOBS} ORDER BY since, jobs.id")
     while some := list(itertools.islice(found, ROWS_AT_ONCE)):
         yield packed([checked(row) for row in some])
