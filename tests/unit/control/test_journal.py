@@ -48,7 +48,7 @@ class Store:
 
     def restore(self, piece: bytes, _now_ns: int) -> int:
         self.restored.append(piece)
-        return len(_journal.rows(piece)[1])
+        return len(_journal.rows(piece)[2])
 
     def begin(self, **told: int) -> None:
         self.begun = told
@@ -64,7 +64,7 @@ class Store:
 
 
 def piece(*ids: int) -> bytes:
-    return _journal.packed([(id_, "t", 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, b"x") for id_ in ids])
+    return _journal.packed([(id_, "t", 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, None, 0, b"x") for id_ in ids])
 
 
 class Kept:

@@ -2,18 +2,20 @@
 #
 # Floor 2, header only. For tests: they take as long as there are records.
 
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport INT64_MAX, int64_t, uint32_t
 
 from counterd.engine.audit cimport (
     audit_chains, audit_heap, audit_index, audit_pool, audit_table, audit_timers, chain_ends,
 )
 from counterd.engine.chains cimport chain_blocks
 from counterd.engine.heap cimport heap_after
+from counterd.engine.table cimport RECORD_USED
 from counterd.engine.wheel cimport Timer, timer_is_armed
 from counterd.protocols.beanstalk._jobs cimport (
     BURIED, DELAYED, GONE_JOB, JOB_STATES, READY, RESERVED, Job, Jobs, JobState, job_at, job_find, job_id,
     job_is_ended,
 )
+from counterd.protocols.beanstalk._keys cimport Key, Keys, key_at
 from counterd.protocols.beanstalk._queues cimport MARGIN_NS, Queues
 from counterd.protocols.beanstalk._tubes cimport Line, Tube, tube_at, tube_is_needed
 from counterd.protocols.beanstalk._workers cimport Watch, Worker, Workers
@@ -89,6 +91,31 @@ cdef inline int audit_line(Queues* queues, const Line* line, JobState state, uin
     if line.last != before or count != counted:
         raise AssertionError(f"line state {<int>state} of {tube}: {count}, {counted} counted")
     return 0
+
+
+cdef inline uint32_t audit_keys(Queues* queues) except? 0xffffffff:
+    """Returns the blocks that they take."""
+    cdef const Keys* keys = &queues.keys
+    cdef const Key* key
+    cdef uint32_t number, named = 0, naming = 0
+    for number in range(1, keys.table.pool.fresh + 1):
+        key = key_at(keys, number)
+        if not key.record.flags & RECORD_USED:
+            continue
+        if key.job and (job_at(&queues.jobs, key.job).key != number or job_id(job_at(&queues.jobs, key.job)) != key.id):
+            raise AssertionError(f"key {number}: its job {key.id} has another key")
+        if key.until_ns != INT64_MAX and not is_expected(&key.timer, key.until_ns):
+            raise AssertionError(f"key {number}: nobody frees it")
+        if key.until_ns == INT64_MAX and key.job == 0:
+            raise AssertionError(f"key {number} has no job, and is taken for ever")
+        named += key.job != 0
+    for number in range(1, queues.jobs.pool.fresh + 1):
+        naming += job_at(&queues.jobs, number).key != 0 and (
+            job_at(&queues.jobs, number).state != GONE_JOB or job_at(&queues.jobs, number).is_changed
+        )
+    if named != naming:
+        raise AssertionError(f"{naming} jobs have a key, {named} keys have a job")
+    return audit_table(&keys.table, "keys")
 
 
 cdef inline int audit_waiting(Queues* queues, uint32_t number) except -1:
@@ -173,11 +200,15 @@ cdef inline int audit_workers(Queues* queues) except -1:
 
 cdef inline int audit_queues(Queues* queues) except -1:
     """The jobs by the queue that each is in, the tubes, and who waits where."""
-    audit_chains(&queues.jobs.chains, audit_table(&queues.tubes.table, "tubes") + audit_jobs(queues))
+    audit_chains(
+        &queues.jobs.chains,
+        audit_table(&queues.tubes.table, "tubes") + audit_jobs(queues) + audit_keys(queues),
+    )
     audit_index(&queues.jobs.index, queues.jobs.pool, "jobs index", queues.jobs.state.ended)
     audit_pool(queues.jobs.pool, &queues.jobs.records.line_next, sizeof(Job), "jobs")
     audit_pool(queues.workers.pool, &queues.workers.watches.next, sizeof(Watch), "watches")
     audit_timers(&queues.tubes.timers, queues.tubes.table.pool.fresh)
+    audit_timers(&queues.keys.timers, queues.keys.table.pool.fresh)
     audit_timers(&queues.workers.timers, queues.workers.connections.pool.fresh)
     audit_tubes(queues)
     audit_workers(queues)

@@ -52,6 +52,7 @@ cdef struct Job:            # 120 bytes
     uint32_t buries
     uint32_t kicks
     uint32_t next_changed
+    uint32_t key            # 0: it has none
     uint8_t state
     uint8_t is_changed      # is among the changes
     uint8_t is_written      # the journal may have it
@@ -160,6 +161,7 @@ cdef inline uint32_t job_place(
     job.holder = 0
     job.size = size
     job.reserves = job.timeouts = job.releases = job.buries = job.kicks = 0
+    job.key = 0
     job.state = GONE_JOB
     job.is_changed = job.is_written = False
     chain_write(&jobs.chains, &job.body, 0, body, size)

@@ -4,8 +4,8 @@ Floor 2. The store tells what has changed in pieces, each when the one before is
 meanwhile is told once, one that came and went not at all. journal.py puts the rows of a piece into a database, in
 another process, and after a restart makes pieces of the database.
 
-A piece is a Head, then rows: a Row each, the name of its tube, and its body if it is WHOLE. Numbers are as this machine
-has them: a piece is never stored.
+A piece is a Head, then rows: a Row each, the name of its tube, its key, and its body if it is WHOLE. Numbers are as
+this machine has them: a piece is never stored.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -15,10 +15,13 @@ from libc.string cimport memcpy, memset
 from counterd.engine.chains cimport chain_blocks
 from counterd.engine.connections cimport connections_take
 from counterd.engine.pool cimport pool_left
-from counterd.engine.table cimport name_read, name_tag
+from counterd.engine.table cimport name_blocks, name_read, name_tag
 from counterd.protocols.beanstalk._jobs cimport (
     BURIED, DELAYED, READY, RESERVED, Job, Jobs, JobState, job_at, job_find, job_id, job_is_ended, job_next_changed,
     job_place, job_read,
+)
+from counterd.protocols.beanstalk._keys cimport (
+    Key, Keys, key_at, key_end_at, key_find, key_join, key_let_go, key_make,
 )
 from counterd.protocols.beanstalk._queues cimport job_enter, job_hold, tube_expect
 from counterd.protocols.beanstalk._store cimport BeanstalkStore
@@ -31,10 +34,11 @@ cdef enum:
     ID_BLOCK = 1 << 20          # ids that the journal reserves at a time, none of which is given again after a crash
 
 cdef enum RowKind:
-    GONE = 0                    # the job was ended; of a row only its id and size count
+    GONE = 0                    # the job was ended; of a row only id and size count; with a key, it is a KEY too
     CHANGED = 1                 # the journal has its body
     WHOLE = 2
     LIMIT = 3                   # of a tube: its name, `priority` for the reserves, and a tube's name for a body
+    KEY = 4                     # of a job that has ended: its id, the key, and `due` for when that is free
 
 
 CONSTANTS = {"ID_BLOCK": ID_BLOCK}  # for journal.py
@@ -42,6 +46,7 @@ CONSTANTS = {"ID_BLOCK": ID_BLOCK}  # for journal.py
 
 cdef packed struct Head:
     uint64_t position           # of the last change in it
+    int64_t now                 # Unix time in nanoseconds
     uint64_t id_limit           # ids up to this one may be given as soon as the piece is on disk
 
 
@@ -58,23 +63,31 @@ cdef packed struct Row:         # times are Unix times in nanoseconds
     uint32_t releases
     uint32_t buries
     uint32_t kicks
+    uint32_t keep               # seconds for which the key is taken after the end of the job
     uint32_t size               # of the body
     uint8_t kind
     uint8_t state
     uint8_t name_size
+    uint8_t key_size
 
 
 # ---- in the daemon -------------------------------------------------------------------------------------------------
 
 cdef inline uint8_t* write_row(BeanstalkStore store, uint8_t* target, const Job* job) noexcept:
     """Writes what the journal is to have of a job, and returns what is behind it."""
+    cdef const Keys* keys = &store.queues.keys
+    cdef Key* key = key_at(keys, job.key) if job.key else NULL
     cdef Row row
     memset(&row, 0, sizeof(Row))
     row.id = job_id(job)
     row.size = job.size
+    if key != NULL and (job_is_ended(job) or not job.is_written):
+        row.key_size = <uint8_t>key.record.name_size
+        row.keep = key.keep
     if job_is_ended(job):
+        row.due = key.until_ns + store.wall_ns if key != NULL else 0
         memcpy(target, &row, sizeof(Row))
-        return target + sizeof(Row)
+        return write_key(keys, key, target + sizeof(Row))
     row.kind = CHANGED if job.is_written else WHOLE
     row.state = job.state
     row.created = job.created_ns + store.wall_ns
@@ -95,16 +108,28 @@ cdef inline uint8_t* write_row(BeanstalkStore store, uint8_t* target, const Job*
     name_read(&store.queues.tubes.table, &tube_at(&store.queues.tubes, job.tube).record, target)
     target += row.name_size
     if row.kind == WHOLE:
+        target = write_key(keys, key, target)
         job_read(&store.queues.jobs, job, target)
         target += job.size
     return target
 
 
+cdef inline uint8_t* write_key(const Keys* keys, Key* key, uint8_t* target) noexcept:
+    """Writes a key, or nothing if it is NULL; returns what is behind it."""
+    if key == NULL:
+        return target
+    name_read(&keys.table, &key.record, target)
+    return target + key.record.name_size
+
+
 cdef inline size_t row_size(BeanstalkStore store, const Job* job) noexcept:
     """Bytes of its row; 0: the journal need not know of it, as it came and went."""
+    cdef size_t key_size = key_at(&store.queues.keys, job.key).record.name_size if job.key else 0
     if job_is_ended(job):
-        return sizeof(Row) if job.is_written else 0
-    return sizeof(Row) + tube_at(&store.queues.tubes, job.tube).record.name_size + (0 if job.is_written else job.size)
+        return sizeof(Row) + key_size if job.is_written or key_size else 0
+    return sizeof(Row) + tube_at(&store.queues.tubes, job.tube).record.name_size + (
+        0 if job.is_written else key_size + job.size
+    )
 
 
 cdef bytes limit_row(tuple limit):
@@ -124,6 +149,7 @@ def take(BeanstalkStore store not None, int64_t now_ns):
     cdef Jobs* jobs = &store.queues.jobs
     cdef size_t size = sizeof(Head), row
     cdef uint32_t number, count = 0, rows = 0, jobs_told, _i
+    cdef const Job* job
     cdef uint64_t most = CHANGES_MAX
     cdef bytes limit = b""
     cdef Head head
@@ -157,13 +183,16 @@ def take(BeanstalkStore store not None, int64_t now_ns):
         store.state.taken_ns = now_ns
         if jobs.state.id_limit - jobs.state.last_id < ID_BLOCK // 2:
             store.state.id_limit_asked = jobs.state.last_id + ID_BLOCK
-        head = Head(store.state.changes_taken, store.state.id_limit_asked)
+        head = Head(store.state.changes_taken, now_ns + store.wall_ns, store.state.id_limit_asked)
         memcpy(target, &head, sizeof(Head))
         target += sizeof(Head)
         for _i in range(jobs_told):
             number = jobs.state.changed_first
-            if row_size(store, job_at(jobs, number)):
-                target = write_row(store, target, job_at(jobs, number))
+            job = job_at(jobs, number)
+            if row_size(store, job):
+                target = write_row(store, target, job)
+            if job_is_ended(job) and job.key:
+                key_let_go(&store.queues.keys, jobs, job.key)
             job_next_changed(jobs)
         memcpy(target, PyBytes_AS_STRING(limit), len(limit))
     return head.position, piece
@@ -202,10 +231,12 @@ def restore(BeanstalkStore store not None, bytes piece not None, int64_t now_ns)
             data += sizeof(Row)
             if row.kind == LIMIT:
                 restore_limit(store, &row, data)
+            elif row.kind == KEY:
+                restore_key(store, &row, data)
             else:
                 restore_job(store, &row, data)
                 count += 1
-            data += row.name_size + row.size
+            data += row.name_size + row.key_size + row.size
         store.expect(0)
     return count
 
@@ -232,20 +263,42 @@ cdef int restore_limit(BeanstalkStore store, const Row* row, const uint8_t* data
     return store.limit_reserves(number, row.priority, target)
 
 
+cdef uint32_t restore_key(BeanstalkStore store, const Row* row, const uint8_t* name) except? 0xffffffff:
+    """Takes up a key, which is free already if that is due by now: then 0."""
+    cdef Keys* keys = &store.queues.keys
+    cdef int64_t until_ns = row.due - store.wall_ns
+    cdef uint32_t tag, number
+    if row.kind == KEY and until_ns <= store.now_ns:
+        return 0
+    tag = name_tag(&keys.table, name, row.key_size)
+    if key_find(keys, &store.queues.jobs, tag, name, row.key_size, store.now_ns):
+        raise ValueError(f"key {name[:row.key_size].decode()} is there twice")
+    if pool_left(keys.table.pool) == 0 or pool_left(store.chains.pool) < name_blocks(&keys.table, row.key_size):
+        raise MemoryError("there are more keys than beanstalk.memory_limit allows")
+    number = key_make(keys, tag, name, row.key_size, row.id, row.keep)
+    if row.kind == KEY:
+        key_end_at(keys, number, until_ns)
+    return number
+
+
 cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) except -1:
-    """Takes up a job. data: the name of its tube, and its body."""
-    cdef uint32_t tube, number
+    """Takes up a job. data: the name of its tube, its key, and its body."""
+    cdef uint32_t tube, number, key = 0
     cdef int64_t since_ns = row.since - store.wall_ns
     cdef int64_t due_ns = max(1, row.due - store.wall_ns)
     cdef Job* job
     if job_find(&store.queues.jobs, row.id):
         raise ValueError(f"job {row.id} is there twice")
     tube = restore_tube(store, data, row.name_size)
-    if (
-        pool_left(store.queues.jobs.pool) == 0 or pool_left(store.chains.pool) < chain_blocks(row.size)
-    ):
+    data += row.name_size
+    if row.key_size:
+        key = restore_key(store, row, data)
+    data += row.key_size
+    if pool_left(store.queues.jobs.pool) == 0 or pool_left(store.chains.pool) < chain_blocks(row.size):
         raise MemoryError("there are more jobs than beanstalk.memory_limit allows")
-    number = job_place(&store.queues.jobs, row.id, tube, data + row.name_size, row.size)
+    number = job_place(&store.queues.jobs, row.id, tube, data, row.size)
+    if key:
+        key_join(&store.queues.keys, &store.queues.jobs, key, number)
     job = job_at(&store.queues.jobs, number)
     job.is_written = True
     job.priority = row.priority
@@ -271,19 +324,20 @@ cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) 
 # ---- in the process that writes ------------------------------------------------------------------------------------
 
 def rows(bytes piece not None):
-    """What a piece says: (id_limit, whole, changed, gone, limits), in which
+    """What a piece says: (now, id_limit, whole, changed, gone, limits, keys), in which
 
     whole    (id, tube, state, priority, delay, ttr, created, since, due, reserves, timeouts, releases, buries, kicks,
-             body) for jobs that the journal does not have yet
+             key or None, keep, body) for jobs that the journal does not have yet
     changed  the same from tube to kicks, and the id at the end
     gone     (id, bytes that its body had)
     limits   (tube, reserves, name of another tube or "")
+    keys     (key, id, Unix time when it is free) of jobs that have ended
     """
     cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(piece)
     cdef const uint8_t* end = data + PyBytes_GET_SIZE(piece)
     cdef Head head
     cdef Row row
-    cdef list whole = [], changed = [], gone = [], limits = []
+    cdef list whole = [], changed = [], gone = [], limits = [], keys = []
     memcpy(&head, data, sizeof(Head))
     data += sizeof(Head)
     while data < end:
@@ -291,6 +345,9 @@ def rows(bytes piece not None):
         data += sizeof(Row)
         if row.kind == GONE:
             gone.append((row.id, row.size))
+            if row.key_size:
+                keys.append((data[:row.key_size].decode(), row.id, row.due))
+            data += row.key_size
             continue
         tube = data[:row.name_size].decode()
         data += row.name_size
@@ -304,12 +361,32 @@ def rows(bytes piece not None):
                 row.timeouts, row.releases, row.buries, row.kicks, row.id,
             ))
             continue
+        key = data[:row.key_size].decode() if row.key_size else None
+        data += row.key_size
         whole.append((
             row.id, tube, row.state, row.priority, row.delay, row.ttr, row.created, row.since, row.due, row.reserves,
-            row.timeouts, row.releases, row.buries, row.kicks, data[:row.size],
+            row.timeouts, row.releases, row.buries, row.kicks, key, row.keep, data[:row.size],
         ))
         data += row.size
-    return head.id_limit, whole, changed, gone, limits
+    return head.now, head.id_limit, whole, changed, gone, limits, keys
+
+
+def packed_keys(list keys not None):
+    """A piece of rows as rows() has them in `keys`. Raises ValueError for one that makes no sense."""
+    cdef list pieces = [b"\0" * sizeof(Head)]
+    cdef Row row
+    memset(&row, 0, sizeof(Row))
+    row.kind = KEY
+    for key, id_, until in keys:
+        try:
+            name = key.encode()
+            if not 0 < len(name) <= NAME_MAX:
+                raise ValueError("its length is impossible")
+            row.id, row.due, row.key_size = id_, until, <uint8_t>len(name)
+        except (TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise ValueError(f"key {key}: {error}") from None
+        pieces.append((<const uint8_t*>&row)[:sizeof(Row)] + name)
+    return b"".join(pieces)
 
 
 def packed_limits(list limits not None):
@@ -328,22 +405,25 @@ def packed_limits(list limits not None):
 
 def packed(list jobs not None, uint64_t id_limit=0):
     """A piece of rows as rows() has them in `whole`. Raises ValueError for one that makes no sense, with its id."""
-    cdef Head head = Head(0, id_limit)
+    cdef Head head = Head(0, 0, id_limit)
     cdef list pieces = [(<const uint8_t*>&head)[:sizeof(Head)]]
     cdef Row row
     for job in jobs:
         try:
             (
                 row.id, tube, row.state, row.priority, row.delay, row.ttr, row.created, row.since, row.due,
-                row.reserves, row.timeouts, row.releases, row.buries, row.kicks, body,
+                row.reserves, row.timeouts, row.releases, row.buries, row.kicks, key, row.keep, body,
             ) = job
             name = tube.encode()
+            key = b"" if key is None else key.encode()
             row.kind = WHOLE
             row.size = len(body)
-            if not 0 < len(name) <= NAME_MAX or not READY <= row.state <= BURIED or len(body) > JOB_SIZE_MAX:
-                raise ValueError("its tube, state or body is impossible")
+            if not 0 < len(name) <= NAME_MAX or not READY <= row.state <= BURIED or (
+                len(key) > NAME_MAX or len(body) > JOB_SIZE_MAX
+            ):
+                raise ValueError("its tube, state, key or body is impossible")
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
             raise ValueError(f"job {job[0]}: {error}") from None
-        row.name_size = <uint8_t>len(name)
-        pieces.append((<const uint8_t*>&row)[:sizeof(Row)] + name + body)
+        row.name_size, row.key_size = <uint8_t>len(name), <uint8_t>len(key)
+        pieces.append((<const uint8_t*>&row)[:sizeof(Row)] + name + key + body)
     return b"".join(pieces)

@@ -18,6 +18,7 @@ from counterd.engine.wheel cimport Timer, timer_is_armed, timers_arm
 from counterd.protocols.beanstalk._jobs cimport (
     BURIED, DELAYED, GONE_JOB, JOB_STATES, READY, RESERVED, URGENT, Job, Jobs, JobState, job_at, job_edited, job_free,
 )
+from counterd.protocols.beanstalk._keys cimport Keys, job_end_key
 from counterd.protocols.beanstalk._tubes cimport Line, Tube, Tubes, tube_at, tube_is_paused, tube_settle
 from counterd.protocols.beanstalk._workers cimport Worker, Workers, worker_expect
 
@@ -30,6 +31,7 @@ cdef struct Queues:         # this process's view
     Jobs jobs
     Tubes tubes
     Workers workers
+    Keys keys
     uint64_t* counts        # jobs by state, in the region
     uint64_t* urgent        # ready jobs with a priority below URGENT, likewise
 
@@ -214,9 +216,11 @@ cdef inline void tube_limit(Queues* queues, uint32_t number, uint32_t reserves_m
     tube_settle(&queues.tubes, number)
 
 
-cdef inline void job_delete(Queues* queues, uint32_t number) noexcept nogil:
+cdef inline void job_delete(Queues* queues, uint32_t number, int64_t now_ns) noexcept nogil:
     """Ends a job, and its tube if that was the last that needed it."""
     cdef uint32_t tube = job_at(&queues.jobs, number).tube
+    if job_at(&queues.jobs, number).key:
+        job_end_key(&queues.keys, &queues.jobs, number, now_ns)
     job_leave(queues, number)
     job_free(&queues.jobs, number)
     tube_settle(&queues.tubes, tube)

@@ -33,6 +33,7 @@ cdef enum Reply:
     LIMITED
     GOOD                    # these are no refusals
     NOT_FOUND = GOOD
+    EXISTS                  # and a number
     NOT_IGNORED
     TIMED_OUT
     DEADLINE_SOON
@@ -51,7 +52,7 @@ cdef extern from *:
     static const char *const counterd_beanstalk_words[] = {
         "INSERTED", "USING", "RESERVED", "FOUND", "DELETED", "RELEASED", "BURIED", "TOUCHED", "WATCHING", "KICKED",
         "KICKED", "PAUSED", "JOBS", "CLEARED", "LIMITED",
-        "NOT_FOUND", "NOT_IGNORED", "TIMED_OUT", "DEADLINE_SOON", "DRAINING",
+        "NOT_FOUND", "EXISTS", "NOT_IGNORED", "TIMED_OUT", "DEADLINE_SOON", "DRAINING",
         "EXPECTED_CRLF", "JOB_TOO_BIG", "OUT_OF_MEMORY", "INTERNAL_ERROR", "BAD_FORMAT", "UNKNOWN_COMMAND",
     };
     """
@@ -102,7 +103,9 @@ cdef inline uint8_t* write_body(uint8_t* target, const Queues* queues, const Job
 
 
 cdef inline bint has_number(Reply reply) noexcept nogil:
-    return reply == INSERTED or reply == WATCHING or reply == KICKED_JOBS or reply == JOBS or reply == CLEARED
+    return reply == INSERTED or reply == WATCHING or reply == KICKED_JOBS or reply == JOBS or reply == CLEARED or (
+        reply == EXISTS
+    )
 
 
 cdef inline uint8_t* write_reply(uint8_t* target, const Queues* queues, const Answer* answer) noexcept nogil:

@@ -22,7 +22,7 @@ cdef class BeanstalkSession(Session):
     cdef Reply refuse_line(self, Command command, const Frame* frame) noexcept
     cdef void edited(self, Command command) noexcept
     cdef int decide(self, Command command, const Request* request, const Frame* frame, Answer* answer) except -1
-    cdef Reply put(self, const Request* request, const Frame* frame, Answer* answer) except *
+    cdef Reply put(self, Command command, const Request* request, const Frame* frame, Answer* answer) except *
     cdef void count_worker(self) noexcept
     cdef int reserve(self, Command command, const Request* request, Answer* answer) except -1
     cdef Reply decide_on_job(self, Command command, const Request* request, Answer* answer) except *

@@ -16,17 +16,19 @@ from counterd._core cimport (
 )
 from counterd.engine.chains cimport chain_blocks
 from counterd.engine.debug cimport debug_check
-from counterd.engine.table cimport name_tag
+from counterd.engine.pool cimport pool_left
+from counterd.engine.table cimport name_blocks, name_tag
 from counterd.protocols.beanstalk._jobs cimport (
     BURIED, DELAYED, JOB_COST, READY, RESERVED, Job, Jobs, job_at, job_find, job_id, job_make,
 )
+from counterd.protocols.beanstalk._keys cimport KEY_COST, key_at, key_find, key_free, key_join, key_make
 from counterd.protocols.beanstalk._listing cimport JobList, TubeList
 from counterd.protocols.beanstalk._queues cimport (
-    Queues, job_bury, job_delete, job_leave, job_touch, queues_next_ready, seconds_ns, tube_count, tube_expect,
+    Queues, job_bury, job_leave, job_touch, queues_next_ready, seconds_ns, tube_count, tube_expect,
     worker_is_pressed,
 )
 from counterd.protocols.beanstalk._replies cimport (
-    BAD_FORMAT, BURIED_JOB, CLEARED, DEADLINE_SOON, DELETED, DRAINING, EXPECTED_CRLF, FOUND, GOOD, INSERTED,
+    BAD_FORMAT, BURIED_JOB, CLEARED, DEADLINE_SOON, DELETED, DRAINING, EXISTS, EXPECTED_CRLF, FOUND, GOOD, INSERTED,
     INTERNAL_ERROR, JOBS, JOB_HEAD_MAX, JOB_TOO_BIG, KICKED, KICKED_JOBS, LIMITED, NOT_FOUND, NOT_IGNORED,
     OUT_OF_MEMORY, PAUSED, RELEASED, RESERVED_JOB, TIMED_OUT, TOUCHED, UNKNOWN_COMMAND, USING, WATCHING, WRITTEN,
     Answer, Reply, write_reply,
@@ -36,9 +38,9 @@ from counterd.protocols.beanstalk._tubes cimport Tube, Tubes, tube_at, tube_find
 from counterd.protocols.beanstalk._wire cimport (
     BATCH_MAX, BATCH_RESERVE, BURY, CLEAR_TUBE, COMMAND_WORDS, COMMANDS, CRLF_SIZE, DELETE, IGNORE, KICK, KICK_JOB,
     LIMIT_RESERVES, LINE_MAX, LIST_JOBS, LIST_TUBE_USED, LIST_TUBES, LIST_TUBES_WATCHED, MALFORMED, NEEDLE_MAX,
-    PAUSE_TUBE, PEEK, PEEK_BURIED, PEEK_DELAYED, PEEK_READY, PUT, QUIT, RESERVE, RESERVE_JOB, RESERVE_WITH_TIMEOUT,
-    SEARCH_JOBS, STATS, STATS_JOB, TOO_BIG, TOO_LONG, TOO_LONG_AT_CR, TOO_LONG_STILL, TOUCH, UNKNOWN, USE, WATCH,
-    Command, Request, Word, line_command, line_decode, line_size,
+    PAUSE_TUBE, PEEK, PEEK_BURIED, PEEK_DELAYED, PEEK_READY, PUT, PUT_UNIQUE, QUIT, RESERVE, RESERVE_JOB,
+    RESERVE_WITH_TIMEOUT, SEARCH_JOBS, STATS, STATS_JOB, TOO_BIG, TOO_LONG, TOO_LONG_AT_CR, TOO_LONG_STILL, TOUCH,
+    UNKNOWN, USE, WATCH, Command, Request, Word, line_command, line_decode, line_size,
 )
 from counterd.protocols.beanstalk._workers cimport (
     WATCH_COST, WATCHED_MAX, Worker, watch_add, watch_find, watch_remove, worker_enter, worker_use, worker_wait,
@@ -77,22 +79,23 @@ cdef class BeanstalkSession(Session):
         command = line_command(data, line)
         frame.size = line
         frame.verdict = command
-        if command == PUT or command == SEARCH_JOBS:
+        if command == PUT or command == PUT_UNIQUE or command == SEARCH_JOBS:
             return self.parse_body(data, size, line, frame)
         return -1 if command == QUIT and line == COMMAND_WORDS[<int>QUIT].size + CRLF_SIZE else line
 
     cdef Py_ssize_t parse_body(self, const uint8_t* data, size_t size, uint32_t line, Frame* frame) noexcept:
-        """Sections "put" and "search-jobs": a line, and as many bytes as it says, with a CRLF behind them."""
+        """Sections "put", "put-unique", "search-jobs": a line, and as many bytes as it says, with a CRLF behind."""
         cdef const Word* word = COMMAND_WORDS + frame.verdict
         cdef Request request
         cdef uint64_t whole
-        cdef uint32_t most = (<BeanstalkStore>self.store).job_size_max if frame.verdict == PUT else <uint32_t>NEEDLE_MAX
+        cdef bint is_put = frame.verdict != SEARCH_JOBS
+        cdef uint32_t most = (<BeanstalkStore>self.store).job_size_max if is_put else <uint32_t>NEEDLE_MAX
         if not line_decode(data + word.size, data + line - CRLF_SIZE, word.arguments, &request):
             frame.verdict = MALFORMED
             return line
         whole = line + <uint64_t>request.size + CRLF_SIZE
         if request.size > most:
-            frame.verdict = TOO_BIG if frame.verdict == PUT else MALFORMED
+            frame.verdict = TOO_BIG if is_put else MALFORMED
             frame.skip = whole
             return SKIP
         if size < whole:
@@ -173,8 +176,8 @@ cdef class BeanstalkSession(Session):
 
     cdef int decide(self, Command command, const Request* request, const Frame* frame, Answer* answer) except -1:
         """What a command does, and its answer: DONE, LATER or PARK."""
-        if command == PUT:
-            answer.reply = self.put(request, frame, answer)
+        if command == PUT or command == PUT_UNIQUE:
+            answer.reply = self.put(command, request, frame, answer)
         elif command == RESERVE or command == RESERVE_WITH_TIMEOUT or command == BATCH_RESERVE:
             return self.reserve(command, request, answer)
         elif is_long(command):
@@ -194,14 +197,15 @@ cdef class BeanstalkSession(Session):
             answer.reply = self.decide_on_job(command, request, answer)
         return DONE
 
-    cdef Reply put(self, const Request* request, const Frame* frame, Answer* answer) except *:
-        """Section "put"."""
+    cdef Reply put(self, Command command, const Request* request, const Frame* frame, Answer* answer) except *:
+        """Sections "put" and "put-unique"."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef Queues* queues = &store.queues
         cdef Worker* worker = queues.workers.records + self.connection
         cdef Tube* tube = tube_at(&queues.tubes, worker.used)
         cdef const uint8_t* end = frame.key + frame.key_size
-        cdef uint32_t number
+        cdef uint64_t bytes = JOB_COST, blocks = chain_blocks(request.size)
+        cdef uint32_t number, key = 0, tag = 0
         queues.workers.state.producers += not worker.is_producer
         worker.is_producer = True
         if end[0] != b"\r" or end[1] != b"\n":
@@ -210,17 +214,31 @@ cdef class BeanstalkSession(Session):
             return DRAINING
         if store.state.is_failing or queues.jobs.state.last_id >= queues.jobs.state.id_limit:
             return INTERNAL_ERROR
-        if tube_count(tube) >= store.tube_jobs_max:
+        if command == PUT_UNIQUE:
+            tag = name_tag(&queues.keys.table, request.other, request.other_size)
+            key = key_find(&queues.keys, &queues.jobs, tag, request.other, request.other_size, store.now_ns)
+            if key:
+                answer.number = key_at(&queues.keys, key).id
+                store.promise(self)  # that job may not be on disk yet
+                return EXISTS
+            bytes += KEY_COST
+            blocks += name_blocks(&queues.keys.table, request.other_size)
+            if pool_left(queues.keys.table.pool) == 0:
+                return OUT_OF_MEMORY
+        if tube_count(tube) >= store.tube_jobs_max or pool_left(queues.jobs.pool) == 0:
             return OUT_OF_MEMORY
-        if queues.jobs.pool.used == queues.jobs.pool.capacity or not store.has_room(
-            JOB_COST, chain_blocks(request.size)
-        ):
+        if not store.has_room(bytes, blocks):
             return OUT_OF_MEMORY
         number = job_make(
             &queues.jobs, worker.used, request.priority, request.delay, request.ttr, frame.key, request.size,
             store.now_ns
         )
         answer.number = job_id(job_at(&queues.jobs, number))
+        if command == PUT_UNIQUE:
+            key = key_make(
+                &queues.keys, tag, request.other, request.other_size, answer.number, request.timeout
+            )
+            key_join(&queues.keys, &queues.jobs, key, number)
         tube.total += 1
         if request.delay:
             store.delay(number)
@@ -317,7 +335,7 @@ cdef class BeanstalkSession(Session):
             return FOUND
         if command == DELETE and (is_own or job.state != RESERVED):
             tube_at(&queues.tubes, job.tube).deletes += 1
-            job_delete(queues, number)
+            store.end_job(number)
             return DELETED
         if command == RESERVE_JOB and job.state != RESERVED and not store.state.draining:
             self.count_worker()
@@ -537,7 +555,7 @@ cdef class BeanstalkSession(Session):
                 job_at(&queues.jobs, number).kicks += 1
                 store.take_back(number)
             else:
-                job_delete(queues, number)
+                store.end_job(number)
         if self.swept:
             store.promise(self)
         answer = Answer(KICKED_JOBS if self.sweeping == KICK else CLEARED, self.swept)
@@ -568,15 +586,12 @@ cdef class BeanstalkSession(Session):
             words = replies[at:end].split()
             if words[0] in (b"RESERVED", b"FOUND", b"OK"):
                 end += int(words[len(words) - 1]) + CRLF_SIZE
-            if words[0] == b"INSERTED":
-                number = job_find(jobs, int(words[1]))
-                if number:
-                    kept.append(b"INTERNAL_ERROR\r\n")
-                    if job_at(jobs, number).state != RESERVED:
-                        job_delete(&store.queues, number)
-                    at = end
-                    continue
-            kept.append(replies[at:end])
+            number = job_find(jobs, int(words[1])) if words[0] == b"INSERTED" else 0
+            if number and job_at(jobs, number).state != RESERVED:
+                if job_at(jobs, number).key:  # it is for who puts it again
+                    key_free(&store.queues.keys, jobs, job_at(jobs, number).key)
+                store.end_job(number)
+            kept.append(b"INTERNAL_ERROR\r\n" if number or words[0] == b"EXISTS" else replies[at:end])
             at = end
         return b"".join(kept)
 

@@ -61,9 +61,11 @@ cdef class BeanstalkStore(Store):
     cdef int come_back(self, uint32_t number, bint is_delayed) except -1
     cdef int limit_reserves(self, uint32_t number, uint32_t reserves_max, uint32_t target) except -1
     cdef int64_t oldest_ready_ns(self, const Tube* tube) noexcept
+    cdef int end_job(self, uint32_t number) except -1
     cdef int take_back(self, uint32_t number) except -1
     cdef void expect_worker(self, uint32_t connection) noexcept
     cdef int serve_worker(self, uint32_t connection, int steps) except? -1
+    cdef int serve_keys(self, int steps) except? -1
     cdef int serve_tubes(self, int steps) except? -1
     cdef int serve_tube(self, uint32_t number, int steps) except? -1
     cdef int end_waits(self, int steps) except? -1

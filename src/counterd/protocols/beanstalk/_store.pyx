@@ -24,8 +24,9 @@ from counterd.protocols.beanstalk._audits cimport audit_queues
 from counterd.protocols.beanstalk._jobs cimport (
     BURIED, DELAYED, JOB_COST, READY, RESERVED, URGENT, Job, JobsState, job_at, job_id, jobs_begin, jobs_reserve,
 )
+from counterd.protocols.beanstalk._keys cimport KEY_COST, Key, key_at, key_free, keys_begin, keys_reserve
 from counterd.protocols.beanstalk._queues cimport (
-    MARGIN_NS, SECOND_NS, job_bury, job_delay, job_leave, job_move, job_ready, job_reserve, tube_count,
+    MARGIN_NS, SECOND_NS, job_bury, job_delay, job_delete, job_leave, job_move, job_ready, job_reserve, tube_count,
     tube_expect, tube_limit, worker_is_pressed,
 )
 from counterd.protocols.beanstalk._replies cimport (
@@ -57,6 +58,7 @@ CONSTANTS = {
 }
 
 assert JOB_COST == sizeof(Job) + 2 * sizeof(IndexEntry), sizeof(Job)
+assert KEY_COST == sizeof(Key) + 2 * sizeof(IndexEntry), sizeof(Key)
 assert TUBE_COST == sizeof(Tube) + 2 * sizeof(IndexEntry), sizeof(Tube)
 
 
@@ -87,6 +89,7 @@ cdef class BeanstalkStore(Store):
         chains_reserve(&self.chains, &self.region, memory_limit // BLOCK_SIZE)
         jobs_reserve(&self.queues.jobs, &self.region, <uint32_t>min(memory_limit // JOB_COST, <uint64_t>1 << 29))
         tubes_reserve(&self.queues.tubes, &self.region, tubes)
+        keys_reserve(&self.queues.keys, &self.region, <uint32_t>min(memory_limit // KEY_COST, <uint64_t>1 << 29))
         workers_reserve(
             &self.queues.workers, &self.region, &self.connections,
             <uint32_t>min(connections + memory_limit // WATCH_COST, <uint64_t>1 << 31)
@@ -99,6 +102,7 @@ cdef class BeanstalkStore(Store):
         jobs_begin(&self.queues.jobs, self.header.key, &self.chains)
         tubes_begin(&self.queues.tubes, self.header.key, &self.chains, self.now_ns)
         workers_begin(&self.queues.workers, self.now_ns)
+        keys_begin(&self.queues.keys, self.header.key, &self.chains, self.now_ns)
         self.queues.counts = self.state.counts
         self.queues.urgent = &self.state.urgent
         name = b"default"
@@ -118,6 +122,7 @@ cdef class BeanstalkStore(Store):
         return (
             <uint64_t>self.queues.jobs.pool.used * JOB_COST + <uint64_t>self.chains.pool.used * BLOCK_SIZE
             + <uint64_t>self.queues.tubes.table.pool.used * TUBE_COST
+            + <uint64_t>self.queues.keys.table.pool.used * KEY_COST
             + (watches - self.sessions_open if watches > self.sessions_open else 0) * WATCH_COST
         )
 
@@ -246,6 +251,7 @@ cdef class BeanstalkStore(Store):
     cdef int64_t due_ns(self) except? -2:
         cdef int64_t of_workers = timers_next_ns(&self.queues.workers.timers)
         cdef int64_t of_tubes = timers_next_ns(&self.queues.tubes.timers)
+        cdef int64_t of_keys = timers_next_ns(&self.queues.keys.timers)
         cdef int64_t due_ns = self.journal_due_ns()
         if self.queues.workers.state.leaving_first or self.state.draining and self.queues.workers.state.waiting:
             return 0
@@ -253,6 +259,8 @@ cdef class BeanstalkStore(Store):
             due_ns = min(due_ns, of_workers)
         if of_tubes >= 0:
             due_ns = min(due_ns, of_tubes)
+        if of_keys >= 0:
+            due_ns = min(due_ns, of_keys)
         return -1 if due_ns == INT64_MAX else due_ns
 
     cdef int run_due(self) except -1:
@@ -260,6 +268,7 @@ cdef class BeanstalkStore(Store):
         self.give_back(SLICE)
         self.serve_workers(SLICE)
         self.serve_tubes(SLICE)
+        self.serve_keys(SLICE)
         if self.state.draining:
             self.end_waits(SLICE)
         return 0
@@ -309,6 +318,15 @@ cdef class BeanstalkStore(Store):
         self.expect_worker(connection)
         return steps
 
+    cdef int end_job(self, uint32_t number) except -1:
+        """Ends a job; its key may be taken for a while."""
+        cdef int64_t due_ns
+        job_delete(&self.queues, number, self.now_ns)
+        due_ns = timers_next_ns(&self.queues.keys.timers)
+        if due_ns >= 0:
+            self.expect(due_ns)
+        return 0
+
     cdef int take_back(self, uint32_t number) except -1:
         """A job that is not reserved is ready."""
         job_leave(&self.queues, number)
@@ -342,6 +360,16 @@ cdef class BeanstalkStore(Store):
         if due_ns != INT64_MAX:
             worker_expect(&self.queues.workers, connection, due_ns)
             self.expect(due_ns)
+
+    cdef int serve_keys(self, int steps) except? -1:
+        """Frees keys whose jobs have ended long enough ago."""
+        cdef uint32_t number = 1
+        while number and steps > 0:
+            number = timers_take(&self.queues.keys.timers, self.now_ns, &steps)
+            if number:
+                steps -= 1
+                key_free(&self.queues.keys, &self.queues.jobs, number)
+        return steps
 
     cdef int serve_tubes(self, int steps) except? -1:
         cdef uint32_t number
@@ -454,7 +482,7 @@ cdef class BeanstalkStore(Store):
         job = job_at(&self.queues.jobs, number)
         if job.state == RESERVED or job.state == DELAYED:
             left_ns = <int64_t>job.node.key - self.now_ns
-        return document({
+        told = {
             "id": job_id(job),
             "tube": name_bytes(&self.queues.tubes.table, &tube_at(&self.queues.tubes, job.tube).record),
             "state": STATE_NAMES[job.state],
@@ -469,7 +497,10 @@ cdef class BeanstalkStore(Store):
             "releases": job.releases,
             "buries": job.buries,
             "kicks": job.kicks,
-        })
+        }
+        if job.key:
+            told["key"] = name_bytes(&self.queues.keys.table, &key_at(&self.queues.keys, job.key).record)
+        return document(told)
 
     cdef bytes tube_stats(self, uint32_t number):
         """Section "stats-tube"; None if there is no such tube."""
@@ -563,6 +594,7 @@ cdef class BeanstalkStore(Store):
             "waiting": self.queues.workers.state.waiting,
             "producers": self.queues.workers.state.producers,
             "workers": self.queues.workers.state.workers,
+            "keys": self.queues.keys.table.pool.used,
             "tubes": self.queues.tubes.table.pool.used,
             "tubes_max": self.queues.tubes.table.pool.capacity,
             "used_memory": self.memory_used(),

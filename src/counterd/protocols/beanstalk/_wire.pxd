@@ -48,6 +48,7 @@ cdef enum Command:          # what a line asks for; in the order in which stats 
     LIST_JOBS
     SEARCH_JOBS
     LIMIT_RESERVES
+    PUT_UNIQUE
     COMMANDS
     # What a line can be besides.
     UNKNOWN                 # its first word is no command
@@ -73,7 +74,7 @@ cdef extern from *:
         COUNTERD_WORD("list-tube-used", ""), COUNTERD_WORD("list-tubes-watched", ""), COUNTERD_WORD("pause-tube", "nd"),
         COUNTERD_WORD("quit", ""), COUNTERD_WORD("batch-reserve", "cw"), COUNTERD_WORD("clear-tube", "nq"),
         COUNTERD_WORD("list-jobs", "nqic"), COUNTERD_WORD("search-jobs", "nqics"),
-        COUNTERD_WORD("limit-reserves", "ncm"),
+        COUNTERD_WORD("limit-reserves", "ncm"), COUNTERD_WORD("put-unique", "pdtsmw"),
     };
     """
     ctypedef struct Word "counterd_beanstalk_word":
@@ -108,7 +109,7 @@ cdef struct Request:        # what a line says
     uint32_t name_size
     uint32_t other_size
     const uint8_t* name     # of a tube
-    const uint8_t* other    # likewise, if there are two
+    const uint8_t* other    # likewise, if there are two; or a key
 
 
 # ---- lines ---------------------------------------------------------------------------------------------------------

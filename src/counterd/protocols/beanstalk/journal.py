@@ -10,7 +10,7 @@ import itertools
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from counterd.protocols.beanstalk._journal import CONSTANTS, packed, packed_limits, rows
+from counterd.protocols.beanstalk._journal import CONSTANTS, packed, packed_keys, packed_limits, rows
 
 if TYPE_CHECKING:
     import sqlite3
@@ -33,10 +33,18 @@ CREATE TABLE jobs (
     releases INTEGER NOT NULL,
     buries INTEGER NOT NULL,
     kicks INTEGER NOT NULL,
+    key TEXT,
+    keep INTEGER NOT NULL,      -- seconds for which the key is taken after the end of the job
     checksum INTEGER NOT NULL,  -- CRC-32 of the body
     body BLOB                   -- NULL: it is long, and among the bodies
 );
 CREATE TABLE bodies (id INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE keys ( -- of jobs that have ended
+    key TEXT PRIMARY KEY,
+    id INTEGER NOT NULL,
+    until INTEGER NOT NULL      -- Unix time in nanoseconds
+) WITHOUT ROWID;
+CREATE INDEX keys_until ON keys (until);
 CREATE TABLE limits (   -- jobs of a tube that were reserved so often go to another, or are buried
     tube TEXT PRIMARY KEY,
     reserves INTEGER NOT NULL,
@@ -52,7 +60,7 @@ STATES = ("ready", "reserved", "delayed", "buried")
 BODY_INLINE_MAX = 1000
 ROWS_AT_ONCE = 512
 
-WHOLE = f"INSERT OR REPLACE INTO jobs VALUES ({', '.join('?' * 16)})"
+WHOLE = f"INSERT OR REPLACE INTO jobs VALUES ({', '.join('?' * 18)})"
 CHANGED = """
 UPDATE jobs SET tube = ?, state = ?, priority = ?, delay = ?, ttr = ?, created = ?, since = ?, due = ?, reserves = ?,
     timeouts = ?, releases = ?, buries = ?, kicks = ?
@@ -60,17 +68,17 @@ WHERE id = ?
 """
 JOBS = """
 SELECT jobs.id, tube, state, priority, delay, ttr, created, since, due, reserves, timeouts, releases, buries, kicks,
-    ifnull(jobs.body, bodies.body), checksum
+    key, keep, ifnull(jobs.body, bodies.body), checksum
 FROM jobs LEFT JOIN bodies ON bodies.id = jobs.id AND jobs.body IS NULL
 """
 
 
 def write(database: sqlite3.Connection, piece: bytes) -> None:
     """Writes what a piece says, in a transaction of the caller's. Doing it twice is the same as once."""
-    id_limit, whole, changed, gone, limits = rows(piece)
+    now, id_limit, whole, changed, gone, limits, keys = rows(piece)
     if whole:
-        database.executemany(WHOLE, ((*row[:14], zlib.crc32(row[14]), inline(row[14])) for row in whole))
-        if long := [(row[0], row[14]) for row in whole if inline(row[14]) is None]:
+        database.executemany(WHOLE, ((*row[:16], zlib.crc32(row[16]), inline(row[16])) for row in whole))
+        if long := [(row[0], row[16]) for row in whole if inline(row[16]) is None]:
             database.executemany("INSERT OR REPLACE INTO bodies VALUES (?, ?)", long)
     if changed:
         database.executemany(CHANGED, changed)
@@ -78,6 +86,9 @@ def write(database: sqlite3.Connection, piece: bytes) -> None:
         database.executemany("DELETE FROM jobs WHERE id = ?", [(id_,) for id_, _ in gone])
         if long_gone := [(id_,) for id_, size in gone if size > BODY_INLINE_MAX]:
             database.executemany("DELETE FROM bodies WHERE id = ?", long_gone)
+    if keys:
+        database.executemany("INSERT OR REPLACE INTO keys VALUES (?, ?, ?)", keys)
+        database.execute("DELETE FROM keys WHERE until <= ?", (now,))
     if limits:
         database.executemany("INSERT OR REPLACE INTO limits VALUES (?, ?, ?)", limits)
         database.execute("DELETE FROM limits WHERE reserves = 0")
@@ -111,12 +122,15 @@ def read(database: sqlite3.Connection) -> Iterator[bytes]:
     found = database.execute(f"{JOBS} ORDER BY since, jobs.id")
     while some := list(itertools.islice(found, ROWS_AT_ONCE)):
         yield packed([checked(row) for row in some])
+    found = database.execute("SELECT * FROM keys")
+    while some := list(itertools.islice(found, ROWS_AT_ONCE)):
+        yield packed_keys(some)
 
 
 def checked(row: tuple[object, ...]) -> tuple[object, ...]:
     """A row of JOBS without its checksum. Raises ValueError if that is wrong."""
     *job, checksum = row
-    if not isinstance(job[14], bytes) or zlib.crc32(job[14]) != checksum:
+    if not isinstance(job[16], bytes) or zlib.crc32(job[16]) != checksum:
         raise ValueError(f"job {job[0]}: its body is damaged")
     return tuple(job)
 
@@ -136,7 +150,7 @@ def problems(database: sqlite3.Connection) -> Iterator[str]:
 def dump(database: sqlite3.Connection) -> Iterator[dict[str, object]]:
     """The records as people may read them, by id."""
     found = database.execute(f"{JOBS} ORDER BY jobs.id")
-    names = [*(column[0] for column in found.description[:14]), "body"]
+    names = [*(column[0] for column in found.description[:16]), "body"]
     for row in found:
         job: dict[str, Any] = dict(zip(names, row, strict=False))
         job["state"] = dict(enumerate(STATES, 1)).get(job["state"], job["state"])
@@ -153,6 +167,7 @@ def rescue(database: sqlite3.Connection, damaged: type[Exception]) -> Iterator[b
         ((id_limit,),) = database.execute("SELECT value FROM numbers WHERE name = 'id_limit'")
         yield packed([], id_limit)
         yield packed_limits(database.execute("SELECT * FROM limits").fetchall())
+        yield packed_keys(database.execute("SELECT * FROM keys").fetchall())
     except (damaged, ValueError):  # ids go on behind those of the jobs that are left
         yield b""
     ranges = [(1, (1 << 63) - 1)]

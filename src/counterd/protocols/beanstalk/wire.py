@@ -48,6 +48,7 @@ class Status(str, Enum):
     JOBS = "JOBS"
     CLEARED = "CLEARED"
     LIMITED = "LIMITED"
+    EXISTS = "EXISTS"
     NOT_FOUND = "NOT_FOUND"
     NOT_IGNORED = "NOT_IGNORED"
     TIMED_OUT = "TIMED_OUT"
@@ -65,7 +66,7 @@ class Status(str, Enum):
 # BURIED come with a number or without one.
 _NUMBERS = {
     Status.INSERTED: (1,), Status.RESERVED: (2,), Status.FOUND: (2,), Status.OK: (1,), Status.WATCHING: (1,),
-    Status.JOBS: (1,), Status.CLEARED: (1,), Status.KICKED: (0, 1), Status.BURIED: (0, 1),
+    Status.JOBS: (1,), Status.CLEARED: (1,), Status.EXISTS: (1,), Status.KICKED: (0, 1), Status.BURIED: (0, 1),
 }  # fmt: skip
 _WITH_BODY = {Status.RESERVED, Status.FOUND, Status.OK}
 _STATUSES = {status.value.encode(): status for status in Status}
@@ -102,6 +103,17 @@ def put(body: bytes, priority: int = 1 << 16, delay: int = 0, ttr: int = 60) -> 
     _bounded("delay", delay, NUMBER_MAX)
     _bounded("ttr", ttr, NUMBER_MAX)
     return b"put %d %d %d %d\r\n%b\r\n" % (priority, delay, ttr, len(body), body)
+
+
+def put_unique(
+    body: bytes, key: bytes, keep: int = 0, *, priority: int = 1 << 16, delay: int = 0, ttr: int = 60
+) -> bytes:
+    """Section "put-unique". key: has the form of a tube's name. keep: seconds after the end of the job."""
+    line, rest = put(body, priority, delay, ttr)[4:].split(b"\r\n", 1)
+    asked = b"put-unique %b %b %d\r\n" % (line, check_name(key), _bounded("keep", keep, TIMEOUT_MAX))
+    if len(asked) > LINE_MAX:
+        raise ValueError(f"the key is too long by {len(asked) - LINE_MAX} bytes")
+    return asked + rest
 
 
 def use(name: bytes) -> bytes:

@@ -97,7 +97,7 @@ def test_what_came_and_went_is_not_written(kept: Journaled):
     peer.send(wire.put(b"1") + wire.reserve() + wire.delete(1))
     assert kept.take()
     assert kept.piece is not None
-    assert _journal.rows(kept.piece[1])[1:] == ([], [], [], [])
+    assert _journal.rows(kept.piece[1])[2:] == ([], [], [], [], [])
     kept.reach()
     assert said(peer) == b"INSERTED 1\r\nRESERVED 1 1\r\n1\r\nDELETED\r\n"
     assert kept.bench.store.snapshot()["used_memory"] == 224
@@ -110,7 +110,7 @@ def test_a_job_is_told_once_and_whole_once(kept: Journaled):
         peer.send(wire.reserve() + wire.release(1, 7, 0))
     assert kept.take()
     assert kept.piece is not None
-    _, whole, changed, gone, _ = _journal.rows(kept.piece[1])
+    _, _, whole, changed, gone, _, _ = _journal.rows(kept.piece[1])
     assert (whole, gone, len(changed)) == ([], [], 1)
     assert changed[0][2] == 7
 
@@ -371,4 +371,53 @@ def test_changes_are_told_in_their_order(kept: Journaled):
 def test_a_limit_that_makes_no_sense_is_named(kept: Journaled):
     kept.database.execute("INSERT INTO limits VALUES ('', 1, 'x')")
     with pytest.raises(ValueError, match="the limit of tube : a name is impossible"):
+        list(journal.read(kept.database))
+
+
+def test_keys_outlive_the_process(kept: Journaled):
+    peer = kept.connect()
+    told(
+        kept, peer, wire.put_unique(b"1", b"alive"), wire.put_unique(b"2", b"kept", 100), wire.put_unique(b"3", b"b", 5)
+    )
+    told(kept, peer, wire.delete(2), wire.delete(3))
+    peer.send(wire.put_unique(b"4", b"came-and-went", 100) + wire.delete(4))  # between two pieces
+    kept.commit()
+    for _ in range(2):
+        kept.crash(SECOND)
+        peer = kept.connect()
+        for number, key in enumerate((b"alive", b"kept", b"b", b"came-and-went"), 1):
+            assert ask(peer, wire.put_unique(b"x", key)) == b"EXISTS %d\r\n" % number  # that is on disk
+    assert figures(peer, 1)["key"] == '"alive"'
+    kept.crash(4 * SECOND)
+    peer = kept.connect()
+    assert kept.bench.store.snapshot()["keys"] == 3
+    assert told(kept, peer, wire.put_unique(b"new", b"b", 1)).startswith(b"INSERTED")
+    assert told(kept, peer, wire.delete(1)) == b"DELETED\r\n"
+    kept.crash()
+    assert told(kept, kept.connect(), wire.put_unique(b"new", b"alive")).startswith(b"INSERTED")
+
+
+def test_old_keys_leave_the_disk(kept: Journaled):
+    peer = kept.connect()
+    for number in range(1, 6):
+        told(kept, peer, wire.put_unique(b"x", b"key-%d" % number, 1), wire.delete(number))
+        kept.bench.advance(2 * SECOND)
+    assert kept.database.execute("SELECT key FROM keys").fetchall() == [("key-5",)]
+
+
+def test_that_a_job_exists_is_not_said_before_it_is_on_disk(kept: Journaled):
+    peer, other = kept.connect(), kept.connect()
+    peer.send(wire.put_unique(b"1", b"k"))
+    assert ask(other, wire.put_unique(b"1", b"k")) == b""
+    assert kept.take()
+    kept.refuse()
+    assert (said(peer), said(other)) == (b"INTERNAL_ERROR\r\n", b"INTERNAL_ERROR\r\n")
+    kept.write()
+    kept.reach()
+    assert told(kept, peer, wire.put_unique(b"1", b"k")) == b"INSERTED 2\r\n"
+
+
+def test_a_key_that_makes_no_sense_is_named(kept: Journaled):
+    kept.database.execute("INSERT INTO keys VALUES ('', 1, 1)")
+    with pytest.raises(ValueError, match="key : its length is impossible"):
         list(journal.read(kept.database))

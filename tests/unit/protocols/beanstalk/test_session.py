@@ -462,3 +462,57 @@ def test_how_long_jobs_are_in_a_tube(bench: Bench):
     assert b"age-of-oldest-ready: 4\ntime-in-queue: 0.000000\n" in ask(peer, wire.stats_tube(b"default"))
     ask(peer, wire.reserve() * 2)
     assert b"age-of-oldest-ready: 0\ntime-in-queue: 2.500000\n" in ask(peer, wire.stats_tube(b"default"))
+
+
+# ---- keys ----
+
+
+def test_a_job_that_is_put_twice_is_there_once(bench: Bench):
+    peer, other = bench.connect(), bench.connect()
+    long = b"k" * 150
+    assert ask(peer, wire.put_unique(b"1", b"k"), wire.put_unique(b"2", long)) == b"INSERTED 1\r\nINSERTED 2\r\n"
+    ask(other, wire.use(b"another"))
+    assert ask(other, wire.put_unique(b"3", b"k"), wire.put_unique(b"4", long)) == b"EXISTS 1\r\nEXISTS 2\r\n"
+    assert ask(peer, wire.reserve(), wire.put_unique(b"5", b"k")) == b"RESERVED 1 1\r\n1\r\nEXISTS 1\r\n"
+    assert ask(peer, wire.delete(1), wire.put_unique(b"6", b"k")) == b"DELETED\r\nINSERTED 3\r\n"
+    assert b'key: "k"\n' in ask(peer, wire.stats_job(3))
+    assert b"key" not in ask(peer, wire.put(b"x"), wire.stats_job(4))
+    figures = bench.store.snapshot()
+    assert (figures["keys"], figures["jobs"], figures["total_jobs"]) == (2, 3, 4)
+
+
+def test_a_key_is_taken_for_a_while_after_its_job(bench: Bench):
+    peer = bench.connect()
+    ask(peer, wire.put_unique(b"1", b"k", 10), wire.delete(1))
+    assert ask(peer, wire.put_unique(b"2", b"k", 99)) == b"EXISTS 1\r\n"
+    bench.advance(10 * SECOND - 1)
+    assert ask(peer, wire.put_unique(b"2", b"k")) == b"EXISTS 1\r\n"
+    bench.advance(1)
+    assert ask(peer, wire.put_unique(b"2", b"k", 5)) == b"INSERTED 2\r\n"
+    ask(peer, wire.clear_tube(b"default"))
+    assert bench.store.snapshot()["keys"] == 1
+    bench.advance(5 * SECOND + TICK)
+    assert bench.store.snapshot()["keys"] == 0
+    assert bench.store.snapshot()["used_memory"] == 224
+
+
+@pytest.mark.parametrize("ending", [b"", b" k", b" k x", b" -k 1", b" k 2147483648", b" k 1 2"])
+def test_a_unique_put_that_makes_no_sense(bench: Bench, ending: bytes):
+    peer = bench.connect()
+    assert ask(peer, b"put-unique 1 0 60 1%b\r\n" % ending) == b"BAD_FORMAT\r\n"
+
+
+def test_a_unique_put_is_refused_like_others():
+    bench = Bench(make_store(job_size_max=10, tube_jobs_max=1))
+    peer = bench.connect()
+    assert ask(peer, wire.put_unique(b"x" * 11, b"k")) == b"JOB_TOO_BIG\r\n"
+    assert ask(peer, b"put-unique 1 0 60 1 k 0\r\nxyz") == b"EXPECTED_CRLF\r\n"
+    assert ask(peer, wire.put(b"x"), wire.put_unique(b"x", b"k")) == b"INSERTED 1\r\nOUT_OF_MEMORY\r\n"
+    assert bench.store.snapshot()["keys"] == 0
+
+
+def test_a_key_takes_memory(bench: Bench):
+    peer = bench.connect()
+    before = bench.store.snapshot()["used_memory"]
+    ask(peer, wire.put_unique(b"", b"k" * 40))
+    assert bench.store.snapshot()["used_memory"] - before == 136 + 104

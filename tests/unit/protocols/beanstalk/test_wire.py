@@ -25,6 +25,7 @@ REPLIES = [
     (b"JOBS 2\r\n", Reply(Status.JOBS, 2)),
     (b"CLEARED 0\r\n", Reply(Status.CLEARED, 0)),
     (b"LIMITED\r\n", Reply(Status.LIMITED)),
+    (b"EXISTS 7\r\n", Reply(Status.EXISTS, 7)),
     *((status.value.encode() + b"\r\n", Reply(status)) for status in (
         Status.DELETED, Status.RELEASED, Status.TOUCHED, Status.PAUSED, Status.NOT_FOUND, Status.NOT_IGNORED,
         Status.TIMED_OUT, Status.DEADLINE_SOON, Status.DRAINING, Status.EXPECTED_CRLF, Status.JOB_TOO_BIG,
@@ -70,6 +71,7 @@ def test_both_sides_have_the_same_bounds():
         (wire.batch_reserve(10, 0), b"batch-reserve 10 0\r\n"),
         (wire.clear_tube(b"t", "buried"), b"clear-tube t buried\r\n"),
         (wire.limit_reserves(b"t", 3, b"dead"), b"limit-reserves t 3 dead\r\n"),
+        (wire.put_unique(b"a\r\nb", b"k", 9, priority=1, delay=2, ttr=3), b"put-unique 1 2 3 4 k 9\r\na\r\nb\r\n"),
         (wire.list_jobs(b"t"), b"list-jobs t all 0 100\r\n"),
         (wire.list_jobs(b"t", "ready", 7, 9, b"a\r\nb"), b"search-jobs t ready 7 9 4\r\na\r\nb\r\n"),
     ],
@@ -90,6 +92,7 @@ def test_what_goes_out(encoded: bytes, expected: bytes):
         (lambda: wire.kick(-1), "count must be"),
         (lambda: wire.batch_reserve(0, 0), "count must be from 1"),
         (lambda: wire.batch_reserve(1, -1), "timeout must be"),
+        (lambda: wire.put_unique(b"", b"k" * 200, 10**9), "the key is too long by 13 bytes"),
         (lambda: wire.clear_tube(b"t", "reserved"), "state must be ready, delayed, buried or all"),
         (lambda: wire.list_jobs(b"t", "gone"), "state must be ready, reserved, delayed, buried or all"),
         (lambda: wire.list_jobs(b"t", needle=b"x" * 1025), "at most 1024 bytes can be searched for, not 1025"),

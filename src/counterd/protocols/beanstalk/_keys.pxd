@@ -1,0 +1,118 @@
+# The keys of the beanstalk protocol: names of jobs, so that a job that is put twice is there once.
+#
+# Floor 2, header only. A key is taken as long as its job exists, and for a time afterwards.
+#
+# Invariants (audit_keys checks them):
+# - a key and the record of its job name each other, also if nothing else is left of that, for the journal;
+# - a key whose job has ended has a timer for the time at which it is free.
+
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
+
+from counterd.engine.chains cimport Chains
+from counterd.engine.region cimport Region
+from counterd.engine.table cimport (
+    Record, Table, record_at, table_begin, table_find, table_insert, table_remove, table_reserve,
+)
+from counterd.engine.wheel cimport Timer, Timers, timers_arm, timers_begin, timers_disarm, timers_reserve
+from counterd.protocols.beanstalk._jobs cimport Job, Jobs, job_at, job_id
+
+cdef enum:
+    KEY_NAME_INLINE = 40    # bytes of a key that need no block
+    KEY_COST = 104          # bytes of a key besides its blocks: the record and two slots of the index
+
+
+cdef struct Key:            # 88 bytes
+    Record record
+    uint8_t name[KEY_NAME_INLINE]
+    uint32_t job            # record of its job, or of what is left of that; 0: none is
+    uint32_t keep           # seconds for which it is taken after the end of its job
+    uint64_t id             # of its job
+    int64_t until_ns        # when it is free; INT64_MAX: its job has not ended
+    Timer timer
+
+
+cdef struct Keys:           # this process's view
+    Table table
+    Timers timers
+
+
+cdef inline int keys_reserve(Keys* keys, Region* region, uint32_t capacity) except -1:
+    table_reserve(&keys.table, region, b"keys", capacity, sizeof(Key), KEY_NAME_INLINE)
+    timers_reserve(&keys.timers, region, b"keys")
+    return 0
+
+
+cdef inline void keys_begin(
+    Keys* keys, const uint64_t* hash_key, const Chains* chains, int64_t now_ns
+) noexcept nogil:
+    """To be called once, when the region is mapped. chains: for the rest of long keys."""
+    table_begin(&keys.table, hash_key, chains)
+    timers_begin(&keys.timers, &(<Key*>keys.table.records).timer, sizeof(Key), now_ns)
+
+
+cdef inline Key* key_at(const Keys* keys, uint32_t number) noexcept nogil:
+    return <Key*>record_at(&keys.table, number)
+
+
+cdef inline void key_let_go(Keys* keys, Jobs* jobs, uint32_t number) noexcept nogil:
+    """The record of its job and the key need each other no longer."""
+    cdef Key* key = key_at(keys, number)
+    if key.job:
+        job_at(jobs, key.job).key = 0
+        key.job = 0
+
+
+cdef inline void key_free(Keys* keys, Jobs* jobs, uint32_t number) noexcept nogil:
+    """Whoever wants it can have it."""
+    key_let_go(keys, jobs, number)
+    timers_disarm(&keys.timers, number)
+    table_remove(&keys.table, number)
+
+
+cdef inline uint32_t key_find(
+    Keys* keys, Jobs* jobs, uint32_t tag, const uint8_t* name, uint32_t size, int64_t now_ns
+) noexcept nogil:
+    """The key of that name if it is taken, or 0."""
+    cdef uint32_t number = table_find(&keys.table, tag, name, size)
+    if number and key_at(keys, number).until_ns <= now_ns:
+        key_free(keys, jobs, number)
+        return 0
+    return number
+
+
+cdef inline uint32_t key_make(
+    Keys* keys, uint32_t tag, const uint8_t* name, uint32_t size, uint64_t id, uint32_t keep
+) noexcept nogil:
+    """A key for the job of that id, which has no record yet. The caller has seen that there is room for it."""
+    cdef uint32_t number = table_insert(&keys.table, tag, name, size)
+    cdef Key* key = key_at(keys, number)
+    key.job = 0
+    key.keep = keep
+    key.id = id
+    key.until_ns = INT64_MAX
+    return number
+
+
+cdef inline void key_join(Keys* keys, Jobs* jobs, uint32_t number, uint32_t job) noexcept nogil:
+    """Has a key and the record of its job name each other."""
+    key_at(keys, number).job = job
+    job_at(jobs, job).key = number
+
+
+cdef inline void key_end_at(Keys* keys, uint32_t number, int64_t until_ns) noexcept nogil:
+    """It is free from then on."""
+    key_at(keys, number).until_ns = until_ns
+    timers_arm(&keys.timers, number, until_ns)
+
+
+cdef inline void job_end_key(Keys* keys, Jobs* jobs, uint32_t job, int64_t now_ns) noexcept nogil:
+    """A job is about to end: its key is free at once, or in a while."""
+    cdef const Job* ended = job_at(jobs, job)
+    cdef uint32_t number = ended.key
+    cdef uint32_t keep = key_at(keys, number).keep
+    if keep == 0:
+        key_free(keys, jobs, number)
+        return
+    key_end_at(keys, number, now_ns + <int64_t>keep * 1000000000)
+    if not ended.is_changed and not ended.is_written:  # nothing is left of it
+        key_let_go(keys, jobs, number)
