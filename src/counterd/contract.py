@@ -209,6 +209,26 @@ class JournaledStore(Store, Protocol):
         """The journal is on disk up to that position: replies that waited for it may go out."""
 
 
+class JournalSource(Protocol):
+    """The module that knows what a protocol's journal has to be told of its store: in the daemon.
+
+    For a new store, restore() is called with each piece, then begin(); from then on take() is called in each turn, and
+    reach() of the store when what it gave is on disk. If next_deadline() of the store is over, there may be something.
+    """
+
+    def restore(self, store: Any, piece: bytes, now_ns: int) -> int:
+        """Takes up a piece; returns how many records that were. Raises ValueError or MemoryError."""
+
+    def begin(self, store: Any, **reserved: int) -> None:
+        """From now on changes are told. reserved: what Ledger.reserve() said."""
+
+    def take(self, store: Any, now_ns: int) -> tuple[int, bytes] | None:
+        """A position, and a piece of what has changed up to there; None if it is not due."""
+
+    def refuse(self, store: Any, now_ns: int) -> None:
+        """The journal cannot be written, until reach() is called."""
+
+
 class Ledger(Protocol):
     """The module that knows what a protocol's journal has in its database, which SQLite opens: in the writer's process.
 
@@ -249,19 +269,13 @@ class Journal:
 
     path: key of the setting that is the journal's file, "" for none. sync: key of the setting that says how soon a
     change is on disk: `always`, before its reply; `never`, when the machine gets to it; or after so many milliseconds.
-    ledger: name of a module that is a Ledger.
-
-    For a new store, restore() is called with each piece, then begin(); from then on take() is called in each turn, and
-    reach() of the store when what it gave is on disk. If next_deadline() of the store is over, there may be something.
+    source, ledger: names of modules that are a JournalSource and a Ledger.
     """
 
     path: str
     sync: str
+    source: str
     ledger: str
-    restore: Callable[[Any, bytes, int], int]  # store, piece, now_ns; returns how many records that were
-    begin: Callable[..., None]  # store, and what reserve() said
-    take: Callable[[Any, int], tuple[int, bytes] | None]  # store, now_ns: a position and a piece, or None
-    refuse: Callable[[Any, int], None]  # store, now_ns: the journal cannot be written, until it reaches something
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Frames on the sockets between the daemon and its other processes: a length, then so many bytes.
 
 Floor 0, without I/O: bytes in, bodies out; and the error that takes the place of an answer. What the bodies say is
-decided by the two ends: control/admin.py and admin/link.py, control/journal.py and journal/writer.py.
+decided by the two ends: control/admin.py and admin/link.py, control/journal.py and journal/__main__.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FRAME_MAX = 16 << 20  # bytes of a body
+PIECE_MAX = 96 << 20  # likewise, to and from the journal process: a piece that ends with the longest record
 _LENGTH = struct.Struct(">I")
 
 

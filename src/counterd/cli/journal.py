@@ -14,16 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from counterd.journal.database import (
-    JournalError,
-    check_layout,
-    explained,
-    find_ledger,
-    lock,
-    open_database,
-    room_of,
-    transaction,
-)  # fmt: skip
+from counterd.journal.database import JournalError, explained, ledger_of, lock, open_database, room_of, transaction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,8 +57,7 @@ def read_only(path: str) -> sqlite3.Connection:
 
 def check(path: str) -> int:
     with explained(path), closing(read_only(path)) as database:
-        ledger = find_ledger(room_of(database, path))
-        check_layout(database, path, ledger)
+        ledger = ledger_of(database, path)
         found = [text for (text,) in database.execute(f"PRAGMA integrity_check({PROBLEMS_MAX})") if text != "ok"]
         found += ledger.problems(database)
         for text in found[:PROBLEMS_MAX]:
@@ -81,8 +71,7 @@ def check(path: str) -> int:
 
 def dump(path: str) -> int:
     with explained(path), closing(read_only(path)) as database:
-        ledger = find_ledger(room_of(database, path))
-        check_layout(database, path, ledger)
+        ledger = ledger_of(database, path)
         for record in ledger.dump(database):
             print(json.dumps(record))
     return 0
@@ -98,11 +87,12 @@ def repair(path: str) -> int:
             raise JournalError(f"{aside} exists already: move it away")
         repaired.unlink(missing_ok=True)
         with closing(sqlite3.connect(path, isolation_level=None)) as source:
-            room = room_of(source, path)
-            ledger = find_ledger(room)
-            check_layout(source, path, ledger)
+            ledger = ledger_of(source, path)
             lost = 0
-            with closing(open_database(str(repaired), room, is_synced=True)) as target, transaction(target):
+            with (
+                closing(open_database(str(repaired), room_of(source, path), is_synced=True)) as target,
+                transaction(target),
+            ):
                 for piece in ledger.rescue(source, sqlite3.DatabaseError):
                     if piece:
                         ledger.write(target, piece)

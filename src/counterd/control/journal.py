@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 import time
 from typing import TYPE_CHECKING, Any
@@ -16,19 +17,18 @@ import structlog
 
 from counterd.control.process.child import Kind
 from counterd.control.process.supervisor import Supervisor
-from counterd.frames import Frames, frame
+from counterd.frames import PIECE_MAX, Frames, frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from counterd.contract import JournaledStore, Room
+    from counterd.contract import JournaledStore, JournalSource, Room
     from counterd.control.process.child import Child
     from counterd.net.driver import Driver
 
 log = structlog.get_logger()
 
 KIND = Kind("journal", "counterd.journal", 1 << 20)
-FRAME_MAX = 96 << 20  # as in counterd.journal
 PATIENCE_S = 5.0  # for a piece to be written; then it counts as one that cannot be
 CHECK_S = 0.01
 PROGRESS_S = 1.0  # between two lines of the log
@@ -57,7 +57,7 @@ class Keeper:
         self.failing = ""
         self.restored = 0
         self._room = room.name
-        self._ability = room.journal
+        self._source: JournalSource = importlib.import_module(room.journal.source)
         self._path = values[room.journal.path]
         self._is_synced = values[room.journal.sync] != "never"
         self._store = store
@@ -85,7 +85,7 @@ class Keeper:
         """Sends what has changed, if what was sent before is written. Called in each turn of the store's driver."""
         if self._piece is not None or not self._begun.done():
             return
-        self._piece = self._ability.take(self._store, now_ns)
+        self._piece = self._source.take(self._store, now_ns)
         if self._piece is not None:
             self._patience = self._loop.call_later(PATIENCE_S, self._on_impatience)
             if self._talk is not None:
@@ -134,7 +134,7 @@ class Keeper:
     def on_piece(self, piece: bytes) -> None:
         """Some of them. Raises JournalFailed."""
         try:
-            self.restored += self._ability.restore(self._store, piece, time.monotonic_ns())
+            self.restored += self._source.restore(self._store, piece, time.monotonic_ns())
         except (ValueError, MemoryError) as error:
             raise JournalFailed(f"{self._path}: {error}") from None
         if self._loop.time() - self._said > PROGRESS_S:
@@ -146,7 +146,7 @@ class Keeper:
         self._talk = talk
         self._closed.clear()
         if not self._begun.done():
-            self._ability.begin(self._store, **told)
+            self._source.begin(self._store, **told)
             self._begun.set_result(None)
             self._driver.wake()
         elif self._piece is not None:
@@ -192,7 +192,7 @@ class Keeper:
         self._report("journal", f"the journal cannot be written: {why}")
         self.failing = why
         if self._begun.done():
-            self._ability.refuse(self._store, time.monotonic_ns())
+            self._source.refuse(self._store, time.monotonic_ns())
             self._driver.wake()
 
 
@@ -202,12 +202,12 @@ class Talk:
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
         self._child: Child | None = None
-        self._frames = Frames(FRAME_MAX)
+        self._frames = Frames(PIECE_MAX)
 
     def send(self, body: bytes) -> None:
         """If the process is there."""
         if self._child is not None:
-            self._child.write(frame(body, FRAME_MAX))
+            self._child.write(frame(body, PIECE_MAX))
 
     # ---- called by the child ----
 

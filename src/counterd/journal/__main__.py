@@ -23,14 +23,13 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-from counterd.frames import Frames, frame
+from counterd.frames import PIECE_MAX, Frames, frame
 from counterd.journal.database import JournalError, explained, find_ledger, lock, open_database, transaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LIVES_PERIOD_S = 2.0
-FRAME_MAX = 96 << 20  # a piece, and one body
 READ_SIZE = 1 << 20
 
 
@@ -42,11 +41,11 @@ class Link:
 
     def say(self, letter: bytes, body: bytes = b"") -> None:
         """Raises OSError if the daemon has gone."""
-        self._socket.sendall(frame(letter + body, FRAME_MAX))
+        self._socket.sendall(frame(letter + body, PIECE_MAX))
 
     def frames(self) -> Iterator[bytes]:
         """What the daemon sends, until it has gone; meanwhile it is told that this process lives."""
-        frames = Frames(FRAME_MAX)
+        frames = Frames(PIECE_MAX)
         while True:
             if select.select([self._socket], [], [], LIVES_PERIOD_S)[0]:
                 data = self._socket.recv(READ_SIZE)

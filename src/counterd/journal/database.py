@@ -95,6 +95,13 @@ def find_ledger(room: str) -> Ledger:
     raise JournalError(f"no protocol {room} is installed that has a journal")
 
 
+def ledger_of(database: sqlite3.Connection, path: str) -> Ledger:
+    """What a journal has in it. Raises JournalError if it is none that this version understands."""
+    ledger = find_ledger(room_of(database, path))
+    check_layout(database, path, ledger)
+    return ledger
+
+
 def open_database(path: str, room: str, *, is_synced: bool) -> sqlite3.Connection:
     """The journal of a protocol, in a file that is locked; its tables are made if it is empty. Raises JournalError.
 

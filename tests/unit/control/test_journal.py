@@ -67,15 +67,16 @@ def piece(*ids: int) -> bytes:
     return _journal.packed([(id_, "t", 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, None, 0, b"x") for id_ in ids])
 
 
+restore, begin, take, refuse = Store.restore, Store.begin, Store.take, Store.refuse  # this module is a JournalSource
+
+
 class Kept:
     """A keeper, its store, and what it reported."""
 
     def __init__(self, path: Path, sync: str = "always") -> None:
         self.store = Store()
         self.reports: list[str] = []
-        ability = SimpleNamespace(
-            path="path", sync="sync", restore=Store.restore, begin=Store.begin, take=Store.take, refuse=Store.refuse
-        )
+        ability = SimpleNamespace(path="path", sync="sync", source=__name__)
         room: Any = SimpleNamespace(name="beanstalk", journal=ability)
         driver: Any = SimpleNamespace(wake=lambda: self.keeper.turn(0))
         store: Any = self.store
@@ -226,7 +227,7 @@ def test_what_the_store_cannot_take_up_ends_the_start(path: Path, error: Excepti
             raise error
 
         again.store.restore = refuse  # type: ignore[method-assign]
-        again.keeper._ability = SimpleNamespace(restore=lambda store, *told: store.restore(*told))  # type: ignore[assignment]
+        again.keeper._source = SimpleNamespace(restore=lambda store, *told: store.restore(*told))  # type: ignore[assignment]
         with pytest.raises(JournalFailed, match=f"^{path}: {error}$"):
             await again.keeper.restore()
         again.keeper.stop()

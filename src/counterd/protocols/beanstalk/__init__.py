@@ -93,34 +93,6 @@ def open_reserved(store: BeanstalkStore, parameters: Mapping[str, str]) -> Walk:
     return ReservedWalk(store, **read_parameters(parameters, readers, {"limit": ROWS_MAX}))
 
 
-def restore(store: BeanstalkStore, piece: bytes, now_ns: int) -> int:
-    """As contract.Journal has it, like the next three."""
-    from counterd.protocols.beanstalk import _journal  # noqa: PLC0415 - as above
-
-    return _journal.restore(store, piece, now_ns)
-
-
-def begin(store: BeanstalkStore, *, last_id: int, id_limit: int) -> None:
-    """From now on changes are told."""
-    from counterd.protocols.beanstalk import _journal  # noqa: PLC0415 - as above
-
-    _journal.begin(store, last_id, id_limit)
-
-
-def take(store: BeanstalkStore, now_ns: int) -> tuple[int, bytes] | None:
-    """What has changed."""
-    from counterd.protocols.beanstalk import _journal  # noqa: PLC0415 - as above
-
-    return _journal.take(store, now_ns)
-
-
-def refuse(store: BeanstalkStore, now_ns: int) -> None:
-    """Refuses what is to be put."""
-    from counterd.protocols.beanstalk import _journal  # noqa: PLC0415 - as above
-
-    _journal.refuse(store, now_ns)
-
-
 FIGURES = (
     Figure("jobs:ready", "beanstalk_jobs", "gauge", "Jobs, by state.", {"state": "ready"}),
     Figure("jobs:reserved", "beanstalk_jobs", "gauge", "Jobs, by state.", {"state": "reserved"}),
@@ -184,6 +156,9 @@ ROOM = Room(
     figures=FIGURES,
     tables=TABLES,
     journal=Journal(
-        "beanstalk.journal", "beanstalk.sync", "counterd.protocols.beanstalk.journal", restore, begin, take, refuse
+        "beanstalk.journal",
+        "beanstalk.sync",
+        "counterd.protocols.beanstalk._journal",
+        "counterd.protocols.beanstalk.journal",
     ),
 )
