@@ -225,6 +225,9 @@ class JournalSource(Protocol):
     def take(self, store: Any, now_ns: int) -> tuple[int, bytes] | None:
         """A position, and a piece of what has changed up to there; None if it is not due."""
 
+    def hurry(self, store: Any) -> None:
+        """The daemon is about to stop: from now on, changes are due at once."""
+
     def refuse(self, store: Any, now_ns: int) -> None:
         """The journal cannot be written, until reach() is called."""
 

@@ -121,13 +121,15 @@ def test_what_was_acknowledged_outlives_a_kill(path: Path):
         assert int(reply.split()[1]) > 4
 
 
-def test_a_clean_end_leaves_one_file_and_every_job_ready(path: Path):
-    with running(path, sync="never") as (_, peer):
-        peer.ask(*[wire.put(b"x" * 100)] * 5000)
+@pytest.mark.parametrize("sync", ["always", "never", "10000"])
+def test_a_clean_end_leaves_one_file_and_every_job_ready(path: Path, sync: str):
+    with running(path, sync=sync) as (_, peer):
+        for _ in range(4):
+            peer.ask(*[wire.put(b"x" * 100)] * 5000)
         peer.ask(wire.reserve())
     assert [one.name for one in path.parent.iterdir() if one.name.startswith("jobs")] == ["jobs.journal"]
     with running(path) as (counterd, peer):
-        assert counterd.lines("restored 5000 records")
+        assert counterd.lines("restored 20000 records")
         assert peer.ask(wire.reserve()) == [b"RESERVED 1 100"]
     assert oct(path.stat().st_mode & 0o777) == "0o600"
 

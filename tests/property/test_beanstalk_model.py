@@ -37,7 +37,7 @@ class Both:
         self.puts = 0
         self.store: Any = open_store(
             memory_limit=1 << 20, job_size_max=BODY_MAX, tubes=20, tube_jobs_max=8, figures=dict, host={},
-            journal_period_ns=-1, hash_key=os.urandom(16), now_ns=START,
+            journal_period_ns=0, journal_lag_ns=-1, hash_key=os.urandom(16), now_ns=START,
         )  # fmt: skip
         self.model = Model(tube_jobs_max=8)
         self.model.now = START

@@ -92,17 +92,29 @@ class Keeper:
                 self._talk.send(self._piece[1])
 
     async def finish(self, timeout: float) -> None:
-        """Waits until all changes are on disk and the process has closed its file, at most so many seconds."""
-        until = self._loop.time() + timeout
+        """Waits until all changes are on disk and the process has closed its file.
+
+        Gives up if nothing has been written for so many seconds.
+        """
         if not self._begun.done():
             return
-        while self._store.next_deadline() == 0 or self._store.snapshot()["journal_behind"]:
-            if self._loop.time() > until:
-                behind = self._store.snapshot()["journal_behind"]
+        self._source.hurry(self._store)
+        least = self._behind()
+        self._said = self._loop.time()
+        until = self._said + timeout
+        while (behind := self._behind()) or self._store.next_deadline() == 0:
+            now = self._loop.time()
+            if behind < least:
+                least, until = behind, now + timeout
+            elif now > until:
                 log.warning(f"changes that are not in {self._path}: {behind}", failing=self.failing)
                 return
+            if now - self._said > PROGRESS_S:
+                self._said = now
+                log.info(f"writing {self._path}: changes that are left: {behind}")
             self._driver.wake()
             await asyncio.sleep(CHECK_S)
+        until = self._loop.time() + timeout
         self._supervisor.release()
         if self._talk is not None:
             self._talk.send(b"")
@@ -183,6 +195,10 @@ class Keeper:
             self.on_error(f"{self._path}: the process that reads it has ended")
 
     # ---- inside ----
+
+    def _behind(self) -> int:
+        """Changes that are not on disk."""
+        return self._store.snapshot()["journal_behind"]
 
     def _on_impatience(self) -> None:
         self._patience = None

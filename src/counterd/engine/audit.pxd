@@ -37,7 +37,7 @@ cdef inline int audit_index(const Index* index, Pool* pool, str what, uint32_t u
         while step != slot:
             if index.entries[step].number == 0:
                 raise AssertionError(f"{what}: slot {slot} cannot be reached from its home {home}")
-            step = (step + 1) & index.mask
+            step = (step + index.step) & index.mask
     if not (used == index.state.used == pool.used - unlisted):
         raise AssertionError(f"{what}: {used} used, {index.state.used} counted, {pool.used} cells")
     if displaced != index.state.displaced:

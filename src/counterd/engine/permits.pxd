@@ -132,7 +132,7 @@ cdef inline uint32_t ledger_find(
             holding = permits.holdings + index.entries[slot].number
             if holding.record == record and holding.connection == connection:
                 return index.entries[slot].number
-        slot = (slot + 1) & index.mask
+        slot = (slot + index.step) & index.mask
     return 0
 
 

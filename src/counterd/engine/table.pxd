@@ -5,6 +5,7 @@
 #
 # Invariants:
 # - an index has at least two slots for each entry, so a probe always ends; loops are bounded by the slot count anyway;
+# - a probe goes from slot to slot by an odd step, so it comes by all of them;
 # - a record is in use (RECORD_USED) or on the free list; it never moves while it is in use.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -42,6 +43,8 @@ cdef struct Index:          # this process's view
     IndexEntry* entries
     IndexState* state
     uint32_t mask
+    uint32_t step           # from a slot to the next of a probe
+    uint32_t inverse        # of the step: slots apart, times this, are steps apart
     int shift
 
 
@@ -65,15 +68,23 @@ cdef struct Table:          # this process's view
 
 # ---- index ---------------------------------------------------------------------------------------------------------
 
-cdef inline int index_reserve(Index* index, Region* region, const char* name, uint32_t capacity) except -1:
-    """Reserves memory for an index of that many entries: at least two slots for each, at least two, a power of two."""
-    cdef int bits = 1
+cdef inline int index_reserve(
+    Index* index, Region* region, const char* name, uint32_t capacity, uint32_t step=1
+) except -1:
+    """Reserves memory for an index of that many entries: at least two slots for each, at least two, a power of two.
+
+    step: odd; other than 1 if tags are such that neighbours among the slots are taken by turns.
+    """
+    cdef int bits = 1, _digits
     while (<uint64_t>1 << bits) < 2 * <uint64_t>capacity:
         bits += 1
     if bits > INDEX_BITS_MAX:
         raise ValueError(f"at most {1 << (INDEX_BITS_MAX - 1)} {name.decode()}, not {capacity}")
     index.mask = <uint32_t>((<uint64_t>1 << bits) - 1)
     index.shift = 32 - bits
+    index.step = index.inverse = step
+    for _digits in range(4):    # Newton's method: 3 digits are right at first, then 6, 12, 24, 48
+        index.inverse *= 2 - step * index.inverse
     region_reserve(region, name, sizeof(IndexState), <void**>&index.state)
     region_reserve(region, name, sizeof(IndexEntry) << bits, <void**>&index.entries)
     return 0
@@ -87,7 +98,7 @@ cdef inline void index_prefetch(const Index* index, uint32_t tag) noexcept nogil
     """The line of the home slot, and the next if the slot behind is there: removals always look at that one."""
     cdef uint32_t home = index_home(index, tag)
     prefetch(index.entries + home)
-    prefetch(index.entries + ((home + 1) & index.mask))
+    prefetch(index.entries + ((home + index.step) & index.mask))
 
 
 cdef inline uint32_t index_peek(const Index* index, uint32_t tag) noexcept nogil:
@@ -99,7 +110,7 @@ cdef inline uint32_t index_peek(const Index* index, uint32_t tag) noexcept nogil
             return 0
         if index.entries[slot].tag == tag:
             return index.entries[slot].number
-        slot = (slot + 1) & index.mask
+        slot = (slot + index.step) & index.mask
     return 0
 
 
@@ -108,7 +119,7 @@ cdef inline void index_insert(Index* index, uint32_t tag, uint32_t number) noexc
     cdef uint32_t probe = 0
     debug_check(index.state.used <= index.mask // 2)
     while probe <= index.mask and index.entries[slot].number != 0:
-        slot = (slot + 1) & index.mask
+        slot = (slot + index.step) & index.mask
         probe += 1
     index.entries[slot].tag = tag
     index.entries[slot].number = number
@@ -126,17 +137,17 @@ cdef inline void index_remove(Index* index, uint32_t tag, uint32_t number) noexc
     for _step in range(index.mask + 1):
         if index.entries[hole].number == number:
             break
-        hole = (hole + 1) & index.mask
+        hole = (hole + index.step) & index.mask
     debug_check(index.entries[hole].number == number)
     if hole != index_home(index, tag):
         index.state.displaced -= 1
     slot = hole
     for _step in range(index.mask + 1):
-        slot = (slot + 1) & index.mask
+        slot = (slot + index.step) & index.mask
         if index.entries[slot].number == 0:
             break
         home = index_home(index, index.entries[slot].tag)
-        if ((slot - home) & index.mask) < ((slot - hole) & index.mask):
+        if (((slot - home) * index.inverse) & index.mask) < (((slot - hole) * index.inverse) & index.mask):
             continue  # its home lies behind the hole: there it would not be found
         if hole == home:
             index.state.displaced -= 1
@@ -234,7 +245,7 @@ cdef inline uint32_t table_find(const Table* table, uint32_t tag, const uint8_t*
         if index.entries[slot].tag == tag:
             if name_equals(table, record_at(table, index.entries[slot].number), name, size):
                 return index.entries[slot].number
-        slot = (slot + 1) & index.mask
+        slot = (slot + index.step) & index.mask
     return 0
 
 

@@ -31,7 +31,7 @@ class Store:
         self.pieces: list[bytes] = []
         self.told = 0
         self.reached = 0
-        self.refused = 0
+        self.refused = self.hurried = 0
         self.restored: list[bytes] = []
         self.begun: dict[str, int] = {}
 
@@ -59,6 +59,9 @@ class Store:
         self.told += 1
         return self.told, self.pieces[self.told - 1]
 
+    def hurry(self) -> None:
+        self.hurried += 1
+
     def refuse(self, _now_ns: int) -> None:
         self.refused += 1
 
@@ -67,7 +70,8 @@ def piece(*ids: int) -> bytes:
     return _journal.packed([(id_, "t", 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, None, 0, b"x") for id_ in ids])
 
 
-restore, begin, take, refuse = Store.restore, Store.begin, Store.take, Store.refuse  # this module is a JournalSource
+# This module is a JournalSource.
+restore, begin, take, hurry, refuse = Store.restore, Store.begin, Store.take, Store.hurry, Store.refuse
 
 
 class Kept:

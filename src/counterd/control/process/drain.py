@@ -27,7 +27,7 @@ log = structlog.get_logger()
 PARTING_S = 1.0
 # What systemd is to allow beyond drain.timeout, for everything that is closed after it.
 STOPPING_EXTRA_S = 5
-FINISH_S = 4.0  # of that, for journals to have all
+FINISH_S = 4.0  # of that, without anything new in a journal that has not all yet
 CHECK_S = 0.05  # how soon it is noticed that all has come back
 SAY_S = 5.0
 SHOWN = 5  # holdings that a line tells
@@ -59,7 +59,10 @@ async def drain(services: Sequence[Service], settings: Drain, tell: Callable[...
             log.warning(f"drain.timeout is over: connections that were cut off: {len(remaining)}")
         for connection in remaining:
             connection.abort()
-    await asyncio.gather(*(service.finish(FINISH_S) for service in services))
+    finishing = asyncio.gather(*(service.finish(FINISH_S) for service in services))
+    while not (await asyncio.wait({finishing}, timeout=SAY_S))[0]:
+        tell("STATUS=writing journals", f"EXTEND_TIMEOUT_USEC={STOPPING_EXTRA_S * 2 * 1_000_000}")
+    finishing.result()
     log.info("stopped")
 
 

@@ -22,6 +22,7 @@ JOB_SIZE_MAX = 1 << 26  # as in _wire.pxd
 TUBES_MAX = 1 << 24
 JOBS_MAX = 1 << 29
 SYNC_MAX_MS = 10_000
+LAG_MAX_NS = 1_000_000_000  # of a journal for which no reply waits: then they do, or it would never catch up
 SORTS = ("ready", "reserved", "delayed", "buried", "waiting", "oldest")  # as in _tables.pyx
 
 
@@ -32,9 +33,14 @@ def sync(text: str) -> str:
     raise ValueError(f"expected always, never or milliseconds from 1 to {SYNC_MAX_MS}, not {text!r}")
 
 
-def period_ns(text: str) -> int:
-    """The same as the store has it: between two pieces for the journal, or -1."""
-    return {"always": -1, "never": 0}[text] if text in ("always", "never") else int(text) * 1_000_000
+def timing(text: str) -> tuple[int, int]:
+    """The same as the store has it: nanoseconds between two times at which the journal is told all, and of its lag."""
+    if text == "always":
+        return 0, -1
+    if text == "never":
+        return 0, LAG_MAX_NS
+    period_ns = int(text) * 1_000_000
+    return period_ns, 2 * period_ns
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,7 @@ def make_store(settings: BeanstalkSettings, figures: Figures, now_ns: int) -> Be
     from counterd.protocols.beanstalk._session import open_store  # noqa: PLC0415 - settings are read before it is built
 
     machine = os.uname()
+    journal_period_ns, journal_lag_ns = timing(settings.sync)
     return open_store(
         memory_limit=settings.memory_limit,
         job_size_max=settings.max_job_size,
@@ -67,7 +74,8 @@ def make_store(settings: BeanstalkSettings, figures: Figures, now_ns: int) -> Be
             "os": machine.version.encode(),
             "platform": machine.machine.encode(),
         },
-        journal_period_ns=period_ns(settings.sync),
+        journal_period_ns=journal_period_ns,
+        journal_lag_ns=journal_lag_ns,
         hash_key=os.urandom(16),
         now_ns=now_ns,
     )

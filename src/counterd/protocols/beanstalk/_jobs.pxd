@@ -22,6 +22,7 @@ from counterd.engine.table cimport Index, IndexEntry, index_home, index_insert, 
 
 cdef enum:
     URGENT = 1024           # priorities below count as urgent, in statistics
+    IDS_BITS = 9            # ids that follow each other are neighbours in the index: 512 of them take 4 KiB
     JOB_COST = 136          # bytes of a job besides its body's blocks: the record and two slots of the index
 
 cdef enum JobState:
@@ -87,7 +88,7 @@ cdef inline int jobs_reserve(Jobs* jobs, Region* region, uint32_t capacity) exce
     region_reserve(region, b"jobs", sizeof(JobsState), <void**>&jobs.state)
     region_reserve(region, b"jobs", sizeof(Pool), <void**>&jobs.pool)
     region_reserve(region, b"jobs", (<size_t>capacity + 1) * sizeof(Job), <void**>&jobs.records)
-    index_reserve(&jobs.index, region, b"jobs", capacity)
+    index_reserve(&jobs.index, region, b"jobs", capacity, step=(1 << IDS_BITS) + 1)
     return 0
 
 
@@ -110,7 +111,8 @@ cdef inline uint64_t job_id(const Job* job) noexcept nogil:
 
 
 cdef inline uint32_t id_tag(const Jobs* jobs, uint64_t id) noexcept nogil:
-    return <uint32_t>((id * jobs.state.factor) >> 32)
+    cdef uint32_t neighbours = <uint32_t>(((id >> IDS_BITS) * jobs.state.factor) >> 32)
+    return neighbours ^ <uint32_t>(id & ((1 << IDS_BITS) - 1)) << jobs.index.shift
 
 
 cdef inline uint32_t job_find(const Jobs* jobs, uint64_t id) noexcept nogil:
@@ -124,7 +126,7 @@ cdef inline uint32_t job_find(const Jobs* jobs, uint64_t id) noexcept nogil:
             return 0
         if index.entries[slot].tag == tag and job_id(job_at(jobs, index.entries[slot].number)) == id:
             return index.entries[slot].number
-        slot = (slot + 1) & index.mask
+        slot = (slot + index.step) & index.mask
     return 0
 
 

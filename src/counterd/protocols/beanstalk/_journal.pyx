@@ -41,7 +41,7 @@ cdef enum RowKind:
     KEY = 4                     # of a job that has ended: its id, the key, and `due` for when that is free
 
 
-CONSTANTS = {"ID_BLOCK": ID_BLOCK}  # for journal.py
+CONSTANTS = {"ID_BLOCK": ID_BLOCK, "CHANGES_MAX": CHANGES_MAX}  # for journal.py, and tests
 
 
 cdef packed struct Head:
@@ -180,7 +180,6 @@ def take(BeanstalkStore store not None, int64_t now_ns):
         target = <uint8_t*>PyBytes_AS_STRING(piece)
         store.state.changes_taken += count
         store.state.records_written += rows
-        store.state.taken_ns = now_ns
         if jobs.state.id_limit - jobs.state.last_id < ID_BLOCK // 2:
             store.state.id_limit_asked = jobs.state.last_id + ID_BLOCK
         head = Head(store.state.changes_taken, now_ns + store.wall_ns, store.state.id_limit_asked)
@@ -195,7 +194,14 @@ def take(BeanstalkStore store not None, int64_t now_ns):
                 key_let_go(&store.queues.keys, jobs, job.key)
             job_next_changed(jobs)
         memcpy(target, PyBytes_AS_STRING(limit), len(limit))
+        if jobs.state.changed_first == 0 and not store.limits:
+            store.state.taken_ns = now_ns
     return head.position, piece
+
+
+def hurry(BeanstalkStore store not None):
+    """From now on, changes are due at once."""
+    store.journal_period_ns = 0
 
 
 def refuse(BeanstalkStore store not None, int64_t now_ns):

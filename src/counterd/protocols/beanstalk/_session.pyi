@@ -12,6 +12,7 @@ def open_store(
     figures: Figures,
     host: Mapping[str, object],
     journal_period_ns: int,
+    journal_lag_ns: int,
     hash_key: bytes,
     now_ns: int,
 ) -> BeanstalkStore: ...

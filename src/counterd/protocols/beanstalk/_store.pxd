@@ -23,7 +23,8 @@ cdef struct BeanstalkState:     # in the region
     uint64_t changes_taken      # position up to which the journal was told
     uint64_t id_limit_asked     # what the journal was asked for last
     uint64_t records_written
-    int64_t taken_ns            # when the journal was told last
+    int64_t taken_ns            # when the journal was told all there was
+    int64_t behind_ns           # since when it does not have all; 0: it has
     uint32_t orphans            # connection that has jobs whose worker was lost with the process before; 0: none
     uint8_t refuses_puts        # in the protocol's drain mode
     uint8_t draining            # the daemon is about to stop
@@ -39,7 +40,8 @@ cdef class BeanstalkStore(Store):
     cdef uint32_t job_size_max
     cdef uint32_t tube_jobs_max
     cdef uint64_t memory_max
-    cdef int64_t journal_period_ns  # between two pieces for the journal; -1: replies wait for it, so as soon as it can
+    cdef int64_t journal_period_ns  # between two times at which the journal is told all; 0: as soon as it can be
+    cdef int64_t journal_lag_ns     # replies wait if it is behind for longer; -1: always
     cdef int64_t wall_ns        # Unix time when the monotonic clock was 0
     cdef list limits            # (position, tube, reserves_max, target), which the journal was not told yet
     cdef object others          # what the floors above count

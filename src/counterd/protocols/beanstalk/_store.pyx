@@ -66,13 +66,14 @@ cdef class BeanstalkStore(Store):
     """Made by open_store() in _session.pyx.
 
     memory_limit: bytes that count; job_size_max: of a body; tubes: how many there can be; tube_jobs_max: jobs in one;
-    journal_period_ns: between two pieces for the journal, -1 if replies wait for it, which begin_journal() says it has;
-    figures: what the floors above count; host: what stats tells of the machine. Raises ValueError for impossible sizes,
-    MemoryError if they cannot be mapped.
+    journal_period_ns: between two times at which the journal is told all; journal_lag_ns: if it is behind for longer,
+    replies wait for it, always if that is -1; figures: what the floors above count; host: what stats tells of the
+    machine. Raises ValueError for impossible sizes, MemoryError if they cannot be mapped.
     """
 
     def __cinit__(self, *, uint64_t memory_limit, uint32_t job_size_max, uint32_t tubes, uint32_t tube_jobs_max,
-                  figures, dict host, int64_t journal_period_ns, bytes hash_key, size_t reply_max, **_):
+                  figures, dict host, int64_t journal_period_ns, int64_t journal_lag_ns, bytes hash_key,
+                  size_t reply_max, **_):
         cdef uint64_t connections = CONNECTIONS_MAX
         if job_size_max > JOB_SIZE_MAX:
             raise ValueError(f"job_size_max must be at most {JOB_SIZE_MAX} bytes, not {job_size_max}")
@@ -82,6 +83,7 @@ cdef class BeanstalkStore(Store):
         self.tube_jobs_max = tube_jobs_max
         self.memory_max = memory_limit
         self.journal_period_ns = journal_period_ns
+        self.journal_lag_ns = journal_lag_ns
         self.limits = []
         self.others = figures
         self.host = host
@@ -152,13 +154,19 @@ cdef class BeanstalkStore(Store):
             self.state.is_failing = False
             if position >= self.state.changes_taken:
                 self.queues.jobs.state.id_limit = self.state.id_limit_asked
+            if position >= self.queues.jobs.state.changes:
+                self.state.behind_ns = 0
+            else:
+                self.state.behind_ns = max(self.state.behind_ns, self.state.taken_ns)
         Store.reach(self, position, now_ns)
 
     cdef void promise(self, Session session) noexcept:
-        """A request of that session has changed jobs: its reply waits for the journal, if replies do."""
-        if self.state.is_failing:
+        """A request of that session has changed jobs: its reply waits for a journal that is behind for too long."""
+        if self.state.is_failing or self.durable >= self.queues.jobs.state.changes:
             return
-        if self.journal_period_ns < 0:
+        if self.state.behind_ns == 0:
+            self.state.behind_ns = self.now_ns
+        if self.now_ns - self.state.behind_ns > self.journal_lag_ns:
             session.hold_back(self.queues.jobs.state.changes)
         self.expect(self.journal_due_ns())
 
@@ -166,7 +174,7 @@ cdef class BeanstalkStore(Store):
         """When the journal is to be told of changes; INT64_MAX: not as things are."""
         if self.queues.jobs.state.changed_first == 0 and not self.limits or self.durable < self.state.changes_taken:
             return INT64_MAX
-        return self.state.taken_ns + self.journal_period_ns if self.journal_period_ns > 0 else 0
+        return self.state.taken_ns + self.journal_period_ns if self.journal_period_ns else 0
 
     cdef int limit_reserves(self, uint32_t number, uint32_t reserves_max, uint32_t target) except -1:
         """Section "limit-reserves": jobs of a tube go to another one, or are buried, if that is 0 or the same."""

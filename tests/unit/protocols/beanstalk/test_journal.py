@@ -245,7 +245,7 @@ def test_a_connection_that_ended_with_a_reply_that_waits(kept: Journaled):
 
 
 def test_with_a_period_replies_do_not_wait():
-    kept = Journaled(journal_period_ns=5_000_000)
+    kept = Journaled(journal_period_ns=5_000_000, journal_lag_ns=10_000_000)
     peer = kept.connect()
     assert ask(peer, wire.put(b"1")) == b"INSERTED 1\r\n"
     kept.commit()
@@ -260,6 +260,52 @@ def test_with_a_period_replies_do_not_wait():
     # A failure refuses what is put from then on, and nothing that was promised.
     kept.refuse()
     assert ask(peer, wire.put(b"3"), wire.peek(2)) == b"INTERNAL_ERROR\r\nFOUND 2 1\r\n2\r\n"
+
+
+def test_what_does_not_go_into_one_piece_does_not_wait_for_the_next_period():
+    kept = Journaled(journal_period_ns=5_000_000, journal_lag_ns=10_000_000)
+    peer = kept.connect()
+    count = 2 * _journal.CONSTANTS["CHANGES_MAX"] + 1
+    for _ in range(0, count, 1000):
+        assert ask(peer, wire.put(b"x") * 1000).count(b"INSERTED") == 1000
+    pieces = 0
+    while kept.take():
+        kept.write()
+        kept.reach()
+        pieces += 1
+    assert pieces == 3
+    assert kept.bench.store.snapshot()["journal_behind"] == 0
+    assert ask(peer, wire.put(b"x")).startswith(b"INSERTED")
+    assert not kept.take()
+    _journal.hurry(kept.bench.store)
+    assert kept.take()
+
+
+def test_replies_wait_for_a_journal_that_is_too_far_behind():
+    kept = Journaled(journal_period_ns=5_000_000, journal_lag_ns=10_000_000)
+    peer, other = kept.connect(), kept.connect()
+    assert ask(peer, wire.put(b"1")) == b"INSERTED 1\r\n"
+    assert kept.take()
+    kept.write()
+    assert ask(peer, wire.put(b"2")) == b"INSERTED 2\r\n"
+    kept.bench.advance(10_000_000)
+    assert ask(peer, wire.put(b"3")) == b"INSERTED 3\r\n"
+    kept.bench.advance(1)
+    assert ask(peer, wire.put(b"4")) == b""
+    assert ask(other, wire.peek(4)) == b"FOUND 4 1\r\n4\r\n"
+    kept.reach()  # of the first alone: what came next is as old as that by now
+    assert said(peer) == b""
+    assert kept.take()
+    assert ask(other, wire.put(b"5")) == b""
+    kept.write()
+    kept.reach()
+    assert (said(peer), said(other)) == (b"INSERTED 4\r\n", b"")
+    kept.bench.advance(10_000_000)
+    assert ask(peer, wire.put(b"6")) == b"INSERTED 6\r\n"
+    kept.commit()
+    assert said(other) == b"INSERTED 5\r\n"
+    kept.bench.advance(1 << 40)  # nothing is behind meanwhile
+    assert ask(peer, wire.put(b"7")) == b"INSERTED 7\r\n"
 
 
 # ---- what cannot be restored ----

@@ -40,6 +40,24 @@ def test_what_a_job_takes(bench: Bench, size: int):
     assert bench.store.snapshot()["used_memory"] == TUBE
 
 
+def test_jobs_are_found_by_their_ids_in_a_store_that_is_full():
+    bench = Bench(make_store(memory_limit=1 << 20))
+    count = ((1 << 20) - TUBE) // JOB
+    peer = bench.connect()
+    last_id = 0
+    for _ in range(count - 7):  # one of eight ids stays, so that they meet in the index
+        ask(peer, wire.put(b"") * 8, *[wire.delete(last_id + number) for number in range(2, 9)])
+        last_id += 8
+    assert bench.store.snapshot()["longest_probe"] > 0
+    for first in (0, 8, 24):
+        for number in range(first + 1, last_id, 16 if first == 0 else 32):
+            assert ask(peer, wire.peek(number), wire.delete(number), wire.peek(number)) == (
+                b"FOUND %d 0\r\n\r\nDELETED\r\nNOT_FOUND\r\n" % number
+            )
+        bench.store.audit()
+    assert bench.store.snapshot()["jobs"] == 0
+
+
 def test_the_memory_limit_is_met_to_the_byte():
     bench = Bench(make_store(memory_limit=1 << 20))
     peer = bench.connect()
