@@ -39,7 +39,7 @@ class Frames:
         self._limit = limit
         self._rest = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
         """The bodies that are complete now. Raises ValueError once the stream announces one that is too long."""
         self._rest += data
         while len(self._rest) >= _LENGTH.size:

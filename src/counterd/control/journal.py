@@ -67,7 +67,8 @@ class Keeper:
         self._supervisor = Supervisor(KIND, [], lambda: Talk(self), report)
         self._talk: Talk | None = None
         self._piece: tuple[int, bytes] | None = None  # that is not known to be written
-        self._patience: asyncio.TimerHandle | None = None
+        self._sent = 0.0  # when it was
+        self._patience: asyncio.TimerHandle | None = None  # goes on while pieces are written
         self._begun: asyncio.Future[None] = self._loop.create_future()
         self._closed = asyncio.Event()
         self._count = 0
@@ -87,7 +88,9 @@ class Keeper:
             return
         self._piece = self._source.take(self._store, now_ns)
         if self._piece is not None:
-            self._patience = self._loop.call_later(PATIENCE_S, self._on_impatience)
+            self._sent = self._loop.time()
+            if self._patience is None:
+                self._patience = self._loop.call_later(PATIENCE_S, self._look)
             if self._talk is not None:
                 self._talk.send(self._piece[1])
 
@@ -168,9 +171,6 @@ class Keeper:
 
     def on_written(self) -> None:
         """What was sent last is on disk."""
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
         if self.failing:
             log.info(f"the journal {self._path} is written again")
             self.failing = ""
@@ -200,9 +200,16 @@ class Keeper:
         """Changes that are not on disk."""
         return self._store.snapshot()["journal_behind"]
 
-    def _on_impatience(self) -> None:
+    def _look(self) -> None:
+        """Whether a piece takes too long."""
         self._patience = None
-        self._fail(f"{self._path}: nothing has been written for {PATIENCE_S:g} s")
+        if self._piece is None:
+            return
+        left = self._sent + PATIENCE_S - self._loop.time()
+        if left > 0:
+            self._patience = self._loop.call_later(left, self._look)
+        else:
+            self._fail(f"{self._path}: nothing has been written for {PATIENCE_S:g} s")
 
     def _fail(self, why: str) -> None:
         self._report("journal", f"the journal cannot be written: {why}")

@@ -17,9 +17,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
+import struct
 import sys
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ from counterd.journal.database import JournalError, explained, find_ledger, lock
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LIVES_PERIOD_S = 2.0
+LIVES_PERIOD_S = 2
 READ_SIZE = 1 << 20
 
 
@@ -38,6 +38,7 @@ class Link:
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", LIVES_PERIOD_S, 0))
 
     def say(self, letter: bytes, body: bytes = b"") -> None:
         """Raises OSError if the daemon has gone."""
@@ -46,15 +47,17 @@ class Link:
     def frames(self) -> Iterator[bytes]:
         """What the daemon sends, until it has gone; meanwhile it is told that this process lives."""
         frames = Frames(PIECE_MAX)
+        data = memoryview(bytearray(READ_SIZE))
         while True:
-            if select.select([self._socket], [], [], LIVES_PERIOD_S)[0]:
-                data = self._socket.recv(READ_SIZE)
-                if not data:
-                    return
-                yield from frames.feed(data)
-            else:
+            try:
+                size = self._socket.recv_into(data)
+            except BlockingIOError:  # nothing for LIVES_PERIOD_S
                 with contextlib.suppress(BrokenPipeError):  # there may still be something to read
                     self.say(b"L")
+                continue
+            if size == 0:
+                return
+            yield from frames.feed(data[:size])
 
 
 def write_journal(link: Link) -> None:
