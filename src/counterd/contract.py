@@ -1,7 +1,8 @@
 """The contract: what `net` and `control` may call on a protocol, and what a protocol may call on them.
 
 Floor 0: declarations, to which a type checker holds both sides. A protocol registers itself as a Room. What it
-may have and need not have is an ability (Windows, Files, tables, Extensions, Journal); it has those its Room names.
+may have and need not have is an ability (Windows, Files, tables, Extensions, Journal, drain mode); it has those its
+Room names.
 
 - Time is an argument: nanoseconds on the caller's monotonic clock. No protocol reads a clock, a file or a socket.
 - Calls of one store and its sessions do not nest.
@@ -305,7 +306,8 @@ class Room:
     reload: gives a running store its settings, some of which may have changed.
     aliases: other spellings of keys, `{accepted: real}`.
     figures: what the metrics tell of its snapshot.
-    windows, files, tables, extensions, journal: its abilities.
+    windows, files, tables, extensions, journal: its abilities. So is drain_mode: has a running store refuse new work, or
+        take it again, while everything else goes on.
     """
 
     name: str
@@ -320,3 +322,4 @@ class Room:
     tables: tuple[Table, ...] = ()
     extensions: Extensions | None = None
     journal: Journal | None = None
+    drain_mode: Callable[[Any, bool], None] | None = None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 LOCALHOST = "localhost"
 BEARER = "bearer "
+CHANGING = ("DELETE", "PUT")  # the methods that need the token
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,10 @@ class Guard:
 
     def _check_token(self, method: str, given: str | None) -> None:
         """Reading needs none; but one that is given has to be right."""
-        if method == "DELETE" and not self.token:
+        if method in CHANGING and not self.token:
             raise Refused(403, "read-only: admin.token is not set")
         if given is None:
-            if method == "DELETE":
+            if method in CHANGING:
                 raise Refused(401, "this needs the token: Authorization: Bearer TOKEN")
             return
         if not self.token:

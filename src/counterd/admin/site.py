@@ -31,11 +31,12 @@ if TYPE_CHECKING:
     from counterd.contract import Room
 
     Handler = Callable[[web.BaseRequest, dict[str, str]], Awaitable[web.StreamResponse]]
+    Changer = Callable[[str, str], Awaitable[web.StreamResponse]]  # the method, and what follows the beginning
 
 LIVE_PATIENCE_S = 1.0  # an orchestrator's probe wants to hear "no" rather than nothing
 ASK_PATIENCE_S = 9.0  # every request ends in one question at most, so within this
 PARAMETERS_MAX = 16
-CONNECTION_PATH = "/connections/"
+READING = ("GET", "HEAD")
 
 HEADERS = {
     **PLAIN,
@@ -69,6 +70,11 @@ class Site:
             "/metrics": self._on_metrics,
             "/readyz": self._on_readyz,
             "/stats": self._on_stats,
+        }
+        # Beginnings of paths at which something is changed, with their methods.
+        self._changers: dict[str, tuple[tuple[str, ...], Changer]] = {
+            "/connections/": (("DELETE",), self._on_connection),
+            "/drain/": (("DELETE", "PUT"), self._on_drain),
         }
         self._tables = {f"/{table.name}": table for room in rooms for table in room.tables}
 
@@ -111,15 +117,18 @@ class Site:
         if request.body_exists:
             raise Refused(413, "nothing here takes a body")
         path, _, query = request.raw_path.partition("?")
-        if request.method == "DELETE" and path.startswith(CONNECTION_PATH):
-            return await self._on_delete(path.removeprefix(CONNECTION_PATH))
         handler = self._handlers.get(path) or (self._on_table if path in self._tables else None)
-        if handler is None and not path.startswith(CONNECTION_PATH):
+        beginning = next((each for each in self._changers if path.startswith(each)), "")
+        if handler is None and not beginning:
             raise Refused(404, "there is nothing at this path")
-        if handler is None or request.method not in ("GET", "HEAD"):
+        methods, change = self._changers.get(beginning, (READING, None))
+        if request.method not in methods:
             response = refused(405, "this method is not for this path")
-            response.headers["Allow"] = "GET, HEAD" if handler else "DELETE"
+            response.headers["Allow"] = ", ".join(methods)
             return response
+        if change is not None:
+            return await change(request.method, unquote(path.removeprefix(beginning), "latin-1"))
+        assert handler is not None
         return await handler(request, parameters_of(query))
 
     # ---- each path ----
@@ -160,8 +169,11 @@ class Site:
         found = self._share(key, lambda: self._link.ask("connections", ASK_PATIENCE_S, parameters=parameters))
         return answered(await found)
 
-    async def _on_delete(self, given: str) -> web.StreamResponse:
-        return answered(await self._link.ask("close", ASK_PATIENCE_S, connection=unquote(given, "latin-1")))
+    async def _on_connection(self, method: str, given: str) -> web.StreamResponse:
+        return answered(await self._link.ask("close", ASK_PATIENCE_S, connection=given))
+
+    async def _on_drain(self, method: str, given: str) -> web.StreamResponse:
+        return answered(await self._link.ask("drain", ASK_PATIENCE_S, room=given, on=method == "PUT"))
 
     async def _on_events(self, request: web.BaseRequest, parameters: dict[str, str]) -> web.StreamResponse:
         if request.method == "HEAD":

@@ -72,7 +72,7 @@ class Inspector:
         admin process would not ask."""
         what = question["ask"]
         parameters = question.get("parameters", {})
-        texts = (question.get("connection", ""), question.get("table", ""), *parameters, *parameters.values())
+        texts = (*(question.get(name, "") for name in ("connection", "room")), question.get("table", ""), *parameters, *parameters.values())
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("expected texts")
         if what == "ping":
@@ -83,6 +83,8 @@ class Inspector:
             return encoded(self._config())
         if what == "close":
             return encoded(self._close(question["connection"]))
+        if what == "drain":
+            return encoded(self._drain(question["room"], on=bool(question["on"])))
         if what == "table":
             return self._table(question["table"], parameters)
         if what == "connections":
@@ -242,6 +244,14 @@ class Inspector:
         log.info("connection ended over the admin endpoint", id=connection_id, peer=connection.origin())
         service.server.kill(connection)
         return {"closed": connection_id}
+
+    def _drain(self, room: str, *, on: bool) -> dict[str, Any]:
+        service = self._services.get(room)
+        if service is None or service.room.drain_mode is None:
+            raise Refused(404, f"there is no protocol {room!r} here that has a drain mode")
+        service.room.drain_mode(service.store, on)
+        log.info(f"drain mode of {room} is {'on: it refuses new work' if on else 'off'}")
+        return {"room": room, "drain_mode": on}
 
     # ---- configuration ----
 

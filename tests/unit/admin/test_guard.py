@@ -75,7 +75,7 @@ def test_what_another_page_includes_is_refused(site: str, mode: str, status: int
 
 def test_without_a_token_there_is_only_reading() -> None:
     assert refused(OPEN) is None
-    assert refused(OPEN, "DELETE") == 403
+    assert refused(OPEN, "DELETE") == refused(OPEN, "PUT") == 403
     assert refused(OPEN, "DELETE", Authorization="Bearer ") == 403
     assert refused(OPEN, Authorization="Basic whatever-a-proxy-wants") is None
 
@@ -94,9 +94,9 @@ def test_another_token_does_not(given: str) -> None:
     assert refused(CLOSED, "GET", Authorization=given) == 401
 
 
-def test_reading_needs_no_token_and_closing_does() -> None:
+def test_reading_needs_no_token_and_changing_does() -> None:
     assert refused(CLOSED) is None
-    assert refused(CLOSED, "DELETE") == 401
+    assert refused(CLOSED, "DELETE") == refused(CLOSED, "PUT") == 401
 
 
 def test_who_may_connect() -> None:

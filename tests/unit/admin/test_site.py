@@ -157,6 +157,8 @@ def test_methods() -> None:
             assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
         answer = await world.get("/connections/room-1-2")
         assert (answer.status, answer.headers["allow"]) == (405, "DELETE")
+        answer = await world.get("/drain/room")
+        assert (answer.status, answer.headers["allow"]) == (405, "DELETE, PUT")
         assert (await world.get("/events", "HEAD")).status == 405
         assert world.link.asked == []
 
@@ -257,10 +259,26 @@ def test_closing_needs_the_token() -> None:
     serve(scene, token="t")
 
 
-def test_without_a_token_nothing_is_closed() -> None:
+def test_drain_mode_needs_the_token() -> None:
     async def scene(world: World) -> None:
-        answer = await world.get("/connections/room-1-2", "DELETE", Authorization="Bearer ")
-        assert (answer.status, answer.json["error"].split(":")[0]) == (403, "read-only")
+        world.link.answers["drain"] = {"room": "room", "drain_mode": True}
+        for method, on in (("PUT", True), ("DELETE", False)):
+            world.link.asked.clear()
+            assert (await world.get("/drain/room", method)).status == 401
+            assert (await world.get("/drain/room", method, Authorization="Bearer x")).status == 401
+            assert world.link.asked == []
+            answer = await world.get("/drain/ro%6Fm", method, Authorization="Bearer t")
+            assert (answer.status, answer.json) == (200, {"room": "room", "drain_mode": True})
+            assert world.link.asked == [("drain", {"room": "room", "on": on})]
+
+    serve(scene, token="t")
+
+
+def test_without_a_token_nothing_is_changed() -> None:
+    async def scene(world: World) -> None:
+        for path, method in (("/connections/room-1-2", "DELETE"), ("/drain/room", "PUT"), ("/drain/room", "DELETE")):
+            answer = await world.get(path, method, Authorization="Bearer ")
+            assert (answer.status, answer.json["error"].split(":")[0]) == (403, "read-only")
         assert world.link.asked == []
 
     serve(scene)

@@ -95,13 +95,18 @@ SETTINGS = {
 }
 
 
-def service(name: str, connections: Iterable[Connection] = (), opened: Callable[..., Any] | None = None) -> Any:
+def service(
+    name: str,
+    connections: Iterable[Connection] = (),
+    opened: Callable[..., Any] | None = None,
+    drain_mode: Callable[[Any, bool], None] | None = None,
+) -> Any:
     tables = (Table(f"things_{name}", "Things.", COLUMNS, ("amount",), opened),) if opened else ()
     store = SimpleNamespace(
         snapshot=lambda: {"things": 5}, outcomes=lambda: [("take", "ok", 3)], holdings_of=lambda number: number + 1
     )
     return SimpleNamespace(
-        room=SimpleNamespace(name=name, tables=tables),
+        room=SimpleNamespace(name=name, tables=tables, drain_mode=drain_mode),
         server=Server(connections),
         store=store,
         failing=False,
@@ -233,7 +238,7 @@ def test_what_the_admin_process_does_not_ask() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"connection": 5}, {"table": ["x"]}, {"parameters": {"limit": 5}}, {"parameters": ["x"]}, {"parameters": None}],
+    [{"connection": 5}, {"room": 5}, {"table": ["x"]}, {"parameters": {"limit": 5}}, {"parameters": ["x"]}, {"parameters": None}],
 )
 def test_questions_are_made_of_text(arguments: dict[str, Any]) -> None:
     question = {"connection": "x", "table": "things_one", "parameters": {}, **arguments}
@@ -417,6 +422,22 @@ def test_closing_one() -> None:
     assert [(line["id"], line["peer"]) for line in logged] == [("one-7-3", "127.0.0.1:5007")]
     assert one.server.killed == ["7-3"]
     assert refused(asked, "close", connection="one-7-3")[0] == 404
+
+
+def test_drain_mode_is_switched_and_logged() -> None:
+    switched: list[tuple[Any, bool]] = []
+    one = service("one", drain_mode=lambda store, on: switched.append((store, on)))
+    asked = inspector(one, service("two"))
+    with structlog.testing.capture_logs() as logged:
+        assert ask(asked, "drain", room="one", on=True) == {"room": "one", "drain_mode": True}
+        assert ask(asked, "drain", room="one", on=False) == {"room": "one", "drain_mode": False}
+    assert switched == [(one.store, True), (one.store, False)]
+    said = ["drain mode of one is on: it refuses new work", "drain mode of one is off"]
+    assert [line["event"] for line in logged] == said
+    for room in ("two", "three", ""):
+        text = f"there is no protocol {room!r} here that has a drain mode"
+        assert refused(asked, "drain", room=room, on=True) == (404, text)
+    assert len(switched) == 2
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,11 @@ def reload(_store: BeanstalkStore, _settings: BeanstalkSettings) -> None:
     """None of its own keys may change while the store runs."""
 
 
+def set_drain_mode(store: BeanstalkStore, on: bool) -> None:
+    """Has it answer put with DRAINING, or take jobs again."""
+    store.refuse_puts(on)
+
+
 def open_tubes(store: BeanstalkStore, parameters: Mapping[str, str]) -> Walk:
     """Begins a walk through the tubes."""
     from counterd.protocols.beanstalk._tables import TubesWalk  # noqa: PLC0415 - as above
@@ -116,6 +121,7 @@ FIGURES = (
     Figure("used_memory", "beanstalk_memory_bytes", "gauge", "Memory that counts against the limit."),
     Figure("memory_limit", "beanstalk_memory_limit_bytes", "gauge", "The limit of memory."),
     Figure("longest_probe", "beanstalk_table_longest_probe", "gauge", "Slots that an insertion looked past, at most."),
+    Figure("refuses_puts", "beanstalk_drain_mode", "gauge", "1 in drain mode: put is answered DRAINING."),
     Figure("journal_failing", "beanstalk_journal_failing", "gauge", "1 while the journal cannot be written."),
     Figure("journal_behind", "beanstalk_journal_behind", "gauge", "Changes that are not on disk yet."),
     Figure("journal_records", "beanstalk_journal_records_total", "counter", "Rows that the journal was told."),
@@ -169,4 +175,5 @@ ROOM = Room(
         "counterd.protocols.beanstalk._journal",
         "counterd.protocols.beanstalk.journal",
     ),
+    drain_mode=set_drain_mode,
 )
