@@ -306,8 +306,8 @@ class Room:
     reload: gives a running store its settings, some of which may have changed.
     aliases: other spellings of keys, `{accepted: real}`.
     figures: what the metrics tell of its snapshot.
-    windows, files, tables, extensions, journal: its abilities. So is drain_mode: has a running store refuse new work, or
-        take it again, while everything else goes on.
+    windows, files, tables, extensions, journal: its abilities.
+    drain_mode: likewise; has a running store refuse new work, or take it again, while everything else goes on.
     """
 
     name: str

@@ -25,7 +25,7 @@ from counterd.settings import choice, integer
 from counterd.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from counterd.control.service import Service
     from counterd.control.view import View
@@ -72,19 +72,20 @@ class Inspector:
         admin process would not ask."""
         what = question["ask"]
         parameters = question.get("parameters", {})
-        texts = (*(question.get(name, "") for name in ("connection", "room")), question.get("table", ""), *parameters, *parameters.values())
+        names = (question.get(name, "") for name in ("connection", "room", "table"))
+        texts = (*names, *parameters, *parameters.values())
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("expected texts")
-        if what == "ping":
-            return encoded({"state": self._state()})
+        at_once: dict[str, Callable[[], Any]] = {
+            "ping": lambda: {"state": self._state()},
+            "config": self._config,
+            "close": lambda: self._close(question["connection"]),
+            "drain": lambda: self._drain(question["room"], on=bool(question["on"])),
+        }
+        if what in at_once:
+            return encoded(at_once[what]())
         if what == "figures":
             return self.figures()
-        if what == "config":
-            return encoded(self._config())
-        if what == "close":
-            return encoded(self._close(question["connection"]))
-        if what == "drain":
-            return encoded(self._drain(question["room"], on=bool(question["on"])))
         if what == "table":
             return self._table(question["table"], parameters)
         if what == "connections":

@@ -41,6 +41,7 @@ MODULES = {
     "top": "top",
     "throttr": "throttr",
     "sentinel": "sentinel",
+    "beanstalk": "beanstalk",
     "bench": "data",
     "completion": "data",
 }

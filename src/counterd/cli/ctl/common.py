@@ -12,7 +12,7 @@ import os
 import re
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from click.core import ParameterSource
@@ -233,6 +233,12 @@ def _escaped(letter: str) -> str:
 def say(line: str) -> None:
     """One line for the user, on stderr: stdout has nothing but data."""
     click.echo(f"counterctl: {line}", err=True)
+
+
+def refused(why: str) -> NoReturn:
+    """Ends a command that the server does not do."""
+    say(why)
+    click.get_current_context().exit(EXIT_NOT_AVAILABLE)
 
 
 def explain(error: Exception, server: Server | None) -> tuple[str, int]:

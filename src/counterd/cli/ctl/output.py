@@ -200,6 +200,12 @@ class Output:
 
         return add
 
+    def raw(self, data: bytes) -> None:
+        """Bytes as they are, whatever the form."""
+        _check_open()
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+
     def _csv(self, columns: Sequence[Column], rows: Iterable[Row]) -> None:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow([column.name for column in columns])

@@ -18,13 +18,13 @@ import click
 from counterd.cli.ctl.admin import PAGE, admin_options, endpoint_of, listed, say_total
 from counterd.cli.ctl.common import (
     DURATION,
-    EXIT_NOT_AVAILABLE,
     Bytes,
     Group,
     Server,
     address_options,
     chosen_address,
     interrupted,
+    refused,
     say,
     shown,
     terminations_interrupt,
@@ -170,11 +170,6 @@ def flows(context: click.Context, /, sort: str, limit: int, output: Output, **wh
 
 
 # ---- what clients ask ----
-
-
-def refused(why: str) -> NoReturn:
-    say(why)
-    click.get_current_context().exit(EXIT_NOT_AVAILABLE)
 
 
 @sentinel.command()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +20,7 @@ from counterd.cli.ctl.common import (
     address_options,
     chosen_address,
     glob,
+    refused,
     say,
     shown,
     timeout_below,
@@ -83,11 +84,6 @@ def throttr(context: click.Context, /, timeout: float, value_size: str, **_: obj
     """Quotas, buffers and channels."""
     timeout = timeout_below(context, timeout, "keys")
     context.obj = ThrottrTarget(chosen_address(context, SCHEME, PORT), timeout, value_size)
-
-
-def refused(why: str) -> NoReturn:
-    say(why)
-    click.get_current_context().exit(EXIT_NOT_AVAILABLE)
 
 
 def seconds_of(ttl: int, ttl_type: int) -> float:

@@ -1,0 +1,435 @@
+"""`counterctl beanstalk`: tubes and their jobs, and the drain mode.
+
+Floor 5. `drain` asks the admin endpoint, as no message of the protocol does it; all else asks the server as its clients
+do. What is refused is one line and exit status 1.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import datetime, timezone
+from itertools import islice
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+
+import click
+
+from counterd.cli.ctl.admin import admin_options, endpoint_of
+from counterd.cli.ctl.common import (
+    TIME_LIMIT,
+    Bytes,
+    Group,
+    Server,
+    address_options,
+    chosen_address,
+    duration,
+    glob,
+    refused,
+    shown,
+    timeout_below,
+    until_interrupted,
+)
+from counterd.cli.ctl.output import Column, Kind, Output, Row, number, output_option
+from counterd.cli.reading import Reads
+from counterd.protocols.beanstalk import wire
+from counterd.protocols.beanstalk.wire import Status
+from counterd.units import several
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from counterd.cli.ctl.jobs import Link
+
+SCHEME = "beanstalk"
+PORT = 11300
+DEFAULT = b"default"  # the tube
+WITHOUT_WORKER = ("ready", "delayed", "buried")
+AT_ONCE = 100  # tubes that are asked for together
+UINT32 = click.IntRange(0, wire.NUMBER_MAX)
+JOB = click.IntRange(0, wire.ID_MAX)
+TUBE = Bytes("tube's name", 1, wire.NAME_MAX)
+KEY = Bytes("key", 1, wire.NAME_MAX)
+BODY = Bytes("body", 0, wire.BODY_MAX)
+TEXT = Bytes("text", 0, wire.NEEDLE_MAX)
+
+
+def whole_seconds(text: str) -> int:
+    """A time that the protocol has a number for."""
+    seconds = duration(text)
+    if seconds != int(seconds):
+        raise ValueError(f"expected whole seconds, not {text!r}")
+    return int(seconds)
+
+
+SECONDS = Reads("duration", whole_seconds)
+
+# What the server tells that is not a number of something, by the names that the protocol has for it.
+KINDS = {
+    **dict.fromkeys(("id", "tube", "state", "key", "name", "retire-to", "pid", "hostname", "version"), Kind.TEXT),
+    **dict.fromkeys(("max-job-size", "binlog-max-size"), Kind.SIZE),
+    **dict.fromkeys(("age", "delay", "ttr", "time-left", "uptime", "rusage-utime", "rusage-stime"), Kind.SPAN),
+    **dict.fromkeys(("pause", "pause-time-left", "age-of-oldest-ready", "time-in-queue"), Kind.SPAN),
+}
+ID_COLUMN = Column("id")
+BODY_COLUMN = Column("body", Kind.BYTES, nothing="gone")
+STATE_COLUMN = Column("state")
+# Of a job, in a list. By the server's names; a server that does not know one tells nothing of it.
+JOB_COLUMNS = [
+    ID_COLUMN,
+    STATE_COLUMN,
+    Column("pri", Kind.NUMBER),
+    Column("age", Kind.SPAN),
+    Column("delay", Kind.SPAN, detail=True),
+    Column("ttr", Kind.SPAN),
+    Column("time-left", Kind.SPAN, title="left"),
+    *(Column(name, Kind.NUMBER) for name in ("reserves", "timeouts", "releases", "buries", "kicks")),
+    Column("key"),
+]
+# Of a tube, in a list, with what stats-tube calls it.
+TUBE_COLUMNS = {
+    "name": Column("tube"),
+    **{f"current-jobs-{state}": Column(state, Kind.NUMBER) for state in wire.STATES},
+    "current-waiting": Column("waiting", Kind.NUMBER),
+    "total-jobs": Column("total", Kind.NUMBER),
+    "age-of-oldest-ready": Column("oldest", Kind.SPAN),
+    "pause-time-left": Column("paused", Kind.SPAN),
+}
+
+
+class BeanstalkTarget(Server):
+    """The server of the jobs."""
+
+    what = "jobs"
+    protocol = "the beanstalk protocol"
+
+    def connect(self) -> Link:
+        """A connection to it."""
+        from counterd.cli.ctl.jobs import Link
+
+        return Link(self.address, self.timeout)
+
+
+pass_target = click.make_pass_decorator(BeanstalkTarget)
+tube_argument = click.argument("tube", type=TUBE)
+tube_option = click.option("--tube", type=TUBE, help="Of this tube.  [default: default]")
+job_option = click.option("--job", type=JOB, metavar="ID", help="This job.")
+
+
+@click.group(cls=Group)
+@address_options(SCHEME, PORT, "BEANSTALK_URL")
+@output_option
+@click.pass_context
+def beanstalk(context: click.Context, /, timeout: float, **_: object) -> None:
+    """Tubes, and the jobs in them."""
+    timeout = timeout_below(context, timeout, "jobs")
+    context.obj = BeanstalkTarget(chosen_address(context, SCHEME, PORT), timeout)
+
+
+# ---- what there is ----
+
+
+def valued(name: str, text: str | None) -> Any:
+    """What the server tells, as the value of a column."""
+    if text is None or KINDS.get(name) is Kind.TEXT:
+        return text or None
+    whole, point, places = text.partition(".")
+    if not whole.isdecimal() or (point and not places.isdecimal()):
+        return text
+    return float(text) if point else int(text)
+
+
+def record(reply: wire.Reply, output: Output) -> None:
+    """All that stats, stats-tube or stats-job tells."""
+
+    told = wire.read_dictionary(reply.body)
+    row = [valued(name, text) for name, text in told.items()]
+    pairs = zip(told, row, strict=True)
+    kinds = (Kind.TEXT if isinstance(value, str) else KINDS.get(name, Kind.NUMBER) for name, value in pairs)
+    output.record([Column(name, kind) for name, kind in zip(told, kinds, strict=True)], row)
+
+
+ORDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "name": lambda tube: tube["name"],
+    **{
+        state: lambda tube, name=f"current-jobs-{state}": (-(tube[name] or 0), tube["name"])  # type: ignore[misc]
+        for state in wire.STATES
+    },
+}
+
+
+@beanstalk.command()
+@click.option("--match", metavar="GLOB", help="Only tubes like this: 'mail:*'.")
+@click.option(
+    "--sort", type=click.Choice(list(ORDERS)), default="name", help="Those with the most jobs first.  [default: name]"
+)
+@click.option("--limit", type=click.IntRange(0), metavar="N", help="Only the first so many.")
+@output_option
+@pass_target
+def tubes(target: BeanstalkTarget, match: str | None, sort: str, limit: int | None, output: Output) -> None:
+    """Shows the tubes, and how many jobs are in each.
+
+    waiting are connections that wait for a job; oldest is for how long the ready job has been ready that has been so
+    for longest; paused, for how long no job will be reserved.
+    """
+    from counterd.cli.ctl.jobs import checked
+
+    like = glob(match)
+    found: list[dict[str, Any]] = []
+    with target.connect() as link:
+        names = [name for name in wire.read_list(link.ask(wire.list_tubes(), Status.OK).body) if like(name)]
+        for at in range(0, len(names), AT_ONCE):
+            for reply in link.ask_all([wire.stats_tube(name) for name in names[at : at + AT_ONCE]]):
+                if checked(reply, Status.OK, Status.NOT_FOUND).status is Status.OK:  # it may have gone meanwhile
+                    told = wire.read_dictionary(reply.body)
+                    found.append({name: valued(name, told.get(name)) for name in TUBE_COLUMNS})
+    rows = sorted(found, key=ORDERS[sort])[:limit]
+    output.rows([*TUBE_COLUMNS.values()], (tuple(tube.values()) for tube in rows))
+
+
+@beanstalk.command()
+@tube_option
+@job_option
+@output_option
+@pass_target
+def stats(target: BeanstalkTarget, tube: bytes | None, job: int | None, output: Output) -> None:
+    """Shows the figures of the server, of a tube, or of a job."""
+    only_one(tube, job)
+    command = wire.stats()
+    if tube is not None:
+        command = wire.stats_tube(tube)
+    elif job is not None:
+        command = wire.stats_job(job)
+    with target.connect() as link:
+        reply = link.ask(command, Status.OK, Status.NOT_FOUND)
+    if reply.status is Status.NOT_FOUND:
+        refused(f"there is no job {job}") if tube is None else no_tube(tube)
+    record(reply, output)
+
+
+def only_one(tube: bytes | None, job: int | None) -> None:
+    if tube is not None and job is not None:
+        raise click.UsageError("either a --tube or a --job")
+
+
+def no_tube(tube: bytes) -> NoReturn:
+    refused(f"there is no tube {shown(tube)}")
+
+
+@beanstalk.command()
+@tube_option
+@job_option
+@click.option(
+    "--state",
+    type=click.Choice(WITHOUT_WORKER),
+    default="ready",
+    help="The one of the tube that is next in this state.  [default: ready]",
+)
+@click.option("--raw", is_flag=True, help="Write its body as it is, and nothing else.")
+@output_option
+@pass_target
+def peek(target: BeanstalkTarget, tube: bytes | None, job: int | None, state: str, raw: bool, output: Output) -> None:
+    """Shows a job and its body: the next one of a tube, or that with an ID. It stays as it is.
+
+    Exit status 1 if there is none.
+    """
+    only_one(tube, job)
+    tube = tube or DEFAULT
+    with target.connect() as link:
+        if job is None:
+            link.use(tube)
+        command = wire.peek_next(state) if job is None else wire.peek(job)
+        reply = link.ask(command, Status.FOUND, Status.NOT_FOUND)
+    if reply.status is Status.NOT_FOUND:
+        refused(f"no job of {shown(tube)} is {state}" if job is None else f"there is no job {job}")
+    if raw:
+        output.raw(reply.body)
+    else:
+        output.stream([ID_COLUMN, BODY_COLUMN])((str(reply.number), reply.body))
+
+
+@beanstalk.command("list")
+@tube_argument
+@click.option("--state", type=click.Choice(wire.STATES), help="Only those.")
+@click.option("--search", type=TEXT, metavar="TEXT", default="", help="Only those with this in their bodies.")
+@click.option("--limit", type=click.IntRange(0), metavar="N", help="Only the first so many.")
+@output_option
+@pass_target
+def list_(
+    target: BeanstalkTarget, tube: bytes, state: str | None, search: bytes, limit: int | None, output: Output
+) -> None:
+    """Shows the jobs of a tube, the oldest first, and leaves them there.
+
+    left is what is left of the delay of a job, or of its time to run. The server goes through all jobs for each
+    thousand that it shows.
+    """
+    with target.connect() as link:
+        if link.ask(wire.stats_tube(tube), Status.OK, Status.NOT_FOUND).status is Status.NOT_FOUND:
+            no_tube(tube)
+        jobs = link.jobs(tube, state or "all", needle=search)
+        names = [column.name for column in JOB_COLUMNS]
+        rows = ([valued(name, job.get(name)) for name in names] for job in islice(jobs, limit))
+        output.rows(JOB_COLUMNS, rows)
+
+
+@beanstalk.command()
+@tube_argument
+@click.option("--interval", type=TIME_LIMIT, default=1.0, help="How often to look.  [default: 1s]")
+@output_option
+@pass_target
+def tail(target: BeanstalkTarget, tube: bytes, interval: float, output: Output) -> None:
+    """Shows the jobs that are put into a tube from now on, once each, until Ctrl-C. They stay there.
+
+    A job that has gone when it looks is not shown. For each look the server goes through all jobs.
+    """
+    from counterd.cli.ctl.jobs import Tail, id_of
+
+    add = output.stream([Column("time", Kind.CLOCK), ID_COLUMN, STATE_COLUMN, BODY_COLUMN])
+    with until_interrupted(), target.connect() as link:
+        following = Tail(link, tube)
+        while True:
+            for job in following.look():
+                peeked = link.ask(wire.peek(id_of(job)), Status.FOUND, Status.NOT_FOUND)
+                body = peeked.body if peeked.status is Status.FOUND else None
+                add((datetime.now(timezone.utc), job["id"], job.get("state"), body))
+            time.sleep(interval)
+
+
+# ---- what changes ----
+
+
+@beanstalk.command()
+@click.argument("body", type=BODY, required=False)
+@click.option("--file", type=click.File("rb"), metavar="FILE", help="The body is in there; - is standard input.")
+@click.option("--tube", type=TUBE, default="default", help="Into this tube.  [default: default]")
+@click.option("--pri", type=UINT32, default=65536, metavar="N", help="Lower ones are reserved first.  [default: 65536]")
+@click.option("--delay", type=SECONDS, default=0, help="Before it is ready.  [default: 0]")
+@click.option("--ttr", type=SECONDS, default=60, help="How long a worker may take.  [default: 60s]")
+@click.option("--key", type=KEY, help="Only if there is no job with this key.")
+@click.option("--unique-for", type=SECONDS, help="And none has ended less than so long ago.  [default: 0]")
+@output_option
+@pass_target
+def put(
+    target: BeanstalkTarget,
+    body: bytes | None,
+    file: BinaryIO | None,
+    tube: bytes,
+    pri: int,
+    delay: int,
+    ttr: int,
+    key: bytes | None,
+    unique_for: int | None,
+    output: Output,
+) -> None:
+    """Puts a job into a tube, and shows its id. Its BODY is that argument, a --file, or else standard input.
+
+    With a --key that another job has the id is that one's, and nothing is put.
+    """
+    if body is not None and file is not None:
+        raise click.UsageError("either a BODY or a --file")
+    if unique_for is not None and key is None:
+        raise click.UsageError("--unique-for is for a --key")
+    if body is None:
+        body = read_body(file)
+    command = wire.put(body, pri, delay, ttr)
+    if key is not None:
+        command = wire.put_unique(body, key, unique_for or 0, priority=pri, delay=delay, ttr=ttr)
+    with target.connect() as link:
+        link.use(tube)
+        reply = link.ask(command, Status.INSERTED, Status.EXISTS)
+    is_new = reply.status is Status.INSERTED
+    add = output.stream(
+        [ID_COLUMN, Column("status")],
+        lambda row: f"put job {row[0]}" if is_new else f"job {row[0]} has this key: nothing was put",
+    )
+    add((str(reply.number), "inserted" if is_new else "exists"))
+
+
+def read_body(file: BinaryIO | None) -> bytes:
+    """All that is in a file, or comes from standard input. ValueError if no server takes as much."""
+    if file is None and sys.stdin is None:
+        raise click.UsageError("a BODY or a --file, as standard input is closed")
+    body = (file or sys.stdin.buffer).read(wire.BODY_MAX + 1)
+    if len(body) > wire.BODY_MAX:
+        raise ValueError(f"a body has at most {wire.BODY_MAX:,} bytes")
+    return body
+
+
+@beanstalk.command()
+@click.argument("bound", type=UINT32, required=False)
+@tube_option
+@job_option
+@output_option
+@pass_target
+def kick(target: BeanstalkTarget, bound: int | None, tube: bytes | None, job: int | None, output: Output) -> None:
+    """Makes BOUND jobs of a tube ready, at most: the buried ones, or if there is none the delayed ones.
+
+    With a --job it is that one, and exit status 1 if it is neither buried nor delayed.
+    """
+    only_one(tube, job)
+    if (bound is None) == (job is None):
+        raise click.UsageError("either a BOUND or a --job")
+    with target.connect() as link:
+        if job is not None:
+            if link.ask(wire.kick_job(job), Status.KICKED, Status.NOT_FOUND).status is Status.NOT_FOUND:
+                refused(f"there is no job {job} that is buried or delayed")
+            return
+        assert bound is not None
+        link.use(tube or DEFAULT)
+        reply = link.ask(wire.kick(bound), Status.KICKED)
+    counted("kicked", reply, tube or DEFAULT, output)
+
+
+def counted(what: str, reply: wire.Reply, tube: bytes, output: Output) -> None:
+    """What was done to how many jobs."""
+    many = reply.number or 0
+    add = output.stream([Column(what, Kind.NUMBER)], lambda row: f"{what} {several(row[0], 'job')} of {shown(tube)}")
+    add((many,))
+
+
+@beanstalk.command()
+@tube_argument
+@click.argument("state", type=click.Choice([*WITHOUT_WORKER, "all"]))
+@output_option
+@pass_target
+def clear(target: BeanstalkTarget, tube: bytes, state: str, output: Output) -> None:
+    """Deletes the jobs of a tube that are in a state, or all. Not those that are reserved.
+
+    What is put meanwhile stays.
+    """
+    with target.connect() as link:
+        reply = link.ask(wire.clear_tube(tube, state), Status.CLEARED, Status.NOT_FOUND)
+    if reply.status is Status.NOT_FOUND:
+        no_tube(tube)
+    counted("cleared", reply, tube, output)
+
+
+@beanstalk.command()
+@click.option("--off", "how", flag_value="off", help="End it: jobs are taken again.")
+@click.option("--show", "how", flag_value="show", help="Only show whether it is on.")
+@admin_options
+@output_option
+@click.pass_context
+def drain(context: click.Context, /, how: str | None, output: Output, **where: Any) -> None:
+    """Begins drain mode: put is answered DRAINING, and everything else goes on. Shows the jobs that there are.
+
+    It ends with --off, and with the process of the server. Asks the admin endpoint; needs the server's admin.token,
+    except with --show.
+    """
+    endpoint = endpoint_of(context, **where)
+    switched = how != "show"
+    if switched:
+        endpoint.ask("DELETE" if how == "off" else "PUT", "/drain/beanstalk")
+    room = endpoint.ask("GET", "/stats")["rooms"].get("beanstalk")
+    if room is None:
+        refused("the server does not have the beanstalk protocol")
+    figures = room["figures"]
+    # Figures are as of a moment ago: what has been switched just now they may not show.
+    is_on = how is None if switched else bool(figures["refuses_puts"])
+    columns = [Column("drain_mode"), *(Column(state, Kind.NUMBER) for state in wire.STATES)]
+
+    def sentence(row: Row) -> str:
+        jobs = ", ".join(f"{number(count)} {state}" for count, state in zip(row[1:], wire.STATES, strict=True))
+        return f"drain mode is {row[0]}: {jobs}"
+
+    counts = (figures[f"jobs:{state}"] for state in wire.STATES)
+    output.stream(columns, sentence)(("on" if is_on else "off", *counts))
