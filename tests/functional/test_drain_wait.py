@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from counterd import errors
+from counterd.protocols.beanstalk import wire as jobs
+from counterd.protocols.beanstalk.wire import Reply, Status
 from counterd.protocols.counter import wire
 from functional import peers
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
     import daemon
@@ -65,3 +68,49 @@ def test_a_second_signal(start: Callable[..., daemon.Daemon]) -> None:
         counterd.send_signal(signal.SIGTERM)
         counterd.wait_for_log("that are waited for: 1")
         assert counterd.stop() == 1
+
+
+def ask(connection: socket.socket, command: bytes) -> Reply:
+    """A command of the beanstalk protocol, and its reply."""
+    connection.sendall(command)
+    return reply(connection)
+
+
+def reply(connection: socket.socket) -> Reply:
+    parser = jobs.Parser()
+    while not (replies := parser.feed(connection.recv(65536))):
+        pass
+    return replies[0]
+
+
+def test_workers_finish_their_jobs_and_none_is_put(start: Callable[..., daemon.Daemon]) -> None:
+    settings = {
+        "counter.enable": "false",
+        "beanstalk.enable": "true",
+        "beanstalk.port": "0",
+        "beanstalk.bind": "127.0.0.1",
+        "drain.mode": "wait",
+        "drain.timeout": 60,
+    }
+    counterd = start(settings)
+    with counterd.connect() as producer, counterd.connect() as worker, counterd.connect() as waiting:
+        for body in (b"one", b"two"):
+            assert ask(producer, jobs.put(body)).status is Status.INSERTED
+        assert ask(worker, jobs.reserve()).body == b"one"
+        ask(waiting, jobs.watch(b"other"))
+        ask(waiting, jobs.ignore(b"default"))
+        waiting.sendall(jobs.reserve())
+        assert jobs.read_dictionary(ask(producer, jobs.stats()).body)["draining"] == "false"
+        counterd.send_signal(signal.SIGTERM)
+        assert "1 of default by 127.0.0.1:" in counterd.wait_for_log("holdings of beanstalk that are waited for: 1")
+        assert ask(producer, jobs.put(b"three")).status is Status.DRAINING
+        assert jobs.read_dictionary(ask(producer, jobs.stats()).body)["draining"] == "true"
+        assert reply(waiting).status is Status.TIMED_OUT
+        assert ask(producer, jobs.reserve(0)).status is Status.TIMED_OUT, "though a job is ready"
+        assert ask(worker, jobs.touch(1)).status is Status.TOUCHED
+        assert ask(producer, jobs.peek_next("ready")).body == b"two"
+        assert counterd.process.poll() is None
+        assert ask(worker, jobs.delete(1)).status is Status.DELETED
+    assert counterd.ended() == 0
+    assert counterd.lines("nothing is held any more")
+    assert not counterd.lines("WARN|ERROR")
