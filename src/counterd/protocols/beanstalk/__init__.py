@@ -150,7 +150,7 @@ TABLES = (
         "reserved",
         "The jobs that the connection `connection` has reserved.",
         (
-            Column("job", "integer", "its id"),
+            Column("job", "text", "its id"),
             Column("tube", "name", "its tube"),
             Column("since", "since", "when it was reserved"),
             Column("left", "seconds", "of its time to run"),

@@ -108,7 +108,7 @@ cdef class ReservedWalk:
             tube = tube_at(&self.store.queues.tubes, job.tube)
             name = name_bytes(&self.store.queues.tubes.table, &tube.record)
             left_ns = <int64_t>job.node.key - self.store.now_ns
-            self.found.append((job_id(job), name, job.since_ns // NS_PER_TENTH, max(left_ns, 0) / NS_PER_S))
+            self.found.append((str(job_id(job)), name, job.since_ns // NS_PER_TENTH, max(left_ns, 0) / NS_PER_S))
         return 0
 
     def rows(self):

@@ -69,7 +69,7 @@ def test_what_a_connection_has_reserved(bench: Bench):
     bench.advance(SECOND)
     number = str(peer.session.number)
     rows, total = listed(bench, RESERVED, connection=number)
-    assert sorted(rows) == [(1, b"a", SINCE, 9.0), (3, b"default", SINCE, 59.0)]
+    assert sorted(rows) == [("1", b"a", SINCE, 9.0), ("3", b"default", SINCE, 59.0)]
     assert total == 2
     assert len(listed(bench, RESERVED, connection=number, limit="1")[0]) == 1
     assert listed(bench, RESERVED, connection="99") == ([], 0)
@@ -89,5 +89,5 @@ def test_what_is_given_back_meanwhile_is_no_row(bench: Bench):
         pass
     found = [row[0] for row in walk.rows()]
     assert len(found) == len(set(found))
-    assert set(range(2, 901, 2)) <= set(found)
+    assert set(map(str, range(2, 901, 2))) <= set(found)
     assert len(found) <= 450 + 100
