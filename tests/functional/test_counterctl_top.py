@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 import reference
 from counterd.client import Client
 from counterd.errors import ConnectionLost
+from counterd.protocols.beanstalk import wire
 from counterd.version import __version__
 from daemon import PATIENCE, Daemon, environment, running, wait_until
 from functional.terminals import Terminal, terminal
@@ -128,6 +130,53 @@ def test_holders_connections_and_the_end_of_one(start: Callable[..., Daemon], sh
         assert one.get("seats") == 4
         seen.type(b"q")
         assert seen.ended() == 0
+
+
+def test_tables_of_other_protocols(start: Callable[..., Daemon], short_path: Path) -> None:
+    url = f"unix:{short_path / 'admin'}"
+    path = short_path / "jobs"
+    settings = {"beanstalk.enable": "true", "beanstalk.bind": " ", "beanstalk.socket": path}
+    counterd = start({"admin.enable": "true", "admin.bind": url, **settings})
+    wait_until((short_path / "admin").is_socket, "the admin endpoint listens")
+    port = counterd.served("counter listens on")[0].port
+    with (
+        socket.socket(socket.AF_UNIX) as worker,
+        terminal(top(port, "--admin", url), columns=110) as seen,
+    ):
+        worker.connect(str(path))
+        for tube, jobs in ((b"mail", 2), (b"orders", 3)):
+            worker.sendall(wire.use(tube) + jobs * wire.put(b"x"))
+        worker.sendall(wire.use(b"mail") + wire.watch(b"mail") + wire.reserve())
+        wait_until(lambda: any("every" in line for line in screen(seen)), "the first screen")
+        seen.type(b"\t")
+        wait_for_line(seen, "beanstalk-")
+        seen.type(b"\t")
+        wait_for_line(seen, "tubes by ready")
+        wait_for_line(seen, "orders ")
+        lines = [line.split() for line in screen(seen)]
+        at = lines.index(["tubes", "by", "ready"])
+        assert lines[at + 1] == ["tube", "ready", "reserved", "delayed", "buried", "waiting", "oldest"]
+        assert [line[:3] for line in lines[at + 2 : at + 4]] == [["orders", "3", "0"], ["mail", "1", "1"]]
+        seen.type(b"s")
+        wait_for_line(seen, "tubes by reserved")
+        wait_until(lambda: below(seen, "tubes by reserved")[0].startswith("mail "), "its order")
+        seen.type(b"\x1b")
+        wait_for_line(seen, "0 counters")
+        seen.type(b"\t")
+        wait_for_line(seen, "beanstalk-")
+        seen.type(b"\r")
+        wait_for_line(seen, "holdings of beanstalk-")
+        wait_for_line(seen, "1  ")
+        assert below(seen, "holdings of")[0].split()[:2] == ["1", "mail"]
+        seen.type(b"q")
+        assert seen.ended() == 0
+
+
+def below(seen: Terminal, beginning: str) -> list[str]:
+    """The rows of a page whose first line begins so, and what follows them."""
+    lines = screen(seen)
+    start = next((at for at, line in enumerate(lines) if line.startswith(beginning)), len(lines))
+    return [*lines[start + 2 :], ""]
 
 
 @pytest.mark.parametrize(

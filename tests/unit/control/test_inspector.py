@@ -238,7 +238,14 @@ def test_what_the_admin_process_does_not_ask() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"connection": 5}, {"room": 5}, {"table": ["x"]}, {"parameters": {"limit": 5}}, {"parameters": ["x"]}, {"parameters": None}],
+    [
+        {"connection": 5},
+        {"room": 5},
+        {"table": ["x"]},
+        {"parameters": {"limit": 5}},
+        {"parameters": ["x"]},
+        {"parameters": None},
+    ],
 )
 def test_questions_are_made_of_text(arguments: dict[str, Any]) -> None:
     question = {"connection": "x", "table": "things_one", "parameters": {}, **arguments}

@@ -222,7 +222,7 @@ def holdings(context: click.Context, /, connection: str, limit: int, output: Out
     An ID is what `counterctl connections` and `counterctl holders` show. Exit status 1 if it holds nothing, or is gone.
     """
     answer = held_by(endpoint_of(context, **where), connection, limit)
-    columns = columns_of(connection)
+    columns = columns_of(table_of(connection), with_connections=False)
     output.rows(columns, [listed(columns, row) for row in answer["rows"]])
     if not answer["rows"]:
         say(f"{shown_text(connection)} holds nothing")
@@ -232,11 +232,25 @@ def holdings(context: click.Context, /, connection: str, limit: int, output: Out
 
 def held_by(endpoint: Endpoint, connection: str, limit: int) -> Any:
     """What a connection holds, with names as bytes. Raises what Endpoint.ask() and table_of() do."""
-    answer = endpoint.ask("GET", f"/{table_of(connection).name}", connection=connection, limit=limit)
-    names = [each.name for each in columns_of(connection) if each.kind is Kind.BYTES]
+    return rows_of(endpoint, table_of(connection), connection=connection, limit=limit)
+
+
+def rows_of(endpoint: Endpoint, table: Table, **parameters: Any) -> Any:
+    """What a table has, with names as bytes. Raises what Endpoint.ask() does."""
+    answer = endpoint.ask("GET", f"/{table.name}", **parameters)
+    names = [each.name for each in table.columns if each.kind == "name"]
     for row in answer["rows"]:
         row.update({name: unquote_to_bytes(row[name]) for name in names})
     return answer
+
+
+def other_tables(endpoint: Endpoint) -> tuple[Table, ...]:
+    """Those that have an order, of the protocols that the server has besides that of the counters."""
+    from counterd.protocols import find_rooms
+
+    there = {each["name"] for each in endpoint.ask("GET", "/stats")["tables"]}
+    tables = (table for room in find_rooms() if room.name != "counter" for table in room.tables)
+    return tuple(table for table in tables if table.sorts and table.name in there)
 
 
 def table_of(connection: str) -> Table:
@@ -250,14 +264,18 @@ def table_of(connection: str) -> Table:
     raise WrongArguments(BAD_REQUEST, f"{connection!r} is not the id of a connection, such as counter-4-12")
 
 
-def columns_of(connection: str) -> list[Column]:
-    """Those of its table, but for the connection itself."""
+def columns_of(table: Table, *, with_connections: bool = True) -> list[Column]:
+    """Those of a table's rows, with or without who has something."""
     kinds = {"name": Kind.BYTES, "integer": Kind.NUMBER, "text": Kind.TEXT, "seconds": Kind.SPAN}
-    return [
-        Column("age_seconds", Kind.SPAN, title="age") if each.kind == "since" else Column(each.name, kinds[each.kind])
-        for each in table_of(connection).columns
-        if each.kind != "connection"
-    ]
+    found = []
+    for each in table.columns:
+        if each.kind == "since":
+            found.append(Column("age_seconds", Kind.SPAN, title="age"))
+        elif each.kind != "connection":
+            found.append(Column(each.name, kinds[each.kind]))
+        elif with_connections:
+            found += [Column(each.name, nothing="gone"), Column("peer")]
+    return found
 
 
 def say_total(answer: dict[str, Any]) -> None:

@@ -22,17 +22,18 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.live import Live
 
-from counterd.cli.ctl.admin import PAGE, Endpoint, end_connection, held_by
+from counterd.cli.ctl.admin import PAGE, Endpoint, end_connection, held_by, other_tables, rows_of
 from counterd.cli.ctl.common import EXIT_SIGNAL, explain
 from counterd.cli.ctl.screen import Listing, Sample, Shown, Told, draw, remember, summary
-from counterd.cli.ctl.view import CONNECTIONS, COUNTERS, HOLDINGS, Keys, View
+from counterd.cli.ctl.view import CONNECTIONS, COUNTERS, HOLDERS, HOLDINGS, Keys, View
 from counterd.errors import CounterdError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from counterd.cli.ctl.common import Target
     from counterd.client import Client
+    from counterd.listing import Table
 
 REDRAWN_S = 1.0  # for the age of what is shown, if nothing else
 ESCAPE_S = 0.05  # after which an escape is a key, and not the beginning of another
@@ -148,7 +149,10 @@ class Monitor:
         page, name = self._view.page, self._view.name
         try:
             self._end_connections()
-            return None if page == COUNTERS else told(self._known_endpoint(), page, name)
+            if page == COUNTERS:
+                return None
+            endpoint = self._known_endpoint()
+            return told(endpoint, page, name, self._view.tables)
         except (CounterdError, OSError) as error:
             return Told(page, name, [], problem=explain(error, None)[0])
 
@@ -215,30 +219,38 @@ class Monitor:
                 self._shown.history = remember(self._shown.history, what)
             elif isinstance(what, Told):
                 self._shown.told = what
+                if what.tables is not None and self._view.table is None:
+                    self._view.tables = what.tables
             elif what is not None:
                 self._problems[who] = explain(what, self._target)[0]
         self._shown.problem = next(iter(self._problems.values()), "")
 
     def _press(self, keys: list[str]) -> None:
         view, listing = self._view, self._shown.listing
-        order, page = view.listed(), view.page
+        order, page = view.listed(), (view.page, view.name)
         for key in keys:
             view.press(key)
         stats, dump, pages = self._askers
         stats.look()
         dump.look(hurries=view.listed() != order and listing is not None and not listing.is_complete())
-        pages.look(jumps=view.page != page or bool(view.kills))
+        pages.look(jumps=(view.page, view.name) != page or bool(view.kills))
 
 
-def told(endpoint: Endpoint, page: str, name: bytes) -> Told:
-    """What the endpoint says for a page."""
+def told(endpoint: Endpoint, page: str, name: bytes, tables: Sequence[Table]) -> Told | None:
+    """What the endpoint says for a page. tables: those that are pages, as far as is known; None for another."""
     if page == CONNECTIONS:
         answer = endpoint.ask("GET", "/connections", limit=PAGE)
-        return Told(page, name, answer["rows"], None if answer["next"] is not None else len(answer["rows"]))
+        total = None if answer["next"] is not None else len(answer["rows"])
+        return Told(page, name, answer["rows"], total, tables=other_tables(endpoint))
     if page == HOLDINGS:
         answer = held_by(endpoint, name.decode("utf-8", "replace"), PAGE)
-    else:
+    elif page == HOLDERS:
         answer = endpoint.ask("GET", "/holders", name=name, limit=PAGE)
+    else:
+        table = next((each for each in tables if each.name == page), None)
+        if table is None:  # the user has turned to it this moment, and jumps
+            return None
+        answer = rows_of(endpoint, table, sort=name.decode(), limit=PAGE)
     return Told(page, name, answer["rows"], answer["total"])
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Group
 from rich.text import Text
 
-from counterd.cli.ctl.admin import columns_of
+from counterd.cli.ctl.admin import columns_of, table_of
 from counterd.cli.ctl.common import shown
 from counterd.cli.ctl.output import RIGHT, Kind, cell
 from counterd.cli.ctl.output import Column as Field
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from counterd.client import DumpEntry
+    from counterd.listing import Table
 
 KEPT_MAX = 1000  # of a million: more than fits on any screen, and enough to sort in another way at once
 GAP = 2
@@ -40,7 +41,7 @@ LOAD_WIDTH = 20
 HELP = (
     ("up, down", "move the cursor, also PgUp, PgDn, Home and End"),
     ("Enter", "who holds the counter under the cursor, or what the connection holds"),
-    ("Tab", "connections, and back to the counters; so does Esc"),
+    ("Tab", "connections, the tables of other protocols, and the counters again; so does Esc"),
     ("k", "end the connection under the cursor, once y has confirmed it"),
     ("s, left, right", "sort by the next column, or the one before"),
     ("r", "turn the order round"),
@@ -55,7 +56,8 @@ EXPLAINED = (
     "peak:  the most that was in use in this window of the server's statistics",
     "share: what is in use of the limit; with ~ of the peak, no limit being known",
     "lately: what was in use each time that the list was asked for, of the same",
-    "Holders, holdings and connections are told by the admin endpoint (--admin); k needs its token.",
+    "Holders, holdings, connections and other protocols' tables are told by the admin endpoint",
+    "(--admin); k needs its token.",
 )
 HINTS = {
     COUNTERS: (
@@ -64,8 +66,8 @@ HINTS = {
         "h help  q quit",
     ),
     CONNECTIONS: (
-        "Enter holdings  k kill  Tab counters  h help  q quit",
-        "k kill  Tab counters  h help  q quit",
+        "Enter holdings  k kill  Tab next  h help  q quit",
+        "k kill  Tab next  h help  q quit",
         "h help  q quit",
     ),
     HOLDINGS: (
@@ -80,6 +82,7 @@ HINTS = {
         "h help  q quit",
     ),
 }
+TABLE_HINTS = ("s sort  Tab next  Esc counters  h help  q quit", "s sort  Tab next  h help", "h help  q quit")
 
 
 # ---- samples ----
@@ -138,13 +141,17 @@ def summary(entries: list[DumpEntry], order: Order, at: float, seconds: float) -
 
 
 class Told(NamedTuple):
-    """What the admin endpoint said for a page. rows: of its table; total: how many there are, None: more than these."""
+    """What the admin endpoint said for a page. rows: of its table; total: how many there are, None: more than these.
+
+    tables: of other protocols, where it was asked for them.
+    """
 
     page: str
     name: bytes
     rows: list[dict[str, Any]]
     total: int | None = 0
     problem: str = ""
+    tables: tuple[Table, ...] | None = None
 
 
 def remember(history: Mapping[bytes, deque[int]], listing: Listing) -> dict[bytes, deque[int]]:
@@ -294,7 +301,7 @@ def _foot(what: Shown, columns: int) -> Text:
         question = f"end {view.doomed}, and give back what it holds? y: yes; any other key: no"
         return Text(question, "bold red")
     left = _counted(what) if view.page == COUNTERS else _told(what)
-    return _with_hints(Text(view.note, "bold") if view.note else left, HINTS[view.page], columns)
+    return _with_hints(Text(view.note, "bold") if view.note else left, HINTS.get(view.page, TABLE_HINTS), columns)
 
 
 def _with_hints(left: Text, hints: Sequence[str], columns: int) -> Text:
@@ -446,10 +453,9 @@ def sparkline(values: Sequence[int] | deque[int], full: int, width: int, *, plai
 # ---- other pages ----
 
 WIDTHS = {
-    "id": 16, "connection": 16, "flow": 19,
-    **dict.fromkeys(("room", "age_seconds", "idle_seconds", "requests", "holdings", "amount", "times", "count"), 9),
-    **dict.fromkeys(("held", "left", "kept"), 9),
+    "id": 16, "connection": 16, "flow": 19, "job": 20, "type": 6, "limits": 11, "room": 9,
 }  # fmt: skip
+NUMBER_WIDTH = 9
 EMPTY = {CONNECTIONS: "nobody is connected", HOLDERS: "nobody holds it", HOLDINGS: "it holds nothing"}
 FIELDS = {
     CONNECTIONS: (
@@ -471,9 +477,10 @@ FIELDS = {
 
 
 def _page(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
-    """Who is connected, who holds a counter, or what a connection holds, around the cursor."""
+    """Who is connected, who holds a counter, what a connection holds, or a table, around the cursor."""
     view, told = what.view, what.told
-    about = Text(f"{view.page} of {_beginning(view.name, columns)}" if view.name else view.page, "bold")
+    link = "of" if view.table is None else "by"
+    about = Text(f"{view.page} {link} {_beginning(view.name, columns)}" if view.name else view.page, "bold")
     if told is None or (told.page, told.name) != (view.page, view.name):
         return [about]
     fields, flexible = _fields_of(view, columns)
@@ -482,7 +489,7 @@ def _page(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
     heading.stylize("reverse")
     heading.pad_right(columns - heading.cell_len)
     if not told.rows:
-        empty = told.problem or EMPTY[view.page]
+        empty = told.problem or EMPTY.get(view.page, "there are none")
         return [about, heading, Text(empty, "bold red" if told.problem else "dim")]
     lines = []
     for at, row in enumerate(told.rows[view.cursor.top : view.cursor.top + view.cursor.room], view.cursor.top):
@@ -494,20 +501,33 @@ def _page(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
 
 
 def _fields_of(view: View, columns: int) -> tuple[Sequence[Field], int]:
-    """Those that there is room for, and the width of the one that takes the rest: the peer, or a name."""
-    fields = tuple(columns_of(view.name.decode())) if view.page == HOLDINGS else FIELDS[view.page]
+    """Those that there is room for, and the width of each that takes of the rest: the peer, a name."""
+    fields: Sequence[Field]
+    if view.table is not None:
+        fields = columns_of(view.table)
+    elif view.page == HOLDINGS:
+        fields = columns_of(table_of(view.name.decode()), with_connections=False)
+    else:
+        fields = FIELDS[view.page]
     while True:
-        left = columns - sum(WIDTHS[each.name] + GAP for each in fields if each.name in WIDTHS)
-        if left >= NAME_WIDTH_MIN or len(fields) <= 2:
-            return fields, max(left, 1)
+        widths = [_width(each) for each in fields]
+        left = columns - sum(widths) - GAP * (len(fields) - 1)
+        flexible = left // max(widths.count(0), 1)
+        if flexible >= NAME_WIDTH_MIN or len(fields) <= 2:
+            return fields, max(flexible, 1)
         fields = fields[:-1]
+
+
+def _width(field: Field) -> int:
+    """0: what the others leave."""
+    return NUMBER_WIDTH if field.kind in RIGHT else WIDTHS.get(field.name, 0)
 
 
 def _row(texts: Sequence[str], fields: Sequence[Field], flexible: int, *, plain: bool) -> Text:
     line = Text()
     for at, (text, each) in enumerate(zip(texts, fields, strict=True)):
         part = Text(text)
-        width = WIDTHS.get(each.name, flexible)
+        width = _width(each) or flexible
         part.truncate(width, overflow="crop" if plain else "ellipsis")
         room = " " * (width - part.cell_len)
         right = each.kind in RIGHT

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from counterd.client import DumpEntry
+    from counterd.listing import Table
 
 SORTS = ("in use", "share", "peak", "name")
 INTERVALS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -158,7 +159,9 @@ class View:
     typed: str | None = None  # of a filter that is not finished
     quits: bool = False
     page: str = COUNTERS
-    name: bytes = b""  # of the counter whose holders are shown, or of the connection whose holdings are
+    # Of the counter whose holders are shown, or of the connection whose holdings are; or the order of a table.
+    name: bytes = b""
+    tables: tuple[Table, ...] = ()  # of other protocols, as far as is known; each is a page
     cursor: Cursor = field(default_factory=Cursor)
     doomed: str = ""  # the connection that is to be ended, if the user says so once more
     kills: list[str] = field(default_factory=list)  # those that are to be
@@ -175,8 +178,19 @@ class View:
             self.doomed = ""
         elif self.helping:
             self.helping = False
-        elif not (self.cursor.press(key) or self._press_always(key)):
-            (self._press_counters if self.page == COUNTERS else self._press_connections)(key)
+        elif self.cursor.press(key) or self._press_always(key):
+            pass
+        elif self.page == COUNTERS:
+            self._press_counters(key)
+        elif self.table is not None:
+            self._press_table(self.table, key)
+        else:
+            self._press_connections(key)
+
+    @property
+    def table(self) -> Table | None:
+        """That whose page this is."""
+        return next((table for table in self.tables if table.name == self.page), None)
 
     def _press_always(self, key: str) -> bool:
         if key == " ":
@@ -188,7 +202,7 @@ class View:
         elif key in ("h", "?"):
             self.helping = True
         elif key == "tab":
-            self._turn_to(COUNTERS if self.page == CONNECTIONS else CONNECTIONS)
+            self._turn_on()
         elif key == "q":
             self.quits = True
         else:
@@ -218,6 +232,20 @@ class View:
             self.doomed = connection
         elif key == "enter" and self.page != HOLDINGS and isinstance(connection, str) and connection:
             self._turn_to(HOLDINGS, connection.encode())
+
+    def _press_table(self, table: Table, key: str) -> None:
+        if key in ("escape", "backspace"):
+            self._turn_to(COUNTERS)
+        elif key in ("s", "right", "left"):
+            at = table.sorts.index(self.name.decode()) + (-1 if key == "left" else 1)
+            self._turn_to(table.name, table.sorts[at % len(table.sorts)].encode())
+
+    def _turn_on(self) -> None:
+        """From the counters to the connections, to each table, and to the counters again."""
+        pages = [(COUNTERS, ""), (CONNECTIONS, ""), *((table.name, table.sorts[0]) for table in self.tables)]
+        at = next((at for at, (page, _) in enumerate(pages, 1) if page == self.page), 1)
+        page, name = pages[at % len(pages)]
+        self._turn_to(page, name.encode())
 
     def _turn_to(self, page: str, name: bytes = b"") -> None:
         self.name, self.page, self.cursor = name, page, Cursor()  # a thread asks by page, then by name

@@ -24,6 +24,7 @@ from counterd.cli.ctl.screen import (
     summary,
 )
 from counterd.cli.ctl.view import CONNECTIONS, HOLDERS, HOLDINGS, SORTS, Order, View
+from counterd.protocols import find_rooms
 from unit.cli.ctl.test_view import ENTRIES, Entry, names, pressed
 
 FIGURES = {
@@ -194,7 +195,7 @@ def test_connections() -> None:
     at = lines.index("connections")
     assert lines[at + 1].split() == ["id", "peer", "holdings", "age", "idle", "requests"]
     assert lines[at + 2].split() == ["counter-0-12", "127.0.0.1:40530", "0", "59", "s", "1", "s", "1.23M"]
-    hint = "Enter holdings  k kill  Tab counters  h help  q quit"
+    hint = "Enter holdings  k kill  Tab next  h help  q quit"
     assert lines[-1] == "30 connections" + " " * (80 - 14 - len(hint)) + hint
     assert drawn(connected(30, None))[-1].startswith("the first 30 connections ")
     assert "protocol" in "\n".join(drawn(what, 120))
@@ -247,6 +248,8 @@ def test_holders() -> None:
          ["channel times age", "news 2 1 min"]),
         ("sentinel-4-12", [{"token": "-7", "flow": "103", "count": 3, "held": 1, "left": -1, "kept": 0}],
          ["token flow count held left", "-7 103 3 1 s -1 s"]),
+        ("beanstalk-4-12", [{"job": "18446744073709551615", "tube": b"mail", "age_seconds": 1, "left": 59}],
+         ["job tube age left", "18446744073709551615 mail 1 s 59 s"]),
     ],
 )  # fmt: skip
 def test_holdings(connection: str, rows: list[dict[str, object]], lines: list[str]) -> None:
@@ -383,3 +386,36 @@ def test_full_is_full_and_something_is_not_nothing() -> None:
     assert "━━━━━━━━─   >99 %" in text
     assert "━────────    <1 %" in text
     assert "━━━━━━━━━   110 %" in text
+
+
+TUBE = {"tube": b"mail\xff", "ready": 1_234_567, "reserved": 2, "delayed": 3, "buried": 4, "waiting": 0, "oldest": 90}
+TOKEN = {
+    "token": "-7", "flow": "103", "count": 3, "connection": "", "peer": "", "held": 1, "left": -1, "kept": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("page", "order", "rows", "columns", "lines"),
+    [
+        ("tubes", "ready", [TUBE], 100,
+         ["tubes by ready", "tube ready reserved delayed buried waiting oldest", r"mail\xff 1.23M 2 3 4 0 1 min"]),
+        ("tubes", "oldest", [TUBE], 60, ["tubes by oldest", "tube ready reserved delayed buried", r"mail\xff 1.23M 2 3 4"]),
+        ("tubes", "ready", [], 80,
+         ["tubes by ready", "tube ready reserved delayed buried waiting", "there are none"]),
+        ("tokens", "held", [TOKEN], 120,
+         ["tokens by held", "token flow count connection peer held left kept", "-7 103 3 gone - 1 s -1 s 0"]),
+    ],
+)  # fmt: skip
+def test_tables(page: str, order: str, rows: list[dict[str, object]], columns: int, lines: list[str]) -> None:
+    what = full()
+    what.view.tables = tuple(table for room in find_rooms() for table in room.tables if table.name == page)
+    what.view.page, what.view.name = page, order.encode()
+    assert drawn(what, columns)[-1].startswith("asking the admin endpoint")
+    what.told = Told(page, order.encode(), rows, len(rows))
+    found = drawn(what, columns)
+    at = found.index(lines[0])
+    assert [" ".join(line.split()) for line in found[at : at + 3]] == lines
+    assert found[-1].startswith(f"{len(rows)} {page if not rows else page[:-1]} ")
+    assert "s sort  Tab next" in found[-1]
+    what.told = Told(page, order.encode(), [], problem="there is no such table")
+    assert drawn(what, columns)[at + 2] == "there is no such table"

@@ -18,6 +18,7 @@ from counterd.cli.ctl.view import (
     View,
     share,
 )
+from counterd.listing import Table
 
 
 class Entry(NamedTuple):
@@ -227,6 +228,33 @@ def test_pages() -> None:
     assert (view.page, view.name) == (CONNECTIONS, b"")
     on(view, "counter-1-2").press("enter")
     assert view.page == HOLDINGS
+    view.press("escape")
+    assert (view.page, view.name) == (COUNTERS, b"")
+
+
+def test_tables_of_other_protocols_are_pages_with_an_order() -> None:
+    view = pressed("tab")
+    view.tables = (
+        Table("keys", "", (), ("value", "ttl"), lambda *_: None),  # type: ignore[arg-type,return-value]
+        Table("tubes", "", (), ("ready", "oldest", "buried"), lambda *_: None),  # type: ignore[arg-type,return-value]
+    )
+    pages = []
+    for _ in range(4):
+        view.press("tab")
+        pages.append((view.page, view.name))
+    assert pages == [("keys", b"value"), ("tubes", b"ready"), (COUNTERS, b""), (CONNECTIONS, b"")]
+    assert view.table is None
+    view.press("tab")
+    view.press("tab")
+    assert view.table is view.tables[1]
+    orders = []
+    for key in ("s", "right", "s", "left", "k", "enter", "r"):
+        view.press(key)
+        orders.append(view.name)
+    assert orders == [b"oldest", b"buried", b"ready", b"buried", b"buried", b"buried", b"buried"]
+    assert (view.page, view.doomed) == ("tubes", "")
+    on(view, "a row").press("s")
+    assert view.cursor.rows == (), "whoever sorts sees the first rows"
     view.press("escape")
     assert (view.page, view.name) == (COUNTERS, b"")
 
