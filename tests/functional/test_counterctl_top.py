@@ -172,6 +172,21 @@ def test_tables_of_other_protocols(start: Callable[..., Daemon], short_path: Pat
         assert seen.ended() == 0
 
 
+def test_a_server_that_has_no_counters(start: Callable[..., Daemon], short_path: Path) -> None:
+    url = f"unix:{short_path / 'admin'}"
+    jobs = {"beanstalk.enable": "true", "beanstalk.bind": " ", "beanstalk.socket": short_path / "jobs"}
+    start({"counter.enable": "false", "counter.port": "", "admin.enable": "true", "admin.bind": url, **jobs})
+    wait_until((short_path / "admin").is_socket, "the admin endpoint listens")
+    with terminal(top(1, "--admin", url), columns=110) as seen:
+        wait_for_line(seen, "tubes by ready")
+        wait_for_line(seen, "default ")
+        assert screen(seen)[1].startswith("no answer: cannot connect to 127.0.0.1:1: ")
+        seen.type(b"\t\t")
+        wait_for_line(seen, "nobody is connected")
+        seen.type(b"q")
+        assert seen.ended() == 0
+
+
 def below(seen: Terminal, beginning: str) -> list[str]:
     """The rows of a page whose first line begins so, and what follows them."""
     lines = screen(seen)

@@ -65,11 +65,15 @@ class Target(Server):
 
     def connect(self, **options: Any) -> Client:
         """A client that is connected to it; options are the client's, and go over those of the command line."""
-        from counterd.client import Client
-
-        client = Client(**{**self.arguments, **options})
+        client = self.make(**options)
         client.fileno()  # connects
         return client
+
+    def make(self, **options: Any) -> Client:
+        """The same, which connects when it is used."""
+        from counterd.client import Client
+
+        return Client(**{**self.arguments, **options})
 
 
 pass_target = click.make_pass_decorator(Target)

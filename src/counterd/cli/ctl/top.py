@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from counterd.cli.ctl.admin import Endpoint, admin_options, endpoint_of
+from counterd.cli.ctl.admin import Endpoint, admin_options, endpoint_of, other_tables
 from counterd.cli.ctl.common import EXIT_USAGE, Target, duration, pass_target, say
 from counterd.cli.reading import Reads, at_least
+from counterd.errors import ConnectionLost, CounterdError
+
+if TYPE_CHECKING:
+    from counterd.listing import Table
 
 INTERVAL_MIN_S = 0.1
 
@@ -34,7 +38,8 @@ def top(context: click.Context, target: Target, /, interval: float, **where: Any
 
     Rates of requests and refusals, connections and how full the tables are; below, the counters of which most is in
     use, with a bar of that against the last maximum that was asked for. Enter shows who holds one, Tab who is
-    connected, as the admin endpoint tells, and `k` ends a connection. `h` shows the keys, `q` quits.
+    connected, and then the keys, flows, tokens and tubes of other protocols, as the admin endpoint tells; `k` ends a
+    connection. `h` shows the keys, `q` quits. Where no counters are served, it begins with what other protocols have.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         say("top needs a terminal: `counterctl stats` and `counterctl dump` print what there is once")
@@ -44,8 +49,25 @@ def top(context: click.Context, target: Target, /, interval: float, **where: Any
         endpoint = endpoint_of(context, **where)
     except click.UsageError as error:  # what needs none works without
         endpoint = error.message
-    client = target.connect()  # what is wrong with that is said where it can be read
-    from counterd.cli.ctl.monitor import Monitor
     from counterd.cli.ctl.view import View
 
-    Monitor(target, client, endpoint, View(interval)).run()
+    view = View(interval)
+    try:
+        client = target.connect()  # what is wrong with that is said where it can be read
+    except ConnectionLost:
+        view.tables = tables_at(endpoint)
+        if not view.tables:
+            raise
+        view.turn_to_table(view.tables[0])
+        client = target.make()
+    from counterd.cli.ctl.monitor import Monitor
+
+    Monitor(target, client, endpoint, view).run()
+
+
+def tables_at(endpoint: Endpoint | str) -> tuple[Table, ...]:
+    """Of other protocols, if the endpoint is known and tells."""
+    try:
+        return () if isinstance(endpoint, str) else other_tables(endpoint)
+    except CounterdError:
+        return ()

@@ -240,12 +240,18 @@ class View:
             at = table.sorts.index(self.name.decode()) + (-1 if key == "left" else 1)
             self._turn_to(table.name, table.sorts[at % len(table.sorts)].encode())
 
+    def turn_to_table(self, table: Table) -> None:
+        """Shows it, in its first order."""
+        self._turn_to(table.name, table.sorts[0].encode())
+
     def _turn_on(self) -> None:
         """From the counters to the connections, to each table, and to the counters again."""
-        pages = [(COUNTERS, ""), (CONNECTIONS, ""), *((table.name, table.sorts[0]) for table in self.tables)]
-        at = next((at for at, (page, _) in enumerate(pages, 1) if page == self.page), 1)
-        page, name = pages[at % len(pages)]
-        self._turn_to(page, name.encode())
+        names = [COUNTERS, CONNECTIONS, *(table.name for table in self.tables)]
+        at = (names.index(self.page) + 1) % len(names) if self.page in names else 1
+        if at < 2:
+            self._turn_to(names[at])
+        else:
+            self.turn_to_table(self.tables[at - 2])
 
     def _turn_to(self, page: str, name: bytes = b"") -> None:
         self.name, self.page, self.cursor = name, page, Cursor()  # a thread asks by page, then by name

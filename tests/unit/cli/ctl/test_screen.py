@@ -399,7 +399,8 @@ TOKEN = {
     [
         ("tubes", "ready", [TUBE], 100,
          ["tubes by ready", "tube ready reserved delayed buried waiting oldest", r"mail\xff 1.23M 2 3 4 0 1 min"]),
-        ("tubes", "oldest", [TUBE], 60, ["tubes by oldest", "tube ready reserved delayed buried", r"mail\xff 1.23M 2 3 4"]),
+        ("tubes", "oldest", [TUBE], 60,
+         ["tubes by oldest", "tube ready reserved delayed buried", r"mail\xff 1.23M 2 3 4"]),
         ("tubes", "ready", [], 80,
          ["tubes by ready", "tube ready reserved delayed buried waiting", "there are none"]),
         ("tokens", "held", [TOKEN], 120,
