@@ -217,7 +217,7 @@ def holders(context: click.Context, /, name: bytes, limit: int, output: Output, 
 @output_option
 @click.pass_context
 def holdings(context: click.Context, /, connection: str, limit: int, output: Output, **where: Any) -> None:
-    """Shows what a connection holds: permits, tokens, or the channels that it is subscribed to.
+    """Shows what a connection holds: permits, tokens, reserved jobs, or the channels that it is subscribed to.
 
     An ID is what `counterctl connections` and `counterctl holders` show. Exit status 1 if it holds nothing, or is gone.
     """
@@ -285,7 +285,7 @@ def say_total(answer: dict[str, Any]) -> None:
 
 
 @click.command()
-@click.option("--room", metavar="NAME", help="Only those of this protocol: counter, throttr, sentinel.")
+@click.option("--room", metavar="NAME", help="Only those of this protocol: counter, throttr, sentinel, beanstalk.")
 @click.option("--limit", type=click.IntRange(0), metavar="N", help="Only the first so many.")
 @admin_options
 @output_option
