@@ -31,26 +31,25 @@ from counterd.cli.ctl.common import (
 )
 from counterd.cli.ctl.output import Column, Kind, Output, Row, number, output_option
 from counterd.cli.reading import Reads
-from counterd.protocols.beanstalk import wire
-from counterd.protocols.beanstalk.wire import Status
 from counterd.units import several
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from counterd.cli.ctl.jobs import Link
+    from counterd.client._jobs import Figures, Link
 
 SCHEME = "beanstalk"
 PORT = 11300
 DEFAULT = b"default"  # the tube
+STATES = ("ready", "reserved", "delayed", "buried")
 WITHOUT_WORKER = ("ready", "delayed", "buried")
-AT_ONCE = 100  # tubes that are asked for together
-UINT32 = click.IntRange(0, wire.NUMBER_MAX)
-JOB = click.IntRange(0, wire.ID_MAX)
-TUBE = Bytes("tube's name", 1, wire.NAME_MAX)
-KEY = Bytes("key", 1, wire.NAME_MAX)
-BODY = Bytes("body", 0, wire.BODY_MAX)
-TEXT = Bytes("text", 0, wire.NEEDLE_MAX)
+BODY_MAX = 64 << 20  # bytes: beyond the largest beanstalk.max_job_size
+UINT32 = click.IntRange(0, 2**32 - 1)
+JOB = click.IntRange(0, 2**64 - 1)
+TUBE = Bytes("tube's name", 1, 200)
+KEY = Bytes("key", 1, 200)
+BODY = Bytes("body", 0, BODY_MAX)
+TEXT = Bytes("text", 0, 1024)
 
 
 def whole_seconds(text: str) -> int:
@@ -88,7 +87,7 @@ JOB_COLUMNS = [
 # Of a tube, in a list, with what stats-tube calls it.
 TUBE_COLUMNS = {
     "name": Column("tube"),
-    **{f"current-jobs-{state}": Column(state, Kind.NUMBER) for state in wire.STATES},
+    **{f"current-jobs-{state}": Column(state, Kind.NUMBER) for state in STATES},
     "current-waiting": Column("waiting", Kind.NUMBER),
     "total-jobs": Column("total", Kind.NUMBER),
     "age-of-oldest-ready": Column("oldest", Kind.SPAN),
@@ -104,7 +103,7 @@ class BeanstalkTarget(Server):
 
     def connect(self) -> Link:
         """A connection to it."""
-        from counterd.cli.ctl.jobs import Link
+        from counterd.client._jobs import Link
 
         return Link(self.address, self.timeout)
 
@@ -129,30 +128,32 @@ def beanstalk(context: click.Context, /, timeout: float, **_: object) -> None:
 
 
 def valued(name: str, text: str | None) -> Any:
-    """What the server tells, as the value of a column."""
+    """What the server tells, as the value of a column. None for a number that is none."""
     if text is None or KINDS.get(name) is Kind.TEXT:
         return text or None
     whole, point, places = text.partition(".")
     if not whole.isdecimal() or (point and not places.isdecimal()):
-        return text
+        return None
     return float(text) if point else int(text)
 
 
-def record(reply: wire.Reply, output: Output) -> None:
-    """All that stats, stats-tube or stats-job tells."""
-
-    told = wire.read_dictionary(reply.body)
-    row = [valued(name, text) for name, text in told.items()]
-    pairs = zip(told, row, strict=True)
-    kinds = (Kind.TEXT if isinstance(value, str) else KINDS.get(name, Kind.NUMBER) for name, value in pairs)
-    output.record([Column(name, kind) for name, kind in zip(told, kinds, strict=True)], row)
+def record(figures: Figures, output: Output) -> None:
+    """All that the server tells of itself, of a tube or of a job."""
+    columns, row = [], []
+    for name, text in figures.items():
+        value, kind = valued(name, text), KINDS.get(name, Kind.NUMBER)
+        if value is None:
+            value, kind = text or None, Kind.TEXT
+        columns.append(Column(name, kind))
+        row.append(value)
+    output.record(columns, row)
 
 
 ORDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "name": lambda tube: tube["name"],
+    "name": lambda tube: tube["name"] or "",
     **{
-        state: lambda tube, name=f"current-jobs-{state}": (-(tube[name] or 0), tube["name"])  # type: ignore[misc]
-        for state in wire.STATES
+        state: lambda tube, name=f"current-jobs-{state}": (-(tube[name] or 0), tube["name"] or "")  # type: ignore[misc]
+        for state in STATES
     },
 }
 
@@ -171,17 +172,11 @@ def tubes(target: BeanstalkTarget, match: str | None, sort: str, limit: int | No
     waiting are connections that wait for a job; oldest is for how long the ready job has been ready that has been so
     for longest; paused, for how long no job will be reserved.
     """
-    from counterd.cli.ctl.jobs import checked
-
     like = glob(match)
-    found: list[dict[str, Any]] = []
     with target.connect() as link:
-        names = [name for name in wire.read_list(link.ask(wire.list_tubes(), Status.OK).body) if like(name)]
-        for at in range(0, len(names), AT_ONCE):
-            for reply in link.ask_all([wire.stats_tube(name) for name in names[at : at + AT_ONCE]]):
-                if checked(reply, Status.OK, Status.NOT_FOUND).status is Status.OK:  # it may have gone meanwhile
-                    told = wire.read_dictionary(reply.body)
-                    found.append({name: valued(name, told.get(name)) for name in TUBE_COLUMNS})
+        told = list(link.stats_tubes([name for name in link.tubes() if like(name)]))
+    # Those that have gone meanwhile are none.
+    found = [{name: valued(name, each.get(name)) for name in TUBE_COLUMNS} for each in told if each]
     rows = sorted(found, key=ORDERS[sort])[:limit]
     output.rows([*TUBE_COLUMNS.values()], (tuple(tube.values()) for tube in rows))
 
@@ -194,16 +189,15 @@ def tubes(target: BeanstalkTarget, match: str | None, sort: str, limit: int | No
 def stats(target: BeanstalkTarget, tube: bytes | None, job: int | None, output: Output) -> None:
     """Shows the figures of the server, of a tube, or of a job."""
     only_one(tube, job)
-    command = wire.stats()
-    if tube is not None:
-        command = wire.stats_tube(tube)
-    elif job is not None:
-        command = wire.stats_job(job)
+    found: Figures | None
     with target.connect() as link:
-        reply = link.ask(command, Status.OK, Status.NOT_FOUND)
-    if reply.status is Status.NOT_FOUND:
-        refused(f"there is no job {job}") if tube is None else no_tube(tube)
-    record(reply, output)
+        if tube is not None:
+            (found,) = link.stats_tubes([tube])
+        else:
+            found = link.stats() if job is None else link.stats_job(job)
+    if found is None:
+        refused(f"there is no job {job}" if tube is None else f"there is no tube {shown(tube)}")
+    record(found, output)
 
 
 def only_one(tube: bytes | None, job: int | None) -> None:
@@ -235,21 +229,18 @@ def peek(target: BeanstalkTarget, tube: bytes | None, job: int | None, state: st
     only_one(tube, job)
     tube = tube or DEFAULT
     with target.connect() as link:
-        if job is None:
-            link.use(tube)
-        command = wire.peek_next(state) if job is None else wire.peek(job)
-        reply = link.ask(command, Status.FOUND, Status.NOT_FOUND)
-    if reply.status is Status.NOT_FOUND:
+        found = link.peek_next(tube, state) if job is None else link.peek(job)
+    if found is None:
         refused(f"no job of {shown(tube)} is {state}" if job is None else f"there is no job {job}")
     if raw:
-        output.raw(reply.body)
+        output.raw(found.body)
     else:
-        output.stream([ID_COLUMN, BODY_COLUMN])((str(reply.number), reply.body))
+        output.stream([ID_COLUMN, BODY_COLUMN])((str(found.id), found.body))
 
 
 @beanstalk.command("list")
 @tube_argument
-@click.option("--state", type=click.Choice(wire.STATES), help="Only those.")
+@click.option("--state", type=click.Choice(STATES), help="Only those.")
 @click.option("--search", type=TEXT, metavar="TEXT", default="", help="Only those with this in their bodies.")
 @click.option("--limit", type=click.IntRange(0), metavar="N", help="Only the first so many.")
 @output_option
@@ -263,7 +254,7 @@ def list_(
     thousand that it shows.
     """
     with target.connect() as link:
-        if link.ask(wire.stats_tube(tube), Status.OK, Status.NOT_FOUND).status is Status.NOT_FOUND:
+        if list(link.stats_tubes([tube])) == [None]:
             no_tube(tube)
         jobs = link.jobs(tube, state or "all", needle=search)
         names = [column.name for column in JOB_COLUMNS]
@@ -281,16 +272,15 @@ def tail(target: BeanstalkTarget, tube: bytes, interval: float, output: Output) 
 
     A job that has gone when it looks is not shown. For each look the server goes through all jobs.
     """
-    from counterd.cli.ctl.jobs import Tail, id_of
+    from counterd.client._jobs import Tail, id_of
 
     add = output.stream([Column("time", Kind.CLOCK), ID_COLUMN, STATE_COLUMN, BODY_COLUMN])
     with until_interrupted(), target.connect() as link:
         following = Tail(link, tube)
         while True:
             for job in following.look():
-                peeked = link.ask(wire.peek(id_of(job)), Status.FOUND, Status.NOT_FOUND)
-                body = peeked.body if peeked.status is Status.FOUND else None
-                add((datetime.now(timezone.utc), job["id"], job.get("state"), body))
+                found = link.peek(id_of(job))
+                add((datetime.now(timezone.utc), job["id"], job.get("state"), found and found.body))
             time.sleep(interval)
 
 
@@ -330,27 +320,22 @@ def put(
         raise click.UsageError("--unique-for is for a --key")
     if body is None:
         body = read_body(file)
-    command = wire.put(body, pri, delay, ttr)
-    if key is not None:
-        command = wire.put_unique(body, key, unique_for or 0, priority=pri, delay=delay, ttr=ttr)
     with target.connect() as link:
-        link.use(tube)
-        reply = link.ask(command, Status.INSERTED, Status.EXISTS)
-    is_new = reply.status is Status.INSERTED
+        job, is_new = link.put(tube, body, priority=pri, delay=delay, ttr=ttr, key=key, keep=unique_for or 0)
     add = output.stream(
         [ID_COLUMN, Column("status")],
         lambda row: f"put job {row[0]}" if is_new else f"job {row[0]} has this key: nothing was put",
     )
-    add((str(reply.number), "inserted" if is_new else "exists"))
+    add((str(job), "inserted" if is_new else "exists"))
 
 
 def read_body(file: BinaryIO | None) -> bytes:
     """All that is in a file, or comes from standard input. ValueError if no server takes as much."""
     if file is None and sys.stdin is None:
         raise click.UsageError("a BODY or a --file, as standard input is closed")
-    body = (file or sys.stdin.buffer).read(wire.BODY_MAX + 1)
-    if len(body) > wire.BODY_MAX:
-        raise ValueError(f"a body has at most {wire.BODY_MAX:,} bytes")
+    body = (file or sys.stdin.buffer).read(BODY_MAX + 1)
+    if len(body) > BODY_MAX:
+        raise ValueError(f"a body has at most {BODY_MAX:,} bytes")
     return body
 
 
@@ -369,21 +354,17 @@ def kick(target: BeanstalkTarget, bound: int | None, tube: bytes | None, job: in
     if (bound is None) == (job is None):
         raise click.UsageError("either a BOUND or a --job")
     with target.connect() as link:
-        if job is not None:
-            if link.ask(wire.kick_job(job), Status.KICKED, Status.NOT_FOUND).status is Status.NOT_FOUND:
-                refused(f"there is no job {job} that is buried or delayed")
-            return
-        assert bound is not None
-        link.use(tube or DEFAULT)
-        reply = link.ask(wire.kick(bound), Status.KICKED)
-    counted("kicked", reply, tube or DEFAULT, output)
+        if job is None:
+            assert bound is not None
+            counted("kicked", link.kick(tube or DEFAULT, bound), tube or DEFAULT, output)
+        elif not link.kick_job(job):
+            refused(f"there is no job {job} that is buried or delayed")
 
 
-def counted(what: str, reply: wire.Reply, tube: bytes, output: Output) -> None:
-    """What was done to how many jobs."""
-    many = reply.number or 0
+def counted(what: str, jobs: int, tube: bytes, output: Output) -> None:
+    """What was done to how many."""
     add = output.stream([Column(what, Kind.NUMBER)], lambda row: f"{what} {several(row[0], 'job')} of {shown(tube)}")
-    add((many,))
+    add((jobs,))
 
 
 @beanstalk.command()
@@ -397,10 +378,10 @@ def clear(target: BeanstalkTarget, tube: bytes, state: str, output: Output) -> N
     What is put meanwhile stays.
     """
     with target.connect() as link:
-        reply = link.ask(wire.clear_tube(tube, state), Status.CLEARED, Status.NOT_FOUND)
-    if reply.status is Status.NOT_FOUND:
+        jobs = link.clear(tube, state)
+    if jobs is None:
         no_tube(tube)
-    counted("cleared", reply, tube, output)
+    counted("cleared", jobs, tube, output)
 
 
 @beanstalk.command()
@@ -425,11 +406,11 @@ def drain(context: click.Context, /, how: str | None, output: Output, **where: A
     figures = room["figures"]
     # Figures are as of a moment ago: what has been switched just now they may not show.
     is_on = how is None if switched else bool(figures["refuses_puts"])
-    columns = [Column("drain_mode"), *(Column(state, Kind.NUMBER) for state in wire.STATES)]
+    columns = [Column("drain_mode"), *(Column(state, Kind.NUMBER) for state in STATES)]
 
     def sentence(row: Row) -> str:
-        jobs = ", ".join(f"{number(count)} {state}" for count, state in zip(row[1:], wire.STATES, strict=True))
+        jobs = ", ".join(f"{number(count)} {state}" for count, state in zip(row[1:], STATES, strict=True))
         return f"drain mode is {row[0]}: {jobs}"
 
-    counts = (figures[f"jobs:{state}"] for state in wire.STATES)
+    counts = (figures[f"jobs:{state}"] for state in STATES)
     output.stream(columns, sentence)(("on" if is_on else "off", *counts))

@@ -11,10 +11,9 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from click.exceptions import Exit
 
-from counterd.cli.ctl.jobs import Link, Tail, checked, id_of
 from counterd.client._addresses import Address
+from counterd.client._jobs import Job, Link, Refused, Tail, checked, id_of
 from counterd.errors import ConnectionLost, ProtocolError, Timeout
 from counterd.protocols.beanstalk import wire
 from counterd.protocols.beanstalk.wire import Reply, Status
@@ -54,10 +53,15 @@ def asked(first: int) -> bytes:
 # ---- one connection ----
 
 
-def test_replies_come_in_the_order_of_commands(linked: Callable[..., Link]) -> None:
-    link = linked((wire.peek(1) + wire.peek(2), b"FOUND 1 2\r\nab\r\nNOT_F"), lambda it: it.sendall(b"OUND\r\n"))
-    replies = link.ask_all([wire.peek(1), wire.peek(2)])
-    assert replies == [Reply(Status.FOUND, 1, body=b"ab"), Reply(Status.NOT_FOUND)]
+def test_replies_come_however_they_are_cut(linked: Callable[..., Link]) -> None:
+    link = linked((wire.peek(1), b"FOUND 1 2\r\na"), lambda it: it.sendall(b"b\r\n"), (wire.peek(2), b"NOT_FOUND\r\n"))
+    assert (link.peek(1), link.peek(2)) == (Job(1, b"ab"), None)
+
+
+def test_tubes_are_asked_for_together(linked: Callable[..., Link]) -> None:
+    asked = wire.stats_tube(b"a") + wire.stats_tube(b"b")
+    link = linked((asked, b"NOT_FOUND\r\nOK 12\r\n---\nname: b\n\r\n"))
+    assert list(link.stats_tubes([b"a", b"b"])) == [None, {"name": "b"}]
 
 
 @pytest.mark.parametrize(
@@ -71,16 +75,12 @@ def test_replies_come_in_the_order_of_commands(linked: Callable[..., Link]) -> N
         (b"UNKNOWN_COMMAND\r\nUNKNOWN_COMMAND\r\n", "the server does not know this command, which is counterd's own"),
     ],
 )
-def test_what_is_refused_ends_the_command(
-    linked: Callable[..., Link], capsys: pytest.CaptureFixture[str], reply: bytes, why: str
-) -> None:
-    import click
-
-    link = linked((wire.put(b"x"), reply))
-    with click.Context(click.Command("put")), pytest.raises(Exit) as ended:
-        link.ask(wire.put(b"x"), Status.INSERTED)
-    assert ended.value.exit_code == 1
-    assert capsys.readouterr().err == f"counterctl: {why}\n"
+def test_what_is_refused(linked: Callable[..., Link], reply: bytes, why: str) -> None:
+    asked = wire.put_unique(b"x", b"k", 7, priority=1, delay=2, ttr=3)
+    link = linked((wire.use(b"t"), b"USING t\r\n"), (asked, reply))
+    with pytest.raises(Refused) as refused:
+        link.put(b"t", b"x", priority=1, delay=2, ttr=3, key=b"k", keep=7)
+    assert str(refused.value) == refused.value.text == why
 
 
 def test_another_reply_is_not_the_protocol() -> None:
@@ -92,11 +92,11 @@ def test_another_reply_is_not_the_protocol() -> None:
 
 def test_a_server_that_says_something_else_nothing_or_goodbye(linked: Callable[..., Link]) -> None:
     with pytest.raises(ProtocolError, match="no reply begins like this"):
-        linked((wire.stats(), b"HTTP/1.0 400\r\n")).ask(wire.stats(), Status.OK)
+        linked((wire.stats(), b"HTTP/1.0 400\r\n")).stats()
     with pytest.raises(ConnectionLost, match="closed the connection"):
-        linked((wire.stats(), None)).ask(wire.stats(), Status.OK)
+        linked((wire.stats(), None)).stats()
     with pytest.raises(Timeout, match=r"did not answer within 0\.05 s"):
-        linked((wire.stats(), b"OK 10\r\n"), lambda it: it.recv(1), timeout=0.05).ask(wire.stats(), Status.OK)
+        linked((wire.stats(), b"OK 10\r\n"), lambda it: it.recv(1), timeout=0.05).stats()
 
 
 # ---- pages ----
