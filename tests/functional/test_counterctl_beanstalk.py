@@ -227,6 +227,24 @@ def test_tubes_are_sorted(place: Place) -> None:
         assert place.ask("clear", tube, "all")[0] == 0
 
 
+def test_what_a_worker_has_reserved(place: Place) -> None:
+    job = place.put("x", "--tube", "held")
+    with place.worker() as worker:
+        worker.ask(wire.watch(b"held"))
+        assert str(worker.ask(wire.reserve()).number) == job
+
+        def other(*arguments: str) -> Any:
+            command = [BEANSTALK[0], *arguments, "--output", "json"]
+            done = subprocess.run(command, capture_output=True, timeout=PATIENCE, env=place.environment, check=True)
+            return json.loads(done.stdout)
+
+        # Connections of commands that have just ended may be there still; they hold nothing.
+        (connection,) = (row for row in other("connections", "--room", "beanstalk") if row["holdings"])
+        (row,) = other("holdings", connection["id"])
+        assert (row["job"], row["tube"], row["left"] > 0) == (job, "held", True)
+        worker.ask(wire.delete(int(job)))
+
+
 # ---- tail ----
 
 
