@@ -214,6 +214,13 @@ def test_a_record(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "objects,region,at\n12345678,2048,x\n"
 
 
+def test_bytes_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
+    for form in ("table", "json"):
+        Output(form).raw(b"\xff\r\n")
+    assert sys.stdout.buffer.getvalue() == b"\xff\r\n" * 2  # type: ignore[attr-defined]
+
+
 def test_a_stream(capsys: pytest.CaptureFixture[str]) -> None:
     moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone(timedelta(hours=2)))
     columns, row = [Column("time", Kind.CLOCK), Column("name", Kind.BYTES)], (moment, b"a")
