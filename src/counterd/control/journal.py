@@ -170,13 +170,12 @@ class Keeper:
             self.on_written()
 
     def on_written(self) -> None:
-        """What was sent last is on disk."""
+        """What was sent last is on disk; if nothing was, then what was wrong is over."""
         if self.failing:
             log.info(f"the journal {self._path} is written again")
             self.failing = ""
-        if self._piece is not None:
-            position, self._piece = self._piece[0], None
-            self._store.reach(position, time.monotonic_ns())
+        position, self._piece = self._piece[0] if self._piece is not None else 0, None
+        self._store.reach(position, time.monotonic_ns())
         self._driver.wake()
 
     def on_error(self, text: str) -> None:

@@ -32,11 +32,13 @@ class Store:
         self.told = 0
         self.reached = 0
         self.refused = self.hurried = 0
+        self.is_failing = False
         self.restored: list[bytes] = []
         self.begun: dict[str, int] = {}
 
     def reach(self, position: int, _now_ns: int) -> None:
-        self.reached = position
+        self.reached = max(self.reached, position)
+        self.is_failing = False
 
     def next_deadline(self) -> int:
         return 0 if self.told < len(self.pieces) else -1
@@ -64,6 +66,7 @@ class Store:
 
     def refuse(self, _now_ns: int) -> None:
         self.refused += 1
+        self.is_failing = True
 
 
 def piece(*ids: int) -> bytes:
@@ -214,6 +217,28 @@ def test_a_piece_that_cannot_be_written(path: Path) -> None:
 
     asyncio.run(history())
     assert ids(path) == [1]
+
+
+def test_a_failure_with_nothing_to_write_is_over_once_a_process_is_there(path: Path) -> None:
+    """No piece would come to tell the store so: it refuses what would change it."""
+
+    async def history() -> None:
+        kept = Kept(path)
+        await kept.keeper.restore()
+        database = sqlite3.connect(path, isolation_level=None)
+        ((layout,),) = database.execute("PRAGMA user_version")
+        database.execute("PRAGMA user_version = 99")
+        for pid in children():
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: kept.store.is_failing)
+        assert "has layout 99" in kept.keeper.failing
+        database.execute(f"PRAGMA user_version = {layout}")
+        database.close()
+        await until(lambda: not kept.keeper.failing)
+        assert not kept.store.is_failing
+        kept.keeper.stop()
+
+    asyncio.run(history())
 
 
 @pytest.mark.parametrize("error", [ValueError("job 7 is there twice"), MemoryError("there are more jobs than fit")])

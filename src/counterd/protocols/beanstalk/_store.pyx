@@ -154,7 +154,7 @@ cdef class BeanstalkStore(Store):
             self.state.is_failing = False
             if position >= self.state.changes_taken:
                 self.queues.jobs.state.id_limit = self.state.id_limit_asked
-            if position >= self.queues.jobs.state.changes:
+            if max(position, self.durable) >= self.queues.jobs.state.changes:
                 self.state.behind_ns = 0
             else:
                 self.state.behind_ns = max(self.state.behind_ns, self.state.taken_ns)

@@ -467,3 +467,16 @@ def test_a_key_that_makes_no_sense_is_named(kept: Journaled):
     kept.database.execute("INSERT INTO keys VALUES ('', 1, 1)")
     with pytest.raises(ValueError, match="key : its length is impossible"):
         list(journal.read(kept.database))
+
+
+def test_after_a_failure_with_nothing_to_write_no_reply_waits():
+    kept = Journaled(journal_period_ns=5_000_000, journal_lag_ns=10_000_000)
+    peer = kept.connect()
+    assert ask(peer, wire.put(b"1")) == b"INSERTED 1\r\n"
+    kept.bench.advance(5_000_000)
+    kept.commit()
+    kept.refuse()
+    assert ask(peer, wire.put(b"2")) == b"INTERNAL_ERROR\r\n"
+    kept.bench.advance(20_000_000)
+    kept.bench.store.reach(0, kept.bench.now_ns)
+    assert ask(peer, wire.put(b"2")) == b"INSERTED 2\r\n"
