@@ -6,6 +6,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
+from simulation.beanstalk import BeanstalkWorld
 from simulation.counter import CounterWorld
 from simulation.sentinel import SentinelWorld
 from simulation.throttr import ThrottrWorld
@@ -16,7 +17,12 @@ if TYPE_CHECKING:
 
     from simulation.world import World
 
-ROOMS: dict[str, type[World]] = {"counter": CounterWorld, "sentinel": SentinelWorld, "throttr": ThrottrWorld}
+ROOMS: dict[str, type[World]] = {
+    "beanstalk": BeanstalkWorld,
+    "counter": CounterWorld,
+    "sentinel": SentinelWorld,
+    "throttr": ThrottrWorld,
+}
 WORLD_STEPS = 20_000  # of one world, about: each ends with everybody gone
 
 

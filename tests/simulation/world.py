@@ -9,8 +9,9 @@ All that happens is an event at a moment of the simulated clock, and all that is
 seed is a history, which comes out the same each time: no time but the events', no thread, no order of a set.
 
 A step is one call that may change the engine: a new session, a piece received, an end of the input, a piece of output
-fetched or waited for, a connection's end, a tick, a window, a changed limit. After each, the store is audited from end
-to end, and the room's books (`check`), kept here from what was answered, are held against it.
+fetched or waited for, a connection's end, a tick, a window, a changed limit, what a journal is told or says. After
+each, the store is audited from end to end, and the room's books (`check`), kept here from what was answered, are held
+against it.
 """
 
 from __future__ import annotations
@@ -246,6 +247,7 @@ class World:
         store = self.store
         if store.next_deadline() >= 0:
             self.tick()
+        self.tell_journal()
         for session in store.take_dirty():
             if session.owner is not None:
                 self.waiting.append(session.owner)
@@ -254,6 +256,9 @@ class World:
             count -= 1
             self.pull(self.waiting.popleft())
         self.wake(0 if self.waiting else store.next_deadline())
+
+    def tell_journal(self) -> None:
+        """Has a journal told of what has changed, where there is one."""
 
     def tick(self) -> None:
         self.store.tick(self.now)
@@ -410,6 +415,10 @@ class World:
             self.step("refused", None)
             self.push(self.delay() * 10, self.connect, None)
             return
+        self.think(self.admit(session))
+
+    def admit(self, session: Any) -> Link:
+        """A connection, whose client asks nothing by itself yet."""
         self.sessions += 1
         stay = 1 + int(self.random.random() * self.stay * 2)
         link = Link(self.sessions, session, None, stay)
@@ -417,7 +426,7 @@ class World:
         self.links[link.number] = link
         link.books = self.arrived()
         self.step("session", link)
-        self.think(link)
+        return link
 
     def refused(self, why: str) -> None:
         """A session could not be made."""
