@@ -581,12 +581,16 @@ cdef class BeanstalkSession(Session):
         cdef list kept = []
         cdef Py_ssize_t at = 0, end
         cdef uint32_t number
+        cdef Command command
         while at < len(replies):
             end = replies.index(b"\r\n", at) + CRLF_SIZE
             words = replies[at:end].split()
             if words[0] in (b"RESERVED", b"FOUND", b"OK"):
                 end += int(words[len(words) - 1]) + CRLF_SIZE
             number = job_find(jobs, int(words[1])) if words[0] == b"INSERTED" else 0
+            if number or words[0] == b"EXISTS":
+                command = PUT if number and not job_at(jobs, number).key else PUT_UNIQUE
+                store.state.given_up[<int>command] += 1
             if number and job_at(jobs, number).state != RESERVED:
                 if job_at(jobs, number).key:  # it is for who puts it again
                     key_free(&store.queues.keys, jobs, job_at(jobs, number).key)

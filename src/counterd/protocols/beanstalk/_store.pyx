@@ -30,8 +30,8 @@ from counterd.protocols.beanstalk._queues cimport (
     tube_expect, tube_limit, worker_is_pressed,
 )
 from counterd.protocols.beanstalk._replies cimport (
-    DEADLINE_SOON, GOOD, JOBS, JOB_HEAD_MAX, REPLIES, REPLY_WORDS, RESERVED_JOB, TIMED_OUT, Reply, write_body,
-    write_end, write_job_line, write_number, write_word,
+    DEADLINE_SOON, GOOD, INTERNAL_ERROR, JOBS, JOB_HEAD_MAX, REPLIES, REPLY_WORDS, RESERVED_JOB, TIMED_OUT, Reply,
+    write_body, write_end, write_job_line, write_number, write_word,
 )
 from counterd.protocols.beanstalk._tubes cimport (
     TUBE_COST, Tube, Tubes, tube_at, tube_find, tube_is_paused, tube_make, tubes_begin,
@@ -616,10 +616,11 @@ cdef class BeanstalkStore(Store):
         return figures
 
     def outcomes(self):
-        """As Store.outcomes. Refusals are counted; the rest of the requests was "ok"."""
+        """As Store.outcomes. Refusals are counted; the rest of the requests was "ok". What was refused when its reply had
+        waited is counted twice, as no count may fall."""
         cdef BeanstalkState* state = self.state
         cdef int command, reply
-        cdef uint64_t refused
+        cdef uint64_t refused, late
         found = []
         with self:
             for command in range(COMMANDS + 1):
@@ -627,7 +628,8 @@ cdef class BeanstalkStore(Store):
                 refused = 0
                 for reply in range(<int>GOOD, REPLIES):
                     refused += state.refusals[command][reply]
-                    found.append((name, REPLY_WORDS[reply].decode().lower(), state.refusals[command][reply]))
+                    late = state.given_up[command] if reply == <int>INTERNAL_ERROR else 0
+                    found.append((name, REPLY_WORDS[reply].decode().lower(), state.refusals[command][reply] + late))
                 if command < COMMANDS:
                     found.append((name, "ok", state.requests[command] - refused))
         return [each for each in found if each[2]]

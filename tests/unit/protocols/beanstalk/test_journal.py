@@ -232,6 +232,21 @@ def test_a_ready_job_that_was_refused_does_not_come_back(kept: Journaled):
     assert kept.restored == 0
 
 
+def test_what_was_refused_late_is_counted(kept: Journaled):
+    """Besides what it was counted as at first: a count that fell would be a restart, to Prometheus."""
+    peer = kept.connect()
+    told(kept, peer, wire.put_unique(b"1", b"k", 0))
+    peer.send(wire.put(b"2") + wire.put_unique(b"3", b"k", 0) + wire.put_unique(b"4", b"l", 0) + wire.delete(1))
+    assert kept.take()
+    kept.refuse()
+    assert [line.split()[0] for line in said(peer).splitlines()] == [b"INTERNAL_ERROR"] * 3 + [b"DELETED"]
+    counted = kept.bench.store.outcomes()
+    assert {each for each in counted if each[0].startswith("put")} == {
+        ("put", "ok", 1), ("put", "internal_error", 1),
+        ("put-unique", "ok", 2), ("put-unique", "exists", 1), ("put-unique", "internal_error", 2),
+    }  # fmt: skip
+
+
 def test_a_connection_that_ended_with_a_reply_that_waits(kept: Journaled):
     peer = kept.connect()
     peer.send(wire.put(b"1"))
