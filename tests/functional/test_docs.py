@@ -13,10 +13,11 @@ import pytest
 
 import needs
 import pages
+import reference
 from counterd.cli import bench
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from daemon import Daemon
 
@@ -26,9 +27,10 @@ PAGES = {
     for path in (ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md")))
 }
 # Examples that are not run: one more needs a better reason than that it would be work.
-NOT_RUN_MAX = {"python": 0, "sh": 5}
+NOT_RUN_MAX = {"python": 0, "sh": 6}
 RULES = next(block.text for block in pages.blocks(PAGES["docs/guides/cluster-tokens.md"]) if block.info == "json")
-SERVED = {"throttr.enable": "true", "throttr.port": "0", "throttr.bind": "127.0.0.1"}
+MIGRATION = "docs/guides/from-beanstalkd.md"
+OLD_PORT = 11400  # of the beanstalkd in that page
 # Without examples that could be run here, but with links.
 LINKED = {name: (ROOT / name).read_text("utf-8") for name in ("SECURITY.md", "docs/operations.md")}
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
@@ -38,22 +40,30 @@ LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 def run(start: Callable[..., Daemon], tmp_path: Path) -> Callable[..., None]:
     """Runs the examples in a text, with a server of their own behind all default ports."""
 
-    def run_text(text: str, name: str = "page.md") -> None:
+    def run_text(text: str, name: str = "page.md", others: Mapping[int, int] | None = None) -> None:
         rules = tmp_path / "rules.json"
         rules.write_text(RULES)
-        tokens = {"enable": "true", "port": "0", "bind": "127.0.0.1", "rules": str(rules)}
-        daemon = start(SERVED | {f"sentinel.{name}": value for name, value in tokens.items()})
-        rooms = {9000: "throttr", 18730: "sentinel"}
+        rooms = {9000: "throttr", 11300: "beanstalk", 18730: "sentinel"}
+        settings = {"sentinel.rules": rules, "beanstalk.journal": tmp_path / "jobs"}
+        for room in rooms.values():
+            settings |= {f"{room}.enable": "true", f"{room}.port": "0", f"{room}.bind": "127.0.0.1"}
+        daemon = start(settings)
         ports = {port: daemon.served(f"{room} listens on")[0].port for port, room in rooms.items()}
-        ports[11215] = daemon.address.port
-        pages.run(name, text, tmp_path, ports)
+        ports[11215] = daemon.served("counter listens on")[0].port
+        pages.run(name, text, tmp_path, ports | dict(others or {}))
 
     return run_text
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [name for name in PAGES if name != MIGRATION])
 def test_what_a_page_says_is_what_happens(name: str, run: Callable[..., None]) -> None:
     run(PAGES[name], name)
+
+
+@pytest.mark.needs("beanstalkd")
+def test_jobs_move_from_a_beanstalkd_as_its_page_says(run: Callable[..., None]) -> None:
+    with reference.beanstalkd() as old:
+        run(PAGES[MIGRATION], MIGRATION, {OLD_PORT: old.port})
 
 
 def test_there_are_examples() -> None:
