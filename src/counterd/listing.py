@@ -87,6 +87,8 @@ class Table:
         order. One that is called `connection` is an id to people, of which control makes the engine's number.
     open: begins a walk through a store. Parameters are text, a character for each byte of a name (latin-1). Raises
         ValueError, with a text for people, for a parameter that is unknown, missing or wrong.
+    metrics: of each of its first ROWS_MAX rows, in the default order. A figure's key is a column; the first column,
+        which is a name that no other row has, becomes a label.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Table:
     sorts: tuple[str, ...]
     open: Callable[[Any, Mapping[str, str]], Walk]
     parameters: tuple[str, ...] = ()
+    metrics: tuple[Figure, ...] = ()
 
 
 def name_of_bytes(text: str) -> bytes:

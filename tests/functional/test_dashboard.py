@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ import daemon
 import needs
 from counterd import errors
 from counterd.client import throttr
+from counterd.protocols.beanstalk import wire
 from counterd.protocols.sentinel.wire import Status
 from functional import sentinel
 
@@ -409,6 +411,41 @@ def test_it_fits(size: dict[str, int], open_page: Open, served: daemon.Daemon) -
         shown.click()
         expect(page.locator("#holders tbody td").first).to_be_visible()
         assert page.evaluate("document.querySelector('#holders').scrollWidth") <= size["width"]
+
+
+def test_a_queue_and_a_journal_that_cannot_be_written(
+    open_page: Open, start: Callable[..., daemon.Daemon], tmp_path: Path
+) -> None:
+    room = {"enable": "true", "port": "0", "bind": "127.0.0.1", "journal": tmp_path / "jobs"}
+    running = start({**{f"beanstalk.{key}": value for key, value in room.items()}, **ADMIN})
+    running.addresses = running.served("beanstalk listens on")
+    page = open_page("#table=tubes", at=url(running))
+    with running.connect() as producer, running.connect() as worker, producer.makefile("rb") as replies:
+        producer.sendall(wire.use(b"mail") + wire.put(b"a") + wire.put(b"b") + wire.put(b"c", delay=1000))
+        assert [replies.readline().split()[0] for _ in range(4)] == [b"USING", *[b"INSERTED"] * 3]
+        worker.sendall(wire.watch(b"mail") + wire.reserve() + wire.bury(1) + wire.reserve())
+        expect(page.get_by_label("beanstalk").locator(".gauges")).to_contain_text("ready 0, reserved 1, delayed 1, buried 1")
+        cells = page.locator("#table tbody tr", has_text="mail").locator("td")
+        expect(cells).to_have_text(["mail", "0", "1", "1", "1", "0", "0.0 s", re.compile("s$")])
+        page.get_by_label("Order").select_option("oldest")
+        expect(page.locator("#state")).to_have_text("Ready")
+        unlimited = resource.prlimit(running.pid, resource.RLIMIT_FSIZE)
+        for number in (running.pid, *children(running.pid)):
+            resource.prlimit(number, resource.RLIMIT_FSIZE, (4096, unlimited[1]))
+        producer.sendall(wire.put(b"x" * 60_000))
+        assert replies.readline() == b"INTERNAL_ERROR\r\n"
+        expect(page.locator("#state")).to_have_text("Failing")
+        expect(page.locator("#notes")).to_contain_text("a journal cannot be written")
+        expect(page.locator("#rooms")).to_contain_text("Refused in the last minute: internal error 1")
+        resource.prlimit(running.pid, resource.RLIMIT_FSIZE, unlimited)
+        expect(page.locator("#state")).to_have_text("Ready")
+        expect(page.locator("#notes")).to_be_empty()
+        page.close()  # before the daemon ends
+
+
+def children(pid: int) -> list[int]:
+    """Of the journal and of the admin endpoint."""
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 def test_a_drain_and_the_end(open_page: Open, start: Callable[..., daemon.Daemon]) -> None:

@@ -10,6 +10,7 @@ import platform
 from importlib.metadata import version
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from prometheus_client import CollectorRegistry, exposition
 from prometheus_client.core import (
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from counterd.contract import Room
+    from counterd.listing import Table
 
     Family = CounterMetricFamily | GaugeMetricFamily
     Encoder = Callable[[CollectorRegistry], bytes]
+    Rows = Mapping[str, Iterable[Mapping[str, Any]]]
 
 PREFIX = "counterd_"
 
@@ -68,10 +71,11 @@ ROOM_HISTOGRAMS = {
 
 
 class Scrape(Collector):
-    """The metrics of one answer to /stats."""
+    """The metrics of one answer to /stats, and of rows of tables that have some, by the table's name."""
 
-    def __init__(self, stats: Mapping[str, Any], rooms: Sequence[Room]) -> None:
+    def __init__(self, stats: Mapping[str, Any], rooms: Sequence[Room], rows: Rows) -> None:
         self._stats = stats
+        self._rows = rows
         self._rooms = {room.name: room for room in rooms}
 
     def collect(self) -> Iterator[Metric]:
@@ -128,6 +132,8 @@ class Scrape(Collector):
         for room, stats in rooms.items():
             for figure in (*LISTENER_FIGURES, *self._rooms[room].figures):
                 add_figure(families, figure, room, stats["figures"])
+            for table in self._rooms[room].tables:
+                add_rows(families, table, room, self._rows.get(table.name, ()))
         yield from families.values()
 
 
@@ -139,10 +145,10 @@ def negotiate(accept: str) -> tuple[Encoder, str]:
         return exposition.choose_encoder("")
 
 
-def encode(stats: Mapping[str, Any], rooms: Sequence[Room], encoder: Encoder) -> bytes:
+def encode(stats: Mapping[str, Any], rooms: Sequence[Room], rows: Rows, encoder: Encoder) -> bytes:
     """The metrics."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Scrape(stats, rooms))
+    registry.register(Scrape(stats, rooms, rows))
     return encoder(registry)
 
 
@@ -165,6 +171,16 @@ def add_figure(families: dict[str, Family], figure: Figure, room: str, snapshot:
     if figure.name not in families:
         families[figure.name] = family(figure.name, figure.kind, figure.help, ("room", *figure.labels))
     families[figure.name].add_metric((room, *figure.labels.values()), figure.value(snapshot))
+
+
+def add_rows(families: dict[str, Family], table: Table, room: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Adds what a table has for the metrics, of each row that came from the site, so with a name percent-encoded."""
+    label = table.columns[0].name
+    for figure in table.metrics:
+        made = families[figure.name] = family(figure.name, figure.kind, figure.help, ("room", label, *figure.labels))
+        for row in rows:
+            name = unquote(row[label], errors="backslashreplace")
+            made.add_metric((room, name, *figure.labels.values()), figure.value(row))
 
 
 def add_histogram(histogram: HistogramMetricFamily, labels: tuple[str, ...], counted: Mapping[str, Any] | None) -> None:

@@ -22,6 +22,7 @@ from counterd.admin.events import RETRY_MS, Hub
 from counterd.admin.guard import Guard
 from counterd.admin.peer import PLAIN, Peer, Peers, let_in
 from counterd.frames import Refused
+from counterd.listing import ROWS_MAX
 
 if TYPE_CHECKING:
     import socket
@@ -56,8 +57,6 @@ class Site:
         self._link = link
         self._rooms = rooms
         self._asking: dict[Hashable, asyncio.Task[Any]] = {}  # what several may wait for
-        self._rendered: dict[str, bytes] = {}  # metrics of these figures, by content type
-        self._rendered_of: Any = None
         self._hub = Hub(self._stats, self._rows)
         self._page = resources.files("counterd.admin").joinpath("dashboard.html").read_bytes()
         self._page_policy = page_policy(self._page.decode())
@@ -142,13 +141,8 @@ class Site:
 
     async def _on_metrics(self, request: web.BaseRequest, parameters: dict[str, str]) -> web.StreamResponse:
         encoder, content_type = metrics.negotiate(",".join(request.headers.getall("Accept", [])))
-        stats = await self._stats()
-        if stats is not self._rendered_of:
-            self._rendered_of = stats
-            self._rendered.clear()
-        if content_type not in self._rendered:
-            self._rendered[content_type] = metrics.encode(stats, self._rooms, encoder)
-        return web.Response(body=self._rendered[content_type], headers={"Content-Type": content_type})
+        body = await self._share(("metrics", content_type), lambda: self._render(encoder))
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _on_livez(self, request: web.BaseRequest, parameters: dict[str, str]) -> web.StreamResponse:
         await self._link.ask("ping", LIVE_PATIENCE_S)
@@ -213,6 +207,19 @@ class Site:
 
     async def _stats(self) -> Any:
         return await self._share("figures", lambda: self._link.ask("figures", ASK_PATIENCE_S))
+
+    async def _render(self, encoder: metrics.Encoder) -> bytes:
+        """The metrics. A table that is not to be had, as its protocol is not enabled or the daemon busy, is empty."""
+        names = [table.name for table in self._tables.values() if table.metrics]
+
+        async def rows_of(name: str) -> Any:
+            try:
+                return (await self._rows(name, {"limit": str(ROWS_MAX)}))["rows"]
+            except Refused:
+                return []
+
+        stats, *rows = await asyncio.gather(self._stats(), *map(rows_of, names))
+        return metrics.encode(stats, self._rooms, dict(zip(names, rows, strict=True)), encoder)
 
     async def _rows(self, name: str, parameters: Mapping[str, str]) -> Any:
         key = (name, *sorted(parameters.items()))

@@ -31,7 +31,12 @@ ROOM = Room(
     ),
     tables=(
         Table(
-            "things", "Things.", (Column("name", "name", ""), Column("size", "integer", "")), ("size",), lambda *_: None
+            "things",
+            "Things.",
+            (Column("name", "name", ""), Column("size", "integer", "")),
+            ("size",),
+            lambda *_: None,
+            metrics=(Figure("size", "thing_size", "gauge", "How large one is."),),
         ),
     ),
 )

@@ -31,9 +31,11 @@ def stats(**rooms: Any) -> dict[str, Any]:
     return {**STATS, "rooms": rooms}
 
 
-def samples(asked: dict[str, Any], accept: str = "") -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+def samples(
+    asked: dict[str, Any], accept: str = "", rows: metrics.Rows | None = None
+) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     encoder, content_type = metrics.negotiate(accept)
-    body = metrics.encode(asked, [ROOM], encoder)
+    body = metrics.encode(asked, [ROOM], rows or {}, encoder)
     parse = openmetrics if "openmetrics" in content_type else text
     found = [sample for family in parse(body.decode()) for sample in family.samples]
     by_name = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in found}
@@ -41,7 +43,7 @@ def samples(asked: dict[str, Any], accept: str = "") -> dict[tuple[str, frozense
     return by_name
 
 
-def value(found: dict[Any, float], name: str, **labels: str) -> float:
+def value(found: dict[Any, float], name: str, /, **labels: str) -> float:
     return found[name, frozenset(labels.items())]
 
 
@@ -65,6 +67,13 @@ def test_everything_is_there(accept: str) -> None:
         assert value(found, f"counterd_{figure.name}", room="room", **figure.labels) == 100 + place
     assert value(found, "counterd_things", room="room", state="new") == 100 + len(KEYS)
     assert value(found, "counterd_things_made_total", room="room") == 101 + len(KEYS)
+
+
+def test_rows_of_a_table_are_told_apart_by_their_name() -> None:
+    rows = {"things": [{"name": "a%2Fb", "size": 3}, {"name": "a%5C%FF", "size": 4}]}
+    found = samples(stats(room=of_room(0, [*KEYS, "things", "made"])), rows=rows)
+    assert value(found, "counterd_thing_size", room="room", name="a/b") == 3
+    assert value(found, "counterd_thing_size", room="room", name=r"a\\xff") == 4
 
 
 def test_buckets_add_up() -> None:
@@ -105,7 +114,7 @@ def test_the_build() -> None:
 )
 def test_the_format_is_the_one_that_is_asked_for(accept: str, expected: str) -> None:
     encoder, content_type = metrics.negotiate(accept)
-    body = metrics.encode(stats(), [], encoder)
+    body = metrics.encode(stats(), [], {}, encoder)
     assert content_type.startswith(expected)
     assert body.endswith(b"# EOF\n") == ("openmetrics" in expected)
 
@@ -114,7 +123,7 @@ def test_the_names_of_all_rooms_follow_the_conventions() -> None:
     rooms = find_rooms()
     keys = {room.name: [*KEYS, *(key for one in room.figures for key in (one.key, one.over) if key)] for room in rooms}
     asked = stats(**{name: of_room(1, of) for name, of in keys.items()})
-    families = list(text(metrics.encode(asked, rooms, metrics.negotiate("")[0]).decode()))
+    families = list(text(metrics.encode(asked, rooms, {}, metrics.negotiate("")[0]).decode()))
     assert len({family.name for family in families}) == len(families)
     for family in families:
         assert re.fullmatch(r"(counterd|process)(_[a-z]+)+", family.name)

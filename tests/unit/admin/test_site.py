@@ -12,10 +12,10 @@ from importlib import resources
 
 import pytest
 
-from counterd.admin import events, site
+from counterd.admin import events, metrics, site
 from counterd.admin.site import page_policy, parameters_of
 from counterd.frames import Refused
-from unit.admin.serving import BUSY, STATS, World, serve, until
+from unit.admin.serving import BUSY, ROOM, STATS, World, serve, until
 
 # ---- paths ----------------------------------------------------------------------------------------------------------
 
@@ -66,6 +66,20 @@ def test_metrics_in_two_formats() -> None:
     serve(scene)
 
 
+def test_metrics_of_rows_and_without_them_where_there_are_none() -> None:
+    async def scene(world: World) -> None:
+        figures = {figure.key: 0 for figure in (*metrics.LISTENER_FIGURES, *ROOM.figures)}
+        room = {"figures": figures, "outcomes": [], "histograms": {}}
+        world.link.answers["figures"] = {**STATS, "rooms": {"room": room}}
+        assert b'\ncounterd_thing_size{name="a b\\\\xff",room="room"} 1.0\n' in (await world.get("/metrics")).body
+        assert ("table", {"table": "things", "parameters": {"limit": "1000"}}) in world.link.asked
+        world.link.answers["table"] = BUSY
+        answer = await world.get("/metrics")
+        assert (answer.status, b"counterd_thing_size{" in answer.body) == (200, False)
+
+    serve(scene)
+
+
 def test_who_asks_at_once_shares_the_figures_and_what_is_made_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(world: World) -> None:
         go, ask, encode = asyncio.Event(), world.link.ask, site.metrics.encode
@@ -88,14 +102,14 @@ def test_who_asks_at_once_shares_the_figures_and_what_is_made_of_them(monkeypatc
         answers = [await task for task in asked]
         assert {answer.status for answer in answers} == {200}
         asked_for = sorted(what for what, _ in world.link.asked)
-        assert asked_for == ["config", "connections", "figures", "table"]
+        assert asked_for == ["config", "connections", "figures", "table", "table"]  # one for the metrics
         assert len(rendered) == 1
         assert {answer.body for answer in answers[20:25]} == {
             b'{"rows": [{"name": "a%20b%FF", "size": 1}], "total": 1}'
         }
         openmetrics = "application/openmetrics-text;version=1.0.0"
         assert (await world.get("/metrics", Accept=openmetrics)).body.endswith(b"# EOF\n")
-        assert (len(world.link.asked), len(rendered)) == (5, 2)
+        assert (len(world.link.asked), len(rendered)) == (7, 2)
 
     serve(scene)
 

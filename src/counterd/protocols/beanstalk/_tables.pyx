@@ -50,7 +50,7 @@ cdef class TubesWalk(RankedWalk):
         cdef const Tube* tube = <const Tube*>record
         return (
             name, tube.jobs[<int>READY], tube.jobs[<int>RESERVED], tube.jobs[<int>DELAYED], tube.jobs[<int>BURIED],
-            tube.waiting, self.oldest_ns(tube) / NS_PER_S,
+            tube.waiting, self.oldest_ns(tube) / NS_PER_S, tube.queued_ns / NS_PER_S / max(tube.reserves, <uint64_t>1),
         )
 
 

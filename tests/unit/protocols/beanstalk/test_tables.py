@@ -40,8 +40,8 @@ def test_tubes_in_every_order(bench: Bench):
     bench.advance(SECOND)
     rows = {row[0]: row[1:] for row in listed(bench)[0]}
     assert rows == {
-        b"a": (2, 0, 0, 1, 0, 2.0), b"b": (0, 1, 1, 0, 0, 0.0), b"c": (1, 0, 0, 0, 0, 1.0), b"d": (0, 0, 0, 0, 1, 0.0),
-        b"default": (0, 0, 0, 0, 1, 0.0),
+        b"a": (2, 0, 0, 1, 0, 2.0, 1.0), b"b": (0, 1, 1, 0, 0, 0.0, 0.0), b"c": (1, 0, 0, 0, 0, 1.0, 0.0),
+        b"d": (0, 0, 0, 0, 1, 0.0, 0.0), b"default": (0, 0, 0, 0, 1, 0.0, 0.0),
     }  # fmt: skip
     firsts = [listed(bench, sort=sort)[0][0][0] for sort in ("ready", "reserved", "delayed", "buried", "oldest")]
     assert firsts == [b"a", b"b", b"b", b"a", b"a"]
