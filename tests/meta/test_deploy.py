@@ -57,6 +57,18 @@ def test_the_service_may_do_little(analyze: str) -> None:
     assert float(exposure[1]) < EXPOSURE_MAX
 
 
+def test_the_documented_journal_is_where_only_the_daemon_may_write() -> None:
+    guide = (ROOT / "docs" / "guides" / "from-beanstalkd.md").read_text("utf-8")
+    journal = re.search(r"^beanstalk\.journal = (.+)$", guide, re.MULTILINE)
+    assert journal
+    directory = Path(journal[1]).parent
+    unit = (SYSTEMD / "counterd.service").read_text("utf-8")
+    state = re.search(r"^StateDirectory=(.+)\nStateDirectoryMode=0700$", unit, re.MULTILINE)
+    assert state
+    assert Path("/var/lib", state[1]) == directory
+    assert re.search(rf"--owner=counterd .*--mode=700 {directory}$", dict(instructions()[-1])["RUN"])
+
+
 # ---- the container ----
 
 
