@@ -16,41 +16,62 @@ from counterd.protocols.counter import wire
 from functional import peers
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
     from pathlib import Path
 
 
-def is_served(counterd: daemon.Daemon, unix: bool = False) -> bool:
-    with counterd.connect(unix=unix) as connection, contextlib.suppress(AssertionError, ConnectionError):
-        return peers.ask(connection, wire.noop(1)).status == 0
+# By protocol: a request, and its reply.
+ASKED = {
+    "counter": (wire.noop(1), wire.frame(0, 1, magic=0x91)),
+    "beanstalk": (b"list-tube-used\r\n", b"USING default\r\n"),
+}
+ROOMS = pytest.mark.parametrize("room", ASKED)
+BEANSTALK = {"beanstalk.enable": "true", "beanstalk.port": "0", "beanstalk.bind": "127.0.0.1"}
+
+
+def answers(connection: socket.socket, room: str) -> bool:
+    request, reply = ASKED[room]
+    with contextlib.suppress(ConnectionError):
+        connection.sendall(request)
+        return peers.receive(connection, len(reply)) == reply
     return False
 
 
-def test_networks(start: Callable[..., daemon.Daemon]) -> None:
-    settings = {"counter.allow": "192.0.2.0/24 127.0.0.1"}
-    counterd = start(settings)
-    with counterd.client() as client:
-        counterd.reload({"counter.allow": "192.0.2.0/24"})
-        assert not is_served(counterd)
+def is_served(counterd: daemon.Daemon, unix: bool = False, room: str = "counter") -> bool:
+    with counterd.connect(unix=unix) as connection:
+        return answers(connection, room)
+
+
+@ROOMS
+def test_networks(room: str, start: Callable[..., daemon.Daemon]) -> None:
+    counterd = start({**BEANSTALK, f"{room}.allow": "192.0.2.0/24 127.0.0.1"})
+    counterd.addresses = counterd.served(f"{room} listens on")
+    with counterd.connect() as connection:
+        assert answers(connection, room)
+        counterd.reload({**BEANSTALK, f"{room}.allow": "192.0.2.0/24"})
+        assert not is_served(counterd, room=room)
         line = counterd.wait_for_log("connection refused: 127.0.0.1 is not among the addresses allowed")
-        assert line.endswith(" room=counter cause=rejected:allow")
-        client.noop()  # who is in stays in
-        counterd.reload({})
-        assert is_served(counterd)
+        assert line.endswith(f" room={room} cause=rejected:allow")
+        assert answers(connection, room)  # who is in stays in
+        counterd.reload(BEANSTALK)
+        assert is_served(counterd, room=room)
 
 
-def test_users_and_groups(start: Callable[..., daemon.Daemon], short_path: Path) -> None:
+@ROOMS
+def test_users_and_groups(room: str, start: Callable[..., daemon.Daemon], short_path: Path) -> None:
     me, mine = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(os.getegid()).gr_name
-    settings = {"counter.bind": " ", "counter.socket": str(short_path / "s")}
-    counterd = start(settings | {"counter.socket_allow": "user:65534"})
+    settings = {**BEANSTALK, f"{room}.bind": " ", f"{room}.socket": str(short_path / "s")}
+    counterd = start(settings | {f"{room}.socket_allow": "user:65534"})
+    counterd.path = str(short_path / "s")
     for allowed, served in (
         ("user:65534", False),
         (f"user:{me}", True),
         (f"user:65534 group:{mine}", True),
         ("", True),
     ):
-        counterd.reload(settings | {"counter.socket_allow": allowed})
-        assert is_served(counterd, unix=True) is served
+        counterd.reload(settings | {f"{room}.socket_allow": allowed})
+        assert is_served(counterd, unix=True, room=room) is served
     assert counterd.wait_for_log(f"connection refused: user {os.geteuid()} ")
 
 

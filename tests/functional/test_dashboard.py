@@ -424,7 +424,8 @@ def test_a_queue_and_a_journal_that_cannot_be_written(
         producer.sendall(wire.use(b"mail") + wire.put(b"a") + wire.put(b"b") + wire.put(b"c", delay=1000))
         assert [replies.readline().split()[0] for _ in range(4)] == [b"USING", *[b"INSERTED"] * 3]
         worker.sendall(wire.watch(b"mail") + wire.reserve() + wire.bury(1) + wire.reserve())
-        expect(page.get_by_label("beanstalk").locator(".gauges")).to_contain_text("ready 0, reserved 1, delayed 1, buried 1")
+        gauges = page.get_by_label("beanstalk").locator(".gauges")
+        expect(gauges).to_contain_text("ready 0, reserved 1, delayed 1, buried 1")
         cells = page.locator("#table tbody tr", has_text="mail").locator("td")
         expect(cells).to_have_text(["mail", "0", "1", "1", "1", "0", "0.0 s", re.compile("s$")])
         page.get_by_label("Order").select_option("oldest")

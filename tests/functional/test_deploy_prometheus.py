@@ -132,7 +132,9 @@ def test_the_board_can_be_imported() -> None:
         assert panel["targets"]
 
 
-@pytest.mark.parametrize("prefix", ["counterd_counters", "counterd_throttr_", "counterd_sentinel_", "counterd_beanstalk_"])
+@pytest.mark.parametrize(
+    "prefix", ["counterd_counters", "counterd_throttr_", "counterd_sentinel_", "counterd_beanstalk_"]
+)
 def test_the_dashboard_shows_what_each_protocol_alone_has(prefix: str) -> None:
     shown = {where: queries for where, queries in expressions().items() if where != "alerts"}
     assert any(prefix in query for queries in shown.values() for query in queries)

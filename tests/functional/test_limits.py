@@ -81,6 +81,22 @@ def test_after_one_leaves_another_gets_in(
         assert is_refused(counterd)
 
 
+def test_each_protocol_has_its_own(start: Callable[..., daemon.Daemon]) -> None:
+    room = {"enable": "true", "port": "0", "bind": "127.0.0.1", "max_connections": 2}
+    counterd = start({"counter.max_connections": 1, **{f"beanstalk.{key}": value for key, value in room.items()}})
+    counterd.addresses = counterd.served("counter listens on")
+    with contextlib.ExitStack() as stack:
+        admitted(counterd, stack, 1)
+        counterd.addresses = counterd.served("beanstalk listens on")
+        for _ in range(2):
+            connection = stack.enter_context(counterd.connect())
+            connection.sendall(b"list-tube-used\r\n")
+            assert connection.recv(99) == b"USING default\r\n"
+        assert is_refused(counterd)
+        line = counterd.wait_for_log("connection refused: 2 connections are open, the limit")
+        assert " room=beanstalk " in line
+
+
 def test_refusals_are_logged_at_a_bounded_rate(start: Callable[..., daemon.Daemon]) -> None:
     counterd = start({"counter.max_connections": 1})
     with contextlib.ExitStack() as stack:

@@ -16,6 +16,7 @@ import pytest
 
 import needs
 from certificates import authority, certificate, client_context, server_context
+from conformance.beanstalk.engine import make_store as make_beanstalk_store
 from counterd.client import throttr
 from counterd.protocols.counter import wire
 from counterd.protocols.throttr._session import open_store
@@ -228,6 +229,21 @@ def test_what_goes_to_every_connection_harms_none_in_its_handshake() -> None:
 
 
 # ---- those that mean harm -------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_waits_gets_its_job() -> None:
+    """Which another connection has put, so nothing comes from its own meanwhile."""
+    with (
+        serving(context=server_context(), store=make_beanstalk_store()) as server,
+        connect(server) as worker,
+        connect(server) as producer,
+    ):
+        worker.sendall(b"reserve\r\n")
+        wait_until(lambda: server.call(server.store.snapshot)["waiting"] == 1, "it waits")
+        body = b"x" * 50_000
+        producer.sendall(b"put 0 0 60 50000\r\n" + body + b"\r\n")
+        assert peers.receive(producer, 12) == b"INSERTED 1\r\n"
+        assert peers.receive(worker, 18 + 50_002) == b"RESERVED 1 50000\r\n" + body + b"\r\n"
 
 
 def test_handshakes_that_come_to_no_end_are_given_up_and_others_served() -> None:

@@ -147,7 +147,7 @@ TABLES = (
         SORTS,
         open_tubes,
         metrics=(
-            Figure("oldest", "beanstalk_tube_oldest_ready_seconds", "gauge", "How long a ready job has waited, at most."),
+            Figure("oldest", "beanstalk_tube_oldest_ready_seconds", "gauge", "How long a ready job waits, at most."),
             Figure(
                 "time_in_queue",
                 "beanstalk_tube_time_in_queue_seconds",

@@ -18,7 +18,7 @@ cdef struct BeanstalkState:     # in the region
     uint64_t retired            # jobs that were reserved too often
     uint64_t requests[COMMANDS]     # well-formed ones
     uint64_t refusals[COMMANDS + 1][REPLIES]    # by command, the last for what is none
-    uint64_t given_up[COMMANDS + 1]             # that could not be written, when they had been counted as something else
+    uint64_t given_up[COMMANDS + 1]             # that could not be written, and had been counted already
     uint32_t default_tube
     uint32_t ending             # connection up to which waits were ended by a drain
     uint64_t changes_taken      # position up to which the journal was told

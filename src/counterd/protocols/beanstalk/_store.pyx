@@ -620,7 +620,7 @@ cdef class BeanstalkStore(Store):
         waited is counted twice, as no count may fall."""
         cdef BeanstalkState* state = self.state
         cdef int command, reply
-        cdef uint64_t refused, late
+        cdef uint64_t refused, count
         found = []
         with self:
             for command in range(COMMANDS + 1):
@@ -628,8 +628,9 @@ cdef class BeanstalkStore(Store):
                 refused = 0
                 for reply in range(<int>GOOD, REPLIES):
                     refused += state.refusals[command][reply]
-                    late = state.given_up[command] if reply == <int>INTERNAL_ERROR else 0
-                    found.append((name, REPLY_WORDS[reply].decode().lower(), state.refusals[command][reply] + late))
+                    count = state.refusals[command][reply]
+                    count += state.given_up[command] if reply == <int>INTERNAL_ERROR else 0
+                    found.append((name, REPLY_WORDS[reply].decode().lower(), count))
                 if command < COMMANDS:
                     found.append((name, "ok", state.requests[command] - refused))
         return [each for each in found if each[2]]
