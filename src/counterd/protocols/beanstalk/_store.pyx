@@ -616,8 +616,8 @@ cdef class BeanstalkStore(Store):
         return figures
 
     def outcomes(self):
-        """As Store.outcomes. Refusals are counted; the rest of the requests was "ok". What was refused when its reply had
-        waited is counted twice, as no count may fall."""
+        """As Store.outcomes. Refusals are counted; the rest of the requests was "ok". What was refused when its reply
+        had waited is counted twice, as no count may fall."""
         cdef BeanstalkState* state = self.state
         cdef int command, reply
         cdef uint64_t refused, count
