@@ -142,14 +142,14 @@ TABLES = (
             Column("buried", "integer", "jobs that are buried"),
             Column("waiting", "integer", "connections that wait for a job"),
             Column("oldest", "seconds", "for how long the oldest ready job has been ready"),
-            Column("time_in_queue", "seconds", "for how long jobs had been ready when they were reserved, on average"),
+            Column("queued", "seconds", "for how long jobs had been ready when they were reserved, on average"),
         ),
         SORTS,
         open_tubes,
         metrics=(
             Figure("oldest", "beanstalk_tube_oldest_ready_seconds", "gauge", "How long a ready job waits, at most."),
             Figure(
-                "time_in_queue",
+                "queued",
                 "beanstalk_tube_time_in_queue_seconds",
                 "gauge",
                 "How long jobs had been ready when they were reserved, on average since the tube was made.",

@@ -388,7 +388,10 @@ def test_full_is_full_and_something_is_not_nothing() -> None:
     assert "━━━━━━━━━   110 %" in text
 
 
-TUBE = {"tube": b"mail\xff", "ready": 1_234_567, "reserved": 2, "delayed": 3, "buried": 4, "waiting": 0, "oldest": 90}
+TUBE = {
+    "tube": b"mail\xff", "ready": 1_234_567, "reserved": 2, "delayed": 3, "buried": 4, "waiting": 0, "oldest": 90,
+    "queued": 2,
+}  # fmt: skip
 TOKEN = {
     "token": "-7", "flow": "103", "count": 3, "connection": "", "peer": "", "held": 1, "left": -1, "kept": 0,
 }  # fmt: skip
@@ -397,8 +400,9 @@ TOKEN = {
 @pytest.mark.parametrize(
     ("page", "order", "rows", "columns", "lines"),
     [
-        ("tubes", "ready", [TUBE], 100,
-         ["tubes by ready", "tube ready reserved delayed buried waiting oldest", r"mail\xff 1.23M 2 3 4 0 1 min"]),
+        ("tubes", "ready", [TUBE], 120,
+         ["tubes by ready", "tube ready reserved delayed buried waiting oldest queued",
+          r"mail\xff 1.23M 2 3 4 0 1 min 2 s"]),
         ("tubes", "oldest", [TUBE], 60,
          ["tubes by oldest", "tube ready reserved delayed buried", r"mail\xff 1.23M 2 3 4"]),
         ("tubes", "ready", [], 80,
