@@ -54,7 +54,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         url = f"unix:{directory}/admin"
         settings = {"admin.enable": "true", "admin.bind": url, "admin.token": TOKEN}
         with daemon.running(tmp_path_factory.mktemp("counterd"), settings) as running:
-            wait_until((Path(directory) / "admin").is_socket, "the admin endpoint listens")
+            running.wait_for_log("admin listens on")
             yield Place(running, url)
 
 

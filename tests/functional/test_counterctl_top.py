@@ -63,7 +63,8 @@ def client(counterd: Daemon) -> Iterator[Client]:
 
 
 def top(port: int, *arguments: object) -> list[str]:
-    return [*COUNTERCTL, "-p", str(port), "top", "-i", "200ms", *map(str, arguments)]
+    where = ("-p", str(port), "--timeout", f"{PATIENCE:g}s")
+    return [*COUNTERCTL, *where, "top", "-i", "200ms", *map(str, arguments)]
 
 
 def screen(seen: Terminal) -> list[str]:
@@ -90,7 +91,7 @@ def wait_for_list(seen: Terminal, *names: str) -> None:
 def test_holders_connections_and_the_end_of_one(start: Callable[..., Daemon], short_path: Path) -> None:
     url = f"unix:{short_path / 'admin'}"
     counterd = start({"admin.enable": "true", "admin.bind": url, "admin.token": "a-token"})
-    wait_until((short_path / "admin").is_socket, "the admin endpoint listens")
+    counterd.wait_for_log("admin listens on")
     command = top(counterd.address.port, "--admin", url)
     with (
         counterd.client() as one,
@@ -137,7 +138,7 @@ def test_tables_of_other_protocols(start: Callable[..., Daemon], short_path: Pat
     path = short_path / "jobs"
     settings = {"beanstalk.enable": "true", "beanstalk.bind": " ", "beanstalk.socket": path}
     counterd = start({"admin.enable": "true", "admin.bind": url, **settings})
-    wait_until((short_path / "admin").is_socket, "the admin endpoint listens")
+    counterd.wait_for_log("admin listens on")
     port = counterd.served("counter listens on")[0].port
     with (
         socket.socket(socket.AF_UNIX) as worker,
@@ -175,8 +176,8 @@ def test_tables_of_other_protocols(start: Callable[..., Daemon], short_path: Pat
 def test_a_server_that_has_no_counters(start: Callable[..., Daemon], short_path: Path) -> None:
     url = f"unix:{short_path / 'admin'}"
     jobs = {"beanstalk.enable": "true", "beanstalk.bind": " ", "beanstalk.socket": short_path / "jobs"}
-    start({"counter.enable": "false", "counter.port": "", "admin.enable": "true", "admin.bind": url, **jobs})
-    wait_until((short_path / "admin").is_socket, "the admin endpoint listens")
+    counterd = start({"counter.enable": "false", "counter.port": "", "admin.enable": "true", "admin.bind": url, **jobs})
+    counterd.wait_for_log("admin listens on")
     with terminal(top(1, "--admin", url), columns=110) as seen:
         wait_for_line(seen, "tubes by ready")
         wait_for_line(seen, "default ")
@@ -370,3 +371,6 @@ def test_a_server_that_is_not_there_is_an_error_before_anything_is_drawn() -> No
         assert seen.ended() == 3
     assert seen.shown.startswith(b"counterctl: cannot connect to 127.0.0.1:1")
     assert SCREEN_ON not in seen.shown
+    with terminal(top(1, "--admin", "http://127.0.0.1:1")) as seen:
+        assert seen.ended() == 3
+    assert b"refused; cannot connect to the admin endpoint at http://127.0.0.1:1: " in seen.shown

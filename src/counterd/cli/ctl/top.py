@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -15,9 +15,6 @@ from counterd.cli.ctl.admin import Endpoint, admin_options, endpoint_of, other_t
 from counterd.cli.ctl.common import EXIT_USAGE, Target, duration, pass_target, say
 from counterd.cli.reading import Reads, at_least
 from counterd.errors import ConnectionLost, CounterdError
-
-if TYPE_CHECKING:
-    from counterd.listing import Table
 
 INTERVAL_MIN_S = 0.1
 
@@ -54,8 +51,11 @@ def top(context: click.Context, target: Target, /, interval: float, **where: Any
     view = View(interval)
     try:
         client = target.connect()  # what is wrong with that is said where it can be read
-    except ConnectionLost:
-        view.tables = tables_at(endpoint)
+    except ConnectionLost as error:
+        try:
+            view.tables = other_tables(endpoint) if isinstance(endpoint, Endpoint) else ()
+        except CounterdError as other:
+            raise ConnectionLost(f"{error}; {other}") from None
         if not view.tables:
             raise
         view.turn_to_table(view.tables[0])
@@ -63,11 +63,3 @@ def top(context: click.Context, target: Target, /, interval: float, **where: Any
     from counterd.cli.ctl.monitor import Monitor
 
     Monitor(target, client, endpoint, view).run()
-
-
-def tables_at(endpoint: Endpoint | str) -> tuple[Table, ...]:
-    """Of other protocols, if the endpoint is known and tells."""
-    try:
-        return () if isinstance(endpoint, str) else other_tables(endpoint)
-    except CounterdError:
-        return ()
