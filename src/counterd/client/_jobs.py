@@ -68,9 +68,14 @@ class Link(Connection):
         return wire.read_dictionary(self._ask(wire.stats(), Status.OK).body)
 
     def stats_tubes(self, names: Sequence[bytes]) -> Iterator[Figures | None]:
-        """None for a tube that is not there."""
+        """All that the server tells of them; None for a tube that is not there."""
+        command = wire.inspect_tube
         for at in range(0, len(names), AT_ONCE):
-            for reply in self._ask_all([wire.stats_tube(name) for name in names[at : at + AT_ONCE]]):
+            replies = self._ask_all([command(name) for name in names[at : at + AT_ONCE]])
+            if replies[0].status is Status.UNKNOWN_COMMAND:  # beanstalkd
+                command = wire.stats_tube
+                replies = self._ask_all([command(name) for name in names[at : at + AT_ONCE]])
+            for reply in replies:
                 yield figures(checked(reply, Status.OK, Status.NOT_FOUND))
 
     def stats_job(self, job: int) -> Figures | None:

@@ -59,9 +59,16 @@ def test_replies_come_however_they_are_cut(linked: Callable[..., Link]) -> None:
 
 
 def test_tubes_are_asked_for_together(linked: Callable[..., Link]) -> None:
-    asked = wire.stats_tube(b"a") + wire.stats_tube(b"b")
+    asked = wire.inspect_tube(b"a") + wire.inspect_tube(b"b")
     link = linked((asked, b"NOT_FOUND\r\nOK 12\r\n---\nname: b\n\r\n"))
     assert list(link.stats_tubes([b"a", b"b"])) == [None, {"name": "b"}]
+
+
+def test_beanstalkd_tells_less_of_a_tube(linked: Callable[..., Link]) -> None:
+    link = linked(
+        (wire.inspect_tube(b"a"), b"UNKNOWN_COMMAND\r\n"), (wire.stats_tube(b"a"), b"OK 12\r\n---\nname: a\n\r\n")
+    )
+    assert list(link.stats_tubes([b"a"])) == [{"name": "a"}]
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ JOB_COLUMNS = [
     *(Column(name, Kind.NUMBER) for name in ("reserves", "timeouts", "releases", "buries", "kicks")),
     Column("key"),
 ]
-# Of a tube, in a list, with what stats-tube calls it.
+# Of a tube, in a list, with what inspect-tube calls it.
 TUBE_COLUMNS = {
     "name": Column("tube"),
     **{f"current-jobs-{state}": Column(state, Kind.NUMBER) for state in STATES},

@@ -36,9 +36,9 @@ from counterd.protocols.beanstalk._replies cimport (
 from counterd.protocols.beanstalk._store cimport BeanstalkState, BeanstalkStore
 from counterd.protocols.beanstalk._tubes cimport Tube, Tubes, tube_at, tube_find, tube_settle
 from counterd.protocols.beanstalk._wire cimport (
-    BATCH_MAX, BATCH_RESERVE, BURY, CLEAR_TUBE, COMMAND_WORDS, COMMANDS, CRLF_SIZE, DELETE, IGNORE, KICK, KICK_JOB,
-    LIMIT_RESERVES, LINE_MAX, LIST_JOBS, LIST_TUBE_USED, LIST_TUBES, LIST_TUBES_WATCHED, MALFORMED, NEEDLE_MAX,
-    PAUSE_TUBE, PEEK, PEEK_BURIED, PEEK_DELAYED, PEEK_READY, PUT, PUT_UNIQUE, QUIT, RESERVE, RESERVE_JOB,
+    BATCH_MAX, BATCH_RESERVE, BURY, CLEAR_TUBE, COMMAND_WORDS, COMMANDS, CRLF_SIZE, DELETE, IGNORE, INSPECT_TUBE, KICK,
+    KICK_JOB, LIMIT_RESERVES, LINE_MAX, LIST_JOBS, LIST_TUBE_USED, LIST_TUBES, LIST_TUBES_WATCHED, MALFORMED,
+    NEEDLE_MAX, PAUSE_TUBE, PEEK, PEEK_BURIED, PEEK_DELAYED, PEEK_READY, PUT, PUT_UNIQUE, QUIT, RESERVE, RESERVE_JOB,
     RESERVE_WITH_TIMEOUT, SEARCH_JOBS, STATS, STATS_JOB, TOO_BIG, TOO_LONG, TOO_LONG_AT_CR, TOO_LONG_STILL, TOUCH,
     UNKNOWN, USE, WATCH, Command, Request, Word, line_command, line_decode, line_size,
 )
@@ -461,7 +461,7 @@ cdef class BeanstalkSession(Session):
         elif command == STATS_JOB:
             text = store.job_stats(job_find(&store.queues.jobs, request.id))
         else:
-            text = store.tube_stats(store.tube_named(request.name, request.name_size))
+            text = store.tube_stats(store.tube_named(request.name, request.name_size), command == INSPECT_TUBE)
         if text is None:
             return NOT_FOUND
         self.append(b"OK %d\r\n%b\r\n" % (len(text), text))
@@ -604,7 +604,7 @@ cdef inline bint is_long(Command command) noexcept nogil:
     """Whether it is not begun where the turn's work is used up."""
     return (
         STATS <= command <= LIST_TUBES or command == LIST_TUBES_WATCHED or command == KICK
-        or CLEAR_TUBE <= command <= SEARCH_JOBS
+        or CLEAR_TUBE <= command <= INSPECT_TUBE
     )
 
 

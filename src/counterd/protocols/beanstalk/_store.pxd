@@ -74,5 +74,5 @@ cdef class BeanstalkStore(Store):
     cdef int end_waits(self, int steps) except? -1
     cdef uint32_t tube_named(self, const uint8_t* name, uint32_t size) noexcept
     cdef bytes job_stats(self, uint32_t number)
-    cdef bytes tube_stats(self, uint32_t number)
+    cdef bytes tube_stats(self, uint32_t number, bint whole)
     cdef bytes stats(self)

@@ -510,8 +510,8 @@ cdef class BeanstalkStore(Store):
             told["key"] = name_bytes(&self.queues.keys.table, &key_at(&self.queues.keys, job.key).record)
         return document(told)
 
-    cdef bytes tube_stats(self, uint32_t number):
-        """Section "stats-tube"; None if there is no such tube."""
+    cdef bytes tube_stats(self, uint32_t number, bint whole):
+        """Section "stats-tube" or, whole, "inspect-tube"; None if there is no such tube."""
         cdef const Tube* tube
         cdef Tube* retire_to = NULL
         cdef int64_t left_ns
@@ -521,7 +521,7 @@ cdef class BeanstalkStore(Store):
         if tube.retire_to:
             retire_to = tube_at(&self.queues.tubes, tube.retire_to)
         left_ns = tube.paused_until_ns - self.now_ns if tube.pause else 0
-        return document({
+        told = {
             "name": name_bytes(&self.queues.tubes.table, <Record*>&tube.record),
             "current-jobs-urgent": tube.urgent,
             "current-jobs-ready": tube.jobs[<int>READY],
@@ -536,11 +536,13 @@ cdef class BeanstalkStore(Store):
             "cmd-pause-tube": tube.pauses,
             "pause": tube.pause,
             "pause-time-left": max(left_ns, 0) // SECOND_NS,
-            "age-of-oldest-ready": self.oldest_ready_ns(tube) // SECOND_NS,
-            "time-in-queue": f"{tube.queued_ns / max(tube.reserves, 1) / 1e9:.6f}",
-            "max-reserves": tube.reserves_max,
-            "retire-to": name_bytes(&self.queues.tubes.table, &retire_to.record) if retire_to != NULL else b"",
-        })
+        }
+        if whole:
+            told["age-of-oldest-ready"] = self.oldest_ready_ns(tube) // SECOND_NS
+            told["time-in-queue"] = f"{tube.queued_ns / max(tube.reserves, 1) / 1e9:.6f}"
+            told["max-reserves"] = tube.reserves_max
+            told["retire-to"] = name_bytes(&self.queues.tubes.table, &retire_to.record) if retire_to != NULL else b""
+        return document(told)
 
     cdef int64_t oldest_ready_ns(self, const Tube* tube) noexcept:
         """For how long the first of a tube's ready jobs has been ready."""

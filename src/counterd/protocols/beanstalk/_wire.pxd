@@ -47,6 +47,7 @@ cdef enum Command:          # what a line asks for; in the order in which stats 
     CLEAR_TUBE
     LIST_JOBS
     SEARCH_JOBS
+    INSPECT_TUBE
     LIMIT_RESERVES
     PUT_UNIQUE
     COMMANDS
@@ -74,7 +75,8 @@ cdef extern from *:
         COUNTERD_WORD("list-tube-used", ""), COUNTERD_WORD("list-tubes-watched", ""), COUNTERD_WORD("pause-tube", "nd"),
         COUNTERD_WORD("quit", ""), COUNTERD_WORD("batch-reserve", "cw"), COUNTERD_WORD("clear-tube", "nq"),
         COUNTERD_WORD("list-jobs", "nqic"), COUNTERD_WORD("search-jobs", "nqics"),
-        COUNTERD_WORD("limit-reserves", "ncm"), COUNTERD_WORD("put-unique", "pdtsmw"),
+        COUNTERD_WORD("inspect-tube", "n"), COUNTERD_WORD("limit-reserves", "ncm"),
+        COUNTERD_WORD("put-unique", "pdtsmw"),
     };
     """
     ctypedef struct Word "counterd_beanstalk_word":

@@ -209,6 +209,11 @@ def stats_tube(name: bytes) -> bytes:
     return b"stats-tube %b\r\n" % check_name(name)
 
 
+def inspect_tube(name: bytes) -> bytes:
+    """Section "inspect-tube"."""
+    return b"inspect-tube %b\r\n" % check_name(name)
+
+
 def list_tubes() -> bytes:
     """Section "list-tubes"."""
     return b"list-tubes\r\n"
@@ -343,7 +348,7 @@ def read_jobs(body: bytes) -> list[dict[str, str]]:
 
 
 def read_dictionary(body: bytes) -> dict[str, str]:
-    """The figures in what stats, stats-job and stats-tube return; strings without their quotes. ProtocolError."""
+    """The figures in what stats and its variants return; strings without their quotes. ProtocolError."""
     head, *lines = body.decode("utf-8", "replace").split("\n")
     entries = [line.partition(": ") for line in lines if line]
     if head != "---" or not all(colon for _, colon, _ in entries):

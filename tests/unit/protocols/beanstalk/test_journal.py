@@ -408,8 +408,8 @@ def test_limits_of_reserves_outlive_the_process(kept: Journaled):
     peer.send(wire.limit_reserves(b"c", 4, b"c"))
     kept.crash()
     peer = kept.connect()
-    assert b'max-reserves: 2\nretire-to: "dead"\n' in ask(peer, wire.stats_tube(b"a"))
-    assert b'max-reserves: 3\nretire-to: ""\n' in ask(peer, wire.stats_tube(b"b"))
+    assert b'max-reserves: 2\nretire-to: "dead"\n' in ask(peer, wire.inspect_tube(b"a"))
+    assert b'max-reserves: 3\nretire-to: ""\n' in ask(peer, wire.inspect_tube(b"b"))
     assert ask(peer, wire.stats_tube(b"c")) == b"NOT_FOUND\r\n"  # nobody was told
     told(kept, peer, wire.limit_reserves(b"a", 0, b"a"))
     kept.crash()

@@ -426,7 +426,7 @@ def test_what_has_not_failed_is_not_retired(bench: Bench):
 def test_a_limit_of_reserves_keeps_its_tubes_and_goes_with_them(bench: Bench):
     peer = bench.connect()
     ask(peer, wire.limit_reserves(b"a", 3, b"b"))
-    told = ask(peer, wire.stats_tube(b"a"))
+    told = ask(peer, wire.inspect_tube(b"a"))
     assert b'max-reserves: 3\nretire-to: "b"\n' in told
     assert bench.store.snapshot()["tubes"] == 3
     ask(peer, wire.limit_reserves(b"a", 4, b"c"))
@@ -459,9 +459,9 @@ def test_how_long_jobs_are_in_a_tube(bench: Bench):
     bench.advance(3 * SECOND)
     ask(peer, wire.put(b"2"))
     bench.advance(SECOND)
-    assert b"age-of-oldest-ready: 4\ntime-in-queue: 0.000000\n" in ask(peer, wire.stats_tube(b"default"))
+    assert b"age-of-oldest-ready: 4\ntime-in-queue: 0.000000\n" in ask(peer, wire.inspect_tube(b"default"))
     ask(peer, wire.reserve() * 2)
-    assert b"age-of-oldest-ready: 0\ntime-in-queue: 2.500000\n" in ask(peer, wire.stats_tube(b"default"))
+    assert b"age-of-oldest-ready: 0\ntime-in-queue: 2.500000\n" in ask(peer, wire.inspect_tube(b"default"))
 
 
 # ---- keys ----

@@ -63,6 +63,7 @@ def test_both_sides_have_the_same_bounds():
         (wire.stats(), b"stats\r\n"),
         (wire.stats_job(1), b"stats-job 1\r\n"),
         (wire.stats_tube(b"t"), b"stats-tube t\r\n"),
+        (wire.inspect_tube(b"t"), b"inspect-tube t\r\n"),
         (wire.list_tubes(), b"list-tubes\r\n"),
         (wire.list_tube_used(), b"list-tube-used\r\n"),
         (wire.list_tubes_watched(), b"list-tubes-watched\r\n"),
