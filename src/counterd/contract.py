@@ -232,6 +232,9 @@ class JournalSource(Protocol):
     def refuse(self, store: Any, now_ns: int) -> None:
         """The journal cannot be written, until reach() is called."""
 
+    def end(self, store: Any) -> Mapping[str, int]:
+        """All is written, and nothing may change any more. Returns what Ledger.release() is to be told."""
+
 
 class Ledger(Protocol):
     """The module that knows what a protocol's journal has in its database, which SQLite opens: in the writer's process.
@@ -247,6 +250,9 @@ class Ledger(Protocol):
 
     def reserve(self, database: sqlite3.Connection) -> Mapping[str, int]:
         """What begin() is to be told, in a transaction of the caller's."""
+
+    def release(self, database: sqlite3.Connection, **left: int) -> None:
+        """Takes back what reserve() reserved, in a transaction of the caller's. left: what end() said."""
 
     def count(self, database: sqlite3.Connection) -> int:
         """How many records there are."""

@@ -131,6 +131,7 @@ def test_a_clean_end_leaves_one_file_and_every_job_ready(path: Path, sync: str):
     with running(path) as (counterd, peer):
         assert counterd.lines("restored 20000 records")
         assert peer.ask(wire.reserve()) == [b"RESERVED 1 100"]
+        assert peer.ask(wire.put(b"x")) == [b"INSERTED 20001"]
     assert oct(path.stat().st_mode & 0o777) == "0o600"
 
 

@@ -121,6 +121,7 @@ class Keeper:
         self._supervisor.release()
         if self._talk is not None:
             self._talk.send(b"")
+            self._talk.send(json.dumps(self._source.end(self._store)).encode())
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), until - self._loop.time())
 

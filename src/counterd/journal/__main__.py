@@ -6,7 +6,7 @@ the daemon may have been killed, and with `sync` other than always nobody else h
 The frames are those of frames.py:
     daemon to child   JSON first: {"room": name, "path": ..., "is_synced": ..., "is_new": ...}; then a piece each,
                       the next when the last was written. is_new: the daemon's store is to be told what there is.
-                      Nothing: no more is written, and the file is closed
+                      Nothing: no more is written. Then JSON, what release() is to be told, and the file is closed
     child to daemon   a letter, then   A: what was sent last is written. L: nothing; it lives. P: a piece, to restore.
                       C: JSON, how many records come. B: JSON, what begin() is to be told: it is ready.
                       E: what is wrong; it ends
@@ -79,6 +79,9 @@ def write_journal(link: Link) -> None:
         link.say(b"B", json.dumps(begin).encode())
         for piece in frames:
             if not piece:
+                if (left := next(frames, None)) is not None:  # else the daemon has gone
+                    with transaction(database):
+                        ledger.release(database, **json.loads(left))
                 break
             with transaction(database):
                 ledger.write(database, piece)

@@ -68,13 +68,17 @@ class Store:
         self.refused += 1
         self.is_failing = True
 
+    def end(self) -> dict[str, int]:
+        return {"last_id": 70}
+
 
 def piece(*ids: int) -> bytes:
     return _journal.packed([(id_, "t", 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, None, 0, b"x") for id_ in ids])
 
 
 # This module is a JournalSource.
-restore, begin, take, hurry, refuse = Store.restore, Store.begin, Store.take, Store.hurry, Store.refuse
+restore, begin, take, hurry = Store.restore, Store.begin, Store.take, Store.hurry
+refuse, end = Store.refuse, Store.end
 
 
 class Kept:
@@ -135,10 +139,11 @@ def test_pieces_are_written_one_after_the_other(path: Path) -> None:
 
 def test_what_there_was_is_restored(path: Path) -> None:
     async def history() -> None:
-        for restored in (0, 3):
+        for restored, last_id in ((0, 0), (3, 70)):
             kept = Kept(path)
             await kept.keeper.restore()
             assert (kept.keeper.restored, len(kept.store.restored)) == (restored, int(restored > 0))
+            assert kept.store.begun["last_id"] == last_id
             kept.store.pieces.append(piece(7, 8, 9))
             kept.keeper.turn(0)
             await kept.keeper.finish(PATIENCE)

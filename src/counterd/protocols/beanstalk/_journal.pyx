@@ -211,6 +211,13 @@ def refuse(BeanstalkStore store not None, int64_t now_ns):
         store.give_up()
 
 
+def end(BeanstalkStore store not None):
+    """No id is given any more. Returns the last that was."""
+    with store:
+        store.queues.jobs.state.id_limit = store.queues.jobs.state.last_id
+        return {"last_id": store.queues.jobs.state.last_id}
+
+
 def begin(BeanstalkStore store not None, uint64_t last_id, uint64_t id_limit):
     """From now on changes are told. last_id: that may have been given before; id_limit: the last that may be given."""
     with store:

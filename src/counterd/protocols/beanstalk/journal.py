@@ -109,6 +109,11 @@ def reserve(database: sqlite3.Connection) -> dict[str, int]:
     return {"last_id": last_id, "id_limit": last_id + CONSTANTS["ID_BLOCK"]}
 
 
+def release(database: sqlite3.Connection, last_id: int) -> None:
+    """Takes back the ids that were reserved and not given."""
+    database.execute("UPDATE numbers SET value = ? WHERE name = 'id_limit'", (last_id,))
+
+
 def count(database: sqlite3.Connection) -> int:
     """How many jobs there are."""
     ((jobs,),) = database.execute("SELECT count(*) FROM jobs")

@@ -169,6 +169,15 @@ def test_ids_are_never_given_again(kept: Journaled):
     assert sorted(set(seen)) == seen
 
 
+def test_after_a_clean_end_ids_go_on_where_they_ended(kept: Journaled):
+    peer = kept.connect()
+    assert told(kept, peer, wire.put(b"1"), wire.put(b"2"), wire.delete(2)).count(b"INSERTED") == 2
+    journal.release(kept.database, **_journal.end(kept.bench.store))
+    assert ask(peer, wire.put(b"3")) == b"INTERNAL_ERROR\r\n"  # it would get an id that the next store gives
+    kept.crash()
+    assert told(kept, kept.connect(), wire.put(b"3")) == b"INSERTED 3\r\n"
+
+
 def test_ids_that_are_not_reserved_are_not_given(kept: Journaled):
     store = kept.bench.store
     peer = kept.connect()
