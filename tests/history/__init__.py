@@ -26,8 +26,8 @@ says what a call with that answer can leave behind. States and calls are hashabl
 Two more make the search quick, and a third the report readable: `observes`, `alike`, `describe`.
 
 operations.py says what a history is, model.py what a model, search.py has the algorithm, report.py what is told of a
-history that has no explanation, recording.py the files. counter.py, throttr.py and sentinel.py are models, the last
-with leases.py and windows.py.
+history that has no explanation, recording.py the files. counter.py, throttr.py, beanstalk.py and sentinel.py are
+models, the last with leases.py and windows.py.
 """
 
 from history.model import Model

@@ -2,7 +2,7 @@
 
 A `Server` does one call after the other, so its histories are right by construction: each call starts before the moment
 at which it is done, and ends after it. `CounterTable` is the counter room in a few lines; `CounterEngine`,
-`ThrottrEngine` and `SentinelEngine` are counterd's, in memory.
+`ThrottrEngine`, `SentinelEngine` and `BeanstalkEngine` are counterd's, in memory.
 """
 
 from __future__ import annotations
@@ -12,26 +12,29 @@ from collections import defaultdict
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
-from conformance.driven import START_NS
+from conformance.beanstalk.engine import make_store as make_beanstalk_store
+from conformance.driven import START_NS, Bench
 from conformance.sentinel.engine import make_store as make_sentinel_store
 from conformance.throttr.engine import make_store as make_throttr_store
+from counterd.protocols.beanstalk import wire as beanstalk_wire
 from counterd.protocols.counter import wire
 from counterd.protocols.sentinel import wire as sentinel_wire
 from counterd.protocols.throttr import wire as throttr_wire
-from history import Closed, Operation, counter, sentinel, throttr
+from history import Closed, Operation, beanstalk, counter, sentinel, throttr
 from property.model import make_store, settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
+    from conformance.driven import EnginePeer
     from counterd.protocols.sentinel.rules import Rules
 
 CALL_NS = 100_000  # that a request, or an answer, takes at most
 CUT_NS = 3_000_000  # after which a connection that was cut is given up, at most
 SWEEP_NS = 200_000  # between two sweeps of the sentinel room
 SWEPT_NS = SWEEP_NS + (1 << 20)  # within which one finds a lease that is over: it is due at a tick of the wheel
-RECENT = 12  # tokens that are asked about
+RECENT = 12  # tokens, and jobs, that are asked about
 VALUES = tuple(map(sentinel_wire.encode_value, ("one", "two", 3)))
 
 
@@ -156,6 +159,34 @@ def sentinel_calls(
     return choose
 
 
+class Jobs:
+    """Those that somebody knows of: as they are put, or reserved."""
+
+    def __init__(self) -> None:
+        self.known: list[int] = []
+        self._bodies = count()
+
+    def taken(self, call: Any, answer: beanstalk.Answer) -> None:
+        if isinstance(call, beanstalk.Put | beanstalk.Reserve) and answer[1] is not None:
+            self.known.append(answer[1])
+
+    def choose(self, rng: Random, tubes: int = 1, timeout_max: int = 0) -> Any:
+        """Puts and reserves, and whatever can be done to a job of the last, whoever has it."""
+        tube, dice = b"%d" % rng.randrange(tubes), rng.random()
+        if dice < 0.25 or not self.known:
+            times = rng.choice((0, 0, 0, 1)), rng.choice((1, 1, 60))
+            return beanstalk.Put(tube, rng.randint(1, 4), *times, b"job %d" % next(self._bodies))
+        if dice < 0.55:
+            return beanstalk.Reserve(tube, rng.randint(0, timeout_max))
+        job, priority = rng.choice(self.known[-RECENT:]), rng.randint(1, 4)
+        return rng.choice(
+            (
+                beanstalk.Delete(job), beanstalk.Release(job, priority, rng.choice((0, 0, 1))), beanstalk.Touch(job),
+                beanstalk.Bury(job, priority), beanstalk.KickJob(job), beanstalk.Peek(job),
+            )
+        )  # fmt: skip
+
+
 class CounterTable:
     """The counter room, said in dicts: who holds how much of what."""
 
@@ -258,3 +289,34 @@ class SentinelEngine:
         """All that is due. Nobody asks meanwhile, so it makes no difference that it may have been due before."""
         while 0 <= self.store.next_deadline() <= now_ns:
             self.store.tick(now_ns)
+
+
+class BeanstalkEngine:
+    """Connections to counterd's store, which has its turns before each call."""
+
+    def __init__(self) -> None:
+        self.bench = Bench(make_beanstalk_store())
+        self.peers: dict[int, EnginePeer] = {}
+
+    def do(self, client: int, call: Any, now_ns: int) -> beanstalk.Answer:
+        self.bench.advance(now_ns - self.bench.now_ns)
+        if client not in self.peers:
+            self.peers[client] = self.bench.connect()
+        if tube := getattr(call, "tube", b""):
+            self._ask(client, beanstalk_wire.use(tube))
+            self._ask(client, beanstalk_wire.watch(tube))
+            for other in beanstalk_wire.read_list(self._ask(client, beanstalk_wire.list_tubes_watched()).body):
+                if other != tube:
+                    self._ask(client, beanstalk_wire.ignore(other))
+        return beanstalk.told(self._ask(client, beanstalk.request(call)))
+
+    def close(self, client: int, now_ns: int) -> None:
+        self.bench.advance(now_ns - self.bench.now_ns)
+        if client in self.peers:
+            self.peers.pop(client).close()
+
+    def _ask(self, client: int, data: bytes) -> beanstalk_wire.Reply:
+        peer = self.peers[client]
+        peer.send(data)
+        (reply,) = beanstalk_wire.Parser().feed(peer.recv_exactly(len(peer.output)))
+        return reply
