@@ -108,7 +108,7 @@ class Restarted(NamedTuple):
 class Job(NamedTuple):
     """One that is there. holder: of a reserved one. ends: of its delay or its time to run, within that span.
 
-    since: it has not been so before. is_refused: its put was, so that it may go as long as nobody has taken it.
+    since: it has not been so before. is_refused: its put was, so that it may go as long as nobody has it.
     """
 
     state: str
@@ -177,7 +177,7 @@ class JobModel(Model):
 
     def _at(self, job: Job | None, clock: Clock) -> Iterator[Job | None]:
         """As it may be during an operation: as it was, or with its time over."""
-        if job is None or job.is_refused:
+        if job is None or (job.is_refused and job.state != RESERVED):
             yield None
         if job is None or job.since > clock.last:
             return

@@ -146,6 +146,9 @@ WRONG = {
     "put as two": said((1, PUT, 0), (2, GIVEN, 1, 1.1, HAS), (3, GIVEN, 1, 1.1, is_in(job=2))),
     "an id twice": said(IN, (1, PUT._replace(body=b"b"), 0.2, 0.3, ("INSERTED", 1, b""))),
     "refused, and delivered": said((1, PUT, 0, 0.1, "OUT_OF_MEMORY"), TAKEN),
+    "refused, and gone from its worker": said(
+        (1, PUT, 0, 3, "INTERNAL_ERROR"), TAKEN, (2, Touch(1), 4, 4.1, "NOT_FOUND")
+    ),
     "the worse first": said(IN, (1, Put(b"t", 4, 0, 10, b"b"), 0.2, 0.3, ("INSERTED", 2, b"")), TAKEN),
     "the younger first": said(
         IN, (1, PUT._replace(body=b"b"), 0.2, 0.3, ("INSERTED", 2, b"")), (2, GIVEN, 1, 1.1, is_in(b"b", 2))

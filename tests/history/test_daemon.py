@@ -1,33 +1,36 @@
-"""What clients of a real daemon see, all at once, has an order; connections that are cut give back what they held."""
+"""What clients of a real daemon see, all at once, has an order; connections that are cut give back what they held.
+
+And a daemon that is killed goes on with the jobs that it had.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import socket
+from functools import partial
 from random import Random
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from counterd.protocols.beanstalk import wire as beanstalk_wire
 from counterd.protocols.counter import wire
 from counterd.protocols.sentinel import wire as sentinel_wire
 from counterd.protocols.sentinel.rules import read_rules
-from daemon import PATIENCE, Daemon, running, wait_until
+from daemon import PATIENCE, Daemon, run, running, wait_until
 from functional.peers import ask
-from history import Closed, Recorder, check, load, sentinel
+from history import Closed, Operation, Recorder, beanstalk, check, load, sentinel
+from history.beanstalk import JobModel, disorder, jobs
 from history.counter import CounterModel, Release
-from history.crowd import counter_calls, sentinel_calls
+from history.crowd import Jobs, counter_calls, sentinel_calls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
-
-    from history import Operation
 
 CLIENTS = 8
 CALLS = 60
-
-
 LATE_NS = 5_000_000_000  # by which a busy machine may be behind with its sweeps
 # Flow 1 is of tokens, flow 2 a rate; parameters have rule 1.
 RULES: dict[str, Any] = {
@@ -71,19 +74,29 @@ def call(daemon: Daemon, path: Path, client: int) -> None:
         recorder.closing()
 
 
+def crowd(paths: Sequence[Path], clients: Sequence[int], of: Callable[[Path, int], None]) -> list[Thread]:
+    """Clients at work, each in a thread of its own."""
+    threads = [Thread(target=of, args=(paths[client], client)) for client in clients]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def note_ends(paths: Sequence[Path], clients: Iterable[int], what: str) -> None:
+    """Of each: closing or closed."""
+    for client in clients:
+        with Recorder(paths[client], client) as recorder:
+            getattr(recorder, what)()
+
+
 def halves(paths: list[Path], of: Callable[[Path, int], None], gone: Callable[[], object]) -> list[Operation]:
     """What clients see, half of them at a time: the second half finds what the first has left. gone: waits for that."""
     for first in (0, CLIENTS // 2):
         clients = range(first, first + CLIENTS // 2)
-        threads = [Thread(target=of, args=(paths[client], client)) for client in clients]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
+        for thread in crowd(paths, clients, of):
             thread.join()
         gone()
-        for client in clients:
-            with Recorder(paths[client], client) as recorder:
-                recorder.closed()
+        note_ends(paths, clients, "closed")
     return load(paths)
 
 
@@ -162,3 +175,170 @@ def test_daemon_has_an_order_for_tokens_windows_and_values(tmp_path: Path) -> No
             wait_until(lambda: not exchange(connected, sentinel_wire.acquire(0, 1, 3)).status, "all tokens are free")
     assert sum(operation.answer is not None for operation in operations) == CLIENTS * (CALLS - 1)
     assert check(operations, sentinel.SentinelModel(sentinel.objects(read_rules(RULES)), sweep_ns=LATE_NS)) is None
+
+
+# ---- beanstalk ------------------------------------------------------------------------------------------------------
+
+BEANSTALK: dict[str, Any] = {
+    "counter.enable": "false", "counter.port": "", "counter.bind": "",
+    "beanstalk.enable": "true", "beanstalk.port": 0, "beanstalk.bind": "127.0.0.1",
+}  # fmt: skip
+CROWDS = range(4), range(4, 8), range(8, 12)  # clients
+DRIVER, REAPER, SLEEPER, HEIR, STRANGER = range(12, 17)
+FOR_EVER = 1 << 30  # calls
+SLACK_NS = 20_000_000  # by which the wall clock, which a restart goes by, may differ from the monotonic one
+# What has to come up, or the history says little.
+SEEN = (
+    (beanstalk.Put, "INSERTED"), (beanstalk.Reserve, "RESERVED"), (beanstalk.Release, "RELEASED"),
+    (beanstalk.Bury, "BURIED"), (beanstalk.KickJob, "KICKED"), (beanstalk.Touch, "TOUCHED"),
+    (beanstalk.Delete, "DELETED"),
+)  # fmt: skip
+
+
+class Worker:
+    """A connection that uses and watches the tube "0"."""
+
+    def __init__(self, counterd: Daemon) -> None:
+        self.socket = counterd.connect()
+        self.parser = beanstalk_wire.Parser()
+        for request in (beanstalk_wire.use(b"0"), beanstalk_wire.watch(b"0"), beanstalk_wire.ignore(b"default")):
+            self.ask(request)
+
+    def ask(self, request: bytes) -> beanstalk_wire.Reply:
+        self.socket.sendall(request)
+        while True:
+            data = self.socket.recv(1 << 16)
+            if not data:
+                raise ConnectionError("the daemon has gone")
+            if replies := self.parser.feed(data):
+                return replies[0]
+
+    def do(self, recorder: Recorder, call: Any) -> beanstalk.Answer:
+        token = recorder.start(call)
+        answer = beanstalk.told(self.ask(beanstalk.request(call)))
+        recorder.end(token, answer)
+        return answer
+
+    def figure(self, name: str) -> int:
+        """Of the daemon's statistics."""
+        return int(beanstalk_wire.read_dictionary(self.ask(beanstalk_wire.stats()).body)[name])
+
+
+def work(counterd: Daemon, known: Jobs, calls: int, path: Path, client: int) -> None:
+    """As call(), as long as the daemon is there."""
+    rng = Random(client)
+    with Recorder(path, client) as recorder, contextlib.suppress(ConnectionError):
+        worker = Worker(counterd)
+        with contextlib.closing(worker.socket):
+            for _ in range(calls):
+                request = known.choose(rng, timeout_max=1)
+                known.taken(request, worker.do(recorder, request))
+            request = known.choose(rng)
+            recorder.start(request)
+            worker.socket.sendall(beanstalk.request(request))
+            recorder.closing()
+
+
+def reap(counterd: Daemon, known: Jobs, path: Path) -> None:
+    """Looks for every job that anybody knows of, and ends those, and all of which nobody was told."""
+    worker = Worker(counterd)
+    with Recorder(path, REAPER) as recorder, contextlib.closing(worker.socket):
+        for kind in (beanstalk.Peek, beanstalk.Delete):
+            for job in sorted(set(known.known)):
+                worker.do(recorder, kind(job))
+        while worker.figure("current-jobs-ready") or worker.figure("current-jobs-delayed"):
+            _, job, _ = worker.do(recorder, beanstalk.Reserve(b"0", 1))
+            if job is not None:
+                worker.do(recorder, beanstalk.Delete(job))
+
+
+def outlast(counterd: Daemon, first: Path, second: Path) -> None:
+    """A worker keeps a job for too long, and so another is given it, and ends it."""
+    with Recorder(first, SLEEPER) as slow, Recorder(second, HEIR) as quick:
+        sleeper, heir = Worker(counterd), Worker(counterd)
+        sleeper.do(slow, beanstalk.Put(b"0", 0, 0, 1, b"of one second"))
+        sleeper.do(slow, beanstalk.Reserve(b"0", 0))
+        _, job, _ = heir.do(quick, beanstalk.Reserve(b"0", int(PATIENCE)))
+        assert job is not None
+        heir.do(quick, beanstalk.Delete(job))
+        for worker in (sleeper, heir):
+            worker.socket.close()
+
+
+def live(counterd: Daemon, known: Jobs, paths: Sequence[Path], clients: Sequence[int]) -> None:
+    """A crowd at work, until the daemon has let go of all of it."""
+    for thread in crowd(paths, clients, partial(work, counterd, known, CALLS)):
+        thread.join()
+    observer = Worker(counterd)
+    wait_until(lambda: observer.figure("current-connections") == 1, "they are gone")
+    note_ends(paths, clients, "closed")
+    observer.socket.close()
+
+
+def lives(directory: Path) -> list[Operation]:
+    """What three crowds see: the daemon is killed while the second is at work, and the third has what is left."""
+    known = Jobs()
+    paths = [directory / str(client) for client in range(STRANGER)]
+    first, second, third = CROWDS
+    settings = {**BEANSTALK, "beanstalk.journal": directory / "journal"}
+    with Recorder(paths[DRIVER], DRIVER) as driver:
+        with running(directory / "daemon", settings, status=-signal.SIGKILL) as counterd:
+            live(counterd, known, paths, first)
+            enough = len(known.known) + CALLS
+            threads = crowd(paths, second, partial(work, counterd, known, FOR_EVER))
+            wait_until(lambda: len(known.known) > enough, "the second crowd has had jobs")
+            note_ends(paths, second, "closing")
+            killed = driver.start(beanstalk.Restarted())
+            counterd.send_signal(signal.SIGKILL)
+            counterd.ended()
+            for thread in threads:
+                thread.join()
+        with running(directory / "daemon", settings) as counterd:
+            driver.end(killed, ("OK", None, b""))
+            note_ends(paths, second, "closed")
+            live(counterd, known, paths, third)
+            reap(counterd, known, paths[REAPER])
+            outlast(counterd, paths[SLEEPER], paths[HEIR])
+    assert run("journal", "check", directory / "journal").stdout.endswith("ok, 0 records\n")
+    return load(paths)
+
+
+def lies(operations: list[Operation]) -> dict[str, list[Operation]]:
+    """What they would have seen if a promise had been broken."""
+    puts = {one.answer[1]: one for one in operations if is_told(one, beanstalk.Put, "INSERTED")}
+    patient = {job for job, put in puts.items() if put.call.ttr == 60}
+    doubtful = {one.call.job for one in operations if isinstance(one.call, beanstalk.Delete) and one.answer is None}
+    given = next(one for one in operations if is_told(one, beanstalk.Reserve, "RESERVED") and one.answer[1] in patient)
+    seen = (one for one in operations if one.client == REAPER and is_told(one, beanstalk.Peek, "FOUND"))
+    found = next(one for one in seen if one.call.job not in doubtful)
+    deleted = next(one for one in operations if is_told(one, beanstalk.Delete, "DELETED") and one.call.job in puts)
+    end_ns = max(one.ended or 0 for one in operations)
+    first, inherited = (
+        next(one for one in operations if one.client == client and is_told(one, beanstalk.Reserve, "RESERVED"))
+        for client in (SLEEPER, HEIR)
+    )
+    assert first.ended is not None
+    early = inherited._replace(started=first.ended + 1, ended=first.ended + 2)
+    again = "RESERVED", deleted.call.job, puts[deleted.call.job].call.body
+    return {
+        "given to two": [*operations, given._replace(client=STRANGER)],
+        "lost": [found._replace(answer=("NOT_FOUND", None, b"")) if one is found else one for one in operations],
+        "not for as long as it may take": [early if one is inherited else one for one in operations],
+        "back": [*operations, Operation(STRANGER, beanstalk.Reserve(b"0", 0), end_ns + 1, end_ns + 2, again)],
+    }
+
+
+def is_told(operation: Operation, kind: type, status: str) -> bool:
+    return isinstance(operation.call, kind) and operation.answer is not None and operation.answer[0] == status
+
+
+def test_daemon_keeps_its_jobs_though_it_is_killed(tmp_path: Path) -> None:
+    operations = lives(tmp_path)
+    model = JobModel(late_ns=LATE_NS, slack_ns=SLACK_NS, journal=True)
+    for kind, status in SEEN:
+        assert any(is_told(one, kind, status) for one in operations), f"nobody was told {status}"
+    violation = check(jobs(operations), model)
+    assert violation is None, violation
+    assert disorder(operations) == []
+    for lie, history in lies(operations).items():
+        assert check(jobs(history), model) is not None, f"{lie}, and nobody notices"
