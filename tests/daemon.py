@@ -106,13 +106,15 @@ class Daemon:
     """A counterd that runs.
 
     process, pid: it. config: its configuration file. log: the lines of its stderr so far. addresses: where it listens,
-    with the first of its rooms. path: that room's Unix socket, if it has one.
+    with the first of its rooms. path: that room's Unix socket, if it has one. exit_status: what it
+    has to end with.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], config: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], config: Path, exit_status: int = 0) -> None:
         self.process = process
         self.pid = process.pid
         self.config = config
+        self.exit_status = exit_status
         self.log: list[str] = []
         self.addresses: list[Address] = []
         self.path: str | None = None
@@ -162,6 +164,12 @@ class Daemon:
                 raise AssertionError(f"{error}; they are {seen}, the log has {self.log}") from None
             return figures
 
+    def logged_stats(self, rooms: Sequence[str], seconds: float = PATIENCE) -> dict[str, str]:
+        """By room, the line with what only it knows of itself."""
+        before = {room: len(self.lines(f"stats of {room}")) for room in rooms}
+        self.send_signal(signal.SIGUSR1)
+        return {room: self.wait_for_log(f"stats of {room}", count + 1, seconds) for room, count in before.items()}
+
     # ---- its process ----
 
     def cpu(self) -> float:
@@ -192,6 +200,11 @@ class Daemon:
             self._reader.join(PATIENCE)
             assert not self._reader.is_alive(), "somebody else keeps its stderr open"
         return status
+
+    def kill(self) -> None:
+        """With SIGKILL; waits until it has ended, and its processes too."""
+        self.exit_status = -signal.SIGKILL
+        self.stop(signal.SIGKILL)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Asks it to end, and returns its exit status."""
@@ -279,7 +292,7 @@ def running(
         env=environment(env),
         cwd="/",
     )
-    daemon = Daemon(process, config)
+    daemon = Daemon(process, config, status)
     daemon.path = (settings or {}).get("counter.socket")
     try:
         if stderr == subprocess.PIPE:
@@ -287,7 +300,7 @@ def running(
         yield daemon
         if process.poll() is None:
             process.terminate()
-        assert daemon.ended() == status, daemon.log
+        assert daemon.ended() == daemon.exit_status, daemon.log
     finally:
         if process.poll() is None:
             process.kill()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 # Seconds that a test waits for what is to happen. A quiet machine takes a hundredth of it; one that is busy with other
 # things may take all of it, and nothing has failed then.
 PATIENCE = 60.0
+LONG_S = 120.0  # longer than anything takes, also where there are many other things to do
 EXAMPLES = float(os.environ.get("COUNTERD_EXAMPLES", "1"))
 
 

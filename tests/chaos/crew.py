@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import daemon
 from chaos.clients import IDS, Plan
-from chaos.world import LONG_S
+from machine import LONG_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,6 +26,7 @@ SLOTS = (
     ("counter", "unix"), ("counter", "unix"), ("counter", "loopback"), ("counter", "far"), ("counter", "far"),
     ("throttr", "unix"), ("throttr", "loopback"), ("throttr", "far"),
     ("sentinel", "unix"), ("sentinel", "loopback"), ("sentinel", "far"),
+    ("beanstalk", "unix"), ("beanstalk", "loopback"), ("beanstalk", "far"),
 )  # fmt: skip
 
 

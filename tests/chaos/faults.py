@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import daemon
 from chaos import rulebook
-from chaos.world import LONG_S
 from history import Operation
 from history.sentinel import Load
+from machine import LONG_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -29,14 +29,15 @@ BY_CLIENT = {
 }  # fmt: skip
 BY_DRIVER = {
     "kill": 8, "stop_client": 6, "stop_server": 3, "descriptors": 2, "reload": 3, "bad_reload": 2, "rules": 3,
-    "bad_rules": 2,
+    "bad_rules": 2, "crash": 3, "kill_writer": 3, "stop_writer": 3, "full_disk": 2,
 }  # fmt: skip
 BY_LINK = {"delay": 3, "loss": 3, "cut": 2}
 BY_FAR_CLIENT = {"vanish": 4}
 BY_CLOCK = {"clock": 2}
 SPANS_S = {
     "stop_client": (0.1, 1.0), "stop_server": (0.05, 0.5), "descriptors": (0.2, 0.6), "reload": (0.3, 1.0),
-    "rules": (0.3, 1.0), "delay": (0.5, 2.0), "loss": (0.5, 2.0), "cut": (1.0, 5.0), "clock": (0.2, 1.0),
+    "rules": (0.3, 1.0), "stop_writer": (0.1, 1.5), "full_disk": (0.2, 1.5),
+    "delay": (0.5, 2.0), "loss": (0.5, 2.0), "cut": (1.0, 5.0), "clock": (0.2, 1.0),
 }  # fmt: skip
 STEPS_S = (-86_400, -3600, -10, 10, 3600, 86_400)
 INTRUDERS = 40
@@ -138,9 +139,10 @@ class Driver:
             time.sleep(min(0.01, until_s - now_s))
 
     def heal(self) -> None:
-        """Everything; and the configuration is again what it was."""
+        """Everything; and the configuration is again what it was, and there is memory for jobs."""
         for key in list(self._lasting):
             self._heal(key)
+        self.world.keeper.clear()
         if self._has_reloaded:
             assert self._load({}), "the configuration and the rules as they were are not taken any more"
 
@@ -239,6 +241,25 @@ class Driver:
         else:
             link.disturb(fault.kind)
         self._lasts(fault, link.heal, "link")
+
+    def _crash(self, fault: Fault) -> None:
+        """Of the daemon that has the jobs."""
+        self._heal("stop_writer")
+        self._heal("full_disk")
+        self.world.keeper.crash(with_writer=fault.chance < 0.5)
+
+    def _kill_writer(self, fault: Fault) -> None:
+        del fault
+        self.world.keeper.kill_writer()
+
+    def _stop_writer(self, fault: Fault) -> None:
+        self._heal(fault.kind)
+        writer = self.world.keeper.stop_writer()
+        self._lasts(fault, lambda: self.world.keeper.go_on(writer), fault.kind)
+
+    def _full_disk(self, fault: Fault) -> None:
+        self.world.keeper.fill_disk()
+        self._lasts(fault, self.world.keeper.empty_disk, fault.kind)
 
     def _clock(self, fault: Fault) -> None:
         self.world.step_clock(STEPS_S[fault.choose(STEPS_S)])

@@ -1,4 +1,7 @@
-"""Runs Dump, CHANNELS, PING all the while: so it is known when the server let go of a client, and what counters had."""
+"""Runs Dump, CHANNELS, PING, list-tubes all the while.
+
+So it is known when the server let go of a client, and what counters had.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,12 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from chaos.rooms import sign_of_life
-from chaos.world import LONG_S
 from counterd.protocols.counter import wire
 from counterd.protocols.sentinel import wire as sentinel_wire
 from counterd.protocols.throttr import wire as throttr_wire
+from daemon import wait_until
+from jobs import Peer
+from machine import LONG_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,4 +188,39 @@ class SentinelMonitor(Monitor):
         self._registered.clear()
 
 
-MONITORS = {"counter": CounterMonitor, "throttr": ThrottrMonitor, "sentinel": SentinelMonitor}
+class BeanstalkMonitor(Monitor):
+    """The tube that a client watches is there as long as the client is. Comes again when the daemon does.
+
+    lost: how often it had to.
+    """
+
+    def __init__(self, address: str, clients: Callable[[], list[int]]) -> None:
+        self.lost = 0
+        super().__init__(address, clients)
+
+    def _sample(self) -> Sample:
+        while True:
+            try:
+                return self._listed(Peer(self._socket))
+            except ConnectionError:
+                self.lost += 1
+                self._socket.close()
+                self._socket = wait_until(self._reconnected, "the daemon is there again", LONG_S)
+
+    def _listed(self, peer: Peer) -> Sample:
+        """What who has gone had is ready by the next answer."""
+        asked_ns = time.monotonic_ns()
+        tubes, ended_ns = peer.tubes(), time.monotonic_ns()
+        peer.figure("current-connections")
+        return Sample(asked_ns, ended_ns, dict.fromkeys(tubes, 1), time.monotonic_ns())
+
+    def _reconnected(self) -> socket.socket | None:
+        try:
+            return self._connected()
+        except OSError:
+            return None
+
+
+MONITORS = {
+    "counter": CounterMonitor, "throttr": ThrottrMonitor, "sentinel": SentinelMonitor, "beanstalk": BeanstalkMonitor,
+}  # fmt: skip

@@ -9,11 +9,13 @@ import collections
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from chaos import rulebook
+from chaos.keeper import FILLED
 from counterd.errors import ProtocolError
+from counterd.protocols.beanstalk import wire as beanstalk_wire
 from counterd.protocols.counter import wire
 from counterd.protocols.sentinel import wire as sentinel_wire
 from counterd.protocols.throttr import wire as throttr_wire
-from history import counter, sentinel, throttr
+from history import beanstalk, counter, sentinel, throttr
 
 if TYPE_CHECKING:
     import random
@@ -56,6 +58,11 @@ KNOWN = 16  # tokens that the clients of a process know of each other
 TREASURES = 3  # of those, the last that are kept by whoever comes by, and seldom released
 TREASURED = 12  # one of so many, where there is room enough for all
 TREASURE_FLOWS = {4, *rulebook.COLD}
+TUBES = 3  # of the beanstalk room
+JOBS_STEP = 8  # long ones, in one piece of who takes all
+JOBS_STEPS_MAX = 8
+LONG_JOB = bytes(60_000)
+STATISTICS = 600  # of who reads slowly
 LENGTHS = {1: 12, 2: 16, 3: 12, 4: 8, 5: 8}  # of a body, at least, by its type; a PING can do without
 
 
@@ -78,11 +85,11 @@ class Room(Protocol):
 
 
 def sign_of_life(client: int) -> bytes:
-    """What a client takes first, a counter, a subscription or a namespace, and never gives back.
+    """What a client takes first, a counter, a subscription, a namespace or a tube, and never gives back.
 
     While it is held, the server has not let go of the client.
     """
-    return b"alive %d" % client
+    return b"alive-%d" % client
 
 
 class CounterRoom:
@@ -450,4 +457,145 @@ class SentinelRoom:
         return sentinel.told(call, answer)
 
 
-ROOMS: dict[str, Any] = {"counter": CounterRoom, "throttr": ThrottrRoom, "sentinel": SentinelRoom}
+class BeanstalkRoom:
+    """Puts jobs into one of few tubes and takes them out of it; ends, releases, buries and kicks them."""
+
+    forgives = True
+    known: ClassVar[collections.deque[int]] = collections.deque(maxlen=KNOWN)
+
+    def __init__(self, chance: random.Random, number: int, client: int) -> None:
+        self.chance = chance
+        self.client = client
+        self.tube = b"tube-%d" % chance.randrange(TUBES)
+        self.held: set[int] = set()
+        self.filling = 0
+        self.puts = 0
+        # Each may be refused for want of memory; none is left out, or its jobs would be of another tube.
+        self.to_begin = [
+            ("use", beanstalk_wire.use(self.tube)),
+            ("watch", beanstalk_wire.watch(self.tube)),
+            ("ignore", beanstalk_wire.ignore(b"default")),
+        ]
+        self.parser = beanstalk_wire.Parser()
+        del number
+
+    # ---- requests ----
+
+    def hello(self) -> Asked:
+        return "hello", beanstalk_wire.watch(sign_of_life(self.client))
+
+    def is_welcome(self, told: Any) -> bool:
+        return told[0] == "WATCHING"
+
+    def batch(self) -> list[Asked]:
+        if self.filling:
+            self.filling -= 1
+            return [("fill", beanstalk_wire.put(LONG_JOB))] * JOBS_STEP
+        if self.to_begin:
+            return self.to_begin[:1]
+        return [self._any() for _ in range(self.chance.choice(PIPELINE))]
+
+    def _any(self) -> Asked:
+        if self.chance.random() < 0.01:
+            return "clear", beanstalk_wire.clear_tube(FILLED)
+        call = self._call()
+        return call, beanstalk.request(call)
+
+    def _call(self) -> Any:
+        """Mostly about what it has; now and then about what others have, or had."""
+        chance, dice = self.chance, self.chance.random()
+        priority, delay = chance.randint(1, 4), chance.choice((0, 0, 0, 1))
+        if dice < 0.27:
+            self.puts += 1
+            ttr = chance.choice((1, 2, 4))
+            return beanstalk.Put(self.tube, priority, delay, ttr, b"%d of %d" % (self.puts, self.client))
+        if dice < 0.55:
+            return beanstalk.Reserve(self.tube, chance.choice((0, 0, 1)))
+        if dice < 0.90 and self.held:
+            job = chance.choice(sorted(self.held))
+        elif self.known:
+            job = chance.choice(self.known)
+        else:
+            return beanstalk.Reserve(self.tube, 0)
+        release, bury = beanstalk.Release(job, priority, delay), beanstalk.Bury(job, priority)
+        calls = (
+            beanstalk.Delete(job),
+            release,
+            bury,
+            beanstalk.Touch(job),
+            beanstalk.KickJob(job),
+            beanstalk.Peek(job),
+        )
+        return chance.choices(calls, (12, 3, 1, 2, 2, 1))[0]
+
+    def give_back(self) -> list[Asked]:
+        calls = [beanstalk.Release(job, 1, 0) for job in sorted(self.held)]
+        return [(call, beanstalk.request(call)) for call in calls]
+
+    def much(self) -> list[Asked]:
+        return [("much", beanstalk_wire.stats())] * STATISTICS
+
+    def all(self) -> list[Asked]:
+        return [("use fill", beanstalk_wire.use(FILLED))]
+
+    def garbage(self) -> bytes:
+        """One line, or one put, that is none."""
+        chance = self.chance
+        noise = chance.randbytes(chance.randint(1, 3000)).translate(None, b"\r\n")
+        return chance.choice((b"\xff" + noise + b"\r\n", b"delete x\r\n", b"put 0 0 1 3\r\nabcde\r\n", b"\r\n"))
+
+    def truncated(self) -> bytes:
+        whole = self.chance.choice((beanstalk_wire.put(b"never"), beanstalk_wire.reserve(0)))
+        return whole[: self.chance.randint(1, len(whole) - 1)]
+
+    # ---- answers ----
+
+    def feed(self, data: bytes) -> list[beanstalk_wire.Reply]:
+        return self.parser.feed(data)
+
+    def take(self, call: Any, answer: beanstalk_wire.Reply) -> Any:
+        told = beanstalk.told(answer)
+        if told[0] not in ANSWERS_TO[call if isinstance(call, str) else type(call)]:
+            raise ProtocolError(f"{call} was answered with {answer}")
+        if told[0] == "OUT_OF_MEMORY":
+            self.filling = 0
+        elif call == "use fill":
+            self.filling = JOBS_STEPS_MAX
+            self.to_begin.append(("use", beanstalk_wire.use(self.tube)))
+        elif call in ("use", "watch", "ignore"):
+            del self.to_begin[0]
+        elif isinstance(call, beanstalk.Put) and told[1] is not None:
+            self.known.append(told[1])
+        elif told[0] == "RESERVED":
+            self.held.add(told[1])
+        elif isinstance(call, beanstalk.Delete | beanstalk.Release | beanstalk.Bury):
+            self.held.discard(call.job)
+        return told
+
+
+ANSWERS_TO: dict[Any, set[str]] = {
+    beanstalk.Put: {"INSERTED", "OUT_OF_MEMORY", "INTERNAL_ERROR"},
+    beanstalk.Reserve: {"RESERVED", "TIMED_OUT", "DEADLINE_SOON"},
+    beanstalk.Delete: {"DELETED", "NOT_FOUND"},
+    beanstalk.Release: {"RELEASED", "NOT_FOUND"},
+    beanstalk.Bury: {"BURIED", "NOT_FOUND"},
+    beanstalk.Touch: {"TOUCHED", "NOT_FOUND"},
+    beanstalk.KickJob: {"KICKED", "NOT_FOUND"},
+    beanstalk.Peek: {"FOUND", "NOT_FOUND"},
+    "hello": {"WATCHING", "OUT_OF_MEMORY"},
+    "watch": {"WATCHING", "OUT_OF_MEMORY"},
+    "ignore": {"WATCHING"},
+    "use": {"USING", "OUT_OF_MEMORY"},
+    "use fill": {"USING", "OUT_OF_MEMORY"},
+    "fill": {"INSERTED", "OUT_OF_MEMORY", "INTERNAL_ERROR"},
+    "clear": {"CLEARED", "NOT_FOUND"},
+    "much": {"OK"},
+    GARBAGE: {"UNKNOWN_COMMAND", "BAD_FORMAT", "EXPECTED_CRLF"},
+}
+
+ROOMS: dict[str, Any] = {
+    "counter": CounterRoom,
+    "throttr": ThrottrRoom,
+    "sentinel": SentinelRoom,
+    "beanstalk": BeanstalkRoom,
+}

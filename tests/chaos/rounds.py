@@ -18,15 +18,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos import faults, rulebook, verdict, world
 from chaos.crew import SLOTS, Crew, Slot
+from chaos.keeper import ROOM, look
 from chaos.monitor import MONITORS
-from chaos.world import LONG_S
 from counterd.client import Client, throttr
 from counterd.errors import CounterdError
+from counterd.protocols.beanstalk import wire as beanstalk_wire
 from counterd.protocols.sentinel.wire import ResponseParser, Status, encode_value
 from history import sentinel
+from machine import LONG_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from chaos.keeper import Listing
 
 FAULTS_PER_S = 4
 # More memory than after the first round is no leak up to this: Python's heap and malloc's have their pieces, and one
@@ -88,6 +92,7 @@ class Chaos:
             room: kind(place.addresses[room, "unix"], functools.partial(self.crew.let_in, room))
             for room, kind in MONITORS.items()
         }
+        self.jobs: Listing | None = None  # that there were at the end of the round
         self.passed_s = -rulebook.WINDOW_MAX_S  # when rates were last asked for, other than by clients
         self.left = self._what_it_has()
 
@@ -118,7 +123,10 @@ class Chaos:
         moments.append(time.monotonic())
         workers = {worker.number: worker for worker in self.crew.all}
         filled = frozenset(self.crew.slots[fault.slot].room for fault in plan if fault.kind == "fill")
-        ends = verdict.Ends(workers, driver.disturbed_ns, time.monotonic_ns(), filled, driver.loads, driver.limited)
+        ends = verdict.Ends(
+            workers, driver.disturbed_ns, time.monotonic_ns(), filled, driver.loads, driver.limited,
+            self.world.keeper.take_restarts(), self.jobs,
+        )  # fmt: skip
         samples = {room: monitor.take() for room, monitor in self.monitors.items()}
         judged = verdict.judge(sorted(directory.iterdir()), samples, ends)
         moments.append(time.monotonic())
@@ -143,15 +151,15 @@ class Chaos:
     def _settle(self) -> list[str]:
         """Waits until all is as if nobody had ever been there; what is not, in the end."""
         found: list[str] = []
-        counterd = self.world.counterd
-        if counterd.process.poll() is not None:
-            raise EOFError(f"the daemon ended with {counterd.process.returncode}")
+        for counterd in (self.world.counterd, self.world.keeper.counterd):
+            if counterd.process.poll() is not None:
+                raise EOFError(f"the daemon ended with {counterd.process.returncode}")
         for room, monitor in self.monitors.items():
             if monitor.error is not None:
                 raise EOFError(f"{room}, a connection that only watches: {monitor.error!r}")
         checks = (
-            self._counter_is_empty, self._throttr_is_empty, self._sentinel_is_empty, self._has_no_errors,
-            self._has_what_it_had,
+            self._counter_is_empty, self._throttr_is_empty, self._sentinel_is_empty, self._beanstalk_is_empty,
+            self._has_no_errors, self._has_what_it_had,
         )  # fmt: skip
         for check in checks:
             try:
@@ -196,12 +204,29 @@ class Chaos:
                     granted(connected, sentinel.Param(flow, count, (value,)), free_s)
             self.passed_s = time.monotonic()
 
+    def _beanstalk_is_empty(self) -> None:
+        """No job is anybody's, not even of those whose daemon was killed; and each is there to be deleted, once."""
+        keeper = self.world.keeper
+        with keeper.asking() as peer:
+            become(lambda: peer.figure("current-connections"), 2, "beanstalk: connections")
+            become(lambda: peer.figure("current-jobs-reserved"), 0, "beanstalk: reserved jobs")
+            self.jobs = look(peer)
+            for job in self.jobs.ids:
+                status = peer.ask(beanstalk_wire.delete(job)).status
+                assert status == "DELETED", f"beanstalk: job {job} was listed, its delete is answered {status}"
+            assert (tubes := peer.tubes()) == [b"default"], f"beanstalk: nobody is there, and no job, but tubes {tubes}"
+        assert keeper.figure("jobs") == 0, "beanstalk: there are jobs of no tube"
+        lost = self.monitors["beanstalk"].lost
+        assert lost <= keeper.crashes, f"beanstalk: {lost} times the end of a connection that only watches"
+
     def _has_no_errors(self) -> None:
-        counterd = self.world.counterd
-        for room, line in self.world.logged_stats().items():
+        counterd, keeper = self.world.counterd, self.world.keeper
+        lines = {**self.world.logged_stats(), **keeper.counterd.logged_stats([ROOM], LONG_S)}
+        for room, line in lines.items():
             (errors,) = re.findall(r"\binternal_errors=(\d+)", line)
             assert errors == "0", f"{room}: {errors} internal errors"
         bad = [line for line in counterd.lines(r" ERROR |Traceback") if "not reloaded:" not in line]
+        bad += keeper.complaints()
         assert not bad, f"the log says {bad}"
 
     def _has_what_it_had(self) -> None:
@@ -259,6 +284,7 @@ def run(seed: str, seconds: float, round_s: float, say: Callable[[str], None]) -
             finally:
                 chaos.end()
                 (directory / "log").write_text("\n".join(place.counterd.log))
+                (directory / "keeper.log").write_text("\n".join([*place.keeper.log, *place.keeper.counterd.log]))
     except (AssertionError, subprocess.TimeoutExpired):  # it did not end as it should, or not at all
         if chaos is None:
             raise

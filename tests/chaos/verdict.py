@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos import rooms, rulebook
 from chaos.crew import worker_of
-from history import Closed, Operation, Undecided, check, counter, load, sentinel, throttr
+from chaos.keeper import ROOM as BEANSTALK
+from history import Closed, Operation, Undecided, beanstalk, check, counter, load, sentinel, throttr
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from chaos.crew import Worker
+    from chaos.keeper import Listing
     from chaos.monitor import Sample
 
 MONITOR = 0  # the number of the client that runs Dump
 CONFIGURATIONS_MAX = 100_000
+SLACK_NS = 20_000_000  # by which the wall clock, which a restart goes by, may differ from the monotonic one
 NOT_FOUND = (1, None)
 SWEPT_NS = 2_000_000_000  # by then a lease that is over does not count any more, on a machine with other things to do
 
@@ -40,6 +43,7 @@ class Ends(NamedTuple):
 
     workers: by number. disturbed_ns: when the link was, at first. settled_ns: when all had gone. short: rooms that had
     no memory left, for a while. loads: what became of the rules of sentinel. limited: its requests were, for a while.
+    restarts: of the daemon that has the jobs. jobs: those there were in the end.
     """
 
     workers: dict[int, Worker]
@@ -48,14 +52,20 @@ class Ends(NamedTuple):
     short: frozenset[str] = frozenset()
     loads: Sequence[Operation] = ()
     limited: bool = False
+    restarts: Sequence[Operation] = ()
+    jobs: Listing | None = None
 
     def is_far(self, client: int) -> bool:
         return self.workers[worker_of(client)].slot.place == "far"
 
     def may_be_lost(self, client: int) -> bool:
-        """Whether it may end although neither side wants that: a machine in between, or a process that stood still."""
+        """Whether it may end although neither side wants that: a machine in between, or a process that stood still.
+
+        Or a daemon that was killed.
+        """
         worker = self.workers[worker_of(client)]
-        return worker.was_stopped or (self.disturbed_ns is not None and self.is_far(client))
+        was_crashed = worker.slot.room == BEANSTALK and bool(self.restarts)
+        return worker.was_stopped or was_crashed or (self.disturbed_ns is not None and self.is_far(client))
 
 
 def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: Ends) -> Verdict:
@@ -69,6 +79,7 @@ def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: 
         "sentinel": sentinel.SentinelModel(
             rulebook.rules(), sweep_ns=SWEPT_NS, memory="sentinel" in ends.short, limited=ends.limited
         ),
+        BEANSTALK: beanstalk.JobModel(late_ns=SWEPT_NS, slack_ns=SLACK_NS, journal=True),
     }
     for room, model in models.items():
         by_client: dict[int, list[Operation]] = collections.defaultdict(list)
@@ -94,6 +105,11 @@ def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: 
             violations += twins(history)
             called = {model.key(operation.call) for operation in history if not isinstance(operation.call, Closed)}
             history += [operation for operation in ends.loads if operation.call.key in called]
+        if room == BEANSTALK:
+            violations += beanstalk.disorder(history)
+            history = beanstalk.jobs([*history, *ends.restarts])
+            if ends.jobs is not None:
+                history += left(history, ends.jobs)
         found, count, given_up = checked(history, model)
         violations += [f"{room}: {text}" for text in found]
         names += count
@@ -156,6 +172,18 @@ def seen(history: Iterable[Operation], samples: Iterable[Sample]) -> Iterable[Op
             consumption = sample.consumptions.get(name)
             answer = NOT_FOUND if consumption is None else (0, consumption)
             yield Operation(MONITOR, counter.Get(name), sample.asked_ns, sample.ended_ns, answer)
+
+
+def left(history: Iterable[Operation], listing: Listing) -> list[Operation]:
+    """What a listing shows of each job is what a Peek would have told at some moment of it."""
+    known = {operation.call.job for operation in history if isinstance(operation.call, beanstalk.Put)}
+    return [
+        Operation(
+            MONITOR, beanstalk.Peek(job), listing.asked_ns, listing.ended_ns,
+            ("FOUND" if job in listing.ids else "NOT_FOUND", None, b""),
+        )
+        for job in known
+    ]  # fmt: skip
 
 
 def checked(history: Iterable[Operation], model: Any) -> tuple[list[str], int, int]:

@@ -1,4 +1,4 @@
-"""Where it happens: a daemon in a network namespace, the other host, the link between the two, and the clock.
+"""Where it happens: two daemons in a network namespace, the other host, the link between the two, and the clock.
 
 Without the right to make namespaces there is one host, without libfaketime one time: the faults that need them are
 left out, and the last line says so.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import re
 import resource
-import signal
 import socket
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import daemon
-from chaos import rulebook
+from chaos import keeper, rulebook
+from machine import LONG_S
 from namespaces import HERE, INTERFACES, PATIENCE, ip, joined
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from namespaces import Net
 
 FAKETIME = "*/faketime/libfaketime.so.1"  # in /usr/lib
-LONG_S = 120.0  # longer than anything takes on a machine that has other things to do
 ROOMS = ("counter", "throttr", "sentinel")
 SIZE = 4096  # counters, and holdings: few enough for one client to take all
 TOKENS = 2048  # and values, likewise
@@ -78,7 +77,7 @@ class Link:
 class World:
     """What faults are done to. link, shift: None if there is none. rules: the file of the sentinel room.
 
-    words: what a program begins with, by host.
+    words: what a program begins with, by host. counterd: the daemon of the rooms that end with it. keeper: the other.
     """
 
     def __init__(self, directory: Path, net: Net | None, shift: Path | None) -> None:
@@ -95,31 +94,33 @@ class World:
         if shift is None:
             self.missing.append("no libfaketime")
         self.counterd: daemon.Daemon
+        self.keeper: keeper.Keeper
         self._tables: set[int] = set()  # their sizes
         self.addresses: dict[tuple[str, str], str | list[str | int]] = {}
 
     @property
     def settings(self) -> dict[str, object]:
         """For TCP short patience; over Unix sockets nobody vanishes."""
-        patience = {f"{room}.{key.split('.')[1]}": value for room in ROOMS for key, value in PATIENCE.items()}
-        places = {f"{room}.{key}": value for room in ROOMS for key, value in self._places(room).items()}
+        rooms = [setting for room in ROOMS for setting in self.settings_of(room).items()]
         return {
-            **patience, **places,
+            **dict(rooms),
             "counter.buckets": SIZE, "counter.holdings": SIZE, "counter.name_memory": "64K",
             "counter.stats_interval": 10, "throttr.memory_limit": "4M", "throttr.max_queued": "64K",
             "sentinel.max_tokens": TOKENS, "sentinel.max_param_values": TOKENS, "sentinel.rules": self.rules,
         }  # fmt: skip
 
-    def _places(self, room: str) -> dict[str, object]:
+    def settings_of(self, room: str) -> dict[str, object]:
+        """Where it is served, and with what patience."""
         bind = f"{HERE} 127.0.0.1" if self.net else "127.0.0.1"
-        path = self.directory / room
-        return {"enable": "true", "port": 0, "bind": bind, "insecure": "true", "socket": path}
+        place = {"enable": "true", "port": 0, "bind": bind, "insecure": "true", "socket": self.directory / room}
+        patience = {key.split(".")[1]: value for key, value in PATIENCE.items()}
+        return {f"{room}.{key}": value for key, value in (place | patience).items()}
 
     def look_around(self) -> None:
         """addresses: by room, and by how a client connects: unix, loopback, and far from the other host."""
         self._tables = {int(re.findall(r"\bregion=(\d+)", line)[0]) for line in self.logged_stats().values()}
-        for room in ROOMS:
-            ports = {place.host: place.port for place in self.counterd.served(f"{room} listens on")}
+        for room, counterd in (*((room, self.counterd) for room in ROOMS), (keeper.ROOM, self.keeper.counterd)):
+            ports = {place.host: place.port for place in counterd.served(f"{room} listens on")}
             self.addresses[room, "unix"] = str(self.directory / room)
             self.addresses[room, "loopback"] = ["127.0.0.1", ports["127.0.0.1"]]
             if HERE in ports:
@@ -127,10 +128,7 @@ class World:
 
     def logged_stats(self) -> dict[str, str]:
         """By room, the line with what only it knows of itself."""
-        counterd = self.counterd
-        before = {room: len(counterd.lines(f"stats of {room}")) for room in ROOMS}
-        counterd.send_signal(signal.SIGUSR1)
-        return {room: counterd.wait_for_log(f"stats of {room}", count + 1, LONG_S) for room, count in before.items()}
+        return self.counterd.logged_stats(ROOMS, LONG_S)
 
     def figure(self, room: str, name: str) -> int:
         """One figure of those."""
@@ -203,6 +201,8 @@ def made(directory: Path) -> Iterator[World]:
                 "NO_FAKE_STAT": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1",
             }  # fmt: skip
         program = (*world.words("unix"), *daemon.MODULE)
+        # Its clock goes on: when delays and times to run end after a restart is a matter of the wall clock.
+        world.keeper = stack.enter_context(keeper.Keeper(directory, world.settings_of(keeper.ROOM), program))
         world.counterd = stack.enter_context(
             daemon.running(directory / "daemon", world.settings, program=program, env=environment)
         )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import socket
 from functools import partial
 from random import Random
@@ -21,9 +20,10 @@ from counterd.protocols.sentinel.rules import read_rules
 from daemon import PATIENCE, Daemon, run, running, wait_until
 from functional.peers import ask
 from history import Closed, Operation, Recorder, beanstalk, check, load, sentinel
-from history.beanstalk import JobModel, disorder, jobs
+from history.beanstalk import JobModel, disorder
 from history.counter import CounterModel, Release
 from history.crowd import Jobs, counter_calls, sentinel_calls
+from jobs import Peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -195,23 +195,13 @@ SEEN = (
 )  # fmt: skip
 
 
-class Worker:
-    """A connection that uses and watches the tube "0"."""
+class Worker(Peer):
+    """It uses and watches the tube "0"."""
 
     def __init__(self, counterd: Daemon) -> None:
-        self.socket = counterd.connect()
-        self.parser = beanstalk_wire.Parser()
+        super().__init__(counterd.connect())
         for request in (beanstalk_wire.use(b"0"), beanstalk_wire.watch(b"0"), beanstalk_wire.ignore(b"default")):
             self.ask(request)
-
-    def ask(self, request: bytes) -> beanstalk_wire.Reply:
-        self.socket.sendall(request)
-        while True:
-            data = self.socket.recv(1 << 16)
-            if not data:
-                raise ConnectionError("the daemon has gone")
-            if replies := self.parser.feed(data):
-                return replies[0]
 
     def do(self, recorder: Recorder, call: Any) -> beanstalk.Answer:
         token = recorder.start(call)
@@ -219,17 +209,13 @@ class Worker:
         recorder.end(token, answer)
         return answer
 
-    def figure(self, name: str) -> int:
-        """Of the daemon's statistics."""
-        return int(beanstalk_wire.read_dictionary(self.ask(beanstalk_wire.stats()).body)[name])
-
 
 def work(counterd: Daemon, known: Jobs, calls: int, path: Path, client: int) -> None:
     """As call(), as long as the daemon is there."""
     rng = Random(client)
     with Recorder(path, client) as recorder, contextlib.suppress(ConnectionError):
         worker = Worker(counterd)
-        with contextlib.closing(worker.socket):
+        with contextlib.closing(worker):
             for _ in range(calls):
                 request = known.choose(rng, timeout_max=1)
                 known.taken(request, worker.do(recorder, request))
@@ -242,7 +228,7 @@ def work(counterd: Daemon, known: Jobs, calls: int, path: Path, client: int) -> 
 def reap(counterd: Daemon, known: Jobs, path: Path) -> None:
     """Looks for every job that anybody knows of, and ends those, and all of which nobody was told."""
     worker = Worker(counterd)
-    with Recorder(path, REAPER) as recorder, contextlib.closing(worker.socket):
+    with Recorder(path, REAPER) as recorder, contextlib.closing(worker):
         for kind in (beanstalk.Peek, beanstalk.Delete):
             for job in sorted(set(known.known)):
                 worker.do(recorder, kind(job))
@@ -262,7 +248,7 @@ def outlast(counterd: Daemon, first: Path, second: Path) -> None:
         assert job is not None
         heir.do(quick, beanstalk.Delete(job))
         for worker in (sleeper, heir):
-            worker.socket.close()
+            worker.close()
 
 
 def live(counterd: Daemon, known: Jobs, paths: Sequence[Path], clients: Sequence[int]) -> None:
@@ -272,7 +258,7 @@ def live(counterd: Daemon, known: Jobs, paths: Sequence[Path], clients: Sequence
     observer = Worker(counterd)
     wait_until(lambda: observer.figure("current-connections") == 1, "they are gone")
     note_ends(paths, clients, "closed")
-    observer.socket.close()
+    observer.close()
 
 
 def lives(directory: Path) -> list[Operation]:
@@ -282,15 +268,14 @@ def lives(directory: Path) -> list[Operation]:
     first, second, third = CROWDS
     settings = {**BEANSTALK, "beanstalk.journal": directory / "journal"}
     with Recorder(paths[DRIVER], DRIVER) as driver:
-        with running(directory / "daemon", settings, status=-signal.SIGKILL) as counterd:
+        with running(directory / "daemon", settings) as counterd:
             live(counterd, known, paths, first)
             enough = len(known.known) + CALLS
             threads = crowd(paths, second, partial(work, counterd, known, FOR_EVER))
             wait_until(lambda: len(known.known) > enough, "the second crowd has had jobs")
             note_ends(paths, second, "closing")
             killed = driver.start(beanstalk.Restarted())
-            counterd.send_signal(signal.SIGKILL)
-            counterd.ended()
+            counterd.kill()
             for thread in threads:
                 thread.join()
         with running(directory / "daemon", settings) as counterd:
@@ -337,8 +322,8 @@ def test_daemon_keeps_its_jobs_though_it_is_killed(tmp_path: Path) -> None:
     model = JobModel(late_ns=LATE_NS, slack_ns=SLACK_NS, journal=True)
     for kind, status in SEEN:
         assert any(is_told(one, kind, status) for one in operations), f"nobody was told {status}"
-    violation = check(jobs(operations), model)
+    violation = check(beanstalk.jobs(operations), model)
     assert violation is None, violation
     assert disorder(operations) == []
     for lie, history in lies(operations).items():
-        assert check(jobs(history), model) is not None, f"{lie}, and nobody notices"
+        assert check(beanstalk.jobs(history), model) is not None, f"{lie}, and nobody notices"

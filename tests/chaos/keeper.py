@@ -1,0 +1,162 @@
+"""The daemon of the beanstalk room: one of its own, for it is killed, and begins again with the jobs that it had."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import daemon
+from counterd.protocols.beanstalk import wire
+from history import Operation
+from history.beanstalk import Restarted
+from jobs import Peer
+from machine import LONG_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+ROOM = "beanstalk"
+KILLER = -2  # the client that the restarts are of
+FAILS = r"the journal cannot be written|the journal process ended"  # what faults make it say
+FILLED = b"fill"  # the tube of who takes all memory there is
+
+
+class Listing(NamedTuple):
+    """The ids of all jobs that there were, as they were asked for when nobody else was there."""
+
+    asked_ns: int
+    ended_ns: int
+    ids: frozenset[int]
+
+
+def look(peer: Peer) -> Listing:
+    asked_ns = time.monotonic_ns()
+    ids = frozenset(int(job["id"]) for job in peer.jobs())
+    return Listing(asked_ns, time.monotonic_ns(), ids)
+
+
+class Keeper:
+    """path: of its Unix socket. restarts: of this round. crashes: ever. log: of all that were killed."""
+
+    def __init__(self, directory: Path, settings: Mapping[str, object], program: Sequence[str]) -> None:
+        self.directory = directory
+        self.path = str(directory / ROOM)
+        self.settings = {
+            "counter.enable": "false", "counter.port": "", "counter.bind": "", **settings,
+            "beanstalk.journal": directory / "journal", "beanstalk.memory_limit": "2M",
+        }  # fmt: skip
+        self.program = program
+        self.restarts: list[Operation] = []
+        self.crashes = 0
+        self.log: list[str] = []
+        self.counterd: daemon.Daemon
+        self._running = contextlib.ExitStack()
+
+    def __enter__(self) -> Keeper:
+        self._begin()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._running.close()
+
+    def _begin(self) -> None:
+        """Where it was before, if it was."""
+        self.counterd = self._running.enter_context(
+            daemon.running(self.directory / "keeper", self.settings, program=self.program)
+        )
+        self.settings["beanstalk.port"] = self.counterd.address.port
+
+    # ---- what happens to it ----
+
+    def crash(self, with_writer: bool) -> None:
+        """Kills it, perhaps with the process that writes its journal, and begins again.
+
+        Not while the journal cannot be written: then what it acknowledges is on disk later.
+        """
+        daemon.wait_until(lambda: not self.figure("journal_failing"), "the journal can be written", LONG_S)
+        started_ns = time.monotonic_ns()
+        if with_writer:
+            self.kill_writer()
+        self.counterd.kill()
+        self._running.close()
+        self.log += self.counterd.log
+        self._begin()
+        self.crashes += 1
+        self.restarts.append(Operation(KILLER, Restarted(), started_ns, time.monotonic_ns(), ("OK", None, b"")))
+
+    def kill_writer(self) -> None:
+        os.kill(self.writer(), signal.SIGKILL)
+
+    def stop_writer(self) -> int:
+        """Its pid, for go_on()."""
+        writer = self.writer()
+        os.kill(writer, signal.SIGSTOP)
+        return writer
+
+    def go_on(self, writer: int) -> None:
+        """Unless it was killed meanwhile."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(writer, signal.SIGCONT)
+
+    def fill_disk(self) -> None:
+        """No file may be longer than the journal's are now."""
+        sizes = [path.stat().st_size for path in self.directory.glob("journal*")]
+        self._limit_files(max(sizes))
+
+    def empty_disk(self) -> None:
+        self._limit_files(resource.RLIM_INFINITY)
+
+    def clear(self) -> None:
+        """Deletes the jobs of who took all memory."""
+        with self.asking() as peer:
+            peer.ask(wire.clear_tube(FILLED))
+
+    def writer(self) -> int:
+        """The pid of the process that writes its journal."""
+        return daemon.wait_until(lambda: next(self._writers(), 0), "the journal process is there", LONG_S)
+
+    def _writers(self) -> Iterator[int]:
+        pid = self.counterd.pid
+        for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+            with contextlib.suppress(OSError):
+                if b"counterd.journal" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    yield child
+
+    def _limit_files(self, size: int) -> None:
+        """Of the daemon too, of which another writer has its limits."""
+        for pid in (self.counterd.pid, *self._writers()):
+            with contextlib.suppress(ProcessLookupError):
+                _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, most))
+
+    # ---- what is asked of it ----
+
+    def figure(self, name: str) -> int:
+        """As it logs it."""
+        (value,) = re.findall(rf" {name}=(\d+)", self.counterd.logged_stats([ROOM], LONG_S)[ROOM])
+        return int(value)
+
+    def take_restarts(self) -> list[Operation]:
+        """Those there are, whose place the next round's take."""
+        taken, self.restarts = self.restarts, []
+        return taken
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[Peer]:
+        """A connection to it."""
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as connected:
+            connected.settimeout(LONG_S)
+            connected.connect(self.path)
+            yield Peer(connected)
+
+    def complaints(self) -> list[str]:
+        """What it logs, and should not."""
+        bad = [line for line in (*self.log, *self.counterd.log) if re.search(r" ERROR |Traceback", line)]
+        return [line for line in bad if not re.search(FAILS, line)]

@@ -1,0 +1,49 @@
+"""A connection to the beanstalk room of a real daemon, one command at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from counterd.protocols.beanstalk import wire
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+
+RECEIVE_SIZE = 1 << 16
+
+
+class Peer:
+    """connected: its socket."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self.socket = connected
+        self._parser = wire.Parser()
+
+    def ask(self, request: bytes) -> wire.Reply:
+        """Raises ConnectionError if the daemon has gone."""
+        self.socket.sendall(request)
+        while True:
+            data = self.socket.recv(RECEIVE_SIZE)
+            if not data:
+                raise ConnectionError("the daemon closed the connection")
+            if replies := self._parser.feed(data):
+                return replies[0]
+
+    def tubes(self) -> list[bytes]:
+        return wire.read_list(self.ask(wire.list_tubes()).body)
+
+    def jobs(self) -> Iterator[dict[str, str]]:
+        """All there are, as stats-job shows them."""
+        for tube in self.tubes():
+            first = 0
+            while found := wire.read_jobs(self.ask(wire.list_jobs(tube, first=first, count=wire.BATCH_MAX)).body):
+                yield from found
+                first = int(found[-1]["id"]) + 1
+
+    def figure(self, name: str) -> int:
+        """Of the daemon's statistics."""
+        return int(wire.read_dictionary(self.ask(wire.stats()).body)[name])
+
+    def close(self) -> None:
+        self.socket.close()
