@@ -108,7 +108,7 @@ class Restarted(NamedTuple):
 class Job(NamedTuple):
     """One that is there. holder: of a reserved one. ends: of its delay or its time to run, within that span.
 
-    since: it has not been so before. is_refused: its put was, so that it may go as long as nobody has it.
+    since: it has not been so before.
     """
 
     state: str
@@ -117,7 +117,6 @@ class Job(NamedTuple):
     since: int
     holder: int = 0
     ends: Span = ALWAYS
-    is_refused: bool = False
 
     def ready(self, since: int) -> Job:
         return self._replace(state=READY, since=since, holder=0, ends=ALWAYS)
@@ -177,9 +176,10 @@ class JobModel(Model):
 
     def _at(self, job: Job | None, clock: Clock) -> Iterator[Job | None]:
         """As it may be during an operation: as it was, or with its time over."""
-        if job is None or (job.is_refused and job.state != RESERVED):
+        if job is None:
             yield None
-        if job is None or job.since > clock.last:
+            return
+        if job.since > clock.last:
             return
         if job.state in (READY, BURIED):
             yield job
@@ -210,9 +210,8 @@ def outcomes(job: Job | None, operation: Operation, clock: Clock) -> Iterator[tu
     since = clock.first if job is None else max(job.since, clock.first)
     if isinstance(call, Put):
         if job is None:
-            is_refused = answered(operation, REFUSED)
-            new = Job(READY, max(call.ttr, 1) * NS_PER_S, call.body, since, is_refused=is_refused)
-            yield REFUSED if is_refused else "INSERTED", waiting(new, call.delay, since, clock)
+            new = Job(READY, max(call.ttr, 1) * NS_PER_S, call.body, since)
+            yield REFUSED if answered(operation, REFUSED) else "INSERTED", waiting(new, call.delay, since, clock)
     elif isinstance(call, Reserve):
         if job is not None and job.state == READY and (answer is None or answer[2] == job.body):
             ends = since + job.ttr_ns, clock.last + job.ttr_ns
@@ -222,7 +221,7 @@ def outcomes(job: Job | None, operation: Operation, clock: Clock) -> Iterator[tu
     elif job is None or not may_do(job, operation):
         yield NOT_FOUND, job
     else:
-        yield DONE[type(call)], done(job._replace(is_refused=False), operation, since, clock)
+        yield DONE[type(call)], done(job, operation, since, clock)
 
 
 def may_do(job: Job, operation: Operation) -> bool:

@@ -102,9 +102,7 @@ RIGHT = {
     "taken before its put is answered": said((1, PUT, 0, 3, ("INSERTED", 1, b"")), (2, GIVEN, 1, 2, HAS)),
     "a put that was not answered": said((1, PUT, 0), (1, Closed(), 1, 1.1), (2, GIVEN, 2, 2.1, HAS)),
     "a put that was refused once somebody had it": said((1, PUT, 0, 3, "INTERNAL_ERROR"), TAKEN),
-    "a put that was refused, and seen": said(
-        (1, PUT, 0, 3, "INTERNAL_ERROR"), TAKEN, (2, Closed(), 2, 2.1), (3, Peek(1), 4, 4.1, "NOT_FOUND")
-    ),
+    "a put that was refused": said((1, PUT, 0, 3, "INTERNAL_ERROR"), (2, GIVEN, 4, 4.1, "TIMED_OUT")),
     "taken by one who was never told": said(
         IN, (2, GIVEN, 1), (3, Delete(1), 2, 2.1, "NOT_FOUND"), (2, Closed(), 3, 3.1), (3, Delete(1), 4, 4.1, "DELETED")
     ),
@@ -148,6 +146,13 @@ WRONG = {
     "refused, and delivered": said((1, PUT, 0, 0.1, "OUT_OF_MEMORY"), TAKEN),
     "refused, and gone from its worker": said(
         (1, PUT, 0, 3, "INTERNAL_ERROR"), TAKEN, (2, Touch(1), 4, 4.1, "NOT_FOUND")
+    ),
+    "refused, and gone from who released it": said(
+        (1, PUT, 0, 3, "INTERNAL_ERROR"), TAKEN, (2, Release(1, 5, 0), 2, 3, "RELEASED"),
+        (3, Peek(1), 4, 4.1, "NOT_FOUND"),
+    ),
+    "refused, and gone with its worker": said(
+        (1, PUT, 0, 3, "INTERNAL_ERROR"), TAKEN, (2, Closed(), 2, 2.1), (3, Peek(1), 4, 4.1, "NOT_FOUND")
     ),
     "the worse first": said(IN, (1, Put(b"t", 4, 0, 10, b"b"), 0.2, 0.3, ("INSERTED", 2, b"")), TAKEN),
     "the younger first": said(

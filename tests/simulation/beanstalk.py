@@ -459,7 +459,7 @@ class BeanstalkWorld(World):
         self.step("reach", None)
 
     def on_refuse(self) -> None:
-        """Puts whose replies wait are refused, and their jobs gone, unless somebody has them."""
+        """Puts whose replies wait are refused, and their jobs gone, unless somebody was given them."""
         books = self.books
         books.is_failing, books.now = True, self.now
         for link in self.links.values():
@@ -467,7 +467,7 @@ class BeanstalkWorld(World):
                 request.acks.clear()
                 job: Any = books.jobs.get(request.id)
                 exists = bool(request.replies) and request.replies[0].startswith(b"EXISTS")
-                if exists or (job is not None and job.state == "reserved"):
+                if exists or (job is not None and job.counts["reserves"]):
                     request.replies += (b"INTERNAL_ERROR\r\n",)
                 elif job is not None and self.ask_job(request.id) is None:
                     request.replies = (b"INTERNAL_ERROR\r\n",)

@@ -575,7 +575,7 @@ cdef class BeanstalkSession(Session):
         Session.leave(self)
 
     cdef bytes give_up_on(self, bytes replies):
-        """Jobs that were put are taken back, unless a worker has them. Section "The journal"."""
+        """Jobs that were put are taken back, unless a worker was given them. Section "The journal"."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef Jobs* jobs = &store.queues.jobs
         cdef list kept = []
@@ -591,7 +591,7 @@ cdef class BeanstalkSession(Session):
             if number or words[0] == b"EXISTS":
                 command = PUT if number and not job_at(jobs, number).key else PUT_UNIQUE
                 store.state.given_up[<int>command] += 1
-            if number and job_at(jobs, number).state != RESERVED:
+            if number and job_at(jobs, number).reserves == 0:
                 if job_at(jobs, number).key:  # it is for who puts it again
                     key_free(&store.queues.keys, jobs, job_at(jobs, number).key)
                 store.end_job(number)

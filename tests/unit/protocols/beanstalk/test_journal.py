@@ -227,6 +227,24 @@ def test_a_put_that_cannot_be_written_is_refused_and_gone(kept: Journaled):
     assert [ask(peer, wire.peek(number))[:5] for number in (1, 2, 3, 4)] == [b"NOT_F", b"NOT_F", b"FOUND", b"FOUND"]
 
 
+def test_a_refused_job_that_a_worker_was_given_stays_whatever_became_of_it(kept: Journaled):
+    peer, worker, other = kept.connect(), kept.connect(), kept.connect()
+    peer.send(b"".join(wire.put(b"%d" % number) for number in (1, 2, 3)))
+    ask(worker, wire.reserve_job(1), wire.reserve_job(2))
+    worker.send(wire.release(1, 0, 0) + wire.bury(2, 0))
+    ask(other, wire.reserve_job(3))
+    other.close()
+    assert kept.take()
+    kept.refuse()
+    assert said(peer) == b"INTERNAL_ERROR\r\n" * 3
+    assert said(worker) == b"RELEASED\r\nBURIED\r\n"
+    kept.write()
+    kept.reach()
+    kept.commit()
+    kept.crash()
+    assert kept.restored == 3
+
+
 def test_a_ready_job_that_was_refused_does_not_come_back(kept: Journaled):
     peer = kept.connect()
     peer.send(wire.put(b"1") + wire.put(b"2", delay=5))
