@@ -43,7 +43,7 @@ def look(peer: Peer) -> Listing:
 
 
 class Keeper:
-    """path: of its Unix socket. restarts: of this round. crashes: ever. log: of all that were killed."""
+    """path: of its Unix socket. restarts: of this round. begun_ns: since then it runs. log: of all that were killed."""
 
     def __init__(self, directory: Path, settings: Mapping[str, object], program: Sequence[str]) -> None:
         self.directory = directory
@@ -54,7 +54,7 @@ class Keeper:
         }  # fmt: skip
         self.program = program
         self.restarts: list[Operation] = []
-        self.crashes = 0
+        self.begun_ns = 0
         self.log: list[str] = []
         self.counterd: daemon.Daemon
         self._running = contextlib.ExitStack()
@@ -71,6 +71,7 @@ class Keeper:
         self.counterd = self._running.enter_context(
             daemon.running(self.directory / "keeper", self.settings, program=self.program)
         )
+        self.begun_ns = time.monotonic_ns()
         self.settings["beanstalk.port"] = self.counterd.address.port
 
     # ---- what happens to it ----
@@ -88,8 +89,7 @@ class Keeper:
         self._running.close()
         self.log += self.counterd.log
         self._begin()
-        self.crashes += 1
-        self.restarts.append(Operation(KILLER, Restarted(), started_ns, time.monotonic_ns(), ("OK", None, b"")))
+        self.restarts.append(Operation(KILLER, Restarted(), started_ns, self.begun_ns, ("OK", None, b"")))
 
     def kill_writer(self) -> None:
         os.kill(self.writer(), signal.SIGKILL)

@@ -191,11 +191,11 @@ class SentinelMonitor(Monitor):
 class BeanstalkMonitor(Monitor):
     """The tube that a client watches is there as long as the client is. Comes again when the daemon does.
 
-    lost: how often it had to.
+    lost_ns: the latest moment at which a connection was made that has ended; 0 if none has.
     """
 
     def __init__(self, address: str, clients: Callable[[], list[int]]) -> None:
-        self.lost = 0
+        self.lost_ns = 0
         super().__init__(address, clients)
 
     def _sample(self) -> Sample:
@@ -203,7 +203,7 @@ class BeanstalkMonitor(Monitor):
             try:
                 return self._listed(Peer(self._socket))
             except ConnectionError:
-                self.lost += 1
+                self.lost_ns = self._made_ns
                 self._socket.close()
                 self._socket = wait_until(self._reconnected, "the daemon is there again", LONG_S)
 
@@ -213,6 +213,10 @@ class BeanstalkMonitor(Monitor):
         tubes, ended_ns = peer.tubes(), time.monotonic_ns()
         peer.figure("current-connections")
         return Sample(asked_ns, ended_ns, dict.fromkeys(tubes, 1), time.monotonic_ns())
+
+    def _connected(self) -> socket.socket:
+        self._made_ns = time.monotonic_ns()
+        return super()._connected()
 
     def _reconnected(self) -> socket.socket | None:
         try:

@@ -542,7 +542,7 @@ class BeanstalkRoom:
         """One line, or one put, that is none."""
         chance = self.chance
         noise = chance.randbytes(chance.randint(1, 3000)).translate(None, b"\r\n")
-        return chance.choice((b"\xff" + noise + b"\r\n", b"delete x\r\n", b"put 0 0 1 3\r\nabcde\r\n", b"\r\n"))
+        return chance.choice((b"\xff" + noise + b"\r\n", b"delete x\r\n", b"put 0 0 1 3\r\nabcde", b"\r\n"))
 
     def truncated(self) -> bytes:
         whole = self.chance.choice((beanstalk_wire.put(b"never"), beanstalk_wire.reserve(0)))

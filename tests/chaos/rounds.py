@@ -216,8 +216,8 @@ class Chaos:
                 assert status == "DELETED", f"beanstalk: job {job} was listed, its delete is answered {status}"
             assert (tubes := peer.tubes()) == [b"default"], f"beanstalk: nobody is there, and no job, but tubes {tubes}"
         assert keeper.figure("jobs") == 0, "beanstalk: there are jobs of no tube"
-        lost = self.monitors["beanstalk"].lost
-        assert lost <= keeper.crashes, f"beanstalk: {lost} times the end of a connection that only watches"
+        is_lost = self.monitors[ROOM].lost_ns > keeper.begun_ns
+        assert not is_lost, "beanstalk: a connection has ended that only watches, and nobody has killed the daemon"
 
     def _has_no_errors(self) -> None:
         counterd, keeper = self.world.counterd, self.world.keeper
