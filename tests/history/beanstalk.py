@@ -278,10 +278,11 @@ def jobs(operations: Iterable[Operation]) -> list[Operation]:
     restarts = [operation for operation in operations if isinstance(operation.call, Restarted)]
     closed = {one.client: one.ended for one in operations if isinstance(one.call, Closed) and one.ended is not None}
     for job, (tube, first, last) in lives(found).items():
-        for operation in (*restarts, *taken):
+        # What is not answered may be why nothing is known of a job any more.
+        may_be = [one for one in restarts if one.started <= last] + [one for one in taken if one.call.tube == tube]
+        for operation in may_be:
             ends = closed.get(operation.client, NEVER) if operation.ended is None else operation.ended
-            is_there = isinstance(operation.call, Restarted) or operation.call.tube == tube
-            if is_there and operation.started <= last and ends >= first:
+            if ends >= first:
                 found.append(operation._replace(call=operation.call._replace(job=job)))
     return found
 

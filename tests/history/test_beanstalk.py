@@ -112,6 +112,10 @@ RIGHT = {
     "a better one that came meanwhile": said(
         IN, (1, Put(b"t", 4, 0, 10, b"b"), 1, 1.05, ("INSERTED", 2, b"")), TAKEN
     ),
+    "a better one that somebody may have who was never told": said(
+        IN, (1, Put(b"t", 4, 0, 10, b"b"), 0.2, 0.3, ("INSERTED", 2, b"")),
+        (3, GIVEN, 0.5), TAKEN, (3, Closed(), 2, 2.1),
+    ),
     "another tube": said(
         IN, (1, Put(b"u", 4, 0, 10, b"b"), 0.2, 0.3, ("INSERTED", 2, b"")), (2, GIVEN, 1, 1.1, HAS)
     ),
