@@ -1,4 +1,4 @@
-"""A connection to the beanstalk room of a real daemon, one command at a time."""
+"""A connection to the beanstalk room of a real daemon."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from counterd.protocols.beanstalk import wire
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 RECEIVE_SIZE = 1 << 16
 
@@ -21,14 +21,20 @@ class Peer:
         self._parser = wire.Parser()
 
     def ask(self, request: bytes) -> wire.Reply:
-        """Raises ConnectionError if the daemon has gone."""
-        self.socket.sendall(request)
-        while True:
+        """As ask_all."""
+        (reply,) = self.ask_all([request])
+        return reply
+
+    def ask_all(self, requests: Sequence[bytes]) -> list[wire.Reply]:
+        """The replies to requests in one piece. Raises ConnectionError if the daemon has gone."""
+        self.socket.sendall(b"".join(requests))
+        replies: list[wire.Reply] = []
+        while len(replies) < len(requests):
             data = self.socket.recv(RECEIVE_SIZE)
             if not data:
                 raise ConnectionError("the daemon closed the connection")
-            if replies := self._parser.feed(data):
-                return replies[0]
+            replies += self._parser.feed(data)
+        return replies
 
     def tubes(self) -> list[bytes]:
         return wire.read_list(self.ask(wire.list_tubes()).body)

@@ -1,5 +1,7 @@
 """Connections come and go in every way there is, and nothing of them stays: objects, memory, or anything in the region.
 
+Nor of jobs, in a daemon with and without a journal.
+
 A net.Server on uvloop, or the clients, in the process of the tests. LEAK_CONNECTIONS=200000 in the environment is for
 whoever has ten minutes; nothing depends on how long it takes.
 """
@@ -11,7 +13,9 @@ import collections
 import contextlib
 import functools
 import gc
+import itertools
 import os
+import re
 import resource
 import socket
 import struct
@@ -23,12 +27,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import daemon
 from certificates import client_context, server_context
+from conformance.beanstalk.engine import make_store as make_beanstalk_store
 from conformance.throttr.engine import make_store as make_throttr_store
 from counterd.client import Client, aio, throttr
+from counterd.protocols.beanstalk import wire as beanstalk_wire
 from counterd.protocols.counter import wire
 from counterd.protocols.throttr.wire import Encoder, TTLType, ValueSize
-from daemon import wait_until
+from daemon import PATIENCE, wait_until
+from jobs import Peer
 from property.model import make_store
 from serving import Serving, serving
 
@@ -37,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from counterd._core import Store
+    from daemon import Daemon
 
 CONNECTIONS = int(os.environ.get("LEAK_CONNECTIONS", "1400"))
 TOGETHER = 32  # that are open at once
@@ -51,7 +60,8 @@ ENCODER = Encoder(ValueSize.UINT16)
 @dataclass(frozen=True)
 class Talk:
     """What is said to a room. ask: has an answer. hold: leaves holdings. flood: has answers longer than what a socket
-    takes, once `prepare` was said on another connection. part: an unfinished frame. garbage: ends the connection."""
+    takes, once `prepare` was said on another connection. part: an unfinished frame. garbage: ends the connection.
+    tidy: takes away what outlives connections by right."""
 
     prepare: bytes
     ask: bytes
@@ -59,6 +69,7 @@ class Talk:
     flood: bytes
     part: bytes
     garbage: bytes
+    tidy: bytes = b""
 
 
 COUNTER = Talk(
@@ -80,6 +91,23 @@ THROTTR = Talk(
     flood=ENCODER.get(b"long") * 20,
     part=ENCODER.set(b"unfinished", bytes(500), 1)[:-1],
     garbage=b"\xff" * 12,
+)  # fmt: skip
+BEANSTALK = Talk(
+    prepare=beanstalk_wire.use(b"long") + beanstalk_wire.put(bytes(50_000)),
+    ask=beanstalk_wire.list_tube_used(),
+    hold=b"".join([
+        beanstalk_wire.clear_tube(b"held"),
+        *(encode(name) for name in (b"held", b"x" * 200) for encode in (beanstalk_wire.watch, beanstalk_wire.use)),
+        beanstalk_wire.use(b"held"),
+        *(beanstalk_wire.put(b"x" * 300, delay=delay) for delay in (0, 0, 1000)),
+        beanstalk_wire.put_unique(b"key", b"key", 0),
+        beanstalk_wire.reserve(0),
+        beanstalk_wire.reserve(0),
+    ]),
+    flood=beanstalk_wire.peek(1) * 20,
+    part=beanstalk_wire.put(bytes(500))[:-1],
+    garbage=b"\xff" * 300 + b"\r\n" + beanstalk_wire.quit(),
+    tidy=beanstalk_wire.clear_tube(b"held"),
 )  # fmt: skip
 
 
@@ -195,7 +223,7 @@ def assert_nothing_stays(before: Seen, after: Seen, connections: int) -> None:
     assert rss <= RSS_MAX
 
 
-def figures_of(server: Serving) -> dict[str, int]:
+def figures_of(server: Serving, talk: Talk) -> dict[str, int]:
     """What of the region is in use once all is given back; and the largest number of as many connections as there
     ever were at once: numbers that had not come back would make it grow."""
     store = server.store
@@ -203,13 +231,17 @@ def figures_of(server: Serving) -> dict[str, int]:
     def asked() -> dict[str, int]:
         sessions = [store.session() for _ in range(TOGETHER + 8)]
         largest = max(session.number for session in sessions)
+        sessions[0].receive(talk.tidy, time.monotonic_ns())
         for session in sessions:
             session.closed(0)
         for _ in range(100):
             if store.next_deadline() == 0:
                 store.tick(time.monotonic_ns())
         found = store.snapshot()
-        names = ("holdings", "holdings_leaving", "busy", "channels", "name_memory", "keys", "used_memory")
+        names = (
+            "holdings", "holdings_leaving", "busy", "channels", "name_memory", "keys", "used_memory", "jobs", "tubes",
+            "waiting", "producers", "workers",
+        )  # fmt: skip
         held = {name: found[name] for name in (*names, "curr_connections") if name in found}
         return {**held, "largest": largest, "held": store.held()}
 
@@ -226,12 +258,12 @@ def come_and_go(server: Serving, ways: list[Callable[[], socket.socket]], connec
     server.reports.clear()
 
 
-def settled(server: Serving, expected: dict[str, int] | None = None) -> dict[str, int]:
+def settled(server: Serving, talk: Talk, expected: dict[str, int] | None = None) -> dict[str, int]:
     """The figures, once what was held is given back and what expires has; or those there are in the end."""
     found: dict[str, int] = {}
 
     def same() -> bool:
-        found.update(figures_of(server))
+        found.update(figures_of(server, talk))
         return found == expected if expected else found.get("keys", 0) <= 1
 
     with contextlib.suppress(AssertionError):
@@ -242,6 +274,7 @@ def settled(server: Serving, expected: dict[str, int] | None = None) -> dict[str
 STORES = {
     "counter": (COUNTER, lambda: make_store(20_000, 20_000, name_memory=1 << 17)),
     "throttr": (THROTTR, functools.partial(make_throttr_store, max_message=1 << 16)),
+    "beanstalk": (BEANSTALK, make_beanstalk_store),
 }
 
 
@@ -258,9 +291,9 @@ def test_nothing_of_a_connection_stays(room: str, is_tls: bool, short_path: Path
         ways = Ways(server, talk, client_context()).all(is_tls)
         for _ in range(2):  # what is made once is there, and a Seen too
             come_and_go(server, ways, len(ways) * WARM)
-            before = look(functools.partial(settled, server))
+            before = look(functools.partial(settled, server, talk))
         come_and_go(server, ways, connections)
-        after = look(functools.partial(settled, server, before.region))
+        after = look(functools.partial(settled, server, talk, before.region))
         assert_nothing_stays(before, after, connections)
         server.call(store.audit)
     keeper.closed(0)
@@ -297,10 +330,83 @@ def test_nothing_of_a_client_stays(short_path: Path) -> None:
 
         def gone() -> dict[str, int]:
             wait_until(lambda: not first.server.connections and not second.server.connections, "all are gone")
-            return {**settled(first), **settled(second)}
+            return {**settled(first, COUNTER), **settled(second, THROTTR)}
 
         for _ in range(2):
             cycles(WARM)
             before = look(gone)
         cycles(CONNECTIONS // 16)
         assert_nothing_stays(before, look(gone), CONNECTIONS // 4)
+
+
+# ---- jobs -----------------------------------------------------------------------------------------------------------
+
+JOBS = 40  # that a connection puts
+FIGURES = ("curr_connections", "jobs", "tubes", "keys", "used_memory", "journal_behind")
+JOBS_RSS_MAX = 3 << 20  # of a daemon, or of the process that writes its journal
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a daemon has when nobody is there, beside memory: of its own, and of the processes it has started."""
+
+    figures: dict[str, int]
+    descriptors: list[int]
+
+
+def put_and_end(path: str, serial: int) -> None:
+    """A connection, with tubes and keys of its own, ends jobs in every way there is, and leaves some that it has."""
+    own = b"own-%d" % serial
+    puts = [beanstalk_wire.put(b"x" * (30 * number), delay=1000 * (number % 4 == 3)) for number in range(JOBS)]
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as connected:
+        connected.settimeout(PATIENCE)
+        connected.connect(path)
+        peer = Peer(connected)
+        peer.ask_all([beanstalk_wire.use(own), beanstalk_wire.watch(own), beanstalk_wire.ignore(b"default")])
+        ids = [reply.number or 0 for reply in peer.ask_all([*puts, beanstalk_wire.put_unique(b"key", own)])]
+        peer.ask_all([beanstalk_wire.reserve(0)] * (JOBS // 2))
+        peer.ask_all([beanstalk_wire.bury(job) for job in ids[:5]] + [beanstalk_wire.release(job) for job in ids[5:9]])
+        peer.ask_all([beanstalk_wire.delete(job) for job in ids[8:]])
+        peer.ask(beanstalk_wire.clear_tube(own))
+
+
+def processes(counterd: Daemon) -> list[int]:
+    children = Path(f"/proc/{counterd.pid}/task/{counterd.pid}/children").read_text().split()
+    return [counterd.pid, *map(int, children)]
+
+
+def rss(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.parametrize("journal", [False, True])
+def test_nothing_of_jobs_stays(journal: bool, tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    # With few places: what is mapped for them becomes memory as it is used, which is no leak.
+    settings = {
+        "counter.enable": "false", "counter.port": "", "counter.bind": "", "beanstalk.enable": "true",
+        "beanstalk.port": 0, "beanstalk.bind": "127.0.0.1", "beanstalk.socket": path,
+        "beanstalk.journal": tmp_path / "journal" if journal else "", "beanstalk.memory_limit": "2M",
+    }  # fmt: skip
+    serials = itertools.count()
+    with daemon.running(tmp_path / "daemon", settings) as counterd:
+
+        def standing() -> Standing:
+            line = counterd.logged_stats(["beanstalk"])["beanstalk"]
+            figures = {name: int(re.findall(rf" {name}=(\d+)", line)[0]) for name in FIGURES}
+            return Standing(figures, [len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in processes(counterd)])
+
+        def come_and_go(count: int) -> None:
+            for serial in itertools.islice(serials, count):
+                put_and_end(path, serial)
+
+        empty = standing()
+        for _ in range(2):
+            come_and_go(CONNECTIONS // 14)
+            wait_until(lambda: standing().figures == empty.figures, "it is as it was")
+        before, memory = standing(), list(map(rss, processes(counterd)))
+        come_and_go(CONNECTIONS // 7)
+        wait_until(lambda: standing() == before, "it is as it was")
+        grown = [now - then for now, then in zip(map(rss, processes(counterd)), memory, strict=True)]
+        print(f"{CONNECTIONS // 7 * JOBS:,} jobs: {[more >> 10 for more in grown]} KiB")
+        assert max(grown) <= JOBS_RSS_MAX
