@@ -33,6 +33,7 @@ from conformance.beanstalk.engine import make_store as make_beanstalk_store
 from conformance.throttr.engine import make_store as make_throttr_store
 from counterd.client import Client, aio, throttr
 from counterd.protocols.beanstalk import wire as beanstalk_wire
+from counterd.protocols.beanstalk.wire import Status
 from counterd.protocols.counter import wire
 from counterd.protocols.throttr.wire import Encoder, TTLType, ValueSize
 from daemon import PATIENCE, wait_until
@@ -354,20 +355,21 @@ class Standing:
     descriptors: list[int]
 
 
-def put_and_end(path: str, serial: int) -> None:
-    """A connection, with tubes and keys of its own, ends jobs in every way there is, and leaves some that it has."""
-    own = b"own-%d" % serial
+def connected(path: str) -> Peer:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(PATIENCE)
+    sock.connect(path)
+    return Peer(sock)
+
+
+def put_and_leave(peer: Peer, tube: bytes) -> None:
+    """With a tube and a key of its own. Some jobs end, some are left in each state."""
     puts = [beanstalk_wire.put(b"x" * (30 * number), delay=1000 * (number % 4 == 3)) for number in range(JOBS)]
-    with contextlib.closing(socket.socket(socket.AF_UNIX)) as connected:
-        connected.settimeout(PATIENCE)
-        connected.connect(path)
-        peer = Peer(connected)
-        peer.ask_all([beanstalk_wire.use(own), beanstalk_wire.watch(own), beanstalk_wire.ignore(b"default")])
-        ids = [reply.number or 0 for reply in peer.ask_all([*puts, beanstalk_wire.put_unique(b"key", own)])]
-        peer.ask_all([beanstalk_wire.reserve(0)] * (JOBS // 2))
-        peer.ask_all([beanstalk_wire.bury(job) for job in ids[:5]] + [beanstalk_wire.release(job) for job in ids[5:9]])
-        peer.ask_all([beanstalk_wire.delete(job) for job in ids[8:]])
-        peer.ask(beanstalk_wire.clear_tube(own))
+    peer.ask_all([beanstalk_wire.use(tube), beanstalk_wire.watch(tube), beanstalk_wire.ignore(b"default")])
+    peer.ask_all([*puts, beanstalk_wire.put_unique(b"key", tube)])
+    ids = [reply.number or 0 for reply in peer.ask_all([beanstalk_wire.reserve(0)] * (JOBS // 2))]
+    peer.ask_all([*map(beanstalk_wire.delete, ids[:6]), *map(beanstalk_wire.bury, ids[6:9])])
+    peer.ask_all([*map(beanstalk_wire.release, ids[9:12])])
 
 
 def processes(counterd: Daemon) -> list[int]:
@@ -397,9 +399,13 @@ def test_nothing_of_jobs_stays(journal: bool, tmp_path: Path) -> None:
             return Standing(figures, [len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in processes(counterd)])
 
         def come_and_go(count: int) -> None:
-            for serial in itertools.islice(serials, count):
-                put_and_end(path, serial)
+            for tube in (b"own-%d" % serial for serial in itertools.islice(serials, count)):
+                with contextlib.closing(connected(path)) as peer:
+                    put_and_leave(peer, tube)
+                while reaper.ask(beanstalk_wire.clear_tube(tube)).status == Status.CLEARED:
+                    pass  # until the last that the connection had has come back, and is gone with its tube
 
+        reaper = connected(path)
         empty = standing()
         for _ in range(2):
             come_and_go(CONNECTIONS // 14)
@@ -410,3 +416,4 @@ def test_nothing_of_jobs_stays(journal: bool, tmp_path: Path) -> None:
         grown = [now - then for now, then in zip(map(rss, processes(counterd)), memory, strict=True)]
         print(f"{CONNECTIONS // 7 * JOBS:,} jobs: {[more >> 10 for more in grown]} KiB")
         assert max(grown) <= JOBS_RSS_MAX
+        reaper.close()
