@@ -11,11 +11,13 @@ import pytest
 
 from chaos import clients, faults, rooms, rounds, rulebook, verdict
 from chaos.crew import Slot
+from chaos.keeper import KILLER, Listing
 from chaos.monitor import Sample
+from conformance.beanstalk.engine import make_store as make_beanstalk_store
 from conformance.sentinel.engine import make_store
 from counterd.protocols.sentinel.rules import RulesError, parse_rules
 from counterd.protocols.sentinel.wire import ResponseParser
-from history import Operation, Recorder, counter, sentinel
+from history import Operation, Recorder, beanstalk, counter, sentinel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,7 +109,7 @@ def judged(path: Path, maximum: int, shown: int) -> list[str]:
         killed_ns = time.monotonic_ns()
         second.closing()
     knows = ends(killed_ns=killed_ns)._replace(settled_ns=time.monotonic_ns())
-    return verdict.judge([path], {"counter": [sample], "throttr": [], "sentinel": []}, knows).violations
+    return verdict.judge([path], {**dict.fromkeys(rooms.ROOMS, ()), "counter": [sample]}, knows).violations
 
 
 def test_what_is_recorded_and_what_a_dump_shows_have_to_agree(tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ def judged_tokens(path: Path, *rows: tuple[Any, Any], **known: Any) -> list[str]
         recorder.closing()
     knows = ends()._replace(settled_ns=time.monotonic_ns(), **known)
     knows.workers[2].slot = Slot("sentinel", "unix")
-    return verdict.judge([path], {"counter": [], "throttr": [], "sentinel": []}, knows).violations
+    return verdict.judge([path], dict.fromkeys(rooms.ROOMS, ()), knows).violations
 
 
 def test_tokens_are_judged_by_the_rules_that_there_were(tmp_path: Path) -> None:
@@ -175,3 +177,59 @@ def test_what_is_garbage_for_the_sentinel_room_is_answered_once() -> None:
         side.take(rooms.GARBAGE, answer)
     assert not side.asked
     assert not session.receive(side.truncated(), 0)
+
+
+# ---- the beanstalk room ----
+
+PUT, INSERTED = beanstalk.Put(b"tube-0", 1, 0, 60, b"1 of 1"), ("INSERTED", 7, b"")
+RESERVE, RESERVED = beanstalk.Reserve(b"tube-0", 0), ("RESERVED", 7, b"1 of 1")
+
+
+def judged_jobs(path: Path, *rows: tuple[Any, Any], left: frozenset[int] = frozenset(), **known: Any) -> list[str]:
+    """What is said of a client of the beanstalk room that is told this, and goes; and of jobs that are there then."""
+    with Recorder(path, B) as recorder:
+        for call, answer in rows:
+            recorder.end(recorder.start(call), answer)
+        recorder.closing()
+    gone_ns = time.monotonic_ns()
+    knows = ends()._replace(settled_ns=gone_ns, jobs=Listing(gone_ns + 1, gone_ns + 2, left), **known)
+    knows.workers[2].slot = Slot("beanstalk", "unix")
+    return verdict.judge([path], dict.fromkeys(rooms.ROOMS, ()), knows).violations
+
+
+def test_jobs_that_are_left_are_those_that_nobody_ended(tmp_path: Path) -> None:
+    taken = (PUT, INSERTED), (RESERVE, RESERVED)
+    ended = *taken, (beanstalk.Delete(7), ("DELETED", None, b""))
+    assert judged_jobs(tmp_path / "left", *taken, left=frozenset({7})) == []
+    assert judged_jobs(tmp_path / "ended", *ended) == []
+    (lost,) = judged_jobs(tmp_path / "lost", *taken)
+    (back,) = judged_jobs(tmp_path / "back", *ended, left=frozenset({7}))
+    (twice,) = judged_jobs(tmp_path / "twice", *taken, (RESERVE, RESERVED), left=frozenset({7}))
+    assert "Peek" in lost
+    assert "Peek" in back
+    assert "Reserve" in twice
+
+
+def test_what_a_killed_daemon_acknowledged_is_left_too(tmp_path: Path) -> None:
+    restarts = [Operation(KILLER, beanstalk.Restarted(), 0, time.monotonic_ns() + 10**12, ("OK", None, b""))]
+    assert judged_jobs(tmp_path / "left", (PUT, INSERTED), left=frozenset({7}), restarts=restarts) == []
+    (lost,) = judged_jobs(tmp_path / "lost", (PUT, INSERTED), restarts=restarts)
+    assert "Peek" in lost
+
+
+def test_who_is_of_a_killed_daemon_may_be_lost() -> None:
+    said = [["lost", A, "why"]]
+    restarts = [Operation(KILLER, beanstalk.Restarted(), 20, 30, ("OK", None, b""))]
+    for room, complaints in (("beanstalk", []), ("counter", said)):
+        knows = ends(said=said, slot=Slot(room, "unix"))._replace(restarts=restarts)
+        assert list(verdict.complaints(knows)) == complaints
+
+
+def test_what_is_garbage_for_the_beanstalk_room_is_answered_once() -> None:
+    store = make_beanstalk_store()
+    session, side = store.session(0), rooms.BeanstalkRoom(random.Random(1), 0, A)
+    for _ in range(100):
+        (answer,) = side.feed(session.receive(side.garbage(), 0))
+        side.take(rooms.GARBAGE, answer)
+    assert not session.receive(side.truncated(), 0)
+    assert store.snapshot()["jobs"] == 0
