@@ -1,14 +1,19 @@
-"""A connection to the beanstalk room of a real daemon."""
+"""A connection to the beanstalk room of a real daemon, and the process that writes its journal."""
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from counterd.protocols.beanstalk import wire
+from daemon import PATIENCE, wait_until
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator, Sequence
+
+    from daemon import Daemon
 
 RECEIVE_SIZE = 1 << 16
 
@@ -53,3 +58,16 @@ class Peer:
 
     def close(self) -> None:
         self.socket.close()
+
+
+def writers(counterd: Daemon) -> Iterator[int]:
+    """The pid of the process that writes its journal, if it is there."""
+    for child in Path(f"/proc/{counterd.pid}/task/{counterd.pid}/children").read_text().split():
+        with contextlib.suppress(OSError):
+            if b"counterd.journal" in Path(f"/proc/{child}/cmdline").read_bytes():
+                yield int(child)
+
+
+def writer_of(counterd: Daemon, seconds: float = PATIENCE) -> int:
+    """The same, once it is there."""
+    return wait_until(lambda: next(writers(counterd), 0), "the journal process is there", seconds)

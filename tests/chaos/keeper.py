@@ -9,18 +9,18 @@ import resource
 import signal
 import socket
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import daemon
 from counterd.protocols.beanstalk import wire
 from history import Operation
 from history.beanstalk import Restarted
-from jobs import Peer
+from jobs import Peer, writer_of, writers
 from machine import LONG_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
 ROOM = "beanstalk"
 KILLER = -2  # the client that the restarts are of
@@ -92,18 +92,16 @@ class Keeper:
         self.restarts.append(Operation(KILLER, Restarted(), started_ns, self.begun_ns, ("OK", None, b"")))
 
     def kill_writer(self) -> None:
-        os.kill(self.writer(), signal.SIGKILL)
+        signal_to(self.writer(), signal.SIGKILL)
 
     def stop_writer(self) -> int:
         """Its pid, for go_on()."""
         writer = self.writer()
-        os.kill(writer, signal.SIGSTOP)
+        signal_to(writer, signal.SIGSTOP)
         return writer
 
     def go_on(self, writer: int) -> None:
-        """Unless it was killed meanwhile."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(writer, signal.SIGCONT)
+        signal_to(writer, signal.SIGCONT)
 
     def fill_disk(self) -> None:
         """No file may be longer than the journal's are now."""
@@ -120,18 +118,11 @@ class Keeper:
 
     def writer(self) -> int:
         """The pid of the process that writes its journal."""
-        return daemon.wait_until(lambda: next(self._writers(), 0), "the journal process is there", LONG_S)
-
-    def _writers(self) -> Iterator[int]:
-        pid = self.counterd.pid
-        for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
-            with contextlib.suppress(OSError):
-                if b"counterd.journal" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    yield child
+        return writer_of(self.counterd, LONG_S)
 
     def _limit_files(self, size: int) -> None:
         """Of the daemon too, of which another writer has its limits."""
-        for pid in (self.counterd.pid, *self._writers()):
+        for pid in (self.counterd.pid, *writers(self.counterd)):
             with contextlib.suppress(ProcessLookupError):
                 _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, most))
@@ -160,3 +151,9 @@ class Keeper:
         """What it logs, and should not."""
         bad = [line for line in (*self.log, *self.counterd.log) if re.search(r" ERROR |Traceback", line)]
         return [line for line in bad if not re.search(FAILS, line)]
+
+
+def signal_to(writer: int, number: signal.Signals) -> None:
+    """Unless it has ended: the daemon replaces one that cannot write."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(writer, number)

@@ -19,6 +19,7 @@ import daemon
 import needs
 from counterd.protocols.beanstalk import wire
 from daemon import PATIENCE, wait_until
+from jobs import writer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,19 +75,6 @@ def running(path: Path, status: int = 0, **settings: Any) -> Iterator[tuple[Daem
             yield counterd, peer
         finally:
             peer.close()
-
-
-def writer_of(counterd: Daemon) -> int:
-    """The pid of the process that writes its journal."""
-
-    def found() -> int:
-        children = Path(f"/proc/{counterd.pid}/task/{counterd.pid}/children").read_text().split()
-        for child in children:
-            if b"counterd.journal" in Path(f"/proc/{child}/cmdline").read_bytes():
-                return int(child)
-        return 0
-
-    return wait_until(found, "the journal process is there")
 
 
 def refused(path: Path, directory: Path) -> str:
