@@ -185,14 +185,21 @@ PUT, INSERTED = beanstalk.Put(b"tube-0", 1, 0, 60, b"1 of 1"), ("INSERTED", 7, b
 RESERVE, RESERVED = beanstalk.Reserve(b"tube-0", 0), ("RESERVED", 7, b"1 of 1")
 
 
-def judged_jobs(path: Path, *rows: tuple[Any, Any], left: frozenset[int] = frozenset(), **known: Any) -> list[str]:
-    """What is said of a client of the beanstalk room that is told this, and goes; and of jobs that are there then."""
+def judged_jobs(
+    path: Path, *rows: tuple[Any, Any], left: frozenset[int] = frozenset(), is_killed: bool = False
+) -> list[str]:
+    """What is said of a client of the beanstalk room that is told this, and goes; and of jobs that are there then.
+
+    is_killed: the daemon, when all has been said.
+    """
     with Recorder(path, B) as recorder:
         for call, answer in rows:
             recorder.end(recorder.start(call), answer)
         recorder.closing()
     gone_ns = time.monotonic_ns()
-    knows = ends()._replace(settled_ns=gone_ns, jobs=Listing(gone_ns + 1, gone_ns + 2, left), **known)
+    restart = Operation(KILLER, beanstalk.Restarted(), gone_ns + 1, gone_ns + 2, ("OK", None, b""))
+    listing = Listing(gone_ns + 3, gone_ns + 4, left)
+    knows = ends()._replace(settled_ns=gone_ns, jobs=listing, restarts=[restart] if is_killed else [])
     knows.workers[2].slot = Slot("beanstalk", "unix")
     return verdict.judge([path], dict.fromkeys(rooms.ROOMS, ()), knows).violations
 
@@ -210,11 +217,15 @@ def test_jobs_that_are_left_are_those_that_nobody_ended(tmp_path: Path) -> None:
     assert "Reserve" in twice
 
 
-def test_what_a_killed_daemon_acknowledged_is_left_too(tmp_path: Path) -> None:
-    restarts = [Operation(KILLER, beanstalk.Restarted(), 0, time.monotonic_ns() + 10**12, ("OK", None, b""))]
-    assert judged_jobs(tmp_path / "left", (PUT, INSERTED), left=frozenset({7}), restarts=restarts) == []
-    (lost,) = judged_jobs(tmp_path / "lost", (PUT, INSERTED), restarts=restarts)
+def test_what_a_killed_daemon_acknowledged_is_left_and_only_that_has_to_be(tmp_path: Path) -> None:
+    """refused: its put was, and a worker had it, as is only promised of a daemon that goes on."""
+    put, refused = (PUT, INSERTED), ((PUT, ("INTERNAL_ERROR", None, b"")), (RESERVE, RESERVED))
+    assert judged_jobs(tmp_path / "left", put, left=frozenset({7}), is_killed=True) == []
+    assert judged_jobs(tmp_path / "refused", *refused, is_killed=True) == []
+    (lost,) = judged_jobs(tmp_path / "lost", put, is_killed=True)
+    (gone,) = judged_jobs(tmp_path / "gone", *refused)
     assert "Peek" in lost
+    assert "Peek" in gone
 
 
 def test_who_is_of_a_killed_daemon_may_be_lost() -> None:

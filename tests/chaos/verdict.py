@@ -106,10 +106,11 @@ def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: 
             called = {model.key(operation.call) for operation in history if not isinstance(operation.call, Closed)}
             history += [operation for operation in ends.loads if operation.call.key in called]
         if room == BEANSTALK:
-            violations += beanstalk.disorder(history)
-            history = beanstalk.jobs([*history, *ends.restarts])
+            history += ends.restarts
             if ends.jobs is not None:
                 history += left(history, ends.jobs)
+            violations += beanstalk.disorder(history)
+            history = beanstalk.jobs(history)
         found, count, given_up = checked(history, model)
         violations += [f"{room}: {text}" for text in found]
         names += count
@@ -176,13 +177,12 @@ def seen(history: Iterable[Operation], samples: Iterable[Sample]) -> Iterable[Op
 
 def left(history: Iterable[Operation], listing: Listing) -> list[Operation]:
     """What a listing shows of each job is what a Peek would have told at some moment of it."""
-    known = {operation.call.job for operation in history if isinstance(operation.call, beanstalk.Put)}
     return [
         Operation(
             MONITOR, beanstalk.Peek(job), listing.asked_ns, listing.ended_ns,
             ("FOUND" if job in listing.ids else "NOT_FOUND", None, b""),
         )
-        for job in known
+        for job in set(beanstalk.known_ids(history).values())
     ]  # fmt: skip
 
 
