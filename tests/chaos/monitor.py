@@ -82,7 +82,11 @@ class Monitor:
     def _connected(self) -> socket.socket:
         connected = socket.socket(socket.AF_UNIX)
         connected.settimeout(LONG_S)  # one that hangs is a violation, not a run without an end
-        connected.connect(self.address)
+        try:
+            connected.connect(self.address)
+        except OSError:
+            connected.close()
+            raise
         return connected
 
     def _receive(self) -> bytes:
