@@ -106,8 +106,7 @@ class Daemon:
     """A counterd that runs.
 
     process, pid: it. config: its configuration file. log: the lines of its stderr so far. addresses: where it listens,
-    with the first of its rooms. path: that room's Unix socket, if it has one. exit_status: what it
-    has to end with.
+    with the first of its rooms. path: that room's Unix socket, if it has one. exit_status: what it has to end with.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], config: Path, exit_status: int = 0) -> None:

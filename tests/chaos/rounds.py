@@ -92,7 +92,7 @@ class Chaos:
             room: kind(place.addresses[room, "unix"], functools.partial(self.crew.let_in, room))
             for room, kind in MONITORS.items()
         }
-        self.jobs: Listing | None = None  # that there were at the end of the round
+        self.jobs: Listing | None = None  # that there were at the end of the round, if it came to that
         self.passed_s = -rulebook.WINDOW_MAX_S  # when rates were last asked for, other than by clients
         self.left = self._what_it_has()
 
@@ -151,6 +151,7 @@ class Chaos:
     def _settle(self) -> list[str]:
         """Waits until all is as if nobody had ever been there; what is not, in the end."""
         found: list[str] = []
+        self.jobs = None
         for counterd in (self.world.counterd, self.world.keeper.counterd):
             if counterd.process.poll() is not None:
                 raise EOFError(f"the daemon ended with {counterd.process.returncode}")

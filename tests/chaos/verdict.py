@@ -59,9 +59,9 @@ class Ends(NamedTuple):
         return self.workers[worker_of(client)].slot.place == "far"
 
     def may_be_lost(self, client: int) -> bool:
-        """Whether it may end although neither side wants that: a machine in between, or a process that stood still.
+        """Whether it may end although neither side wants that.
 
-        Or a daemon that was killed.
+        For a machine in between, a process that stood still, or a daemon that was killed.
         """
         worker = self.workers[worker_of(client)]
         was_crashed = worker.slot.room == BEANSTALK and bool(self.restarts)
