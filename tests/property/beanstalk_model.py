@@ -15,11 +15,15 @@ STATES = ("ready", "reserved", "delayed", "buried")
 GONE = -1  # holder of what nobody holds
 URGENT = 1024
 BODY_MAX = 100
+WITH_BODY = ("put", "put-unique", "search-jobs")
 
 
 @dataclass
 class Job:
-    """state: ready, reserved, delayed or buried. due: when its time is over, in the second and third."""
+    """state: ready, reserved, delayed or buried. due: when its time is over, in the second and third.
+
+    keep: seconds for which its key is taken after its end.
+    """
 
     number: int
     tube: str
@@ -31,6 +35,8 @@ class Job:
     since: int = 0
     due: int = 0
     holder: int = GONE
+    key: str = ""
+    keep: int = 0
     counts: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("reserves", "timeouts", "releases", "buries", "kicks"), 0)
     )
@@ -38,19 +44,24 @@ class Job:
 
 @dataclass
 class Tube:
+    """reserves_max: of a job that comes back; more, and it goes to retire_to, "": it is buried. 0: no limit."""
+
     name: str
     paused_until: int = 0
+    reserves_max: int = 0
+    retire_to: str = ""
     buried: deque[Job] = field(default_factory=deque)
 
 
 @dataclass
 class Peer:
-    """A connection. asked: what waits behind a reserve. until: when that ends."""
+    """A connection. asked: what waits behind a reserve. until: when that ends. batch: it is a batch-reserve."""
 
     number: int
     used: str = "default"
     watched: list[str] = field(default_factory=lambda: ["default"])
     waits: bool = False
+    batch: bool = False
     until: int = FOREVER
     serial: int = 0
     asked: deque[tuple[str, bytes]] = field(default_factory=deque)
@@ -63,6 +74,8 @@ class Model:
         self.now = 0
         self.jobs: dict[int, Job] = {}
         self.tubes: dict[str, Tube] = {"default": Tube("default")}
+        self.keys: dict[str, tuple[int, int]] = {}  # by name: the id of its job, and when it is free
+        self.retired = 0
         self.peers: dict[int, Peer] = {}
         self.replies: list[tuple[int, bytes]] = []
         self.last_id = 0
@@ -81,7 +94,7 @@ class Model:
         self.peers.pop(number).asked.clear()
         held = [job for job in self.jobs.values() if job.holder == number]
         for job in sorted(held, key=lambda job: (job.due, job.number)):
-            self.make_ready(job)
+            self.come_back(job)
         self.go_on()
 
     def half_close(self, number: int) -> None:
@@ -99,6 +112,7 @@ class Model:
     def next_due(self) -> int:
         dues = [job.due for job in self.jobs.values() if job.state in ("reserved", "delayed")]
         dues += [tube.paused_until for tube in self.tubes.values() if tube.paused_until > self.now]
+        dues += [until for _, until in self.keys.values()]
         for peer in self.peers.values():
             if peer.waits:
                 dues += [peer.until, *(job.due - SECOND for job in self.jobs.values() if job.holder == peer.number)]
@@ -107,6 +121,7 @@ class Model:
     def advance(self, now: int) -> None:
         """Nothing was due before that moment, and perhaps something is now."""
         self.now = now
+        self.keys = {name: key for name, key in self.keys.items() if key[1] > now}
         for number in sorted(self.peers):
             self.take_due("reserved", number)
             peer = self.peers[number]
@@ -134,7 +149,7 @@ class Model:
         due = [job for job in self.jobs.values() if (job.state, job.holder) == (state, holder) and job.due <= self.now]
         for job in sorted(due, key=lambda job: (job.due, job.number)):
             job.counts["timeouts"] += state == "reserved"
-            self.make_ready(job)
+            self.come_back(job)
 
     def end_pauses(self) -> None:
         """After which ready jobs are for those that wait."""
@@ -147,6 +162,9 @@ class Model:
         needed = {"default"} | {job.tube for job in self.jobs.values()}
         for peer in self.peers.values():
             needed |= {peer.used, *peer.watched}
+        for tube in self.tubes.values():
+            if tube.reserves_max:
+                needed |= {tube.name, tube.retire_to}
         for name in set(self.tubes) - needed:
             del self.tubes[name]
 
@@ -176,6 +194,38 @@ class Model:
         if peer and self.tubes[job.tube].paused_until <= self.now:
             self.give(peer, job)
 
+    def come_back(self, job: Job, *, delayed: bool = False) -> None:
+        """A job that was reserved or delayed is ready, perhaps after its delay; or it is retired."""
+        tube = self.tubes[job.tube]
+        if job.state != "reserved" or tube.reserves_max == 0 or job.counts["reserves"] < tube.reserves_max:
+            self.make_delayed(job) if delayed else self.make_ready(job)
+            return
+        self.retired += 1
+        if not tube.retire_to or self.count(tube.retire_to) >= self.tube_jobs_max:
+            self.bury(job)
+            return
+        self.leave(job)
+        job.tube = tube.retire_to
+        self.make_ready(job)
+
+    def bury(self, job: Job) -> None:
+        self.leave(job)
+        job.state, job.since = "buried", self.now
+        job.counts["buries"] += 1
+        self.tubes[job.tube].buried.append(job)
+
+    def end(self, job: Job) -> None:
+        """Its key is free, or will be."""
+        self.leave(job)
+        del self.jobs[job.number]
+        if job.keep:
+            self.keys[job.key] = (job.number, self.now + job.keep * SECOND)
+        else:
+            self.keys.pop(job.key, None)
+
+    def count(self, name: str) -> int:
+        return sum(job.tube == name for job in self.jobs.values())
+
     def make_delayed(self, job: Job) -> None:
         self.leave(job)
         job.state, job.due = "delayed", self.now + job.delay * SECOND
@@ -187,7 +237,10 @@ class Model:
         return b"RESERVED %d %d\r\n%b\r\n" % (job.number, len(job.body), job.body)
 
     def give(self, peer: Peer, job: Job) -> None:
-        self.end_wait(peer, self.reserve(peer, job))
+        reply = self.reserve(peer, job)
+        if peer.batch:
+            self.replies.append((peer.number, b"JOBS 1\r\n"))
+        self.end_wait(peer, reply)
 
     def end_wait(self, peer: Peer, reply: bytes) -> None:
         peer.waits = False
@@ -201,23 +254,46 @@ class Model:
 
     def execute(self, peer: Peer, command: str, body: bytes) -> bytes | None:
         word, *rest = command.split(" ")
-        return getattr(self, "on_" + word.replace("-", "_"))(peer, *rest, *([body] if word == "put" else []))
+        bodies = [body] if word in WITH_BODY else []
+        return getattr(self, "on_" + word.replace("-", "_"))(peer, *rest, *bodies)
 
-    def on_put(self, peer: Peer, pri: str, delay: str, ttr: str, _size: str, body: bytes) -> bytes:
+    def on_put(
+        self, peer: Peer, pri: str, delay: str, ttr: str, _size: str, body: bytes, key: str = "", keep: int = 0
+    ) -> bytes:
         if len(body) > BODY_MAX:
             return b"JOB_TOO_BIG\r\n"
         if self.refuses_puts:
             return b"DRAINING\r\n"
-        if sum(job.tube == peer.used for job in self.jobs.values()) >= self.tube_jobs_max:
+        if key in self.keys:
+            return b"EXISTS %d\r\n" % self.keys[key][0]
+        if self.count(peer.used) >= self.tube_jobs_max:
             return b"OUT_OF_MEMORY\r\n"
         self.last_id += 1
-        job = Job(self.last_id, peer.used, int(pri), int(delay), max(int(ttr), 1), body)
+        job = Job(self.last_id, peer.used, int(pri), int(delay), max(int(ttr), 1), body, key=key, keep=keep)
         self.jobs[job.number] = job
+        if key:
+            self.keys[key] = (job.number, FOREVER)
         if job.delay:
             self.make_delayed(job)
         else:
             self.make_ready(job)
         return b"INSERTED %d\r\n" % job.number
+
+    def on_put_unique(
+        self, peer: Peer, pri: str, delay: str, ttr: str, size: str, key: str, keep: str, body: bytes
+    ) -> bytes:
+        return self.on_put(peer, pri, delay, ttr, size, body, key, int(keep))
+
+    def on_batch_reserve(self, peer: Peer, count: str, seconds: str) -> bytes | None:
+        if int(count) == 0:
+            return b"BAD_FORMAT\r\n"
+        taken: list[bytes] = []
+        while len(taken) < int(count) and (job := self.first_ready(peer.watched)):
+            taken.append(self.reserve(peer, job))
+        if not taken:
+            return self.wait(peer, self.now + int(seconds) * SECOND, batch=True)
+        self.replies += [(peer.number, reply) for reply in (b"JOBS %d\r\n" % len(taken), *taken[:-1])]
+        return taken[-1]
 
     def on_reserve(self, peer: Peer) -> bytes | None:
         return self.wait(peer, FOREVER)
@@ -225,7 +301,7 @@ class Model:
     def on_reserve_with_timeout(self, peer: Peer, seconds: str) -> bytes | None:
         return self.wait(peer, self.now + int(seconds) * SECOND)
 
-    def wait(self, peer: Peer, until: int) -> bytes | None:
+    def wait(self, peer: Peer, until: int, *, batch: bool = False) -> bytes | None:
         if job := self.first_ready(peer.watched):
             return self.reserve(peer, job)
         if self.is_pressed(peer):
@@ -233,7 +309,7 @@ class Model:
         if until <= self.now:
             return b"TIMED_OUT\r\n"
         self.serial += 1
-        peer.waits, peer.until, peer.serial = True, until, self.serial
+        peer.waits, peer.batch, peer.until, peer.serial = True, batch, until, self.serial
         return None
 
     def own(self, peer: Peer, number: str) -> Job | None:
@@ -248,9 +324,18 @@ class Model:
         job = self.jobs.get(int(number))
         if not job or (job.state == "reserved" and job.holder != peer.number):
             return b"NOT_FOUND\r\n"
-        self.leave(job)
-        del self.jobs[job.number]
+        self.end(job)
         return b"DELETED\r\n"
+
+    def on_clear_tube(self, _peer: Peer, name: str, state: str) -> bytes:
+        if state == "reserved":
+            return b"BAD_FORMAT\r\n"
+        if name not in self.tubes:
+            return b"NOT_FOUND\r\n"
+        cleared = [job for job in self.chosen(name, state) if job.state != "reserved"]
+        for job in cleared:
+            self.end(job)
+        return b"CLEARED %d\r\n" % len(cleared)
 
     def on_release(self, peer: Peer, number: str, pri: str, delay: str) -> bytes:
         job = self.own(peer, number)
@@ -258,20 +343,15 @@ class Model:
             return b"NOT_FOUND\r\n"
         job.priority, job.delay = int(pri), int(delay)
         job.counts["releases"] += 1
-        if job.delay:
-            self.make_delayed(job)
-        else:
-            self.make_ready(job)
+        self.come_back(job, delayed=job.delay > 0)
         return b"RELEASED\r\n"
 
     def on_bury(self, peer: Peer, number: str, pri: str) -> bytes:
         job = self.own(peer, number)
         if not job:
             return b"NOT_FOUND\r\n"
-        self.leave(job)
-        job.priority, job.state = int(pri), "buried"
-        job.counts["buries"] += 1
-        self.tubes[job.tube].buried.append(job)
+        job.priority = int(pri)
+        self.bury(job)
         return b"BURIED\r\n"
 
     def on_touch(self, peer: Peer, number: str) -> bytes:
@@ -352,21 +432,45 @@ class Model:
         self.tubes[name].paused_until = self.now + int(seconds) * SECOND
         return b"PAUSED\r\n"
 
+    def on_limit_reserves(self, _peer: Peer, name: str, reserves: str, target: str) -> bytes:
+        limited, other = self.tube(name), self.tube(target)
+        limited.reserves_max = int(reserves)
+        limited.retire_to = target if limited.reserves_max and other is not limited else ""
+        return b"LIMITED\r\n"
+
+    def chosen(self, name: str, state: str) -> list[Job]:
+        """A tube's jobs in a state, or "all", by id."""
+        return [job for job in self.jobs.values() if job.tube == name and state in (job.state, "all")]
+
+    def on_list_jobs(
+        self, _peer: Peer, name: str, state: str, first: str, count: str, needle: bytes = b""
+    ) -> bytes:
+        if name not in self.tubes:
+            return b"NOT_FOUND\r\n"
+        found = [job for job in self.chosen(name, state) if job.number >= int(first) and needle in job.body]
+        return repr([self.job_figures(job) for job in found[: int(count)]]).encode()
+
+    def on_search_jobs(
+        self, peer: Peer, name: str, state: str, first: str, count: str, _size: str, needle: bytes
+    ) -> bytes:
+        return self.on_list_jobs(peer, name, state, first, count, needle)
+
     def on_stats_job(self, _peer: Peer, number: str) -> bytes:
         job = self.jobs.get(int(number))
-        if not job:
-            return b"NOT_FOUND\r\n"
+        return repr(self.job_figures(job)).encode() if job else b"NOT_FOUND\r\n"
+
+    def job_figures(self, job: Job) -> dict[str, int | str]:
         left = (job.due - self.now) // SECOND if job.state in ("reserved", "delayed") else 0
-        figures = {
+        return {
             "id": job.number, "tube": f'"{job.tube}"', "state": job.state, "pri": job.priority, "delay": job.delay,
-            "ttr": job.ttr, "time-left": left, **job.counts,
+            "ttr": job.ttr, "time-left": left, **job.counts, **({"key": f'"{job.key}"'} if job.key else {}),
         }  # fmt: skip
-        return repr(figures).encode()
 
     def on_stats_tube(self, _peer: Peer, name: str) -> bytes:
         if name not in self.tubes:
             return b"NOT_FOUND\r\n"
-        jobs = [job for job in self.jobs.values() if job.tube == name]
+        jobs = self.chosen(name, "all")
+        ready = self.chosen(name, "ready")
         peers = self.peers.values()
         figures = {
             "name": f'"{name}"',
@@ -375,5 +479,8 @@ class Model:
             "current-using": sum(peer.used == name for peer in peers),
             "current-watching": sum(name in peer.watched for peer in peers),
             "current-waiting": sum(peer.waits and name in peer.watched for peer in peers),
+            "age-of-oldest-ready": max(((self.now - job.since) // SECOND for job in ready), default=0),
+            "max-reserves": self.tubes[name].reserves_max,
+            "retire-to": f'"{self.tubes[name].retire_to}"',
         }  # fmt: skip
         return repr(figures).encode()

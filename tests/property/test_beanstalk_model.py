@@ -13,7 +13,7 @@ import pytest
 
 from counterd.protocols.beanstalk._session import open_store
 from machine import examples
-from property.beanstalk_model import BODY_MAX, FOREVER, SECOND, Model
+from property.beanstalk_model import BODY_MAX, FOREVER, SECOND, STATES, WITH_BODY, Model
 
 TICK = 1 << 20  # of the wheel: what is due is done when the next one begins
 START = 5000 * TICK
@@ -22,6 +22,8 @@ STEPS = 80
 PEERS = range(4)
 NAMES = ("default", "a", "a-tube-with-a-name-that-is-longer-than-what-its-record-has-room-for")
 PRIORITIES = (0, 1, 1023, 1024, 2**32 - 1)
+KEYS = ("k", "a-key", "a-key-with-a-name-that-is-longer-than-what-its-record-has-room-for")
+KEEPS = (0, 0, 1, 5)
 DELAYS = (0, 0, 0, 0, 1, 2)
 SIZES = (0, 1, 60, 61, BODY_MAX, BODY_MAX + 1)
 WITHOUT_ARGUMENTS = (
@@ -52,9 +54,8 @@ class Both:
 
     def ask(self, number: int, command: str, body: bytes) -> None:
         line = command.encode() + b"\r\n"
-        self.output[number] += self.sessions[number].receive(
-            line + body + b"\r\n" * command.startswith("put"), self.now
-        )
+        end = b"\r\n" * (command.partition(" ")[0] in WITH_BODY)
+        self.output[number] += self.sessions[number].receive(line + body + end, self.now)
         self.model.ask(number, command, body)
         self.compare()
         self.let_pass(PAUSE)
@@ -122,15 +123,27 @@ class Both:
         for state in ("ready", "reserved", "delayed", "buried"):
             assert figures[f"jobs:{state}"] == sum(job.state == state for job in self.model.jobs.values())
         assert figures["tubes"] == len(self.model.tubes)
+        assert figures["keys"] == len(self.model.keys)
+        assert figures["retired"] == self.model.retired
 
 
 def told(reply: bytes, expected: bytes) -> bytes:
-    """A reply; of statistics, those figures that the model has, as it writes them."""
+    """A reply; of statistics and of lists of jobs, those figures that the model has, as it writes them."""
     if not reply.startswith(b"OK ") or expected.startswith(b"OK "):
         return reply
-    figures = dict(line.split(": ") for line in reply.decode().split("\n")[2:-1] if line.strip())
     wanted = ast.literal_eval(expected.decode())
-    return repr({name: type(value)(figures[name]) for name, value in wanted.items()}).encode()
+    if isinstance(wanted, dict):
+        return repr(figures_told(reply.decode().split("\n")[2:-1], wanted)).encode()
+    jobs = reply.decode().split("\n- ")[1:]
+    assert len(jobs) == len(wanted), reply
+    return repr([figures_told(job.split("\n"), each) for job, each in zip(jobs, wanted, strict=True)]).encode()
+
+
+def figures_told(lines: list[str], wanted: dict[str, Any]) -> dict[str, Any]:
+    figures = dict(line.strip().split(": ") for line in lines if line.strip())
+    assert figures.keys() >= wanted.keys()
+    assert ("key" in figures) == ("key" in wanted)
+    return {name: type(value)(figures[name]) for name, value in wanted.items()}
 
 
 def command(generator: random.Random, both: Both, number: int) -> tuple[str, bytes]:
@@ -141,21 +154,30 @@ def command(generator: random.Random, both: Both, number: int) -> tuple[str, byt
     job = generator.choice(own if own and generator.random() < 0.7 else [*ids, 10**19])
     priority, name = generator.choice(PRIORITIES), generator.choice(NAMES)
     delay, few = generator.choice(DELAYS), generator.randrange(4)
-    kind = generator.randrange(24)
+    kind = generator.randrange(29)
     if kind < 6:
         # Jobs that were reserved at the same moment neither time out nor come into their last second together.
         both.puts += 1
         body = generator.randbytes(generator.choice(SIZES))
-        return f"put {priority} {delay} {2 * (both.puts % 30 + 1)} {len(body)}", body
+        arguments = f"{priority} {delay} {2 * (both.puts % 30 + 1)} {len(body)}"
+        if generator.random() < 0.6:
+            return f"put {arguments}", body
+        return f"put-unique {arguments} {generator.choice(KEYS)} {generator.choice(KEEPS)}", body
+    state, first = generator.choice((*STATES, "all", "all")), generator.choice((0, job))
+    if kind == 6:
+        needle = generator.randbytes(generator.choice((0, 1, 1, 2)))
+        return f"search-jobs {name} {state} {first} {few * 3} {len(needle)}", needle
     asked = (
         "reserve", "reserve", "reserve", f"reserve-with-timeout {few}", f"reserve-with-timeout {few}",
         f"release {job} {priority} {delay}", f"bury {job} {priority}", f"delete {job}", f"touch {job}", f"kick {few}",
         f"{generator.choice(('kick-job', 'reserve-job', 'peek', 'stats-job'))} {job}", f"watch {name}",
         f"ignore {name}", f"use {name}",
         f"pause-tube {name} {few}", f"stats-tube {name}", generator.choice(WITHOUT_ARGUMENTS),
-        generator.choice(WITHOUT_ARGUMENTS),
+        generator.choice(WITHOUT_ARGUMENTS), f"batch-reserve {few} {few}",
+        f"limit-reserves {name} {few} {generator.choice(NAMES)}", f"list-jobs {name} {state} {first} {few * 3}",
+        f"clear-tube {name} {state}" if generator.random() < 0.2 else f"stats-job {job}",
     )  # fmt: skip
-    return asked[kind - 6], b""
+    return asked[kind - 7], b""
 
 
 @pytest.mark.parametrize("seed", range(examples(12)))
