@@ -50,6 +50,10 @@ SOURCES = (
     "protocols/sentinel/_window.pxd", "protocols/sentinel/_rules.pxd", "protocols/sentinel/_rates.pxd",
     "protocols/sentinel/_tokens.pxd", "protocols/sentinel/_sweep.pxd", "protocols/sentinel/_messages.pxd",
     "protocols/sentinel/_loading.pyx", "protocols/sentinel/_store.pyx", "protocols/sentinel/_session.pyx",
+    *(f"protocols/beanstalk/{name}" for name in (
+        "_wire.pxd", "_jobs.pxd", "_tubes.pxd", "_keys.pxd", "_workers.pxd", "_queues.pxd", "_replies.pxd",
+        "_store.pyx", "_listing.pyx", "_session.pyx", "_journal.pyx", "_tables.pyx",
+    )),
 )  # fmt: skip
 # What is run of the tests, if it is there.
 STAGES = {
@@ -57,9 +61,14 @@ STAGES = {
         "unit/test_core.py", "unit/engine",
         "unit/protocols", "unit/net/test_connection.py",
     ),
-    "conformance": tuple(f"conformance/{room}/test_engine.py" for room in ("counter", "throttr", "sentinel")),
+    "conformance": tuple(
+        f"conformance/{room}/test_engine.py" for room in ("counter", "throttr", "sentinel", "beanstalk")
+    ),
     "property": tuple(
-        f"property/test_{name}.py" for name in ("counter_model", "cuts", "tables", "throttr_model", "sentinel_model")
+        f"property/test_{name}.py" for name in (
+            "counter_model", "cuts", "tables", "throttr_model", "sentinel_model", "beanstalk_model",
+            "beanstalk_journal",
+        )
     ),
     "simulation": ("simulation",),
     "fuzzing": ("fuzz",),
@@ -71,9 +80,12 @@ COUNTER_ROOM = (
 # By what is in a file's name: tests with one of these in theirs are run first, and such as never come there not at all.
 NEAR = {
     "engine/wheel": (("test_wheel", "throttr"), COUNTER_ROOM),
-    "throttr/": (("throttr",), (*COUNTER_ROOM, "test_wheel")),
-    "sentinel/": (("sentinel",), (*COUNTER_ROOM[:-2], "property/test_tables", "test_wheel", "throttr")),
-    "counter/": (("counter/", "counter_model"), ("throttr", "test_wheel")),
+    "throttr/": (("throttr",), (*COUNTER_ROOM, "test_wheel", "beanstalk")),
+    "sentinel/": (("sentinel",), (*COUNTER_ROOM[:-2], "property/test_tables", "test_wheel", "throttr", "beanstalk")),
+    "beanstalk/": (
+        ("beanstalk",), (*COUNTER_ROOM[:-2], "property/test_tables", "test_wheel", "throttr", "sentinel", "simulation")
+    ),
+    "counter/": (("counter/", "counter_model"), ("throttr", "test_wheel", "beanstalk")),
     "_core": (("test_core", "counter"), ("test_wheel",)), "engine/table": (("test_table", "counter"), ("test_wheel",)),
     "engine/later": (("test_later", "sentinel"), ("test_wheel", "throttr", *COUNTER_ROOM)),
     "engine/": (("counter", "test_table"), ("test_wheel",)),

@@ -442,9 +442,7 @@ class Model:
         """A tube's jobs in a state, or "all", by id."""
         return [job for job in self.jobs.values() if job.tube == name and state in (job.state, "all")]
 
-    def on_list_jobs(
-        self, _peer: Peer, name: str, state: str, first: str, count: str, needle: bytes = b""
-    ) -> bytes:
+    def on_list_jobs(self, _peer: Peer, name: str, state: str, first: str, count: str, needle: bytes = b"") -> bytes:
         if name not in self.tubes:
             return b"NOT_FOUND\r\n"
         found = [job for job in self.chosen(name, state) if job.number >= int(first) and needle in job.body]

@@ -1,7 +1,8 @@
 """However a stream is cut, and whenever its output is taken: the answer is the same, and so is what it leaves behind.
 
 Every vector of one connection, streams made up by hypothesis, and one that is longer than any bound of the engine. Of
-the sentinel room what hypothesis makes up, right and wrong; its vectors are cut in tests/conformance/sentinel.
+the sentinel and the beanstalk room what hypothesis makes up, right and wrong; vectors of the former are cut in
+tests/conformance/sentinel.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformance import vectors
+from conformance.beanstalk.engine import make_store as make_beanstalk_store
 from conformance.driven import START_NS
 from conformance.sentinel.engine import make_store as make_sentinel_store
+from counterd.protocols.beanstalk import wire as beanstalk
 from counterd.protocols.counter import wire
 from counterd.protocols.sentinel import wire as sentinel
 from counterd.protocols.sentinel.rules import FlowRule, ParamRule, Rules
@@ -301,3 +304,131 @@ def test_any_stream_of_sentinel_cut_once_anywhere_or_in_any_way(
         assert play_sentinel(cut(stream, [position]), end=end) == expected, f"cut at {position}"
     assert play_sentinel(chunks(stream, 1), end=end) == expected
     assert play_sentinel(cut(stream, {position % len(stream) for position in positions}), end=end) == expected
+
+
+# ---- the beanstalk room ---------------------------------------------------------------------------------------------
+
+JOB_MAX = 300
+BEANSTALK_STRIDES = 12  # each needs a store
+
+tubes = st.sampled_from([b"default", b"t", b"t" * 200])
+job_ids = st.integers(0, 6)
+few = st.integers(0, 3)
+job_states = st.sampled_from([*beanstalk.STATES, "all"])
+bodies = st.sampled_from([b"", b"x", b"delete 1\r\n", b"\r", b"y" * JOB_MAX, b"z" * (JOB_MAX + 1), b"\r\n" * 2000])
+lines_right = st.one_of(
+    st.builds(beanstalk.put, bodies, priority=few, delay=st.sampled_from([0, 0, 1])),
+    st.builds(beanstalk.put_unique, bodies, st.sampled_from([b"k", b"k" * 150]), few),
+    st.builds(beanstalk.reserve, st.sampled_from([None, 0, 0, 9])),
+    st.builds(beanstalk.batch_reserve, st.integers(1, 9), few),
+    st.tuples(
+        st.sampled_from(
+            [beanstalk.reserve_job, beanstalk.delete, beanstalk.release, beanstalk.bury, beanstalk.touch,
+             beanstalk.peek, beanstalk.kick_job, beanstalk.stats_job]
+        ),
+        job_ids,
+    ).map(lambda asked: asked[0](asked[1])),
+    st.tuples(
+        st.sampled_from([beanstalk.use, beanstalk.watch, beanstalk.ignore, beanstalk.stats_tube]), tubes
+    ).map(lambda asked: asked[0](asked[1])),
+    st.builds(beanstalk.pause_tube, tubes, few),
+    st.builds(beanstalk.kick, few),
+    st.builds(beanstalk.clear_tube, tubes),
+    st.builds(beanstalk.limit_reserves, tubes, few, tubes),
+    st.builds(beanstalk.list_jobs, tubes, job_states, job_ids, few, st.sampled_from([b"", b"x", b"\r\n", b"n" * 1024])),
+    st.sampled_from([
+        beanstalk.list_tubes(), beanstalk.list_tubes_watched(), beanstalk.list_tube_used(), beanstalk.stats(),
+        *(beanstalk.peek_next(state) for state in ("ready", "delayed", "buried")),
+    ]),
+)  # fmt: skip
+lines_wrong = st.one_of(
+    st.binary(max_size=30).map(lambda data: data + b"\r\n"),
+    st.builds(
+        lambda fill, size: fill * size + b"\r\n", st.sampled_from([b"a", b"\r", b"\r\r\n"]),
+        st.sampled_from([220, 222, 223, 224, 448, 500]),
+    ),
+    st.sampled_from([
+        b"put 1 2 3\r\n", b"put 0 0 1 3\r\nbad..", b"put 0 0 1 4294967296\r\n", b"peek  1\r\n", b"delete -1\r\n",
+        b"search-jobs t all 0 9 1025\r\n" + b"n" * 1027, b"search-jobs default all 0 9 1\r\nxyz",
+        b"batch-reserve 0 0\r\n", b"clear-tube t reserved\r\n", b"quit\r\n", b"quit \r\n", b"use t\n\r\n", b"put-unique 0 0 1 1 -k 0\r\nx\r\n",
+    ]),
+)  # fmt: skip
+
+
+def play_beanstalk(pieces: Iterable[bytes], *, pull: str = EAGER, end: bool = False, filled: int = 0) -> Outcome:
+    """filled: buried jobs that there are before."""
+    store = make_beanstalk_store(job_size_max=JOB_MAX, memory_limit=1 << 20)
+    if filled:
+        holder = store.session(START_NS)
+        holder.receive(beanstalk.put(b"filler") * filled, START_NS)
+        for first in range(1, filled + 1, 100):
+            ids = range(first, min(first + 100, filled + 1))
+            asked = b"".join(beanstalk.reserve_job(each) + beanstalk.bury(each) for each in ids)
+            answered = holder.receive(asked, START_NS) + b"".join(outputs(holder, START_NS))
+            assert answered.count(b"BURIED") == len(ids)
+    session = store.session(START_NS)
+    output = bytearray()
+    for piece in pieces:
+        output += session.receive(piece, START_NS)
+        if pull == ONE_BY_ONE:
+            output += session.take_output(START_NS)
+        if pull == EAGER:
+            output += b"".join(outputs(session, START_NS))
+    output += b"".join(outputs(session, START_NS))
+    if end:
+        output += session.eof(START_NS) + b"".join(outputs(session, START_NS))
+    closing = session.closing
+    store.audit()
+    session.closed(START_NS)
+    store.take_dirty()
+    while 0 <= store.next_deadline() <= START_NS:
+        store.tick(START_NS)
+    store.audit()
+    left_behind = {**store.snapshot(), **{"/".join(outcome[:2]): outcome[2] for outcome in store.outcomes()}}
+    return Outcome(bytes(output), closing, left_behind)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    asked=st.lists(st.one_of(lines_right, lines_right, lines_right, lines_wrong), min_size=1, max_size=10),
+    unfinished=st.sampled_from([b"", b"", b"\r", b"put 0 0 1 5\r\nabc", b"a" * 223, b"a" * 300]),
+    positions=st.lists(st.integers(1, 1 << 13), max_size=8),
+    end=st.booleans(),
+)
+def test_any_stream_of_beanstalk_cut_once_anywhere_or_in_any_way(
+    asked: list[bytes], unfinished: bytes, positions: list[int], end: bool
+) -> None:
+    stream = b"".join(asked) + unfinished
+    expected = play_beanstalk([stream], end=end)
+    for position in range(1, len(stream), max(1, len(stream) // BEANSTALK_STRIDES)):
+        assert play_beanstalk(cut(stream, [position]), end=end) == expected, f"cut at {position}"
+    assert play_beanstalk(chunks(stream, 1), end=end) == expected
+    cuts = {position % len(stream) for position in positions}
+    for pull in (ONE_BY_ONE, LATE):
+        assert play_beanstalk(cut(stream, cuts), pull=pull, end=end) == expected, pull
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(
+    asked=st.lists(
+        st.one_of(
+            lines_right,
+            st.just(beanstalk.kick(2000)),
+            st.just(beanstalk.clear_tube(b"default", "buried")),
+            st.just(beanstalk.list_jobs(b"default", count=900, needle=b"fill")),
+            st.just(beanstalk.batch_reserve(900, 1)),
+        ),
+        min_size=1, max_size=6,
+    ),
+    positions=st.lists(st.integers(1, 1 << 10), max_size=4),
+    pull=st.sampled_from([EAGER, ONE_BY_ONE, LATE]),
+    end=st.booleans(),
+)  # fmt: skip
+def test_any_stream_of_beanstalk_with_long_commands_cut_in_any_way(
+    asked: list[bytes], positions: list[int], pull: str, end: bool
+) -> None:
+    """They take several calls, and what is behind them waits."""
+    stream = b"".join(asked)
+    expected = play_beanstalk([stream], end=end, filled=2000)
+    cuts = {position % len(stream) for position in positions}
+    assert play_beanstalk(cut(stream, cuts), pull=pull, end=end, filled=2000) == expected
