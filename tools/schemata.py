@@ -26,6 +26,7 @@ ADDRESS = re.compile(r"&(?=[\w(<~])")
 ENUM = re.compile(r"^ *cdef enum[^\n]*:\n((?: +[^\n]*\n|\n)+)", re.MULTILINE)
 MEMBER = re.compile(r"^ +([A-Z][A-Z0-9_]*) = ", re.MULTILINE)
 ARRAY = re.compile(r"^ +(?:u?int\d+_t (?=\w+\[)|\w+\[\w+\] )(\w+)", re.MULTILINE)
+LOCAL_ARRAY = re.compile(r"^ +cdef \w+\[\w+\] (\w+)", re.MULTILINE)
 FUNCTION = re.compile(r"(?:cp?def|def) (?!class )[^=]*?(\w+)\(")
 HEADER = re.compile(r"(?:if|elif|while|for|else|try|finally|except|with)\b")
 DECLARED = re.compile(r"cdef (?:const )?[\w.]+(?:\[[^\]]*\])*\** ")
@@ -106,6 +107,7 @@ class Rewriter:
         self.source = source
         self.constants = {name for text in sources.values() for name in enum_members(text)}
         self.arrays = {name for text in sources.values() for name in ARRAY.findall(text)}
+        self.local_arrays = set(LOCAL_ARRAY.findall(source))
         self.dropped = dropped
         self.first = first
         self.mutants: list[Mutant] = []
@@ -211,7 +213,7 @@ class Rewriter:
                 yield self.between(node, left, right, *FLIPPED[type(kind)])
                 left = right
         elif isinstance(node, ast.BinOp):
-            if isinstance(node.left, ast.Attribute) and node.left.attr in self.arrays:
+            if self.is_array(node.left):
                 return  # C has no expression whose type is an array
             yield self.between(node, node.left, node.right, *SWAPPED[type(node.op)])
         elif isinstance(node, ast.BoolOp):
@@ -233,6 +235,11 @@ class Rewriter:
             yield OTHER[text[:3]] + text[3:]
         elif isinstance(node, (ast.Constant, ast.Name)):
             yield from self.other_constant(node, text, parent)
+
+    def is_array(self, node: ast.AST) -> bool:
+        if isinstance(node, ast.Attribute):
+            return node.attr in self.arrays
+        return isinstance(node, ast.Name) and node.id in self.local_arrays
 
     def other_constant(self, node: ast.Constant | ast.Name, text: str, parent: ast.AST | None) -> Iterator[str]:
         if text in ("True", "False"):

@@ -109,14 +109,17 @@ class Model:
         self.go_on()
         self.end_pauses()
 
-    def next_due(self) -> int:
+    def dues(self) -> list[int]:
+        """When something happens by time."""
         dues = [job.due for job in self.jobs.values() if job.state in ("reserved", "delayed")]
         dues += [tube.paused_until for tube in self.tubes.values() if tube.paused_until > self.now]
-        dues += [until for _, until in self.keys.values()]
         for peer in self.peers.values():
             if peer.waits:
                 dues += [peer.until, *(job.due - SECOND for job in self.jobs.values() if job.holder == peer.number)]
-        return min(dues, default=FOREVER)
+        return dues
+
+    def next_due(self) -> int:
+        return min([*self.dues(), *(until for _, until in self.keys.values())], default=FOREVER)
 
     def advance(self, now: int) -> None:
         """Nothing was due before that moment, and perhaps something is now."""

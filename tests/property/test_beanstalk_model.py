@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import random
 import re
@@ -29,6 +30,10 @@ SIZES = (0, 1, 60, 61, BODY_MAX, BODY_MAX + 1)
 WITHOUT_ARGUMENTS = (
     "peek-ready", "peek-delayed", "peek-buried", "list-tubes", "list-tube-used", "list-tubes-watched",
 )  # fmt: skip
+
+
+class Tied(Exception):
+    """Two things are due in the same tick: which of them comes first is nobody's business."""
 
 
 class Both:
@@ -85,6 +90,8 @@ class Both:
         while self.now < end:
             due = self.model.next_due()
             self.now = min(end, max(-(-due // TICK) * TICK, self.now + TICK)) if due < FOREVER else end
+            if sum(self.now - TICK < each <= self.now for each in self.model.dues()) > 1:
+                raise Tied
             self.model.advance(self.now)
             self.compare()
 
@@ -182,25 +189,28 @@ def command(generator: random.Random, both: Both, number: int) -> tuple[str, byt
 
 @pytest.mark.parametrize("seed", range(examples(12)))
 def test_the_store_does_what_the_model_does(seed: int):
-    """Twenty histories for each seed."""
+    """Twenty histories for each seed; one ends early where it is tied."""
     for part in range(20):
-        generator = random.Random(1000 * seed + part)
-        both = Both()
-        for _ in range(STEPS):
-            number = generator.choice(PEERS)
-            if number not in both.sessions:
-                both.connect(number)
-            peer = both.model.peers[number]
-            chance = generator.random()
-            if chance < 0.83:
-                if not peer.waits or generator.random() < 0.2:
-                    both.ask(number, *command(generator, both, number))
-            elif chance < 0.95:
-                both.let_pass(int(generator.choice((0.1, 0.5, 1, 2)) * SECOND) // TICK * TICK)
-            elif chance < 0.97:
-                both.drop(number)
-            elif chance < 0.99:
-                if peer.waits and not peer.asked:
-                    both.half_close(number)
-            else:
-                both.refuse_puts(generator.random() < 0.3)
+        with contextlib.suppress(Tied):
+            live(random.Random(1000 * seed + part), Both())
+
+
+def live(generator: random.Random, both: Both) -> None:
+    for _ in range(STEPS):
+        number = generator.choice(PEERS)
+        if number not in both.sessions:
+            both.connect(number)
+        peer = both.model.peers[number]
+        chance = generator.random()
+        if chance < 0.83:
+            if not peer.waits or generator.random() < 0.2:
+                both.ask(number, *command(generator, both, number))
+        elif chance < 0.95:
+            both.let_pass(int(generator.choice((0.1, 0.5, 1, 2)) * SECOND) // TICK * TICK)
+        elif chance < 0.97:
+            both.drop(number)
+        elif chance < 0.99:
+            if peer.waits and not peer.asked:
+                both.half_close(number)
+        else:
+            both.refuse_puts(generator.random() < 0.3)
