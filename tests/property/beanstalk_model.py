@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 SECOND = 10**9
 FOREVER = 1 << 62
@@ -260,9 +261,10 @@ class Model:
         bodies = [body] if word in WITH_BODY else []
         return getattr(self, "on_" + word.replace("-", "_"))(peer, *rest, *bodies)
 
-    def on_put(
-        self, peer: Peer, pri: str, delay: str, ttr: str, _size: str, body: bytes, key: str = "", keep: int = 0
-    ) -> bytes:
+    def on_put(self, peer: Peer, *arguments: Any) -> bytes:
+        """And put-unique, which has a key too, and for how long that is kept."""
+        pri, delay, ttr, _size, *unique, body = arguments
+        key, keep = unique or ("", 0)
         if len(body) > BODY_MAX:
             return b"JOB_TOO_BIG\r\n"
         if self.refuses_puts:
@@ -272,7 +274,7 @@ class Model:
         if self.count(peer.used) >= self.tube_jobs_max:
             return b"OUT_OF_MEMORY\r\n"
         self.last_id += 1
-        job = Job(self.last_id, peer.used, int(pri), int(delay), max(int(ttr), 1), body, key=key, keep=keep)
+        job = Job(self.last_id, peer.used, int(pri), int(delay), max(int(ttr), 1), body, key=key, keep=int(keep))
         self.jobs[job.number] = job
         if key:
             self.keys[key] = (job.number, FOREVER)
@@ -282,10 +284,7 @@ class Model:
             self.make_ready(job)
         return b"INSERTED %d\r\n" % job.number
 
-    def on_put_unique(
-        self, peer: Peer, pri: str, delay: str, ttr: str, size: str, key: str, keep: str, body: bytes
-    ) -> bytes:
-        return self.on_put(peer, pri, delay, ttr, size, body, key, int(keep))
+    on_put_unique = on_put
 
     def on_batch_reserve(self, peer: Peer, count: str, seconds: str) -> bytes | None:
         if int(count) == 0:
@@ -451,10 +450,9 @@ class Model:
         found = [job for job in self.chosen(name, state) if job.number >= int(first) and needle in job.body]
         return repr([self.job_figures(job) for job in found[: int(count)]]).encode()
 
-    def on_search_jobs(
-        self, peer: Peer, name: str, state: str, first: str, count: str, _size: str, needle: bytes
-    ) -> bytes:
-        return self.on_list_jobs(peer, name, state, first, count, needle)
+    def on_search_jobs(self, peer: Peer, *arguments: Any) -> bytes:
+        *which, _size, needle = arguments
+        return self.on_list_jobs(peer, *which, needle)
 
     def on_stats_job(self, _peer: Peer, number: str) -> bytes:
         job = self.jobs.get(int(number))
@@ -468,20 +466,28 @@ class Model:
         }  # fmt: skip
 
     def on_stats_tube(self, _peer: Peer, name: str) -> bytes:
+        return repr(self.tube_figures(name)).encode() if name in self.tubes else b"NOT_FOUND\r\n"
+
+    def on_inspect_tube(self, _peer: Peer, name: str) -> bytes:
         if name not in self.tubes:
             return b"NOT_FOUND\r\n"
-        jobs = self.chosen(name, "all")
         ready = self.chosen(name, "ready")
-        peers = self.peers.values()
         figures = {
+            **self.tube_figures(name),
+            "age-of-oldest-ready": max((self.now - job.since) // SECOND for job in ready) if ready else 0,
+            "max-reserves": self.tubes[name].reserves_max,
+            "retire-to": f'"{self.tubes[name].retire_to}"',
+        }
+        return repr(figures).encode()
+
+    def tube_figures(self, name: str) -> dict[str, int | str]:
+        jobs = self.chosen(name, "all")
+        peers = self.peers.values()
+        return {
             "name": f'"{name}"',
             "current-jobs-urgent": sum(job.state == "ready" and job.priority < URGENT for job in jobs),
             **{f"current-jobs-{state}": sum(job.state == state for job in jobs) for state in STATES},
             "current-using": sum(peer.used == name for peer in peers),
             "current-watching": sum(name in peer.watched for peer in peers),
             "current-waiting": sum(peer.waits and name in peer.watched for peer in peers),
-            "age-of-oldest-ready": max(((self.now - job.since) // SECOND for job in ready), default=0),
-            "max-reserves": self.tubes[name].reserves_max,
-            "retire-to": f'"{self.tubes[name].retire_to}"',
-        }  # fmt: skip
-        return repr(figures).encode()
+        }

@@ -350,7 +350,8 @@ lines_wrong = st.one_of(
     st.sampled_from([
         b"put 1 2 3\r\n", b"put 0 0 1 3\r\nbad..", b"put 0 0 1 4294967296\r\n", b"peek  1\r\n", b"delete -1\r\n",
         b"search-jobs t all 0 9 1025\r\n" + b"n" * 1027, b"search-jobs default all 0 9 1\r\nxyz",
-        b"batch-reserve 0 0\r\n", b"clear-tube t reserved\r\n", b"quit\r\n", b"quit \r\n", b"use t\n\r\n", b"put-unique 0 0 1 1 -k 0\r\nx\r\n",
+        b"batch-reserve 0 0\r\n", b"clear-tube t reserved\r\n", b"quit\r\n", b"quit \r\n", b"use t\n\r\n",
+        b"put-unique 0 0 1 1 -k 0\r\nx\r\n",
     ]),
 )  # fmt: skip
 
