@@ -266,6 +266,34 @@ def test_a_damaged_journal_is_refused_and_repaired(path: Path, tmp_path: Path):
         assert int(reply.split()[1]) > 1000
 
 
+def test_a_journal_that_can_be_read_and_makes_no_sense(path: Path, tmp_path: Path):
+    with running(path) as (_, peer):
+        peer.ask(wire.put_unique(b"1", b"ended", 1000), wire.delete(1), wire.limit_reserves(b"a", 2, b"b"))
+        peer.ask(*[wire.put(b"x")] * 4)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("UPDATE jobs SET key = 'k' WHERE id < 4")
+        database.execute("UPDATE jobs SET id = -7, key = NULL WHERE id = 5")
+        database.execute("INSERT INTO limits VALUES ('t', 0, '')")
+        database.execute("UPDATE numbers SET value = -1")
+        database.commit()
+    checked = tool("check", path)
+    assert checked.returncode == 1
+    assert [line.removeprefix(f"{path}: ") for line in checked.stderr.splitlines()] == [
+        "the last id cannot be -1: can't convert negative value to uint64_t",
+        "the limit of tube t: its names or its number are impossible",
+        "job -7: can't convert negative value to uint64_t",
+        "job 3: another has the key k too",
+    ]
+    assert f"`counterd journal repair {path}` keeps what can be read" in refused(path, tmp_path)
+    assert tool("repair", path).stdout == (
+        f"{path}: 3 records kept, 4 places that cannot be read; the file as it was is {path}.damaged\n"
+    )
+    assert tool("check", path).stdout == f"{path}: ok, 3 records\n"
+    with running(path) as (_, peer):
+        assert peer.ask(wire.put_unique(b"x", b"ended"), wire.put_unique(b"x", b"k")) == [b"EXISTS 1", b"EXISTS 2"]
+        assert peer.ask(wire.peek(2), wire.peek(3), wire.peek(4)) == [b"FOUND %d 1" % number for number in (2, 3, 4)]
+
+
 @pytest.mark.needs("sqlite3")
 def test_a_copy_that_is_made_while_it_runs(path: Path, tmp_path: Path):
     copy = tmp_path / "copy"

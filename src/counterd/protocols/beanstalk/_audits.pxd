@@ -2,7 +2,7 @@
 #
 # Floor 2, header only. For tests: they take as long as there are records.
 
-from libc.stdint cimport INT64_MAX, int64_t, uint32_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t
 
 from counterd.engine.audit cimport (
     audit_chains, audit_heap, audit_index, audit_pool, audit_table, audit_timers, chain_ends,
@@ -79,7 +79,7 @@ cdef inline int audit_line(Queues* queues, const Line* line, JobState state, uin
     """A line: its jobs are in that state, the earliest first, and as many as were counted."""
     cdef const Job* job
     cdef uint32_t number = line.first, before = 0, count = 0
-    cdef int64_t since_ns = 0
+    cdef int64_t since_ns = INT64_MIN
     while number:
         job = job_at(&queues.jobs, number)
         count += 1

@@ -9,7 +9,7 @@ this machine has them: a piece is never stored.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from counterd.engine.chains cimport chain_blocks
@@ -23,10 +23,10 @@ from counterd.protocols.beanstalk._jobs cimport (
 from counterd.protocols.beanstalk._keys cimport (
     Key, Keys, key_at, key_end_at, key_find, key_join, key_let_go, key_make,
 )
-from counterd.protocols.beanstalk._queues cimport job_enter, job_hold, tube_expect
+from counterd.protocols.beanstalk._queues cimport job_enter, job_hold, seconds_ns, tube_expect
 from counterd.protocols.beanstalk._store cimport BeanstalkStore
 from counterd.protocols.beanstalk._tubes cimport tube_at, tube_find, tube_make, tubes_have_room
-from counterd.protocols.beanstalk._wire cimport JOB_SIZE_MAX, NAME_MAX
+from counterd.protocols.beanstalk._wire cimport JOB_SIZE_MAX, read_name
 
 cdef enum:
     PIECE_MAX = 1 << 18         # bytes of a piece, and one row: some 0.3 ms
@@ -41,7 +41,10 @@ cdef enum RowKind:
     KEY = 4                     # of a job that has ended: its id, the key, and `due` for when that is free
 
 
-CONSTANTS = {"ID_BLOCK": ID_BLOCK, "CHANGES_MAX": CHANGES_MAX}  # for journal.py, and tests
+# The last that a job may have: a database must have a number for the end of the block behind it.
+cdef uint64_t ID_MAX = <uint64_t>INT64_MAX - ID_BLOCK
+
+CONSTANTS = {"ID_BLOCK": ID_BLOCK, "ID_MAX": ID_MAX, "CHANGES_MAX": CHANGES_MAX}  # for journal.py, and tests
 
 
 cdef packed struct Head:
@@ -73,6 +76,11 @@ cdef packed struct Row:         # times are Unix times in nanoseconds
 
 # ---- in the daemon -------------------------------------------------------------------------------------------------
 
+cdef inline int64_t unix_ns(BeanstalkStore store, int64_t ns) noexcept:
+    """A time of the store's clock as a Unix time; of one before 1970, as clocks are set wrongly, 0."""
+    return max(0, ns + store.wall_ns)
+
+
 cdef inline uint8_t* write_row(BeanstalkStore store, uint8_t* target, const Job* job) noexcept:
     """Writes what the journal is to have of a job, and returns what is behind it."""
     cdef const Keys* keys = &store.queues.keys
@@ -85,15 +93,15 @@ cdef inline uint8_t* write_row(BeanstalkStore store, uint8_t* target, const Job*
         row.key_size = <uint8_t>key.record.name_size
         row.keep = key.keep
     if job_is_ended(job):
-        row.due = key.until_ns + store.wall_ns if key != NULL else 0
+        row.due = unix_ns(store, key.until_ns) if key != NULL else 0
         memcpy(target, &row, sizeof(Row))
         return write_key(keys, key, target + sizeof(Row))
     row.kind = CHANGED if job.is_written else WHOLE
     row.state = job.state
-    row.created = job.created_ns + store.wall_ns
-    row.since = job.since_ns + store.wall_ns
+    row.created = unix_ns(store, job.created_ns)
+    row.since = unix_ns(store, job.since_ns)
     if job.state == DELAYED or job.state == RESERVED:
-        row.due = <int64_t>job.node.key + store.wall_ns
+        row.due = unix_ns(store, <int64_t>job.node.key)
     row.priority = job.priority
     row.delay = job.delay
     row.ttr = job.ttr
@@ -277,7 +285,10 @@ cdef int restore_limit(BeanstalkStore store, const Row* row, const uint8_t* data
 
 
 cdef uint32_t restore_key(BeanstalkStore store, const Row* row, const uint8_t* name) except? 0xffffffff:
-    """Takes up a key, which is free already if that is due by now: then 0."""
+    """Takes up a key, or returns 0: of an ended job, if it is free by now, or a later job has it.
+
+    The clock may have been set back meanwhile, so that a key is not yet free which was when that job was put.
+    """
     cdef Keys* keys = &store.queues.keys
     cdef int64_t until_ns = row.due - store.wall_ns
     cdef uint32_t tag, number
@@ -285,6 +296,8 @@ cdef uint32_t restore_key(BeanstalkStore store, const Row* row, const uint8_t* n
         return 0
     tag = name_tag(&keys.table, name, row.key_size)
     if key_find(keys, &store.queues.jobs, tag, name, row.key_size, store.now_ns):
+        if row.kind == KEY:
+            return 0
         raise ValueError(f"key {name[:row.key_size].decode()} is there twice")
     if pool_left(keys.table.pool) == 0 or pool_left(store.chains.pool) < name_blocks(&keys.table, row.key_size):
         raise MemoryError("there are more keys than beanstalk.memory_limit allows")
@@ -295,10 +308,14 @@ cdef uint32_t restore_key(BeanstalkStore store, const Row* row, const uint8_t* n
 
 
 cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) except -1:
-    """Takes up a job. data: the name of its tube, its key, and its body."""
+    """Takes up a job. data: the name of its tube, its key, and its body.
+
+    The clock may have been set back meanwhile: nothing of it is later than now, no time of its longer than was asked.
+    """
     cdef uint32_t tube, number, key = 0
-    cdef int64_t since_ns = row.since - store.wall_ns
-    cdef int64_t due_ns = max(1, row.due - store.wall_ns)
+    cdef int64_t since_ns = min(row.since - store.wall_ns, store.now_ns)
+    cdef int64_t longest_ns = seconds_ns(row.delay if row.state == DELAYED else row.ttr)
+    cdef int64_t due_ns = max(1, min(row.due - store.wall_ns, store.now_ns + longest_ns))
     cdef Job* job
     if job_find(&store.queues.jobs, row.id):
         raise ValueError(f"job {row.id} is there twice")
@@ -317,7 +334,7 @@ cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) 
     job.priority = row.priority
     job.delay = row.delay
     job.ttr = row.ttr
-    job.created_ns = row.created - store.wall_ns
+    job.created_ns = min(row.created - store.wall_ns, store.now_ns)
     job.reserves = row.reserves
     job.timeouts = row.timeouts
     job.releases = row.releases
@@ -356,8 +373,9 @@ def rows(bytes piece not None):
     while data < end:
         memcpy(&row, data, sizeof(Row))
         data += sizeof(Row)
-        if row.kind == GONE:
-            gone.append((row.id, row.size))
+        if row.kind == GONE or row.kind == KEY:
+            if row.kind == GONE:
+                gone.append((row.id, row.size))
             if row.key_size:
                 keys.append((data[:row.key_size].decode(), row.id, row.due))
             data += row.key_size
@@ -384,6 +402,13 @@ def rows(bytes piece not None):
     return head.now, head.id_limit, whole, changed, gone, limits, keys
 
 
+cdef bint is_name(bytes name):
+    """Whether it can be the name of a tube, or a key."""
+    cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(name)
+    cdef const uint8_t* end = start + PyBytes_GET_SIZE(name)
+    return read_name(start, end) == end
+
+
 def packed_keys(list keys not None):
     """A piece of rows as rows() has them in `keys`. Raises ValueError for one that makes no sense."""
     cdef list pieces = [b"\0" * sizeof(Head)]
@@ -393,9 +418,10 @@ def packed_keys(list keys not None):
     for key, id_, until in keys:
         try:
             name = key.encode()
-            if not 0 < len(name) <= NAME_MAX:
-                raise ValueError("its length is impossible")
-            row.id, row.due, row.key_size = id_, until, <uint8_t>len(name)
+            row.id, row.due = id_, until
+            if not is_name(name) or not 0 < row.id <= ID_MAX or row.due < 0:
+                raise ValueError("its name, id or time is impossible")
+            row.key_size = <uint8_t>len(name)
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
             raise ValueError(f"key {key}: {error}") from None
         pieces.append((<const uint8_t*>&row)[:sizeof(Row)] + name)
@@ -408,8 +434,8 @@ def packed_limits(list limits not None):
     for tube, reserves_max, target in limits:
         try:
             names = [name.encode() for name in (tube, target)]
-            if not 0 < len(names[0]) <= NAME_MAX or len(names[1]) > NAME_MAX:
-                raise ValueError("a name is impossible")
+            if not is_name(names[0]) or target and not is_name(names[1]) or reserves_max == 0:
+                raise ValueError("its names or its number are impossible")
             pieces.append(limit_row((0, names[0], reserves_max, names[1])))
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
             raise ValueError(f"the limit of tube {tube}: {error}") from None
@@ -418,6 +444,8 @@ def packed_limits(list limits not None):
 
 def packed(list jobs not None, uint64_t id_limit=0):
     """A piece of rows as rows() has them in `whole`. Raises ValueError for one that makes no sense, with its id."""
+    if id_limit > ID_MAX:
+        raise ValueError(f"the last id cannot be {id_limit}")
     cdef Head head = Head(0, 0, id_limit)
     cdef list pieces = [(<const uint8_t*>&head)[:sizeof(Head)]]
     cdef Row row
@@ -428,15 +456,17 @@ def packed(list jobs not None, uint64_t id_limit=0):
                 row.reserves, row.timeouts, row.releases, row.buries, row.kicks, key, row.keep, body,
             ) = job
             name = tube.encode()
-            key = b"" if key is None else key.encode()
             row.kind = WHOLE
             row.size = len(body)
-            if not 0 < len(name) <= NAME_MAX or not READY <= row.state <= BURIED or (
-                len(key) > NAME_MAX or len(body) > JOB_SIZE_MAX
-            ):
-                raise ValueError("its tube, state, key or body is impossible")
+            if not 0 < row.id <= ID_MAX or not READY <= row.state <= BURIED or len(body) > JOB_SIZE_MAX:
+                raise ValueError("its id, state or body is impossible")
+            if not is_name(name) or key is not None and not is_name(key.encode()):
+                raise ValueError("its tube or key is impossible")
+            if row.created < 0 or row.since < 0 or row.due < 0 or row.ttr == 0:
+                raise ValueError("its times are impossible")
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
             raise ValueError(f"job {job[0]}: {error}") from None
+        key = key.encode() if key else b""
         row.name_size, row.key_size = <uint8_t>len(name), <uint8_t>len(key)
         pieces.append((<const uint8_t*>&row)[:sizeof(Row)] + name + key + body)
     return b"".join(pieces)

@@ -14,7 +14,7 @@ from counterd.protocols.beanstalk._journal import CONSTANTS, packed, packed_keys
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 LAYOUT = 1
 SCHEMA = """
@@ -59,6 +59,7 @@ STATES = ("ready", "reserved", "delayed", "buried")
 # A job whose state changes is written anew, with a body of up to so many bytes.
 BODY_INLINE_MAX = 1000
 ROWS_AT_ONCE = 512
+KEY = 14  # the place of the key in a row of JOBS
 
 WHOLE = f"INSERT OR REPLACE INTO jobs VALUES ({', '.join('?' * 18)})"
 CHANGED = """
@@ -71,6 +72,23 @@ SELECT jobs.id, tube, state, priority, delay, ttr, created, since, due, reserves
     key, keep, ifnull(jobs.body, bodies.body), checksum
 FROM jobs LEFT JOIN bodies ON bodies.id = jobs.id AND jobs.body IS NULL
 """
+
+
+def packed_last_id(rows: list[tuple[Any]]) -> bytes:
+    """A piece of the last id that may have been given. Raises ValueError if it makes no sense."""
+    ((last_id,),) = rows
+    try:
+        return packed([], last_id)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"the last id cannot be {last_id!r}: {error}") from None
+
+
+# What there is besides jobs, and what makes a piece of rows of it.
+OTHERS: tuple[tuple[str, Callable[[list[Any]], bytes]], ...] = (
+    ("SELECT value FROM numbers WHERE name = 'id_limit'", packed_last_id),
+    ("SELECT * FROM limits", packed_limits),
+    ("SELECT * FROM keys", packed_keys),
+)
 
 
 def write(database: sqlite3.Connection, piece: bytes) -> None:
@@ -102,9 +120,11 @@ def inline(body: bytes) -> bytes | None:
 
 def reserve(database: sqlite3.Connection) -> dict[str, int]:
     """Reserves ids that no job has had, for begin(), in a transaction of the caller's."""
-    ((last_id,),) = database.execute(
-        "SELECT max(value, (SELECT ifnull(max(id), 0) FROM jobs)) FROM numbers WHERE name = 'id_limit'"
+    ((last_id, newest),) = database.execute(
+        "SELECT value, (SELECT ifnull(max(id), 0) FROM jobs) FROM numbers WHERE name = 'id_limit'"
     )
+    packed_last_id([(last_id,)])
+    last_id = max(last_id, newest)
     database.execute("UPDATE numbers SET value = ? WHERE name = 'id_limit'", (last_id + CONSTANTS["ID_BLOCK"],))
     return {"last_id": last_id, "id_limit": last_id + CONSTANTS["ID_BLOCK"]}
 
@@ -145,11 +165,22 @@ def checked(row: tuple[object, ...]) -> tuple[object, ...]:
 
 def problems(database: sqlite3.Connection) -> Iterator[str]:
     """What is wrong with the records, a sentence each."""
+    for query, pack in OTHERS:
+        for row in database.execute(query):
+            try:
+                pack([row])
+            except ValueError as error:
+                yield str(error)
+    keys: set[object] = set()
     for row in database.execute(f"{JOBS} ORDER BY jobs.id"):
         try:
             packed([checked(row)])
         except ValueError as error:
             yield str(error)
+        else:
+            if row[KEY] in keys:
+                yield f"job {row[0]}: another has the key {row[KEY]} too"
+            keys |= {row[KEY]} - {None}
 
 
 def dump(database: sqlite3.Connection) -> Iterator[dict[str, object]]:
@@ -168,21 +199,30 @@ def rescue(database: sqlite3.Connection, damaged: type[Exception]) -> Iterator[b
 
     damaged: what reading raises there.
     """
-    try:
-        ((id_limit,),) = database.execute("SELECT value FROM numbers WHERE name = 'id_limit'")
-        yield packed([], id_limit)
-        yield packed_limits(database.execute("SELECT * FROM limits").fetchall())
-        yield packed_keys(database.execute("SELECT * FROM keys").fetchall())
-    except (damaged, ValueError):  # ids go on behind those of the jobs that are left
-        yield b""
-    ranges = [(1, (1 << 63) - 1)]
+    for query, pack in OTHERS:
+        try:
+            for row in database.execute(query):
+                try:
+                    yield pack([row])
+                except ValueError:
+                    yield b""
+        except damaged:  # of the last id: ids go on behind those of the jobs that are left
+            yield b""
+    keys: set[object] = set()
+    ranges = [(-1 << 63, (1 << 63) - 1)]
     while ranges:
         first, last = ranges.pop()
         try:
             for row in database.execute(f"{JOBS} WHERE jobs.id BETWEEN ? AND ? ORDER BY jobs.id", (first, last)):
                 first = row[0] + 1
                 try:
-                    yield packed([checked(row)])
+                    job = checked(row)
+                    piece = packed([job])
+                    if row[KEY] in keys:  # of two jobs with a key, one keeps it
+                        piece = packed([(*job[:KEY], None, *job[KEY + 1 :])])
+                        yield b""
+                    keys |= {row[KEY]} - {None}
+                    yield piece
                 except ValueError:
                     yield b""
         except damaged:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 import zlib
 from typing import TYPE_CHECKING
 
 import pytest
 
+from conformance.driven import UNIX_NS
 from counterd.protocols.beanstalk import _journal, journal, wire
 from journaled import Journaled
 from unit.protocols.beanstalk.asking import SECOND, TICK, ask, said
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from conformance.driven import EnginePeer
+
+DAY = 86400 * SECOND
+ID_MAX = _journal.CONSTANTS["ID_MAX"]
 
 
 @pytest.fixture
@@ -368,13 +373,131 @@ def test_a_damaged_body_is_named(kept: Journaled):
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("state", "0"), ("state", "5"), ("tube", "''"), ("priority", "-1"), ("ttr", str(1 << 32)), ("tube", "x'ff'")],
-)
+    [
+        ("state", "0"), ("state", "5"), ("priority", "-1"), ("ttr", "0"), ("ttr", str(1 << 32)),
+        ("tube", "''"), ("tube", "'-a'"), ("tube", "'a b'"), ("tube", f"'{'t' * 201}'"), ("tube", "x'ff'"),
+        ("key", "''"), ("key", "'a b'"), ("key", "x'ff'"), ("id", "0"), ("id", "-1"), ("id", f"{ID_MAX + 1}"),
+        ("created", "-1"), ("since", "-1"), ("due", "-1"),
+    ],
+)  # fmt: skip
 def test_a_row_that_makes_no_sense_is_named(kept: Journaled, column: str, value: str):
     told(kept, kept.connect(), wire.put(b"1"))
     kept.database.execute(f"UPDATE jobs SET {column} = {value}")
-    with pytest.raises(ValueError, match="job 1: "):
+    with pytest.raises(ValueError, match=r"job [-0-9]+: ") as raised:
         list(journal.read(kept.database))
+    assert list(journal.problems(kept.database)) == [str(raised.value)]
+    assert list(journal.rescue(kept.database, sqlite3.DatabaseError))[-1] == b""
+
+
+def test_the_last_id_that_a_job_may_have(kept: Journaled):
+    told(kept, kept.connect(), wire.put(b"1"))
+    kept.database.execute("UPDATE jobs SET id = ?", (ID_MAX,))
+    kept.crash()
+    assert ask(kept.connect(), wire.peek(ID_MAX)) == b"FOUND %d 1\r\n1\r\n" % ID_MAX
+
+
+@pytest.mark.parametrize("value", ["'x'", "-1", str(ID_MAX + 1), str((1 << 63) - 1)])
+def test_a_last_id_that_makes_no_sense_is_named(kept: Journaled, value: str):
+    told(kept, kept.connect(), wire.put(b"1"))
+    kept.database.execute(f"UPDATE numbers SET value = {value}")
+    (problem,) = journal.problems(kept.database)
+    assert problem.startswith("the last id cannot be ")
+    lost, *pieces = journal.rescue(kept.database, sqlite3.DatabaseError)
+    assert lost == b""
+    assert [_journal.rows(piece)[2][0][0] for piece in pieces] == [1]
+    with pytest.raises(ValueError, match="the last id cannot be "):
+        kept.crash()
+
+
+def test_a_key_that_two_jobs_have(kept: Journaled):
+    told(kept, kept.connect(), wire.put(b"1"), wire.put(b"2"), wire.put(b"3"))
+    kept.database.execute("UPDATE jobs SET key = 'k' WHERE id > 1")
+    with pytest.raises(ValueError, match="key k is there twice"):
+        restore(kept, Journaled())
+    assert list(journal.problems(kept.database)) == ["job 3: another has the key k too"]
+    assert rescue(kept) == 1
+    assert kept.restored == 3
+    assert ask(kept.connect(), wire.put_unique(b"x", b"k")) == b"EXISTS 2\r\n"
+
+
+def rescue(kept: Journaled) -> int:
+    """Goes on with what can be rescued; returns how many places are lost."""
+    pieces = list(journal.rescue(kept.database, sqlite3.DatabaseError))
+    for table in ("jobs", "bodies", "keys", "limits"):
+        kept.database.execute(f"DELETE FROM {table}")
+    for piece in filter(None, pieces):
+        journal.write(kept.database, piece)
+    assert list(journal.problems(kept.database)) == []
+    kept.crash()
+    return pieces.count(b"")
+
+
+def test_all_that_makes_sense_is_rescued(kept: Journaled):
+    peer = kept.connect()
+    told(kept, peer, wire.put_unique(b"1", b"k", 100), wire.delete(1), wire.put(b"2"), wire.put(b"3"))
+    told(kept, peer, wire.limit_reserves(b"a", 2, b"b"))
+    kept.database.execute("INSERT INTO keys VALUES ('a b', 1, 1)")
+    kept.database.execute("INSERT INTO limits VALUES ('0', 0, '')")
+    kept.database.execute("UPDATE jobs SET id = -3 WHERE id = 3")
+    assert rescue(kept) == 3
+    peer = kept.connect()
+    assert ask(peer, wire.put_unique(b"x", b"k")) == b"EXISTS 1\r\n"
+    assert b'max-reserves: 2\nretire-to: "b"\n' in ask(peer, wire.inspect_tube(b"a"))
+    assert ask(peer, wire.reserve(0), wire.reserve(0)) == b"RESERVED 2 1\r\n2\r\nTIMED_OUT\r\n"
+
+
+# ---- a clock that is wrong ----
+
+
+def test_a_clock_that_was_set_back(kept: Journaled):
+    """Nothing is later than now, and no time is longer than was asked."""
+    bench = kept.bench
+    bench.store.set_wall(UNIX_NS + DAY, bench.now_ns)
+    peer = kept.connect()
+    told(kept, peer, wire.put(b"1"), wire.put(b"2", delay=9), wire.put(b"3", priority=0, ttr=7))
+    told(kept, peer, wire.reserve(), wire.reserve_job(1), wire.bury(1, 0))
+    kept.crash()
+    peer = kept.connect()
+    assert [figures(peer, number)["age"] for number in (1, 2, 3)] == ["0", "0", "0"]
+    assert [figures(peer, number)["time-left"] for number in (2, 3)] == ["9", "7"]
+    bench = kept.bench
+    bench.advance(7 * SECOND + TICK)
+    assert told(kept, peer, wire.reserve_job(3), wire.bury(3, 0)) == b"RESERVED 3 1\r\n3\r\nBURIED\r\n"
+    assert ask(peer, wire.peek_next("buried")) == b"FOUND 1 1\r\n1\r\n"
+
+
+def test_a_key_that_was_free_before_the_clock_was_set_back(kept: Journaled):
+    bench = kept.bench
+    bench.store.set_wall(UNIX_NS + DAY, bench.now_ns)
+    peer = kept.connect()
+    told(kept, peer, wire.put_unique(b"1", b"k", 5), wire.delete(1))
+    bench.advance(6 * SECOND)
+    assert told(kept, peer, wire.put_unique(b"2", b"k")) == b"INSERTED 2\r\n"
+    assert kept.database.execute("SELECT id FROM keys").fetchall() == [(1,)]
+    kept.crash()
+    assert ask(kept.connect(), wire.put_unique(b"3", b"k")) == b"EXISTS 2\r\n"
+
+
+def test_jobs_from_before_the_machine_was_started(kept: Journaled):
+    told(kept, kept.connect(), wire.put(b"1"), wire.put(b"2"))
+    kept.database.execute("UPDATE jobs SET state = 4, created = id, since = id")
+    kept.crash()  # which audits what was taken up
+    peer = kept.connect()
+    assert ask(peer, wire.peek_next("buried")) == b"FOUND 1 1\r\n1\r\n"
+    assert figures(peer, 1)["age"] == str((UNIX_NS - 1) // SECOND)
+
+
+def test_a_clock_that_is_set_to_1970(kept: Journaled):
+    """Jobs are older than that, and their journal is none the worse for it."""
+    peer, bench = kept.connect(), kept.bench
+    told(kept, peer, wire.put(b"1"), wire.put(b"2"))
+    bench.advance(SECOND)
+    bench.store.set_wall(0, bench.now_ns)
+    told(kept, peer, wire.reserve_job(1), wire.release(1, 3, 0))
+    assert kept.database.execute("SELECT created FROM jobs WHERE id = 1").fetchall() == [(0,)]
+    assert list(journal.problems(kept.database)) == []
+    kept.crash()
+    assert kept.restored == 2
 
 
 def test_a_memory_limit_that_is_too_small(kept: Journaled):
@@ -456,10 +579,18 @@ def test_changes_are_told_in_their_order(kept: Journaled):
         assert (said(peer), said(other), said(last)) == answered
 
 
-def test_a_limit_that_makes_no_sense_is_named(kept: Journaled):
-    kept.database.execute("INSERT INTO limits VALUES ('', 1, 'x')")
-    with pytest.raises(ValueError, match="the limit of tube : a name is impossible"):
+@pytest.mark.parametrize(
+    ("row", "named"),
+    [
+        ("'', 1, 'x'", ""), ("'a b', 1, ''", "a b"), ("'a', 0, ''", "a"), ("'a', -1, ''", "a"), ("'a', 'x', ''", "a"),
+        ("'a', 1, 'a b'", "a"), ("'a', 1, x'ff'", "a"),
+    ],
+)  # fmt: skip
+def test_a_limit_that_makes_no_sense_is_named(kept: Journaled, row: str, named: str):
+    kept.database.execute(f"INSERT INTO limits VALUES ({row})")
+    with pytest.raises(ValueError, match=f"the limit of tube {named}: ") as raised:
         list(journal.read(kept.database))
+    assert list(journal.problems(kept.database)) == [str(raised.value)]
 
 
 def test_keys_outlive_the_process(kept: Journaled):
@@ -505,10 +636,18 @@ def test_that_a_job_exists_is_not_said_before_it_is_on_disk(kept: Journaled):
     assert told(kept, peer, wire.put_unique(b"1", b"k")) == b"INSERTED 2\r\n"
 
 
-def test_a_key_that_makes_no_sense_is_named(kept: Journaled):
-    kept.database.execute("INSERT INTO keys VALUES ('', 1, 1)")
-    with pytest.raises(ValueError, match="key : its length is impossible"):
+@pytest.mark.parametrize(
+    ("row", "named"),
+    [
+        ("'', 1, 1", ""), ("'a b', 1, 1", "a b"), ("'k', 0, 1", "k"), ("'k', -1, 1", "k"),
+        (f"'k', {ID_MAX + 1}, 1", "k"), ("'k', 1, -1", "k"), ("'k', 'x', 1", "k"),
+    ],
+)  # fmt: skip
+def test_a_key_that_makes_no_sense_is_named(kept: Journaled, row: str, named: str):
+    kept.database.execute(f"INSERT INTO keys VALUES ({row})")
+    with pytest.raises(ValueError, match=f"key {named}: ") as raised:
         list(journal.read(kept.database))
+    assert list(journal.problems(kept.database)) == [str(raised.value)]
 
 
 def test_after_a_failure_with_nothing_to_write_no_reply_waits():
