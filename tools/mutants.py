@@ -82,9 +82,7 @@ NEAR = {
     "engine/wheel": (("test_wheel", "throttr"), COUNTER_ROOM),
     "throttr/": (("throttr",), (*COUNTER_ROOM, "test_wheel", "beanstalk")),
     "sentinel/": (("sentinel",), (*COUNTER_ROOM[:-2], "property/test_tables", "test_wheel", "throttr", "beanstalk")),
-    "beanstalk/": (
-        ("beanstalk",), (*COUNTER_ROOM[:-2], "property/test_tables", "test_wheel", "throttr", "sentinel", "simulation")
-    ),
+    "beanstalk/": (("beanstalk",), (*COUNTER_ROOM[:-2], "property/test_tables", "test_wheel", "throttr", "sentinel")),
     "counter/": (("counter/", "counter_model"), ("throttr", "test_wheel", "beanstalk")),
     "_core": (("test_core", "counter"), ("test_wheel",)), "engine/table": (("test_table", "counter"), ("test_wheel",)),
     "engine/later": (("test_later", "sentinel"), ("test_wheel", "throttr", *COUNTER_ROOM)),
