@@ -21,6 +21,7 @@ from counterd.client._link import Link
 from counterd.client._tokens import Tally, TokenCalls
 from counterd.errors import ConnectionLost, CounterdError, EventsLost, ProtocolError, ServerError
 from counterd.frames import Frames, frame
+from counterd.protocols.beanstalk import wire as beanstalk_wire
 from counterd.protocols.counter import wire as counter_wire
 from counterd.protocols.sentinel import wire as sentinel_wire
 from counterd.protocols.throttr import wire as throttr_wire
@@ -30,6 +31,7 @@ from fuzz.stream import Source, fenced
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+BEANSTALK = 7  # in the highest bits of the first byte
 REQUESTS_MAX = 8
 VALUE_MAX = 64  # bytes of a value that a parser takes here
 EVENTS_MAX = 600
@@ -70,6 +72,11 @@ def throttr_requests(size: ValueSize) -> list[bytes]:
 THROTTR_REQUESTS = {size: throttr_requests(size) for size in SIZES}
 
 TOKENS = [
+    b"OK 13\r\n---\n- default\n\r\n",
+    b"RESERVED 1 2\r\nxx\r\n",
+    b"JOBS 2\r\n",
+    b"KICKED 1\r\n",
+    b"- id: 1\n",
     b"\x91\x02\x00\x00\x00\x00\x00\x04\x00\x00\x00\x01\x00\x00\x00\x01",
     b"\x91\x01\x00\x00\x00\x00\x00\x04\x00\x00\x00\x01\x00\x00\x00\x01",
     b"\x91\x03\x22\x00\x00\x00\x00\x0c\x00\x00\x00\x02Not acquired",
@@ -192,6 +199,23 @@ def throttr_parser(size: ValueSize, requests: list[int]) -> Callable[[bytes], It
     return feed
 
 
+def beanstalk_parser() -> Callable[[bytes], Iterable[Any]]:
+    """Replies of the beanstalk protocol, and what their bodies may say."""
+    parser = beanstalk_wire.Parser(VALUE_MAX)
+
+    def feed(data: bytes) -> Iterable[Any]:
+        replies = parser.feed(data)
+        assert len(parser._buffer) < max(beanstalk_wire.REPLY_LINE_MAX, VALUE_MAX + 2)
+        assert parser.is_within == bool(parser._buffer or parser._head)
+        for reply in replies:
+            for read in (beanstalk_wire.read_list, beanstalk_wire.read_jobs, beanstalk_wire.read_dictionary):
+                with contextlib.suppress(ProtocolError):
+                    read(reply.body)
+        return replies
+
+    return feed
+
+
 def admin_frames() -> Callable[[bytes], Iterable[Any]]:
     return Frames(FRAME_MAX).feed
 
@@ -266,6 +290,9 @@ def one_input(data: bytes) -> None:
     which = source.byte()
     width = which >> 3 & 3
     size = SIZES[width]
+    if which >> 5 == BEANSTALK:
+        check_cut(beanstalk_parser, source, ProtocolError)
+        return
     requests = [source.byte() for _ in range(source.byte() % REQUESTS_MAX)]
     which &= 7
     if which < 2:
