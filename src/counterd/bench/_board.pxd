@@ -2,7 +2,8 @@
 #
 # A side. Each process has a Sheet of its own, which only it writes; the parent may see a sheet mid-change, and reads it
 # again when all is over. What the parent says goes through the Orders, which only it writes. Of `grants` each process
-# writes those of its own connections. `held` is everybody's, and is changed by atomic additions alone.
+# writes those of its own connections. `held` is everybody's, and is changed by atomic additions alone, unless it is about
+# jobs: each of these is of one process.
 
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.errno cimport ECONNREFUSED, ECONNRESET, EMFILE, ENFILE, EPIPE
@@ -42,6 +43,12 @@ cdef enum Stage:
     RUNNING
     OVER                    # all answered, connections still open
     GONE
+
+cdef enum Known:            # of a job
+    SENT = 1                # its put was
+    STORED = 2              # and answered: the job is there
+    OUT = 4                 # it was delivered to a connection that is open
+    ENDING = 8              # its delete was sent
 
 cdef enum Kind:
     LATENCY
@@ -108,7 +115,8 @@ cdef inline void histogram_record(uint64_t* counts, int64_t value) noexcept nogi
 cdef class Board:
     cdef Orders* orders
     cdef Sheet* sheets
-    cdef int64_t* held      # permits that are surely held, by name; NULL = nobody verifies
+    cdef int64_t* held      # permits that are surely held, by name; or what is Known of jobs, by number, 0 = it is none;
+                            # NULL = nobody verifies
     cdef uint64_t* grants   # in the measured time, of each connection; all of the first process, then the next
     cdef uint32_t connections
     cdef uint64_t* tokens   # that were told lately, by what they hash to; NULL = nobody verifies, or there are none

@@ -11,7 +11,7 @@ from counterd.net.clock cimport monotonic_ns
 
 OUTCOME_NAMES = (
     "answered", "read", "no such name", "granted", "released", "refused", "not held", "updated", "written", "purged",
-    "too many requests", "failed",
+    "too many requests", "inserted", "reserved", "deleted", "failed",
 )
 ERROR_NAMES = (
     "connection refused", "connection reset", "closed by the server", "too many open files", "network error",
@@ -144,3 +144,9 @@ cdef class Board:
         """{number of a name: resources that are held of it}, those that are."""
         cdef uint32_t i
         return {i: self.held[i] for i in range(self.names) if self.held[i]}
+
+    def jobs(self):
+        """(numbers of the jobs that have to be there, of those that may be)"""
+        known = self.all_held()
+        stored = {number for number, flags in known.items() if flags & STORED and not flags & ENDING}
+        return stored, known.keys() - stored

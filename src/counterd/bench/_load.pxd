@@ -5,8 +5,9 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd.bench._board cimport Board, ErrorKind, Orders, Sheet, Stage
+from counterd.bench._jobs cimport Jobs
 from counterd.bench._memory cimport Permit
-from counterd.bench._permits cimport Link, Permits, Request
+from counterd.bench._permits cimport Link, Request
 from counterd.bench._words cimport Op, Reply
 
 cdef enum Phase:
@@ -17,7 +18,7 @@ cdef enum Phase:
 
 cdef enum Purpose:
     LOAD                    # part of the load
-    FILLER                  # makes names exist
+    FILLER                  # makes names exist, or says which tube
     MARKER                  # a connection's own permit, by which its give-back is seen
     WATCH                   # looks whether a marker is back
 
@@ -26,7 +27,7 @@ cdef struct Killed:         # a connection that was killed, and the name by whic
     uint32_t marker
 
 
-cdef class Load(Permits):
+cdef class Load(Jobs):
     cdef Orders* orders
     cdef int poll
 
@@ -81,6 +82,7 @@ cdef class Load(Permits):
     cdef int advance(self, int64_t now) except -1
     cdef int run_out(self, int64_t now) except -1
     cdef bint has_backlog(self) noexcept
+    cdef uint32_t awaited(self) noexcept
     cdef bint is_spent(self) noexcept
     cdef int64_t next_due(self, int64_t now) noexcept
     cdef int64_t wait(self, int64_t now) except -1
@@ -100,6 +102,7 @@ cdef class Load(Permits):
     cdef int fill_name(self, Link* link, uint32_t name, int64_t now) except -1
     cdef int arrive(self, int64_t now) except -1
     cdef bint ask(self, Link* link, int64_t intended_ns) except -1
+    cdef int turn(self, Link* link, int64_t intended_ns) except -1
     cdef int request(self, Link* link, Op op, Permit permit, int64_t intended_ns, Purpose purpose) except -1
     cdef int release_due(self, int64_t now) except -1
     cdef int kill_due(self, int64_t now) except -1
@@ -111,6 +114,7 @@ cdef class Load(Permits):
     cdef bint send(self, Link* link, const uint8_t* data, size_t size) except -1
     cdef bint say(self, Link* link, const uint8_t* data, size_t size) except -1
     cdef int read(self, Link* link) except -1
+    cdef int measured(self, Link* link, const Request* request, const Reply* reply, int64_t now) except -1
     cdef int answered(self, Link* link, const Request* request, const Reply* reply, int64_t now) except -1
     cdef int wrong(self, Link* link, const uint8_t* data, size_t size, const Request* request) except -1
     cdef int show(self, str what, const uint8_t* data, size_t size, const Request* request) except -1

@@ -27,11 +27,12 @@ from counterd.bench._board cimport (
     UNANSWERED, WRONG_ANSWER, error_kind, histogram_record, text_write,
 )
 from counterd.bench._random cimport random_exponential
-from counterd.bench._permits cimport ASKED, MISSED, TO_ACQUIRE, Link, Permits, Request
+from counterd.bench._jobs cimport Jobs
+from counterd.bench._permits cimport ASKED, MISSED, TO_ACQUIRE, Link, Request
 from counterd.bench._tls cimport Layer
 from counterd.bench._words cimport (
-    ABSENT, ACQUIRE, CLEAR, COUNTER, FAILED, FILL, GET, GRANTED, RELEASE, REPLY_MAX, SET, Op, Reply, Template,
-    reply_read, request_write,
+    ABSENT, ACQUIRE, BEANSTALK, CLEAR, COUNTER, FAILED, FILL, GET, GRANTED, IGNORE, NUMBER_MAX, PUT, RELEASE, REPLY_MAX,
+    RESERVED, SET, USE, WATCH_TUBE, Op, Reply, Template, reply_read, request_write,
 )
 from counterd.bench._memory cimport Hold, Permit, allocate, heap_pop, ring_grow
 from counterd.bench._system cimport (
@@ -66,7 +67,7 @@ cdef uint32_t share_before(uint32_t total, uint32_t processes, uint32_t index) n
     return total // processes * index + min(index, total % processes)
 
 
-cdef class Load(Permits):
+cdef class Load(Jobs):
     """plan: a Plan; index: which of its processes this is; address: where to connect to, as the kernel wants it;
     context: the ssl.SSLContext of its connections, if they speak TLS."""
 
@@ -91,7 +92,7 @@ cdef class Load(Permits):
         self.dirty = <uint32_t*>allocate(self.connections + 1, sizeof(uint32_t))
         self.queue = <uint32_t*>allocate(self.connections + 1, sizeof(uint32_t))
         self.inbox = <uint8_t*>allocate(reply_max + INBOX, 1)
-        self.outbox = <uint8_t*>allocate(OUTBOX, 1)
+        self.outbox = <uint8_t*>allocate(OUTBOX + NUMBER_MAX, 1)
 
     def __dealloc__(self):
         cdef uint32_t i
@@ -114,7 +115,7 @@ cdef class Load(Permits):
             c_close(self.poll)
 
     cdef int set_times(self, plan, int index) except -1:
-        self.settle_max_ns, self.grace_max_ns = <int64_t>(SETTLE_S * 1e9), <int64_t>(GRACE_S * 1e9)
+        self.settle_max_ns, self.grace_max_ns = <int64_t>(SETTLE_S * 1e9), <int64_t>(GRACE_S * 1e9) + self.delay_ns
         self.give_back_max_ns = <int64_t>(GIVE_BACK_S * 1e9)
         self.limited = plan.requests is not None
         if self.limited:
@@ -192,7 +193,6 @@ cdef class Load(Permits):
 
     cdef int run_out(self, int64_t now) except -1:
         """The measured time begins, ends, and the last answers come or do not."""
-        cdef uint32_t i
         if self.cpu_start_ns == 0 and now >= self.orders.measure_ns:
             self.cpu_start_ns = process_cpu_ns()
         if not self.ended:
@@ -204,11 +204,10 @@ cdef class Load(Permits):
                 return 0
             self.ended, self.grace_ns = True, now + self.grace_max_ns
             self.ended_ns = min(now, self.orders.end_ns)
-        if (self.in_flight or self.killed_count) and now < self.grace_ns:
+        if (self.awaited() or self.killed_count) and now < self.grace_ns:
             return 0
         self.sheet.errors[<int>NOT_GIVEN_BACK] += self.killed_count
-        for i in range(self.connections):
-            self.sheet.errors[<int>UNANSWERED] += self.links[i].count
+        self.sheet.errors[<int>UNANSWERED] += self.awaited() - self.links[self.connections].count
         if self.open_loop and not self.is_spent():
             self.arrival_ns = max(self.arrival_ns, self.orders.measure_ns)
             self.sheet.unsent = max(0, <int64_t>ceil((self.ended_ns - self.arrival_ns) / self.interval_ns - 0.001))
@@ -219,6 +218,16 @@ cdef class Load(Permits):
     cdef bint has_backlog(self) noexcept:
         """Whether an open loop has not sent all that was meant to start before the end."""
         return self.open_loop and self.arrival_ns < self.orders.end_ns and self.arrival_ns < monotonic_ns()
+
+    cdef uint32_t awaited(self) noexcept:
+        """Answers that are to come, or jobs that are to be delivered in a fan: in the end its workers wait for none."""
+        cdef uint32_t i
+        cdef uint32_t count = self.in_flight
+        if not self.fans:
+            return count
+        for i in range(self.connections):
+            count -= self.is_idle(self.links + i)
+        return max(count, self.jobs)
 
     cdef bint is_spent(self) noexcept:
         """Whether as many requests were asked as there should be."""
@@ -301,6 +310,7 @@ cdef class Load(Permits):
         return 0
 
     cdef int opened(self, Link* link, int64_t now) except -1:
+        cdef Op op
         self.listen(link, EPOLLIN)
         if self.context is not None and link.phase == OPENING:
             link.phase = SECURING
@@ -312,6 +322,9 @@ cdef class Load(Permits):
             self.markers += 1
             link.marker = self.markers
             self.request(link, ACQUIRE, Permit(0, link.marker), now, MARKER)
+        if self.dialect.protocol == BEANSTALK:
+            for op in (USE, WATCH_TUBE, IGNORE):
+                self.request(link, op, Permit(0, self.index), now, FILLER)
         self.feed(link, now)
         return self.write(link, now)
 
@@ -391,6 +404,8 @@ cdef class Load(Permits):
             return self.watch(link, now)
         if self.stage == FILLING:
             return self.fill(link, now)
+        if self.stage == RUNNING and self.is_worker(link):
+            return self.turn(link, now) if link.count == 0 else 0
         if self.stage != RUNNING or self.ended:
             return 0
         if self.open_loop:
@@ -398,6 +413,9 @@ cdef class Load(Permits):
                 link.waiting = True
                 self.queue[(self.queue_head + self.queue_count) % (self.connections + 1)] = link.index
                 self.queue_count += 1
+        elif self.fans:
+            while self.jobs < self.jobs_max and link.count < self.depth and self.ask(link, now):
+                pass
         elif self.holds:
             while link.slots < self.depth and self.ask(link, now):
                 pass
@@ -453,15 +471,20 @@ cdef class Load(Permits):
 
     cdef bint ask(self, Link* link, int64_t intended_ns) except -1:
         """The next request of the load on that connection. False: there is none left."""
-        cdef Op op
-        cdef Permit permit
         if intended_ns >= self.orders.end_ns or self.is_spent():
             return False
         if self.limited and intended_ns >= self.orders.measure_ns:
             self.left -= 1
-        self.choose(link, &op, &permit)
-        self.request(link, op, permit, intended_ns, LOAD)
+        self.turn(link, intended_ns)
         return True
+
+    cdef int turn(self, Link* link, int64_t intended_ns) except -1:
+        cdef Op op
+        cdef Permit permit
+        self.choose(link, &op, &permit)
+        if op == PUT:
+            permit.token = intended_ns
+        return self.request(link, op, permit, intended_ns, LOAD)
 
     cdef int request(self, Link* link, Op op, Permit permit, int64_t intended_ns, Purpose purpose) except -1:
         cdef Request* request
@@ -662,8 +685,10 @@ cdef class Load(Permits):
                 link.expected += 1
                 self.in_flight -= 1
                 if reply.outcome == FAILED:
-                    self.sheet.errors[<int>ERROR_REPLY] += 1
                     self.show("an error", data - taken, taken, &request)
+                    if request.purpose == FILLER and self.dialect.protocol == BEANSTALK:
+                        return self.fail(link, ERROR_REPLY)  # its jobs would go to another tube
+                    self.sheet.errors[<int>ERROR_REPLY] += 1
                 self.answered(link, &request, &reply, now)
         if self.ended and self.limited and not self.orders.stop:
             self.grace_ns = now + self.grace_max_ns  # all of a number of requests are waited for while answers come
@@ -697,15 +722,29 @@ cdef class Load(Permits):
             )
         if self.holds and not (request.op == ACQUIRE and reply.outcome == GRANTED):
             link.slots -= 1
-        if reply.outcome != FAILED and request.intended_ns >= self.orders.measure_ns:
-            self.sheet.requests += 1
-            self.sheet.outcomes[<int>reply.outcome] += 1
-            if reply.outcome == GRANTED and link.index < self.connections:
-                self.grants[link.index] += 1
-            self.sheet.last_ns = now
-            histogram_record(self.sheet.counts[<int>LATENCY], now - request.intended_ns)
-            if self.open_loop:
-                histogram_record(self.sheet.counts[<int>SERVICE], now - request.sent_ns)
+        if self.dialect.protocol == BEANSTALK:
+            self.job_answered(link, request, reply)
+            if self.fans and reply.outcome == RESERVED:
+                self.next_producer = (self.next_producer + 1) % self.producers
+                self.feed(self.links + self.next_producer, now)
+        return self.measured(link, request, reply, now) if reply.outcome != FAILED else 0
+
+    cdef int measured(self, Link* link, const Request* request, const Reply* reply, int64_t now) except -1:
+        """Counts an answer, if it is of the measured time. What counts in a fan is the time until a job is delivered."""
+        cdef bint delivered = self.fans and reply.outcome == RESERVED
+        cdef int64_t intended_ns = self.due_ns(reply) if delivered else request.intended_ns
+        if intended_ns - self.delay_ns * delivered < self.orders.measure_ns:
+            return 0
+        self.sheet.outcomes[<int>reply.outcome] += 1
+        self.sheet.last_ns = now
+        if (reply.outcome == GRANTED or reply.outcome == RESERVED) and link.index < self.connections:
+            self.grants[link.index] += 1
+        if self.fans and not delivered:
+            return 0
+        self.sheet.requests += 1
+        histogram_record(self.sheet.counts[<int>LATENCY], now - intended_ns)
+        if self.open_loop and not self.fans:
+            histogram_record(self.sheet.counts[<int>SERVICE], now - request.sent_ns)
         return 0
 
     cdef int wrong(self, Link* link, const uint8_t* data, size_t size, const Request* request) except -1:

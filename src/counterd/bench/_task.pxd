@@ -13,7 +13,7 @@ cdef enum Keys:
     SEQUENCE
 
 cdef enum:
-    DRAWN = 13              # kinds of requests that a mix can have
+    DRAWN = 16              # kinds of requests that a mix can have
 
 
 cdef class Task:
@@ -22,6 +22,7 @@ cdef class Task:
     cdef Template marker_acquire
     cdef Template marker_get
     cdef uint64_t random
+    cdef uint32_t index             # of this process
 
     # names
     cdef Keys keys

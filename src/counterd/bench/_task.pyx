@@ -11,8 +11,8 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from counterd.bench._memory cimport Permit, allocate
 from counterd.bench._random cimport random_below, zipf_begin, zipf_next
 from counterd.bench._words cimport (
-    ACQUIRE, COUNTER, DATA_AT, FLOW, KEEP, MEMCACHED, OPS, REDIS, REDIS_LUA, RELEASE, SENTINEL, THROTTR, Op, Template,
-    request_write, template_make,
+    ACQUIRE, BEANSTALK, COUNTER, DATA_AT, DELETE, FLOW, KEEP, MEMCACHED, OPS, REDIS, REDIS_LUA, RELEASE, SENTINEL,
+    THROTTR, Op, Template, request_write, template_make,
 )
 
 from counterd.bench.flows import FIRST_RATE, FIRST_SEMAPHORE
@@ -22,11 +22,11 @@ from counterd.protocols.counter import wire
 
 PROTOCOLS = {
     "counter": COUNTER, "throttr": THROTTR, "redis": REDIS, "memcached": MEMCACHED, "sentinel": SENTINEL,
-    "redis-lua": REDIS_LUA,
+    "redis-lua": REDIS_LUA, "beanstalk": BEANSTALK,
 }
 OP_NAMES = (  # as in Op
     "noop", "get", "acquire", "release", "query", "update", "lower", "insert", "purge", "set", "fetch", "fill", "clear",
-    "flow", "param", "keep", "counts",
+    "flow", "param", "keep", "counts", "put", "reserve", "delete", "cycle", "fan", "use", "watch", "ignore",
 )
 
 
@@ -37,6 +37,7 @@ cdef class Task:
         self.dialect.protocol = PROTOCOLS[plan.protocol]
         self.dialect.width = NUMBER_SIZES[plan.number_type]
         self.dialect.value_size = plan.buffer_size
+        self.index = index
         self.random = (plan.seed * 1000003 + index) & 0xffffffffffffffff
         self.set_names(plan, index)
         self.set_work(plan)
@@ -108,7 +109,8 @@ cdef class Task:
     cdef int set_numbers(self, int number) except -1:
         """Where a flow or a token stands, in requests that have no name."""
         cdef Template* template = self.templates + number
-        if self.dialect.protocol == REDIS_LUA:
+        template.is_open = number == <int>DELETE
+        if self.dialect.protocol == REDIS_LUA or self.dialect.protocol == BEANSTALK:
             template.token_at = max(0, template.data[: template.size].rfind(TOKEN))
         elif self.dialect.protocol == SENTINEL:
             if number == <int>ACQUIRE or number == <int>FLOW:

@@ -10,6 +10,7 @@
 # memcached   the text protocol: incr, decr, get, set, mn
 # sentinel    docs/protocols/sentinel.md: names are numbers of flows, the opaque is the xid
 # redis-lua   RESP2: EVALSHA of the scripts of scripts.py, ZREM, PING
+# beanstalk   docs/protocols/beanstalk.md: the name is a job's number, at the start of its body, and the token its id
 
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport int8_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -27,6 +28,7 @@ cdef enum Protocol:
     MEMCACHED
     SENTINEL
     REDIS_LUA
+    BEANSTALK
 
 cdef enum Op:               # the first four are the opcodes of the counter protocol
     NOOP
@@ -46,6 +48,14 @@ cdef enum Op:               # the first four are the opcodes of the counter prot
     PARAM                   # whether one with that value may
     KEEP                    # a permit is still in use
     COUNTS                  # FLOW, estimated from two counters
+    PUT                     # a job
+    RESERVE                 # one
+    DELETE                  # one that was reserved
+    CYCLE                   # whichever of these three comes next on a connection
+    FAN                     # the same, where some connections put, and the others wait for jobs
+    USE                     # puts go into that tube
+    WATCH_TUBE              # and reserves take from it,
+    IGNORE                  # and from no other
     OPS
 
 cdef enum Outcome:
@@ -60,6 +70,9 @@ cdef enum Outcome:
     WRITTEN                 # insert, set
     PURGED
     TOO_MANY                # requests, for a namespace
+    INSERTED
+    RESERVED
+    DELETED
     FAILED                  # the server says that something is wrong
     OUTCOMES
 
@@ -87,12 +100,15 @@ cdef struct Template:
     size_t flow_at          # where the number of a flow stands, 0 = nowhere; flows have consecutive ones,
     uint64_t first_flow     # from this on
     size_t token_at         # where a token stands, 0 = nowhere
+    bint is_open            # a job's id and the line's end are to follow it
 
 
 cdef struct Reply:
     Outcome outcome
     int64_t value           # of READ and GRANTED, where the protocol says it, else -1
-    uint64_t token          # of GRANTED, where permits have such: what was asked with, or what the reply tells
+    uint64_t token          # of GRANTED, where permits have such: what was asked with, or what the reply tells; of
+                            # RESERVED the job's id
+    const uint8_t* body     # of RESERVED, of value_size bytes
 
 
 cdef inline int template_make(Template* template, bytes data, bytes name, int digits) except -1:
@@ -120,6 +136,21 @@ cdef inline void name_write(uint8_t* target, uint32_t number, int digits) noexce
     memcpy(target, <uint8_t*>&spread + 8 - digits, digits)
 
 
+cdef inline size_t id_write(uint8_t* target, uint64_t number) noexcept nogil:
+    """In decimal, with the line's end."""
+    cdef uint8_t[NUMBER_MAX] digits
+    cdef size_t at = NUMBER_MAX - 2
+    digits[at], digits[at + 1] = 13, 10
+    while True:
+        at -= 1
+        digits[at] = <uint8_t>(48 + number % 10)
+        number //= 10
+        if number == 0:
+            break
+    memcpy(target, digits + at, NUMBER_MAX - at)
+    return NUMBER_MAX - at
+
+
 cdef inline size_t request_write(
     const Template* template, uint8_t* target, Protocol protocol, const Permit* permit, uint32_t opaque
 ) noexcept nogil:
@@ -136,6 +167,8 @@ cdef inline size_t request_write(
             store_be64(target + template.flow_at, template.first_flow + permit.name)
         elif template.token_at:
             store_be64(target + template.token_at, permit.token)
+    elif template.is_open:
+        return template.size + id_write(target + template.size, permit.token)
     elif template.token_at:
         name_write(target + template.token_at, <uint32_t>(permit.token >> 32), 8)
         name_write(target + template.token_at + 8, <uint32_t>permit.token, 8)
@@ -153,6 +186,8 @@ cdef inline Py_ssize_t reply_read(
         return redis_reply(data, size, op, dialect.value_size, reply)
     if dialect.protocol == SENTINEL:
         return sentinel_reply(data, size, op, opaque, reply)
+    if dialect.protocol == BEANSTALK:
+        return beanstalk_reply(data, size, op, dialect.value_size, reply)
     if dialect.protocol == REDIS_LUA:
         return script_reply(data, size, op, reply)
     return memcached_reply(data, size, op, reply)
@@ -419,3 +454,56 @@ cdef inline Py_ssize_t memcached_reply(const uint8_t* data, size_t size, Op op, 
         return line + number + 5
     reply.outcome = FAILED
     return line if is_complaint(data, line) else -1
+
+
+# ---- lines of text with a body: beanstalk --------------------------------------------------------------------------
+
+cdef inline Py_ssize_t beanstalk_reply(
+    const uint8_t* data, size_t size, Op op, uint32_t value_size, Reply* reply
+) noexcept nogil:
+    """A refusal is a failure, and so is a reserve that has waited too long. A job has a body of the load's size."""
+    cdef size_t line = line_size(data, size)
+    cdef uint64_t length = 0
+    cdef size_t at
+    if line == 0:
+        return 0 if size < REPLY_MAX else -1
+    reply.value = -1
+    reply.outcome = ANSWERED
+    if op == RESERVE and begins(data, line, b"RESERVED "):
+        reply.outcome = RESERVED
+        at = id_read(data, 9, &reply.token)
+        if data[at] != 32 or id_read(data, at + 1, &length) + 2 != line or length != value_size:
+            return -1
+        if size < line + value_size + 2:
+            return 0
+        reply.body = data + line
+        return line + value_size + 2 if memcmp(data + line + value_size, b"\r\n", 2) == 0 else -1
+    if op == PUT and begins(data, line, b"INSERTED "):
+        reply.outcome = INSERTED
+        return line
+    if op == DELETE and begins(data, line, b"DELETED\r\n"):
+        reply.outcome = DELETED
+        return line
+    if (op == USE or op == NOOP) and begins(data, line, b"USING "):
+        return line
+    if (op == WATCH_TUBE or op == IGNORE) and begins(data, line, b"WATCHING "):
+        return line
+    reply.outcome = FAILED
+    return line if is_refusal(data, line) else -1
+
+
+cdef inline size_t id_read(const uint8_t* data, size_t at, uint64_t* number) noexcept nogil:
+    """Decimal digits from there; returns where they end. What follows a line's last digit ends them."""
+    number[0] = 0
+    while 48 <= data[at] <= 57:
+        number[0] = number[0] * 10 + data[at] - 48
+        at += 1
+    return at
+
+
+cdef inline bint is_refusal(const uint8_t* data, size_t size) noexcept nogil:
+    """Of beanstalk: a line of capitals, perhaps with a number behind them, as BURIED to a put has."""
+    cdef size_t at = 0
+    while at < size and (65 <= data[at] <= 90 or data[at] == 95):
+        at += 1
+    return at >= 3 and (data[at] == 13 and at + 2 == size or begins(data, size, b"BURIED "))

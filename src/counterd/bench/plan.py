@@ -14,18 +14,21 @@ from counterd.bench.flows import FLOWS_MAX
 from counterd.units import seconds
 
 PROTOCOLS = {  # and their ports
-    "counter": 11215, "throttr": 9000, "sentinel": 18730, "redis": 6379, "redis-lua": 6379, "memcached": 11211,
+    "counter": 11215, "throttr": 9000, "sentinel": 18730, "beanstalk": 11300, "redis": 6379, "redis-lua": 6379,
+    "memcached": 11211,
 }  # fmt: skip
-PROTOCOL_HELP = """What the server speaks: counterd's three, and for side by side figures redis, which has a counterpart
-of all requests for counters and keys, redis-lua, its usual scripts for what a sentinel room does, and memcached (incr,
-decr, get)."""
+PROTOCOL_HELP = """What the server speaks: counterd's four, of which beanstalk is beanstalkd's too, and for side by side
+figures redis, which has a counterpart of all requests for counters and keys, redis-lua, its usual scripts for what a
+sentinel room does, and memcached (incr, decr, get)."""
 COUNTING = ("noop", "get", "acquire", "release")
 KEEPING = ("query", "update", "insert", "purge", "set")
-OPS = (*COUNTING, *KEEPING, "flow", "param", "keep", "counts")
+JOBS = ("put", "cycle", "fan")
+OPS = (*COUNTING, *KEEPING, "flow", "param", "keep", "counts", *JOBS)
 OPS_OF = {
     "counter": COUNTING,
     "throttr": ("noop", "get", *KEEPING),
     "sentinel": ("noop", "acquire", "release", "flow", "param", "keep"),
+    "beanstalk": ("noop", *JOBS),
     "redis": (*COUNTING, *KEEPING),
     "redis-lua": ("noop", "acquire", "release", "flow", "counts"),
     "memcached": COUNTING,
@@ -34,11 +37,16 @@ PAIRS = "acquire-release"
 OPS_HELP = """acquire-release (in turn), acquire, release, get, noop, or mix:acquire=5,release=5,get=1. With throttr:
 query, update (one up, one down), insert (a new name, with --ttl), purge (of those), set, get, noop, or a mix. With
 sentinel: flow, param (a value), keep (of what was acquired), noop too. With redis-lua: acquire-release (a leased
-semaphore), flow (a sliding window), counts (the same, estimated). [default: acquire-release; update with throttr]"""
+semaphore), flow (a sliding window), counts (the same, estimated). With beanstalk: put (the jobs stay), cycle (put, reserve
+and delete in turn), fan (the --producers put, the other connections wait for jobs, and latency is from put to RESERVED),
+noop. [default: acquire-release; update with throttr; cycle with beanstalk]"""
 NAMES_MAX = 1 << 30
 NAME_SIZE_MAX = {
-    "counter": 65535, "throttr": 255, "sentinel": 996, "redis": 65535, "redis-lua": 65535, "memcached": 250,
+    "counter": 65535, "throttr": 255, "sentinel": 996, "beanstalk": 200, "redis": 65535, "redis-lua": 65535,
+    "memcached": 250,
 }  # fmt: skip
+CONNECTIONS = 50
+WORKERS = 500  # of a fan
 BUFFER_SIZE = 100
 BUFFER_SIZE_MAX = 1 << 19  # so that one fits into what is sent at once
 NUMBER_SIZES = {"uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8}  # bytes, of the throttr protocol
@@ -50,6 +58,8 @@ DEPTH_MAX = 1 << 20  # 32 MiB of what is known about each request, for each conn
 TIME_MAX = 1e7  # seconds: what is counted in nanoseconds stays far from overflowing, whatever is drawn around it
 RATE_MIN, RATE_MAX = 1e-6, 1e9  # a second; for the same reason, and one for each nanosecond
 VERIFIED_MAX = 1 << 24  # 128 MiB that all load processes share
+NUMBERED_SIZE = 8  # bytes of a body that has a job's number,
+STAMPED_SIZE = 24  # and of one that has the time too
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,12 @@ class Work:
 
 def work_of(protocol: str) -> str:
     """What is asked if nobody says."""
-    return "update" if protocol == "throttr" else PAIRS
+    return {"throttr": "update", "beanstalk": "cycle"}.get(protocol, PAIRS)
+
+
+def connections_of(work: Work, producers: int) -> int:
+    """How many there are if nobody says."""
+    return WORKERS + producers if "fan" in work.weights else CONNECTIONS
 
 
 def ttl_units(ttl: float, most: int) -> tuple[int, int]:
@@ -144,7 +159,8 @@ class Plan:
     cacert: str | None = None  # files for TLS; None: whom this system trusts, no certificate of our own, the key in it
     cert: str | None = None
     key: str | None = None
-    connections: int = 50
+    connections: int = CONNECTIONS
+    producers: int = 1  # of those, in a fan
     depth: int = 1
     keep_alive: bool = True
     requests: int | None = None
@@ -162,6 +178,7 @@ class Plan:
     value_size: int | None = None  # of a buffer; with redis, get reads numbers unless this or a set says otherwise
     number_type: str = "uint16"
     ttl: float = 0.1
+    delay: int = 0  # of jobs
     hold: Hold | None = None
     churn: float = 0.0
     prefill: bool = False
@@ -192,9 +209,14 @@ class Plan:
         sized = self.value_size is not None or "set" in self.work.weights
         return self.protocol == "throttr" or (self.protocol == "redis" and sized)
 
+    def fans(self) -> bool:
+        return "fan" in self.work.weights
+
     def makes_names(self) -> bool:
-        """Whether there is anything that prefill can make: flows come from rules, and scripts make what they need."""
-        return self.protocol not in {"sentinel", "redis-lua"}
+        """Whether there is anything that prefill can make: flows come from rules, scripts make what they need, and jobs
+        have no names.
+        """
+        return self.protocol not in {"sentinel", "redis-lua", "beanstalk"}
 
     def needs_names(self) -> bool:
         """Whether there are requests for what has to exist."""
@@ -252,15 +274,16 @@ class Plan:
             ),
             (not self.keep_alive and bool(self.hold or self.churn), "--hold and --churn need connections that stay"),
             (
-                self.protocol not in {"counter", "sentinel"} and bool(self.verify or self.churn),
+                self.protocol not in {"counter", "sentinel", "beanstalk"} and bool(self.verify or self.churn),
                 f"--verify and --churn are about what connections hold, which {self.protocol} does not know",
             ),
             (
-                self.protocol == "sentinel" and bool(self.churn),
-                "--churn looks what the server counts, which sentinel does not tell",
+                self.protocol in {"sentinel", "beanstalk"} and bool(self.churn),
+                f"--churn looks what the server counts, which {self.protocol} does not tell",
             ),
             *self._mistakes_of_work(),
             *self._mistakes_of_flows(),
+            *self._mistakes_of_jobs(),
         ]
 
     def _mistakes_of_flows(self) -> list[tuple[bool, str]]:
@@ -280,6 +303,28 @@ class Plan:
             (
                 ours and self.verify and bool(asked) and "acquire" not in asked,
                 "--verify is about what was acquired: with sentinel acquire has to be asked",
+            ),
+        ]
+
+    def _mistakes_of_jobs(self) -> list[tuple[bool, str]]:
+        ours = self.protocol == "beanstalk"
+        numbered = NUMBERED_SIZE if self.verify else 0
+        size_min = STAMPED_SIZE if self.fans() else numbered
+        named = (self.names, self.name_size, self.keys) != (1, Plan.name_size, Keys())
+        return [
+            (self.delay > 0 and not ours, "--delay is for jobs, which only beanstalk has"),
+            (not 0 <= self.delay <= TIME_MAX, f"a delay is 0 to {TIME_MAX:g} seconds"),
+            (ours and named, "jobs have no names: no --names, --keys or --name-size with beanstalk"),
+            (ours and not self.keep_alive, "jobs belong to connections that stay: no --keep-alive 0 with beanstalk"),
+            (ours and self.buffer_size < size_min, f"what is known of a job by its body needs {size_min} bytes of it"),
+            (self.fans() and len(self.work.weights) > 1, "a fan is not part of a mix"),
+            (
+                self.fans() and not self.processes <= self.producers < self.connections,
+                f"a fan has a producer for each thread, and more connections than these: not {self.producers}",
+            ),
+            (
+                ours and self.verify and "put" in self.work.weights and (self.requests or 1 << 32) > VERIFIED_MAX,
+                f"--verify knows {VERIFIED_MAX} jobs at most, and those of put stay: give --requests",
             ),
         ]
 
@@ -324,8 +369,9 @@ class Plan:
         load = {
             "connections": self.connections, "pipeline": self.depth, "keep-alive": int(self.keep_alive),
             "threads": self.processes, "rate": self.rate, "arrivals": self.arrivals if self.rate else None,
-            "ops": self.work.text, "names": self.names, "keys": self.keys.text, "name-size": self.name_size,
-            "value-size": self.buffer_size if "set" in asked or ("get" in asked and self.fetches()) else None,
+            "ops": self.work.text, **self._named(),
+            "value-size": self.buffer_size if self._sends_buffers() else None,
+            "producers": self.producers if self.fans() else None, "delay": _time(self.delay or None),
             "number-type": self.number_type if self.protocol == "throttr" else None,
             "ttl": _time(self.ttl) if asked & {"insert", "set", "purge"} else None,
             "resources": self.resources if self.makes_grants() else None,
@@ -339,6 +385,15 @@ class Plan:
     def makes_grants(self) -> bool:
         """Whether permits are asked for."""
         return not self.work.weights or bool(self.work.weights.keys() & {"acquire", "release", "flow", "param"})
+
+    def _sends_buffers(self) -> bool:
+        asked = self.work.weights.keys()
+        return bool(asked & {"set", *JOBS}) or ("get" in asked and self.fetches())
+
+    def _named(self) -> dict[str, Any]:
+        if self.protocol == "beanstalk":
+            return {}
+        return {"names": self.names, "keys": self.keys.text, "name-size": self.name_size}
 
     def _where(self) -> dict[str, Any]:
         server = {"host": self.host, "port": self.port} if self.socket is None else {"socket": self.socket}

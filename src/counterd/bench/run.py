@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from counterd.bench import leases, scripts, server, verify
+from counterd.bench import jobs, leases, scripts, server, verify
 from counterd.bench._board import Board
 from counterd.bench._load import Load
 from counterd.bench.asking import LoadError, resolve
+from counterd.bench.plan import VERIFIED_MAX
 from counterd.bench.result import Grants, Moment, Run, ServerUse, histogram, percentiles
 from counterd.errors import CounterdError
 from counterd.units import duration, rate, several
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 LOOK_S = 0.05
 LEAVE_S = 10.0  # that processes may take to close their connections
 FOREVER_NS = 1 << 62
+BROKEN = {  # promises
+    "sentinel": "a limit was exceeded, or a token told twice,",
+    "beanstalk": "a job was not delivered as it was put, and once,",
+}
 PR_SET_PDEATHSIG = 1
 
 
@@ -71,8 +76,7 @@ def run(
     if plan.protocol == "redis-lua":
         scripts.install(place)
     checks = _checks(plan)
-    names = plan.names if plan.verify else 0
-    board = Board(plan.processes, plan.connections, names, plan.verify and plan.protocol == "sentinel")
+    board = Board(plan.processes, plan.connections, counted(plan), plan.verify and plan.protocol == "sentinel")
     use = server.Watch(place)
     loads = [Load(plan, board, index, place.sockaddr(), place.context) for index in range(plan.processes)]
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -86,7 +90,10 @@ def run(
             board.stop()
             board.leave()
     if checks and violations is not None:
-        violations += _looked(checks.when_gone, interruption)
+        violations += _looked(lambda: checks.when_gone(board), interruption)
+    elif plan.protocol == "beanstalk" and "put" not in plan.work.weights:
+        with contextlib.suppress(CounterdError, LoadError, OSError):  # the figures are there in any case
+            jobs.take(plan)
     return watching.result(label or describe(plan), started, violations)
 
 
@@ -95,7 +102,14 @@ class _Checks:
     """What --verify looks at, once the load is over."""
 
     while_held: Callable[[Board], list[str]]
-    when_gone: Callable[[], list[str]]
+    when_gone: Callable[[Board], list[str]]
+
+
+def counted(plan: Plan) -> int:
+    """How many names, or jobs, are counted one by one."""
+    if not plan.verify:
+        return 0
+    return VERIFIED_MAX if plan.protocol == "beanstalk" else plan.names
 
 
 def _checks(plan: Plan) -> _Checks | None:
@@ -105,12 +119,14 @@ def _checks(plan: Plan) -> _Checks | None:
     try:
         if plan.protocol == "sentinel":
             leases.look(plan)
-            return _Checks(lambda board: leases.while_held(plan, board), lambda: leases.when_gone(plan))
+            return _Checks(lambda board: leases.while_held(plan, board), lambda _: leases.when_gone(plan))
+        if plan.protocol == "beanstalk":
+            return _Checks(lambda _: [], lambda board: jobs.when_gone(plan, board))
         before = verify.look(plan)
     except CounterdError as error:
         wanted = "" if plan.protocol == "sentinel" else " needs an answer to Dump"
         raise LoadError(f"--verify{wanted}: {error}") from None
-    return _Checks(lambda board: verify.while_held(plan, board, before), lambda: verify.when_gone(plan, before))
+    return _Checks(lambda board: verify.while_held(plan, board, before), lambda _: verify.when_gone(plan, before))
 
 
 def _looked(look: Callable[[], list[str]], interruption: Interruption) -> list[str]:
@@ -130,8 +146,15 @@ def describe(plan: Plan) -> str:
         f"{plan.protocol} {plan.work.text}",
         several(plan.connections, "connection"),
         rate(plan.rate) if plan.rate else f"{plan.depth:,} in flight",
-        several(plan.names, "name"),
     ]
+    if plan.protocol != "beanstalk":
+        words.append(several(plan.names, "name"))
+    elif plan.work.text != "noop":
+        words.append(f"bodies of {plan.buffer_size:,} B")
+    if plan.fans():
+        words.append(several(plan.producers, "producer"))
+    if plan.delay:
+        words.append(f"delayed {duration(plan.delay * 1e9)}")
     if plan.hold:
         words.append(f"held {plan.hold.kind}:{duration(plan.hold.mean * 1e9)}")
     if plan.churn:
@@ -269,8 +292,7 @@ class _Watching:
         totals = self._board.totals()
         exceeded, evidence = self._board.violations()
         if violations is not None and exceeded:
-            leased = self._plan.protocol == "sentinel"
-            what = "a limit was exceeded, or a token told twice," if leased else "a counter was above its maximum"
+            what = BROKEN.get(self._plan.protocol, "a counter was above its maximum")
             violations[:0] = [f"{what} {exceeded} times; the first: {evidence[0]}"]
         plan = self._plan
         # Of a time, all of it counts, however little was answered in it; of a number of requests, what they took.
@@ -287,7 +309,7 @@ class _Watching:
             errors=self._board.errors(),
             evidence=self._board.evidence(),
             latency=self._latency,
-            service=self._gathered("service") if plan.rate else None,
+            service=self._gathered("service") if plan.rate and not plan.fans() else None,
             give_back=self._gathered("give_back") if plan.churn else None,
             rate_wanted=plan.rate,
             late=totals["late"],

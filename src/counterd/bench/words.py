@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from counterd.bench.flows import FIRST_RATE, FIRST_SEMAPHORE, NAMESPACE, PARAM_FLOW
 from counterd.bench.plan import ttl_of
 from counterd.bench.scripts import LEASE_MS, WINDOW_MS, digest, resp
+from counterd.protocols.beanstalk import wire as beanstalk
 from counterd.protocols.counter import wire
 from counterd.protocols.sentinel import wire as sentinel
 from counterd.protocols.throttr.wire import Attribute, Change, Encoder, TTLType, ValueSize
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 LASTING = 100  # hours that what a load needs is there for
 VALUE = b"v"  # what buffers are full of: no digit of a name is in it
 TOKEN = b"t" * 16  # stands for a token where that is written in hexadecimal
+TTR = 3600  # seconds: longer than any load has a job
+GIVE_UP_S = 5  # that a reserve of a cycle waits for a job that is due, which is there unless its put was refused
 
 
 def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
@@ -30,6 +33,8 @@ def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
         return _sentinel(plan, name)
     if plan.protocol == "redis-lua":
         return _scripts(plan, name)
+    if plan.protocol == "beanstalk":
+        return _jobs(plan, name)
     amount = str(plan.resources).encode()
     if plan.protocol == "counter":
         return {
@@ -66,8 +71,11 @@ def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
 def names_of(plan: Plan, run: int) -> dict[str, bytes]:
     """The name in each kind of request but for its last digits: of numbers, of buffers, and of what is new each time.
 
-    run: its low 28 bits keep the names that one run inserts from those of others.
+    run: its low 28 bits keep the names that one run inserts, and its tubes, from those of others.
     """
+    if plan.protocol == "beanstalk":
+        tube = b"counterbench-%07x-" % (run & 0xFFFFFFF)
+        return {"use": tube, "watch": tube, "": b""}
     size = plan.name_size - min(plan.name_size, 8)
     fresh = (b"i" + (b"%07x" % (run & 0xFFFFFFF))[::-1] + b"i" * size)[:size]
     return {"insert": fresh, "purge": fresh, "set": b"b" * size, "fetch": b"b" * size, "": b"n" * size}
@@ -113,4 +121,21 @@ def _scripts(plan: Plan, name: bytes) -> dict[str, bytes]:
         "release": resp(b"ZREM", held, TOKEN),
         "flow": resp(b"EVALSHA", digest("flow"), b"1", b"flow:" + name, limit, window),
         "counts": resp(b"EVALSHA", digest("counts"), b"1", b"counts:" + name, limit, window),
+    }
+
+
+def _jobs(plan: Plan, name: bytes) -> dict[str, bytes]:
+    """The name is a tube's, or a job's number; in a fan the time when the job is put is behind it. A delete is open:
+    the id of a job is yet to come.
+    """
+    body = name + (TOKEN if plan.fans() else b"") + VALUE * plan.buffer_size
+    wait = None if plan.fans() else plan.delay + GIVE_UP_S
+    return {
+        "noop": beanstalk.list_tube_used(),
+        "put": beanstalk.put(body[: plan.buffer_size], delay=plan.delay, ttr=TTR),
+        "reserve": beanstalk.reserve(wait),
+        "delete": b"delete ",
+        "use": b"use %b\r\n" % name,
+        "watch": b"watch %b\r\n" % name,
+        "ignore": beanstalk.ignore(b"default"),
     }

@@ -105,7 +105,15 @@ class Told(click.Group):
     show_default=True,
     help=planning.PROTOCOL_HELP,
 )
-@click.option("-c", "--connections", type=NUMBER, default=50, show_default=True, help="Connections, all together.")
+@click.option(
+    "-c",
+    "--connections",
+    type=NUMBER,
+    help=f"Connections, all together.  [default: {planning.CONNECTIONS}; {planning.WORKERS} besides the producers in a fan]",
+)
+@click.option(
+    "--producers", type=NUMBER, default=Plan.producers, show_default=True, help="Connections that put, in a fan."
+)
 @click.option(
     "-n",
     "--requests",
@@ -161,7 +169,7 @@ class Told(click.Group):
     "--value-size",
     type=click.IntRange(0, planning.BUFFER_SIZE_MAX),
     metavar="BYTES",
-    help=f"Bytes of a buffer, for set and get; with redis a get without it reads a number.  "
+    help=f"Bytes of a job's body, or of a buffer for set and get; with redis a get without it reads a number.  "
     f"[default: {planning.BUFFER_SIZE}]",
 )
 @click.option(
@@ -171,6 +179,7 @@ class Told(click.Group):
     show_default=True,
     help="Numbers of the protocol that has them in several sizes: what the server's value_size says.",
 )
+@click.option("--delay", type=TIME, default=0.0, help="Of jobs, in whole seconds.  [default: 0s]")
 @click.option("--ttl", type=MEASURED, default=Plan.ttl, help="Of what insert makes.  [default: 100ms]")
 @click.option(
     "--permits", "--resources", "resources", type=NUMBER, default=1, show_default=True,
@@ -231,7 +240,7 @@ class Told(click.Group):
     "--verify",
     is_flag=True,
     help="Check that no name was ever above its maximum, and that nothing is in use at the end that nobody holds; "
-    "where there are tokens also that none is told twice.",
+    "where there are tokens also that none is told twice; of jobs, that none is lost and none is delivered twice.",
 )
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the random choices.")
 @click.option("--json", type=FILE, help="Write everything there, for `counterbench compare` and other tools.")
@@ -343,15 +352,22 @@ def read_plan(options: dict[str, Any]) -> Plan:
     plan = Plan(
         protocol=options["protocol"], host=options["host"], port=options["port"] or 0, socket=options["socket"],
         tls=options["tls"] or any(files.values()), **files,
-        connections=options["connections"], depth=options["pipeline"], keep_alive=options["keep_alive"],
+        connections=options["connections"] or planning.connections_of(work, options["producers"]),
+        producers=options["producers"], depth=options["pipeline"], keep_alive=options["keep_alive"],
         requests=options["requests"], duration=duration, warmup=options["warmup"], processes=options["threads"],
         rate=options["rate"], arrivals=options["arrivals"], work=work, keys=options["keys"],
         names=options["names"], name_size=options["name_size"], resources=options["resources"],
         maximum=options["maximum"], hold=options["hold"], churn=options["churn"], prefill=options["prefill"],
         verify=options["verify"], seed=options["seed"], value_size=options["value_size"],
-        number_type=options["number_type"], ttl=options["ttl"],
+        number_type=options["number_type"], ttl=options["ttl"], delay=read_delay(options["delay"]),
     )  # fmt: skip
     return replace(plan, prefill=True) if plan.needs_names() else plan
+
+
+def read_delay(seconds: float) -> int:
+    if seconds != int(seconds):
+        raise ValueError(f"a delay is of whole seconds, not {seconds:g}")
+    return int(seconds)
 
 
 def measure(
