@@ -2,7 +2,7 @@
 #
 # A side. Between Permits, whose queues of what is held it uses, and Load, which moves the bytes.
 
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from counterd.bench._permits cimport Link, Permits, Request
 from counterd.bench._words cimport Reply
@@ -13,7 +13,7 @@ cdef class Jobs(Permits):
     cdef uint32_t producers         # the first so many connections of this process put, in a fan
     cdef uint32_t next_producer     # whose turn it is to put a job in place of one that has been reserved
     cdef uint32_t jobs              # of a fan: put, and not reserved yet
-    cdef uint32_t jobs_max          # of a closed loop
+    cdef uint64_t jobs_max          # of a closed loop
     cdef uint32_t numbers           # that jobs have: of 0, 1, ... below, each this process's share
     cdef int64_t delay_ns
 

@@ -37,7 +37,7 @@ cdef class Jobs(Permits):
     def __cinit__(self, plan, board, int index, *_):
         self.fans = plan.fans()
         self.producers = plan.producers // plan.processes + (index < plan.producers % plan.processes)
-        self.jobs_max = self.producers * plan.depth
+        self.jobs_max = <uint64_t>self.producers * plan.depth
         self.numbers = VERIFIED_MAX // plan.processes * plan.processes
         self.delay_ns = plan.delay * 1000000000
 

@@ -502,8 +502,11 @@ cdef inline size_t id_read(const uint8_t* data, size_t at, uint64_t* number) noe
 
 
 cdef inline bint is_refusal(const uint8_t* data, size_t size) noexcept nogil:
-    """Of beanstalk: a line of capitals, perhaps with a number behind them, as BURIED to a put has."""
-    cdef size_t at = 0
-    while at < size and (65 <= data[at] <= 90 or data[at] == 95):
-        at += 1
-    return at >= 3 and (data[at] == 13 and at + 2 == size or begins(data, size, b"BURIED "))
+    """Of beanstalk. NOT_FOUND too: what is asked for is there. BURIED is what a put without room may be answered."""
+    return begins(data, size, b"NOT_FOUND\r\n") or begins(data, size, b"TIMED_OUT\r\n") or begins(
+        data, size, b"DEADLINE_SOON\r\n"
+    ) or begins(data, size, b"OUT_OF_MEMORY\r\n") or begins(data, size, b"INTERNAL_ERROR\r\n") or begins(
+        data, size, b"JOB_TOO_BIG\r\n"
+    ) or begins(data, size, b"DRAINING\r\n") or begins(data, size, b"BURIED ") or begins(
+        data, size, b"EXPECTED_CRLF\r\n"
+    ) or begins(data, size, b"BAD_FORMAT\r\n") or begins(data, size, b"UNKNOWN_COMMAND\r\n")

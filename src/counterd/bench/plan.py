@@ -320,7 +320,8 @@ class Plan:
             (self.fans() and len(self.work.weights) > 1, "a fan is not part of a mix"),
             (
                 self.fans() and not self.processes <= self.producers < self.connections,
-                f"a fan has a producer for each thread, and more connections than these: not {self.producers}",
+                f"a fan has a producer for each of {self.processes} threads at least, and workers besides: of "
+                f"{self.connections} connections not {self.producers} are producers",
             ),
             (
                 ours and self.verify and "put" in self.work.weights and (self.requests or 1 << 32) > VERIFIED_MAX,

@@ -29,6 +29,10 @@ def test_what_is_not_counted_is_an_error() -> None:
         Board(1, 1, 0).take("age")
 
 
+def test_jobs_that_nobody_has_put() -> None:
+    assert Board(1, 1, 5).jobs() == (set(), set())
+
+
 def test_an_order_to_stop_has_its_time_and_keeps_it() -> None:
     board = Board(1, 1, 0)
     before = time.monotonic_ns()

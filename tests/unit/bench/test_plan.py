@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.bench.plan import OPS, OPS_OF, Hold, Keys, Plan, Work, ttl_of
+from counterd.bench.plan import OPS, OPS_OF, Hold, Keys, Plan, Work, connections_of, ttl_of, work_of
 from counterd.cli.bench import main
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 WRONG: list[tuple[Callable[[str], object], str]] = [
     *((Keys.read, text) for text in ("", "zipf", "zipf:", "zipf:0", "zipf:11", "zipf:-1", "normal", "uniform:1")),
     *((Hold.read, text) for text in ("", "fixed", "fixed:", "exp:", "10ms", "normal:1s", "fixed:-1s", "exp:x")),
-    *((Work.read, text) for text in ("", "mix", "mix:", "mix:get", "mix:get=", "mix:get=-1", "mix:get=0", "put",
-                                     "mix:get=1,get=2", "mix:put=1", "mix:get=1,", "get=1", "mix:get=1234567")),
+    *((Work.read, text) for text in ("", "mix", "mix:", "mix:get", "mix:get=", "mix:get=-1", "mix:get=0", "use",
+                                     "mix:get=1,get=2", "mix:use=1", "mix:get=1,", "get=1", "mix:get=1234567")),
 ]  # fmt: skip
 
 
@@ -38,6 +38,7 @@ def test_kinds() -> None:
     assert Work.read("mix:get=3,acquire=0").weights == {"get": 3, "acquire": 0}
 
 
+JOBS: dict[str, Any] = {"protocol": "beanstalk", "work": Work.read("cycle")}
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"requests": None, "duration": None}, "give --requests"),
     ({"requests": -1}, "not negative"),
@@ -95,6 +96,25 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"protocol": "redis-lua", "work": Work.read("keep")}, "noop, acquire, release, flow, counts, not keep"),
     ({"protocol": "redis-lua", "verify": True}, "which redis-lua does not know"),
     ({"protocol": "redis", "work": Work.read("flow")}, "the redis protocol has .*, not flow"),
+    ({"protocol": "beanstalk"}, "the beanstalk protocol has noop, put, cycle, fan, not acquire, release"),
+    ({"protocol": "redis", "work": Work.read("put")}, "the redis protocol has .*, not put"),
+    ({**JOBS, "names": 2}, "jobs have no names"),
+    ({**JOBS, "name_size": 8}, "jobs have no names"),
+    ({**JOBS, "keys": Keys("seq")}, "jobs have no names"),
+    ({**JOBS, "keep_alive": False}, "jobs belong to connections that stay"),
+    ({**JOBS, "churn": 1.0}, "--churn looks what the server counts, which beanstalk does not tell"),
+    ({**JOBS, "hold": Hold("fixed", 1.0)}, "--hold is for acquire-release"),
+    ({**JOBS, "delay": -1}, "a delay is 0 to 1e\\+07 seconds"),
+    ({**JOBS, "delay": 10**8}, "a delay is 0 to 1e\\+07 seconds"),
+    ({"delay": 1}, "--delay is for jobs"),
+    ({**JOBS, "value_size": 7, "verify": True}, "needs 8 bytes of it"),
+    ({**JOBS, "value_size": 1 << 20}, "a buffer has 0 to 524288 bytes"),
+    ({**JOBS, "work": Work.read("fan"), "value_size": 23}, "needs 24 bytes of it"),
+    ({**JOBS, "work": Work.read("mix:fan=1,put=1")}, "a fan is not part of a mix"),
+    ({**JOBS, "work": Work.read("fan"), "producers": 50}, "of 50 connections not 50 are producers"),
+    ({**JOBS, "work": Work.read("fan"), "processes": 2}, "a producer for each of 2 threads"),
+    ({**JOBS, "work": Work.read("put"), "verify": True}, "those of put stay: give --requests"),
+    ({**JOBS, "work": Work.read("put"), "verify": True, "requests": 1 << 25}, "knows 16777216 jobs at most"),
     ({"verify": True, "names": 1 << 25}, "--verify keeps count of 16777216"),
     ({"tls": True, "socket": "/s"}, "there is no TLS on a Unix socket"),
     ({"cacert": "/ca"}, "--cacert, --cert and --key are for --tls"),
@@ -151,7 +171,7 @@ def test_whether_a_get_is_of_a_buffer() -> None:
 
 def test_where_prefill_makes_nothing() -> None:
     made = {protocol: Plan(protocol=protocol, work=Work.read("noop")).makes_names() for protocol in OPS_OF}
-    assert [protocol for protocol, makes in made.items() if not makes] == ["sentinel", "redis-lua"]
+    assert [protocol for protocol, makes in made.items() if not makes] == ["sentinel", "beanstalk", "redis-lua"]
 
 
 def test_which_loads_need_names_that_exist() -> None:
@@ -159,6 +179,13 @@ def test_which_loads_need_names_that_exist() -> None:
     assert needing == {"get", "query", "update"}
     assert not Plan(protocol="redis", work=Work.read("get")).needs_names()
     assert not Plan(protocol="throttr", work=Work.read("mix:query=0,set=1")).needs_names()
+
+
+def test_what_is_asked_and_by_how_many_if_nobody_says() -> None:
+    assert [work_of(protocol) for protocol in ("counter", "throttr", "sentinel", "beanstalk", "redis")] == [
+        "acquire-release", "update", "acquire-release", "cycle", "acquire-release",
+    ]  # fmt: skip
+    assert (connections_of(Work(), 3), connections_of(Work.read("fan"), 3)) == (50, 503)
 
 
 def test_options_go_into_a_file() -> None:
@@ -191,6 +218,12 @@ def test_options_go_into_a_file() -> None:
             {"ttl": "100ms", "number-type": "uint16", "port": 9000},
             {"maximum", "resources", "value-size"},
         ),
+        (
+            Plan(protocol="beanstalk", work=Work.read("fan"), delay=2),
+            {"ops": "fan", "value-size": 100, "producers": 1, "delay": "2s", "port": 11300},
+            {"names", "keys", "name-size", "maximum", "resources"},
+        ),
+        (Plan(**JOBS), {"ops": "cycle", "value-size": 100}, {"producers", "delay", "names"}),
     ],
 )
 def test_options_are_those_of_the_command_line(plan: Plan, told: dict[str, Any], left_out: set[str]) -> None:

@@ -117,3 +117,26 @@ def test_requests_of_one_kind_differ_in_their_name_alone(protocol: str) -> None:
     for first, second in zip(requests_of(plan, b"aaaa").values(), requests_of(plan, b"bbbb").values(), strict=True):
         assert first.replace(b"aaaa", b"bbbb") == second
         assert first.count(b"aaaa") <= 1
+
+
+def test_beanstalk() -> None:
+    plan = Plan(protocol="beanstalk", work=Work.read("cycle"), value_size=12)
+    assert requests_of(plan, b"0000abcd") == {
+        "noop": b"list-tube-used\r\n",
+        "put": b"put 65536 0 3600 12\r\n0000abcdvvvv\r\n",
+        "reserve": b"reserve-with-timeout 5\r\n",
+        "delete": b"delete ",
+        "use": b"use 0000abcd\r\n",
+        "watch": b"watch 0000abcd\r\n",
+        "ignore": b"ignore default\r\n",
+    }
+    assert requests_of(replace(plan, value_size=3, delay=7), b"0000abcd")["put"] == b"put 65536 7 3600 3\r\n000\r\n"
+    assert requests_of(replace(plan, delay=7), b"0000abcd")["reserve"] == b"reserve-with-timeout 12\r\n"
+    fan = requests_of(replace(plan, work=Work.read("fan"), value_size=25), b"0000abcd")
+    assert fan["put"] == b"put 65536 0 3600 25\r\n0000abcd" + TOKEN + b"v\r\n"
+    assert fan["reserve"] == b"reserve\r\n"
+
+
+def test_names_of_tubes() -> None:
+    plan = Plan(protocol="beanstalk", work=Work.read("cycle"))
+    assert names_of(plan, 0x1234ABC) == {"use": b"counterbench-1234abc-", "watch": b"counterbench-1234abc-", "": b""}

@@ -1,0 +1,123 @@
+"""A work queue for the tests of counterbench, which keeps every command, and answers as told, right or wrong.
+
+A test overrides `answer`; everything else is a small, correct queue: jobs of one priority, delayed ones too, which only
+a kick makes ready.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import scripted
+
+if TYPE_CHECKING:
+    from scripted import Peer
+
+PAUSE_S = 0.002
+
+
+class Asked(NamedTuple):
+    """As it came in."""
+
+    connection: int
+    words: list[bytes]
+    body: bytes
+    seconds: float  # of the monotonic clock
+
+
+class Queue(scripted.Server):
+    """Serves while the block runs. seen: all that was asked. jobs: {tube: {id: body}} of what is ready or delayed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Asked] = []
+        self.jobs: dict[bytes, dict[int, bytes]] = {}
+        self.delayed: set[int] = set()
+        self.tubes: dict[int, bytes] = {}  # of connections
+        self.reserved: dict[int, dict[int, bytes]] = {}  # by connections
+        self.ids = itertools.count(1)
+
+    # ---- what a test overrides ----
+
+    def answer(self, asked: Asked) -> bytes:
+        return self.right_answer(asked)
+
+    # ---- a correct queue ----
+
+    def serve(self, peer: Peer) -> None:
+        buffer = b""
+        while data := peer.socket.recv(scripted.RECEIVE_SIZE):
+            found, buffer = self._cut(peer, buffer + data)
+            with self.lock:
+                self.seen += found
+            for asked in found:
+                with self.lock:
+                    reply = self.answer(asked)
+                while not reply and asked.words == [b"reserve"] and self._is_there(peer):
+                    time.sleep(PAUSE_S)
+                    with self.lock:
+                        reply = self.answer(asked)
+                peer.socket.sendall(reply)
+
+    def give_back(self, peer: Peer) -> None:
+        with self.lock:
+            tube = self.tubes.get(peer.number, b"default")
+            self.jobs.setdefault(tube, {}).update(self.reserved.pop(peer.number, {}))
+
+    def right_answer(self, asked: Asked) -> bytes:
+        """b"": a reserve has to wait."""
+        tube = self.tubes.get(asked.connection, b"default")
+        jobs = self.jobs.setdefault(tube, {})
+        held = self.reserved.setdefault(asked.connection, {})
+        if asked.words[0] == b"put":
+            job = next(self.ids)
+            jobs[job] = asked.body
+            if asked.words[2] != b"0":
+                self.delayed.add(job)
+            return b"INSERTED %d\r\n" % job
+        if asked.words[0].startswith(b"reserve"):
+            job = min(jobs.keys() - self.delayed, default=0)
+            if not job:
+                return b"" if asked.words[0] == b"reserve" else b"TIMED_OUT\r\n"
+            held[job] = jobs.pop(job)
+            return b"RESERVED %d %d\r\n%b\r\n" % (job, len(held[job]), held[job])
+        if asked.words[0] == b"delete":
+            return b"NOT_FOUND\r\n" if held.pop(int(asked.words[1]), None) is None else b"DELETED\r\n"
+        if asked.words[0] == b"kick":
+            self.delayed -= jobs.keys()
+            return b"KICKED 0\r\n"
+        if asked.words[0] == b"use":
+            self.tubes[asked.connection] = asked.words[1]
+        return b"USING %b\r\n" % tube if asked.words[0] in {b"use", b"list-tube-used"} else b"WATCHING 1\r\n"
+
+    def of(self, *words: bytes) -> list[Asked]:
+        return [each for each in self.seen if each.words[0] in words]
+
+    def left(self) -> list[bytes]:
+        """The bodies of all jobs that are there."""
+        return [body for jobs in self.jobs.values() for body in jobs.values()]
+
+    # ---- inside ----
+
+    def _cut(self, peer: Peer, data: bytes) -> tuple[list[Asked], bytes]:
+        found = []
+        while (end := data.find(b"\r\n")) >= 0:
+            words, at, body = data[:end].split(b" "), end + 2, b""
+            if words[0] == b"put":
+                size = int(words[4])
+                body, at = data[at : at + size], at + size + 2
+                if len(data) < at:
+                    break
+            found.append(Asked(peer.number, words, body, time.monotonic()))
+            data = data[at:]
+        return found, data
+
+    @staticmethod
+    def _is_there(peer: Peer) -> bool:
+        try:
+            return peer.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return True

@@ -1,0 +1,103 @@
+"""What is found in the tubes of a load, beside what is known of its jobs."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from counterd.bench import jobs
+from counterd.bench.plan import Plan, Work
+from counterd.errors import ProtocolError
+from scripted import Hangup
+from scripted_queue import Asked, Queue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Board:
+    """What load processes know."""
+
+    def __init__(self, stored: set[int], perhaps: set[int]) -> None:
+        self.jobs = lambda: (stored, perhaps)
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"GIVE_BACK_S": 0.05, "PAUSE_S": 0.001, "AT_ONCE": 7}.items():
+        monkeypatch.setattr(jobs, name, value)
+
+
+@pytest.fixture
+def queue() -> Iterator[Queue]:
+    with Queue() as started:
+        yield started
+
+
+def plan_of(queue: Queue, **options: Any) -> Plan:
+    work = Work.read("cycle")
+    return Plan(protocol="beanstalk", work=work, port=queue.address.port, verify=True, **{"processes": 2, **options})
+
+
+def tube(index: int) -> bytes:
+    return b"counterbench-%07x-%08x" % (os.getpid() & 0xFFFFFFF, index)
+
+
+def fill(queue: Queue, index: int, *bodies: bytes) -> None:
+    queue.jobs.setdefault(tube(index), {}).update({next(queue.ids): body for body in bodies})
+
+
+def judged(queue: Queue, stored: set[int], perhaps: set[int]) -> list[str]:
+    board: Any = Board(stored, perhaps)
+    return jobs.when_gone(plan_of(queue), board)
+
+
+def numbered(*numbers: int) -> list[bytes]:
+    return [b"%08xvvv" % number for number in numbers]
+
+
+@pytest.mark.parametrize("count", [0, 1, 6, 7, 8, 50])
+def test_all_is_taken_out_of_the_tubes_of_each_process(count: int, queue: Queue) -> None:
+    fill(queue, 0, *numbered(*range(count)))
+    fill(queue, 1, *numbered(1000))
+    fill(queue, 2, b"of another load")
+    queue.delayed.update(list(queue.jobs[tube(0)])[::2])
+    assert jobs.take(plan_of(queue)) == dict.fromkeys([b"%08x" % number for number in (*range(count), 1000)], 1)
+    assert queue.left() == [b"of another load"]
+
+
+def test_what_is_there_is_right(queue: Queue) -> None:
+    fill(queue, 0, *numbered(1, 2, 3))
+    fill(queue, 1, *numbered(4))
+    assert judged(queue, {1, 2, 4}, {3, 9}) == []
+
+
+def test_what_is_wrong_is_found(queue: Queue) -> None:
+    fill(queue, 0, *numbered(1, 2, 2, 5), b"another", b"nothing hexadecimal")
+    assert judged(queue, {1, 2, 3}, {9}) == [
+        "1 job: lost, 0.05 s after the last connection was closed",
+        "2 jobs: still there, which had ended or which nobody had put",
+        "1 job: there more than once",
+    ]
+
+
+def test_what_comes_back_in_time_is_waited_for() -> None:
+    class Late(Queue):
+        def answer(self, asked: Asked) -> bytes:
+            if asked.words[0] == b"kick" and len(self.of(b"kick")) == 5:
+                fill(self, 0, *numbered(1))
+            return self.right_answer(asked)
+
+    with Late() as queue:
+        assert judged(queue, {1}, set()) == []
+
+
+def test_a_server_that_hangs_up_is_an_error() -> None:
+    class Closing(Queue):
+        def answer(self, asked: Asked) -> bytes:
+            raise Hangup
+
+    with Closing() as queue, pytest.raises((ProtocolError, OSError)):
+        jobs.take(plan_of(queue))
