@@ -42,10 +42,8 @@ def serving(kind: str, directory: Path, **settings: str) -> Iterator[Any]:
             yield Reference(address)
         return
     place = Place(str(directory / "s"))
-    fixed = {
-        "beanstalk.enable": "true", "beanstalk.port": "0", "beanstalk.bind": "127.0.0.1", "beanstalk.socket": place.path,
-    }  # fmt: skip
-    with daemon.running(directory, {**fixed, **{f"beanstalk.{key}": value for key, value in settings.items()}}):
+    fixed = {"enable": "true", "port": "0", "bind": "127.0.0.1", "socket": place.path}
+    with daemon.running(directory, {f"beanstalk.{key}": value for key, value in {**fixed, **settings}.items()}):
         yield place
 
 
@@ -95,6 +93,8 @@ def test_a_fan(kind: str, short_path: Path) -> None:
             assert (run.requests, run.latency.get_total_count(), run.errors) == (2000, 2000, {})
             assert run.outcomes == {"inserted": 2000, "reserved": 2000, "deleted": 2000}
             assert run.service is None
+            assert run.grants is not None
+            assert run.grants.least > 0 or kind == "beanstalkd", "producers are not counted, and workers wait in turn"
         assert jobs(server) == {}
 
 
@@ -152,8 +152,8 @@ def test_a_tube_that_is_refused_keeps_a_load_from_the_default_tube() -> None:
 
     with Full() as queue:
         said = load_fails(queue, requests=50, work="put", **PLAN)
-        text = "LoadError: no connection is left, and the load has not begun: error reply (2), unanswered (4); an error to use"
-        assert said.startswith(text)
+        assert said.startswith("LoadError: no connection is left, and the load has not begun: error reply (2)")
+        assert "an error to use: b'OUT_OF_MEMORY" in said
         assert queue.of(b"put") == []
 
 
@@ -234,7 +234,7 @@ def test_latency_in_a_fan_is_from_when_a_put_was_meant() -> None:
     with Slow() as queue:
         run = load(queue, requests=10, connections=3, depth=10, rate=50.0, work="fan", **PLAN)
         assert (run.requests, run.errors) == (10, {})
-        assert 0.17e9 <= run.latency.get_max_value(), "the first was to be there 9 * 20 ms before the last was put"
+        assert run.latency.get_max_value() >= 0.17e9, "the first was to be there 9 * 20 ms before the last was put"
         assert run.latency.get_min_value() < run.latency.get_max_value() - 0.1e9
 
 

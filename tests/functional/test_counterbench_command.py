@@ -77,6 +77,21 @@ def test_rules_for_a_sentinel_room() -> None:
     assert counterbench("rules", "-r", "10k").stderr.endswith("there are 8192 flows of a kind at most, not 10000\n")
 
 
+def test_jobs(tmp_path: Path) -> None:
+    settings = {"beanstalk.enable": "true", "beanstalk.port": "0", "beanstalk.bind": "127.0.0.1"}
+    with running(tmp_path, settings) as daemon:
+        there = ("--protocol", "beanstalk", "-p", daemon.served("beanstalk listens on")[0].port)
+        found = counterbench(*there, "-n", "3k", "-P", 5, "--verify", "--json", tmp_path / "r.json")
+        assert (found.returncode, found.stderr) == (0, "")
+        for word in ("beanstalk cycle, 50 connections", "bodies of 100 B", "no job was lost", "inserted", "deleted"):
+            assert word in found.stdout
+        found = counterbench(*there, "-n", 100, "-t", "fan", "--producers", 2, "--delay", "1s", "--value-size", 30, "-q")
+        assert found.stdout.startswith(
+            "beanstalk fan, 502 connections, 1 in flight, bodies of 30 B, 2 producers, delayed 1.00 s: "
+        )
+        assert counterbench(*there, "--delay", "1500ms").stderr.endswith("a delay is of whole seconds, not 1.5\n")
+
+
 def test_everything_is_written_down(port: int, tmp_path: Path) -> None:
     files = {kind: tmp_path / f"run.{kind}" for kind in ("json", "csv", "hdr", "html")}
     words = [word for kind, path in files.items() for word in (f"--{kind}", path)]

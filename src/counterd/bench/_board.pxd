@@ -2,8 +2,8 @@
 #
 # A side. Each process has a Sheet of its own, which only it writes; the parent may see a sheet mid-change, and reads it
 # again when all is over. What the parent says goes through the Orders, which only it writes. Of `grants` each process
-# writes those of its own connections. `held` is everybody's, and is changed by atomic additions alone, unless it is about
-# jobs: each of these is of one process.
+# writes those of its own connections. `held` is everybody's, and is changed by atomic additions alone; but where it is
+# about jobs, each process writes what it knows of its own.
 
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.errno cimport ECONNREFUSED, ECONNRESET, EMFILE, ENFILE, EPIPE
@@ -115,8 +115,7 @@ cdef inline void histogram_record(uint64_t* counts, int64_t value) noexcept nogi
 cdef class Board:
     cdef Orders* orders
     cdef Sheet* sheets
-    cdef int64_t* held      # permits that are surely held, by name; or what is Known of jobs, by number, 0 = it is none;
-                            # NULL = nobody verifies
+    cdef int64_t* held      # permits that are surely held, by name; or what is Known of jobs; NULL = nobody verifies
     cdef uint64_t* grants   # in the measured time, of each connection; all of the first process, then the next
     cdef uint32_t connections
     cdef uint64_t* tokens   # that were told lately, by what they hash to; NULL = nobody verifies, or there are none

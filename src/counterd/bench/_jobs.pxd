@@ -22,4 +22,4 @@ cdef class Jobs(Permits):
     cdef int job_answered(self, Link* link, const Request* request, const Reply* reply) except -1
     cdef int reserved(self, Link* link, const Reply* reply) except -1
     cdef int judge(self, uint32_t number, const Reply* reply) except -1
-    cdef int64_t due_ns(self, const Reply* reply) noexcept
+    cdef int64_t put_ns(self, const Reply* reply) noexcept

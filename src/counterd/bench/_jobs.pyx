@@ -131,6 +131,6 @@ cdef class Jobs(Permits):
                 self.board.held[job.name] &= ~OUT
         return 0
 
-    cdef int64_t due_ns(self, const Reply* reply) noexcept:
-        """When the job that was delivered in a fan was to be."""
-        return <int64_t>number_read(reply.body + STAMP_AT, STAMP_END - STAMP_AT) + self.delay_ns
+    cdef int64_t put_ns(self, const Reply* reply) noexcept:
+        """When the job that was delivered in a fan was meant to be put."""
+        return <int64_t>number_read(reply.body + STAMP_AT, STAMP_END - STAMP_AT)

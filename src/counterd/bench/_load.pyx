@@ -730,10 +730,10 @@ cdef class Load(Jobs):
         return self.measured(link, request, reply, now) if reply.outcome != FAILED else 0
 
     cdef int measured(self, Link* link, const Request* request, const Reply* reply, int64_t now) except -1:
-        """Counts an answer, if it is of the measured time. What counts in a fan is the time until a job is delivered."""
+        """Counts an answer of the measured time. What a fan measures is how long jobs that are due wait for workers."""
         cdef bint delivered = self.fans and reply.outcome == RESERVED
-        cdef int64_t intended_ns = self.due_ns(reply) if delivered else request.intended_ns
-        if intended_ns - self.delay_ns * delivered < self.orders.measure_ns:
+        cdef int64_t intended_ns = self.put_ns(reply) if delivered else request.intended_ns
+        if intended_ns < self.orders.measure_ns:
             return 0
         self.sheet.outcomes[<int>reply.outcome] += 1
         self.sheet.last_ns = now
@@ -742,7 +742,7 @@ cdef class Load(Jobs):
         if self.fans and not delivered:
             return 0
         self.sheet.requests += 1
-        histogram_record(self.sheet.counts[<int>LATENCY], now - intended_ns)
+        histogram_record(self.sheet.counts[<int>LATENCY], now - intended_ns - (self.delay_ns if delivered else 0))
         if self.open_loop and not self.fans:
             histogram_record(self.sheet.counts[<int>SERVICE], now - request.sent_ns)
         return 0

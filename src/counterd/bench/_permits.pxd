@@ -1,6 +1,6 @@
 # What the connections of a load process hold, and what each of them asks next.
 #
-# A side. Between Task, which knows neither connections nor answers, and Load, which moves the bytes.
+# A side. Between Task, which knows neither connections nor answers, and Jobs, which is about a work queue.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 

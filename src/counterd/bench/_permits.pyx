@@ -1,4 +1,4 @@
-"""What the connections of a load process hold, and what each of them asks next. The base of Load.
+"""What the connections of a load process hold, and what each of them asks next. The base of Jobs.
 
 A side. Where a permit has a token, a release names that and not the name: of a sentinel room the reply to the acquire
 tells it, of redis's scripts we choose it. Such a release waits until its acquire is answered, so acquires and releases

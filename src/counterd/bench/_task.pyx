@@ -1,4 +1,4 @@
-"""What a load process is to ask: the work of a Plan as numbers, names and bytes. The base of Load.
+"""What a load process is to ask: the work of a Plan as numbers, names and bytes. The base of Permits.
 
 A side. All that does not depend on what has been answered, or when.
 """

@@ -106,8 +106,7 @@ cdef struct Template:
 cdef struct Reply:
     Outcome outcome
     int64_t value           # of READ and GRANTED, where the protocol says it, else -1
-    uint64_t token          # of GRANTED, where permits have such: what was asked with, or what the reply tells; of
-                            # RESERVED the job's id
+    uint64_t token          # of GRANTED, where permits have such: what was asked with, or told; of RESERVED the id
     const uint8_t* body     # of RESERVED, of value_size bytes
 
 

@@ -49,9 +49,9 @@ NAMES = (RATE, *ROW_NAMES)
 # What of the options is the load: the rest says where it went, for how long, and from how many processes.
 SHAPE = (
     *("rate", "arrivals", "connections", "pipeline", "keep-alive", "ops", "names", "keys", "name-size", "value-size"),
-    *("resources", "maximum", "hold", "churn"),
+    *("resources", "maximum", "hold", "churn", "producers", "delay"),
 )
-SWITCHES = ("rate", "hold", "churn")  # which are not there where they are off
+SWITCHES = ("rate", "hold", "churn", "delay")  # which are not there where they are off
 
 
 class Row(NamedTuple):

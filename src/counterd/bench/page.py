@@ -29,7 +29,6 @@ from counterd.bench.compare import RATE, SAME, compared_rows, ratios, warning
 from counterd.bench.report import (
     NAMES,
     ROW_NAMES,
-    VERIFIED,
     all_times,
     answer,
     cpu,
@@ -45,6 +44,7 @@ from counterd.bench.report import (
     run_name,
     server_use,
     spread,
+    verified,
 )
 from counterd.bench.result import percentiles
 from counterd.units import count, digits, duration, duration_tick, plain_tick, rate
@@ -209,7 +209,7 @@ def _card(name: str, report: Report) -> str:
         lines[0] = f"{run_name(report, run)}, one of {len(report.runs)} runs: {lines[0]}"
     lines += [text for text in (granted(run), fairness(run)) if text]
     if run.violations == []:
-        lines.append(f"verified: {VERIFIED}")
+        lines.append(f"verified: {verified(run)}")
     if report.repeats():
         lines.insert(0, spread(report))
     elif report.search is not None:

@@ -37,9 +37,9 @@ PAIRS = "acquire-release"
 OPS_HELP = """acquire-release (in turn), acquire, release, get, noop, or mix:acquire=5,release=5,get=1. With throttr:
 query, update (one up, one down), insert (a new name, with --ttl), purge (of those), set, get, noop, or a mix. With
 sentinel: flow, param (a value), keep (of what was acquired), noop too. With redis-lua: acquire-release (a leased
-semaphore), flow (a sliding window), counts (the same, estimated). With beanstalk: put (the jobs stay), cycle (put, reserve
-and delete in turn), fan (the --producers put, the other connections wait for jobs, and latency is from put to RESERVED),
-noop. [default: acquire-release; update with throttr; cycle with beanstalk]"""
+semaphore), flow (a sliding window), counts (the same, estimated). With beanstalk: put (the jobs stay), cycle (put,
+reserve and delete in turn), noop, a mix, or fan: some connections put, the others wait, and latency is from put to
+RESERVED. [default: acquire-release; update with throttr; cycle with beanstalk]"""
 NAMES_MAX = 1 << 30
 NAME_SIZE_MAX = {
     "counter": 65535, "throttr": 255, "sentinel": 996, "beanstalk": 200, "redis": 65535, "redis-lua": 65535,

@@ -318,7 +318,7 @@ class _Watching:
             series=self._series,
             violations=violations,
             server=self._used,
-            grants=spread(self._board.granted()),
+            grants=spread(served(plan, self._board.granted())),
         )
 
     def _stages(self) -> list[str]:
@@ -372,6 +372,22 @@ class _Watching:
         for value, times in self._board.take(kind):
             values.record_value(value, times)
         return values
+
+
+def served(plan: Plan, granted: list[int]) -> list[int]:
+    """Without the producers of a fan, which are the first connections of each process."""
+    if not plan.fans():
+        return granted
+    found: list[int] = []
+    for index in range(plan.processes):
+        own, putting = _share(plan.connections, plan.processes, index), _share(plan.producers, plan.processes, index)
+        found, granted = found + granted[putting:own], granted[own:]
+    return found
+
+
+def _share(total: int, processes: int, index: int) -> int:
+    """Of a process: the first ones take what is left over."""
+    return total // processes + (index < total % processes)
 
 
 def spread(granted: list[int]) -> Grants | None:

@@ -27,14 +27,9 @@ GIVE_UP_S = 5  # that a reserve of a cycle waits for a job that is due, which is
 
 def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
     """Each kind of request for that name; "fill" makes it exist, where acquire and release do not."""
-    if plan.protocol == "throttr":
-        return _throttr(plan, name)
-    if plan.protocol == "sentinel":
-        return _sentinel(plan, name)
-    if plan.protocol == "redis-lua":
-        return _scripts(plan, name)
-    if plan.protocol == "beanstalk":
-        return _jobs(plan, name)
+    of = {"throttr": _throttr, "sentinel": _sentinel, "redis-lua": _scripts, "beanstalk": _jobs}.get(plan.protocol)
+    if of is not None:
+        return of(plan, name)
     amount = str(plan.resources).encode()
     if plan.protocol == "counter":
         return {

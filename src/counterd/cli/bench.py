@@ -109,10 +109,10 @@ class Told(click.Group):
     "-c",
     "--connections",
     type=NUMBER,
-    help=f"Connections, all together.  [default: {planning.CONNECTIONS}; {planning.WORKERS} besides the producers in a fan]",
+    help=f"Connections, all together.  [default: {planning.CONNECTIONS}; in a fan {planning.WORKERS} and the producers]",
 )
 @click.option(
-    "--producers", type=NUMBER, default=Plan.producers, show_default=True, help="Connections that put, in a fan."
+    "--producers", type=NUMBER, default=Plan.producers, show_default=True, help="How many of them put, in a fan."
 )
 @click.option(
     "-n",

@@ -98,6 +98,8 @@ def test_errors_and_violations_are_red_and_in_full() -> None:
 def test_a_verified_run_says_so_in_green() -> None:
     text = shown(summary(report(run(violations=[]))), colours=True)
     assert re.search(rf"verified +{re.escape(GREEN)}nothing was granted twice", text)
+    jobs = shown(summary(report(run(violations=[], options={"protocol": "beanstalk"}))), colours=True)
+    assert re.search(rf"verified +{re.escape(GREEN)}no job was lost", jobs)
 
 
 def test_nobody_answered() -> None:
