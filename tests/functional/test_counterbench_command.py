@@ -85,7 +85,8 @@ def test_jobs(tmp_path: Path) -> None:
         assert (found.returncode, found.stderr) == (0, "")
         for word in ("beanstalk cycle, 50 connections", "bodies of 100 B", "no job was lost", "inserted", "deleted"):
             assert word in found.stdout
-        found = counterbench(*there, "-n", 100, "-t", "fan", "--producers", 2, "--delay", "1s", "--value-size", 30, "-q")
+        words = ("-t", "fan", "--producers", 2, "--delay", "1s", "--value-size", 30)
+        found = counterbench(*there, *words, "-n", 100, "-q")
         assert found.stdout.startswith(
             "beanstalk fan, 502 connections, 1 in flight, bodies of 30 B, 2 producers, delayed 1.00 s: "
         )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from counterd.bench import jobs, leases, scripts, server, verify
+from counterd.bench import leases, scripts, server, tubes, verify
 from counterd.bench._board import Board
 from counterd.bench._load import Load
 from counterd.bench.asking import LoadError, resolve
@@ -93,7 +93,7 @@ def run(
         violations += _looked(lambda: checks.when_gone(board), interruption)
     elif plan.protocol == "beanstalk" and "put" not in plan.work.weights:
         with contextlib.suppress(CounterdError, LoadError, OSError):  # the figures are there in any case
-            jobs.take(plan)
+            tubes.take(plan)
     return watching.result(label or describe(plan), started, violations)
 
 
@@ -121,7 +121,7 @@ def _checks(plan: Plan) -> _Checks | None:
             leases.look(plan)
             return _Checks(lambda board: leases.while_held(plan, board), lambda _: leases.when_gone(plan))
         if plan.protocol == "beanstalk":
-            return _Checks(lambda _: [], lambda board: jobs.when_gone(plan, board))
+            return _Checks(lambda _: [], lambda board: tubes.when_gone(plan, board))
         before = verify.look(plan)
     except CounterdError as error:
         wanted = "" if plan.protocol == "sentinel" else " needs an answer to Dump"

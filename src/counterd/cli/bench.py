@@ -109,7 +109,7 @@ class Told(click.Group):
     "-c",
     "--connections",
     type=NUMBER,
-    help=f"Connections, all together.  [default: {planning.CONNECTIONS}; in a fan {planning.WORKERS} and the producers]",
+    help=f"Connections, all together.  [default: {planning.CONNECTIONS}; in a fan {planning.WORKERS} that wait]",
 )
 @click.option(
     "--producers", type=NUMBER, default=Plan.producers, show_default=True, help="How many of them put, in a fan."

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.bench import jobs
+from counterd.bench import tubes
 from counterd.bench.plan import Plan, Work
 from counterd.errors import ProtocolError
 from scripted import Hangup
@@ -27,7 +27,7 @@ class Board:
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"GIVE_BACK_S": 0.05, "PAUSE_S": 0.001, "AT_ONCE": 7}.items():
-        monkeypatch.setattr(jobs, name, value)
+        monkeypatch.setattr(tubes, name, value)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def fill(queue: Queue, index: int, *bodies: bytes) -> None:
 
 def judged(queue: Queue, stored: set[int], perhaps: set[int]) -> list[str]:
     board: Any = Board(stored, perhaps)
-    return jobs.when_gone(plan_of(queue), board)
+    return tubes.when_gone(plan_of(queue), board)
 
 
 def numbered(*numbers: int) -> list[bytes]:
@@ -64,7 +64,7 @@ def test_all_is_taken_out_of_the_tubes_of_each_process(count: int, queue: Queue)
     fill(queue, 1, *numbered(1000))
     fill(queue, 2, b"of another load")
     queue.delayed.update(list(queue.jobs[tube(0)])[::2])
-    assert jobs.take(plan_of(queue)) == dict.fromkeys([b"%08x" % number for number in (*range(count), 1000)], 1)
+    assert tubes.take(plan_of(queue)) == dict.fromkeys([b"%08x" % number for number in (*range(count), 1000)], 1)
     assert queue.left() == [b"of another load"]
 
 
@@ -100,4 +100,4 @@ def test_a_server_that_hangs_up_is_an_error() -> None:
             raise Hangup
 
     with Closing() as queue, pytest.raises((ProtocolError, OSError)):
-        jobs.take(plan_of(queue))
+        tubes.take(plan_of(queue))
