@@ -41,7 +41,7 @@ from counterd.bench.result import percentiles
 from counterd.bench.run import run
 from counterd.cli.bench import machine, versions
 from counterd.errors import CounterdError
-from peers import clients, edges, keys, render, servers, tokens
+from peers import clients, edges, keys, queues, render, servers, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,7 +55,7 @@ WARMUP_S = 0.2
 PEAK_S = 1.0  # to find the peak whose half an open loop asks for
 SMOKE_COUNT = 1000
 EXIT_INTERRUPTED = 130
-GRANTS = ("granted", "released", "read", "updated", "written")  # what a load is to be answered
+GRANTS = ("granted", "released", "read", "updated", "written", "inserted", "reserved", "deleted")  # as is asked
 INTERRUPTS: list[int] = []  # a descriptor that tells of signals, once anybody listens
 FAILURES = (RuntimeError, LoadError, CounterdError, OSError)  # of a server; anything else is a mistake of ours
 
@@ -146,7 +146,8 @@ def load(server: Server, plan: Plan) -> Figures:
 def make_plan(scenario: dict[str, Any], seconds: float) -> Plan:
     options = dict(scenario["plan"])
     options["work"] = Work.read(options.get("work", "acquire-release"))
-    return Plan(**options, duration=None if "requests" in options else seconds, warmup=WARMUP_S)
+    options.setdefault("duration", None if "requests" in options else seconds)
+    return Plan(**options, warmup=WARMUP_S)
 
 
 @contextlib.contextmanager
@@ -160,11 +161,11 @@ def sparing(name: str, failures: dict[str, str]) -> Iterator[None]:
 
 
 def play(scenario: dict[str, Any], running: dict[str, Server], rounds: int, seconds: float, entry: Entry) -> None:
-    """All rounds of a scenario; before them, every name is made to exist."""
+    """All rounds of a scenario; before them, every name is made to exist, where there are such."""
     measure: Callable[[Server, int], Figures]
     if scenario["kind"] in ("load", "open"):
         plan = make_plan(scenario, seconds)
-        for name, server in running.items():
+        for name, server in running.items() if plan.makes_names() else ():
             with sparing(name, entry.failures):
                 load(server, dataclasses.replace(plan, prefill=True, rate=None, duration=WARMUP_S))
         if scenario["kind"] == "open":
@@ -191,7 +192,7 @@ def play(scenario: dict[str, Any], running: dict[str, Server], rounds: int, seco
 def edge_of(scenario: dict[str, Any]) -> Callable[[Server, int], Figures]:
     if scenario["kind"] in clients.KINDS:
         return clients.KINDS[scenario["kind"]]
-    return getattr({"throttr": keys, "sentinel": tokens}.get(scenario.get("room", ""), edges), scenario["kind"])
+    return getattr({"throttr": keys, "sentinel": tokens, "beanstalk": queues}.get(scenario.get("room", ""), edges), scenario["kind"])
 
 
 def lowest_peak(running: dict[str, Server], plan: Plan, failures: dict[str, str]) -> float:
@@ -326,7 +327,8 @@ def measure(scenario: dict[str, Any], core: int, options: argparse.Namespace, en
         rounds = 1
         scenario = {**scenario, "count": scenario.get("smoke", SMOKE_COUNT)}
         if "plan" in scenario:
-            scenario["plan"] = {**scenario["plan"], "names": SMOKE_COUNT, "requests": SMOKE_COUNT}
+            names = {"names": SMOKE_COUNT} if "names" in scenario["plan"] else {}
+            scenario["plan"] = {**scenario["plan"], **names, "requests": SMOKE_COUNT}
     names = list(entry.rounds)
     if scenario["kind"] == "start":
         start(names, core, rounds, entry)

@@ -5,6 +5,7 @@ raw loop    an epoll loop in C around counterd's own session: what the system ca
 yrmcdsd     the server that counterd replaces, two workers
 redis       redis-server, without persistence; "redis Lua" the same, asked by scripts for what a sentinel room does
 memcached   one thread, incr and decr
+beanstalkd  as it is; "-b" with its log, which reaches the disk every 50 ms, "-b -f0" with each change
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
-PACKAGES = {"yrmcdsd": "yrmcds", "redis-server": "redis-server", "memcached": "memcached"}  # of Debian
+PACKAGES = {  # of Debian
+    "yrmcdsd": "yrmcds", "redis-server": "redis-server", "memcached": "memcached", "beanstalkd": "beanstalkd",
+}  # fmt: skip
 CONNECTIONS_MAX = 20_000
 START_S = 20.0
 POLL_S = 0.001  # what the time of a start is off by at most
@@ -67,9 +70,14 @@ class Server:
     work: str = ""  # what it is asked instead, where it calls that otherwise
 
     def cpu_ns(self) -> int:
-        """Time all its threads have spent on a CPU, user and system, as the scheduler counts it."""
-        tasks = Path(f"/proc/{self.pid}/task").iterdir()
+        """Time all its threads have spent on a CPU, user and system, as the scheduler counts it; and those of its
+        children: what writes a journal is one.
+        """
+        tasks = [task for pid in (self.pid, *self._children()) for task in Path(f"/proc/{pid}/task").iterdir()]
         return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
+
+    def _children(self) -> list[int]:
+        return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
 
     def resident(self) -> int:
         """Bytes of physical memory."""
@@ -181,6 +189,17 @@ def yrmcdsd(core: int | None = None) -> Iterator[Server]:
             yield _up(Server("yrmcdsd", "counter", process.pid, ports[2]), process)
 
 
+@contextlib.contextmanager
+def beanstalkd(core: int | None = None, log: tuple[str, ...] = ()) -> Iterator[Server]:
+    """log: options of it, which has a directory of its own then."""
+    (port,) = free_ports(1)
+    with tempfile.TemporaryDirectory() as directory:
+        options = ["-l", "127.0.0.1", "-p", str(port), *(["-b", directory, *log[1:]] if log else [])]
+        name = " ".join(["beanstalkd", *log])
+        with _process([_find("beanstalkd"), *options], core, stderr=subprocess.DEVNULL) as process:
+            yield _up(Server(name, "beanstalk", process.pid, port), process)
+
+
 STARTS: dict[str, Callable[[int | None], contextlib.AbstractContextManager[Server]]] = {
     "counterd": counterd,
     "raw loop": raw_loop,
@@ -193,6 +212,12 @@ SCRIPTED = {
     "redis Lua": functools.partial(redis, name="redis Lua", protocol="redis-lua"),
     "redis Lua, estimated": functools.partial(redis, name="redis Lua, estimated", protocol="redis-lua", work="counts"),
 }
+# And the beanstalk room's.
+QUEUES = {
+    "beanstalkd": beanstalkd,
+    "beanstalkd -b": functools.partial(beanstalkd, log=("-b",)),
+    "beanstalkd -b -f0": functools.partial(beanstalkd, log=("-b", "-f0")),
+}
 
 
 def starts_of(scenario: dict[str, Any]) -> dict[str, Callable[[int | None], contextlib.AbstractContextManager[Server]]]:
@@ -200,12 +225,14 @@ def starts_of(scenario: dict[str, Any]) -> dict[str, Callable[[int | None], cont
     if "room" not in scenario:
         return STARTS
     ours = functools.partial(_with_settings, settings=scenario.get("settings", []), room=scenario["room"])
-    return {**STARTS, **SCRIPTED, "counterd": ours}
+    return {**STARTS, **SCRIPTED, **QUEUES, "counterd": ours}
 
 
 @contextlib.contextmanager
 def _with_settings(core: int | None, settings: list[str], room: str) -> Iterator[Server]:
+    """settings: {directory} in them is one that is empty."""
     with tempfile.TemporaryDirectory() as directory:
+        settings = [each.format(directory=directory) for each in settings]
         if room == "sentinel":
             rules = Path(directory) / "rules.json"
             rules.write_text(rules_of(FLOWS, LIMIT, **LEASE))
