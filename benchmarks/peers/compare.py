@@ -192,7 +192,8 @@ def play(scenario: dict[str, Any], running: dict[str, Server], rounds: int, seco
 def edge_of(scenario: dict[str, Any]) -> Callable[[Server, int], Figures]:
     if scenario["kind"] in clients.KINDS:
         return clients.KINDS[scenario["kind"]]
-    return getattr({"throttr": keys, "sentinel": tokens, "beanstalk": queues}.get(scenario.get("room", ""), edges), scenario["kind"])
+    rooms = {"throttr": keys, "sentinel": tokens, "beanstalk": queues}
+    return getattr(rooms.get(scenario.get("room", ""), edges), scenario["kind"])
 
 
 def lowest_peak(running: dict[str, Server], plan: Plan, failures: dict[str, str]) -> float:

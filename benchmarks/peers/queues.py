@@ -19,9 +19,9 @@ DEPTH = 16
 def memory(server: Server, count: int) -> dict[str, float]:
     """Of a ready job with a body of 100 bytes."""
     before = server.resident()
-    result = run(
-        Plan(protocol=server.protocol, port=server.port, work=Work.read("put"), depth=DEPTH, requests=count, duration=None)
-    )
+    work = Work.read("put")
+    plan = Plan(protocol=server.protocol, port=server.port, work=work, depth=DEPTH, requests=count, duration=None)
+    result = run(plan)
     if result.errors or result.requests != count:
         raise RuntimeError(f"{server.name}: {result.requests} of {count} jobs: {result.errors} {result.evidence}")
     return {"bytes each": (server.resident() - before) / count}

@@ -43,9 +43,10 @@ same (`src/counterd/bench/scripts.py`): a leased semaphore, whose permits are gi
 that keeps each request; *estimated* is the cheaper form, from the numbers of this window and the last, which is not
 always right. No request is refused, and a release gives back the token that an earlier reply told.
 
-What begins with *beanstalk* is of that room, beside beanstalkd: jobs of 100 bytes are put, or put, reserved and deleted in
-turn. A put that is *durable* is on disk when it is answered (`beanstalk.sync = always`; beanstalkd's `-b -f0`); `-b` alone
-writes to the disk every 50 ms. In the fan one connection puts and 500 wait: latency is from the put to the job's arrival.
+What begins with *beanstalk* is of that room, beside beanstalkd: jobs of 100 bytes are put, or put, reserved and
+deleted in turn. A put that is *durable* is on disk when it is answered (`beanstalk.sync = always`, and beanstalkd's
+`-b -f0`; with `-b` alone it is within 50 ms). In the fan one connection puts and 500 wait, and latency is from the put
+to the arrival of the job.
 
 What begins with *Python* is a program's view: counterd's client beside redis-py with hiredis, each with its own server.
 
