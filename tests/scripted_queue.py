@@ -45,6 +45,9 @@ class Queue(scripted.Server):
     def answer(self, asked: Asked) -> bytes:
         return self.right_answer(asked)
 
+    def hold_back(self, asked: Asked) -> None:
+        """Returns when the answer to it, which is known, may be sent."""
+
     # ---- a correct queue ----
 
     def serve(self, peer: Peer) -> None:
@@ -60,6 +63,7 @@ class Queue(scripted.Server):
                     time.sleep(PAUSE_S)
                     with self.lock:
                         reply = self.answer(asked)
+                self.hold_back(asked)
                 peer.socket.sendall(reply)
 
     def give_back(self, peer: Peer) -> None:

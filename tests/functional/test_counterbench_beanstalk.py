@@ -318,20 +318,83 @@ def test_a_body_that_changes(work: str) -> None:
         assert run.violations[0].endswith("job 1 was delivered with another body")
 
 
-def test_a_connection_that_ends_gives_its_job_back() -> None:
+@pytest.mark.parametrize("was_done", [False, True])
+def test_a_connection_that_ends_gives_its_job_back(was_done: bool) -> None:
+    """Or has deleted it: then nobody knows."""
+
     class Closing(Queue):
-        closed = 0
+        closed = b""
 
         def answer(self, asked: Asked) -> bytes:
             if asked.words[0] == b"delete" and not self.closed:
-                self.closed = int(asked.words[1])
+                self.closed = asked.words[1]
+                if was_done:
+                    self.right_answer(asked)
                 raise Hangup
             return self.right_answer(asked)
 
     with Closing() as queue:
         run = judged(queue, connections=3, requests=300)
         assert (run.violations, run.errors) == ([], {"closed by the server": 1, "unanswered": 1})
-        assert b"%d" % queue.closed in [each.words[1] for each in queue.of(b"delete")][1:], "it was delivered again"
+        again = [each.words[1] for each in queue.of(b"delete")].count(queue.closed)
+        assert again == (1 if was_done else 2), "what was not deleted was delivered again"
+
+
+def test_a_connection_that_ends_between_a_reserve_and_its_delete() -> None:
+    class Closing(Queue):
+        closed = False
+
+        def hold_back(self, asked: Asked) -> None:
+            if asked.words[0] == b"reserve-with-timeout" and not self.closed:
+                self.closed = True
+                peer = self.peers[asked.connection]
+                peer.socket.sendall(b"RESERVED 1 100\r\n00000000" + b"v" * 92 + b"\r\n")
+                raise Hangup
+
+    with Closing() as queue:
+        run = judged(queue, connections=1, depth=5)
+        assert run.violations == []
+        assert run.errors["closed by the server"] == 1
+
+
+def test_a_put_that_is_answered_after_its_job_has_ended() -> None:
+    class Late(Queue):
+        def hold_back(self, asked: Asked) -> None:
+            if asked.words[0] == b"put":
+                daemon.wait_until(lambda: len(self.of(b"delete")) == len(self.of(b"put")), "the job has ended")
+                daemon.wait_until(lambda: not self.reserved[self.of(b"delete")[-1].connection], "and that is said")
+
+    with Late() as queue:
+        run = judged(queue, requests=20, work="fan")
+        assert (run.violations, run.errors, run.requests) == ([], {}, 20)
+
+
+def test_a_producer_that_loses_its_connection_puts_again() -> None:
+    class Closing(Queue):
+        closed = False
+
+        def answer(self, asked: Asked) -> bytes:
+            if asked.words[0] == b"put" and not self.closed and len(self.of(b"put")) > 20:
+                self.closed = True
+                raise Hangup
+            return self.right_answer(asked)
+
+    with Closing() as queue:
+        run = load(queue, requests=100, connections=4, depth=5, work="fan", **PLAN)
+        lost = run.errors.pop("unanswered")
+        assert (run.errors, run.requests) == ({"closed by the server": 1}, 100 - lost)
+        assert 1 <= lost <= 5, "and nobody waits for jobs that nobody has put"
+
+
+def test_a_fan_goes_on_when_puts_are_refused() -> None:
+    class Refusing(Queue):
+        def answer(self, asked: Asked) -> bytes:
+            refuses = asked.words[0] == b"put" and len(self.of(b"put")) % 2
+            return b"DRAINING\r\n" if refuses else self.right_answer(asked)
+
+    with Refusing() as queue:
+        run = load(queue, requests=50, connections=4, work="fan", **PLAN)
+        assert (run.requests, run.errors) == (25, {"error reply": 25})
 
 
 def test_a_server_that_closes_while_it_is_looked_at() -> None:
