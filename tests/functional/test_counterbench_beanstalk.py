@@ -285,7 +285,7 @@ def test_a_job_that_is_delivered_again(twice: bytes) -> None:
 def test_a_job_that_has_ended_and_is_there_in_the_end() -> None:
     class Keeping(Queue):
         def answer(self, asked: Asked) -> bytes:
-            if asked.words[0] == b"kick":
+            if asked.words[0] == b"kick" and len(self.of(b"kick")) == 1:
                 self.jobs[self.tubes[asked.connection]] |= {999: b"00000000" + b"v" * 92, 1000: b"another"}
             return self.right_answer(asked)
 
@@ -380,10 +380,8 @@ def test_a_producer_that_loses_its_connection_puts_again() -> None:
             return self.right_answer(asked)
 
     with Closing() as queue:
-        run = load(queue, requests=100, connections=4, depth=5, work="fan", **PLAN)
-        lost = run.errors.pop("unanswered")
-        assert (run.errors, run.requests) == ({"closed by the server": 1}, 100 - lost)
-        assert 1 <= lost <= 5, "and nobody waits for jobs that nobody has put"
+        run = load(queue, requests=100, connections=4, work="fan", **PLAN)
+        assert (run.requests, run.errors) == (99, {"closed by the server": 1, "unanswered": 1})
 
 
 def test_a_fan_goes_on_when_puts_are_refused() -> None:
