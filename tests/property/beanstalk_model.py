@@ -163,14 +163,18 @@ class Model:
         self.go_on()
 
     def settle_tubes(self) -> None:
-        needed = {"default"} | {job.tube for job in self.jobs.values()}
+        for name in set(self.tubes) - self.needed():
+            del self.tubes[name]
+
+    def needed(self) -> set[str]:
+        """Names of tubes."""
+        names = {"default"} | {job.tube for job in self.jobs.values()}
         for peer in self.peers.values():
-            needed |= {peer.used, *peer.watched}
+            names |= {peer.used, *peer.watched}
         for tube in self.tubes.values():
             if tube.reserves_max:
-                needed |= {tube.name, tube.retire_to}
-        for name in set(self.tubes) - needed:
-            del self.tubes[name]
+                names |= {tube.name, tube.retire_to}
+        return names
 
     def first_ready(self, names: list[str]) -> Job | None:
         ready = [
@@ -201,7 +205,7 @@ class Model:
     def come_back(self, job: Job, *, delayed: bool = False) -> None:
         """A job that was reserved or delayed is ready, perhaps after its delay; or it is retired."""
         tube = self.tubes[job.tube]
-        if job.state != "reserved" or tube.reserves_max == 0 or job.counts["reserves"] < tube.reserves_max:
+        if not self.is_retired(job):
             self.make_delayed(job) if delayed else self.make_ready(job)
             return
         self.retired += 1
@@ -211,6 +215,11 @@ class Model:
         self.leave(job)
         job.tube = tube.retire_to
         self.make_ready(job)
+
+    def is_retired(self, job: Job) -> bool:
+        """Whether it comes back once too often."""
+        most = self.tubes[job.tube].reserves_max
+        return job.state == "reserved" and most != 0 and job.counts["reserves"] >= most
 
     def bury(self, job: Job) -> None:
         self.leave(job)
@@ -324,7 +333,7 @@ class Model:
 
     def on_delete(self, peer: Peer, number: str) -> bytes:
         job = self.jobs.get(int(number))
-        if not job or (job.state == "reserved" and job.holder != peer.number):
+        if not job or (job.state == "reserved" and not self.own(peer, number)):
             return b"NOT_FOUND\r\n"
         self.end(job)
         return b"DELETED\r\n"

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from counterd.protocols.beanstalk import timing, wire
 from counterd.protocols.beanstalk._session import open_store
 from counterd.protocols.beanstalk._tables import ReservedWalk
+from property.beanstalk_model import FOREVER
 from simulation.disk import MOODS, UNIX_NS, Disk
-from simulation.queues import ORPHANED, Books, Client, Key, Task
+from simulation.queues import ORPHANED, Books, Client, Task
 from simulation.world import MS, SECOND, US, Violation, World
 
 if TYPE_CHECKING:
@@ -122,10 +123,10 @@ class BeanstalkWorld(World):
 
     def restore_books(self, disk: Disk) -> None:
         books = self.books
-        for name, limit in disk.limits().items():
-            books.limits[name] = limit
-            books.tube(name)
-            books.tube(limit[1] or name)
+        for name, (most, target) in disk.limits().items():
+            limited = books.tube(name)
+            limited.reserves_max, limited.retire_to = most, target
+            books.tube(target or name)
         for number, version in disk.jobs().items():
             tube, state, priority, delay, ttr, due, *counts, key, keep, body = version
             job = Task(number, tube, priority, delay, ttr, body, state, due=due, key=key, keep=keep)
@@ -137,10 +138,10 @@ class BeanstalkWorld(World):
             if state == "buried":
                 books.tubes[tube].buried.append(job)
             if key:
-                books.keys[key] = Key(number, keep)
+                books.keys[key] = (number, FOREVER)
         for key, (number, until) in disk.keys().items():
             if until > self.now:
-                books.keys[key] = Key(number, 0, until)
+                books.keys[key] = (number, until)
         self.history = {name: [version] for name, version in [*disk.jobs().items(), *disk.limits().items()]}
 
     def arrived(self) -> Client:
@@ -290,7 +291,7 @@ class BeanstalkWorld(World):
         if unfinished:
             states = [client.sweep.state] if client.sweep.state else ["ready", "delayed", "buried"]
             figures = self.store.snapshot()
-            done = sum(books.count(state) - figures[f"jobs:{state}"] for state in states)
+            done = sum(books.count_state(state) - figures[f"jobs:{state}"] for state in states)
         self.answer(request, books.sweep(client, done))
 
     def list(self, client: Client, request: Request, unfinished: bool) -> None:
@@ -508,10 +509,11 @@ class BeanstalkWorld(World):
                 lost = "durable" if version in versions else "torn"
                 raise Violation(lost, f"of {name}, {version} is on disk, and answered was one of {versions}")
         keys = disk.keys()
-        for name, key in self.books.keys.items():
-            ended = self.history.get(key.id, [None])[self.floor.get(key.id, 0) :] == [None]
-            if self.sync == "always" and ended and key.until > self.now and keys.get(name) != (key.id, key.until):
-                raise Violation("durable", f"key {name} is taken by job {key.id}, and {keys.get(name)} is on disk")
+        for name, (number, until) in self.books.keys.items():
+            ended = self.history.get(number, [None])[self.floor.get(number, 0) :] == [None]
+            is_kept = self.now < until < FOREVER
+            if self.sync == "always" and ended and is_kept and keys.get(name) != (number, until):
+                raise Violation("durable", f"key {name} is taken by job {number}, and {keys.get(name)} is on disk")
 
     # ---- what has to hold ----
 
@@ -526,7 +528,7 @@ class BeanstalkWorld(World):
         known = {
             "jobs": len(books.jobs), "waiting": len(books.waiting()), "tubes": len(books.tubes),
             "keys": len(books.keys), "used_memory": books.memory(), "journal_failing": books.is_failing,
-            **{state: books.count(state) for state in ("ready", "reserved", "delayed", "buried")},
+            **{state: books.count_state(state) for state in ("ready", "reserved", "delayed", "buried")},
         }  # fmt: skip
         listed = any(peer.lists is not None for peer in books.peers.values())
         if told != known and not listed:

@@ -15,7 +15,7 @@ from property.beanstalk_model import FOREVER, SECOND, Job, Model, Peer
 from simulation.world import Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 ORPHANED = -2  # holder of what a worker of the process before had
 OBSERVER = 0  # number of the connection by which the world looks at the engine
@@ -25,10 +25,8 @@ BATCH_ROOM, JOB_HEAD = 64 * 1024, 64
 
 @dataclass
 class Task(Job):
-    """key, keep: of a put-unique. tied: when it was buried, if others were at the same moment, in whatever order."""
+    """tied: when it was buried, if others were at the same moment, in whatever order."""
 
-    key: str = ""
-    keep: int = 0
     tied: int = -1
 
 
@@ -51,19 +49,9 @@ class Client(Peer):
     sent: deque[Any] = field(default_factory=deque)
     asking: Any = None
     hung: bool = False
-    is_batch: bool = False
     sweep: Sweep | None = None
     lists: str | None = None  # tube whose jobs are listed, as long as that goes on
     mine: list[int] = field(default_factory=list)
-
-
-@dataclass
-class Key:
-    """until: when it is free; 0: its job has not ended."""
-
-    id: int
-    keep: int
-    until: int = 0
 
 
 class Books(Model):
@@ -76,8 +64,6 @@ class Books(Model):
         self.tubes_max = tubes_max
         self.job_size_max = job_size_max
         self.leaving: list[int] = []
-        self.keys: dict[str, Key] = {}
-        self.limits: dict[str, tuple[int, str]] = {}
         self.touched: dict[Any, None] = {}
         self.ended = 0  # records of jobs that have ended, for the journal
         self.open = 1  # connections
@@ -87,15 +73,12 @@ class Books(Model):
 
     # ---- what there is ----
 
-    def count(self, state: str) -> int:
+    def count_state(self, state: str) -> int:
         return sum(job.state == state for job in self.jobs.values())
 
     def waiting(self) -> list[Client]:
         """Those that wait, the longest first."""
         return sorted((peer for peer in self.peers.values() if peer.waits), key=lambda peer: peer.serial)
-
-    def tube_count(self, name: str) -> int:
-        return sum(job.tube == name for job in self.jobs.values())
 
     def is_paused(self, name: str) -> bool:
         return self.now < self.tubes[name].paused_until
@@ -112,21 +95,11 @@ class Books(Model):
     def has_room(self, size: int) -> bool:
         return self.memory() + size <= self.memory_max
 
-    def dues(self) -> Iterator[int]:
+    def dues(self) -> list[int]:
         """All moments that were, or will be, those of something; those of a job's last second if its worker waits."""
-        for job in self.jobs.values():
-            if job.state in ("reserved", "delayed"):
-                yield job.due
-                if job.state == "reserved" and job.holder in self.peers and self.peers[job.holder].waits:
-                    yield job.due - SECOND
-        for tube in self.tubes.values():
-            yield tube.paused_until
-        for peer in self.peers.values():
-            if peer.waits and peer.until < FOREVER:
-                yield peer.until
-        for key in self.keys.values():
-            if key.until:
-                yield key.until
+        paused = [tube.paused_until for tube in self.tubes.values()]
+        keys = [until for _, until in self.keys.values()]
+        return [due for due in (*super().dues(), *paused, *keys) if due < FOREVER]
 
     # ---- jobs ----
 
@@ -137,50 +110,17 @@ class Books(Model):
 
     def give(self, peer: Peer, job: Job) -> None:
         reply = self.reserve(peer, job)
-        self.end_wait(peer, b"JOBS 1\r\n" + reply if peer.is_batch else reply)
+        self.end_wait(peer, b"JOBS 1\r\n" + reply if peer.batch else reply)
 
-    def bury(self, job: Job) -> None:
-        """Of one that is in no queue."""
-        job.state = "buried"
-        job.counts["buries"] += 1
-        self.tubes[job.tube].buried.append(job)
-
-    def end(self, job: Any) -> None:
-        self.leave(job)
-        del self.jobs[job.number]
+    def end(self, job: Job) -> None:
+        super().end(job)
         self.ended += self.is_journaled
-        if job.key:
-            key = self.keys[job.key]
-            key.until = self.now + key.keep * SECOND
-            if not key.keep:
-                del self.keys[job.key]
 
-    def is_retired(self, job: Job) -> bool:
-        most, _ = self.limits.get(job.tube, (0, ""))
-        return most != 0 and job.counts["reserves"] >= most
-
-    def come_back(self, job: Job, delayed: bool) -> None:
-        _, target = self.limits.get(job.tube, (0, ""))
-        retired = self.is_retired(job)
-        self.leave(job)
-        if not retired and delayed:
-            self.make_delayed(job)
-        elif not retired:
-            self.make_ready(job)
-        elif not target or self.tube_count(target) >= self.tube_jobs_max:
-            self.bury(job)
-        else:
-            job.tube = target
-            self.make_ready(job)
-
-    def settle_tubes(self) -> None:
-        needed = {"default"} | {job.tube for job in self.jobs.values()} | set(self.limits)
-        needed |= {target for _, target in self.limits.values() if target}
+    def needed(self) -> set[str]:
+        names = super().needed()
         for peer in self.peers.values():
-            needed |= {peer.used, *peer.watched, peer.lists or "default"}
-            needed |= {peer.sweep.tube} if peer.sweep else set()
-        for name in set(self.tubes) - needed:
-            del self.tubes[name]
+            names |= {peer.lists or "default"} | ({peer.sweep.tube} if peer.sweep else set())
+        return names
 
     # ---- connections ----
 
@@ -211,10 +151,11 @@ class Books(Model):
         reply = self.refusal(int(size), body) or self.shortage(peer.used, key, len(body) - 2)
         if reply is None:
             self.last_id += 1
-            job = Task(self.last_id, peer.used, int(pri), int(delay), max(int(ttr), 1), body[:-2])
-            job.key, job.keep = key, int(keep)
+            job = Task(
+                self.last_id, peer.used, int(pri), int(delay), max(int(ttr), 1), body[:-2], key=key, keep=int(keep)
+            )
             if key:
-                self.keys[key] = Key(job.number, job.keep)
+                self.keys[key] = (job.number, FOREVER)
             self.jobs[job.number] = job
             (self.make_delayed if job.delay else self.make_ready)(job)
             reply = b"INSERTED %d\r\n" % job.number
@@ -231,13 +172,13 @@ class Books(Model):
 
     def shortage(self, tube: str, key: str, size: int) -> bytes | None:
         """Of a key that is free, or of room."""
-        if key in self.keys and 0 < self.keys[key].until <= self.now:
-            del self.keys[key]
-        if key in self.keys:
-            self.touched[self.keys[key].id] = None
-            return b"EXISTS %d\r\n" % self.keys[key].id
+        number, until = self.keys.get(key, (0, 0))
+        if number and self.now < until:
+            self.touched[number] = None
+            return b"EXISTS %d\r\n" % number
+        self.keys.pop(key, None)
         has_room = self.has_room(JOB_COST + KEY_COST * bool(key) + blocks(size) * BLOCK_COST)
-        return None if has_room and self.tube_count(tube) < self.tube_jobs_max else b"OUT_OF_MEMORY\r\n"
+        return None if has_room and self.count(tube) < self.tube_jobs_max else b"OUT_OF_MEMORY\r\n"
 
     def on_reserve_with_timeout(self, peer: Peer, seconds: str) -> Any:
         return self.wait(peer, self.now + int(seconds) * SECOND)
@@ -253,13 +194,12 @@ class Books(Model):
             given.append(self.reserve(peer, job))
         if given:
             return b"JOBS %d\r\n%b" % (len(given), b"".join(given))
-        return self.wait(peer, self.now + int(seconds) * SECOND, is_batch=True)
+        return self.wait(peer, self.now + int(seconds) * SECOND, batch=True)
 
-    def wait(self, peer: Any, until: int, *, is_batch: bool = False) -> Any:
-        peer.is_batch = is_batch
+    def wait(self, peer: Any, until: int, *, batch: bool = False) -> Any:
         if self.is_draining:
             return b"DEADLINE_SOON\r\n" if self.is_pressed(peer) else b"TIMED_OUT\r\n"
-        reply = super().wait(peer, until)
+        reply = super().wait(peer, until, batch=batch)
         if reply is None and peer.hung:
             peer.waits = False
             return b"TIMED_OUT\r\n"
@@ -271,22 +211,6 @@ class Books(Model):
 
     def on_reserve_job(self, peer: Peer, number: str) -> bytes:
         return b"NOT_FOUND\r\n" if self.is_draining else super().on_reserve_job(peer, number)
-
-    def on_delete(self, peer: Peer, number: str) -> bytes:
-        job = self.jobs.get(int(number))
-        if not job or (job.state == "reserved" and not self.own(peer, number)):
-            return b"NOT_FOUND\r\n"
-        self.end(job)
-        return b"DELETED\r\n"
-
-    def on_release(self, peer: Peer, number: str, pri: str, delay: str) -> bytes:
-        job = self.own(peer, number)
-        if not job:
-            return b"NOT_FOUND\r\n"
-        job.priority, job.delay = int(pri), int(delay)
-        job.counts["releases"] += 1
-        self.come_back(job, delayed=job.delay != 0)
-        return b"RELEASED\r\n"
 
     def on_touch(self, peer: Peer, number: str) -> bytes:
         job = self.own(peer, number)
@@ -316,14 +240,11 @@ class Books(Model):
             return b"OUT_OF_MEMORY\r\n"
         return super().on_watch(peer, name)
 
-    def on_limit_reserves(self, _peer: Peer, name: str, most: str, target: str) -> bytes:
+    def on_limit_reserves(self, peer: Peer, name: str, reserves: str, target: str) -> bytes:
         if not self.tube_of_room(name) or not self.tube_of_room(target):
             return b"OUT_OF_MEMORY\r\n"
-        self.limits[name] = (int(most), "" if target == name else target)
-        if most == "0":
-            del self.limits[name]
         self.touched[name] = None
-        return b"LIMITED\r\n"
+        return super().on_limit_reserves(peer, name, reserves, target)
 
     # ---- what takes long ----
 
@@ -400,7 +321,7 @@ class Books(Model):
         for peer in waiting:
             if peer.waits and (job := self.first_ready(peer.watched)):
                 raise Violation("idle", f"connection {peer.number} waits, and job {job.number} is ready")
-        self.keys = {name: key for name, key in self.keys.items() if not 0 < key.until <= self.now}
+        self.keys = {name: key for name, key in self.keys.items() if key[1] > self.now}
         self.settle_tubes()
         self.awake.clear()
 
@@ -440,12 +361,12 @@ class Books(Model):
         held = job.state == "reserved"
         if held and job.holder not in self.leaving:
             job.counts["timeouts"] += 1
-        retired = held and self.is_retired(job)
+        retired = self.is_retired(job)
         self.leave(job)
         if retired:
-            _, target = self.limits[job.tube]
+            target = self.tubes[job.tube].retire_to
             if (told := self.engine.ask_job(job.number)) and (told["tube"], told["state"]) == (job.tube, "buried"):
-                if target and self.tube_count(target) + len(self.jobs) < self.tube_jobs_max:
+                if target and self.count(target) + len(self.jobs) < self.tube_jobs_max:
                     raise Violation("retired", f"job {job.number} was buried, and there is room in {target}")
                 self.bury(job)
                 job.tied = self.now
@@ -478,7 +399,8 @@ class Books(Model):
     def version(self, name: Any) -> Any:
         """What the journal is to have of a job, or of the limit of a tube; None if there is none."""
         if isinstance(name, str):
-            return self.limits.get(name)
+            tube = self.tubes.get(name)
+            return (tube.reserves_max, tube.retire_to) if tube and tube.reserves_max else None
         job: Any = self.jobs.get(name)
         if job is None:
             return None

@@ -207,8 +207,8 @@ def nobody_ends(patch: pytest.MonkeyPatch) -> None:
 
 def jobs_retire_later(patch: pytest.MonkeyPatch) -> None:
     def is_retired(_before: Any, books: Any, job: Any) -> bool:
-        most, _ = books.limits.get(job.tube, (0, ""))
-        return most != 0 and job.counts["reserves"] > most
+        most = books.tubes[job.tube].reserves_max
+        return job.state == "reserved" and most != 0 and job.counts["reserves"] > most
 
     wrap(patch, Books, "is_retired", is_retired)
 
