@@ -246,7 +246,7 @@ def test_a_memory_limit_that_is_too_small(path: Path):
 def test_a_damaged_journal_is_refused_and_repaired(path: Path, tmp_path: Path):
     with running(path) as (_, peer):
         peer.ask(*[wire.put(b"%d" % number * 100) for number in range(1000)])
-    assert tool("check", path).stdout == f"{path}: ok, 1000 records\n"
+    assert tool("check", path).stdout == f"{path}: ok, 1,000 records\n"
     with path.open("r+b") as file:
         file.seek(20 * 4096)
         file.write(os.urandom(4096))
@@ -292,6 +292,55 @@ def test_a_journal_that_can_be_read_and_makes_no_sense(path: Path, tmp_path: Pat
     with running(path) as (_, peer):
         assert peer.ask(wire.put_unique(b"x", b"ended"), wire.put_unique(b"x", b"k")) == [b"EXISTS 1", b"EXISTS 2"]
         assert peer.ask(wire.peek(2), wire.peek(3), wire.peek(4)) == [b"FOUND %d 1" % number for number in (2, 3, 4)]
+
+
+def test_a_journal_whose_jobs_cannot_be_found(path: Path, tmp_path: Path):
+    """The page by which all others of the table are found is damaged: the repair ends, and keeps the rest."""
+    with running(path) as (_, peer):
+        peer.ask(wire.limit_reserves(b"a", 2, b"b"), *[wire.put(b"x" * 500)] * 100)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        ((page,),) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'jobs'")
+    with path.open("r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(b"\xff" * 4096)
+    assert f"`counterd journal repair {path}` keeps what can be read" in refused(path, tmp_path)
+    assert tool("repair", path).stdout == (
+        f"{path}: 0 records kept, 1 place that cannot be read; the file as it was is {path}.damaged\n"
+    )
+    with running(path) as (_, peer):
+        assert peer.ask(wire.peek(1), wire.put(b"x")) == [b"NOT_FOUND", b"INSERTED 101"]
+
+
+def test_a_journal_that_is_not_as_it_was_made(path: Path, tmp_path: Path):
+    with running(path):
+        pass
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("ALTER TABLE jobs DROP COLUMN keep")
+    wrong = f"{path}: is not as counterd made it: jobs is missing, or another"
+    assert refused(path, tmp_path) == wrong
+    for command in ("check", "dump", "repair"):
+        done = tool(command, path)
+        assert (done.returncode, done.stderr) == (1, f"{wrong}\n")
+
+
+def test_names_that_are_no_text(path: Path, tmp_path: Path):
+    with running(path) as (_, peer):
+        peer.ask(*[wire.put(b"x")] * 3)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("UPDATE jobs SET tube = CAST(x'61ff' AS TEXT) WHERE id = 1")
+        database.execute("UPDATE jobs SET key = x'62ff' WHERE id = 2")
+        database.commit()
+    dumped = [json.loads(line) for line in tool("dump", path).stdout.splitlines()]
+    assert [(job["id"], job["tube"], job["key"]) for job in dumped] == [
+        (1, "a\udcff", None),
+        (2, "default", "b\\xff"),
+        (3, "default", None),
+    ]
+    assert f"`counterd journal repair {path}` keeps what can be read" in refused(path, tmp_path)
+    checked = tool("check", path)
+    assert checked.returncode == 1
+    assert [line.split(": ")[1] for line in checked.stderr.splitlines()] == ["job 1", "job 2"]
+    assert "1 record kept, 2 places" in tool("repair", path).stdout
 
 
 @pytest.mark.needs("sqlite3")

@@ -10,11 +10,21 @@ import json
 import os
 import sqlite3
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from counterd.journal.database import JournalError, explained, ledger_of, lock, open_database, room_of, transaction
+from counterd.journal.database import (
+    JournalError,
+    explained,
+    ledger_of,
+    lenient,
+    lock,
+    open_database,
+    room_of,
+    transaction,
+)  # fmt: skip
+from counterd.units import several
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +62,7 @@ def read_only(path: str) -> sqlite3.Connection:
     """Its database, for reading. Raises JournalError if there is none."""
     if not Path(path).is_file():
         raise JournalError(f"{path}: there is no such file")
-    return sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+    return lenient(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, isolation_level=None))
 
 
 def check(path: str) -> int:
@@ -65,7 +75,7 @@ def check(path: str) -> int:
         if len(found) > PROBLEMS_MAX:
             print(f"{path}: and {len(found) - PROBLEMS_MAX} more", file=sys.stderr)
         if not found:
-            print(f"{path}: ok, {ledger.count(database)} records")
+            print(f"{path}: ok, {several(ledger.count(database), 'record')}")
         return 1 if found else 0
 
 
@@ -81,12 +91,12 @@ def repair(path: str) -> int:
     if not Path(path).is_file():
         raise JournalError(f"{path}: there is no such file")
     aside, repaired = Path(f"{path}.damaged"), Path(f"{path}.repaired")
-    with explained(path):
+    with explained(path, repairs=True):
         lock(path, LOCK_S)
         if aside.exists():
             raise JournalError(f"{aside} exists already: move it away")
         repaired.unlink(missing_ok=True)
-        with closing(sqlite3.connect(path, isolation_level=None)) as source:
+        with closing(lenient(sqlite3.connect(path, isolation_level=None))) as source:
             ledger = ledger_of(source, path)
             lost = 0
             with (
@@ -99,9 +109,10 @@ def repair(path: str) -> int:
                     else:
                         lost += 1
                 kept = ledger.count(target)
-        Path(path).rename(aside)
-        for suffix in ("-wal", "-shm"):
-            Path(path + suffix).unlink(missing_ok=True)
+        for suffix in ("-wal", "-shm", ""):
+            with suppress(FileNotFoundError):
+                Path(path + suffix).rename(f"{aside}{suffix}")
         repaired.rename(path)
-    print(f"{path}: {kept} records kept, {lost} places that cannot be read; the file as it was is {aside}")
+    what = f"{several(kept, 'record')} kept, {several(lost, 'place')} that cannot be read"
+    print(f"{path}: {what}; the file as it was is {aside}")
     return 0

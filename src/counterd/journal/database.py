@@ -27,6 +27,11 @@ BUSY_MS = 10_000  # for somebody else who has the file open
 CHECKPOINT_PAGES = 2000  # 8 MB: the log beside the file is about as large
 LOG_SIZE_MAX = 16 << 20
 CACHE_KIB = 32 << 10
+OWN_SCHEMA = "CREATE TABLE journal (room TEXT NOT NULL);"  # beside the protocol's
+SHAPE = """
+SELECT objects.type, objects.name, columns.name, columns.type, columns."notnull", columns.pk
+FROM sqlite_master AS objects LEFT JOIN pragma_table_info(objects.name) AS columns
+"""
 
 
 class JournalError(Exception):
@@ -34,20 +39,20 @@ class JournalError(Exception):
 
 
 @contextlib.contextmanager
-def explained(path: str) -> Iterator[None]:
-    """Raises JournalError for whatever SQLite or the system says of the file."""
+def explained(path: str, *, repairs: bool = False) -> Iterator[None]:
+    """Raises JournalError for whatever SQLite or the system says of the file. repairs: it is being repaired already."""
+    advice = "" if repairs else f"; `counterd journal repair {path}` keeps what can be read"
     try:
         yield
     except sqlite3.DatabaseError as error:
-        damaged = type(error) is sqlite3.DatabaseError  # malformed, or not a database; the subclasses are for others
-        advice = f"; `counterd journal repair {path}` keeps what can be read" if damaged else ""
-        raise JournalError(f"{path}: {error}{advice}") from None
+        # Malformed, or not a database; the subclasses are for others, but for text that is none.
+        damaged = type(error) is sqlite3.DatabaseError or "Could not decode" in str(error)
+        raise JournalError(f"{path}: {error}{advice if damaged else ''}") from None
     except (BrokenPipeError, ConnectionResetError):  # of a socket
         raise
     except OSError as error:
         raise JournalError(f"{path}: {error.strerror or error}") from None
     except ValueError as error:
-        advice = f"; `counterd journal repair {path}` keeps what can be read"
         raise JournalError(f"{path}: {error}{advice}") from None
 
 
@@ -74,8 +79,10 @@ def room_of(database: sqlite3.Connection, path: str) -> str:
     ((application,),) = database.execute("PRAGMA application_id")
     if application != APPLICATION_ID:
         raise JournalError(f"{path}: is a database, and no journal of counterd")
-    ((room,),) = database.execute("SELECT room FROM journal")
-    return str(room)
+    rooms = database.execute("SELECT room FROM journal").fetchmany(2)
+    if len(rooms) != 1:
+        raise JournalError(f"{path}: does not say which protocol's journal it is")
+    return str(rooms[0][0])
 
 
 def check_layout(database: sqlite3.Connection, path: str, ledger: Ledger) -> None:
@@ -85,6 +92,21 @@ def check_layout(database: sqlite3.Connection, path: str, ledger: Ledger) -> Non
         raise JournalError(
             f"{path}: has layout {layout}, and this version of counterd writes and reads layout {ledger.LAYOUT}"
         )
+    with contextlib.closing(sqlite3.connect(":memory:")) as whole:
+        whole.executescript(ledger.SCHEMA + OWN_SCHEMA)
+        wrong = sorted({row[1] for row in set(whole.execute(SHAPE)) - set(database.execute(SHAPE))})
+    if wrong:
+        those = f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} missing, or another"
+        raise JournalError(f"{path}: is not as counterd made it: {those}")
+    triggers = sorted(name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'"))
+    if triggers:
+        raise JournalError(f"{path}: has triggers, which counterd has not made: {', '.join(triggers)}")
+
+
+def lenient(database: sqlite3.Connection) -> sqlite3.Connection:
+    """The database, where text that is no UTF-8 can be read, as something that no name can be."""
+    database.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
+    return database
 
 
 def find_ledger(room: str) -> Ledger:
@@ -124,7 +146,7 @@ def open_database(path: str, room: str, *, is_synced: bool) -> sqlite3.Connectio
         database.execute("PRAGMA temp_store = MEMORY")
         if not tables:
             database.executescript(
-                f"BEGIN; {ledger.SCHEMA} CREATE TABLE journal (room TEXT NOT NULL);"
+                f"BEGIN; {ledger.SCHEMA} {OWN_SCHEMA}"
                 f" INSERT INTO journal VALUES ('{room}'); PRAGMA application_id = {APPLICATION_ID};"
                 f" PRAGMA user_version = {ledger.LAYOUT}; COMMIT;"
             )

@@ -69,6 +69,39 @@ def test_another_layout(path: str) -> None:
             check_layout(database, path, find_ledger("beanstalk"))
 
 
+def test_without_the_name_of_its_protocol(path: str) -> None:
+    with opened(path) as database:
+        database.execute("DELETE FROM journal")
+    with pytest.raises(JournalError, match="does not say which protocol's journal it is"):
+        open_database(path, "beanstalk", is_synced=True)
+
+
+@pytest.mark.parametrize(
+    ("statements", "named"),
+    [
+        ("DROP TABLE limits", "limits is"),
+        ("ALTER TABLE jobs DROP COLUMN keep", "jobs is"),
+        ("DROP TABLE keys; CREATE VIEW keys AS SELECT 'k' AS key, 1 AS id, 1 AS until", "keys, keys_until are"),
+        ("DROP INDEX keys_until", "keys_until is"),
+    ],
+)
+def test_what_counterd_has_not_made(path: str, statements: str, named: str) -> None:
+    with opened(path) as database:
+        database.executescript(statements)
+    with pytest.raises(JournalError, match=f"^{path}: is not as counterd made it: {named} missing, or another$"):
+        open_database(path, "beanstalk", is_synced=True)
+
+
+def test_triggers(path: str) -> None:
+    with opened(path) as database:
+        database.execute("CREATE TABLE other (a)")
+        database.execute("CREATE INDEX more ON jobs (tube)")
+    with opened(path) as database:  # which do no harm
+        database.execute("CREATE TRIGGER t AFTER INSERT ON jobs BEGIN DELETE FROM jobs; END")
+    with pytest.raises(JournalError, match="has triggers, which counterd has not made: t"):
+        open_database(path, "beanstalk", is_synced=True)
+
+
 def test_the_database_of_another_program_is_left_as_it_is(path: str) -> None:
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE other (a)")
@@ -109,5 +142,9 @@ def test_errors_name_the_file(path: str) -> None:
         raise sqlite3.OperationalError("disk I/O error")
     with pytest.raises(JournalError, match="`counterd journal repair"), explained(path):
         raise ValueError("job 1: its body is damaged")
+    with pytest.raises(JournalError, match="`counterd journal repair"), explained(path):
+        raise sqlite3.OperationalError("Could not decode to UTF-8 column 'tube' with text 'x'")
+    with pytest.raises(JournalError, match=f"^{path}: file is not a database$"), explained(path, repairs=True):
+        raise sqlite3.DatabaseError("file is not a database")
     with pytest.raises(BrokenPipeError), explained(path):  # of a socket, not of the file
         raise BrokenPipeError

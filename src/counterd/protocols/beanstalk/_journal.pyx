@@ -449,6 +449,8 @@ def packed(list jobs not None, uint64_t id_limit=0):
     cdef Head head = Head(0, 0, id_limit)
     cdef list pieces = [(<const uint8_t*>&head)[:sizeof(Head)]]
     cdef Row row
+    cdef str tube, key
+    cdef bytes name, body
     for job in jobs:
         try:
             (
@@ -460,13 +462,13 @@ def packed(list jobs not None, uint64_t id_limit=0):
             row.size = len(body)
             if not 0 < row.id <= ID_MAX or not READY <= row.state <= BURIED or len(body) > JOB_SIZE_MAX:
                 raise ValueError("its id, state or body is impossible")
-            if not is_name(name) or key is not None and not is_name(key.encode()):
+            name_of_key = b"" if key is None else key.encode()
+            if not is_name(name) or key is not None and not is_name(name_of_key):
                 raise ValueError("its tube or key is impossible")
             if row.created < 0 or row.since < 0 or row.due < 0 or row.ttr == 0:
                 raise ValueError("its times are impossible")
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
             raise ValueError(f"job {job[0]}: {error}") from None
-        key = key.encode() if key else b""
-        row.name_size, row.key_size = <uint8_t>len(name), <uint8_t>len(key)
-        pieces.append((<const uint8_t*>&row)[:sizeof(Row)] + name + key + body)
+        row.name_size, row.key_size = <uint8_t>len(name), <uint8_t>len(name_of_key)
+        pieces.append((<const uint8_t*>&row)[:sizeof(Row)] + name + name_of_key + body)
     return b"".join(pieces)

@@ -6,6 +6,8 @@ Floor 2. All of this runs in the process that has the database open, which hands
 
 from __future__ import annotations
 
+import contextlib
+import heapq
 import itertools
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -59,6 +61,7 @@ STATES = ("ready", "reserved", "delayed", "buried")
 # A job whose state changes is written anew, with a body of up to so many bytes.
 BODY_INLINE_MAX = 1000
 ROWS_AT_ONCE = 512
+HALVED_MAX = 100_000  # ranges of ids, less than a minute: what is damaged may be as wide as all ids
 KEY = 14  # the place of the key in a row of JOBS
 
 WHOLE = f"INSERT OR REPLACE INTO jobs VALUES ({', '.join('?' * 18)})"
@@ -83,9 +86,12 @@ def packed_last_id(rows: list[tuple[Any]]) -> bytes:
         raise ValueError(f"the last id cannot be {last_id!r}: {error}") from None
 
 
+RANGE = f"{JOBS} WHERE jobs.id BETWEEN ? AND ? ORDER BY jobs.id"
+LAST_ID = "(SELECT value FROM numbers WHERE name = 'id_limit')"
+
 # What there is besides jobs, and what makes a piece of rows of it.
 OTHERS: tuple[tuple[str, Callable[[list[Any]], bytes]], ...] = (
-    ("SELECT value FROM numbers WHERE name = 'id_limit'", packed_last_id),
+    (f"SELECT {LAST_ID}", packed_last_id),
     ("SELECT * FROM limits", packed_limits),
     ("SELECT * FROM keys", packed_keys),
 )
@@ -120,9 +126,7 @@ def inline(body: bytes) -> bytes | None:
 
 def reserve(database: sqlite3.Connection) -> dict[str, int]:
     """Reserves ids that no job has had, for begin(), in a transaction of the caller's."""
-    ((last_id, newest),) = database.execute(
-        "SELECT value, (SELECT ifnull(max(id), 0) FROM jobs) FROM numbers WHERE name = 'id_limit'"
-    )
+    ((last_id, newest),) = database.execute(f"SELECT {LAST_ID}, (SELECT ifnull(max(id), 0) FROM jobs)")
     packed_last_id([(last_id,)])
     last_id = max(last_id, newest)
     database.execute("UPDATE numbers SET value = ? WHERE name = 'id_limit'", (last_id + CONSTANTS["ID_BLOCK"],))
@@ -190,8 +194,10 @@ def dump(database: sqlite3.Connection) -> Iterator[dict[str, object]]:
     for row in found:
         job: dict[str, Any] = dict(zip(names, row, strict=False))
         job["state"] = dict(enumerate(STATES, 1)).get(job["state"], job["state"])
-        job["body"] = job["body"].decode("utf-8", "backslashreplace") if isinstance(job["body"], bytes) else None
-        yield job
+        yield {
+            name: value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
+            for name, value in job.items()
+        }
 
 
 def rescue(database: sqlite3.Connection, damaged: type[Exception]) -> Iterator[bytes]:
@@ -209,25 +215,53 @@ def rescue(database: sqlite3.Connection, damaged: type[Exception]) -> Iterator[b
         except damaged:  # of the last id: ids go on behind those of the jobs that are left
             yield b""
     keys: set[object] = set()
-    ranges = [(-1 << 63, (1 << 63) - 1)]
-    while ranges:
-        first, last = ranges.pop()
+    for row in readable(database, damaged):
+        if row is None:
+            yield b""
+            continue
         try:
-            for row in database.execute(f"{JOBS} WHERE jobs.id BETWEEN ? AND ? ORDER BY jobs.id", (first, last)):
+            job = checked(row)
+            piece = packed([job])
+        except ValueError:
+            yield b""
+            continue
+        if row[KEY] in keys:  # of two jobs with a key, one keeps it
+            piece = packed([(*job[:KEY], None, *job[KEY + 1 :])])
+            yield b""
+        keys |= {row[KEY]} - {None}
+        yield piece
+
+
+def readable(database: sqlite3.Connection, damaged: type[Exception]) -> Iterator[tuple[Any, ...] | None]:
+    """The jobs that can be read, and None for each place where none can.
+
+    A range of ids is read from both its ends up to what is damaged; then the halves of what is between are.
+    """
+    ranges = [(0, -1 << 63, (1 << 63) - 1)]  # the widest is first
+    lost = []
+    halved = 0
+    while ranges:
+        _, first, last = heapq.heappop(ranges)
+        try:
+            for row in database.execute(f"{RANGE} ASC", (first, last)):
                 first = row[0] + 1
-                try:
-                    job = checked(row)
-                    piece = packed([job])
-                    if row[KEY] in keys:  # of two jobs with a key, one keeps it
-                        piece = packed([(*job[:KEY], None, *job[KEY + 1 :])])
-                        yield b""
-                    keys |= {row[KEY]} - {None}
-                    yield piece
-                except ValueError:
-                    yield b""
+                yield row
+            continue
         except damaged:
-            if first < last:  # what is damaged is in there somewhere
-                middle = (first + last) // 2
-                ranges += [(middle + 1, last), (first, middle)]
-            else:
-                yield b""
+            pass
+        with contextlib.suppress(damaged):
+            for row in database.execute(f"{RANGE} DESC", (first, last)):
+                last = row[0] - 1
+                yield row
+        if first >= last or halved == HALVED_MAX:
+            lost.append((first, last))
+            continue
+        halved += 1
+        middle = (first + last) // 2
+        for half in ((first, middle), (middle + 1, last)):
+            heapq.heappush(ranges, (half[0] - half[1], *half))
+    end = None
+    for first, last in sorted(lost):
+        if first != end:
+            yield None
+        end = last + 1
