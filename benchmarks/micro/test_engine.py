@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pytest
 
-from native import engine, keys, tokens
+from native import engine, jobs, keys, tokens
 
 
 def measure(benchmark, player: engine.Player, rounds: int) -> None:
@@ -24,7 +24,7 @@ def measure(benchmark, player: engine.Player, rounds: int) -> None:
         benchmark.extra_info["ns_per_frame"] = benchmark.stats["min"] / player.frames * 1e9
 
 
-OPERATIONS = {**engine.OPERATIONS, **keys.OPERATIONS, **tokens.OPERATIONS}
+OPERATIONS = {**engine.OPERATIONS, **keys.OPERATIONS, **tokens.OPERATIONS, **jobs.OPERATIONS}
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
