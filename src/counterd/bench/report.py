@@ -35,6 +35,7 @@ NAMES = (*(f"{percent:g}" for percent in PERCENTILES), "max")
 ROW_NAMES = ("50", "99", "99.9", "max")
 AS_FAST_AS_IT_GOES = "as fast as it goes"
 REFUSALS = ("refused", "too many requests")
+FAN_LATENCY = "from the intended start, or from when a job is due, to its delivery"
 # Of HdrHistogram's percentile files: 5 lines each time the distance to 100 % has halved.
 TICKS_PER_HALF = 5
 
@@ -51,7 +52,9 @@ class Times(NamedTuple):
 def all_times(run: Run) -> list[Times]:
     """Those that a run has, the one that matters first."""
     if run.service is None:
-        found = [Times("latency", "latency", "from the sending to the answer", run.latency)]
+        # Of an open loop without a service time: jobs, which are sent for others.
+        meaning = "from the sending to the answer" if run.rate_wanted is None else FAN_LATENCY
+        found = [Times("latency", "latency", meaning, run.latency)]
     else:
         found = [
             Times("response time", "latency", "from the intended start to the answer", run.latency),

@@ -303,7 +303,7 @@ class _Watching:
             label=label,
             options=plan.as_options(),
             started=started,
-            seconds=max(end - self._measure, 0) / 1e9,
+            seconds=max(end - self._measure - (plan.delay * 10**9 if plan.fans() else 0), 0) / 1e9,
             requests=totals["requests"],
             outcomes=self._board.outcomes(),
             errors=self._board.errors(),
