@@ -1,6 +1,7 @@
 """`counterd journal`: looks into the file of a journal, and mends it.
 
-Floor 5. Exit status: 0, 1 if something is wrong with the journal, 2 for anything wrong with the command line.
+Floor 5. Exit status: 0, 1 if something is wrong with the journal, or was not kept of it, 2 for anything wrong with the
+command line.
 """
 
 from __future__ import annotations
@@ -95,8 +96,9 @@ def repair(path: str) -> int:
         lock(path, LOCK_S)
         if aside.exists():
             raise JournalError(f"{aside} exists already: move it away")
-        repaired.unlink(missing_ok=True)
+        make_like(repaired, path)
         with closing(lenient(sqlite3.connect(path, isolation_level=None))) as source:
+            source.execute("PRAGMA writable_schema = ON")  # else nothing can be read of a file whose end is missing
             ledger = ledger_of(source, path)
             lost = 0
             with (
@@ -115,4 +117,13 @@ def repair(path: str) -> int:
         repaired.rename(path)
     what = f"{several(kept, 'record')} kept, {several(lost, 'place')} that cannot be read"
     print(f"{path}: {what}; the file as it was is {aside}")
-    return 0
+    return 1 if lost else 0
+
+
+def make_like(new: Path, path: str) -> None:
+    """An empty file with the mode and the owner of another one."""
+    new.unlink(missing_ok=True)
+    like = Path(path).stat()
+    new.touch(0o600)
+    os.chown(new, like.st_uid, like.st_gid)
+    new.chmod(like.st_mode)

@@ -77,6 +77,7 @@ class Keeper:
     async def restore(self) -> None:
         """Starts the process, and has the store take up what the journal has. Raises JournalFailed."""
         self._said = self._loop.time()
+        log.info(f"reading the journal {self._path}")
         self._supervisor.start()
         await asyncio.shield(self._begun)
         if self._count:

@@ -45,8 +45,7 @@ def explained(path: str, *, repairs: bool = False) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        # Malformed, or not a database; the subclasses are for others, but for text that is none.
-        damaged = type(error) is sqlite3.DatabaseError or "Could not decode" in str(error)
+        damaged = "malformed" in str(error) or "Could not decode" in str(error)
         raise JournalError(f"{path}: {error}{advice if damaged else ''}") from None
     except (BrokenPipeError, ConnectionResetError):  # of a socket
         raise

@@ -315,8 +315,8 @@ def test_lines_of_progress(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             await kept.keeper.finish(PATIENCE)
             kept.keeper.stop()
         assert [line["event"] for line in lines] == [
-            f"restoring {path}: 512 of 999 records", f"restoring {path}: 999 of 999 records",
-            f"restored 999 records from {path}",
+            f"reading the journal {path}", f"restoring {path}: 512 of 999 records",
+            f"restoring {path}: 999 of 999 records", f"restored 999 records from {path}",
         ]  # fmt: skip
 
     asyncio.run(history())

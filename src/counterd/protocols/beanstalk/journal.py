@@ -6,6 +6,7 @@ Floor 2. All of this runs in the process that has the database open, which hands
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import heapq
 import itertools
@@ -194,10 +195,17 @@ def dump(database: sqlite3.Connection) -> Iterator[dict[str, object]]:
     for row in found:
         job: dict[str, Any] = dict(zip(names, row, strict=False))
         job["state"] = dict(enumerate(STATES, 1)).get(job["state"], job["state"])
-        yield {
-            name: value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
-            for name, value in job.items()
-        }
+        yield dict(shown(*each) for each in job.items())
+
+
+def shown(name: str, value: Any) -> tuple[str, Any]:
+    """As `counterctl` shows bytes: what is no UTF-8 is in Base64, and its name says so."""
+    if not isinstance(value, bytes):
+        return name, value
+    try:
+        return name, value.decode()
+    except UnicodeDecodeError:
+        return f"{name}_base64", base64.b64encode(value).decode()
 
 
 def rescue(database: sqlite3.Connection, damaged: type[Exception]) -> Iterator[bytes]:
