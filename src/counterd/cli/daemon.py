@@ -41,7 +41,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="counterd",
         description="Hands out shared, limited things over the network, and always gets them back.",
-        epilog="Without -c: /etc/counterd/counterd.conf if it exists, else the file that came with the package.",
+        epilog="Without -c: /etc/counterd/counterd.conf if it exists, else the file that came with the package."
+        " `counterd journal --help` is about the file of a journal.",
     )
     parser.add_argument("-c", "--config", type=Path, metavar="FILE", help="the configuration file")
     parser.add_argument(
