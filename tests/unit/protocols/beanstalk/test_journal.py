@@ -506,6 +506,15 @@ def test_a_memory_limit_that_is_too_small(kept: Journaled):
         restore(kept, Journaled(memory_limit=1 << 20))
 
 
+@pytest.mark.parametrize(("count", "size"), [(90, 3), (60, 180)], ids=["short", "long"])
+def test_a_memory_limit_that_is_too_small_for_keys(kept: Journaled, count: int, size: int):
+    for number in range(count):
+        key = b"%d" % number
+        told(kept, kept.connect(), wire.put_unique(b"", key.zfill(size), 1000), wire.delete(number + 1))
+    with pytest.raises(MemoryError, match=r"more keys than beanstalk\.memory_limit allows"):
+        restore(kept, Journaled(memory_limit=8_000))
+
+
 def test_too_many_tubes(kept: Journaled):
     told(kept, kept.connect(), *[wire.use(b"t%d" % number) + wire.put(b"x") for number in range(10)])
     with pytest.raises(MemoryError, match=r"more tubes than beanstalk\.max_tubes"):

@@ -155,6 +155,19 @@ def test_jobs_are_listed_in_slices():
     bench.store.audit()
 
 
+def test_large_jobs_are_searched_in_slices():
+    """A few of them are as much work as thousands of small ones."""
+    bench = Bench(make_store(memory_limit=1 << 24, job_size_max=64_000))
+    fill(bench, 50, body=b"x" * 64_000)
+    asking, output = begun(bench, wire.list_jobs(b"default", needle=b"xy"))
+    turns = 0
+    while asking.session.more:
+        turns += 1
+        output += asking.session.take_output(bench.now_ns)
+    assert turns > 10
+    assert ids(output) == []
+
+
 def test_a_tube_stays_while_its_jobs_are_listed(bench: Bench):
     fill(bench, 3000, tube=b"t")
     peer = bench.connect()

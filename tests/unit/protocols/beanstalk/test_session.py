@@ -352,6 +352,28 @@ def test_a_tube_is_cleared_in_slices(bench: Bench):
     assert bench.store.snapshot()["tubes"] == 1
 
 
+def test_large_jobs_are_kicked_to_workers_in_slices():
+    """What is given away is written as well."""
+    bench = Bench(make_store(memory_limit=1 << 24, job_size_max=64_000))
+    fill(bench, 50, body=b"x" * 64_000)
+    peer = bench.connect()
+    for number in range(1, 51):
+        ask(peer, wire.reserve_job(number), wire.bury(number, 0))
+    workers = [bench.connect() for _ in range(50)]
+    for worker in workers:
+        ask(worker, wire.reserve())
+    peer.session.owner = None
+    output = peer.session.receive(wire.kick(50), bench.now_ns)
+    turns = 0
+    while peer.session.more:
+        turns += 1
+        output += peer.session.take_output(bench.now_ns)
+    assert turns > 5
+    assert output == b"KICKED 50\r\n"
+    bench.settle()
+    assert [said(worker)[:9] for worker in workers] == [b"RESERVED "] * 50
+
+
 LONG_COMMANDS = [wire.kick(5000), b"clear-tube default delayed\r\n", wire.list_tubes_watched(), wire.list_tubes()]
 LONG_COMMANDS += [wire.list_jobs(b"default", count=1000)]
 
