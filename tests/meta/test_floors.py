@@ -52,6 +52,7 @@ BELOW_NET_EXCEPT["protocols/sentinel/extensions.py"] = {"contextvars"}
 # The connection to a database is handed in by whoever opened it.
 BELOW_NET_EXCEPT["contract.py"] = {"sqlite3"}
 BELOW_NET_EXCEPT["protocols/beanstalk/journal.py"] = {"sqlite3", "base64", "contextlib", "heapq", "itertools", "zlib"}
+BELOW_NET_EXCEPT["protocols/beanstalk/_journal.pyx"] = {"zlib"}
 # The lowest ids of many.
 BELOW_NET_EXCEPT["protocols/beanstalk/_listing.pyx"] = {"heapq"}
 

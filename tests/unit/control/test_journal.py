@@ -50,7 +50,7 @@ class Store:
 
     def restore(self, piece: bytes, _now_ns: int) -> int:
         self.restored.append(piece)
-        return len(_journal.rows(piece)[2])
+        return len(_journal.rows(piece, 0)[2])
 
     def begin(self, **told: int) -> None:
         self.begun = told

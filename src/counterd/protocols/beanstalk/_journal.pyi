@@ -1,6 +1,8 @@
 from counterd.protocols.beanstalk._store import BeanstalkStore
 
-Whole = tuple[int, str, int, int, int, int, int, int, int, int, int, int, int, int, str | None, int, bytes]
+Whole = tuple[
+    int, str, int, int, int, int, int, int, int, int, int, int, int, int, str | None, int, int, bytes | None
+]  # fmt: skip
 Changed = tuple[str, int, int, int, int, int, int, int, int, int, int, int, int, int]
 
 CONSTANTS: dict[str, int]
@@ -12,11 +14,12 @@ def end(store: BeanstalkStore) -> dict[str, int]: ...
 def begin(store: BeanstalkStore, last_id: int, id_limit: int) -> None: ...
 def restore(store: BeanstalkStore, piece: bytes, now_ns: int) -> int: ...
 def rows(
-    piece: bytes,
+    piece: bytes, inline_max: int
 ) -> tuple[
     int,
     int,
     list[Whole],
+    list[tuple[int, bytes]],
     list[Changed],
     list[tuple[int, int]],
     list[tuple[str, int, str]],

@@ -8,6 +8,8 @@ A piece is a Head, then rows: a Row each, the name of its tube, its key, and its
 this machine has them: a piece is never stored.
 """
 
+from zlib import crc32
+
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
@@ -353,12 +355,13 @@ cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) 
 
 # ---- in the process that writes ------------------------------------------------------------------------------------
 
-def rows(bytes piece not None):
-    """What a piece says: (now, id_limit, whole, changed, gone, limits, keys), in which
+def rows(bytes piece not None, uint32_t inline_max):
+    """What a piece says: (now, id_limit, whole, bodies, changed, gone, limits, keys), in which
 
     whole    (id, tube, state, priority, delay, ttr, created, since, due, reserves, timeouts, releases, buries, kicks,
-             key or None, keep, body) for jobs that the journal does not have yet
-    changed  the same from tube to kicks, and the id at the end
+             key or None, keep, CRC-32 of the body, body) for jobs that the journal does not have yet
+    bodies   (id, body) of those of them whose body is longer than inline_max: there it is None
+    changed  as whole from tube to kicks, and the id at the end
     gone     (id, bytes that its body had)
     limits   (tube, reserves, name of another tube or "")
     keys     (key, id, Unix time when it is free) of jobs that have ended
@@ -367,7 +370,7 @@ def rows(bytes piece not None):
     cdef const uint8_t* end = data + PyBytes_GET_SIZE(piece)
     cdef Head head
     cdef Row row
-    cdef list whole = [], changed = [], gone = [], limits = [], keys = []
+    cdef list whole = [], bodies = [], changed = [], gone = [], limits = [], keys = []
     memcpy(&head, data, sizeof(Head))
     data += sizeof(Head)
     while data < end:
@@ -394,12 +397,17 @@ def rows(bytes piece not None):
             continue
         key = data[:row.key_size].decode() if row.key_size else None
         data += row.key_size
+        body = data[:row.size]
+        data += row.size
+        checksum = crc32(body)
+        if row.size > inline_max:
+            bodies.append((row.id, body))
+            body = None
         whole.append((
             row.id, tube, row.state, row.priority, row.delay, row.ttr, row.created, row.since, row.due, row.reserves,
-            row.timeouts, row.releases, row.buries, row.kicks, key, row.keep, data[:row.size],
+            row.timeouts, row.releases, row.buries, row.kicks, key, row.keep, checksum, body,
         ))
-        data += row.size
-    return head.now, head.id_limit, whole, changed, gone, limits, keys
+    return head.now, head.id_limit, whole, bodies, changed, gone, limits, keys
 
 
 cdef bint is_name(bytes name):
@@ -443,7 +451,9 @@ def packed_limits(list limits not None):
 
 
 def packed(list jobs not None, uint64_t id_limit=0):
-    """A piece of rows as rows() has them in `whole`. Raises ValueError for one that makes no sense, with its id."""
+    """A piece of rows as rows() has them in `whole`, but for the checksum. Raises ValueError for one that makes no
+    sense, with its id.
+    """
     if id_limit > ID_MAX:
         raise ValueError(f"the last id cannot be {id_limit}")
     cdef Head head = Head(0, 0, id_limit)

@@ -17,7 +17,7 @@ from counterd.protocols.beanstalk._journal import CONSTANTS, packed, packed_keys
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 LAYOUT = 1
 SCHEMA = """
@@ -65,7 +65,9 @@ ROWS_AT_ONCE = 512
 HALVED_MAX = 100_000  # ranges of ids, less than a minute: what is damaged may be as wide as all ids
 KEY = 14  # the place of the key in a row of JOBS
 
+AT_ONCE = 16  # jobs that a statement inserts, which takes two thirds of the time of one at a time
 WHOLE = f"INSERT OR REPLACE INTO jobs VALUES ({', '.join('?' * 18)})"
+SEVERAL = WHOLE + f", ({', '.join('?' * 18)})" * (AT_ONCE - 1)
 CHANGED = """
 UPDATE jobs SET tube = ?, state = ?, priority = ?, delay = ?, ttr = ?, created = ?, since = ?, due = ?, reserves = ?,
     timeouts = ?, releases = ?, buries = ?, kicks = ?
@@ -100,11 +102,10 @@ OTHERS: tuple[tuple[str, Callable[[list[Any]], bytes]], ...] = (
 
 def write(database: sqlite3.Connection, piece: bytes) -> None:
     """Writes what a piece says, in a transaction of the caller's. Doing it twice is the same as once."""
-    now, id_limit, whole, changed, gone, limits, keys = rows(piece)
-    if whole:
-        database.executemany(WHOLE, ((*row[:16], zlib.crc32(row[16]), inline(row[16])) for row in whole))
-        if long := [(row[0], row[16]) for row in whole if inline(row[16]) is None]:
-            database.executemany("INSERT OR REPLACE INTO bodies VALUES (?, ?)", long)
+    now, id_limit, whole, bodies, changed, gone, limits, keys = rows(piece, BODY_INLINE_MAX)
+    insert(database, whole)
+    if bodies:
+        database.executemany("INSERT OR REPLACE INTO bodies VALUES (?, ?)", bodies)
     if changed:
         database.executemany(CHANGED, changed)
     if gone:
@@ -120,9 +121,12 @@ def write(database: sqlite3.Connection, piece: bytes) -> None:
     database.execute("UPDATE numbers SET value = ? WHERE name = 'id_limit' AND value < ?", (id_limit, id_limit))
 
 
-def inline(body: bytes) -> bytes | None:
-    """What the table of jobs has of a body."""
-    return body if len(body) <= BODY_INLINE_MAX else None
+def insert(database: sqlite3.Connection, jobs: Sequence[tuple[object, ...]]) -> None:
+    """Writes rows of the table of jobs."""
+    few = len(jobs) % AT_ONCE
+    database.executemany(WHOLE, jobs[:few])
+    blocks = (jobs[first : first + AT_ONCE] for first in range(few, len(jobs), AT_ONCE))
+    database.executemany(SEVERAL, (list(itertools.chain.from_iterable(block)) for block in blocks))
 
 
 def reserve(database: sqlite3.Connection) -> dict[str, int]:

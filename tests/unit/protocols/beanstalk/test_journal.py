@@ -102,7 +102,7 @@ def test_what_came_and_went_is_not_written(kept: Journaled):
     peer.send(wire.put(b"1") + wire.reserve() + wire.delete(1))
     assert kept.take()
     assert kept.piece is not None
-    assert _journal.rows(kept.piece[1])[2:] == ([], [], [], [], [])
+    assert _journal.rows(kept.piece[1], 0)[2:] == ([], [], [], [], [], [])
     kept.reach()
     assert said(peer) == b"INSERTED 1\r\nRESERVED 1 1\r\n1\r\nDELETED\r\n"
     assert kept.bench.store.snapshot()["used_memory"] == 224
@@ -115,7 +115,7 @@ def test_a_job_is_told_once_and_whole_once(kept: Journaled):
         peer.send(wire.reserve() + wire.release(1, 7, 0))
     assert kept.take()
     assert kept.piece is not None
-    _, _, whole, changed, gone, _, _ = _journal.rows(kept.piece[1])
+    _, _, whole, _, changed, gone, _, _ = _journal.rows(kept.piece[1], 0)
     assert (whole, gone, len(changed)) == ([], [], 1)
     assert changed[0][2] == 7
 
@@ -404,7 +404,7 @@ def test_a_last_id_that_makes_no_sense_is_named(kept: Journaled, value: str):
     assert problem.startswith("the last id cannot be ")
     lost, *pieces = journal.rescue(kept.database, sqlite3.DatabaseError)
     assert lost == b""
-    assert [_journal.rows(piece)[2][0][0] for piece in pieces] == [1]
+    assert [_journal.rows(piece, 0)[2][0][0] for piece in pieces] == [1]
     with pytest.raises(ValueError, match="the last id cannot be "):
         kept.crash()
 
