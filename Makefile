@@ -46,7 +46,7 @@ help:
 	@echo 'make clean   remove what the above made'
 	@echo ''
 	@echo 'make bench            the engine, ns a frame, and a round trip'
-	@echo 'make bench-peers      counterd beside its peers: writes benchmarks/RESULTS.md, in some 15 minutes'
+	@echo 'make bench-peers      counterd beside its peers: writes benchmarks/RESULTS.md, in most of an hour'
 	@echo 'make bench-regress    fail if the engine got more than 10 % worse than benchmarks/baseline.json'
 	@echo 'make bench-baseline   measure, and make that the baseline'
 	@echo 'make bench-smoke      bench and bench-peers with tiny counts: do they still run?'

@@ -62,7 +62,7 @@ STATES = ("ready", "reserved", "delayed", "buried")
 # A job whose state changes is written anew, with a body of up to so many bytes.
 BODY_INLINE_MAX = 1000
 ROWS_AT_ONCE = 512
-HALVED_MAX = 100_000  # ranges of ids, less than a minute: what is damaged may be as wide as all ids
+HALVED_MAX = 20_000  # ranges of ids, some seconds: what is damaged may be as wide as all ids
 KEY = 14  # the place of the key in a row of JOBS
 
 AT_ONCE = 16  # jobs that a statement inserts, which takes two thirds of the time of one at a time
