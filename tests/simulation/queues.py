@@ -256,7 +256,7 @@ class Books(Model):
     def on_clear_tube(self, peer: Any, name: str, state: str) -> bytes | None:
         if name not in self.tubes:
             return b"NOT_FOUND\r\n"
-        left = sum(job.tube == name and job.state != "reserved" for job in self.jobs.values())
+        left = sum(job.state != "reserved" for job in self.chosen(name, state))
         peer.sweep = Sweep("CLEARED", name, "" if state == "all" else state, left)
         return None
 

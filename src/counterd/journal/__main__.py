@@ -21,6 +21,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from counterd.frames import PIECE_MAX, Frames, frame
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LIVES_PERIOD_S = 2
+LIVES_STEPS = 1_000_000  # of SQLite's machine, some 0.1 s
 READ_SIZE = 1 << 20
 
 
@@ -38,11 +40,19 @@ class Link:
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
+        self._said = time.monotonic()
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", LIVES_PERIOD_S, 0))
 
     def say(self, letter: bytes, body: bytes = b"") -> None:
         """Raises OSError if the daemon has gone."""
+        self._said = time.monotonic()
         self._socket.sendall(frame(letter + body, PIECE_MAX))
+
+    def live(self) -> None:
+        """Called while SQLite is at work: what takes long is no hang."""
+        if time.monotonic() - self._said > LIVES_PERIOD_S:
+            with contextlib.suppress(OSError):  # which whoever says something next is told
+                self.say(b"L")
 
     def frames(self) -> Iterator[bytes]:
         """What the daemon sends, until it has gone; meanwhile it is told that this process lives."""
@@ -69,6 +79,7 @@ def write_journal(link: Link) -> None:
     with explained(path):
         lock(path)
         database = open_database(path, told["room"], is_synced=told["is_synced"])
+        database.set_progress_handler(link.live, LIVES_STEPS)
         begin = {}
         if told["is_new"]:
             link.say(b"C", json.dumps(ledger.count(database)).encode())

@@ -26,14 +26,13 @@ from counterd.protocols.beanstalk._keys cimport (
     Key, Keys, key_at, key_end_at, key_find, key_join, key_let_go, key_make,
 )
 from counterd.protocols.beanstalk._queues cimport job_enter, job_hold, seconds_ns, tube_expect
-from counterd.protocols.beanstalk._store cimport BeanstalkStore
+from counterd.protocols.beanstalk._store cimport ID_BLOCK, BeanstalkStore
 from counterd.protocols.beanstalk._tubes cimport tube_at, tube_find, tube_make, tubes_have_room
 from counterd.protocols.beanstalk._wire cimport JOB_SIZE_MAX, read_name
 
 cdef enum:
     PIECE_MAX = 1 << 18         # bytes of a piece, and one row: some 0.3 ms
     CHANGES_MAX = 4096          # changes that a piece has
-    ID_BLOCK = 1 << 20          # ids that the journal reserves at a time, none of which is given again after a crash
 
 cdef enum RowKind:
     GONE = 0                    # the job was ended; of a row only id and size count; with a key, it is a KEY too
@@ -321,6 +320,8 @@ cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) 
     cdef Job* job
     if job_find(&store.queues.jobs, row.id):
         raise ValueError(f"job {row.id} is there twice")
+    if row.size > store.job_size_max:  # it would not fit into what replies are written to
+        raise MemoryError(f"job {row.id} has {row.size} bytes, more than beanstalk.max_job_size allows")
     tube = restore_tube(store, data, row.name_size)
     data += row.name_size
     if row.key_size:

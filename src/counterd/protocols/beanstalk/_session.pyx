@@ -533,7 +533,9 @@ cdef class BeanstalkSession(Session):
             self.sweep_left = min(request.count, tube.jobs[self.sweep_state])
         else:
             self.sweep_state = request.state
-            self.sweep_left = tube.jobs[<int>READY] + tube.jobs[<int>DELAYED] + tube.jobs[<int>BURIED]
+            self.sweep_left = tube.jobs[request.state] if request.state else (
+                tube.jobs[<int>READY] + tube.jobs[<int>DELAYED] + tube.jobs[<int>BURIED]
+            )
         return self.go_on_later()
 
     cdef bint sweep(self) except -1:

@@ -11,6 +11,10 @@ from counterd.protocols.beanstalk._tubes cimport Line, Tube
 from counterd.protocols.beanstalk._wire cimport COMMANDS
 
 
+cdef enum:
+    ID_BLOCK = 1 << 20          # ids that the journal reserves at a time, none of which is given again after a crash
+
+
 cdef struct BeanstalkState:     # in the region
     uint64_t counts[JOB_STATES]     # jobs by state
     uint64_t urgent

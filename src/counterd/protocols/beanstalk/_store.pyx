@@ -174,6 +174,8 @@ cdef class BeanstalkStore(Store):
         """When the journal is to be told of changes; INT64_MAX: not as things are."""
         if self.queues.jobs.state.changed_first == 0 and not self.limits or self.durable < self.state.changes_taken:
             return INT64_MAX
+        if self.queues.jobs.state.id_limit - self.queues.jobs.state.last_id < ID_BLOCK // 2:
+            return 0  # it is asked for more ids before there are none
         return self.state.taken_ns + self.journal_period_ns if self.journal_period_ns else 0
 
     cdef int limit_reserves(self, uint32_t number, uint32_t reserves_max, uint32_t target) except -1:
@@ -182,9 +184,11 @@ cdef class BeanstalkStore(Store):
         cdef Tubes* tubes = &self.queues.tubes
         if target == number or reserves_max == 0:
             target = 0
+        jobs.edits += 1  # also if it is so already: that may not be on disk yet
+        if tube_at(tubes, number).reserves_max == reserves_max and tube_at(tubes, number).retire_to == target:
+            return 0
         if jobs.is_journaled:
             jobs.changes += 1
-            jobs.edits += 1
             self.limits.append((
                 jobs.changes, name_bytes(&tubes.table, &tube_at(tubes, number).record), reserves_max,
                 name_bytes(&tubes.table, &tube_at(tubes, target).record) if target else b"",
@@ -464,6 +468,8 @@ cdef class BeanstalkStore(Store):
         cdef list found = []
         with self:
             for connection in range(1, self.connections.pool.fresh + 1):
+                if connection == self.state.orphans:  # of a process before this one: held() leaves them out too
+                    continue
                 number = self.queues.workers.records[connection].reserved
                 while number:
                     if <size_t>len(found) >= limit:

@@ -62,8 +62,10 @@ STATES = ("ready", "reserved", "delayed", "buried")
 # A job whose state changes is written anew, with a body of up to so many bytes.
 BODY_INLINE_MAX = 1000
 ROWS_AT_ONCE = 512
+BYTES_AT_ONCE = 1 << 18  # of bodies, and one more: how much is restored in a turn
+KEYS_AT_ONCE = 10_000  # keys that are free by now, which are taken out with a piece
 HALVED_MAX = 20_000  # ranges of ids, some seconds: what is damaged may be as wide as all ids
-KEY = 14  # the place of the key in a row of JOBS
+KEY, BODY = 14, 16  # their places in a row of JOBS
 
 AT_ONCE = 16  # jobs that a statement inserts, which takes two thirds of the time of one at a time
 WHOLE = f"INSERT OR REPLACE INTO jobs VALUES ({', '.join('?' * 18)})"
@@ -92,6 +94,8 @@ def packed_last_id(rows: list[tuple[Any]]) -> bytes:
 RANGE = f"{JOBS} WHERE jobs.id BETWEEN ? AND ? ORDER BY jobs.id"
 LAST_ID = "(SELECT value FROM numbers WHERE name = 'id_limit')"
 
+FREE_KEYS = f"DELETE FROM keys WHERE key IN (SELECT key FROM keys WHERE until <= ? LIMIT {KEYS_AT_ONCE})"
+
 # What there is besides jobs, and what makes a piece of rows of it.
 OTHERS: tuple[tuple[str, Callable[[list[Any]], bytes]], ...] = (
     (f"SELECT {LAST_ID}", packed_last_id),
@@ -114,7 +118,7 @@ def write(database: sqlite3.Connection, piece: bytes) -> None:
             database.executemany("DELETE FROM bodies WHERE id = ?", long_gone)
     if keys:
         database.executemany("INSERT OR REPLACE INTO keys VALUES (?, ?, ?)", keys)
-        database.execute("DELETE FROM keys WHERE until <= ?", (now,))
+        database.execute(FREE_KEYS, (now,))
     if limits:
         database.executemany("INSERT OR REPLACE INTO limits VALUES (?, ?, ?)", limits)
         database.execute("DELETE FROM limits WHERE reserves = 0")
@@ -153,12 +157,21 @@ def read(database: sqlite3.Connection) -> Iterator[bytes]:
     """Pieces of all jobs, by when they came into their states. Raises ValueError for one that is wrong."""
     if limits := database.execute("SELECT * FROM limits").fetchall():
         yield packed_limits(limits)
-    found = database.execute(f"{JOBS} ORDER BY since, jobs.id")
-    while some := list(itertools.islice(found, ROWS_AT_ONCE)):
-        yield packed([checked(row) for row in some])
+    some: list[tuple[object, ...]] = []
+    size = 0
+    # Only ids are sorted, not the bodies with them. With a LIMIT the order of a subquery counts.
+    in_order = "(SELECT id AS at FROM jobs ORDER BY since, id LIMIT -1) CROSS JOIN jobs ON jobs.id = at"
+    for row in database.execute(JOBS.replace("FROM jobs", f"FROM {in_order}")):
+        some.append(checked(row))
+        size += len(row[BODY])
+        if len(some) == ROWS_AT_ONCE or size >= BYTES_AT_ONCE:
+            yield packed(some)
+            some, size = [], 0
+    if some:
+        yield packed(some)
     found = database.execute("SELECT * FROM keys")
-    while some := list(itertools.islice(found, ROWS_AT_ONCE)):
-        yield packed_keys(some)
+    while keys := list(itertools.islice(found, ROWS_AT_ONCE)):
+        yield packed_keys(keys)
 
 
 def checked(row: tuple[object, ...]) -> tuple[object, ...]:

@@ -193,6 +193,32 @@ def test_ids_that_are_not_reserved_are_not_given(kept: Journaled):
     assert told(kept, peer, wire.put(b"1")) == b"INSERTED 13\r\n"
 
 
+def test_ids_are_asked_for_before_there_are_none():
+    """However long the period is."""
+    kept = Journaled(journal_period_ns=3600 * SECOND, journal_lag_ns=0)
+    store = kept.bench.store
+    peer = kept.connect()
+    assert ask(peer, wire.put(b"1")) == b"INSERTED 1\r\n"
+    kept.commit()
+    _journal.begin(store, 10, 20)
+    assert ask(peer, wire.put(b"1") * 10).count(b"INSERTED") == 10
+    assert store.next_deadline() == 0
+    kept.commit()
+    assert ask(peer, wire.put(b"1")) == b"INSERTED 21\r\n"
+    assert store.next_deadline() > kept.bench.now_ns
+
+
+def test_a_limit_that_is_so_already_is_not_written_again(kept: Journaled):
+    peer, other = kept.connect(), kept.connect()
+    for _ in range(3):
+        assert ask(peer, wire.limit_reserves(b"a", 3, b"b")) == b""
+    assert ask(other, wire.limit_reserves(b"a", 3, b"b")) == b"", "it waits for the first"
+    kept.commit()
+    assert (said(peer), said(other)) == (b"LIMITED\r\n" * 3, b"LIMITED\r\n")
+    assert not kept.take()
+    assert told(kept, peer, wire.limit_reserves(b"c", 0, b"c")) == b"LIMITED\r\n"
+
+
 def test_buried_jobs_are_kicked_in_their_order(kept: Journaled):
     peer = kept.connect()
     told(kept, peer, *(wire.put(b"x") for _ in range(3)))
@@ -513,6 +539,43 @@ def test_a_memory_limit_that_is_too_small_for_keys(kept: Journaled, count: int, 
         told(kept, kept.connect(), wire.put_unique(b"", key.zfill(size), 1000), wire.delete(number + 1))
     with pytest.raises(MemoryError, match=r"more keys than beanstalk\.memory_limit allows"):
         restore(kept, Journaled(memory_limit=8_000))
+
+
+def test_a_job_that_is_longer_than_jobs_may_be_now(kept: Journaled):
+    told(kept, kept.connect(), wire.put(b"x" * 1000))
+    with pytest.raises(MemoryError, match=r"^job 1 has 1000 bytes, more than beanstalk\.max_job_size allows$"):
+        restore(kept, Journaled(job_size_max=999))
+    other = Journaled(job_size_max=1000)
+    restore(kept, other)
+    assert ask(other.connect(), wire.reserve()).startswith(b"RESERVED 1 1000\r\n")
+
+
+def test_large_jobs_are_restored_a_few_at_a_time(kept: Journaled):
+    """And in the order in which they came into their states, which is that in which they are kicked."""
+    peer = kept.connect()
+    told(kept, peer, *[wire.put(b"x" * 60_000)] * 20, *[wire.put(b"y", priority=1)] * 600)
+    for number in range(20, 0, -1):
+        kept.bench.advance(SECOND)
+        told(kept, peer, wire.reserve_job(number), wire.bury(number, 0))
+    pieces = list(journal.read(kept.database))
+    assert max(map(len, pieces)) < journal.BYTES_AT_ONCE + 100_000
+    assert len(pieces) > 3
+    kept.crash()
+    assert ask(kept.connect(), wire.peek_next("buried")).startswith(b"FOUND 20 60000\r\n")
+
+
+def test_so_many_keys_are_taken_out_at_once(kept: Journaled, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(journal, "FREE_KEYS", journal.FREE_KEYS.replace(str(journal.KEYS_AT_ONCE), "2"))
+    peer = kept.connect()
+    for number in range(1, 6):
+        told(kept, peer, wire.put_unique(b"", b"%d" % number, 1), wire.delete(number))
+    kept.bench.advance(9 * SECOND)
+    left = []
+    for number in range(6, 9):
+        told(kept, peer, wire.put_unique(b"", b"%d" % number, 1000), wire.delete(number))
+        ((count,),) = kept.database.execute("SELECT count(*) FROM keys WHERE id < 6")
+        left.append(count)
+    assert left == [3, 1, 0]
 
 
 def test_too_many_tubes(kept: Journaled):

@@ -374,6 +374,19 @@ def test_large_jobs_are_kicked_to_workers_in_slices():
     assert [said(worker)[:9] for worker in workers] == [b"RESERVED "] * 50
 
 
+def test_of_one_state_no_more_are_cleared_than_there_were(bench: Bench):
+    fill(bench, 3000, tube=b"t")
+    fill(bench, 3000, tube=b"t", delay=9)
+    peer, other = bench.connect(), bench.connect()
+    ask(other, wire.use(b"t"))
+    peer.session.owner = None
+    output = peer.session.receive(b"clear-tube t ready\r\n", bench.now_ns)
+    while peer.session.more:
+        ask(other, wire.put(b"new"))
+        output += peer.session.take_output(bench.now_ns)
+    assert output == b"CLEARED 3000\r\n"
+
+
 LONG_COMMANDS = [wire.kick(5000), b"clear-tube default delayed\r\n", wire.list_tubes_watched(), wire.list_tubes()]
 LONG_COMMANDS += [wire.list_jobs(b"default", count=1000)]
 
