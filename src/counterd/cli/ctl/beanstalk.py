@@ -375,7 +375,7 @@ def counted(what: str, jobs: int, tube: bytes, output: Output) -> None:
 def clear(target: BeanstalkTarget, tube: bytes, state: str, output: Output) -> None:
     """Deletes the jobs of a tube that are in a state, or all. Not those that are reserved.
 
-    What is put meanwhile stays.
+    No more are deleted than there are when it begins.
     """
     with target.connect() as link:
         jobs = link.clear(tube, state)
