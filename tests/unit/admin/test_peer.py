@@ -178,6 +178,7 @@ def test_while_all_wait_for_answers_others_wait_for_a_place(monkeypatch: pytest.
 
 def test_whoever_asks_without_end_makes_place_after_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(peer, "CHANCE_S", 60.0)  # else it would be idle between its answers on a slow machine
 
     async def scene(world: World) -> None:
         async with world.client() as greedy:

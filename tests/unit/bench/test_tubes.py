@@ -10,6 +10,7 @@ import pytest
 from counterd.bench import tubes
 from counterd.bench.plan import Plan, Work
 from counterd.errors import ProtocolError
+from machine import PATIENCE
 from scripted import Hangup
 from scripted_queue import Asked, Queue
 
@@ -83,7 +84,9 @@ def test_what_is_wrong_is_found(queue: Queue) -> None:
     ]
 
 
-def test_what_comes_back_in_time_is_waited_for() -> None:
+def test_what_comes_back_in_time_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tubes, "GIVE_BACK_S", PATIENCE)
+
     class Late(Queue):
         def answer(self, asked: Asked) -> bytes:
             if asked.words[0] == b"kick" and len(self.of(b"kick")) == 5:
