@@ -352,6 +352,12 @@ def drain_and_go_on(place: Place) -> None:
     assert len(place.daemon.lines("drain mode of beanstalk is off")) == 1
 
 
+def test_drain_mode_is_not_ended_by_who_wants_to_see_it(place: Place) -> None:
+    status, stdout, stderr = place.ask("drain", "--off", "--show")
+    assert (status, stdout) == (2, "")
+    assert stderr.endswith("--off ends drain mode, and --show changes nothing: give one of them\n")
+
+
 def test_drain_mode_needs_the_token(place: Place) -> None:
     status, stdout, stderr = place.ask("drain", COUNTERD_ADMIN_TOKEN="another")
     assert (status, stdout) == (1, "")

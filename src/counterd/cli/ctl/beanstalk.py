@@ -43,7 +43,7 @@ PORT = 11300
 DEFAULT = b"default"  # the tube
 STATES = ("ready", "reserved", "delayed", "buried")
 WITHOUT_WORKER = ("ready", "delayed", "buried")
-BODY_MAX = 64 << 20  # bytes: beyond the largest beanstalk.max_job_size
+BODY_MAX = 64 << 20  # bytes: the largest beanstalk.max_job_size
 UINT32 = click.IntRange(0, 2**32 - 1)
 JOB = click.IntRange(0, 2**64 - 1)
 TUBE = Bytes("tube's name", 1, 200)
@@ -385,27 +385,28 @@ def clear(target: BeanstalkTarget, tube: bytes, state: str, output: Output) -> N
 
 
 @beanstalk.command()
-@click.option("--off", "how", flag_value="off", help="End it: jobs are taken again.")
-@click.option("--show", "how", flag_value="show", help="Only show whether it is on.")
+@click.option("--off", is_flag=True, help="End it: jobs are taken again.")
+@click.option("--show", is_flag=True, help="Only show whether it is on.")
 @admin_options
 @output_option
 @click.pass_context
-def drain(context: click.Context, /, how: str | None, output: Output, **where: Any) -> None:
+def drain(context: click.Context, /, off: bool, show: bool, output: Output, **where: Any) -> None:
     """Begins drain mode: put is answered DRAINING, and everything else goes on. Shows the jobs that there are.
 
     It ends with --off, and with the process of the server. Asks the admin endpoint; needs the server's admin.token,
     except with --show.
     """
+    if off and show:
+        raise click.UsageError("--off ends drain mode, and --show changes nothing: give one of them")
     endpoint = endpoint_of(context, **where)
-    switched = how != "show"
-    if switched:
-        endpoint.ask("DELETE" if how == "off" else "PUT", "/drain/beanstalk")
+    if not show:
+        endpoint.ask("DELETE" if off else "PUT", "/drain/beanstalk")
     room = endpoint.ask("GET", "/stats")["rooms"].get("beanstalk")
     if room is None:
         refused("the server does not have the beanstalk protocol")
     figures = room["figures"]
     # Figures are as of a moment ago: what has been switched just now they may not show.
-    is_on = how is None if switched else bool(figures["refuses_puts"])
+    is_on = bool(figures["refuses_puts"]) if show else not off
     columns = [Column("drain_mode"), *(Column(state, Kind.NUMBER) for state in STATES)]
 
     def sentence(row: Row) -> str:
