@@ -83,7 +83,6 @@ cdef class Store:
     cdef void forget(self, uint32_t connection) noexcept
     cdef void fill_budget(self, int64_t now_ns) noexcept
     cpdef list take_dirty(self)
-    cdef int give_up(self) except -1
     cdef dict figures(self)
     cdef int audit_parts(self) except -1
 

@@ -186,19 +186,6 @@ cdef class Store:
                     session.settle()
                     session.tell_dirty()
 
-    cdef int give_up(self) except -1:
-        """The journal cannot be written: what waits for it goes out, as give_up_on() has it. To be called in a call."""
-        cdef Session session
-        for session in self.behind:
-            session.is_behind = False
-            if session.held_size:
-                replies = session.give_up_on(b"".join([piece for _, piece in session.held]))
-                session.held, session.held_size = [(0, replies)], PyBytes_GET_SIZE(replies)
-                session.settle()
-                session.tell_dirty()
-        self.behind = []
-        return 0
-
     def snapshot(self):
         """The store's figures by name, each a number as of now."""
         with self:
@@ -457,11 +444,13 @@ cdef class Session:
         """Replies that the journal has reached, OUTPUT_MAX and one piece at most."""
         cdef list pieces = []
         cdef size_t size = 0
-        while size < OUTPUT_MAX and self.has_due():
-            _, piece = self.held.pop(0)
+        for position, piece in self.held:
+            if size >= OUTPUT_MAX or <uint64_t>position > self.store.durable:
+                break
             pieces.append(piece)
             size += PyBytes_GET_SIZE(<bytes>piece)
-            self.held_size -= PyBytes_GET_SIZE(<bytes>piece)
+        PyList_SetSlice(self.held, 0, len(pieces), ())
+        self.held_size -= size
         self.store.bytes_out += size
         self.unfinished = self.kept_size != 0
         self.settle()

@@ -55,7 +55,6 @@ ELSEWHERE = {
     "protocols/sentinel/__init__.py": "a declaration: tests/unit/control/config/test_loading.py reads files with it",
     "protocols/beanstalk/__init__.py": "a declaration: tests/unit/control/config/test_loading.py reads files with it",
     "protocols/beanstalk/_jobs.pxd": "inlined in _store: tests/property/test_beanstalk_model.py, with audits",
-    "protocols/beanstalk/_keys.pxd": "inlined in _session: tests/unit/protocols/beanstalk/test_session.py",
     "protocols/beanstalk/_queues.pxd": "inlined in _store: tests/property/test_beanstalk_model.py, with audits",
     "protocols/beanstalk/_replies.pxd": "inlined in _session: the vectors compare byte by byte",
     "protocols/beanstalk/_tubes.pxd": "inlined in _store: tests/property/test_beanstalk_model.py, with audits",

@@ -241,6 +241,8 @@ class Books(Model):
         return super().on_watch(peer, name)
 
     def on_limit_reserves(self, peer: Peer, name: str, reserves: str, target: str) -> bytes:
+        if self.is_failing:
+            return b"INTERNAL_ERROR\r\n"
         if not self.tube_of_room(name) or not self.tube_of_room(target):
             return b"OUT_OF_MEMORY\r\n"
         self.touched[name] = None

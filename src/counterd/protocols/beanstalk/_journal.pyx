@@ -31,7 +31,7 @@ from counterd.protocols.beanstalk._tubes cimport tube_at, tube_find, tube_make, 
 from counterd.protocols.beanstalk._wire cimport JOB_SIZE_MAX, read_name
 
 cdef enum:
-    PIECE_MAX = 1 << 18         # bytes of a piece, and one row: some 0.3 ms
+    PIECE_SIZE = 1 << 18        # bytes of a piece, and one row: some 0.3 ms
     CHANGES_MAX = 4096          # changes that a piece has
 
 cdef enum RowKind:
@@ -157,10 +157,10 @@ def take(BeanstalkStore store not None, int64_t now_ns):
     """The position and the piece of what has changed since the last piece; None as long as that is not due."""
     cdef Jobs* jobs = &store.queues.jobs
     cdef size_t size = sizeof(Head), row
-    cdef uint32_t number, count = 0, rows = 0, jobs_told, _i
+    cdef uint32_t number, jobs_told = 0, rows = 0, _i
     cdef const Job* job
-    cdef uint64_t most = CHANGES_MAX
-    cdef bytes limit = b""
+    cdef uint64_t position = store.state.changes_taken
+    cdef list limits = []
     cdef Head head
     cdef bytes piece
     cdef uint8_t* target
@@ -168,26 +168,23 @@ def take(BeanstalkStore store not None, int64_t now_ns):
         if store.journal_due_ns() > now_ns:
             return None
         number = jobs.state.changed_first
-        if store.limits:  # it ends a piece, as nothing that changed later may be told before
-            limit = limit_row(store.limits[0])
-            most = min(most, store.limits[0][0] - store.state.changes_taken - 1)
-        while number and count < most and size < PIECE_MAX:
-            row = row_size(store, job_at(jobs, number))
+        while size < PIECE_SIZE and position < store.state.changes_taken + CHANGES_MAX:
+            position += 1
+            if len(limits) < len(store.limits) and store.limits[len(limits)][0] == position:
+                limits.append(limit_row(store.limits[len(limits)]))
+                row = len(limits[len(limits) - 1])
+            elif number:
+                row = row_size(store, job_at(jobs, number))
+                number = job_at(jobs, number).next_changed
+                jobs_told += 1
+            else:
+                position -= 1
+                break
             size += row
             rows += row != 0
-            count += 1
-            number = job_at(jobs, number).next_changed
-        jobs_told = count
-        if limit and count == store.limits[0][0] - store.state.changes_taken - 1:
-            del store.limits[0]
-            size += len(limit)
-            rows += 1
-            count += 1
-        else:
-            limit = b""
         piece = PyBytes_FromStringAndSize(NULL, size)
         target = <uint8_t*>PyBytes_AS_STRING(piece)
-        store.state.changes_taken += count
+        store.state.changes_taken = position
         store.state.records_written += rows
         if jobs.state.id_limit - jobs.state.last_id < ID_BLOCK // 2:
             store.state.id_limit_asked = jobs.state.last_id + ID_BLOCK
@@ -202,7 +199,10 @@ def take(BeanstalkStore store not None, int64_t now_ns):
             if job_is_ended(job) and job.key:
                 key_let_go(&store.queues.keys, jobs, job.key)
             job_next_changed(jobs)
-        memcpy(target, PyBytes_AS_STRING(limit), len(limit))
+        for limit in limits:
+            memcpy(target, PyBytes_AS_STRING(limit), len(limit))
+            target += len(limit)
+        del store.limits[:len(limits)]
         if jobs.state.changed_first == 0 and not store.limits:
             store.state.taken_ns = now_ns
     return head.position, piece
@@ -245,8 +245,8 @@ def restore(BeanstalkStore store not None, bytes piece not None, int64_t now_ns)
     cdef Row row
     cdef int count = 0
     with store.at(now_ns):
-        if store.state.orphans == 0:
-            store.state.orphans = connections_take(&store.connections)
+        if store.state.lost_worker == 0:
+            store.state.lost_worker = connections_take(&store.connections)
         data += sizeof(Head)
         while data < end:
             memcpy(&row, data, sizeof(Row))
@@ -291,7 +291,7 @@ cdef uint32_t restore_key(BeanstalkStore store, const Row* row, const uint8_t* n
     The clock may have been set back meanwhile, so that a key is not yet free which was when that job was put.
     """
     cdef Keys* keys = &store.queues.keys
-    cdef int64_t until_ns = row.due - store.wall_ns
+    cdef int64_t until_ns = min(row.due - store.wall_ns, store.now_ns + seconds_ns(row.keep))
     cdef uint32_t tag, number
     if row.kind == KEY and until_ns <= store.now_ns:
         return 0
@@ -344,7 +344,7 @@ cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) 
     job.buries = row.buries
     job.kicks = row.kicks
     if row.state == RESERVED:
-        job_hold(&store.queues, number, store.state.orphans, due_ns, since_ns)
+        job_hold(&store.queues, number, store.state.lost_worker, due_ns, since_ns)
     else:
         job_enter(
             &store.queues, number, <JobState>row.state, due_ns if row.state == DELAYED else row.priority, since_ns
@@ -365,7 +365,7 @@ def rows(bytes piece not None, uint32_t inline_max):
     changed  as whole from tube to kicks, and the id at the end
     gone     (id, bytes that its body had)
     limits   (tube, reserves, name of another tube or "")
-    keys     (key, id, Unix time when it is free) of jobs that have ended
+    keys     (key, id, Unix time when it is free, seconds it was to be taken) of jobs that have ended
     """
     cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(piece)
     cdef const uint8_t* end = data + PyBytes_GET_SIZE(piece)
@@ -381,7 +381,7 @@ def rows(bytes piece not None, uint32_t inline_max):
             if row.kind == GONE:
                 gone.append((row.id, row.size))
             if row.key_size:
-                keys.append((data[:row.key_size].decode(), row.id, row.due))
+                keys.append((data[:row.key_size].decode(), row.id, row.due, row.keep))
             data += row.key_size
             continue
         tube = data[:row.name_size].decode()
@@ -424,10 +424,10 @@ def packed_keys(list keys not None):
     cdef Row row
     memset(&row, 0, sizeof(Row))
     row.kind = KEY
-    for key, id_, until in keys:
+    for key, id_, until, keep in keys:
         try:
             name = key.encode()
-            row.id, row.due = id_, until
+            row.id, row.due, row.keep = id_, until, keep
             if not is_name(name) or not 0 < row.id <= ID_MAX or row.due < 0:
                 raise ValueError("its name, id or time is impossible")
             row.key_size = <uint8_t>len(name)

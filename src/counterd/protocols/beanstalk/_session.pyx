@@ -50,6 +50,8 @@ from counterd.protocols.beanstalk._workers cimport (
 cdef enum:
     SWEEP_STEPS = 8         # a job changes its queue, and perhaps its worker, or is deleted
     TEXT_STEPS = 300        # statistics take some 10 us in Python
+    LOOKUPS_MAX = 32768     # of a batch: each of its jobs is looked for in all tubes that are watched
+    LIMITS_MAX = 4096       # limits of reserves that the journal was not told yet
 
 
 cdef class BeanstalkSession(Session):
@@ -281,6 +283,7 @@ cdef class BeanstalkSession(Session):
         if command != RESERVE:
             until_ns = store.now_ns + seconds_ns(request.timeout)
         worker.command = command
+        store.state.unanswered[<int>command] += 1
         worker_wait(&queues.workers, &queues.tubes, self.connection, until_ns)
         store.budget -= worker.watches
         store.expect_worker(self.connection)
@@ -294,7 +297,8 @@ cdef class BeanstalkSession(Session):
         cdef uint32_t count = 0, i
         cdef size_t size = 0
         cdef Answer answer
-        while number and count < min(most, <uint32_t>BATCH_MAX):
+        most = min(most, <uint32_t>BATCH_MAX, 1 + LOOKUPS_MAX // queues.workers.records[self.connection].watches)
+        while number and count < most:
             size += job_at(&queues.jobs, number).size + JOB_HEAD_MAX
             if count and size > REPLY_ROOM:
                 break
@@ -381,6 +385,8 @@ cdef class BeanstalkSession(Session):
         cdef Worker* worker = queues.workers.records + self.connection
         cdef uint32_t tag = name_tag(&queues.tubes.table, request.name, request.name_size)
         cdef uint32_t number, watch
+        if command == LIMIT_RESERVES and (store.state.is_failing or len(store.limits) >= LIMITS_MAX):
+            return INTERNAL_ERROR
         if command == USE or command == WATCH or command == LIMIT_RESERVES:
             number = store.find_tube(tag, request.name, request.name_size)
             if number == 0:

@@ -21,6 +21,7 @@ cdef struct BeanstalkState:     # in the region
     uint64_t timeouts           # jobs whose time to run was over
     uint64_t retired            # jobs that were reserved too often
     uint64_t requests[COMMANDS]     # well-formed ones
+    uint64_t unanswered[COMMANDS]   # of those: that wait, or did until their connection was gone
     uint64_t refusals[COMMANDS + 1][REPLIES]    # by command, the last for what is none
     uint64_t given_up[COMMANDS + 1]             # that could not be written, and had been counted already
     uint32_t default_tube
@@ -30,7 +31,7 @@ cdef struct BeanstalkState:     # in the region
     uint64_t records_written
     int64_t taken_ns            # when the journal was told all there was
     int64_t behind_ns           # since when it does not have all; 0: it has
-    uint32_t orphans            # connection that has jobs whose worker was lost with the process before; 0: none
+    uint32_t lost_worker        # connection that has the jobs of workers that the process before had; 0: none does
     uint8_t refuses_puts        # in the protocol's drain mode
     uint8_t draining            # the daemon is about to stop
     uint8_t is_failing          # the journal cannot be written
@@ -47,12 +48,14 @@ cdef class BeanstalkStore(Store):
     cdef uint64_t memory_max
     cdef int64_t journal_period_ns  # between two times at which the journal is told all; 0: as soon as it can be
     cdef int64_t journal_lag_ns     # replies wait if it is behind for longer; -1: always
+    cdef int steps              # of the part of a tick under way, which remain
     cdef int64_t wall_ns        # Unix time when the monotonic clock was 0
     cdef list limits            # (position, tube, reserves_max, target), which the journal was not told yet
     cdef object others          # what the floors above count
     cdef dict host              # what stats tells of the machine
 
     cdef uint64_t memory_used(self) noexcept
+    cdef int give_up(self) except -1
     cdef void promise(self, Session session) noexcept
     cdef bint is_held_by(self, const Job* job, uint32_t connection) noexcept
     cdef int64_t journal_due_ns(self) noexcept
@@ -61,21 +64,23 @@ cdef class BeanstalkStore(Store):
     cdef int reserve(self, uint32_t number, uint32_t connection) except -1
     cdef int make_ready(self, uint32_t number) except -1
     cdef int delay(self, uint32_t number) except -1
+    cdef uint32_t first_waiting(self, const Tube* tube) noexcept
+    cdef void wake(self, uint32_t connection) noexcept
     cdef int hand_over(self, uint32_t number, uint32_t connection) except -1
     cdef int end_waiting(self, uint32_t connection, Reply reply) except -1
-    cdef int give_back(self, int steps) except? -1
-    cdef int serve_workers(self, int steps) except? -1
+    cdef int give_back(self) except -1
+    cdef int serve_workers(self) except -1
     cdef int come_back(self, uint32_t number, bint is_delayed) except -1
     cdef int limit_reserves(self, uint32_t number, uint32_t reserves_max, uint32_t target) except -1
     cdef int64_t oldest_ready_ns(self, const Tube* tube) noexcept
     cdef int end_job(self, uint32_t number) except -1
     cdef int take_back(self, uint32_t number) except -1
     cdef void expect_worker(self, uint32_t connection) noexcept
-    cdef int serve_worker(self, uint32_t connection, int steps) except? -1
-    cdef int serve_keys(self, int steps) except? -1
-    cdef int serve_tubes(self, int steps) except? -1
-    cdef int serve_tube(self, uint32_t number, int steps) except? -1
-    cdef int end_waits(self, int steps) except? -1
+    cdef int serve_worker(self, uint32_t connection) except -1
+    cdef int serve_keys(self) except -1
+    cdef int serve_tubes(self) except -1
+    cdef int serve_tube(self, uint32_t number) except -1
+    cdef int end_waits(self) except -1
     cdef uint32_t tube_named(self, const uint8_t* name, uint32_t size) noexcept
     cdef bytes job_stats(self, uint32_t number)
     cdef bytes tube_stats(self, uint32_t number, bint whole)

@@ -7,7 +7,7 @@ Whatever makes a job ready goes through make_ready(): if somebody waits for it, 
 ready jobs and waiting connections, unless it is paused, or its pause has just ended.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -49,7 +49,10 @@ from counterd.protocols.beanstalk._workers cimport (
 STATE_NAMES = ("", "ready", "reserved", "delayed", "buried")
 
 cdef enum:
-    SLICE = 512             # jobs given back, or that become due, in a tick, of each kind: some 0.3 ms
+    SLICE = 512             # steps of a tick, of each kind: jobs given back, or that become due, some 0.3 ms
+    REPLY_SHIFT = 4         # a step for each 16 bytes of replies that are given up
+    BODY_SHIFT = 11         # and one for each 2 KiB of a body
+    WATCH_SHIFT = 4         # and one for each 16 watches of a connection that waits no longer
 
 # What the clients' side of the protocol says as well: a test compares them.
 CONSTANTS = {
@@ -160,6 +163,27 @@ cdef class BeanstalkStore(Store):
                 self.state.behind_ns = max(self.state.behind_ns, self.state.taken_ns)
         Store.reach(self, position, now_ns)
 
+    cdef int give_up(self) except -1:
+        """The journal cannot be written: replies that wait for it go out, as give_up_on() has them, a slice of them."""
+        cdef Session session
+        cdef list held
+        self.steps = SLICE
+        while self.behind and self.steps > 0:
+            session = self.behind[len(self.behind) - 1]
+            held = session.held or []
+            for at, (position, replies) in enumerate(held):
+                if <uint64_t>position > self.durable and self.steps > 0:
+                    self.steps -= 1 + (<int>PyBytes_GET_SIZE(replies) >> REPLY_SHIFT)
+                    held[at] = (0, session.give_up_on(replies))
+            session.held_size = sum([PyBytes_GET_SIZE(replies) for _, replies in held])
+            session.is_behind = session.held_size != 0 and session.last_held() > self.durable
+            if not session.is_behind:
+                self.behind.pop()
+            if session.has_due():
+                session.settle()
+                session.tell_dirty()
+        return 0
+
     cdef void promise(self, Session session) noexcept:
         """A request of that session has changed jobs: its reply waits for a journal that is behind for too long."""
         if self.state.is_failing or self.durable >= self.queues.jobs.state.changes:
@@ -198,7 +222,7 @@ cdef class BeanstalkStore(Store):
 
     cdef bint is_held_by(self, const Job* job, uint32_t connection) noexcept:
         """Whether a connection may end a reserved job: if its worker was lost with the process before, any may."""
-        return job.state == RESERVED and (job.holder == connection or job.holder == self.state.orphans)
+        return job.state == RESERVED and (job.holder == connection or job.holder == self.state.lost_worker)
 
     # ---- what becomes of jobs ----
 
@@ -211,10 +235,27 @@ cdef class BeanstalkStore(Store):
     cdef int make_ready(self, uint32_t number) except -1:
         """A job that is in no queue is ready: the connection that has waited longest has it, or else its tube."""
         cdef const Tube* tube = tube_at(&self.queues.tubes, job_at(&self.queues.jobs, number).tube)
-        if tube.waiting_first and not tube_is_paused(tube, self.now_ns):
-            return self.hand_over(number, self.queues.workers.watches[tube.waiting_first].connection)
-        job_ready(&self.queues, number, self.now_ns)
+        job_ready(&self.queues, number, self.now_ns)  # which it stays if there is no memory to tell somebody of it
+        if self.first_waiting(tube) and not tube_is_paused(tube, self.now_ns):
+            self.hand_over(number, self.first_waiting(tube))
         return 0
+
+    cdef uint32_t first_waiting(self, const Tube* tube) noexcept:
+        """The connection that has waited longest for a job of a tube; 0: none waits."""
+        cdef uint32_t connection
+        while tube.waiting_first:
+            connection = self.queues.workers.watches[tube.waiting_first].connection
+            if self.sessions[connection] != NULL:
+                return connection
+            self.wake(connection)  # its session was collected in the midst of a call
+        return 0
+
+    cdef void wake(self, uint32_t connection) noexcept:
+        """It waits no longer."""
+        cdef uint32_t watches = self.queues.workers.records[connection].watches
+        self.steps -= <int>(watches >> WATCH_SHIFT)
+        self.budget -= watches
+        worker_wake(&self.queues.workers, &self.queues.tubes, connection)
 
     cdef int delay(self, uint32_t number) except -1:
         """A job that is in no queue is ready when its delay is over."""
@@ -223,7 +264,7 @@ cdef class BeanstalkStore(Store):
         return 0
 
     cdef int hand_over(self, uint32_t number, uint32_t connection) except -1:
-        """Gives a job to a connection that waits, and tells it."""
+        """Gives a ready job to a connection that waits, and tells it."""
         cdef const Job* job = job_at(&self.queues.jobs, number)
         cdef Session session = <Session>self.sessions[connection]
         cdef uint8_t[JOB_HEAD_MAX] line
@@ -232,18 +273,24 @@ cdef class BeanstalkStore(Store):
         cdef uint8_t* target = <uint8_t*>PyBytes_AS_STRING(message)
         memcpy(target, line, line_size)
         write_body(target + line_size, &self.queues, job)
-        worker_wake(&self.queues.workers, &self.queues.tubes, connection)
+        self.wake(connection)
         self.reserve(number, connection)
+        self.steps -= <int>(job.size >> BODY_SHIFT)
         self.budget -= 1 + (job.size >> FRAME_STEP_SHIFT)
+        self.state.unanswered[self.queues.workers.records[connection].command] -= 1
         session.resume(message)
         return 0
 
     cdef int end_waiting(self, uint32_t connection, Reply reply) except -1:
         """Ends a wait in vain."""
-        cdef Session session = <Session>self.sessions[connection]
+        cdef Session session
         cdef uint8_t[JOB_HEAD_MAX] line
         cdef uint8_t* end = write_end(write_word(line, reply))
-        worker_wake(&self.queues.workers, &self.queues.tubes, connection)
+        self.wake(connection)
+        if self.sessions[connection] == NULL:
+            return 0
+        session = <Session>self.sessions[connection]
+        self.state.unanswered[self.queues.workers.records[connection].command] -= 1
         self.state.refusals[self.queues.workers.records[connection].command][<int>reply] += 1
         session.resume(PyBytes_FromStringAndSize(<const char*>line, end - line))
         return 0
@@ -267,6 +314,8 @@ cdef class BeanstalkStore(Store):
         cdef int64_t due_ns = self.journal_due_ns()
         if self.queues.workers.state.leaving_first or self.state.draining and self.queues.workers.state.waiting:
             return 0
+        if self.state.is_failing and self.behind:
+            return 0
         if of_workers >= 0:
             due_ns = min(due_ns, of_workers)
         if of_tubes >= 0:
@@ -277,35 +326,42 @@ cdef class BeanstalkStore(Store):
 
     cdef int run_due(self) except -1:
         """Gives back jobs of connections that left; then what is due by time. Each has a slice of its own."""
-        self.give_back(SLICE)
-        self.serve_workers(SLICE)
-        self.serve_tubes(SLICE)
-        self.serve_keys(SLICE)
+        self.steps = SLICE
+        self.give_back()
+        self.steps = SLICE
+        self.serve_workers()
+        self.steps = SLICE
+        self.serve_tubes()
+        self.steps = SLICE
+        self.serve_keys()
         if self.state.draining:
-            self.end_waits(SLICE)
+            self.steps = SLICE
+            self.end_waits()
+        if self.state.is_failing:
+            self.give_up()
         return 0
 
-    cdef int give_back(self, int steps) except? -1:
-        """Makes jobs ready whose worker has gone; returns the steps that remain."""
-        cdef uint32_t number = workers_next_left(&self.queues.workers)
-        while number:
-            self.come_back(number, False)
-            steps -= 1
-            if steps == 0:
-                return 0
+    cdef int give_back(self) except -1:
+        """Makes jobs ready whose worker has gone."""
+        cdef uint32_t number
+        while self.steps > 0:
             number = workers_next_left(&self.queues.workers)
-        return steps
+            if number == 0:
+                break
+            self.steps -= 1
+            self.come_back(number, False)
+        return 0
 
-    cdef int serve_workers(self, int steps) except? -1:
+    cdef int serve_workers(self) except -1:
         cdef uint32_t connection
-        while steps > 0:
-            connection = timers_take(&self.queues.workers.timers, self.now_ns, &steps)
+        while self.steps > 0:
+            connection = timers_take(&self.queues.workers.timers, self.now_ns, &self.steps)
             if connection == 0:
                 break
-            steps = self.serve_worker(connection, steps)
-        return steps
+            self.serve_worker(connection)
+        return 0
 
-    cdef int serve_worker(self, uint32_t connection, int steps) except? -1:
+    cdef int serve_worker(self, uint32_t connection) except -1:
         """Takes back what a connection has held for too long, and ends a wait whose time is over."""
         cdef Worker* worker = self.queues.workers.records + connection
         cdef int64_t due_ns = INT64_MAX
@@ -315,10 +371,10 @@ cdef class BeanstalkStore(Store):
             due_ns = <int64_t>job.node.key
             if due_ns > self.now_ns:
                 break
-            if steps <= 0:
+            if self.steps <= 0:
                 timers_arm(&self.queues.workers.timers, connection, due_ns)
                 return 0
-            steps -= 1
+            self.steps -= 1
             job.timeouts += 1
             self.state.timeouts += 1
             self.come_back(worker.reserved, False)
@@ -328,7 +384,7 @@ cdef class BeanstalkStore(Store):
             elif worker.wait_until_ns <= self.now_ns:
                 self.end_waiting(connection, TIMED_OUT)
         self.expect_worker(connection)
-        return steps
+        return 0
 
     cdef int end_job(self, uint32_t number) except -1:
         """Ends a job; its key may be taken for a while."""
@@ -373,26 +429,27 @@ cdef class BeanstalkStore(Store):
             worker_expect(&self.queues.workers, connection, due_ns)
             self.expect(due_ns)
 
-    cdef int serve_keys(self, int steps) except? -1:
+    cdef int serve_keys(self) except -1:
         """Frees keys whose jobs have ended long enough ago."""
-        cdef uint32_t number = 1
-        while number and steps > 0:
-            number = timers_take(&self.queues.keys.timers, self.now_ns, &steps)
-            if number:
-                steps -= 1
-                key_free(&self.queues.keys, &self.queues.jobs, number)
-        return steps
-
-    cdef int serve_tubes(self, int steps) except? -1:
         cdef uint32_t number
-        while steps > 0:
-            number = timers_take(&self.queues.tubes.timers, self.now_ns, &steps)
+        while self.steps > 0:
+            number = timers_take(&self.queues.keys.timers, self.now_ns, &self.steps)
             if number == 0:
                 break
-            steps = self.serve_tube(number, steps)
-        return steps
+            self.steps -= 1
+            key_free(&self.queues.keys, &self.queues.jobs, number)
+        return 0
 
-    cdef int serve_tube(self, uint32_t number, int steps) except? -1:
+    cdef int serve_tubes(self) except -1:
+        cdef uint32_t number
+        while self.steps > 0:
+            number = timers_take(&self.queues.tubes.timers, self.now_ns, &self.steps)
+            if number == 0:
+                break
+            self.serve_tube(number)
+        return 0
+
+    cdef int serve_tube(self, uint32_t number) except -1:
         """Makes jobs ready whose delay is over; after a pause, hands ready jobs to those that wait."""
         cdef Tube* tube = tube_at(&self.queues.tubes, number)
         cdef int64_t due_ns = INT64_MAX
@@ -400,25 +457,25 @@ cdef class BeanstalkStore(Store):
             due_ns = <int64_t>job_at(&self.queues.jobs, tube.delayed).node.key
             if due_ns > self.now_ns:
                 break
-            if steps <= 0:
+            if self.steps <= 0:
                 timers_arm(&self.queues.tubes.timers, number, due_ns)
                 return 0
-            steps -= 1
+            self.steps -= 1
             self.take_back(tube.delayed)
             due_ns = INT64_MAX
         if tube_is_paused(tube, self.now_ns):
             due_ns = min(due_ns, tube.paused_until_ns)
         else:
             tube.pause = 0
-            while tube.ready and tube.waiting_first:
-                if steps <= 0:
+            while tube.ready and self.first_waiting(tube):
+                if self.steps <= 0:
                     due_ns = 0  # at once, and not only when the next tick of the wheel begins
                     break
-                steps -= 1
-                self.hand_over(tube.ready, self.queues.workers.watches[tube.waiting_first].connection)
+                self.steps -= 1
+                self.hand_over(tube.ready, self.first_waiting(tube))
         if due_ns != INT64_MAX:
             tube_expect(&self.queues, number, due_ns)
-        return steps
+        return 0
 
     # ---- drains ----
 
@@ -429,20 +486,18 @@ cdef class BeanstalkStore(Store):
             self.state.ending = 0
             self.stirred = True
 
-    cdef int end_waits(self, int steps) except? -1:
+    cdef int end_waits(self) except -1:
         """Ends waits, by connection."""
-        cdef uint32_t connection
         if self.queues.workers.state.waiting == 0:
-            return steps
+            return 0
         if self.state.ending >= self.connections.pool.fresh:
             self.state.ending = 0
-        while steps > 0 and self.state.ending < self.connections.pool.fresh:
+        while self.steps > 0 and self.state.ending < self.connections.pool.fresh:
             self.state.ending += 1
-            steps -= 1
-            connection = self.state.ending
-            if self.queues.workers.records[connection].is_waiting:
-                self.end_waiting(connection, TIMED_OUT)
-        return steps
+            self.steps -= 1
+            if self.queues.workers.records[self.state.ending].is_waiting:
+                self.end_waiting(self.state.ending, TIMED_OUT)
+        return 0
 
     def refuse_puts(self, bint refused):
         """The protocol's drain mode: puts are answered DRAINING, and everything else goes on."""
@@ -452,7 +507,7 @@ cdef class BeanstalkStore(Store):
     def held(self):
         """As Store.held: reserved jobs whose worker may come back in time."""
         with self:
-            return self.state.counts[<int>RESERVED] - self.queues.workers.records[self.state.orphans].jobs
+            return self.state.counts[<int>RESERVED] - self.queues.workers.records[self.state.lost_worker].jobs
 
     def holdings_of(self, uint32_t connection):
         """As Store.holdings_of: reserved jobs."""
@@ -468,7 +523,7 @@ cdef class BeanstalkStore(Store):
         cdef list found = []
         with self:
             for connection in range(1, self.connections.pool.fresh + 1):
-                if connection == self.state.orphans:  # of a process before this one: held() leaves them out too
+                if connection == self.state.lost_worker:  # of a process before this one: held() leaves them out too
                     continue
                 number = self.queues.workers.records[connection].reserved
                 while number:
@@ -640,7 +695,7 @@ cdef class BeanstalkStore(Store):
                     count += state.given_up[command] if reply == <int>INTERNAL_ERROR else 0
                     found.append((name, REPLY_WORDS[reply].decode().lower(), count))
                 if command < COMMANDS:
-                    found.append((name, "ok", state.requests[command] - refused))
+                    found.append((name, "ok", state.requests[command] - refused - state.unanswered[command]))
         return [each for each in found if each[2]]
 
     cdef int audit_parts(self) except -1:

@@ -45,7 +45,8 @@ CREATE TABLE bodies (id INTEGER PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE keys ( -- of jobs that have ended
     key TEXT PRIMARY KEY,
     id INTEGER NOT NULL,
-    until INTEGER NOT NULL      -- Unix time in nanoseconds
+    until INTEGER NOT NULL,     -- Unix time in nanoseconds
+    keep INTEGER NOT NULL       -- seconds for which it is taken after the end of the job
 ) WITHOUT ROWID;
 CREATE INDEX keys_until ON keys (until);
 CREATE TABLE limits (   -- jobs of a tube that were reserved so often go to another, or are buried
@@ -117,7 +118,7 @@ def write(database: sqlite3.Connection, piece: bytes) -> None:
         if long_gone := [(id_,) for id_, size in gone if size > BODY_INLINE_MAX]:
             database.executemany("DELETE FROM bodies WHERE id = ?", long_gone)
     if keys:
-        database.executemany("INSERT OR REPLACE INTO keys VALUES (?, ?, ?)", keys)
+        database.executemany("INSERT OR REPLACE INTO keys VALUES (?, ?, ?, ?)", keys)
         database.execute(FREE_KEYS, (now,))
     if limits:
         database.executemany("INSERT OR REPLACE INTO limits VALUES (?, ?, ?)", limits)

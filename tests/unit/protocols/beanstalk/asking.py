@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from counterd.protocols.beanstalk import wire
+from counterd.protocols.beanstalk import _journal, journal, wire
 
 if TYPE_CHECKING:
     from conformance.driven import Bench, EnginePeer
+    from journaled import Journaled
 
 SECOND = 1_000_000_000
 TICK = 1 << 20  # of the wheel: what is due is done no later
@@ -35,3 +36,16 @@ def fill(bench: Bench, count: int, tube: bytes = b"default", body: bytes = b"x",
         number = min(1000, count - first)
         assert ask(peer, wire.put(body, **more) * number).count(b"INSERTED") == number
     peer.close()
+
+
+def told(kept: Journaled, peer: EnginePeer, *commands: bytes) -> bytes:
+    """The replies, once all is on disk."""
+    before = ask(peer, *commands)
+    kept.commit()
+    return before + said(peer)
+
+
+def restore(kept: Journaled, other: Journaled) -> None:
+    """Has another store take up what the journal has."""
+    for piece in journal.read(kept.database):
+        _journal.restore(other.bench.store, piece, other.bench.now_ns)

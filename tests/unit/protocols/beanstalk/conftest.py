@@ -8,6 +8,7 @@ import pytest
 
 from conformance.beanstalk.engine import make_store
 from conformance.driven import Bench
+from journaled import Journaled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,3 +21,12 @@ def bench() -> Iterator[Bench]:
     yield made
     made.settle()
     made.store.audit()
+
+
+@pytest.fixture
+def kept() -> Iterator[Journaled]:
+    """Audited in the end."""
+    made = Journaled()
+    yield made
+    made.bench.settle()
+    made.bench.store.audit()

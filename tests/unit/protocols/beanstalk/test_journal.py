@@ -11,31 +11,14 @@ import pytest
 from conformance.driven import UNIX_NS
 from counterd.protocols.beanstalk import _journal, journal, wire
 from journaled import Journaled
-from unit.protocols.beanstalk.asking import SECOND, TICK, ask, said
+from unit.protocols.beanstalk.asking import SECOND, TICK, ask, restore, said, told
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from conformance.driven import EnginePeer
 
 DAY = 86400 * SECOND
 ID_MAX = _journal.CONSTANTS["ID_MAX"]
-
-
-@pytest.fixture
-def kept() -> Iterator[Journaled]:
-    """Audited in the end."""
-    made = Journaled()
-    yield made
-    made.bench.settle()
-    made.bench.store.audit()
-
-
-def told(kept: Journaled, peer: EnginePeer, *commands: bytes) -> bytes:
-    """The replies, once all is on disk."""
-    before = ask(peer, *commands)
-    kept.commit()
-    return before + said(peer)
+LIMITS_MAX = 4096  # of _session.pyx
 
 
 def figures(peer: EnginePeer, number: int) -> dict[str, str]:
@@ -384,12 +367,6 @@ def test_replies_wait_for_a_journal_that_is_too_far_behind():
 # ---- what cannot be restored ----
 
 
-def restore(kept: Journaled, other: Journaled) -> None:
-    """Has another store take up what the journal has."""
-    for piece in journal.read(kept.database):
-        _journal.restore(other.bench.store, piece, other.bench.now_ns)
-
-
 def test_a_damaged_body_is_named(kept: Journaled):
     told(kept, kept.connect(), wire.put(b"good"), wire.put(b"bad"))
     kept.database.execute("UPDATE jobs SET body = x'626164ff' WHERE id = 2")
@@ -462,7 +439,7 @@ def test_all_that_makes_sense_is_rescued(kept: Journaled):
     peer = kept.connect()
     told(kept, peer, wire.put_unique(b"1", b"k", 100), wire.delete(1), wire.put(b"2"), wire.put(b"3"))
     told(kept, peer, wire.limit_reserves(b"a", 2, b"b"))
-    kept.database.execute("INSERT INTO keys VALUES ('a b', 1, 1)")
+    kept.database.execute("INSERT INTO keys VALUES ('a b', 1, 1, 1)")
     kept.database.execute("INSERT INTO limits VALUES ('0', 0, '')")
     kept.database.execute("UPDATE jobs SET id = -3 WHERE id = 3")
     assert rescue(kept) == 3
@@ -490,18 +467,6 @@ def test_a_clock_that_was_set_back(kept: Journaled):
     bench.advance(7 * SECOND + TICK)
     assert told(kept, peer, wire.reserve_job(3), wire.bury(3, 0)) == b"RESERVED 3 1\r\n3\r\nBURIED\r\n"
     assert ask(peer, wire.peek_next("buried")) == b"FOUND 1 1\r\n1\r\n"
-
-
-def test_a_key_that_was_free_before_the_clock_was_set_back(kept: Journaled):
-    bench = kept.bench
-    bench.store.set_wall(UNIX_NS + DAY, bench.now_ns)
-    peer = kept.connect()
-    told(kept, peer, wire.put_unique(b"1", b"k", 5), wire.delete(1))
-    bench.advance(6 * SECOND)
-    assert told(kept, peer, wire.put_unique(b"2", b"k")) == b"INSERTED 2\r\n"
-    assert kept.database.execute("SELECT id FROM keys").fetchall() == [(1,)]
-    kept.crash()
-    assert ask(kept.connect(), wire.put_unique(b"3", b"k")) == b"EXISTS 2\r\n"
 
 
 def test_jobs_from_before_the_machine_was_started(kept: Journaled):
@@ -532,15 +497,6 @@ def test_a_memory_limit_that_is_too_small(kept: Journaled):
         restore(kept, Journaled(memory_limit=1 << 20))
 
 
-@pytest.mark.parametrize(("count", "size"), [(90, 3), (60, 180)], ids=["short", "long"])
-def test_a_memory_limit_that_is_too_small_for_keys(kept: Journaled, count: int, size: int):
-    for number in range(count):
-        key = b"%d" % number
-        told(kept, kept.connect(), wire.put_unique(b"", key.zfill(size), 1000), wire.delete(number + 1))
-    with pytest.raises(MemoryError, match=r"more keys than beanstalk\.memory_limit allows"):
-        restore(kept, Journaled(memory_limit=8_000))
-
-
 def test_a_job_that_is_longer_than_jobs_may_be_now(kept: Journaled):
     told(kept, kept.connect(), wire.put(b"x" * 1000))
     with pytest.raises(MemoryError, match=r"^job 1 has 1000 bytes, more than beanstalk\.max_job_size allows$"):
@@ -562,20 +518,6 @@ def test_large_jobs_are_restored_a_few_at_a_time(kept: Journaled):
     assert len(pieces) > 3
     kept.crash()
     assert ask(kept.connect(), wire.peek_next("buried")).startswith(b"FOUND 20 60000\r\n")
-
-
-def test_so_many_keys_are_taken_out_at_once(kept: Journaled, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(journal, "FREE_KEYS", journal.FREE_KEYS.replace(str(journal.KEYS_AT_ONCE), "2"))
-    peer = kept.connect()
-    for number in range(1, 6):
-        told(kept, peer, wire.put_unique(b"", b"%d" % number, 1), wire.delete(number))
-    kept.bench.advance(9 * SECOND)
-    left = []
-    for number in range(6, 9):
-        told(kept, peer, wire.put_unique(b"", b"%d" % number, 1000), wire.delete(number))
-        ((count,),) = kept.database.execute("SELECT count(*) FROM keys WHERE id < 6")
-        left.append(count)
-    assert left == [3, 1, 0]
 
 
 def test_too_many_tubes(kept: Journaled):
@@ -641,14 +583,42 @@ def test_limits_of_reserves_outlive_the_process(kept: Journaled):
 def test_changes_are_told_in_their_order(kept: Journaled):
     """What changed behind a limit of reserves is not told before it."""
     peer, other, last = kept.connect(), kept.connect(), kept.connect()
-    peer.send(wire.put(b"1"))
+    peer.send(wire.put(b"x" * 60_000) * 5)  # which fill a piece
     other.send(wire.limit_reserves(b"a", 1, b"a"))
     last.send(wire.put(b"2"))
-    for answered in ((b"INSERTED 1\r\n", b"LIMITED\r\n", b""), (b"", b"", b"INSERTED 2\r\n")):
-        assert kept.take()
-        kept.write()
-        kept.reach()
-        assert (said(peer), said(other), said(last)) == answered
+    assert kept.take()
+    kept.write()
+    kept.reach()
+    assert (said(peer).count(b"INSERTED"), said(other), said(last)) == (5, b"", b"")
+    kept.commit()
+    assert (said(other), said(last)) == (b"LIMITED\r\n", b"INSERTED 6\r\n")
+
+
+def test_limits_that_were_asked_for_together_are_told_together(kept: Journaled):
+    """The last is what holds."""
+    peer = kept.connect()
+    for number in range(1, 6):
+        peer.send(wire.limit_reserves(b"a", number, b"a") + wire.limit_reserves(b"t%d" % number, 1, b"a"))
+    assert kept.take()
+    kept.write()
+    kept.reach()
+    assert said(peer) == b"LIMITED\r\n" * 10
+    assert not kept.take()
+    found = kept.database.execute("SELECT tube, reserves FROM limits ORDER BY tube").fetchall()
+    assert found == [("a", 5), *((f"t{number}", 1) for number in range(1, 6))]
+
+
+def test_limits_that_the_journal_does_not_take_are_bounded(kept: Journaled):
+    peer = kept.connect()
+    for number in range(1, LIMITS_MAX + 1):
+        peer.send(wire.limit_reserves(b"a", number, b"a"))
+    assert ask(kept.connect(), wire.limit_reserves(b"a", 1, b"a")) == b"INTERNAL_ERROR\r\n"
+    kept.commit()
+    assert said(peer) == b"LIMITED\r\n" * LIMITS_MAX
+    assert told(kept, kept.connect(), wire.limit_reserves(b"a", 1, b"a")) == b"LIMITED\r\n"
+    kept.refuse()
+    assert ask(kept.connect(), wire.limit_reserves(b"new", 1, b"a")) == b"INTERNAL_ERROR\r\n"
+    assert ask(kept.connect(), wire.inspect_tube(b"new")) == b"NOT_FOUND\r\n"
 
 
 @pytest.mark.parametrize(
@@ -665,61 +635,50 @@ def test_a_limit_that_makes_no_sense_is_named(kept: Journaled, row: str, named: 
     assert list(journal.problems(kept.database)) == [str(raised.value)]
 
 
-def test_keys_outlive_the_process(kept: Journaled):
+def test_what_is_on_disk_already_is_not_given_up(kept: Journaled):
     peer = kept.connect()
-    told(
-        kept, peer, wire.put_unique(b"1", b"alive"), wire.put_unique(b"2", b"kept", 100), wire.put_unique(b"3", b"b", 5)
-    )
-    told(kept, peer, wire.delete(2), wire.delete(3))
-    peer.send(wire.put_unique(b"4", b"came-and-went", 100) + wire.delete(4))  # between two pieces
-    kept.commit()
-    for _ in range(2):
-        kept.crash(SECOND)
-        peer = kept.connect()
-        for number, key in enumerate((b"alive", b"kept", b"b", b"came-and-went"), 1):
-            assert ask(peer, wire.put_unique(b"x", key)) == b"EXISTS %d\r\n" % number  # that is on disk
-    assert figures(peer, 1)["key"] == '"alive"'
-    kept.crash(4 * SECOND)
-    peer = kept.connect()
-    assert kept.bench.store.snapshot()["keys"] == 3
-    assert told(kept, peer, wire.put_unique(b"new", b"b", 1)).startswith(b"INSERTED")
-    assert told(kept, peer, wire.delete(1)) == b"DELETED\r\n"
-    kept.crash()
-    assert told(kept, kept.connect(), wire.put_unique(b"new", b"alive")).startswith(b"INSERTED")
-
-
-def test_old_keys_leave_the_disk(kept: Journaled):
-    peer = kept.connect()
-    for number in range(1, 6):
-        told(kept, peer, wire.put_unique(b"x", b"key-%d" % number, 1), wire.delete(number))
-        kept.bench.advance(2 * SECOND)
-    assert kept.database.execute("SELECT key FROM keys").fetchall() == [("key-5",)]
-
-
-def test_that_a_job_exists_is_not_said_before_it_is_on_disk(kept: Journaled):
-    peer, other = kept.connect(), kept.connect()
-    peer.send(wire.put_unique(b"1", b"k"))
-    assert ask(other, wire.put_unique(b"1", b"k")) == b""
+    peer.send(wire.put(b"1"))
     assert kept.take()
-    kept.refuse()
-    assert (said(peer), said(other)) == (b"INTERNAL_ERROR\r\n", b"INTERNAL_ERROR\r\n")
     kept.write()
-    kept.reach()
-    assert told(kept, peer, wire.put_unique(b"1", b"k")) == b"INSERTED 2\r\n"
+    peer.send(wire.put(b"2") + wire.delete(1))
+    kept.bench.store.reach(1, kept.bench.now_ns)
+    kept.piece = None
+    kept.refuse()
+    assert said(peer) == b"INSERTED 1\r\nINTERNAL_ERROR\r\nDELETED\r\n"
 
 
-@pytest.mark.parametrize(
-    ("row", "named"),
-    [
-        ("'', 1, 1", ""), ("'a b', 1, 1", "a b"), ("'k', 0, 1", "k"), ("'k', -1, 1", "k"),
-        (f"'k', {ID_MAX + 1}, 1", "k"), ("'k', 1, -1", "k"), ("'k', 'x', 1", "k"),
-    ],
-)  # fmt: skip
-def test_a_key_that_makes_no_sense_is_named(kept: Journaled, row: str, named: str):
-    kept.database.execute(f"INSERT INTO keys VALUES ({row})")
-    with pytest.raises(ValueError, match=f"key {named}: ") as raised:
-        list(journal.read(kept.database))
-    assert list(journal.problems(kept.database)) == [str(raised.value)]
+def test_many_replies_are_given_up_in_slices(kept: Journaled):
+    peers = [kept.connect() for _ in range(40)]
+    for peer in peers:
+        for _ in range(40):
+            peer.send(wire.put(b"x"))
+    bench = kept.bench
+    _journal.refuse(bench.store, bench.now_ns)
+    left = [bench.store.snapshot()["jobs"]]
+    for _ in range(4):
+        bench.store.tick(bench.now_ns)
+        left.append(bench.store.snapshot()["jobs"])
+        bench.store.audit()
+    assert 1000 < left[0] < 1600
+    assert left[1] < left[0]
+    assert left[-1] == 0
+    bench.settle()
+    assert {said(peer) for peer in peers} == {b"INTERNAL_ERROR\r\n" * 40}
+
+
+def test_a_journal_that_can_be_written_again_before_all_was_given_up(kept: Journaled):
+    peers = [kept.connect() for _ in range(40)]
+    for peer in peers:
+        for _ in range(40):
+            peer.send(wire.put(b"x"))
+    _journal.refuse(kept.bench.store, kept.bench.now_ns)
+    kept.commit()
+    answers = b"".join(said(peer) for peer in peers)
+    refused = answers.count(b"INTERNAL_ERROR\r\n")
+    assert 0 < refused < 600
+    assert answers.count(b"INSERTED ") == 1600 - refused == kept.bench.store.snapshot()["jobs"]
+    kept.crash()
+    assert kept.restored == 1600 - refused
 
 
 def test_after_a_failure_with_nothing_to_write_no_reply_waits():

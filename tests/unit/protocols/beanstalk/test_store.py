@@ -168,6 +168,86 @@ def test_many_wait_for_the_end_of_a_pause(bench: Bench):
     assert [said(peer).startswith(b"RESERVED %d " % number) for number, peer in enumerate(waiting, 1)] == [True] * 1200
 
 
+def test_large_jobs_are_handed_over_a_few_at_a_time(bench: Bench):
+    producer = bench.connect()
+    ask(producer, wire.pause_tube(b"default", 10))
+    waiting = [bench.connect() for _ in range(60)]
+    for peer in waiting:
+        assert ask(peer, wire.reserve()) == b""
+    fill(bench, 60, body=b"x" * 60000)
+    bench.ticking = False
+    ask(producer, wire.pause_tube(b"default", 0))
+    bench.store.tick(bench.now_ns)
+    assert 0 < bench.store.snapshot()["jobs:reserved"] < 30
+    bench.ticking = True
+    bench.settle()
+    assert {len(peer.output) > 60000 for peer in waiting} == {True}
+
+
+def test_who_is_collected_while_it_waits_gets_no_job(bench: Bench):
+    """Nobody may be told then; the job is the next one's, or the tube's."""
+    producer, other = bench.connect(), bench.connect()
+    sessions = [bench.store.session(bench.now_ns) for _ in range(2)]
+    for session in sessions:
+        session.receive(wire.reserve(), bench.now_ns)
+    ask(other, wire.reserve())
+    with bench.store:
+        del session
+        sessions.clear()
+    assert ask(producer, wire.put(b"1")) == b"INSERTED 1\r\n"
+    assert said(other) == b"RESERVED 1 1\r\n1\r\n"
+    session = bench.store.session(bench.now_ns)
+    session.receive(wire.reserve(), bench.now_ns)
+    with bench.store:
+        del session
+    bench.ticking = False
+    assert ask(producer, wire.put(b"2")) == b"INSERTED 2\r\n"
+    bench.store.audit()
+    bench.ticking = True
+    assert ask(other, wire.reserve()) == b"RESERVED 2 1\r\n2\r\n"
+
+
+def test_who_is_collected_during_a_drain(bench: Bench):
+    session = bench.store.session(bench.now_ns)
+    session.receive(wire.reserve(), bench.now_ns)
+    bench.store.begin_drain()
+    with bench.store:
+        del session
+    bench.settle()
+    assert bench.store.snapshot()["waiting"] == 0
+
+
+def test_no_count_of_outcomes_falls(bench: Bench):
+    """That a request waits is no outcome yet."""
+    peer, gone, producer = (bench.connect() for _ in range(3))
+    before = dict.fromkeys(
+        [("reserve-with-timeout", "ok"), ("reserve-with-timeout", "timed_out"), ("reserve", "ok")], 0
+    )
+    for act, change in (
+        (lambda: ask(peer, wire.reserve(1)), {}),
+        (lambda: bench.advance(SECOND + TICK), {("reserve-with-timeout", "timed_out"): 1}),
+        (lambda: ask(peer, wire.reserve(1)), {}),
+        (lambda: ask(gone, wire.reserve()), {}),
+        (gone.close, {}),
+        (lambda: ask(producer, wire.put(b"1")), {("reserve-with-timeout", "ok"): 1}),
+    ):
+        act()
+        before |= change
+        counts = {(name, status): count for name, status, count in bench.store.outcomes()}
+        assert {each: counts.get(each, 0) for each in before} == before
+
+
+def test_a_batch_does_not_look_through_many_tubes_for_each_job():
+    bench = Bench(make_store(tubes=5000))
+    fill(bench, 50)
+    peer = bench.connect()
+    for number in range(4000):
+        peer.send(wire.watch(b"t%d" % number))
+    said(peer)
+    for _ in range(5):
+        assert ask(peer, wire.batch_reserve(1000, 0)).startswith(b"JOBS 9\r\n")
+
+
 def test_a_drain_ends_many_waits(bench: Bench):
     waiting = [bench.connect() for _ in range(1500)]
     for peer in waiting:
