@@ -86,9 +86,9 @@ def test_jobs(tmp_path: Path) -> None:
         for word in ("beanstalk cycle, 50 connections", "bodies of 100 B", "no job was lost", "inserted", "deleted"):
             assert word in found.stdout
         words = ("-t", "fan", "--producers", 2, "--delay", "1s", "--value-size", 30)
-        found = counterbench(*there, *words, "-n", 100, "-q")
+        found = counterbench(*there, *words, "-n", 100, "-P", 50, "-q")
         assert found.stdout.startswith(
-            "beanstalk fan, 502 connections, 1 in flight, bodies of 30 B, 2 producers, delayed 1.00 s: "
+            "beanstalk fan, 502 connections, 50 in flight, bodies of 30 B, 2 producers, delayed 1.00 s: "
         )
         assert counterbench(*there, "--delay", "1500ms").stderr.endswith("a delay is of whole seconds, not 1.5\n")
 
