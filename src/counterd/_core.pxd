@@ -69,7 +69,7 @@ cdef class Store:
     cdef size_t posted_max
     cdef readonly uint64_t sessions_dropped
 
-    cpdef Session session(self, int64_t now_ns=*)
+    cpdef Session session(self, int64_t now_ns=*, int port=*)
     cpdef int64_t next_deadline(self)
     cpdef tick(self, int64_t now_ns)
     cpdef set_wall(self, int64_t unix_ns, int64_t now_ns)
@@ -90,6 +90,7 @@ cdef class Store:
 cdef class Session:
     cdef readonly Store store
     cdef public object owner    # whoever made the session may leave a mark here
+    cdef readonly int port      # of its protocol's, that its connection came by
     cdef uint8_t* kept          # input that could not be used up yet: kept_size bytes at kept_start
     cdef size_t kept_start
     cdef size_t kept_size
@@ -134,6 +135,7 @@ cdef class Session:
 
     cdef int resume(self, bytes reply) except -1
     cdef void hold_back(self, uint64_t position) noexcept
+    cdef void break_off(self) noexcept
     cdef void settle(self) noexcept
     cdef bint can_post(self, size_t size) noexcept
     cdef int post(self, bytes message) except -1

@@ -33,9 +33,9 @@ cdef enum:
 cdef class Store:
     """Everything the sessions of one protocol share. Subclasses have the parts that they need.
 
-    hash_key: 16 random bytes; make_session: called with the store for each connection; reply_max: bytes of the longest
-    reply; posted_max: bytes that others may leave for a session that does not take them; now_ns: the caller's monotonic
-    clock.
+    hash_key: 16 random bytes; make_session: called for each connection with the store, and with the port if it is not
+    the first; reply_max: bytes of the longest reply; posted_max: bytes that others may leave for a session that does
+    not take them; now_ns: the caller's monotonic clock.
 
     A subclass reserves its parts' memory in its __cinit__, maps the region (`map_region`) and begins the parts: that is
     the first call. All code that touches the region runs between `begin_call` and `end_call`, or in a `with store:`,
@@ -107,11 +107,11 @@ cdef class Store:
         """Bounds what others may leave for a session from now on, in bytes."""
         self.posted_max = posted_max
 
-    cpdef Session session(self, int64_t now_ns=0):
-        """A session for a new connection, at now_ns. Raises MemoryError if there is no room for another."""
+    cpdef Session session(self, int64_t now_ns=0, int port=0):
+        """A session for a new connection by that port, at now_ns. Raises MemoryError if there is no room for one."""
         self.begin_call(max(now_ns, self.now_ns))
         try:
-            return self.make_session(self)
+            return self.make_session(self) if port == 0 else self.make_session(self, port)
         finally:
             orphans_forget(self)  # such as one for which there was no room after all
             self.end_call()
@@ -282,10 +282,11 @@ cdef class Session:
     them, by what the call has left behind, and `detach` ends them.
     """
 
-    def __cinit__(self, Store store not None):
+    def __cinit__(self, Store store not None, int port=0):
         if not store.entered:
             raise RuntimeError("sessions are made by Store.session()")
         self.store = store
+        self.port = port
         self.connection = connections_take(&store.connections)
         if self.connection == 0:
             raise MemoryError(f"{CONNECTIONS_MAX} connections are open or leaving")
@@ -598,6 +599,11 @@ cdef class Session:
         self.budget_floor = min(0, store.budget - GRACE_STEPS)
         return 0
 
+    cdef void break_off(self) noexcept:
+        """Nothing more is read: the connection ends once what it was given has gone out."""
+        self.broken = self.input_over = True
+        self.budget_floor = INT64_MAX
+
     cdef void settle(self) noexcept:
         """Decides in which state the session is, by what it has left to do."""
         cdef State state
@@ -686,8 +692,7 @@ cdef class Session:
             self.requests += i
             if i == count:
                 if taken < 0:
-                    self.broken = self.input_over = True
-                    self.budget_floor = INT64_MAX
+                    self.break_off()
                     return size
             elif not self.unfinished:
                 position += self.skip(&frames[i], size - position)

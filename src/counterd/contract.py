@@ -36,8 +36,8 @@ class Store(Protocol):
     next_deadline() said last.
     """
 
-    def session(self, now_ns: int) -> Session:
-        """A session for a new connection. Raises MemoryError if there is no room for another."""
+    def session(self, now_ns: int, port: int) -> Session:
+        """A session for a new connection by that port, 0 being the first. Raises MemoryError if there is no room."""
 
     def next_deadline(self) -> int:
         """When tick() or take_dirty() is due; 0 is now, -1 is never as things are."""
@@ -288,6 +288,38 @@ class Journal:
     ledger: str
 
 
+class SharedSource(Protocol):
+    """The module that knows what a Redis is to be asked for a protocol's store.
+
+    alone() is called first, and whenever Redis cannot be asked any more; begin() when it can.
+    """
+
+    SCRIPT: str  # in Lua: what each call runs
+
+    def begin(self, store: Any, now_ns: int) -> None:
+        """Redis decides from now on."""
+
+    def take(self, store: Any, now_ns: int) -> tuple[list[bytes], list[bytes | int]] | None:
+        """Keys and arguments of the next call; None if there is none, or the last one has not been settled."""
+
+    def settle(self, store: Any, answer: bytes, now_ns: int) -> None:
+        """What the call that was taken last was answered. Raises ValueError if it is no answer."""
+
+    def alone(self, store: Any, now_ns: int) -> None:
+        """The store decides by itself from now on, also about what was taken and not settled."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """State that a store shares with others, in a Redis.
+
+    address: key of the setting that says where that is, "" for none. source: name of a module that is a SharedSource.
+    """
+
+    address: str
+    source: str
+
+
 @dataclass(frozen=True)
 class Extensions:
     """Other people's code in the place of a protocol's own. Control imports it when privileges have been given up.
@@ -312,8 +344,10 @@ class Room:
     reload: gives a running store its settings, some of which may have changed.
     aliases: other spellings of keys, `{accepted: real}`.
     figures: what the metrics tell of its snapshot.
-    windows, files, tables, extensions, journal: its abilities.
+    windows, files, tables, extensions, journal, shared: its abilities.
     drain_mode: likewise; has a running store refuse new work, or take it again, while everything else goes on.
+    ports: names of the ports that it has besides the first, in their order: `NAME_port` and `NAME_socket` are keys of
+        its own, and everything else about them is as for the first.
     """
 
     name: str
@@ -328,4 +362,6 @@ class Room:
     tables: tuple[Table, ...] = ()
     extensions: Extensions | None = None
     journal: Journal | None = None
+    shared: Shared | None = None
     drain_mode: Callable[[Any, bool], None] | None = None
+    ports: tuple[str, ...] = ()

@@ -8,15 +8,18 @@ Who uses a value takes it from an object of such a class, so that a type checker
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
+from pathlib import PurePath
 from typing import Any, TypeVar
 
 Reader = Callable[[str], Any]
 
 T = TypeVar("T")
 
+SOCKET_PATH_MAX = 107  # the kernel's, of sun_path, without its final NUL
 SIZE_SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -118,6 +121,23 @@ def absolute_path(text: str) -> str:
         raise ValueError(f"expected an absolute path, not {text!r}")
     if "\0" in text:
         raise ValueError(f"expected a path without NUL, not {text!r}")
+    return text
+
+
+def socket_path(text: str) -> str:
+    """An absolute path that fits into the address of a Unix socket; empty means none."""
+    length = len(os.fsencode(absolute_path(text)))
+    if length > SOCKET_PATH_MAX:
+        raise ValueError(f"the path has {length} bytes, a Unix socket's can have {SOCKET_PATH_MAX}")
+    if text and not PurePath(text).name:
+        raise ValueError(f"expected the path of a Unix socket, not the folder {text}")
+    return text
+
+
+def redis_url(text: str) -> str:
+    """Where a Redis is, as its clients write it; empty means none. Errors do not show it: it may have a password."""
+    if text and not re.fullmatch(r"(rediss?|unix)://[!-~]+", text):
+        raise ValueError("expected redis://HOST:PORT/DATABASE, rediss://USER:PASSWORD@HOST or unix:///PATH?db=N")
     return text
 
 

@@ -396,17 +396,18 @@ class Capture:
 
 def run_case(
     case: Case,
-    connect: Callable[[], Peer],
+    connect: Callable[..., Peer],
     *,
+    by_name: bool = False,
     reference: bool = False,
     advance: Callable[[int], None] | None = None,
     happen: Callable[[str], None] | None = None,
 ) -> None:
     """Plays a case; AssertionError, naming the step, if anything is not as expected.
 
-    connect: opens a connection to the implementation. reference: it is the reference server. advance: lets so many
-    nanoseconds go by; without it time is what it is. happen: lets that happen to the server; without it no case may
-    need it.
+    connect: opens a connection to the implementation; by_name: it is told which. reference: it is the reference server.
+    advance: lets so many nanoseconds go by; without it time is what it is. happen: lets that happen to the server;
+    without it no case may need it.
     """
     peers: dict[str, Peer] = {}
     ended = set()
@@ -423,7 +424,7 @@ def run_case(
                 continue
             try:
                 if step.on not in peers:
-                    peers[step.on] = connect()
+                    peers[step.on] = connect(step.on) if by_name else connect()
                 expectation = step.reference if reference else step.expect
                 _play(run, case.dialect, step, peers[step.on], expectation)
             except AssertionError as error:

@@ -28,6 +28,10 @@ SETTINGS = {
     "sentinel.enable": "true",
     "sentinel.bind": "127.0.0.1",
     "sentinel.port": "0",
+    "smockron.enable": "true",
+    "smockron.bind": "127.0.0.1",
+    "smockron.port": "0",
+    "smockron.control_port": "0",
     "admin.enable": "true",
     "admin.bind": "127.0.0.1:0",
 }

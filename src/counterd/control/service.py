@@ -5,17 +5,16 @@ Floor 4.
 
 from __future__ import annotations
 
-import errno
 import functools
 import ipaddress
-import os
-import socket
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from counterd.control.config.keys import account_number, shown
+from counterd.control.authority import Authority
+from counterd.control.config.keys import account_number, ports_of
 from counterd.control.config.loading import ConfigError
+from counterd.control.doors import Door, keepalive_of
 from counterd.control.files import read_files, unreadable
 from counterd.control.journal import JournalFailed, Keeper
 from counterd.control.process.limits import effective_connections
@@ -25,7 +24,6 @@ from counterd.extensions.host import PluginHost, find_extensions
 from counterd.net.access import Access
 from counterd.net.admission import Limits
 from counterd.net.server import Server
-from counterd.net.sockets import Keepalive, UnixSocket, open_tcp, set_keepalive
 
 if TYPE_CHECKING:
     import asyncio
@@ -104,17 +102,16 @@ class Service:
     def __init__(self, room: Room, config: Config, descriptors: int, report: Report) -> None:
         self.room = room
         self.plugin_host = PluginHost(room, config, functools.partial(report, room=room.name))
-        self.tcp: list[socket.socket] = []
-        self.unix: UnixSocket | None = None
+        self.doors = [Door(port, config) for port in ports_of(room)]
         self.ready: Ready
         self.store: Store
         self.server: Server
         self.windows: Windows
         self.keeper: Keeper | None = None  # of its journal
+        self.authority: Authority | None = None  # the Redis that its state is in
         self._config = config
         self._settings = config.listener(room.name)
         self._descriptors = descriptors
-        self._passed_unix: list[socket.socket] = []
         self._report = report
 
     def open(self) -> tuple[list[str], list[str]]:
@@ -125,36 +122,16 @@ class Service:
             self.ready = prepare(self.room, self._config)
         except ConfigError as error:
             problems += error.problems
-        if self.room.name in self._config.sockets:
-            self._take(self._config.sockets[self.room.name])
-            return problems, missing
-        port = self._settings.port
-        for address in self._settings.bind:
-            try:
-                self.tcp.append(open_tcp(address, port, self._keepalive()))
-            except OSError as error:
-                taken = error.errno == errno.EADDRINUSE
-                why = "it is in use" if taken else (error.strerror or str(error))
-                line = f"{self._where('port' if taken else 'bind')}: cannot listen on {shown(address, port)}: {why}"
-                absent = error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and address in ("::1", "::")
-                (missing if absent else problems).append(line)
-            else:
-                port = self.tcp[-1].getsockname()[1]  # if any would do, all addresses share the one that was found
-        path = self._settings.socket
-        if path:
-            try:
-                self.unix = UnixSocket(path, self._settings.socket_mode)
-                self._own(-1, -1)
-            except OSError as error:
-                problems.append(f"{self._where('socket')}: cannot listen on {path}: {error.strerror or error}")
-        if not self.tcp and not self.unix and not problems:
-            problems, missing = missing, []
+        for door in self.doors:
+            wrong, absent = door.open()
+            problems += wrong
+            missing += absent
         return problems, missing
 
     def hand_over(self, uid: int, gid: int) -> None:
-        """Gives the file of its Unix socket to the user the daemon is going to be. Raises OSError."""
-        if self.unix and (uid, gid) != (os.geteuid(), os.getegid()):
-            self._own(uid, gid)
+        """Gives the files of its Unix sockets to the user the daemon is going to be. Raises OSError."""
+        for door in self.doors:
+            door.hand_over(uid, gid)
 
     def unreadable(self) -> list[str]:
         """The files that this process cannot read again: a reload would find out too late."""
@@ -181,7 +158,12 @@ class Service:
         if journal is not None and self._config.values[journal.path]:
             store = cast("JournaledStore", self.store)
             self.keeper = Keeper(self.room, self._config.values, store, self.server.driver, self._told)
-            self.server.driver.journal = self.keeper
+            self.server.driver.outside = self.keeper
+        shared = self.room.shared
+        if shared is not None and self._config.values[shared.address]:
+            self.authority = Authority(self.room, self._config.values, self.store, self.server.driver, self._told)
+            self.server.driver.outside = self.authority
+            self.authority.start()
 
     async def restore(self) -> None:
         """Has the store take up what its journal has. Raises ConfigError."""
@@ -203,8 +185,9 @@ class Service:
 
     def listen(self) -> None:
         """Begins to accept connections."""
-        for listening in self._listening():
-            self.server.listen(listening)
+        for number, door in enumerate(self.doors):
+            for listening in door.listening:
+                self.server.listen(listening, number)
 
     def load(self, config: Config, ready: Ready) -> None:
         """Gives the store what its files say: all of it, or nothing. Raises ValueError or MemoryError."""
@@ -231,17 +214,14 @@ class Service:
         self.ready = ready
         self.server.limits = self._limits()
         self.server.context = ready.context
-        for listening in self.tcp:
-            set_keepalive(listening, self._keepalive())
+        for door in self.doors:
+            door.keep_alive(keepalive_of(self._settings))
         self.room.reload(self.store, config.own(self.room))
         self.windows.set_interval(self._window())
 
-    def addresses(self) -> str:
-        """Where it listens, for people."""
-        places = [shown(*listening.getsockname()[:2]) for listening in self.tcp]
-        if self.unix or self._passed_unix:
-            places.append(f"unix:{self._settings.socket}")
-        return ", ".join(places)
+    def addresses(self) -> dict[str, list[str]]:
+        """Where each of its ports listens, for people; the first has the room's name."""
+        return {door.port.name: door.addresses() for door in self.doors}
 
     def unlisten(self) -> None:
         """Accepts no more, and has the store give out nothing new."""
@@ -257,30 +237,10 @@ class Service:
         self.plugin_host.close()
         if self.keeper is not None:
             self.keeper.stop()
-        if self.unix:
-            self.unix.unlink()
-        for listening in self._listening():
-            listening.close()
-
-    def _take(self, passed: tuple[socket.socket, ...]) -> None:
-        """Sockets that were opened by somebody else, who keeps their files."""
-        for listening in passed:
-            if listening.family == socket.AF_UNIX:
-                self._passed_unix.append(listening)
-            else:
-                listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self.tcp.append(listening)
-
-    def _listening(self) -> list[socket.socket]:
-        return [*self.tcp, *([self.unix.socket] if self.unix else []), *self._passed_unix]
-
-    def _own(self, uid: int, gid: int) -> None:
-        """Gives the socket's file to those that are configured, else to these; -1 leaves it."""
-        user, group = self._settings.socket_user, self._settings.socket_group
-        uid = account_number("user", user) if user else uid
-        gid = account_number("group", group) if group else gid
-        if self.unix and (uid, gid) != (-1, -1):
-            self.unix.chown(uid, gid)
+        if self.authority is not None:
+            self.authority.stop()
+        for door in self.doors:
+            door.close()
 
     def _told(self, cause: str, text: str) -> None:
         """Passes on what the server reports, with the limit that it is about."""
@@ -307,9 +267,6 @@ class Service:
     def _window(self) -> int:
         return self._config.values[self.room.windows.key] if self.room.windows else 0
 
-    def _where(self, name: str) -> str:
-        return self._config.place(f"{self.room.name}.{name}")
-
     def _limits(self) -> Limits:
         settings = self._settings
         return Limits(
@@ -321,10 +278,4 @@ class Service:
             idle_timeout=settings.idle_timeout,
             handshake_timeout=self._config.process.tls.handshake_timeout,
             access=self.ready.access,
-        )
-
-    def _keepalive(self) -> Keepalive:
-        settings = self._settings
-        return Keepalive(
-            settings.keepalive_idle, settings.keepalive_interval, settings.keepalive_count, settings.user_timeout
         )

@@ -55,6 +55,7 @@ cdef class Connection(Handler):
     cdef readonly object patience       # name of the server's limit on how long output may be stuck
     cdef readonly bytes address         # of its peer, 4 or 16 bytes; None on a Unix socket
     cdef uint16_t port
+    cdef int entrance                   # by which it came
     cdef public int64_t number          # the engine's; 0 until it has entered, negative once another has it
     cdef public uint64_t serial         # which never repeats; 0 until it has entered
     cdef readonly int64_t since_ns      # when it came, on the monotonic clock

@@ -70,16 +70,19 @@ cdef class Common:
 cdef class Connection(Handler):
     """A connection that was let in. patience: name of the limit on how long its output may be stuck.
 
-    address, port: of its peer; None and 0 on a Unix socket.
+    address, port: of its peer; None and 0 on a Unix socket. entrance: the port of its protocol by which it came.
     """
 
-    def __cinit__(self, Common common not None, Stream stream not None, patience, bytes address, uint16_t port):
+    def __cinit__(
+        self, Common common not None, Stream stream not None, patience, bytes address, uint16_t port, int entrance
+    ):
         self.common = common
         self.store = common.store
         self.stream = stream
         self.patience = patience
         self.address = address
         self.port = port
+        self.entrance = entrance
 
     cdef int begin(self) except -1:
         """Serves its stream from now on."""
@@ -99,7 +102,7 @@ cdef class Connection(Handler):
         cdef Session session
         cdef int64_t now_ns = monotonic_ns()
         try:
-            session = self.store.session(now_ns)
+            session = self.store.session(now_ns, self.entrance)
         except MemoryError as error:
             self.common.events.rejected("memory", str(error))
             self.common.driver.wake()  # what it has already had may have to be given back
@@ -113,6 +116,8 @@ cdef class Connection(Handler):
         self.common.events.entered(self)
         if self.common.parting:
             self.part()
+        elif session.state != READING:  # it speaks first
+            self.settle()
 
     cpdef received(self, bytes data):
         cdef Session session = self.session

@@ -4,10 +4,10 @@ from typing import Protocol
 
 from counterd.contract import Store
 
-class Journal(Protocol):
+class Outside(Protocol):
     def turn(self, now_ns: int) -> None: ...
 
 class Driver:
-    journal: Journal | None
+    outside: Outside | None
     def __init__(self, loop: asyncio.AbstractEventLoop, store: Store, clock: Callable[[], int]) -> None: ...
     def wake(self) -> None: ...

@@ -64,8 +64,8 @@ cdef class Driver:
         except Exception as error:  # a bug of ours; what is due is still due, and would fail again at once, and again
             self.rest_until_ns = now_ns + RETRY_NS
             self.loop.call_exception_handler({"message": "a tick failed", "exception": error})
-        if self.journal is not None:
-            self.journal.turn(now_ns)
+        if self.outside is not None:
+            self.outside.turn(now_ns)
         for session in self.store.take_dirty():
             if session.owner is not None:  # else its connection has gone
                 self.waiting.append(session.owner)

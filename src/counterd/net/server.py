@@ -152,14 +152,18 @@ class Server:
 
     # ---- its life ----
 
-    def listen(self, listening: socket.socket) -> None:
-        """Begins to accept connections on a socket that is bound and listens; unlisten() closes it."""
+    def listen(self, listening: socket.socket, port: int = 0) -> None:
+        """Begins to accept connections on a socket that is bound and listens; unlisten() closes it.
+
+        port: which of the protocol's, 0 being the first.
+        """
         if self._poller is None:
             self._poller = Poller(self.loop, self._on_rejected)
             self._apply_limits()  # which it has to know
         local = listening.family == socket.AF_UNIX
         patience = "write_timeout" if local else "user_timeout"
-        self._poller.listen(listening.fileno(), Entrance(self._table, self._common, self._poller, not local, patience))
+        entrance = Entrance(self._table, self._common, self._poller, not local, patience, port)
+        self._poller.listen(listening.fileno(), entrance)
         self._listening.append(listening)
 
     def unlisten(self) -> None:

@@ -118,7 +118,7 @@ cdef class Entrance(Acceptor):
     """The way into a table, of one listening socket.
 
     common: what its connections share; the events there have enter() and remove() called. secure: whether they begin
-    with a TLS handshake, if the table has a context. patience: see Connection.
+    with a TLS handshake, if the table has a context. patience: see Connection. number: of the protocol's port.
     """
 
     cdef Table table
@@ -126,15 +126,17 @@ cdef class Entrance(Acceptor):
     cdef Poller poller
     cdef bint secure
     cdef object patience
+    cdef int number
 
     def __cinit__(
-        self, Table table not None, Common common not None, Poller poller not None, bint secure, patience
+        self, Table table not None, Common common not None, Poller poller not None, bint secure, patience, int number=0
     ):
         self.table = table
         self.common = common
         self.poller = poller
         self.secure = secure
         self.patience = patience
+        self.number = number
 
     cpdef accepted(self, int fd, bytes address, uint16_t port):
         """Serves a connection, or closes it if it is not let in."""
@@ -154,7 +156,7 @@ cdef class Entrance(Acceptor):
             self.common.events.rejected(*reason)
             return
         stream = Stream(self.poller, fd, tls)
-        connection = Connection(self.common, stream, self.patience, address, port)
+        connection = Connection(self.common, stream, self.patience, address, port, self.number)
         table.arriving.add(connection)
         if address is not None:
             table.addresses[address] = table.addresses.get(address, 0) + 1

@@ -110,7 +110,7 @@ def service(
         server=Server(connections),
         store=store,
         failing=False,
-        addresses=lambda: "127.0.0.1:1, unix:/s",
+        addresses=lambda: {"one": ["127.0.0.1:1", "unix:/s"], "one-more": ["127.0.0.1:2"]},
     )
 
 
@@ -163,7 +163,7 @@ def test_figures_of_the_daemon_and_of_each_room() -> None:
     assert figures["histograms"] == {"loop_lag_seconds": {"bounds": [1.0], "counts": [1, 0], "sum": 0.1}}
     assert list(figures["rooms"]) == ["one", "two"]
     assert figures["rooms"]["one"] == {
-        "addresses": ["127.0.0.1:1", "unix:/s"],
+        "addresses": ["127.0.0.1:1", "unix:/s", "one-more 127.0.0.1:2"],
         "figures": {"killed": 0, "things": 5},
         "outcomes": [["take", "ok", 3]],
         "histograms": {"batch_seconds": {"bounds": [0.5, 1.0], "counts": [3, 2, 1], "sum": 4.5}},

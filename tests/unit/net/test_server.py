@@ -85,7 +85,7 @@ def test_a_store_without_room_for_a_session_refuses(make_net: Callable[..., Net]
 
 def test_what_a_refused_session_had_already_is_given_back(make_net: Callable[..., Net]) -> None:
     class Late(CounterStore):
-        def session(self, now_ns: int = 0) -> Session:
+        def session(self, now_ns: int = 0, port: int = 0) -> Session:
             session = CounterStore.session(self)
             session.receive(wire.acquire(1, b"a", 1, 1), now_ns)
             session.closed(now_ns)

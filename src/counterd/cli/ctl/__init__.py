@@ -42,6 +42,7 @@ MODULES = {
     "throttr": "throttr",
     "sentinel": "sentinel",
     "beanstalk": "beanstalk",
+    "smockron": "smockron",
     "bench": "data",
     "completion": "data",
 }

@@ -285,7 +285,7 @@ def say_total(answer: dict[str, Any]) -> None:
 
 
 @click.command()
-@click.option("--room", metavar="NAME", help="Only those of this protocol: counter, throttr, sentinel, beanstalk.")
+@click.option("--room", metavar="NAME", help="Only those of this protocol, such as counter.")
 @click.option("--limit", type=click.IntRange(0), metavar="N", help="Only the first so many.")
 @admin_options
 @output_option

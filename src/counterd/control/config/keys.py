@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import grp
 import ipaddress
-import os
 import pwd
 import re
 from dataclasses import dataclass, field, replace
-from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from counterd.settings import (
     Reader,
@@ -28,6 +26,7 @@ from counterd.settings import (
     octal_mode,
     setting,
     settings_of,
+    socket_path,
 )
 
 if TYPE_CHECKING:
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
 
     from counterd.contract import Room
 
-# Limits of the kernel: sun_path with its final NUL, then those of tcp(7) for TCP_KEEPIDLE, _KEEPINTVL and _KEEPCNT.
-SOCKET_PATH_MAX = 107
+# Limits of the kernel, tcp(7): TCP_KEEPIDLE, _KEEPINTVL and _KEEPCNT.
 KEEPALIVE_SECONDS_MAX = 32767
 KEEPALIVE_COUNT_MAX = 127
 TIMEOUT_MAX = 3600
@@ -95,16 +93,6 @@ def _accounts(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))
 
 
-def _socket_path(text: str) -> str:
-    """An absolute path that fits into the address of a Unix socket; empty means none."""
-    length = len(os.fsencode(absolute_path(text)))
-    if length > SOCKET_PATH_MAX:
-        raise ValueError(f"the path has {length} bytes, a Unix socket's can have {SOCKET_PATH_MAX}")
-    if text and not PurePath(text).name:
-        raise ValueError(f"expected the path of a Unix socket, not the folder {text}")
-    return text
-
-
 def split_bind(text: str) -> tuple[str, int]:
     """What admin.bind means: an IP address and a port, or the path of a Unix socket and -1."""
     if text.startswith(UNIX_PREFIX):
@@ -123,7 +111,7 @@ def shown(address: str, port: int) -> str:
 def _admin_bind(text: str) -> str:
     """An address with a port, such as 127.0.0.1:11216 or [::1]:11216, or unix: and an absolute path."""
     if text.startswith(UNIX_PREFIX + "/"):
-        _socket_path(text.removeprefix(UNIX_PREFIX))
+        socket_path(text.removeprefix(UNIX_PREFIX))
         return text
     match = re.fullmatch(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<four>[0-9.]+)):(?P<port>[0-9]{1,5})", text)
     try:
@@ -217,7 +205,7 @@ class Listener:
     insecure: bool = setting(boolean, False)
     allow: tuple[str, ...] = setting(networks, (), "CIDRs or addresses; none is everybody", reload=True)
     tls: TLS = field(default_factory=TLS)
-    socket: str = setting(_socket_path, "", "absolute path; empty is no Unix socket")
+    socket: str = setting(socket_path, "", "absolute path; empty is no Unix socket")
     socket_mode: int = setting(octal_mode, 0o660, "octal permissions")
     socket_user: str = setting(_account("user"), "", "name or number")
     socket_group: str = setting(_account("group"), "", "name or number")
@@ -231,6 +219,24 @@ class Listener:
     keepalive_count: int = setting(integer(1, KEEPALIVE_COUNT_MAX), 7, "probes", reload=True)
     user_timeout: int = setting(TIMEOUT, 25, "seconds", reload=True)
     write_timeout: int = setting(TIMEOUT, 25, "seconds", reload=True)
+
+
+class Port(NamedTuple):
+    """One of the ports of a room. name: for messages, the room's own for the first; prefix: of its keys."""
+
+    room: str
+    name: str
+    prefix: str
+
+    def key(self, field: str) -> str:
+        """Of its `port` or `socket`."""
+        return self.prefix + field
+
+
+def ports_of(room: Room) -> list[Port]:
+    """Its ports, in their order."""
+    first = Port(room.name, room.name, f"{room.name}.")
+    return [first, *(Port(room.name, f"{room.name}-{name}", f"{room.name}.{name}_") for name in room.ports)]
 
 
 # What two rooms cannot share: each has its own switch, port and path.

@@ -25,7 +25,9 @@ from counterd.control.config.keys import (
     NOT_SHARED,
     Endpoint,
     Listener,
+    Port,
     Process,
+    ports_of,
     settings_for,
     shared_settings,
     shown,
@@ -37,7 +39,7 @@ from counterd.settings import Setting, addresses, assembled
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
     from counterd.contract import Room
     from counterd.control.process.systemd import Passed
@@ -56,6 +58,7 @@ BLANKS = " \t\n\r\v\f"
 
 # What the extra `admin` installs: if this is there, all of it is.
 ADMIN_NEEDS = "aiohttp"
+SHARED_NEEDS = "redis"
 
 
 class ConfigError(Exception):
@@ -239,7 +242,7 @@ def load(
         key: name for key, name in shared.items() if given[key].name == name
     }  # those that nobody passed sockets for
     places = Places(lambda key: given[key].where if key in given else str(path), shared)
-    problems.extend(_contradictions(rooms, values, places))
+    problems.extend(_contradictions(rooms, values, places, sockets))
     if problems:
         raise ConfigError(problems)
     origins = {key: given[key].origin if key in given else "default" for key in values}
@@ -260,7 +263,7 @@ def merged(old: Config, new: Config, fixed: Iterable[str], rooms: Sequence[Room]
     shared = {key: name for key, name in new.shared.items() if key not in kept}
     shared |= {key: old.shared[key] for key in kept if key in old.shared}
     config = Config(values, origins, new.warnings, new.path, old.sockets, shared)
-    if problems := list(_contradictions(rooms, values, Places(new.where, new.shared))):
+    if problems := list(_contradictions(rooms, values, Places(new.where, new.shared), old.sockets)):
         keys = ", ".join(dict.fromkeys(map(new.name, kept)))
         raise ConfigError(f"{problem} (until a restart these stay as they were: {keys})" for problem in problems)
     return config
@@ -380,11 +383,14 @@ def _assigned(
 ) -> dict[str, tuple[socket.socket, ...]]:
     """Whose each socket is; what they listen on takes the place of the addresses in the configuration."""
     places: dict[str, list[Passed]] = {}
-    switches = {**{room.name: f"{room.name}.enable" for room in rooms}, ADMIN: f"{ADMIN}.enable"}
+    ports = {port.name: port for room in rooms for port in ports_of(room)}
+    switches = {**{name: f"{port.room}.enable" for name, port in ports.items()}, ADMIN: f"{ADMIN}.enable"}
+    listening = {name: _addresses(port, values) for name, port in ports.items()}
+    listening[ADMIN] = [split_bind(values["admin.bind"])] if "admin.bind" in values else []
     for number, one in enumerate(passed):
         owner = one.name.partition(".")[0]
         if owner not in switches:
-            owner = next((name for name in switches if one.address in _addresses(name, values)), "")
+            owner = next((name for name in switches if one.address in listening[name]), "")
             one.name = owner  # for good: a reload must not lose it for another address in the file
         if not owner:
             problems.append(
@@ -397,29 +403,32 @@ def _assigned(
             places.setdefault(owner, []).append(one)
     for owner, sockets in places.items():
         where = [one.address for one in sockets]
-        if owner == ADMIN:
-            if len(sockets) > 1:
-                problems.append(f"{PASSED}: there are {len(sockets)} sockets for {ADMIN}, which has one address")
-            found: dict[str, Any] = {"bind": shown(*where[0])}
-        else:
-            tcp = [place for place in where if place[1] >= 0]
-            found = {
-                "bind": tuple(dict.fromkeys(host for host, _ in tcp)),
-                "port": tcp[0][1] if tcp else values.get(f"{owner}.port", 0),
-                "socket": next((path for path, port in where if port < 0), ""),
-            }
-        for name, value in found.items():
-            values[f"{owner}.{name}"] = value
-            given[f"{owner}.{name}"] = Entry(f"{owner}.{name}", "", PASSED)
+        if owner == ADMIN and len(sockets) > 1:
+            problems.append(f"{PASSED}: there are {len(sockets)} sockets for {ADMIN}, which has one address")
+        found = {"admin.bind": shown(*where[0])} if owner == ADMIN else _found(ports[owner], where, values)
+        for key, value in found.items():
+            values[key] = value
+            given[key] = Entry(key, "", PASSED)
     return {owner: tuple(one.socket for one in sockets) for owner, sockets in places.items()}
 
 
-def _addresses(owner: str, values: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Where the configuration has a room or admin listen, as Passed.address says it."""
-    if owner == ADMIN:
-        return [split_bind(values["admin.bind"])] if "admin.bind" in values else []
-    tcp = [(host, values.get(f"{owner}.port", 0)) for host in values.get(f"{owner}.bind", ())]
-    return [*tcp, (values.get(f"{owner}.socket", ""), -1)]
+def _found(port: Port, where: Sequence[tuple[str, int]], values: Mapping[str, Any]) -> dict[str, Any]:
+    """What sockets that were passed for a port make of its keys."""
+    tcp = [place for place in where if place[1] >= 0]
+    found = {
+        port.key("port"): tcp[0][1] if tcp else values.get(port.key("port"), 0),
+        port.key("socket"): next((path for path, number in where if number < 0), ""),
+    }
+    if port.name == port.room:
+        found[port.key("bind")] = tuple(dict.fromkeys(host for host, _ in tcp))
+    return found
+
+
+def _addresses(port: Port, values: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Where the configuration has a port listen, as Passed.address says it."""
+    number = values.get(port.key("port"), 0)
+    tcp = [(host, number) for host in values.get(f"{port.room}.bind", ())]
+    return [*tcp, (values.get(port.key("socket"), ""), -1)]
 
 
 # ---- values that do not go together ----------------------------------------------------------------------------------
@@ -449,14 +458,20 @@ def exposed(room: str, values: Mapping[str, Any]) -> list[str]:
     return [address for address in values.get(f"{room}.bind", ()) if not ipaddress.ip_address(address).is_loopback]
 
 
-def _contradictions(rooms: Sequence[Room], values: Mapping[str, Any], places: Places) -> Iterator[str]:
+def _contradictions(
+    rooms: Sequence[Room], values: Mapping[str, Any], places: Places, passed: Container[str]
+) -> Iterator[str]:
     """Mistakes that no single value has. A key without a value is a mistake already and is no part of another."""
     switches = [f"{room.name}.enable" for room in rooms]
     if all(_is_off(switch, values) for switch in switches):
         yield f"{places.where('')}: nothing is enabled, set {' or '.join(switches)} = true"
     for room in rooms:
         if values.get(f"{room.name}.enable"):
+            yield from _unheard(room, values, places, passed)
             yield from _listener_contradictions(room.name, values, places)
+            key = room.shared.address if room.shared is not None else ""
+            if values.get(key) and importlib.util.find_spec(SHARED_NEEDS) is None:
+                yield f"{places.of(key)} needs more to be installed: pip install '.[redis]' in the source tree"
     if values.get("admin.enable"):
         yield from _admin_contradictions(values, places.where)
 
@@ -465,11 +480,18 @@ def _is_off(key: str, values: Mapping[str, Any]) -> bool:
     return key in values and not values[key]
 
 
+def _unheard(room: Room, values: Mapping[str, Any], places: Places, passed: Container[str]) -> Iterator[str]:
+    """Of each of its ports that nobody can come by. passed: those that there are sockets for."""
+    bind = f"{room.name}.bind"
+    for port in ports_of(room):
+        socket = port.key("socket")
+        if port.name not in passed and _is_off(bind, values) and _is_off(socket, values):
+            empty = f"{places.name(bind)} and {socket} are both empty"
+            yield f"{places.where(bind)}: {port.name} is enabled but listens nowhere, {empty}"
+
+
 def _listener_contradictions(name: str, values: Mapping[str, Any], places: Places) -> Iterator[str]:
-    bind, socket = f"{name}.bind", f"{name}.socket"
-    if _is_off(bind, values) and _is_off(socket, values):
-        empty = f"{places.name(bind)} and {socket} are both empty"
-        yield f"{places.where(bind)}: {name} is enabled but listens nowhere, {empty}"
+    bind = f"{name}.bind"
     for address in exposed(name, values):
         cert, allow, insecure = (places.beside(bind, key) for key in ("tls.cert", "allow", "insecure"))
         yield (

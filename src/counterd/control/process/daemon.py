@@ -153,7 +153,8 @@ class Daemon:
     def _listen(self, services: Sequence[Service]) -> None:
         for service in services:
             service.listen()
-            log.info(f"{service.room.name} listens on {service.addresses()}")
+            for name, addresses in service.addresses().items():
+                log.info(f"{name} listens on {', '.join(addresses)}")
 
     async def _restore(self, services: Sequence[Service]) -> None:
         """Has these take up what their journals have; meanwhile the others serve. Raises ConfigError.

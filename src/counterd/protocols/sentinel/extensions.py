@@ -13,8 +13,8 @@ import contextvars
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from counterd.contract import Context
+from counterd.documents import read_document
 from counterd.protocols.sentinel._calls import Lease
-from counterd.protocols.sentinel.rules import read_document
 from counterd.protocols.sentinel.wire import Status
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from counterd.documents import DocumentError, Problems, read_document
 from counterd.protocols.sentinel.wire import NAMESPACE_MAX, Tag, Typed, encode_value
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ SAMPLES_MAX = 128
 WINDOW_MAX_MS = 86_400_000
 I32_MAX = (1 << 31) - 1
 I64_MAX = (1 << 63) - 1
-PROBLEMS_MAX = 100  # that are told; what is wrong everywhere is wrong in one way
 _SHOWN = 60  # characters of a text that an error shows
 
 AVERAGE_LOCAL, GLOBAL = 0, 1  # thresholdType
@@ -82,15 +82,7 @@ class Rules:
     params: tuple[ParamRule, ...] = ()
 
 
-class RulesError(ValueError):
-    """A document with mistakes; each problem begins with where it is."""
-
-    def __init__(self, problems: tuple[str, ...]) -> None:
-        super().__init__(problems)
-        self.problems = problems
-
-    def __str__(self) -> str:
-        return "\n".join(self.problems)
+RulesError = DocumentError
 
 
 def parse_rules(text: bytes | str) -> Rules:
@@ -100,76 +92,14 @@ def parse_rules(text: bytes | str) -> Rules:
 
 def read_rules(document: object) -> Rules:
     """The rules of a document that is parsed already: dicts, lists, texts, numbers. Raises RulesError likewise."""
-    problems = _Problems()
+    problems = Problems()
     rules = _read(document, problems)
     if problems.told:
         raise RulesError(tuple(problems))
     return rules
 
 
-# ---- JSON ----
-
-
-class _Members(dict[str, object]):
-    """An object of JSON that knows which of its names were there twice."""
-
-    twice: tuple[str, ...] = ()
-
-    def __init__(self, pairs: list[tuple[str, object]]) -> None:
-        super().__init__(pairs)
-        if len(self) != len(pairs):
-            seen: set[str] = set()
-            twice: set[str] = set()
-            for name, _ in pairs:
-                (twice if name in seen else seen).add(name)
-            self.twice = tuple(sorted(twice))
-
-
-def read_document(text: bytes | str) -> object:
-    """A JSON text, in UTF-8, for read_rules(). Raises RulesError."""
-    try:
-        decoded = text if isinstance(text, str) else text.decode()
-        return json.loads(decoded.removeprefix("\ufeff"), object_pairs_hook=_Members, parse_int=_whole)
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        column = error.start - error.object.rfind(b"\n", 0, error.start)
-        problem = f"line {line}, byte {column}: not UTF-8"
-    except json.JSONDecodeError as error:
-        problem = f"line {error.lineno}, column {error.colno}: {error.msg}"
-    except RecursionError:
-        problem = "the document: it is nested too deeply"
-    raise RulesError((problem,)) from None
-
-
-def _whole(text: str) -> int:
-    """Python refuses to read more digits than some thousands; whatever has a thousand is out of all ranges."""
-    return int(text[:1000])
-
-
 # ---- places and problems ----
-
-
-class _Problems:
-    """What is wrong, in the order of the document."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-        self._more = 0
-
-    def add(self, place: str, text: str) -> None:
-        if self.full:
-            self._more += 1
-        else:
-            self.told.append(f"{place}: {text}")
-
-    @property
-    def full(self) -> bool:
-        return len(self.told) >= PROBLEMS_MAX
-
-    def __iter__(self) -> Iterator[str]:
-        yield from self.told
-        if self._more:
-            yield f"the document: {self._more} more mistakes"
 
 
 class _Object:
@@ -178,7 +108,7 @@ class _Object:
     null is what Java takes it for: the field is not given.
     """
 
-    def __init__(self, members: Mapping[Any, object], place: str, prefix: str, problems: _Problems) -> None:
+    def __init__(self, members: Mapping[Any, object], place: str, prefix: str, problems: Problems) -> None:
         self.members = members
         self.place = place
         self.faulty: set[str] = set()
@@ -334,7 +264,7 @@ _ITEM = ("object", "count", "classType")
 DEFAULT_TIMEOUT_MS = 2000  # resourceTimeout and clientOfflineTime
 
 
-def _read(document: object, problems: _Problems) -> Rules:
+def _read(document: object, problems: Problems) -> Rules:
     if not isinstance(document, dict):
         problems.add("the document", f"must be an object with a member for each namespace, not {_shown(document)}")
         return Rules()
@@ -362,7 +292,7 @@ def _read(document: object, problems: _Problems) -> Rules:
     return Rules(tuple(flow_rules), tuple(param_rules))
 
 
-def _check_namespace(name: object, members: object, place: str, problems: _Problems) -> bool:
+def _check_namespace(name: object, members: object, place: str, problems: Problems) -> bool:
     """Whether there is something to read."""
     if not isinstance(name, str) or _is_broken(name):
         problems.add(place, "its name must be Unicode")
@@ -395,7 +325,7 @@ class _Ids:
                 cluster.wrong("flowId", f"{flow_id} is that of {owner}, too")
         return flow_id
 
-    def check(self, problems: _Problems) -> None:
+    def check(self, problems: Problems) -> None:
         if self._count > self._most:
             problems.add("the document", f"it has {self._count} {self._what}, at most {self._most} are possible")
 

@@ -1,0 +1,210 @@
+"""`counterctl smockron`: who has to wait, what gatekeepers are told, and what they say.
+
+Floor 5. `throttled` and `domains` ask the admin endpoint, as the protocol has no questions; all else speaks to the
+master as gatekeepers do.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+import click
+
+from counterd.cli.ctl.admin import PAGE, admin_options, endpoint_of, listed, say_total
+from counterd.cli.ctl.common import (
+    Bytes,
+    Group,
+    Server,
+    address_options,
+    chosen_address,
+    say,
+    shown,
+    timeout_below,
+    until_interrupted,
+)
+from counterd.cli.ctl.output import Column, Kind, Output, output_option
+
+if TYPE_CHECKING:
+    from counterd.client._addresses import Address
+
+SCHEME = "smockron"
+PORT = 10004
+DOMAIN = Bytes("domain", 0, 255)
+IDENTIFIER = Bytes("identifier", 0, 4096)
+LOG_INFO = Bytes("text", 0, 4096)
+MOMENT = click.IntRange(0, 10**15)
+
+DOMAIN_COLUMN = Column("domain", Kind.BYTES)
+IDENTIFIER_COLUMN = Column("identifier", Kind.BYTES)
+THROTTLED_COLUMNS = [IDENTIFIER_COLUMN, DOMAIN_COLUMN, Column("wait", Kind.SPAN)]
+DOMAIN_COLUMNS = [
+    DOMAIN_COLUMN,
+    Column("interval", Kind.SPAN),
+    Column("burst", Kind.SPAN),
+    *(Column(name, Kind.NUMBER) for name in ("identifiers", "accepted", "delayed", "rejected", "told")),
+]
+WATCH_COLUMNS = [
+    Column("time", Kind.CLOCK),
+    DOMAIN_COLUMN,
+    IDENTIFIER_COLUMN,
+    Column("word"),
+    Column("wait", Kind.SPAN),
+    Column("until_ms", Kind.NUMBER, detail=True),
+]
+
+
+class SmockronTarget(Server):
+    """The master. control: where it tells gatekeepers."""
+
+    what = "master"
+    protocol = "the smockron protocol"
+
+    def __init__(self, address: Address, control: Address, timeout: float) -> None:
+        super().__init__(address, timeout)
+        self.control = control
+
+    def account(self, *request: Any, **more: Any) -> None:
+        """Tells it of a request; returns when it has taken that."""
+        from counterd.client._zmtp import Publisher
+
+        with Publisher(self.address, self.timeout) as publisher:
+            publisher.account(*request, **more)
+
+
+pass_target = click.make_pass_decorator(SmockronTarget)
+domain_argument = click.argument("domain", type=DOMAIN)
+identifier_argument = click.argument("identifier", type=IDENTIFIER)
+match_option = click.option(
+    "--match", type=Bytes("text", 1, 4096), metavar="TEXT", help="Only those that have it in their names."
+)
+limit_option = click.option(
+    "--limit", type=click.IntRange(1, PAGE), default=PAGE, metavar="N", help="Only the first so many."
+)
+
+
+@click.group(cls=Group)
+@address_options(SCHEME, PORT, "SMOCKRON_URL")
+@click.option(
+    "--control-port", type=click.IntRange(1, 65535), metavar="PORT", help="Of control messages.  [default: port + 1]"
+)
+@click.option("--control-socket", metavar="PATH", help="Of control messages, where the server is at a --socket.")
+@output_option
+@click.pass_context
+def smockron(
+    context: click.Context, /, timeout: float, control_port: int | None, control_socket: str | None, **_: object
+) -> None:
+    """A master of gatekeepers: who has to wait, and until when."""
+    timeout = timeout_below(context, timeout, "master")
+    address = chosen_address(context, SCHEME, PORT)
+    if control_socket:
+        control = address._replace(host="", port=0, path=control_socket, tls=None)
+    else:
+        control = address._replace(port=control_port or address.port + 1)
+    context.obj = SmockronTarget(address, control, timeout)
+
+
+# ---- what the admin endpoint tells ----
+
+
+@smockron.command()
+@match_option
+@limit_option
+@admin_options
+@output_option
+@click.pass_context
+def throttled(context: click.Context, /, match: bytes | None, limit: int, output: Output, **where: Any) -> None:
+    """Shows the identifiers that have to wait, those first that wait longest. Asks the admin endpoint."""
+    asked: dict[str, Any] = {"match": quote_from_bytes(match)} if match else {}
+    answer = endpoint_of(context, **where).ask("GET", "/throttled", limit=limit, **asked)
+    output.rows(THROTTLED_COLUMNS, [listed(THROTTLED_COLUMNS, decoded(row)) for row in answer["rows"]])
+    say_total(answer)
+
+
+@smockron.command()
+@click.option(
+    "--sort",
+    type=click.Choice(["told", "accepted", "delayed", "rejected", "identifiers"]),
+    default="told",
+    help="Those first that have most of it.  [default: told]",
+)
+@limit_option
+@admin_options
+@output_option
+@click.pass_context
+def domains(context: click.Context, /, sort: str, limit: int, output: Output, **where: Any) -> None:
+    """Shows the domains: their rules, and what was let through in them. Asks the admin endpoint.
+
+    interval is what a request uses up, 0 if no rule is for the domain any more; burst, how far requests can be ahead.
+    """
+    answer = endpoint_of(context, **where).ask("GET", "/domains", sort=sort, limit=limit)
+    output.rows(DOMAIN_COLUMNS, [listed(DOMAIN_COLUMNS, decoded(row)) for row in answer["rows"]])
+    say_total(answer)
+
+
+def decoded(row: dict[str, Any]) -> dict[str, Any]:
+    """With names as bytes."""
+    return row | {name: unquote_to_bytes(row[name]) for name in ("identifier", "domain") if name in row}
+
+
+# ---- what gatekeepers say and hear ----
+
+
+@smockron.command()
+@click.argument("domains", metavar="[DOMAIN]...", nargs=-1, type=DOMAIN)
+@output_option
+@pass_target
+def watch(target: SmockronTarget, domains: tuple[bytes, ...], output: Output) -> None:
+    """Shows what gatekeepers are told, of these domains or of all, until Ctrl-C.
+
+    wait is how long the identifier has to. JSON and CSV have the moment too, in milliseconds of Unix time.
+    """
+    from counterd.client._zmtp import Subscriber
+
+    add = output.stream(WATCH_COLUMNS)
+    with until_interrupted(), Subscriber(target.control, target.timeout) as subscriber:
+        subscriber.subscribe(*domains)
+        while True:
+            found = subscriber.next_control()
+            now = datetime.now(timezone.utc)
+            wait = max(0.0, found.time_ms / 1000 - now.timestamp())
+            add((now, found.domain, found.identifier, found.word, wait, found.time_ms))
+
+
+@smockron.command()
+@domain_argument
+@identifier_argument
+@pass_target
+def forget(target: SmockronTarget, domain: bytes, identifier: bytes) -> None:
+    """Has a master forget what an identifier has used up, and its gatekeepers too, if they are counterd's.
+
+    No other master knows this; what masters share in a Redis stays.
+    """
+    target.account(domain, "FORGET", identifier)
+    say(f"{shown(identifier)} is forgotten in {shown(domain)}, if there are such")
+
+
+@smockron.command()
+@domain_argument
+@click.argument("status", type=click.Choice(["accepted", "delayed", "rejected"]))
+@identifier_argument
+@click.option("--time", "received_ms", type=MOMENT, metavar="MS", help="When it came, Unix time.  [default: now]")
+@click.option("--until", "delayed_until_ms", type=MOMENT, metavar="MS", help="Until when it is delayed, Unix time.")
+@click.option("--log-info", type=LOG_INFO, default="", metavar="TEXT", help="Information for a log.")
+@pass_target
+def send(
+    target: SmockronTarget,
+    domain: bytes,
+    status: str,
+    identifier: bytes,
+    received_ms: int | None,
+    delayed_until_ms: int | None,
+    log_info: bytes,
+) -> None:
+    """Tells the master of a request, as a gatekeeper does. It answers nothing: see `watch`."""
+    if (status == "delayed") != (delayed_until_ms is not None):
+        raise click.UsageError("--until is for what is delayed, which needs it")
+    target.account(
+        domain, status.upper(), identifier, received_ms, delayed_until_ms=delayed_until_ms, log_info=log_info
+    )

@@ -1,0 +1,104 @@
+"""What counterctl says to a master of the smockron protocol: a blocking connection that speaks ZMTP.
+
+Stands beside the floors. The handshake is a part of connecting. What is said has been taken when a call returns.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from counterd.client._connection import Connection
+from counterd.errors import ProtocolError, ServerError
+from counterd.protocols.smockron import wire
+from counterd.protocols.smockron.wire import Command, Control, Parser, SocketType, Status
+
+if TYPE_CHECKING:
+    from counterd.client._addresses import Address
+
+MESSAGE_MAX = 1 << 20  # bytes of a control message: another master may have longer identifiers
+
+
+class Refused(ServerError):
+    """The peer does not take this kind of connection; the text says why."""
+
+    def __init__(self, text: str) -> None:
+        Exception.__init__(self, text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Link(Connection):
+    """A connection to one of a master's ports, as a socket of that kind. Its calls raise Refused, Timeout,
+    ConnectionLost and ProtocolError."""
+
+    kind: SocketType
+
+    def __init__(self, address: Address, timeout: float) -> None:
+        self._parser = Parser(MESSAGE_MAX)
+        self._found: list[Command | tuple[bytes, ...]] = []
+        super().__init__(address, timeout)
+        with self._exchange() as deadline:
+            self._send(wire.greeting() + wire.ready(self.kind), deadline)
+            answer = self._next(deadline)
+            if isinstance(answer, Command) and answer.name == b"ERROR":
+                raise Refused(f"{address} is not the port for that: {wire.error_reason(answer.data)}")
+            if not isinstance(answer, Command) or answer.name != b"READY":
+                raise ProtocolError(f"expected READY, and not {answer!r}")
+
+    def _say(self, data: bytes) -> None:
+        """Sends frames, and returns when the peer has taken them."""
+        mark = os.urandom(wire.CONTEXT_MAX)
+        with self._exchange() as deadline:
+            self._send(data + wire.ping(0, mark), deadline)
+            answer = self._next(deadline)
+            while answer != Command(b"PONG", mark):  # before it may be what else this connection has subscribed to
+                answer = self._next(deadline)
+
+    def _next(self, deadline: float) -> Command | tuple[bytes, ...]:
+        while not self._found:
+            self._receive(deadline)
+        return self._found.pop(0)
+
+    def _received(self, data: bytes) -> None:
+        self._found += self._parser.feed(data)
+
+
+class Publisher(Link):
+    """Sends accounting."""
+
+    kind = SocketType.PUB
+
+    def account(
+        self, domain: bytes, status: str, identifier: bytes, received_ms: int | None = None, **more: Any
+    ) -> None:
+        """Tells of a request, received now unless told, and returns when the master has taken it."""
+        now_ms = time.time_ns() // 1_000_000
+        moment_ms = now_ms if received_ms is None else received_ms
+        self._say(wire.accounting(domain, Status(status), identifier, moment_ms, **more))
+
+
+class Subscriber(Link):
+    """Hears control messages."""
+
+    kind = SocketType.SUB
+
+    def subscribe(self, *domains: bytes) -> None:
+        """To those of these domains, or to all if there are none."""
+        self._say(b"".join(wire.subscribe(wire.topic(domain)) for domain in domains) or wire.subscribe(b""))
+
+    def next_control(self) -> Control:
+        """The next, however long that takes."""
+        with self._exchange() as deadline:
+            while True:
+                answer = self._next(math.inf)
+                if isinstance(answer, tuple):
+                    found = wire.control(answer)
+                    if found is not None:
+                        return found
+                elif answer.name == b"PING":
+                    self._send(wire.pong(answer.data), deadline)

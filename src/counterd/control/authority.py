@@ -1,0 +1,124 @@
+"""The Redis that a store shares its state with: one call at a time, of all that is to be decided by then.
+
+Floor 4. While Redis cannot be asked the store decides alone, which is logged once; Redis is tried again each second.
+redis-py has the connection (docs/decisions/0017-redis.md); it is installed with the extra `redis`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import time
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from counterd.contract import Room, SharedSource, Store
+    from counterd.net.driver import Driver
+
+log = structlog.get_logger()
+
+PATIENCE_S = 1.0  # for an answer, and for a connection
+RETRY_S = 1.0  # before a Redis that did not answer is tried again
+
+
+class Authority:
+    """Asks for one store: start(), then turn() as the driver calls it, then stop().
+
+    values: of the settings, by key. report: is told a cause and a sentence, as net.server's. failing: why Redis cannot
+    be asked, or "".
+    """
+
+    def __init__(
+        self,
+        room: Room,
+        values: Mapping[str, Any],
+        store: Store,
+        driver: Driver,
+        report: Callable[[str, str], None],
+    ) -> None:
+        import redis.asyncio  # noqa: PLC0415 - an extra, which the configuration was checked to have
+        from redis.exceptions import RedisError  # noqa: PLC0415
+
+        assert room.shared is not None
+        self.failing = ""
+        self._errors = (RedisError, OSError, ValueError, asyncio.TimeoutError)
+        self._source: SharedSource = importlib.import_module(room.shared.source)
+        self._redis = redis.asyncio.from_url(
+            values[room.shared.address],
+            socket_timeout=PATIENCE_S,
+            socket_connect_timeout=PATIENCE_S,
+            single_connection_client=True,
+        )
+        self._script = self._redis.register_script(self._source.SCRIPT)
+        self._store = store
+        self._driver = driver
+        self._report = report
+        self._wanted = asyncio.Event()
+        self._batch: tuple[list[bytes], list[bytes | int]] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins to connect; until that is done the store decides alone."""
+        self._source.alone(self._store, time.monotonic_ns())
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def turn(self, now_ns: int) -> None:
+        """Takes what is to be decided, if the last call is settled. Called in each turn of the store's driver."""
+        if self._batch is None:
+            self._batch = self._source.take(self._store, now_ns)
+            if self._batch is not None:
+                self._wanted.set()
+
+    def stop(self) -> None:
+        """Asks no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    # ---- inside ----
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                try:
+                    await asyncio.wait_for(self._redis.ping(), PATIENCE_S)
+                    self._begin()
+                    while True:
+                        await self._ask()
+                except self._errors as error:
+                    self._give_up(error)
+                await asyncio.sleep(RETRY_S)
+        finally:
+            await self._redis.aclose()
+
+    def _begin(self) -> None:
+        if self.failing:
+            log.info("Redis decides again")
+            self.failing = ""
+        self._source.begin(self._store, time.monotonic_ns())
+
+    async def _ask(self) -> None:
+        """The next call."""
+        await self._wanted.wait()
+        self._wanted.clear()
+        assert self._batch is not None
+        keys, arguments = self._batch
+        answer = await asyncio.wait_for(self._script(keys=keys, args=arguments), PATIENCE_S)
+        self._source.settle(self._store, answer, time.monotonic_ns())
+        self._batch = None
+        self._driver.wake()
+
+    def _give_up(self, error: Exception) -> None:
+        """What was taken, and all that comes, is decided by the store."""
+        silent = isinstance(error, asyncio.TimeoutError)
+        why = f"it has not answered for {PATIENCE_S:g} s" if silent else str(error) or type(error).__name__
+        if not self.failing:
+            self._report("shared", f"Redis cannot be asked, so this master decides alone: {why}")
+        self.failing = why
+        self._source.alone(self._store, time.monotonic_ns())
+        self._batch = None
+        self._wanted.clear()
+        self._driver.wake()

@@ -1,0 +1,112 @@
+"""The sockets of one port of a room: opened here, or passed by whoever started the process.
+
+Floor 4. A room has a port, and more if it says so (Room.ports): each has a number and a Unix socket of its own, and
+what a listener has besides (addresses, permissions, TLS, limits) is the same for all of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from counterd.control.config.keys import account_number, shown
+from counterd.net.sockets import Keepalive, UnixSocket, open_tcp, set_keepalive
+
+if TYPE_CHECKING:
+    from counterd.control.config.keys import Listener, Port
+    from counterd.control.config.loading import Config
+
+
+def keepalive_of(settings: Listener) -> Keepalive:
+    """What TCP sockets are given."""
+    return Keepalive(
+        settings.keepalive_idle, settings.keepalive_interval, settings.keepalive_count, settings.user_timeout
+    )
+
+
+class Door:
+    """Of this port, as the configuration has it."""
+
+    def __init__(self, port: Port, config: Config) -> None:
+        self.port = port
+        self.tcp: list[socket.socket] = []
+        self.unix: UnixSocket | None = None
+        self._config = config
+        self._settings = config.listener(port.room)
+        self._path: str = config.values[port.key("socket")]
+        self._passed_unix: list[socket.socket] = []
+
+    @property
+    def listening(self) -> list[socket.socket]:
+        return [*self.tcp, *([self.unix.socket] if self.unix else []), *self._passed_unix]
+
+    def open(self) -> tuple[list[str], list[str]]:
+        """Opens all its sockets; returns what is wrong and what is merely missing, a line each."""
+        problems: list[str] = []
+        missing: list[str] = []
+        if self.port.name in self._config.sockets:
+            self._take(self._config.sockets[self.port.name])
+            return problems, missing
+        number = self._config.values[self.port.key("port")]
+        for address in self._settings.bind:
+            try:
+                self.tcp.append(open_tcp(address, number, keepalive_of(self._settings)))
+            except OSError as error:
+                taken = error.errno == errno.EADDRINUSE
+                why = "it is in use" if taken else (error.strerror or str(error))
+                key = self.port.key("port") if taken else f"{self.port.room}.bind"
+                line = f"{self._config.place(key)}: cannot listen on {shown(address, number)}: {why}"
+                absent = error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and address in ("::1", "::")
+                (missing if absent else problems).append(line)
+            else:
+                number = self.tcp[-1].getsockname()[1]  # if any would do, all addresses share the one that was found
+        if self._path:
+            try:
+                self.unix = UnixSocket(self._path, self._settings.socket_mode)
+                self._own(-1, -1)
+            except OSError as error:
+                place = self._config.place(self.port.key("socket"))
+                problems.append(f"{place}: cannot listen on {self._path}: {error.strerror or error}")
+        if not self.tcp and not self.unix and not problems:
+            problems, missing = missing, []
+        return problems, missing
+
+    def hand_over(self, uid: int, gid: int) -> None:
+        """Gives the file of its Unix socket to the user the daemon is going to be. Raises OSError."""
+        if self.unix and (uid, gid) != (os.geteuid(), os.getegid()):
+            self._own(uid, gid)
+
+    def keep_alive(self, keepalive: Keepalive) -> None:
+        """Of TCP connections that it accepts from now on."""
+        for listening in self.tcp:
+            set_keepalive(listening, keepalive)
+
+    def addresses(self) -> list[str]:
+        """Where it listens, for people."""
+        places = [shown(*listening.getsockname()[:2]) for listening in self.tcp]
+        return [*places, f"unix:{self._path}"] if self.unix or self._passed_unix else places
+
+    def close(self) -> None:
+        if self.unix:
+            self.unix.unlink()
+        for listening in self.listening:
+            listening.close()
+
+    def _take(self, passed: tuple[socket.socket, ...]) -> None:
+        """Sockets that were opened by somebody else, who keeps their files."""
+        for listening in passed:
+            if listening.family == socket.AF_UNIX:
+                self._passed_unix.append(listening)
+            else:
+                listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self.tcp.append(listening)
+
+    def _own(self, uid: int, gid: int) -> None:
+        """Gives the socket's file to those that are configured, else to these; -1 leaves it."""
+        user, group = self._settings.socket_user, self._settings.socket_group
+        uid = account_number("user", user) if user else uid
+        gid = account_number("group", group) if group else gid
+        if self.unix and (uid, gid) != (-1, -1):
+            self.unix.chown(uid, gid)

@@ -1,0 +1,103 @@
+# The smockron protocol's store: for the modules that build sessions and tables on it.
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from counterd._core cimport Store
+from counterd.engine.chains cimport Chains
+from counterd.engine.wheel cimport Timer, Timers
+from counterd.protocols.smockron._throttles cimport Domain, Throttles
+from counterd.protocols.smockron._wire cimport VERDICTS
+
+cdef enum Operation:        # what can come of frames is counted for each
+    ACCEPTED = 0            # statuses of accounting messages, in the order of STATUSES
+    DELAYED = 1
+    REJECTED = 2
+    FORGET = 3
+    ACCOUNTING = 4          # one that nothing came of
+    SUBSCRIBE = 5
+    CANCEL = 6
+    PING = 7
+    HANDSHAKE = 8
+    OPERATIONS = 9
+
+cdef enum Outcome:
+    OK = 0
+    THROTTLED = 1           # DELAY_UNTIL was sent to whom it concerns
+    UNKNOWN_DOMAIN = 2
+    MALFORMED = 3
+    REFUSED = 4             # of a handshake, or a subscription too many: the connection ends
+    TIMED_OUT = 5
+    OUTCOMES = 6
+
+
+cdef struct Link:           # in the region, by connection: what the store knows of it
+    Timer silence           # when it ends if nothing is heard of it
+    int64_t patience_ns     # how long that is; 0 = for ever
+    uint64_t publication    # the last control message that it was given
+    uint32_t is_ready       # its handshake is over
+
+
+cdef struct SmockronState:  # in the region
+    uint64_t outcomes[OPERATIONS][OUTCOMES]
+    uint64_t broken[VERDICTS]
+    uint64_t published      # control messages
+    uint64_t delivered      # to subscribers, each for itself
+    uint64_t lost           # that a subscriber had no room for
+    uint64_t silent         # connections that sent nothing for as long as their PING said
+    uint32_t subscriptions
+
+
+cdef class SmockronStore(Store):
+    cdef SmockronState* state
+    cdef Chains chains
+    cdef Throttles throttles
+    cdef Timers silences        # of connections
+    cdef Link* links            # by connection
+    cdef size_t message_max     # bytes of a message
+    cdef int64_t wall_ns        # Unix time less the caller's clock
+    cdef void** sessions        # by connection; NULL = it has gone
+    cdef dict audience          # {prefix: {connection: how often it has subscribed to that}}
+    cdef dict prefixes          # {connection: {prefix}}
+    cdef dict rounded_ms        # {domain: (interval, burst)}, as the real master has them
+    cdef bint is_shared         # somebody else decides
+    cdef bint is_alone          # somebody else should, and cannot be asked
+    cdef dict questions         # {domain: [Question]} that nobody was asked yet
+    cdef tuple asked            # (domain, [Question]) that somebody was; or None
+    cdef uint32_t asking        # how many these are
+    cdef uint32_t crowded       # connection that has yet to fetch what it was sent; 0 = none was too slow so far
+    cdef uint64_t publication   # number of the last control message
+
+    cdef int64_t now_ms(self) noexcept
+    cdef bint can_publish(self) except -1
+    cdef int account(
+        self, uint32_t domain, Operation operation, uint32_t tag, const uint8_t* name, uint32_t size, int64_t moment_ms
+    ) except -1
+    cdef int decide(
+        self, uint32_t domain, Operation operation, uint32_t tag, const uint8_t* name, uint32_t size,
+        int64_t moment_ms, int64_t now_ms,
+    ) except -1
+    cdef uint32_t enter(self, uint32_t domain, uint32_t tag, const uint8_t* name, uint32_t size) except 0
+    cdef int tell(
+        self, uint32_t domain, Operation operation, const uint8_t* name, uint32_t size, int64_t now_ms,
+        int64_t until_ms,
+    ) except -1
+    cdef int ask(self, uint32_t domain, question) except -1
+    cdef int decide_late(self, uint32_t domain, question) except -1
+    cdef int settle_question(self, uint32_t domain, question, int64_t until_ms) except -1
+    cdef int forget_identifier(self, uint32_t domain, uint32_t tag, const uint8_t* name, uint32_t size) except -1
+    cdef int subscribe(self, uint32_t connection, bytes prefix) except -1
+    cdef int cancel(self, uint32_t connection, bytes prefix) except -1
+    cdef void await_handshake(self, uint32_t connection, int64_t limit_ns) noexcept
+    cdef void heard(self, uint32_t connection) noexcept
+    cdef void count(self, Operation operation, Outcome outcome) noexcept
+    cdef list used_domains(self)
+    cdef bytes domain_name(self, uint32_t number)
+    cdef int set_rule(self, bytes name, rule) except -1
+    cdef int cut_off(self, uint32_t connection) except -1
+    cdef int make_room(self, uint32_t blocks) except -1
+    cdef int publish(
+        self, const Domain* domain, const char* command, const uint8_t* name, uint32_t size, int64_t moment_ms
+    ) except -1
+    cdef int give(self, uint32_t connection, bytes message) except -1
+    cdef void leave(self, uint32_t connection, bytes prefix) noexcept
+    cdef int audit_audience(self) except -1

@@ -1,0 +1,535 @@
+"""The smockron protocol's store: who may go on when, and who is to be told.
+
+Floor 2. Section names are those of docs/protocols/smockron.md. What is kept of domains and identifiers is in
+_throttles.pxd. Subscriptions are not in the region: they are prefixes, and go with their connections.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from counterd._core cimport SLICE_STEPS, Session, Store
+from counterd.engine.audit cimport audit_chains, audit_table, audit_timers
+from counterd.engine.chains cimport chains_begin, chains_reserve
+from counterd.engine.connections cimport CONNECTIONS_MAX
+from counterd.engine.gcra cimport PARTS_MAX as GCRA_PARTS_MAX
+from counterd.engine.gcra cimport SPAN_MAX_NS, Rate, Span
+from counterd.engine.pool cimport pool_left
+from counterd.engine.recency cimport links_at
+from counterd.engine.region cimport region_reserve
+from counterd.engine.table cimport RECORD_USED, Record, name_blocks, name_bytes
+from counterd.engine.wheel cimport (
+    timer_is_armed, timers_arm, timers_begin, timers_disarm, timers_next_ns, timers_reserve, timers_take,
+)
+from counterd.protocols.smockron._throttles cimport (
+    DOMAIN_RULED, DOMAINS_MAX, Domain, Identifier, Throttles, domain_at, domain_find, domain_is_used, domain_make,
+    domain_settle, domain_unask, identifier_at, identifier_count, identifier_find, identifier_make, identifier_remove,
+    identifier_set, throttles_begin, throttles_reserve,
+)
+from counterd.protocols.smockron._wire cimport (
+    AHEAD_MAX_MS, FIRST_BROKEN, MORE, NUMBER_MAX, VERDICTS, number_write, part_size, part_write,
+)
+
+from collections import namedtuple
+
+cdef int64_t NS_PER_MS = 1000000
+cdef int64_t WALL_STEP_NS = 10000000    # by which the clock is set at least, where it is
+
+cdef enum:
+    SUBSCRIPTIONS_MAX = 1024    # of a connection, to different prefixes
+    IDENTIFIER_BLOCKS = 128     # more than the longest name of an identifier takes
+    CONTROL_MAX = 4608          # bytes, more than a control message can have
+    DOMAIN_BLOCKS = 16384       # that the names of all domains take at most
+    EVICTION_STEPS = 4
+    CUT_OFF_STEPS = 256         # of a tick, whatever else is due
+    QUESTIONS_AT_ONCE = 500     # that somebody else is asked: two milliseconds of a Redis
+    QUESTIONS_MAX = 4096        # that may wait; they are decided here, all at once, when nobody can be asked
+
+OPERATION_NAMES = (
+    "accepted", "delayed", "rejected", "forget", "accounting", "subscribe", "cancel", "ping", "handshake",
+)
+OUTCOME_NAMES = ("ok", "throttled", "unknown_domain", "malformed", "refused", "timed_out")
+BROKEN_NAMES = ("", "", "not_zmtp", "old_version", "mechanism", "flags", "too_long", "too_many_frames")
+
+LIMIT_PARTS = GCRA_PARTS_MAX
+LIMIT_SPAN_NS = SPAN_MAX_NS
+LIMIT_DOMAINS = DOMAINS_MAX
+
+
+# What somebody else is to decide: a request, whose time is not before now_ms, when it was heard of.
+Question = namedtuple("Question", ("operation", "tag", "name", "moment_ms", "now_ms"))
+
+
+cdef class SmockronStore(Store):
+    """identifiers: how many can be known at a time. message_max: bytes of a message; see Store for the others."""
+
+    def __cinit__(self, *, bytes hash_key, uint32_t identifiers, size_t message_max, **_):
+        if identifiers == 0:
+            raise ValueError("there must be room for an identifier")
+        self.message_max = message_max
+        self.audience, self.prefixes, self.rounded_ms, self.questions = {}, {}, {}, {}
+        region_reserve(&self.region, b"smockron", sizeof(SmockronState), <void**>&self.state)
+        # A block for each, as many have names that are longer than their records.
+        chains_reserve(&self.chains, &self.region, <uint64_t>identifiers + IDENTIFIER_BLOCKS + DOMAIN_BLOCKS)
+        throttles_reserve(&self.throttles, &self.region, identifiers)
+        timers_reserve(&self.silences, &self.region, b"silences")
+        region_reserve(&self.region, b"links", (CONNECTIONS_MAX + 1) * sizeof(Link), <void**>&self.links)
+        self.sessions = <void**>PyMem_RawCalloc(CONNECTIONS_MAX + 1, sizeof(void*))
+        if self.sessions == NULL:
+            raise MemoryError(f"no room for {CONNECTIONS_MAX} sessions")
+        self.map_region(hash_key)
+        chains_begin(&self.chains)
+        throttles_begin(&self.throttles, self.header.key, &self.chains, self.now_ns)
+        timers_begin(&self.silences, &self.links.silence, sizeof(Link), self.now_ns)
+
+    def __dealloc__(self):
+        PyMem_RawFree(self.sessions)
+
+    cdef void forget(self, uint32_t connection) noexcept:
+        self.sessions[connection] = NULL
+        timers_disarm(&self.silences, connection)
+        if self.prefixes is not None:  # as it is where the store is collected before its sessions
+            for prefix in self.prefixes.pop(connection, ()):
+                self.leave(connection, prefix)
+        Store.forget(self, connection)
+
+    cdef void count(self, Operation operation, Outcome outcome) noexcept:
+        self.state.outcomes[<int>operation][<int>outcome] += 1
+
+    # ---- rules ----
+
+    def load_rules(self, rules not None):
+        """Takes over the rules by domain, each as rules.Rule has it. Raises ValueError if there are too many.
+
+        Domains that are not among them are unknown from now on; their identifiers stay until they would have gone.
+        """
+        cdef uint32_t number
+        with self:
+            gone = [number for number in self.used_domains() if self.domain_name(number) not in rules]
+            kept = [number for number in gone if domain_is_used(domain_at(&self.throttles, number))]
+            if len(kept) + len(rules) > DOMAINS_MAX:
+                raise ValueError(f"{DOMAINS_MAX} domains are possible, with those that still have identifiers")
+            self.rounded_ms = {}
+            for number in gone:
+                domain_at(&self.throttles, number).record.flags &= <uint8_t>~DOMAIN_RULED
+                domain_settle(&self.throttles, number)
+            for name, rule in rules.items():
+                self.set_rule(name, rule)
+
+    cdef bytes domain_name(self, uint32_t number):
+        return name_bytes(&self.throttles.domains, <Record*>domain_at(&self.throttles, number))
+
+    cdef list used_domains(self):
+        return [
+            number for number in range(1, self.throttles.domains.pool.fresh + 1)
+            if domain_at(&self.throttles, number).record.flags & RECORD_USED
+        ]
+
+    cdef int set_rule(self, bytes name, rule) except -1:
+        cdef const uint8_t* text = <const uint8_t*>PyBytes_AS_STRING(name)
+        cdef uint32_t size = <uint32_t>PyBytes_GET_SIZE(name)
+        cdef uint32_t number = domain_find(&self.throttles, text, size)
+        cdef Domain* domain
+        cdef Rate rate
+        (rate.interval.ns, rate.interval.part), (rate.burst.ns, rate.burst.part), rate.parts, rounded_ms = rule
+        if not (0 < rate.parts <= GCRA_PARTS_MAX and max(rate.interval.part, rate.burst.part) < rate.parts
+                and 0 <= rate.interval.ns <= SPAN_MAX_NS and 0 <= rate.burst.ns <= SPAN_MAX_NS):
+            raise ValueError(f"a rule that cannot be: {rule}")
+        if number == 0:
+            number = domain_make(&self.throttles, text, size)
+        domain = domain_at(&self.throttles, number)
+        domain.record.flags |= DOMAIN_RULED
+        domain.rate = rate
+        self.rounded_ms[name] = rounded_ms
+        return 0
+
+    # ---- time ----
+
+    cpdef set_wall(self, int64_t unix_ns, int64_t now_ns):
+        cdef int64_t wall_ns = unix_ns - now_ns
+        # What differs by less is the time between the looks at two clocks: a moment that was told is to stay.
+        if not -WALL_STEP_NS < wall_ns - self.wall_ns < WALL_STEP_NS:
+            self.wall_ns = wall_ns
+
+    cdef int64_t now_ms(self) noexcept:
+        """Unix time, in whole milliseconds as the real master has it."""
+        return (self.now_ns + self.wall_ns) // NS_PER_MS
+
+    cdef int64_t due_ns(self) except? -2:
+        cdef int64_t identifiers = timers_next_ns(&self.throttles.timers)
+        cdef int64_t silences = timers_next_ns(&self.silences)
+        if self.questions and self.asked is None:
+            return 0
+        return identifiers if silences < 0 else silences if identifiers < 0 else min(identifiers, silences)
+
+    cdef int run_due(self) except -1:
+        cdef int steps = SLICE_STEPS
+        cdef uint32_t number = timers_take(&self.throttles.timers, self.now_ns, &steps)
+        while number:
+            identifier_remove(&self.throttles, number)
+            self.throttles.state.expired += 1
+            number = timers_take(&self.throttles.timers, self.now_ns, &steps)
+        steps = max(steps, <int>CUT_OFF_STEPS)
+        number = timers_take(&self.silences, self.now_ns, &steps)
+        while number:
+            self.cut_off(number)
+            number = timers_take(&self.silences, self.now_ns, &steps)
+        return 0
+
+    cdef void await_handshake(self, uint32_t connection, int64_t limit_ns) noexcept:
+        self.links[connection].is_ready = False
+        self.links[connection].patience_ns = limit_ns
+        self.heard(connection)
+
+    cdef void heard(self, uint32_t connection) noexcept:
+        """Section "Heartbeats": if nothing else comes for as long as its peer said, the connection ends."""
+        cdef Link* link = self.links + connection
+        if link.patience_ns:
+            timers_arm(&self.silences, connection, self.now_ns + link.patience_ns)
+            self.expect(link.silence.due_ns)
+        else:
+            timers_disarm(&self.silences, connection)
+
+    cdef int cut_off(self, uint32_t connection) except -1:
+        cdef Session session
+        if self.sessions[connection] == NULL:
+            return 0
+        session = <Session>self.sessions[connection]
+        if self.links[connection].is_ready:
+            self.state.silent += 1
+        else:
+            self.count(HANDSHAKE, TIMED_OUT)
+        session.break_off()
+        session.settle()
+        return session.tell_dirty()
+
+    # ---- accounting ----
+
+    cdef int account(
+        self, uint32_t domain, Operation operation, uint32_t tag, const uint8_t* name, uint32_t size, int64_t moment_ms
+    ) except -1:
+        """Section "Throttle": a request that was accepted, or delayed until that moment, in Unix time."""
+        cdef Domain* of = domain_at(&self.throttles, domain)
+        cdef int64_t now_ms = self.now_ms()
+        if operation == ACCEPTED:
+            of.accepted += 1
+        else:
+            of.delayed += 1
+        moment_ms = max(moment_ms, now_ms)
+        if self.is_shared:
+            return self.ask(domain, Question(operation, tag, name[:size], moment_ms, now_ms))
+        return self.decide(domain, operation, tag, name, size, moment_ms, now_ms)
+
+    cdef int decide(
+        self, uint32_t domain, Operation operation, uint32_t tag, const uint8_t* name, uint32_t size,
+        int64_t moment_ms, int64_t now_ms,
+    ) except -1:
+        """Whether it has to wait. moment_ms: not before now_ms, which was the time when the request was heard of."""
+        cdef Throttles* throttles = &self.throttles
+        cdef Domain* of = domain_at(throttles, domain)
+        cdef uint32_t number = identifier_find(throttles, domain, tag, name, size)
+        cdef bint is_new = number == 0
+        cdef Span until
+        if is_new:
+            number = self.enter(domain, tag, name, size)
+        until = identifier_count(throttles, number, is_new, &of.rate, moment_ms * NS_PER_MS - self.wall_ns)
+        self.expect(identifier_at(throttles, number).timer.due_ns)
+        # Rounded up: who comes at that millisecond is not too early.
+        return self.tell(
+            domain, operation, name, size, now_ms,
+            (until.ns + (until.part != 0) + self.wall_ns + NS_PER_MS - 1) // NS_PER_MS,
+        )
+
+    cdef uint32_t enter(self, uint32_t domain, uint32_t tag, const uint8_t* name, uint32_t size) except 0:
+        """An identifier that is not known yet."""
+        self.make_room(name_blocks(&self.throttles.identifiers, size))
+        return identifier_make(&self.throttles, domain, tag, name, size)
+
+    cdef int tell(
+        self, uint32_t domain, Operation operation, const uint8_t* name, uint32_t size, int64_t now_ms,
+        int64_t until_ms,
+    ) except -1:
+        """Tells whoever is concerned, if it has to wait."""
+        cdef Domain* of = domain_at(&self.throttles, domain)
+        if until_ms <= now_ms:
+            self.count(operation, OK)
+            return 0
+        self.count(operation, THROTTLED)
+        of.told += 1
+        return self.publish(of, b"DELAY_UNTIL", name, size, until_ms)
+
+    # ---- state that is shared with other masters ----
+
+    def share(self, bint is_shared, int64_t now_ns):
+        """Whether somebody else decides from now on: see take_questions(). If not, what is yet to be decided is decided
+        here, from what is known here."""
+        with self.at(now_ns):
+            self.is_shared, self.is_alone = is_shared, not is_shared
+            if not is_shared:
+                if self.asked is not None:
+                    self.questions.setdefault(self.asked[0], [])[:0] = self.asked[1]
+                    self.asked = None
+                for domain, questions in self.questions.items():
+                    for question in questions:
+                        self.decide_late(domain, question)
+                    domain_unask(&self.throttles, domain, <uint32_t>len(questions))
+                self.questions = {}
+                self.asking = 0
+
+    def take_questions(self, int64_t now_ns):
+        """The next that is to be decided: (domain, (interval_ms, burst_ms), [(identifier, moment_ms), ...]), or None if
+        there is nothing, or settle_questions() was not called for the last."""
+        with self.at(now_ns):
+            if self.asked is not None or not self.questions:
+                return None
+            number, questions = next(iter(self.questions.items()))
+            if len(questions) > QUESTIONS_AT_ONCE:
+                self.questions[number], questions = questions[QUESTIONS_AT_ONCE:], questions[:QUESTIONS_AT_ONCE]
+            else:
+                del self.questions[number]
+            self.asked = (number, questions)
+            name = self.domain_name(number)
+            return name, self.rounded_ms.get(name, (1, 0)), [(one.name, one.moment_ms) for one in questions]
+
+    def settle_questions(self, list found not None, int64_t now_ns):
+        """What was decided about those that were taken last: until when each has to wait, in milliseconds. Raises
+        ValueError if there are not as many."""
+        with self.at(now_ns):
+            number, questions = self.asked or (0, [])
+            if len(found) != len(questions):
+                raise ValueError(f"{len(found)} answers to {len(questions)} questions")
+            self.asked = None
+            for question, until_ms in zip(questions, found):
+                self.settle_question(number, question, until_ms)
+            if questions:
+                domain_unask(&self.throttles, number, <uint32_t>len(questions))
+            self.asking -= <uint32_t>len(questions)
+            self.stirred = True
+
+    cdef int ask(self, uint32_t domain, question) except -1:
+        self.questions.setdefault(domain, []).append(question)
+        domain_at(&self.throttles, domain).asked += 1
+        self.asking += 1
+        self.stirred = True
+        return 0
+
+    cdef int decide_late(self, uint32_t domain, question) except -1:
+        cdef bytes name = question.name
+        return self.decide(
+            domain, question.operation, question.tag, <const uint8_t*>PyBytes_AS_STRING(name),
+            <uint32_t>PyBytes_GET_SIZE(name), question.moment_ms, question.now_ms,
+        )
+
+    cdef int settle_question(self, uint32_t domain, question, int64_t until_ms) except -1:
+        """Keeps what was decided elsewhere, for the time when nobody there can be asked."""
+        cdef bytes name = question.name
+        cdef const uint8_t* text = <const uint8_t*>PyBytes_AS_STRING(name)
+        cdef uint32_t size = <uint32_t>PyBytes_GET_SIZE(name)
+        cdef uint32_t number = identifier_find(&self.throttles, domain, question.tag, text, size)
+        cdef int64_t now_ms = question.now_ms
+        if until_ms > now_ms + AHEAD_MAX_MS:
+            until_ms = now_ms + AHEAD_MAX_MS
+        if number == 0:
+            number = self.enter(domain, question.tag, text, size)
+        identifier_set(
+            &self.throttles, number, &domain_at(&self.throttles, domain).rate, until_ms * NS_PER_MS - self.wall_ns
+        )
+        self.expect(identifier_at(&self.throttles, number).timer.due_ns)
+        return self.tell(domain, question.operation, text, size, now_ms, until_ms)
+
+    cdef int forget_identifier(self, uint32_t domain, uint32_t tag, const uint8_t* name, uint32_t size) except -1:
+        """Section "Forget": nothing has been heard of it, and gatekeepers that know the word forget it too."""
+        cdef uint32_t number = identifier_find(&self.throttles, domain, tag, name, size)
+        self.count(FORGET, OK)
+        self.publish(domain_at(&self.throttles, domain), b"FORGET", name, size, self.now_ms())
+        if number:
+            identifier_remove(&self.throttles, number)
+        return 0
+
+    cdef int make_room(self, uint32_t blocks) except -1:
+        """For one more identifier: that which was not heard of for longest is forgotten, as often as that takes."""
+        cdef Throttles* throttles = &self.throttles
+        cdef uint64_t needed = blocks + <uint64_t>DOMAIN_BLOCKS
+        while pool_left(throttles.identifiers.pool) == 0 or pool_left(self.chains.pool) < needed:
+            identifier_remove(throttles, throttles.recency.state.oldest)
+            throttles.state.evicted += 1
+            self.budget -= EVICTION_STEPS
+        return 0
+
+    # ---- control ----
+
+    cdef int publish(
+        self, const Domain* domain, const char* command, const uint8_t* name, uint32_t size, int64_t moment_ms
+    ) except -1:
+        """Section "Control": leaves a message with all who have subscribed to the domain."""
+        cdef bytes topic, message
+        cdef uint8_t[NUMBER_MAX] digits
+        cdef int length
+        cdef uint8_t* target
+        cdef Py_ssize_t end
+        self.state.published += 1
+        if not self.audience:
+            return 0
+        topic = name_bytes(&self.throttles.domains, <Record*>&domain.record) + b"\0"
+        length = number_write(digits, <uint64_t>moment_ms)
+        end = len(command)
+        message = PyBytes_FromStringAndSize(
+            NULL, part_size(PyBytes_GET_SIZE(topic)) + part_size(end) + part_size(size) + part_size(length)
+        )
+        target = part_write(
+            <uint8_t*>PyBytes_AS_STRING(message), MORE, PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic)
+        )
+        target = part_write(target, MORE, command, end)
+        target = part_write(target, MORE, name, size)
+        part_write(target, 0, digits, length)
+        self.publication += 1
+        for end in range(PyBytes_GET_SIZE(topic) + 1):
+            audience = self.audience.get(topic[:end])
+            if audience is not None:
+                for connection in audience:
+                    self.give(connection, message)
+        return 0
+
+    cdef int give(self, uint32_t connection, bytes message) except -1:
+        """Leaves it with a subscriber, once, unless that has no room: it does not read."""
+        cdef Session session
+        cdef size_t size = PyBytes_GET_SIZE(message)
+        if self.links[connection].publication == self.publication or self.sessions[connection] == NULL:
+            return 0
+        session = <Session>self.sessions[connection]
+        self.links[connection].publication = self.publication
+        self.budget -= 1
+        if session.posted_size and session.posted_size + size > self.posted_max and not is_waited_for(session):
+            self.state.lost += 1
+            return 0
+        session.post(message)
+        self.state.delivered += 1
+        if not session.can_post(CONTROL_MAX):  # with more than it may have it would be dropped
+            self.crowded = connection
+        return 0
+
+    cdef bint can_publish(self) except -1:
+        """Whether each subscriber that reads has room for another message, and not too much is yet to be decided
+        elsewhere: their turn comes first. A subscriber that does not read is not waited for."""
+        cdef Session session
+        if self.asking >= QUESTIONS_MAX:
+            return False
+        if self.crowded == 0:
+            return True
+        if self.sessions[self.crowded] != NULL:
+            session = <Session>self.sessions[self.crowded]
+            if not session.can_post(CONTROL_MAX):
+                session.tell_dirty()
+                return False
+        self.crowded = 0
+        return True
+
+    cdef int subscribe(self, uint32_t connection, bytes prefix) except -1:
+        """Section "Subscriptions". False if it has too many."""
+        cdef dict audience
+        mine = self.prefixes.setdefault(connection, set())
+        if prefix not in mine:
+            if len(mine) >= SUBSCRIPTIONS_MAX:
+                return False
+            mine.add(prefix)
+            self.state.subscriptions += 1
+        audience = self.audience.setdefault(prefix, {})
+        audience[connection] = audience.get(connection, 0) + 1
+        return True
+
+    cdef int cancel(self, uint32_t connection, bytes prefix) except -1:
+        cdef dict audience = self.audience.get(prefix)
+        if audience is None or connection not in audience:
+            return 0
+        audience[connection] -= 1
+        if audience[connection] == 0:
+            self.leave(connection, prefix)
+            self.prefixes[connection].remove(prefix)
+        return 0
+
+    cdef void leave(self, uint32_t connection, bytes prefix) noexcept:
+        cdef dict audience = self.audience[prefix]
+        del audience[connection]
+        if not audience:
+            del self.audience[prefix]
+        self.state.subscriptions -= 1
+
+    # ---- for people ----
+
+    cdef dict figures(self):
+        cdef dict figures = Store.figures(self)
+        cdef const Throttles* throttles = &self.throttles
+        cdef const SmockronState* state = self.state
+        figures.update({
+            "identifiers": throttles.identifiers.pool.used,
+            "identifiers_max": throttles.identifiers.pool.capacity,
+            "expired": throttles.state.expired,
+            "evicted": throttles.state.evicted,
+            "domains": throttles.domains.pool.used,
+            "subscriptions": state.subscriptions,
+            "published": state.published,
+            "delivered": state.delivered,
+            "lost": state.lost,
+            "silent": state.silent,
+            "asking": self.asking,
+            "alone": self.is_alone,
+            "longest_probe": throttles.identifiers.index.state.longest,
+        })
+        for verdict in range(FIRST_BROKEN, VERDICTS):
+            figures[f"broken:{BROKEN_NAMES[verdict]}"] = state.broken[<int>verdict]
+        return figures
+
+    def outcomes(self):
+        """As Store.outcomes."""
+        with self:
+            found = [
+                (name, outcome, self.state.outcomes[<int>operation][<int>index])
+                for operation, name in enumerate(OPERATION_NAMES)
+                for index, outcome in enumerate(OUTCOME_NAMES)
+            ]
+            broken = sum(self.state.broken[<int>verdict] for verdict in range(FIRST_BROKEN, VERDICTS))
+        return [one for one in [*found, ("unknown", "framing_lost", broken)] if one[2]]
+
+    cdef int audit_parts(self) except -1:
+        cdef const Throttles* throttles = &self.throttles
+        cdef const Identifier* identifier
+        cdef const Domain* domain
+        cdef uint32_t number, listed = 0, older = 0
+        blocks = audit_table(&throttles.domains, "domains") + audit_table(&throttles.identifiers, "identifiers")
+        audit_chains(&self.chains, blocks)
+        audit_timers(&throttles.timers, throttles.identifiers.pool.fresh)
+        audit_timers(&self.silences, self.connections.pool.fresh)
+        counted = {number: 0 for number in self.used_domains()}
+        for number in range(1, throttles.identifiers.pool.fresh + 1):
+            identifier = identifier_at(throttles, number)
+            if timer_is_armed(&identifier.timer) != (identifier.record.flags & RECORD_USED != 0):
+                raise AssertionError(f"identifier {number} is armed wrongly")
+            if identifier.record.flags & RECORD_USED:
+                counted[identifier.domain] += 1
+        for number, identifiers in counted.items():
+            domain = domain_at(throttles, number)
+            if identifiers != domain.identifiers or not (domain_is_used(domain) or domain.record.flags & DOMAIN_RULED):
+                raise AssertionError(f"domain {number} has {identifiers} identifiers, {domain.identifiers} counted")
+        number = throttles.recency.state.newest
+        while number and listed <= throttles.identifiers.pool.used:
+            if links_at(&throttles.recency, number).newer != older:
+                raise AssertionError(f"identifier {number} has a wrong predecessor by recency")
+            listed += 1
+            older, number = number, links_at(&throttles.recency, number).older
+        if listed != throttles.identifiers.pool.used or older != throttles.recency.state.oldest:
+            raise AssertionError(f"{listed} identifiers by recency, {throttles.identifiers.pool.used} in all")
+        return self.audit_audience()
+
+    cdef int audit_audience(self) except -1:
+        """Who has subscribed to what is told in two ways."""
+        mine = {(connection, prefix) for connection, prefixes in self.prefixes.items() for prefix in prefixes}
+        theirs = {(connection, prefix) for prefix, audience in self.audience.items() for connection in audience}
+        if mine != theirs or len(mine) != self.state.subscriptions:
+            told = self.state.subscriptions
+            raise AssertionError(f"{len(mine)} subscriptions, {len(theirs)} by prefix, {told} counted")
+        return 0
+
+
+cdef inline bint is_waited_for(Session session) noexcept:
+    """Whether its connection is about to fetch what it was sent, and nothing hinders it."""
+    return not (session.blocked or session.position or session.held_size)

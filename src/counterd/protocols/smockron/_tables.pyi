@@ -1,0 +1,10 @@
+from counterd.engine.walk import RankedWalk
+from counterd.protocols.smockron._store import SmockronStore
+
+DOMAIN_SORTS: tuple[str, ...]
+
+class ThrottledWalk(RankedWalk):
+    def __init__(self, store: SmockronStore, match: bytes, limit: int) -> None: ...
+
+class DomainsWalk(RankedWalk):
+    def __init__(self, store: SmockronStore, match: bytes, limit: int, sort: str) -> None: ...

@@ -1,0 +1,226 @@
+# What the smockron room keeps: domains with their rules, and the identifiers that are not yet as if never heard of.
+#
+# Floor 2, header only. Everything but the sizes is in the store's region and addressed by number. Moments are on the
+# monotonic clock: where the wall clock is set, nobody has to wait for it.
+#
+# Invariants (SmockronStore.audit checks each):
+# - an identifier is of one domain, which counts it, and stays until its last identifier has gone;
+# - it is armed in the wheel, to go off when it is as if never heard of, and is in the list by recency once;
+# - the tag of an identifier is that of its name, and its domain's salt: one name in many domains is in as many places.
+
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
+
+from counterd.engine.chains cimport Chains
+from counterd.engine.gcra cimport Rate, Span, gcra_first, gcra_next, span_plus
+from counterd.engine.recency cimport (
+    Links, Recency, recency_begin, recency_enter, recency_leave, recency_reserve, recency_touch,
+)
+from counterd.engine.region cimport Region, region_reserve
+from counterd.engine.siphash cimport siphash13
+from counterd.engine.table cimport (
+    Record, Table, index_home, name_equals, record_at, table_begin, table_find, table_insert, table_remove,
+    table_reserve,
+)
+from counterd.engine.wheel cimport Timer, Timers, timers_arm, timers_begin, timers_disarm, timers_reserve
+
+cdef enum:
+    DOMAINS_MAX = 4096      # as in rules.py
+    DOMAIN_INLINE = 40      # bytes of a name in its record
+    DOMAIN_RULED = 1        # of Record.flags: the rules have it
+    IDENTIFIER_INLINE = 24
+    IDENTIFIER_MAX = 4096   # bytes of an identifier
+
+
+cdef struct Domain:
+    Record record
+    uint8_t name[DOMAIN_INLINE]
+    Rate rate
+    uint32_t salt
+    uint32_t identifiers
+    uint32_t asked          # requests that somebody else is yet to decide about
+    uint64_t accepted       # ever
+    uint64_t delayed
+    uint64_t rejected
+    uint64_t told           # DELAY_UNTIL
+
+
+cdef struct Identifier:     # 72 bytes
+    Record record
+    uint8_t name[IDENTIFIER_INLINE]
+    Timer timer
+    int64_t next_ns         # when the next request is on time
+    uint32_t part
+    uint32_t domain
+    Links links
+
+
+cdef struct ThrottlesState:  # in the region
+    uint64_t expired        # ever
+    uint64_t evicted
+
+
+cdef struct Throttles:      # this process's view
+    ThrottlesState* state
+    Table domains
+    Table identifiers
+    Timers timers
+    Recency recency
+    const uint64_t* hash_key
+
+
+cdef inline int throttles_reserve(Throttles* throttles, Region* region, uint32_t capacity) except -1:
+    """Reserves memory for that many identifiers."""
+    region_reserve(region, b"throttles", sizeof(ThrottlesState), <void**>&throttles.state)
+    table_reserve(&throttles.domains, region, b"domains", DOMAINS_MAX, sizeof(Domain), DOMAIN_INLINE)
+    table_reserve(&throttles.identifiers, region, b"identifiers", capacity, sizeof(Identifier), IDENTIFIER_INLINE)
+    timers_reserve(&throttles.timers, region, b"identifiers")
+    recency_reserve(&throttles.recency, region)
+    return 0
+
+
+cdef inline void throttles_begin(
+    Throttles* throttles, const uint64_t* hash_key, const Chains* chains, int64_t now_ns
+) noexcept nogil:
+    """To be called once, when the region is mapped. chains: for long names."""
+    cdef Identifier* first = <Identifier*>throttles.identifiers.records
+    throttles.hash_key = hash_key
+    table_begin(&throttles.domains, hash_key, chains)
+    table_begin(&throttles.identifiers, hash_key, chains)
+    timers_begin(&throttles.timers, &first.timer, sizeof(Identifier), now_ns)
+    recency_begin(&throttles.recency, &first.links, sizeof(Identifier))
+
+
+cdef inline Domain* domain_at(const Throttles* throttles, uint32_t number) noexcept nogil:
+    return <Domain*>record_at(&throttles.domains, number)
+
+
+cdef inline Identifier* identifier_at(const Throttles* throttles, uint32_t number) noexcept nogil:
+    return <Identifier*>record_at(&throttles.identifiers, number)
+
+
+# ---- domains ---------------------------------------------------------------------------------------------------------
+
+cdef inline uint64_t domain_hash(const Throttles* throttles, const uint8_t* name, uint32_t size) noexcept nogil:
+    """Its tag is the upper half, its salt the lower."""
+    return siphash13(throttles.hash_key, name, size)
+
+
+cdef inline uint32_t domain_find(const Throttles* throttles, const uint8_t* name, uint32_t size) noexcept nogil:
+    """Its number, or 0."""
+    return table_find(&throttles.domains, <uint32_t>(domain_hash(throttles, name, size) >> 32), name, size)
+
+
+cdef inline uint32_t domain_make(Throttles* throttles, const uint8_t* name, uint32_t size) noexcept nogil:
+    """A new one, without a rule; the caller has seen that a record and enough blocks are left."""
+    cdef uint64_t hashed = domain_hash(throttles, name, size)
+    cdef uint32_t number = table_insert(&throttles.domains, <uint32_t>(hashed >> 32), name, size)
+    cdef Domain* domain = domain_at(throttles, number)
+    domain.salt = <uint32_t>hashed
+    domain.identifiers = 0
+    domain.asked = 0
+    domain.accepted = 0
+    domain.delayed = 0
+    domain.rejected = 0
+    domain.told = 0
+    return number
+
+
+cdef inline bint domain_is_used(const Domain* domain) noexcept nogil:
+    """Whether it has to stay, even if no rule is for it any more."""
+    return domain.identifiers != 0 or domain.asked != 0
+
+
+cdef inline void domain_settle(Throttles* throttles, uint32_t number) noexcept nogil:
+    """One that no rule is for any more goes with its last identifier."""
+    cdef const Domain* domain = domain_at(throttles, number)
+    if not domain_is_used(domain) and not domain.record.flags & DOMAIN_RULED:
+        table_remove(&throttles.domains, number)
+
+
+cdef inline void domain_unask(Throttles* throttles, uint32_t number, uint32_t count) noexcept nogil:
+    """So many requests have been decided about."""
+    domain_at(throttles, number).asked -= count
+    domain_settle(throttles, number)
+
+
+# ---- identifiers -----------------------------------------------------------------------------------------------------
+
+cdef inline uint32_t identifier_tag(
+    const Throttles* throttles, const Domain* domain, const uint8_t* name, uint32_t size
+) noexcept nogil:
+    return <uint32_t>(siphash13(throttles.hash_key, name, size) >> 32) ^ domain.salt
+
+
+cdef inline uint32_t identifier_find(
+    const Throttles* throttles, uint32_t domain, uint32_t tag, const uint8_t* name, uint32_t size
+) noexcept nogil:
+    """Its number, or 0."""
+    cdef const Table* table = &throttles.identifiers
+    cdef uint32_t slot = index_home(&table.index, tag)
+    cdef uint32_t number, _step
+    for _step in range(table.index.mask + 1):
+        number = table.index.entries[slot].number
+        if number == 0:
+            return 0
+        if table.index.entries[slot].tag == tag and identifier_at(throttles, number).domain == domain:
+            if name_equals(table, record_at(table, number), name, size):
+                return number
+        slot = (slot + table.index.step) & table.index.mask
+    return 0
+
+
+cdef inline uint32_t identifier_make(
+    Throttles* throttles, uint32_t domain, uint32_t tag, const uint8_t* name, uint32_t size
+) noexcept nogil:
+    """A new one, whose moment is the caller's to set; who has seen that a record and enough blocks are left."""
+    cdef uint32_t number = table_insert(&throttles.identifiers, tag, name, size)
+    cdef Identifier* identifier = identifier_at(throttles, number)
+    identifier.domain = domain
+    identifier.timer.prev = 0
+    domain_at(throttles, domain).identifiers += 1
+    recency_enter(&throttles.recency, number)
+    return number
+
+
+cdef inline void identifier_remove(Throttles* throttles, uint32_t number) noexcept nogil:
+    cdef uint32_t domain = identifier_at(throttles, number).domain
+    timers_disarm(&throttles.timers, number)
+    recency_leave(&throttles.recency, number)
+    table_remove(&throttles.identifiers, number)
+    domain_at(throttles, domain).identifiers -= 1
+    domain_settle(throttles, domain)
+
+
+cdef inline Span identifier_next(const Identifier* identifier) noexcept nogil:
+    return Span(identifier.next_ns, identifier.part)
+
+
+cdef inline void identifier_set(
+    Throttles* throttles, uint32_t number, const Rate* rate, int64_t next_ns
+) noexcept nogil:
+    """Somebody else says when its next request is on time."""
+    cdef Identifier* identifier = identifier_at(throttles, number)
+    identifier.next_ns = next_ns
+    identifier.part = 0
+    recency_touch(&throttles.recency, number)
+    timers_arm(&throttles.timers, number, next_ns + rate.burst.ns + 2)
+
+
+cdef inline Span identifier_count(
+    Throttles* throttles, uint32_t number, bint is_new, const Rate* rate, int64_t moment_ns
+) noexcept nogil:
+    """Section "Throttle": a request at that moment. Returns when the next is on time.
+
+    It is kept until it is as if it had never been there: a burst after that.
+    """
+    cdef Identifier* identifier = identifier_at(throttles, number)
+    cdef Span stored = gcra_first(rate, moment_ns) if is_new else identifier_next(identifier)
+    cdef Span found
+    if stored.part >= rate.parts:  # there is another rule since
+        stored.part = 0
+    found = gcra_next(rate, stored, moment_ns)
+    identifier.next_ns = found.ns
+    identifier.part = found.part
+    recency_touch(&throttles.recency, number)
+    timers_arm(&throttles.timers, number, span_plus(found, rate.burst, rate.parts).ns + 1)
+    return found

@@ -1,0 +1,202 @@
+# ZMTP 3.0 and 3.1, and what the messages of smockron say: bytes to frames and numbers, and back.
+#
+# Floor 2, header only. Section names are those of docs/protocols/smockron.md. Nothing here knows a store.
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy, memset
+
+from counterd.engine.byteorder cimport load_be64, store_be64
+
+cdef enum:
+    GREETING_SIZE = 64
+    SIGNATURE_SIZE = 10
+    MAJOR_AT = 10           # in a greeting
+    MINOR_AT = 11
+    MECHANISM_AT = 12
+    MECHANISM_SIZE = 20
+    VERSION_MAJOR = 3
+    VERSION_MINOR = 1
+
+    MORE = 1                # flags of a frame
+    LONG = 2
+    COMMAND = 4
+    RESERVED = 0xf8
+    SHORT_HEAD = 2
+    LONG_HEAD = 9
+    SHORT_MAX = 255
+
+    FRAMES_MAX = 64         # of a message: it has six, and may have more, but not without end
+    PARTS = 6               # of an accounting message that anybody looks at
+    PARTS_MIN = 5           # that it has at least
+    CONTEXT_MAX = 16        # bytes of a PING that a PONG repeats
+    NUMBER_MAX = 20         # digits of a moment
+    COMMAND_MAX = 64        # bytes of a command of ours, with its head
+
+cdef extern from *:
+    """
+    #define COUNTERD_MOMENT_MAX_MS INT64_C(9223372036854)
+    #define COUNTERD_AHEAD_MAX_MS INT64_C(31622400000)
+    """
+    const int64_t MOMENT_MAX_MS "COUNTERD_MOMENT_MAX_MS"    # whose nanoseconds fit into an int64: in the year 2262
+    const int64_t AHEAD_MAX_MS "COUNTERD_AHEAD_MAX_MS"      # 366 days: nobody is delayed for longer
+
+cdef enum Verdict:          # what parse_frame says of a frame
+    GREETING = 0
+    CONTENT = 1             # a message, with commands in it perhaps; or commands alone
+    FIRST_BROKEN = 2        # from here on framing is lost
+    NOT_ZMTP = 2
+    OLD_VERSION = 3
+    OTHER_MECHANISM = 4
+    WRONG_FLAGS = 5
+    TOO_LONG = 6
+    TOO_MANY = 7
+    VERDICTS = 8
+
+
+cdef struct Part:           # a frame of ZMTP
+    const uint8_t* data     # its body
+    uint64_t size
+    uint32_t head           # bytes before the body
+    uint8_t flags
+
+
+# ---- greeting --------------------------------------------------------------------------------------------------------
+
+cdef inline void greeting_write(uint8_t* target) noexcept nogil:
+    """Section "Greeting": as a peer that binds, with mechanism NULL. GREETING_SIZE bytes."""
+    memset(target, 0, GREETING_SIZE)
+    target[0] = 0xff
+    target[SIGNATURE_SIZE - 1] = 0x7f
+    target[MAJOR_AT] = VERSION_MAJOR
+    target[MINOR_AT] = VERSION_MINOR
+    memcpy(target + MECHANISM_AT, b"NULL", 4)
+
+
+cdef inline int greeting_check(const uint8_t* data, size_t size) noexcept nogil:
+    """What is wrong with the beginning of a greeting, of which so many bytes are there; GREETING if nothing is."""
+    cdef const char* mechanism = b"NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"
+    if size >= SIGNATURE_SIZE and not data[SIGNATURE_SIZE - 1] & 1:
+        return OLD_VERSION
+    if size > MAJOR_AT and data[MAJOR_AT] < VERSION_MAJOR:
+        return OLD_VERSION
+    if size >= MECHANISM_AT + MECHANISM_SIZE and memcmp(data + MECHANISM_AT, mechanism, MECHANISM_SIZE) != 0:
+        return OTHER_MECHANISM
+    return GREETING
+
+
+# ---- frames ----------------------------------------------------------------------------------------------------------
+
+cdef inline int part_read(const uint8_t* data, size_t size, Part* part) noexcept nogil:
+    """Section "Frames": the head of a frame. 1 if it is there, 0 if more bytes are needed, -1 if flags are wrong."""
+    part.flags = data[0]
+    if part.flags & RESERVED or part.flags & COMMAND and part.flags & MORE:
+        return -1
+    part.head = LONG_HEAD if part.flags & LONG else SHORT_HEAD
+    if size < part.head:
+        return 0
+    part.size = load_be64(data + 1) if part.flags & LONG else data[1]
+    part.data = data + part.head
+    return 1
+
+
+cdef inline size_t part_size(size_t size) noexcept nogil:
+    """Bytes of a frame with a body of so many."""
+    return (SHORT_HEAD if size <= SHORT_MAX else LONG_HEAD) + size
+
+
+cdef inline uint8_t* part_write(uint8_t* target, uint8_t flags, const void* data, size_t size) noexcept nogil:
+    """Returns what is behind it."""
+    if size <= SHORT_MAX:
+        target[0] = flags
+        target[1] = <uint8_t>size
+        target += SHORT_HEAD
+    else:
+        target[0] = flags | LONG
+        store_be64(target + 1, size)
+        target += LONG_HEAD
+    memcpy(target, data, size)
+    return target + size
+
+
+cdef inline bint part_equals(const Part* part, const char* text, size_t size) noexcept nogil:
+    return part.size == size and memcmp(part.data, text, size) == 0
+
+
+cdef inline bint command_is(const Part* part, const char* name, size_t size) noexcept nogil:
+    """Whether a command has that name."""
+    return part.size > size and part.data[0] == size and memcmp(part.data + 1, name, size) == 0
+
+
+# ---- metadata --------------------------------------------------------------------------------------------------------
+
+cdef inline bint name_is(const uint8_t* name, const char* lower, size_t size) noexcept nogil:
+    """Whether a name of that size is this one, in small letters or not."""
+    cdef size_t i
+    for i in range(size):
+        if (name[i] | 0x20 if 65 <= name[i] and name[i] <= 90 else name[i]) != <uint8_t>lower[i]:
+            return False
+    return True
+
+
+cdef inline int ready_read(const uint8_t* data, size_t size, Part* socket_type) noexcept nogil:
+    """Section "Handshake": the properties of a READY command, of which Socket-Type counts. False if they are wrong.
+
+    socket_type: its value, of size 0 if it is not there.
+    """
+    cdef const uint8_t* end = data + size
+    cdef uint64_t length, value
+    socket_type.data = data
+    socket_type.size = 0
+    while data < end:
+        length = data[0]
+        if length == 0 or <uint64_t>(end - data) < 1 + length + 4:
+            return False
+        value = (
+            <uint64_t>data[1 + length] << 24 | <uint64_t>data[2 + length] << 16
+            | <uint64_t>data[3 + length] << 8 | data[4 + length]
+        )
+        if <uint64_t>(end - data) - (1 + length + 4) < value:
+            return False
+        if length == 11 and name_is(data + 1, b"socket-type", 11):
+            socket_type.data = data + 1 + length + 4
+            socket_type.size = value
+        data += 1 + length + 4 + value
+    return True
+
+
+# ---- moments ---------------------------------------------------------------------------------------------------------
+
+cdef inline bint is_digit(uint8_t byte) noexcept nogil:
+    return 48 <= byte and byte <= 57
+
+
+cdef inline int64_t moment_read(const Part* part) noexcept nogil:
+    """Section "Accounting": milliseconds of Unix time in digits, with a fraction that counts for nothing; -1 if it is
+    none, or too far ahead to be one."""
+    cdef int64_t found = 0
+    cdef uint64_t i = 0
+    while i < part.size and is_digit(part.data[i]):
+        found = 10 * found + (part.data[i] - 48)
+        if found > MOMENT_MAX_MS:
+            return -1
+        i += 1
+    if i == 0:
+        return -1
+    if i < part.size and part.data[i] == 46:
+        i += 1
+        while i < part.size and is_digit(part.data[i]):
+            i += 1
+    return found if i == part.size else -1
+
+
+cdef inline int number_write(uint8_t* target, uint64_t number) noexcept nogil:
+    """In digits, NUMBER_MAX at most; returns how many."""
+    cdef uint8_t[NUMBER_MAX] digits
+    cdef int size = 0, i
+    while size == 0 or number:
+        digits[size] = <uint8_t>(48 + number % 10)
+        number //= 10
+        size += 1
+    for i in range(size):
+        target[i] = digits[size - 1 - i]
+    return size

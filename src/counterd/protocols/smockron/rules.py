@@ -1,0 +1,184 @@
+"""The rules of the smockron room: what each domain lets through, in all the forms that the real master reads.
+
+Floor 2, pure Python. A rule has an interval, which is what one request uses up, and a burst, which is how far requests
+can be ahead of that. The real master rounds an interval to whole milliseconds; here both are exact: a span is a number
+of nanoseconds and a number of parts of one. What masters share, they have to reckon in the same way, so a rule has what
+the real master makes of it too. docs/protocols/smockron.md, "Rules", has the layout.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+from typing import TYPE_CHECKING, NamedTuple
+
+from counterd.documents import DocumentError, Problems, read_document
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DOMAINS_MAX = 4096
+NAME_MAX = 255  # bytes of a domain's name
+SPAN_MAX_NS = 3660 * 86_400 * 1_000_000_000  # ten years, as in engine/gcra.pxd
+PARTS_MAX = (1 << 31) - 1  # of a nanosecond, as in engine/gcra.pxd
+NS_PER_MS = 1_000_000
+_SHOWN = 60  # characters of a text that an error shows
+
+_UNITS_MS = {
+    **dict.fromkeys(("", "ms", "msec"), 1),
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1000),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60_000),
+    **dict.fromkeys(("h", "hr", "hour", "hours"), 3_600_000),
+    **dict.fromkeys(("d", "day", "days"), 86_400_000),
+}
+_DURATION = re.compile(r"\s*([0-9]{1,15})?\s*([a-z]*)\s*")
+_RATE = re.compile(r"\s*([0-9]{1,15})\s*(?:per|/)\s*(.*)", re.DOTALL)
+_COUNT = re.compile(r"[0-9]{1,15}")
+_KEYS = ("rate", "interval", "burst")
+
+
+class Span(NamedTuple):
+    """A time: nanoseconds, and parts of one, of which the rule says how many there are."""
+
+    ns: int
+    part: int
+
+
+class Rule(NamedTuple):
+    """Of a domain. parts: of a nanosecond, for both spans. rounded_ms: interval and burst of the real master."""
+
+    interval: Span
+    burst: Span
+    parts: int
+    rounded_ms: tuple[int, int]
+
+
+Rules = dict[bytes, Rule]
+
+
+def parse_rules(text: bytes | str) -> Rules:
+    """The rules of a JSON text, by domain. Raises DocumentError with everything that is wrong."""
+    document = read_document(text)
+    problems = Problems()
+    rules: Rules = {}
+    if not isinstance(document, dict):
+        raise DocumentError(('the document: must be an object, {"DOMAIN": {"rate": "100/sec", "burst": 10}, ...}',))
+    for name in getattr(document, "twice", ()):
+        problems.add(_shown(name), "is there twice")
+    for name, members in document.items():
+        if wrong := _wrong_name(name):
+            problems.add(_shown(name), wrong)
+        elif not isinstance(members, dict):
+            problems.add(_shown(name), "must be an object with a rate or an interval, and a burst")
+        elif (rule := _read_rule(_shown(name), members, problems)) is not None:
+            rules[name.encode()] = rule
+    if len(document) > DOMAINS_MAX:
+        problems.add("the document", f"has {len(document)} domains, {DOMAINS_MAX} are possible")
+    if problems.told:
+        raise DocumentError(tuple(problems))
+    return rules
+
+
+def _wrong_name(name: str) -> str:
+    """What is wrong with the name of a domain, or ""."""
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        return "is no name: it cannot be written in UTF-8"
+    if size > NAME_MAX:
+        return f"is too long: a name has {NAME_MAX} bytes at most"
+    return "is no name: it ends with a NUL" if name.endswith("\0") else ""
+
+
+def _read_rule(place: str, members: Mapping[str, object], problems: Problems) -> Rule | None:
+    """A rule; None if something is wrong with it."""
+    before = len(problems.told)
+    for name in members:
+        if name not in _KEYS:
+            problems.add(place, f"there is no {_shown(name)}, only rate, interval and burst")
+    for name in getattr(members, "twice", ()):
+        problems.add(place, f"{name} is there twice")
+    every = _read(place, "rate" if members.get("rate") else "interval", members, problems)
+    ahead = _read(place, "burst", members, problems)
+    if every is None or ahead is None or len(problems.told) > before:
+        return None
+    interval, burst = every[0], ahead[0] * every[0] if ahead[1] else ahead[0]
+    if not _fits(place, interval, burst, problems):
+        return None
+    parts = interval.denominator
+    interval_ms = _rounded(interval)
+    burst_ms = math.floor(ahead[0] * interval_ms) if ahead[1] else _rounded(burst)
+    return Rule(_span(interval, parts), _span(burst, parts), parts, (interval_ms, burst_ms))
+
+
+def _fits(place: str, interval: Fraction, burst: Fraction, problems: Problems) -> bool:
+    if interval == 0:
+        problems.add(place, "the interval is 0: every request would be let through")
+    elif interval > SPAN_MAX_NS:
+        problems.add(place, "the interval is longer than ten years")
+    elif burst > SPAN_MAX_NS:
+        problems.add(place, "the burst lasts longer than ten years")
+    elif interval.denominator > PARTS_MAX:
+        problems.add(place, f"the rate is too fine: a nanosecond can be cut into {PARTS_MAX} parts at most")
+    else:
+        return True
+    return False
+
+
+def _rounded(span: Fraction) -> int:
+    """To milliseconds, as JavaScript does it."""
+    return math.floor(span / NS_PER_MS + Fraction(1, 2))
+
+
+def _span(exact: Fraction, parts: int) -> Span:
+    """In whole parts: what a burst given with a fraction has beyond that is lost."""
+    return Span(*divmod(math.floor(exact * parts), parts))
+
+
+def _read(place: str, name: str, members: Mapping[str, object], problems: Problems) -> tuple[Fraction, bool] | None:
+    """Nanoseconds, or how many intervals, and whether it is that; None if it is wrong."""
+    value = members.get(name)
+    try:
+        if value is None:
+            raise ValueError("is missing" if name == "burst" else "or rate is missing")
+        if name == "rate":
+            return _rate(value), False
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return _number(value) * (1 if name == "burst" else NS_PER_MS), name == "burst"
+        if not isinstance(value, str):
+            raise ValueError(f"must be a text or a number, not {_shown(value)}")
+        if name == "burst" and _COUNT.fullmatch(value):
+            return Fraction(int(value)), True
+        return _duration(value), False
+    except ValueError as error:
+        problems.add(place, f"{name} {error}")
+        return None
+
+
+def _number(value: float) -> Fraction:
+    if not 0 <= value < math.inf:
+        raise ValueError(f"must be a finite number of at least 0, not {_shown(value)}")
+    return Fraction(str(value))  # as it was written
+
+
+def _rate(value: object) -> Fraction:
+    match = _RATE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f'must be such as "100/sec" or "10 per 2 min", not {_shown(value)}')
+    if int(match[1]) == 0:
+        raise ValueError(f"is 0: no request would be let through, not {_shown(value)}")
+    return _duration(match[2]) / int(match[1])
+
+
+def _duration(text: str) -> Fraction:
+    match = _DURATION.fullmatch(text)
+    if match is None or match[2] not in _UNITS_MS:
+        raise ValueError(f'has no duration such as "20 msec", "5s", "min" or "2 hours" in {_shown(text)}')
+    return Fraction(int(match[1] or 1) * _UNITS_MS[match[2]] * NS_PER_MS)
+
+
+def _shown(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    text = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    return repr(text) if isinstance(value, str) else text

@@ -1,0 +1,57 @@
+"""The state of identifiers in a Redis that masters share, with the keys and the arithmetic of the real master.
+
+Floor 2. What is said to Redis, and what its answers mean; control/authority.py has the connection. Requests of one
+domain are decided in one call. While Redis cannot be asked, the store decides alone, from what it was told last.
+docs/protocols/smockron.md, "Shared state".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from counterd.protocols.smockron._store import SmockronStore
+
+# For each key: the next moment, in milliseconds, kept until its burst after the request's has passed. What the real
+# master leaves behind where it fails, which is no number or none that can be, counts as nothing; a fraction is cut off.
+# From 1e14 on Lua writes numbers with an exponent.
+SCRIPT = """
+local interval, burst = tonumber(ARGV[1]), tonumber(ARGV[2])
+local answers = {}
+for index, key in ipairs(KEYS) do
+  local moment = tonumber(ARGV[index + 2])
+  local upcoming = tonumber(redis.call('GET', key) or nil)
+  if not (upcoming and upcoming >= moment - burst and upcoming < 1e14) then
+    upcoming = moment - burst
+  end
+  upcoming = math.floor(upcoming) + interval
+  redis.call('SET', key, upcoming, 'PXAT', moment + burst)
+  answers[index] = upcoming
+end
+return table.concat(answers, ' ')
+"""
+
+
+def begin(store: SmockronStore, now_ns: int) -> None:
+    """From now on Redis decides."""
+    store.share(True, now_ns)
+
+
+def take(store: SmockronStore, now_ns: int) -> tuple[list[bytes], list[bytes | int]] | None:
+    """Keys and arguments of the next call, or None if there is none."""
+    found = store.take_questions(now_ns)
+    if found is None:
+        return None
+    domain, rounded_ms, questions = found
+    head = b"throttle;" + domain + b";"
+    return [head + name for name, _ in questions], [*rounded_ms, *(moment_ms for _, moment_ms in questions)]
+
+
+def settle(store: SmockronStore, answer: bytes, now_ns: int) -> None:
+    """What Redis answered. Raises ValueError if it is no answer."""
+    store.settle_questions([int(each) for each in answer.split()], now_ns)
+
+
+def alone(store: SmockronStore, now_ns: int) -> None:
+    """Redis cannot be asked: the store decides, also about what is yet to be decided."""
+    store.share(False, now_ns)

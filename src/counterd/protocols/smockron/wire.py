@@ -1,0 +1,280 @@
+"""The smockron protocol from the gatekeeper's side: ZMTP, accounting messages out, control messages in.
+
+Floor 2, pure Python: needs the standard library and counterd.errors only, never touches a socket, and works where
+nothing is compiled. docs/protocols/smockron.md has every layout. ZMTP is spoken as version 3.1 with the mechanism NULL.
+Encoders raise ValueError before anything is encoded; the parser raises ProtocolError.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from counterd.errors import ProtocolError
+
+GREETING_SIZE = 64
+MESSAGE_MAX = 1 << 16  # bytes of a message, unless a parser is given another bound
+FRAMES_MAX = 64  # of a message
+DOMAIN_MAX = 255  # bytes of a domain's name
+IDENTIFIER_MAX = 4096
+CONTEXT_MAX = 16  # bytes of a PING
+TTL_MAX = 65535  # tenths of a second
+MORE, LONG, COMMAND, RESERVED = 1, 2, 4, 0xF8  # flags of a frame
+_LENGTH = struct.Struct(">Q")
+_VALUE_SIZE = struct.Struct(">I")
+_SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
+_MECHANISM_AT = 12
+_SHOWN = 12  # bytes that an error shows
+_TIME_MAX = 16  # digits
+
+
+class SocketType(str, Enum):
+    """Section "Handshake": of the two kinds that a gatekeeper has."""
+
+    PUB = "PUB"
+    SUB = "SUB"
+
+
+class Status(str, Enum):
+    """Section "Accounting": what became of a request. FORGET is counterd's own."""
+
+    ACCEPTED = "ACCEPTED"
+    DELAYED = "DELAYED"
+    REJECTED = "REJECTED"
+    FORGET = "FORGET"
+
+
+class Word(str, Enum):
+    """Section "Control": what a master says. FORGET is counterd's own."""
+
+    DELAY_UNTIL = "DELAY_UNTIL"
+    FORGET = "FORGET"
+
+
+class Control(NamedTuple):
+    """A control message. time_ms: of Unix time."""
+
+    domain: bytes
+    word: str
+    identifier: bytes
+    time_ms: int
+
+
+class Command(NamedTuple):
+    """A command of ZMTP."""
+
+    name: bytes
+    data: bytes
+
+
+# ---- encoding --------------------------------------------------------------------------------------------------------
+
+
+def greeting() -> bytes:
+    """Section "Greeting"."""
+    return (_SIGNATURE + b"\x03\x01" + b"NULL").ljust(GREETING_SIZE, b"\0")
+
+
+def frame(body: bytes, flags: int = 0) -> bytes:
+    """Section "Frames": one frame, long if it has to be."""
+    if len(body) > 255:
+        return bytes((flags | LONG,)) + _LENGTH.pack(len(body)) + body
+    return bytes((flags, len(body))) + body
+
+
+def message(*parts: bytes) -> bytes:
+    """A message of these frames."""
+    if not 1 <= len(parts) <= FRAMES_MAX:
+        raise ValueError(f"a message has 1 to {FRAMES_MAX} frames, not {len(parts)}")
+    return b"".join(frame(part, MORE) for part in parts[:-1]) + frame(parts[-1])
+
+
+def command(name: bytes, data: bytes = b"") -> bytes:
+    """A command."""
+    return frame(bytes((len(name),)) + name + data, COMMAND)
+
+
+def ready(kind: SocketType) -> bytes:
+    """Section "Handshake"."""
+    value = kind.value.encode()
+    return command(b"READY", b"\x0bSocket-Type" + _VALUE_SIZE.pack(len(value)) + value)
+
+
+def subscribe(prefix: bytes) -> bytes:
+    """Section "Subscriptions": to all messages whose topic begins so."""
+    return command(b"SUBSCRIBE", prefix)
+
+
+def cancel(prefix: bytes) -> bytes:
+    """Section "Subscriptions": takes one back."""
+    return command(b"CANCEL", prefix)
+
+
+def ping(ttl_s: float, context: bytes = b"") -> bytes:
+    """Section "Heartbeats": asks for a PONG, and to be given up after so many seconds of silence; 0 is never."""
+    tenths = round(ttl_s * 10)
+    if not 0 <= tenths <= TTL_MAX:
+        raise ValueError(f"ttl_s must be from 0 to {TTL_MAX / 10}, not {ttl_s}")
+    if len(context) > CONTEXT_MAX:
+        raise ValueError(f"a context has {CONTEXT_MAX} bytes at most, not {len(context)}")
+    return command(b"PING", tenths.to_bytes(2, "big") + context)
+
+
+def topic(domain: bytes) -> bytes:
+    """What messages about a domain begin with."""
+    if len(domain) > DOMAIN_MAX or domain.endswith(b"\0"):
+        raise ValueError(f"the name of a domain has {DOMAIN_MAX} bytes at most and no NUL at its end, not {domain!r}")
+    return domain + b"\0"
+
+
+def accounting(
+    domain: bytes,
+    status: Status,
+    identifier: bytes,
+    received_ms: int,
+    delayed_until_ms: int | None = None,
+    *,
+    log_info: bytes = b"",
+) -> bytes:
+    """Section "Accounting". Times are milliseconds of Unix time; one that is delayed needs both."""
+    if len(identifier) > IDENTIFIER_MAX:
+        raise ValueError(f"an identifier has {IDENTIFIER_MAX} bytes at most, not {len(identifier)}")
+    if (delayed_until_ms is None) == (status is Status.DELAYED):
+        raise ValueError(f"delayed_until_ms is for DELAYED, and only for that, not {delayed_until_ms}")
+    times = [b"" if moment is None else _time(moment) for moment in (received_ms, delayed_until_ms)]
+    return message(topic(domain), status.value.encode(), identifier, *times, log_info)
+
+
+def _time(moment: int) -> bytes:
+    if moment < 0:
+        raise ValueError(f"times are milliseconds of Unix time, not {moment}")
+    return b"%d" % moment
+
+
+# ---- decoding --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Parser:
+    """What a stream from a master has in it. message_max: bytes of a message, or of a command."""
+
+    message_max: int = MESSAGE_MAX
+
+    def __post_init__(self) -> None:
+        self._rest = bytearray()
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._greeted = False
+        self._found: deque[Command | tuple[bytes, ...]] = deque()
+
+    def feed(self, data: bytes | memoryview) -> list[Command | tuple[bytes, ...]]:
+        """What is complete now, in order: commands, and messages as tuples of their frames. Raises ProtocolError."""
+        self._rest += data
+        if not self._greeted and not self._take_greeting():
+            return []
+        position = 0
+        while (end := self._take_frame(position)) > position:
+            position = end
+        del self._rest[:position]
+        found, self._found = list(self._found), deque()
+        return found
+
+    def _take_greeting(self) -> bool:
+        start = bytes(self._rest[:GREETING_SIZE])
+        if start[:1] != b"\xff"[: len(start)] or (len(start) >= 10 and not start[9] & 1):
+            raise ProtocolError(f"this is not ZMTP: {_shown(start)}")
+        if len(start) > 10 and start[10] < 3:
+            raise ProtocolError(f"the peer speaks version {start[10]} of ZMTP, and not 3")
+        mechanism = start[_MECHANISM_AT : _MECHANISM_AT + 20]
+        if len(mechanism) == 20 and mechanism.rstrip(b"\0") != b"NULL":
+            raise ProtocolError(f"the peer wants the mechanism {mechanism.rstrip(bytes(1))!r}, and not NULL")
+        if len(start) < GREETING_SIZE:
+            return False
+        del self._rest[:GREETING_SIZE]
+        self._greeted = True
+        return True
+
+    def _take_frame(self, position: int) -> int:
+        """Takes a frame; returns where the next begins, or the same position if more is needed."""
+        rest = self._rest
+        if position == len(rest):
+            return position
+        flags = rest[position]
+        if flags & RESERVED or flags & (COMMAND | MORE) == COMMAND | MORE:
+            raise ProtocolError(f"no frame begins so: {_shown(rest[position:])}")
+        head = 9 if flags & LONG else 2
+        if len(rest) < position + head:
+            return position
+        size = _LENGTH.unpack_from(rest, position + 1)[0] if flags & LONG else rest[position + 1]
+        self._check(size)
+        end = position + head + size
+        if len(rest) < end:
+            return position
+        body = bytes(rest[position + head : end])
+        if flags & COMMAND:
+            self._found.append(_command(body))
+            return end
+        self._parts.append(body)
+        self._size += size
+        if not flags & MORE:
+            self._found.append(tuple(self._parts))
+            self._parts, self._size = [], 0
+        return end
+
+    def _check(self, size: int) -> None:
+        if self._size + size > self.message_max:
+            raise ProtocolError(f"a message of {self._size + size} bytes or more, {self.message_max} are expected")
+        if len(self._parts) >= FRAMES_MAX:
+            raise ProtocolError(f"a message with more than {FRAMES_MAX} frames")
+
+
+def _command(body: bytes) -> Command:
+    if not body or len(body) < 1 + body[0] or not body[0]:
+        raise ProtocolError(f"a command without a name: {_shown(body)}")
+    return Command(body[1 : 1 + body[0]], body[1 + body[0] :])
+
+
+def metadata(data: bytes) -> dict[str, bytes]:
+    """The properties of a READY command, by their names in small letters. Raises ProtocolError."""
+    found = {}
+    position = 0
+    while position < len(data):
+        start = position + 1 + data[position]
+        value = start + _VALUE_SIZE.size
+        if not data[position] or len(data) < value:
+            raise ProtocolError(f"properties that end too early: {_shown(data)}")
+        position, name = value + _VALUE_SIZE.unpack_from(data, start)[0], data[position + 1 : start]
+        if len(data) < position:
+            raise ProtocolError(f"properties that end too early: {_shown(data)}")
+        found[name.decode("latin-1").lower()] = data[value:position]
+    return found
+
+
+def error_reason(data: bytes) -> str:
+    """What an ERROR command says."""
+    return data[1 : 1 + data[0]].decode("latin-1") if data else ""
+
+
+def pong(data: bytes) -> bytes:
+    """The answer to the data of a PING. Raises ProtocolError."""
+    if not 2 <= len(data) <= 2 + CONTEXT_MAX:
+        raise ProtocolError(f"no PING has {len(data)} bytes: {_shown(data)}")
+    return command(b"PONG", data[2:])
+
+
+def control(parts: tuple[bytes, ...]) -> Control | None:
+    """A control message; None if it says nothing that is known here. Section "Control"."""
+    if len(parts) < 4 or parts[1] not in (b"DELAY_UNTIL", b"FORGET"):
+        return None
+    whole = parts[3].partition(b".")[0]
+    if not whole.isdigit() or len(whole) > _TIME_MAX:
+        return None
+    return Control(parts[0].removesuffix(b"\0"), parts[1].decode(), parts[2], int(whole))
+
+
+def _shown(data: bytes | bytearray) -> str:
+    shown = bytes(data[:_SHOWN]).hex(" ")
+    return shown + (" ..." if len(data) > _SHOWN else "")

@@ -1,0 +1,234 @@
+"""A real master with real gatekeepers, those of ZeroMQ's own library among them."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import zmq
+
+import daemon
+import gates
+from certificates import client_context
+from counterd.protocols.smockron import wire
+from counterd.protocols.smockron.wire import Command, SocketType, Status
+from daemon import wait_until
+from gates import DAY_MS, SETTINGS, Gate, Peer, addresses, gate
+from machine import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from certificates import Files
+    from daemon import Daemon
+
+
+@pytest.fixture
+def serve(start: Callable[..., Daemon], tmp_path: Path) -> Callable[..., Daemon]:
+    """Starts a master."""
+
+    def serve(rules: Any = gates.RULES, **settings: str) -> Daemon:
+        return start({**SETTINGS, "smockron.rules": gates.write_rules(tmp_path, rules), **settings})
+
+    return serve
+
+
+def figures(counterd: Daemon) -> dict[str, int]:
+    """What it logs of itself."""
+    count = len(counterd.lines("stats of smockron"))
+    counterd.send_signal(signal.SIGUSR1)
+    line = counterd.wait_for_log("stats of smockron", count + 1)
+    words = (word.partition("=") for word in line.split() if "=" in word)
+    return {name: int(value) for name, _, value in words if value.isdigit()}
+
+
+# ---- accounting and control ------------------------------------------------------------------------------------------
+
+
+def test_what_one_gatekeeper_let_pass_all_are_told(serve: Callable[..., Daemon]) -> None:
+    counterd = serve()
+    with gate(counterd, b"api\0") as one, gate(counterd) as other, gate(counterd, b"login\0") as third:
+        before_ms = time.time_ns() // 1_000_000
+        one.account(b"api", b"me", 2)
+        other.account(b"api", b"me")
+        told = one.told()
+        assert (told.domain, told.word, told.identifier) == (b"api", "DELAY_UNTIL", b"me")
+        assert 0 <= told.time_ms - before_ms - DAY_MS < DAY_MS, "the third is a day too early, by the master's clock"
+        assert other.told() == told
+        third.account(b"login", b"me", status=Status.REJECTED)
+        third.account(b"login", b"me")
+        assert third.told().domain == b"login", "and nothing of api before"
+
+
+def test_a_gatekeeper_that_does_not_read_loses_messages_and_holds_up_nobody(serve: Callable[..., Daemon]) -> None:
+    counterd = serve(**{"smockron.max_queued": "64K"})
+    identifiers = [b"%06d" % number for number in range(1000)]
+    with gate(counterd) as one, gate(counterd) as deaf:
+        deaf.control.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        sent = 0
+        while not figures(counterd)["lost"]:
+            one.accounting.socket.sendall(
+                b"".join(wire.accounting(b"login", Status.ACCEPTED, identifier, 0) for identifier in identifiers)
+            )
+            for identifier in identifiers:
+                assert one.told().identifier == identifier
+            one.accounting.settle()
+            sent += len(identifiers)
+        found = figures(counterd)
+        assert found["published"] == sent
+        assert found["delivered"] + found["lost"] == 2 * sent, "each was for both"
+        one.account(b"login", b"still")
+        assert one.told().identifier == b"still"
+
+
+def test_rules_change_all_or_not_at_all(serve: Callable[..., Daemon], tmp_path: Path) -> None:
+    counterd = serve()
+    with gate(counterd) as one:
+        gates.write_rules(tmp_path, {"new": {"rate": "1/day", "burst": 0}, "bad": {"rate": "fast", "burst": 0}})
+        counterd.send_signal(signal.SIGHUP)
+        line = counterd.wait_for_log("not reloaded")
+        assert line.endswith("""'bad': rate must be such as "100/sec" or "10 per 2 min", not 'fast'""")
+        one.account(b"login", b"me")
+        assert one.told().domain == b"login"
+        gates.write_rules(tmp_path, {"new": {"rate": "1/day", "burst": 0}})
+        counterd.send_signal(signal.SIGHUP)
+        counterd.wait_for_log(" reloaded ")
+        one.account(b"login", b"me")
+        one.account(b"new", b"me")
+        assert one.told().domain == b"new"
+
+
+def test_a_file_with_mistakes_keeps_it_from_starting(tmp_path: Path) -> None:
+    path = gates.write_rules(tmp_path, {"a": {"rate": "1/s"}, "b": {"interval": 0, "burst": 1}})
+    config = tmp_path / "counterd.conf"
+    config.write_text(daemon.config_text({**SETTINGS, "smockron.rules": path}))
+    ended = daemon.run("-c", config)
+    assert ended.returncode == 2
+    assert f"smockron.rules: {path}: 'a': burst is missing\n" in ended.stderr
+    assert f"smockron.rules: {path}: 'b': the interval is 0: every request would be let through\n" in ended.stderr
+
+
+# ---- listeners -------------------------------------------------------------------------------------------------------
+
+
+def test_tls_on_both_ports(serve: Callable[..., Daemon], pem: Files) -> None:
+    counterd = serve(**{"smockron.tls.cert": str(pem.server), "smockron.bind": "127.0.0.1"})
+    with contextlib.ExitStack() as stack:
+        sockets = []
+        for address in addresses(counterd):
+            plain = stack.enter_context(socket.create_connection(address, PATIENCE))
+            sockets.append(stack.enter_context(client_context().wrap_socket(plain, server_hostname="localhost")))
+        one = Gate(*sockets)
+        one.account(b"login", b"me")
+        assert one.told().identifier == b"me"
+
+
+def test_limits_are_for_both_ports_together(serve: Callable[..., Daemon]) -> None:
+    counterd = serve(**{"smockron.max_connections": "3"})
+    with gate(counterd), socket.create_connection(addresses(counterd)[1], PATIENCE) as third:
+        Peer(third, SocketType.SUB)
+        with socket.create_connection(addresses(counterd)[0], PATIENCE) as fourth:
+            assert fourth.recv(1) == b""
+        counterd.wait_for_log("connection refused")
+
+
+def test_it_stops_while_gatekeepers_are_connected(serve: Callable[..., Daemon]) -> None:
+    counterd = serve()
+    with gate(counterd) as one:
+        one.account(b"login", b"me")
+        counterd.send_signal(signal.SIGTERM)
+        assert one.told().identifier == b"me"
+        with contextlib.suppress(ConnectionError):
+            assert one.control.socket.recv(1) == b""
+        counterd.process.wait(PATIENCE)
+
+
+def test_a_publisher_at_the_control_port_is_told_that_it_is_wrong(serve: Callable[..., Daemon]) -> None:
+    counterd = serve()
+    with socket.create_connection(addresses(counterd)[1], PATIENCE) as wrong:
+        wrong.sendall(wire.greeting() + wire.ready(SocketType.PUB))
+        parser = wire.Parser()
+        found: list[Any] = []
+        while data := wrong.recv(1 << 16):
+            found += parser.feed(data)
+        assert found == [Command(b"ERROR", b"\x13Invalid socket type")]
+
+
+# ---- ZeroMQ's own library --------------------------------------------------------------------------------------------
+
+
+class Real:
+    """A gatekeeper of ZeroMQ, while the block runs."""
+
+    def __init__(self, counterd: Daemon, *options: tuple[int, int]) -> None:
+        self.context = zmq.Context()
+        self.pub, self.sub = self.context.socket(zmq.PUB), self.context.socket(zmq.SUB)
+        for each, address in zip((self.pub, self.sub), addresses(counterd), strict=True):
+            for option, value in options:
+                each.setsockopt(option, value)
+            each.setsockopt(zmq.RCVTIMEO, 100)
+            each.connect(f"tcp://{address.host}:{address.port}")
+
+    def __enter__(self) -> Real:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.destroy(linger=0)
+
+    def account(self, domain: bytes, identifier: bytes) -> None:
+        self.pub.send_multipart([domain + b"\0", b"ACCEPTED", identifier, b"0", b"", b""])
+
+    def told(self) -> list[bytes]:
+        """The next control message, or nothing for a while."""
+        with contextlib.suppress(zmq.Again):
+            return self.sub.recv_multipart()
+        return []
+
+    def asks_until_told(self, identifier: bytes) -> list[bytes]:
+        """Sends again and again: what is sent before all is connected is lost, and so is what is said."""
+
+        def heard() -> list[bytes]:
+            self.account(b"login", identifier)
+            return self.told()
+
+        return wait_until(heard, "a control message")
+
+
+def test_zeromq_publishes_and_subscribes(serve: Callable[..., Daemon]) -> None:
+    counterd = serve()
+    with Real(counterd) as real:
+        real.sub.subscribe(b"login\0")
+        domain, word, identifier, moment = real.asks_until_told(b"me")
+        assert (domain, word, identifier) == (b"login\0", b"DELAY_UNTIL", b"me")
+        assert moment.isdigit()
+        real.sub.unsubscribe(b"login\0")
+        wait_until(lambda: figures(counterd)["subscriptions"] == 0, "it has cancelled")
+        while real.told():
+            pass
+        real.account(b"login", b"x" * 300)
+        assert real.told() == []
+        real.sub.subscribe(b"")
+        while real.asks_until_told(b"y" * 300)[2] != b"y" * 300:
+            pass
+
+
+def test_zeromqs_heartbeats_are_answered_and_it_reconnects(
+    serve: Callable[..., Daemon], start: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    counterd = serve()
+    heartbeats = (zmq.HEARTBEAT_IVL, 20), (zmq.HEARTBEAT_TIMEOUT, 2000), (zmq.RECONNECT_IVL, 10)
+    with Real(counterd, *heartbeats) as real:
+        real.sub.subscribe(b"login\0")
+        assert real.asks_until_told(b"me")
+        ports = dict(zip(("port", "control_port"), addresses(counterd), strict=True))
+        counterd.kill()
+        again = {f"smockron.{name}": str(address.port) for name, address in ports.items()}
+        start({**SETTINGS, **again, "smockron.rules": tmp_path / "rules.json"})
+        while real.told():
+            pass
+        assert real.asks_until_told(b"again")[2] == b"again"

@@ -1,0 +1,188 @@
+"""Masters that share the state of identifiers in a Redis, and what one does that cannot ask it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+import gates
+import needs
+from daemon import wait_until
+from gates import DAY_MS, SETTINGS, gate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from daemon import Daemon
+
+pytestmark = pytest.mark.needs("redis-server")
+
+DECIDES = "Redis decides"
+
+
+class Redis:
+    """A real one on a Unix socket. client: to look into it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.process: subprocess.Popen[bytes] | None = None
+        self.client = redis.Redis(unix_socket_path=str(path), db=3)
+        self.start()
+
+    def start(self, *options: str) -> None:
+        command = [needs.path("redis-server"), "--port", "0", "--unixsocket", str(self.path), "--save", "", *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_until(self.path.is_socket, "Redis listens")
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.path.unlink(missing_ok=True)
+            self.process = None
+
+
+@pytest.fixture
+def shared(short_path: Path) -> Iterator[Redis]:
+    found = Redis(short_path / "r")
+    yield found
+    found.client.close()
+    found.stop()
+
+
+@pytest.fixture
+def serve(start: Callable[..., Daemon], shared: Redis, tmp_path: Path) -> Callable[..., Daemon]:
+    """Starts a master that shares its state."""
+
+    def serve(rules: Any = gates.RULES, **options: str) -> Daemon:
+        path = gates.write_rules(tmp_path, rules)
+        state = {"smockron.rules": path, "smockron.state": f"unix://{shared.path}?db=3"}
+        return start({**SETTINGS, **state, **options})
+
+    return serve
+
+
+def decided(shared: Redis, key: str) -> int:
+    """What Redis has for it."""
+    return int(wait_until(lambda: shared.client.get(key), f"{key} in Redis"))
+
+
+def warned(daemon: Daemon, count: int) -> str:
+    """The last of so many lines that say that Redis cannot be asked."""
+    return daemon.wait_for_log("Redis cannot be asked", count)
+
+
+def test_the_keys_and_times_are_those_of_the_real_master(serve: Callable[..., Daemon], shared: Redis) -> None:
+    with gate(serve()) as one:
+        wait_until(lambda: alone(one, shared), DECIDES)
+        one.account(b"api", b"me")
+        first = decided(shared, "throttle;api;me")
+        one.account(b"api", b"me")
+        wait_until(lambda: decided(shared, "throttle;api;me") == first + DAY_MS, "the second counts on from the first")
+        one.account(b"api", b"me")
+        told = one.told()
+        assert (told.domain, told.identifier, told.time_ms) == (b"api", b"me", first + 2 * DAY_MS)
+        left = shared.client.pttl("throttle;api;me")
+        assert DAY_MS < left <= 2 * DAY_MS, "its burst after the last request"
+        assert set(shared.client.keys()) == {b"throttle;api;probe", b"throttle;api;me"}
+
+
+def alone(one: gates.Gate, shared: Redis) -> bool:
+    """Asks until Redis decides: before the master is connected to it, it decides alone."""
+    one.account(b"api", b"probe")
+    return bool(shared.client.get("throttle;api;probe"))
+
+
+def test_two_masters_have_one_limit(serve: Callable[..., Daemon], shared: Redis) -> None:
+    with gate(serve(), b"login\0") as one, gate(serve(), b"login\0") as other:
+        for each in (one, other):
+            wait_until(lambda each=each: alone(each, shared), DECIDES)  # type: ignore[misc]
+            shared.client.flushdb()
+        one.account(b"login", b"me")
+        first = one.told()
+        # With a burst of 0 the key would be gone at once; what is ahead is kept.
+        shared.client.set("throttle;api;you", first.time_ms)
+        other.account(b"api", b"you")
+        wait_until(lambda: decided(shared, "throttle;api;you") == first.time_ms + DAY_MS, "counts on from the other's")
+
+
+@pytest.mark.parametrize("left", ["nan", "inf", "1e300", "400000000000000", "nothing"])
+def test_what_the_real_master_leaves_where_it_fails_counts_as_nothing(
+    serve: Callable[..., Daemon], shared: Redis, left: str
+) -> None:
+    shared.client.set("throttle;api;me", left)
+    with gate(serve()) as one:
+        wait_until(lambda: alone(one, shared), DECIDES)
+        one.account(b"api", b"me")
+        before = decided(shared, "throttle;api;probe")
+        wait_until(lambda: shared.client.get("throttle;api;me") != left.encode(), "it is replaced")
+        assert abs(decided(shared, "throttle;api;me") - before) < DAY_MS
+
+
+def test_a_fraction_that_the_real_master_leaves_is_cut_off(serve: Callable[..., Daemon], shared: Redis) -> None:
+    """It does where a gatekeeper has sent one. Redis decides all the same."""
+    counterd = serve()
+    with gate(counterd, b"login\0") as one:
+        wait_until(lambda: alone(one, shared), DECIDES)
+        ahead_ms = decided(shared, "throttle;api;probe") + 2 * DAY_MS
+        shared.client.set("throttle;login;me", f"{ahead_ms}.5")
+        one.account(b"login", b"me")
+        assert one.told().time_ms == ahead_ms + DAY_MS
+        assert not counterd.lines("Redis cannot be asked")
+
+
+def test_alone_it_goes_on_from_what_it_was_told(serve: Callable[..., Daemon], shared: Redis) -> None:
+    counterd = serve()
+    with gate(counterd, b"api\0") as one:
+        wait_until(lambda: alone(one, shared), DECIDES)
+        one.account(b"api", b"me", 2)
+        known = decided(shared, "throttle;api;me")
+        wait_until(lambda: decided(shared, "throttle;api;me") >= known, "both")
+        shared.stop()
+        one.account(b"api", b"me", 1)
+        third = one.told()
+        assert third.identifier == b"me"
+        assert "decides alone" in warned(counterd, 1)
+        one.account(b"api", b"me", 1)
+        assert one.told().time_ms == third.time_ms + DAY_MS, "and exactly, in memory"
+        shared.start()
+        counterd.wait_for_log("Redis decides again")
+        one.account(b"api", b"me", 1)
+        assert decided(shared, "throttle;api;me") > 0
+
+
+def test_one_that_hangs_is_not_waited_for(serve: Callable[..., Daemon], shared: Redis) -> None:
+    counterd = serve()
+    assert shared.process is not None
+    with gate(counterd, b"login\0") as one:
+        wait_until(lambda: alone(one, shared), DECIDES)
+        os.kill(shared.process.pid, signal.SIGSTOP)
+        one.account(b"login", b"me")
+        assert one.told().identifier == b"me", "decided alone, once it has not answered for a second"
+        assert "it has not answered for 1 s" in warned(counterd, 1)
+        os.kill(shared.process.pid, signal.SIGCONT)
+        counterd.wait_for_log("Redis decides again")
+
+
+def test_it_starts_without_redis(serve: Callable[..., Daemon], shared: Redis) -> None:
+    shared.stop()
+    counterd = serve()
+    with gate(counterd, b"login\0") as one:
+        warned(counterd, 1)
+        one.account(b"login", b"me")
+        assert one.told().identifier == b"me"
+
+
+def test_a_wrong_password_is_told_and_not_shown(serve: Callable[..., Daemon], shared: Redis) -> None:
+    shared.stop()
+    shared.start("--requirepass", "right")
+    counterd = serve(**{"smockron.state": f"unix://{shared.path}?db=0&password=guessed"})
+    line = warned(counterd, 1)
+    assert "password" in line.lower()
+    assert "guessed" not in "".join(counterd.log)

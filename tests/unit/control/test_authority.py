@@ -1,0 +1,152 @@
+"""What a store shares is asked for one call at a time; whoever does not answer is done without. Redis is a stand-in:
+tests/functional/test_smockron_state.py has the real one."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from counterd.control import authority as module
+from counterd.control.authority import Authority
+from counterd.protocols.smockron import ROOM
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+
+class Store:
+    """Has batches to be decided, and notes what it is told."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[bytes]] = []
+        self.told: list[Any] = []
+        self.taken = False
+
+
+class Source:
+    """In the place of the protocol's module."""
+
+    SCRIPT = "return 1"
+
+    @staticmethod
+    def begin(store: Store, _now_ns: int) -> None:
+        store.told.append("begin")
+
+    @staticmethod
+    def alone(store: Store, _now_ns: int) -> None:
+        store.told.append("alone")
+        store.taken = False
+
+    @staticmethod
+    def take(store: Store, _now_ns: int) -> tuple[list[bytes], list[bytes | int]] | None:
+        if store.taken or not store.batches:
+            return None
+        store.taken = True
+        return store.batches.pop(0), [1]
+
+    @staticmethod
+    def settle(store: Store, answer: bytes, _now_ns: int) -> None:
+        store.told.append([int(each) for each in answer.split()])
+        store.taken = False
+
+
+class Redis:
+    """Answers as it is told. calls: keys of each."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[bytes]] = []
+        self.answers: list[bytes | Exception] = []
+        self.closed = asyncio.Event()
+
+    async def ping(self) -> None:
+        if self.answers and isinstance(self.answers[0], ConnectionError):
+            raise self.answers.pop(0)  # type: ignore[misc]
+
+    def register_script(self, _script: str) -> Callable[..., Coroutine[Any, Any, bytes]]:
+        async def call(keys: list[bytes], args: list[Any]) -> bytes:
+            assert args == [1]
+            self.calls.append(keys)
+            answer = self.answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return call
+
+    async def aclose(self) -> None:
+        self.closed.set()
+
+
+class Scene:
+    """An authority, its store, its driver, and its Redis."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.redis = Redis()
+        self.store = Store()
+        self.woken = 0
+        self.reports: list[str] = []
+        monkeypatch.setattr("redis.asyncio.from_url", lambda *_, **__: self.redis)
+        monkeypatch.setattr("importlib.import_module", lambda _name: Source)
+        monkeypatch.setattr(module, "RETRY_S", 0.001)
+        driver = SimpleNamespace(wake=self.wake)
+        values = {"smockron.state": "redis://nowhere"}
+        self.authority = Authority(ROOM, values, self.store, driver, self.report)  # type: ignore[arg-type]
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def report(self, cause: str, text: str) -> None:
+        assert cause == "shared"
+        self.reports.append(text)
+
+
+def played(scene: Scene, *batches: bytes, told: int) -> list[Any]:
+    """What the store is told while these are to be decided."""
+
+    async def play() -> None:
+        scene.authority.start()
+        scene.store.batches = [[each] for each in batches]
+        while len(scene.store.told) < told:
+            scene.authority.turn(0)
+            await asyncio.sleep(0.001)
+        scene.authority.stop()
+        await scene.redis.closed.wait()
+
+    asyncio.run(play())
+    return scene.store.told
+
+
+def test_one_call_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    scene.redis.answers = [b"7", b"8 9"]
+    assert played(scene, b"a", b"b", told=4) == ["alone", "begin", [7], [8, 9]]
+    assert scene.redis.calls == [[b"a"], [b"b"]]
+    assert scene.woken == 2
+    assert scene.reports == []
+
+
+@pytest.mark.parametrize("error", [ConnectionError("gone"), OSError("gone"), ValueError("gone"), b"x"])
+def test_what_fails_is_decided_alone_and_tried_again(monkeypatch: pytest.MonkeyPatch, error: bytes | Exception) -> None:
+    scene = Scene(monkeypatch)
+    scene.redis.answers = [b"7", error, b"8"]
+    assert played(scene, b"a", b"b", b"c", told=6) == ["alone", "begin", [7], "alone", "begin", [8]]
+    (report,) = scene.reports
+    assert report.startswith("Redis cannot be asked, so this master decides alone: ")
+    assert scene.authority.failing == ""
+
+
+def test_an_outage_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    scene.redis.answers = [ConnectionError("refused"), ConnectionError("refused again")]
+    assert played(scene, told=4) == ["alone", "alone", "alone", "begin"]
+    assert scene.reports == ["Redis cannot be asked, so this master decides alone: refused"]
+
+
+def test_one_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    scene.redis.answers = [asyncio.TimeoutError()]
+    assert played(scene, b"a", told=4) == ["alone", "begin", "alone", "begin"]
+    assert scene.reports == ["Redis cannot be asked, so this master decides alone: it has not answered for 1 s"]

@@ -1,0 +1,179 @@
+"""The sockets of a room with two ports: each has its own number and its own file, and all else is for both."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from counterd.control.config.keys import ports_of
+from counterd.control.config.loading import ConfigError, load
+from counterd.control.doors import Door
+from counterd.control.process.systemd import Passed
+from counterd.net.sockets import Keepalive
+from counterd.protocols.smockron import ROOM
+from machine import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+SETTINGS = {
+    "smockron.enable": "true",
+    "smockron.bind": "127.0.0.1",
+    "smockron.port": "0",
+    "smockron.control_port": "0",
+}
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Where sockets can be; pytest's own directories have names too long for some."""
+    with tempfile.TemporaryDirectory(prefix="counterd-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def stack() -> Iterator[contextlib.ExitStack]:
+    """Whatever is entered is closed in the end."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+def doors(
+    directory: Path, stack: contextlib.ExitStack, passed: Sequence[Passed] = (), **settings: str
+) -> tuple[Door, Door]:
+    """Those of both ports, which are yet to be opened. settings: without the name of the room."""
+    file = directory / "F"
+    file.write_text("".join(f"{key} = {value}\n" for key, value in SETTINGS.items()))
+    config = load(file, [f"smockron.{key}={value}" for key, value in settings.items()], [ROOM], passed)
+    accounting, control = (Door(port, config) for port in ports_of(ROOM))
+    stack.callback(control.close)
+    stack.callback(accounting.close)
+    return accounting, control
+
+
+def listens(address: tuple[str, int] | str) -> bool:
+    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.settimeout(PATIENCE)
+        return probe.connect_ex(address) == 0
+
+
+def listening(stack: contextlib.ExitStack, address: tuple[str, int] | str) -> socket.socket:
+    opened = stack.enter_context(socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET))
+    opened.bind(address)
+    opened.listen()
+    return opened
+
+
+def test_each_port_has_its_number(directory: Path, stack: contextlib.ExitStack) -> None:
+    both = doors(directory, stack)
+    assert [door.port.name for door in both] == ["smockron", "smockron-control"]
+    assert [door.open() for door in both] == [([], [])] * 2
+    places = [door.tcp[0].getsockname() for door in both]
+    assert places[0] != places[1]
+    assert all(map(listens, places))
+    assert [door.addresses() for door in both] == [[f"127.0.0.1:{number}"] for _, number in places]
+    for door in both:
+        door.close()
+        assert door.tcp[0].fileno() == -1
+
+
+def test_addresses_share_a_number_that_was_found(directory: Path, stack: contextlib.ExitStack) -> None:
+    door, _ = doors(directory, stack, bind="127.0.0.1 127.0.0.2")
+    assert door.open() == ([], [])
+    hosts, numbers = zip(*(opened.getsockname() for opened in door.tcp), strict=True)
+    assert hosts == ("127.0.0.1", "127.0.0.2")
+    assert len(set(numbers)) == 1
+
+
+def test_each_port_has_its_file_with_the_permissions_of_both(directory: Path, stack: contextlib.ExitStack) -> None:
+    paths = [str(directory / "accounting"), str(directory / "control")]
+    files = dict(zip(("socket", "control_socket"), paths, strict=True))
+    both = doors(directory, stack, bind="", socket_mode="0600", socket_group=str(os.getegid()), **files)
+    assert [door.open() for door in both] == [([], [])] * 2
+    assert [door.addresses() for door in both] == [[f"unix:{path}"] for path in paths]
+    assert all(map(listens, paths))
+    for path in map(Path, paths):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    for door in both:
+        door.hand_over(os.geteuid(), os.getegid())
+        door.close()
+    assert not any(Path(path).exists() for path in paths)
+
+
+def test_what_is_in_use_is_told_with_the_key_of_its_port(directory: Path, stack: contextlib.ExitStack) -> None:
+    number = listening(stack, ("127.0.0.1", 0)).getsockname()[1]
+    path = str(directory / "taken")
+    listening(stack, path)
+    door, control = doors(directory, stack, control_port=str(number), control_socket=path)
+    assert door.open() == ([], [])
+    problems, missing = control.open()
+    assert problems == [
+        f"--set: smockron.control_port: cannot listen on 127.0.0.1:{number}: it is in use",
+        f"--set: smockron.control_socket: cannot listen on {path}: another process is already running on it",
+    ]
+    assert missing == []
+    control.close()
+    assert listens(path), "it belongs to somebody else"
+
+
+def test_sockets_that_were_passed(directory: Path, stack: contextlib.ExitStack) -> None:
+    """They are served in place of what is configured, and the files are left to whoever opened them."""
+    path = str(directory / "passed")
+    tcp, unix = listening(stack, ("127.0.0.1", 0)), listening(stack, path)
+    passed = [Passed(tcp, "smockron-control"), Passed(unix, "smockron-control.second")]
+    door, control = doors(directory, stack, passed, control_port="1", control_socket="/nowhere")
+    assert door.open() == control.open() == ([], [])
+    assert len(door.tcp) == 1
+    assert control.tcp == [tcp]
+    assert control.unix is None
+    assert control.listening == [tcp, unix]
+    assert control.addresses() == [f"127.0.0.1:{tcp.getsockname()[1]}", f"unix:{path}"]
+    assert tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    control.hand_over(os.geteuid() + 1, -1)
+    control.close()
+    assert Path(path).exists()
+
+
+def test_a_socket_without_a_name_is_found_by_its_address(directory: Path, stack: contextlib.ExitStack) -> None:
+    tcp = listening(stack, ("127.0.0.1", 0))
+    number = tcp.getsockname()[1]
+    _, control = doors(directory, stack, [Passed(tcp, "")], control_port=str(number))
+    assert control.open() == ([], [])
+    assert control.tcp == [tcp]
+
+
+def test_keepalive_is_for_all_that_comes_from_now_on(directory: Path, stack: contextlib.ExitStack) -> None:
+    door, _ = doors(directory, stack, keepalive_idle="77")
+    door.open()
+    assert door.tcp[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 77
+    door.keep_alive(Keepalive(idle=88, interval=1, count=1, user_timeout=1))
+    assert door.tcp[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 88
+
+
+@pytest.mark.parametrize(
+    ("heard", "unheard", "key"),
+    [("socket", "smockron-control", "control_socket"), ("control_socket", "smockron", "socket")],
+)
+def test_a_port_by_which_nobody_can_come_is_a_mistake(
+    directory: Path, stack: contextlib.ExitStack, heard: str, unheard: str, key: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        doors(directory, stack, bind="", **{heard: "/a"})
+    why = f"smockron.bind and smockron.{key} are both empty"
+    assert caught.value.problems == (f"--set smockron.bind=: {unheard} is enabled but listens nowhere, {why}",)
+
+
+def test_ports_that_were_all_passed_need_no_address(directory: Path, stack: contextlib.ExitStack) -> None:
+    unix, tcp = listening(stack, str(directory / "passed")), listening(stack, ("127.0.0.1", 0))
+    passed = [Passed(unix, "smockron"), Passed(tcp, "smockron-control")]
+    door, control = doors(directory, stack, passed)
+    assert door.open() == control.open() == ([], [])
+    assert (door.listening, control.listening) == ([unix], [tcp])

@@ -1,0 +1,76 @@
+"""A connection of the smockron room, where the vectors do not look: bounds of work, and what comes in pieces."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.driven import START_NS
+from conformance.smockron.engine import Bench, make_store
+from counterd.protocols.smockron import wire
+from counterd.protocols.smockron.wire import Parser, SocketType, Status
+
+LATER_NS = START_NS + 1
+
+
+def test_it_speaks_first_and_what_comes_meanwhile_is_kept() -> None:
+    store = make_store()
+    session = store.session(START_NS, 0)
+    assert session.more
+    assert session.receive(wire.greeting() + wire.ready(SocketType.PUB), START_NS) == b""
+    assert session.take_output(START_NS) == wire.greeting()
+    assert session.more
+    answer = session.take_output(START_NS)
+    assert Parser().feed(wire.greeting() + answer)[0] == (b"READY", b"\x0bSocket-Type\0\0\0\x03SUB")
+    session.closed(START_NS)
+
+
+@pytest.mark.parametrize("size", [1, 24, 25, 300, 4096])
+def test_a_message_that_comes_byte_by_byte_costs_what_a_whole_one_does(size: int) -> None:
+    bench = Bench(make_store())
+    gate, ear = bench.connect_by_name("gate"), bench.connect_by_name("control")
+    gate.send(wire.greeting() + wire.ready(SocketType.PUB))
+    ear.send(wire.greeting() + wire.ready(SocketType.SUB) + wire.subscribe(b""))
+    message = wire.accounting(b"day", Status.ACCEPTED, b"i" * size, 0)
+    for byte in message:
+        gate.send(bytes((byte,)))
+    assert bench.store.snapshot()["published"] == 1
+
+
+def test_one_read_with_many_messages_is_done_in_turns() -> None:
+    """Others are served between them."""
+    bench = Bench(make_store(identifiers=1 << 16))
+    gate = bench.connect_by_name("gate")
+    gate.send(wire.greeting() + wire.ready(SocketType.PUB))
+    many = b"".join(wire.accounting(b"second", Status.ACCEPTED, b"%d" % number, 0) for number in range(10_000))
+    gate.session.receive(many, LATER_NS)
+    done = bench.store.snapshot()["identifiers"]
+    assert 0 < done < 5000
+    turns = 0
+    while gate.session.more:
+        gate.session.take_output(LATER_NS)
+        turns += 1
+    assert turns > 1
+    assert bench.store.snapshot()["identifiers"] == 10_000
+
+
+def test_a_message_to_many_subscribers_is_work_that_counts() -> None:
+    bench = Bench(make_store(identifiers=1 << 16))
+    ears = [bench.connect_by_name("control") for _ in range(500)]
+    for ear in ears:
+        ear.send(wire.greeting() + wire.ready(SocketType.SUB) + wire.subscribe(b""))
+    gate = bench.connect_by_name("gate")
+    gate.send(wire.greeting() + wire.ready(SocketType.PUB))
+    gate.session.receive(b"".join(wire.accounting(b"day", Status.ACCEPTED, b"%d" % n, 0) for n in range(100)), LATER_NS)
+    assert bench.store.snapshot()["published"] < 12, "4,096 steps in a turn"
+    gate.take(b"")
+    bench.settle()
+    assert bench.store.snapshot()["published"] == 100
+
+
+def test_its_requests_are_counted_for_limits() -> None:
+    bench = Bench(make_store())
+    gate = bench.connect_by_name("gate")
+    gate.send(wire.greeting() + wire.ready(SocketType.PUB))
+    before = gate.session.requests
+    gate.send(3 * wire.accounting(b"day", Status.REJECTED, b"a", 0) + wire.ping(0))
+    assert gate.session.requests - before == 4

@@ -1,0 +1,154 @@
+"""What Redis is asked, and what its answers do; tests/functional/test_smockron_state.py runs the script."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from conformance.driven import START_NS
+from conformance.smockron.dialect import START_MS
+from conformance.smockron.engine import Bench, make_store
+from counterd.protocols.smockron import shared, wire
+from counterd.protocols.smockron.wire import Control, Parser, SocketType, Status
+
+if TYPE_CHECKING:
+    from conformance.driven import EnginePeer
+
+DAY_MS = 86_400_000
+
+
+class Scene:
+    """A store that asks, a gatekeeper, and what it is told."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.bench = Bench(make_store(**settings))
+        self.store = self.bench.store
+        shared.begin(self.store, START_NS)
+        self.gate, self.ear = self.opened("gate", SocketType.PUB), self.opened("control", SocketType.SUB)
+        self.ear.send(wire.subscribe(b""))
+        self.ear.output.clear()
+
+    def opened(self, name: str, kind: SocketType) -> EnginePeer:
+        peer = self.bench.connect_by_name(name)
+        peer.send(wire.greeting() + wire.ready(kind))
+        peer.output.clear()
+        return peer
+
+    def account(self, domain: bytes, *identifiers: bytes) -> None:
+        accounts = (wire.accounting(domain, Status.ACCEPTED, identifier, 0) for identifier in identifiers)
+        self.gate.take(self.gate.session.receive(b"".join(accounts), self.bench.now_ns))
+
+    def take(self) -> Any:
+        return shared.take(self.store, self.bench.now_ns)
+
+    def settle(self, answer: bytes) -> None:
+        shared.settle(self.store, answer, self.bench.now_ns)
+        while self.bench.turn() and not self.store.snapshot()["asking"]:
+            pass
+
+    def told(self) -> list[Control | None]:
+        for peer in (self.ear,):
+            peer.pull()
+        heard = Parser().feed(wire.greeting() + bytes(self.ear.output))
+        self.ear.output.clear()
+        return [wire.control(one) for one in heard if isinstance(one, tuple)]
+
+    def figure(self, name: str) -> int:
+        return int(self.store.snapshot()[name])
+
+
+def test_one_call_for_all_requests_of_a_domain() -> None:
+    scene = Scene()
+    scene.account(b"day", b"a", b"b", b"a")
+    scene.account(b"second", b"c")
+    assert scene.store.next_deadline() == 0, "somebody has to come for them"
+    keys, arguments = scene.take()
+    assert keys == [b"throttle;day;a", b"throttle;day;b", b"throttle;day;a"]
+    assert arguments == [DAY_MS, 0, START_MS, START_MS, START_MS]
+    assert scene.take() is None, "one at a time"
+    assert scene.store.next_deadline() != 0
+    scene.settle(b"%d %d %d" % (START_MS + 5, START_MS, START_MS + 9))
+    assert scene.told() == [
+        Control(b"day", "DELAY_UNTIL", b"a", START_MS + 5), Control(b"day", "DELAY_UNTIL", b"a", START_MS + 9),
+    ]  # fmt: skip
+    assert scene.take() == ([b"throttle;second;c"], [1000, 10_000, START_MS])
+    scene.settle(b"%d" % (START_MS - 9000))
+    assert scene.told() == []
+    assert scene.figure("asking") == 0
+    scene.store.audit()
+
+
+@pytest.mark.parametrize("answer", [b"", b"1 2", b"x", b"1.5"])
+def test_what_is_no_answer_is_refused_and_can_be_decided_alone(answer: bytes) -> None:
+    scene = Scene()
+    scene.account(b"day", b"a")
+    scene.take()
+    with pytest.raises(ValueError, match=r"."):
+        shared.settle(scene.store, answer, START_NS)
+    shared.alone(scene.store, START_NS)
+    assert scene.told() == [Control(b"day", "DELAY_UNTIL", b"a", START_MS + DAY_MS)]
+    scene.store.audit()
+
+
+def test_alone_it_goes_on_from_what_it_was_told_and_decides_what_waits() -> None:
+    scene = Scene()
+    scene.account(b"day", b"a")
+    scene.take()
+    scene.settle(b"%d" % (START_MS + DAY_MS))
+    assert len(scene.told()) == 1
+    scene.account(b"day", b"a", b"b")
+    scene.take()
+    scene.account(b"day", b"a")
+    shared.alone(scene.store, START_NS)
+    assert scene.told() == [
+        Control(b"day", "DELAY_UNTIL", identifier, START_MS + days * DAY_MS)
+        for identifier, days in ((b"a", 2), (b"b", 1), (b"a", 3))
+    ]
+    assert (scene.figure("alone"), scene.figure("asking")) == (1, 0)
+    scene.account(b"day", b"a")
+    assert scene.told() == [Control(b"day", "DELAY_UNTIL", b"a", START_MS + 4 * DAY_MS)]
+    shared.begin(scene.store, START_NS)
+    scene.account(b"day", b"a")
+    assert scene.told() == []
+    assert scene.figure("alone") == 0
+    assert scene.take() is not None
+    scene.store.audit()
+
+
+def test_a_call_is_of_a_bounded_size_and_so_is_what_waits() -> None:
+    scene = Scene()
+    for _ in range(60):
+        scene.account(b"day", *[b"%d" % number for number in range(100)])
+    waiting = scene.figure("asking")
+    assert 4096 <= waiting < 6000, "the rest is not read"
+    taken = []
+    while scene.figure("asking") or scene.gate.session.more:
+        found = scene.take()
+        if found is not None:
+            taken.append(len(found[0]))
+            scene.settle(b" ".join([b"%d" % START_MS] * taken[-1]))
+    assert max(taken) == 500
+    assert sum(taken) == 6000
+    scene.store.audit()
+
+
+def test_a_domain_whose_rule_goes_while_it_is_asked_about() -> None:
+    scene = Scene()
+    scene.account(b"gone", b"a")
+    scene.account(b"gone", b"b")
+    scene.take()
+    scene.bench.happen("changed")
+    scene.store.audit()
+    scene.settle(b"%d %d" % (START_MS, START_MS))
+    scene.store.audit()
+    scene.bench.advance(2 * DAY_MS * 1_000_000)
+    assert scene.figure("domains") == 2, "it went with its last identifier"
+
+
+def test_a_moment_that_cannot_be_is_cut_off() -> None:
+    scene = Scene()
+    scene.account(b"day", b"a")
+    scene.take()
+    scene.settle(b"9" * 15)
+    assert scene.told() == [Control(b"day", "DELAY_UNTIL", b"a", START_MS + 366 * DAY_MS)]
