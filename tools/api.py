@@ -28,6 +28,9 @@ MODULES = (
     "counterd.errors",
     "counterd.client.throttr",
     "counterd.client.sentinel",
+    "counterd.client.smockron",
+    "counterd.client.smockron_asgi",
+    "counterd.client.smockron_wsgi",
 )
 LINE_MAX = 100
 

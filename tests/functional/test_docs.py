@@ -28,7 +28,11 @@ PAGES = {
 }
 # Examples that are not run: one more needs a better reason than that it would be work.
 NOT_RUN_MAX = {"python": 0, "sh": 6}
-RULES = next(block.text for block in pages.blocks(PAGES["docs/guides/cluster-tokens.md"]) if block.info == "json")
+# The rules of sentinel and of smockron.
+RULES, DOMAINS = (
+    next(block.text for block in pages.blocks(PAGES[f"docs/guides/{name}.md"]) if block.info == "json")
+    for name in ("cluster-tokens", "slow-requests-down")
+)
 MIGRATION = "docs/guides/from-beanstalkd.md"
 OLD_PORT = 11400  # of the beanstalkd in that page
 # Without examples that could be run here, but with links.
@@ -43,12 +47,16 @@ def run(start: Callable[..., Daemon], tmp_path: Path) -> Callable[..., None]:
     def run_text(text: str, name: str = "page.md", others: Mapping[int, int] | None = None) -> None:
         rules = tmp_path / "rules.json"
         rules.write_text(RULES)
-        rooms = {9000: "throttr", 11300: "beanstalk", 18730: "sentinel"}
-        settings = {"sentinel.rules": rules, "beanstalk.journal": tmp_path / "jobs"}
+        domains = tmp_path / "domains.json"
+        domains.write_text(DOMAINS)
+        rooms = {9000: "throttr", 10004: "smockron", 11300: "beanstalk", 18730: "sentinel"}
+        settings = {"sentinel.rules": rules, "smockron.rules": domains, "beanstalk.journal": tmp_path / "jobs"}
+        settings["smockron.control_port"] = "0"
         for room in rooms.values():
             settings |= {f"{room}.enable": "true", f"{room}.port": "0", f"{room}.bind": "127.0.0.1"}
         daemon = start(settings)
         ports = {port: daemon.served(f"{room} listens on")[0].port for port, room in rooms.items()}
+        ports[10005] = daemon.served("smockron-control listens on")[0].port
         ports[11215] = daemon.served("counter listens on")[0].port
         pages.run(name, text, tmp_path, ports | dict(others or {}))
 

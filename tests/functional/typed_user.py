@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing_extensions import assert_type
 
 import counterd.client as blocking
-from counterd.client import DumpEntry, aio, sentinel
+from counterd.client import DumpEntry, aio, sentinel, smockron, smockron_asgi, smockron_wsgi
 from counterd.errors import CounterdError, NotAvailable
 
 
@@ -111,3 +111,30 @@ async def use_tokens_with_asyncio() -> None:
             yield str(number)
 
         assert_type(generated(1), AsyncIterator[str])
+
+
+def use_gatekeeper(gatekeeper: smockron.Gatekeeper) -> None:
+    assert_type(gatekeeper.connect(5), bool)
+    decision = gatekeeper.decide("10.0.0.1", b"api", log_info="agent")
+    assert_type(decision, smockron.Decision)
+    assert_type((decision.verdict, decision.delay_s, decision.until_ms), tuple[smockron.Verdict, float, int])
+    assert_type(gatekeeper.stats().away, dict[str, str])
+    smockron.Gatekeeper({"api": "db1", "web": "db2"}, rejected=0.1)
+    smockron.Gatekeeper(("db2:1", "db2:2"))
+    smockron.Gatekeeper({b"api": "db1"}, rejected="none")
+    smockron.Gatekeeper(5)  # type: ignore[arg-type]
+    try:
+        with gatekeeper.admit("10.0.0.1") as admitted:
+            assert_type(admitted, smockron.Decision)
+    except smockron.Rejected as error:
+        assert_type((error.identifier, error.retry_after), tuple[bytes, float])
+    smockron_wsgi.Middleware(lambda environ, start_response: [b""], gatekeeper, ["client", "path"])
+    smockron_asgi.Middleware(lambda *_: None, gatekeeper)  # type: ignore[arg-type]
+
+
+async def use_gatekeeper_with_asyncio() -> None:
+    async with smockron.AsyncGatekeeper("smockron://localhost", "api") as gatekeeper:
+        assert_type(await gatekeeper.connect(), bool)
+        assert_type(gatekeeper.decide("10.0.0.1"), smockron.Decision)
+        async with gatekeeper.admit("10.0.0.1") as admitted:
+            assert_type(admitted, smockron.Decision)

@@ -23,6 +23,15 @@ if TYPE_CHECKING:
     from counterd.client._pipeline import Request
 
 
+def put_away(transport: asyncio.Transport) -> None:
+    """In the child of a fork: closes its copy of the socket, whose number the loop still knows, and only that."""
+    number = cast("socket.socket", transport.get_extra_info("socket")).fileno()
+    if number >= 0:
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, number, inheritable=False)
+        os.close(null)
+
+
 class FutureCall(Call):
     """A call that a task waits for, or nobody.
 
@@ -153,13 +162,9 @@ class Link(asyncio.Protocol):
             await asyncio.shield(self._gone)
 
     def after_fork(self) -> None:
-        """In the child: closes its copy of the socket, and only that. The loop still knows the number, so it stays."""
+        """In the child: closes its copy of the socket, and only that."""
         if self._transport is not None and not self._gone.done():
-            number = cast("socket.socket", self._transport.get_extra_info("socket")).fileno()
-            if number >= 0:
-                null = os.open(os.devnull, os.O_RDWR)
-                os.dup2(null, number, inheritable=False)
-                os.close(null)
+            put_away(self._transport)
         self.closed = self.closed or FORKED
 
     def after_loop(self) -> None:

@@ -159,21 +159,24 @@ def _time(moment: int) -> bytes:
 
 @dataclass
 class Parser:
-    """What a stream from a master has in it. message_max: bytes of a message, or of a command."""
+    """What a stream from a master has in it. message_max: bytes of a message, or of a command.
+
+    minor: of the version of ZMTP that the peer speaks, once its greeting is complete.
+    """
 
     message_max: int = MESSAGE_MAX
+    minor: int | None = None
 
     def __post_init__(self) -> None:
         self._rest = bytearray()
         self._parts: list[bytes] = []
         self._size = 0
-        self._greeted = False
         self._found: deque[Command | tuple[bytes, ...]] = deque()
 
     def feed(self, data: bytes | memoryview) -> list[Command | tuple[bytes, ...]]:
         """What is complete now, in order: commands, and messages as tuples of their frames. Raises ProtocolError."""
         self._rest += data
-        if not self._greeted and not self._take_greeting():
+        if self.minor is None and not self._take_greeting():
             return []
         position = 0
         while (end := self._take_frame(position)) > position:
@@ -193,8 +196,8 @@ class Parser:
             raise ProtocolError(f"the peer wants the mechanism {mechanism.rstrip(bytes(1))!r}, and not NULL")
         if len(start) < GREETING_SIZE:
             return False
+        self.minor = self._rest[_MECHANISM_AT - 1]
         del self._rest[:GREETING_SIZE]
-        self._greeted = True
         return True
 
     def _take_frame(self, position: int) -> int:

@@ -1,0 +1,34 @@
+"""The requests that a gatekeeper delays at the moment: how many there are. No clock.
+
+Stands beside the floors. A request is delayed until its time, or until it is said that it went away before.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+
+class Delays:
+    """Each has a number, from 1."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int]] = []  # times and numbers, also of those that went away
+        self._waiting: set[int] = set()
+        self._last = 0
+
+    def count(self, now_ms: int) -> int:
+        """How many wait now."""
+        while self._heap and self._heap[0][0] <= now_ms:
+            self._waiting.discard(heapq.heappop(self._heap)[1])
+        return len(self._waiting)
+
+    def add(self, until_ms: int) -> int:
+        """One more. Returns its number."""
+        self._last += 1
+        self._waiting.add(self._last)
+        heapq.heappush(self._heap, (until_ms, self._last))
+        return self._last
+
+    def remove(self, number: int) -> None:
+        """It does not wait any more. Doing it again does nothing."""
+        self._waiting.discard(number)

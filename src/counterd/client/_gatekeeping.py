@@ -1,0 +1,441 @@
+"""What a gatekeeper does, sans-I/O: decides, remembers what masters told it, and says what is to be sent to them.
+
+Stands beside the floors, shared by the gatekeeper for threads and that for asyncio. Nothing here reads a clock, waits
+or locks. Times of the protocol are milliseconds of Unix time (`now_ms`), all others are seconds of a clock that never
+goes back (`now`).
+
+An accounting message waits in its Gate, that of its domain, until the domain's master has subscribed to it, for HELD_S
+at most: a master counts what comes late as if it came now, so what is older would limit who does not deserve it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from counterd.client._connection import as_bytes
+from counterd.client._delays import Delays
+from counterd.client._line import TTL, Line
+from counterd.client._masters import read_masters
+from counterd.client._told import Told
+from counterd.errors import ConnectionLost
+from counterd.protocols.smockron import wire
+from counterd.protocols.smockron.errors import Rejected
+from counterd.protocols.smockron.wire import SocketType, Status, Word
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+    from counterd.client._masters import Masters, Pair
+
+DOMAINS_MAX = 1024  # of a master, which ends a connection with more subscriptions
+HELD_S = 2.0
+BATCH = 2048  # messages that are sent in one piece
+LOG_INFO_MAX = 1024  # bytes that are sent of it
+ALL: Literal["all"] = "all"
+SHARES = {"all": 1.0, "none": 0.0}  # of the rejected requests that masters are told of
+_SHORT = 255  # bytes that a short frame has at most
+
+log = logging.getLogger("counterd.client.smockron")
+
+
+class Verdict(str, Enum):
+    """What becomes of a request."""
+
+    PASS = "pass"
+    DELAY = "delay"
+    REJECT = "reject"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """About a request.
+
+    delay_s: seconds that it has to wait, or would have had to if it was rejected; 0 if it passes.
+    until_ms: when they are over, in milliseconds of Unix time; 0 if it passes.
+    """
+
+    verdict: Verdict
+    delay_s: float = 0.0
+    until_ms: int = 0
+    number: int = field(default=0, repr=False, compare=False)  # of a delay
+
+
+PASSED = Decision(Verdict.PASS)
+
+
+class Stats(NamedTuple):
+    """What stats() of a gatekeeper tells.
+
+    passed, delayed, rejected: requests, by what was decided.
+    delaying: requests that wait now.
+    remembered: identifiers that have to wait now, as far as was told.
+    evicted: identifiers that were forgotten because there were too many.
+    told: control messages that came.
+    unknown: messages that said nothing that is known here.
+    sent: accounting messages that were sent.
+    held: accounting messages that wait for a master now.
+    dropped: accounting messages that had to wait for too long, or were too many.
+    unwanted: accounting messages of domains whose master has said that it does not want them any more.
+    lost: connections that ended, and attempts to make one that failed.
+    away: masters that cannot be reached now, by their address, and why.
+    """
+
+    passed: int
+    delayed: int
+    rejected: int
+    delaying: int
+    remembered: int
+    evicted: int
+    told: int
+    unknown: int
+    sent: int
+    held: int
+    dropped: int
+    unwanted: int
+    lost: int
+    away: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of a gatekeeper that have a default. Raises ValueError for what cannot be."""
+
+    max_delay_s: float = 5.0
+    max_delayed: int = 1000
+    rejected: Literal["all", "none"] | float = ALL
+    max_remembered: int = 100_000
+    max_held: int = 10_000
+    heartbeat: float = 5.0
+    timeout: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_delay_s", 0), ("max_delayed", 0), ("max_remembered", 1), ("max_held", 1)):
+            value = getattr(self, name)
+            if not value >= least:
+                raise ValueError(f"{name} must be {least} or more, not {value!r}")
+        if not 0 < self.heartbeat <= wire.TTL_MAX / 10 / TTL:
+            raise ValueError(f"heartbeat must be more than 0 seconds and at most {wire.TTL_MAX // 10 // TTL}")
+        if not self.timeout > 0:
+            raise ValueError(f"timeout must be more than 0 seconds, not {self.timeout!r}")
+        if isinstance(self.rejected, str) and self.rejected not in SHARES:
+            raise ValueError(f'rejected must be "all", "none" or a share, not {self.rejected!r}')
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"rejected must be a share from 0 to 1, not {self.rejected!r}")
+
+    @property
+    def share(self) -> float:
+        return SHARES[self.rejected] if isinstance(self.rejected, str) else self.rejected
+
+
+class Flow(Enum):
+    """What becomes of a domain's accounting messages."""
+
+    HELD = 0  # the master has not subscribed to it yet
+    OPEN = 1
+    UNWANTED = 2  # it has taken its subscription back
+
+
+class Master:
+    """A master, with its two connections. filled: gates with something to send.
+
+    is_stirred: whoever sends will look whether there is something; else it has to be told, with stir().
+    """
+
+    def __init__(self, pair: Pair, options: Options) -> None:
+        self.accounting = Line(SocketType.PUB, pair.accounting, options.heartbeat, options.timeout)
+        self.control = Line(SocketType.SUB, pair.control, options.heartbeat, options.timeout)
+        self.lines = (self.control, self.accounting)
+        self.gates: list[Gate] = []
+        self.filled: list[Gate] = []
+        self.is_stirred = False
+        self.stir: Callable[[], object] = _nothing
+        self.away = ""  # why
+        self.away_since = 0.0
+
+    @property
+    def is_ready(self) -> bool:
+        """It is heard, and hears at least one of the domains, or there are none."""
+        return (
+            self.control.is_ready
+            and self.accounting.is_ready
+            and (not self.gates or any(gate.flow is not Flow.HELD for gate in self.gates))
+        )
+
+    def wants(self, line: Line, now: float) -> bool:
+        """Whether it is time to connect. Accounting comes second: what it causes is to be heard."""
+        if line.is_open or line.is_connecting or now < line.retry_at:
+            return False
+        return line is self.control or self.control.is_ready or self.control.has_failed
+
+    def due(self, now: float) -> float:
+        """Seconds until something is to be done about a connection; without end if nothing is."""
+        times = [line.due for line in self.lines if line.is_open]
+        times += [
+            line.retry_at for line in self.lines if line.has_failed and not line.is_open and not line.is_connecting
+        ]
+        return max(min(times, default=math.inf) - now, 0.0)
+
+
+class Gate:
+    """A domain: what is to be sent of it, and the identifiers that have to wait in it."""
+
+    __slots__ = ("accepted", "flow", "master", "name", "queue", "rejected", "times", "topic")
+
+    def __init__(self, name: bytes, master: Master, times: dict[bytes, int]) -> None:
+        self.name = name
+        self.master = master
+        self.times = times
+        self.topic = wire.topic(name)
+        self.accepted, self.rejected = (
+            wire.frame(self.topic, wire.MORE) + wire.frame(status.value.encode(), wire.MORE)
+            for status in (Status.ACCEPTED, Status.REJECTED)
+        )
+        self.queue: deque[tuple[int, bytes]] = deque()
+        self.flow = Flow.HELD
+
+
+class Core:
+    """All that a gatekeeper knows."""
+
+    def __init__(self, masters: Masters, domain: str | bytes, tls: bool | ssl.SSLContext, options: Options) -> None:
+        self.masters: list[Master] = []
+        self.told = Told(options.max_remembered)
+        self._options = options
+        self._max_delay_ms = options.max_delay_s * 1000
+        self._default = as_bytes(domain)
+        self._gates: dict[str | bytes | None, Gate] = {}  # by all that they are called
+        self._pairs: dict[Pair, Master] = {}
+        self._delays = Delays()
+        self._passed = self._delayed = self._rejected = 0
+        self._heard = self._unknown = self._sent = self._dropped = self._unwanted = self._lost = 0
+        self._everywhere, self._somewhere = read_masters(masters, tls)
+        for name in self._somewhere or (self._default,):
+            self._gate(name)
+
+    @property
+    def where(self) -> str:
+        return ", ".join(str(master.accounting.address) for master in self.masters)
+
+    # ---- deciding ----
+
+    def decide(
+        self, identifier: str | bytes, domain: str | bytes | None, log_info: str | bytes, now_ms: int
+    ) -> Decision:
+        """Of a request that comes now. Most pass, and their way is short."""
+        gate = self._gates.get(domain) or self._gate(domain)
+        if identifier.__class__ is not bytes:
+            identifier = as_bytes(identifier)
+        assert isinstance(identifier, bytes)
+        until_ms = gate.times.get(identifier, 0)
+        if until_ms > now_ms:
+            return self._limit(gate, identifier, as_bytes(log_info)[:LOG_INFO_MAX], until_ms, now_ms)
+        if len(identifier) > _SHORT or log_info:
+            info = as_bytes(log_info)[:LOG_INFO_MAX]
+            message = wire.accounting(gate.name, Status.ACCEPTED, identifier, now_ms, log_info=info)
+        else:
+            message = _short(gate.accepted, identifier, now_ms)
+        self._passed += 1
+        self._put(gate, now_ms, message)
+        return PASSED
+
+    def left(self, decision: Decision) -> None:
+        """The request does not wait any more."""
+        self._delays.remove(decision.number)
+
+    def rejection(self, identifier: str | bytes, domain: str | bytes | None, decision: Decision) -> Rejected:
+        """What tells of it."""
+        name = self._default if domain is None else as_bytes(domain)
+        return Rejected(as_bytes(identifier), name, decision.delay_s)
+
+    def _limit(self, gate: Gate, identifier: bytes, log_info: bytes, until_ms: int, now_ms: int) -> Decision:
+        delay_ms = until_ms - now_ms
+        options = self._options
+        if delay_ms > self._max_delay_ms or self._delays.count(now_ms) >= options.max_delayed:
+            if options.share == 1 or random.random() < options.share:
+                if len(identifier) > _SHORT or log_info:
+                    message = wire.accounting(gate.name, Status.REJECTED, identifier, now_ms, log_info=log_info)
+                else:
+                    message = _short(gate.rejected, identifier, now_ms)
+                self._put(gate, now_ms, message)
+            self._rejected += 1
+            return Decision(Verdict.REJECT, delay_ms / 1000, until_ms)
+        message = wire.accounting(
+            gate.name, Status.DELAYED, identifier, now_ms, delayed_until_ms=until_ms, log_info=log_info
+        )
+        self._put(gate, now_ms, message)
+        self._delayed += 1
+        return Decision(Verdict.DELAY, delay_ms / 1000, until_ms, self._delays.add(until_ms))
+
+    def _put(self, gate: Gate, now_ms: int, message: bytes) -> None:
+        master = gate.master
+        if gate.flow is Flow.UNWANTED:
+            self._unwanted += 1
+            return
+        if not gate.queue:
+            master.filled.append(gate)
+        elif len(gate.queue) >= self._options.max_held:
+            gate.queue.popleft()
+            self._dropped += 1
+        gate.queue.append((now_ms, message))
+        if gate.flow is Flow.OPEN and not master.is_stirred:
+            master.is_stirred = True
+            master.stir()
+
+    # ---- domains ----
+
+    def _gate(self, domain: str | bytes | None) -> Gate:
+        """The gate of a domain, a new one if it is the first time. ValueError if there is no master for it."""
+        name = self._default if domain is None else as_bytes(domain)
+        gate = self._gates.get(name)
+        if gate is None:
+            pair = self._everywhere or self._somewhere.get(name)
+            if pair is None:
+                raise ValueError(f"no master is given for the domain {name!r}")
+            gate = self._new_gate(name, pair)
+        self._gates[name] = self._gates[domain] = gate
+        return gate
+
+    def _new_gate(self, name: bytes, pair: Pair) -> Gate:
+        topic = wire.topic(name)  # ValueError for what is no domain
+        master = self._pairs.get(pair)
+        if master is None:
+            master = self._pairs[pair] = Master(pair, self._options)
+            self.masters.append(master)
+        if len(master.gates) >= DOMAINS_MAX:
+            raise ValueError(f"the master at {pair.accounting} has {DOMAINS_MAX} domains already")
+        gate = Gate(name, master, self.told.new_domain())
+        master.gates.append(gate)
+        master.control.subscribe(topic)
+        self._direct(master)
+        if master.control.is_ready:
+            master.is_stirred = True
+            master.stir()
+        return gate
+
+    def _direct(self, master: Master) -> None:
+        """By what the master has subscribed to."""
+        prefixes = tuple(master.accounting.prefixes)
+        for gate in master.gates:
+            if gate.topic.startswith(prefixes):
+                gate.flow = Flow.OPEN
+            elif not master.accounting.is_ready:
+                gate.flow = Flow.HELD
+            elif gate.flow is Flow.OPEN:
+                gate.flow = Flow.UNWANTED
+                self._unwanted += len(gate.queue)
+                gate.queue.clear()
+
+    # ---- what the owner of the sockets calls ----
+
+    def feed(self, master: Master, line: Line, data: bytes, now: float, now_ms: int) -> None:
+        """These bytes have come. Raises ProtocolError, after which the connection is to be closed."""
+        messages = line.feed(data, now)
+        if line is master.accounting:
+            self._direct(master)
+        for parts in messages:
+            control = wire.control(parts)
+            gate = self._gates.get(control.domain) if control else None
+            if control is None or gate is None or gate.master is not master:
+                self._unknown += 1
+                continue
+            self._heard += 1
+            if control.word == Word.FORGET.value:
+                self.told.forget(gate.times, control.identifier)
+            else:
+                self.told.remember(gate.times, control.identifier, control.time_ms, now_ms)
+        if master.away and master.is_ready:
+            log.warning("the master at %s is back after %.1f s", master.accounting.address, now - master.away_since)
+            master.away = ""
+
+    def take(self, master: Master, line: Line, now_ms: int) -> bytes:
+        """What is to be sent now. Who calls it says whether it looks again by itself: master.is_stirred."""
+        found = bytes(line.out)
+        line.out.clear()
+        return found + self._collect(master, now_ms) if line is master.accounting and line.is_ready else found
+
+    def _collect(self, master: Master, now_ms: int) -> bytes:
+        pieces: list[bytes] = []
+        filled, master.filled = master.filled, []
+        for gate in filled:
+            queue = gate.queue
+            if gate.flow is Flow.OPEN:
+                oldest = now_ms - HELD_S * 1000
+                while queue and queue[0][0] < oldest:
+                    queue.popleft()
+                    self._dropped += 1
+                count = min(len(queue), BATCH - len(pieces))
+                pieces += [queue.popleft()[1] for _ in range(count)]
+            if queue:
+                master.filled.append(gate)
+        self._sent += len(pieces)
+        return b"".join(pieces)
+
+    def lost(self, master: Master, line: Line, why: str, now: float) -> None:
+        """A connection has ended, or could not be made."""
+        self._lost += 1
+        line.closed(now)
+        self._direct(master)
+        if not master.away:
+            master.away, master.away_since = why, now
+            log.warning("the master at %s is away, requests pass: %s", master.accounting.address, why)
+
+    def has_left(self, master: Master) -> bool:
+        """Whether something is to be sent to the master yet, or could be soon."""
+        return not master.away and any(gate.queue for gate in master.gates)
+
+    def tidy(self, now_ms: int) -> None:
+        """Forgets what has passed."""
+        self.told.expire(now_ms)
+
+    def reset(self) -> None:
+        """Nothing is connected, and nothing is to be sent: it is all another process's, or an event loop's."""
+        self._delays = Delays()
+        self.told.rebuild()
+        for master in self.masters:
+            master.filled.clear()
+            master.is_stirred, master.away = False, ""
+            for line in master.lines:
+                line.reset()
+            for gate in master.gates:
+                gate.queue.clear()
+                gate.flow = Flow.HELD
+
+    def stats(self, now_ms: int) -> Stats:
+        self.told.expire(now_ms)
+        return Stats(
+            passed=self._passed,
+            delayed=self._delayed,
+            rejected=self._rejected,
+            delaying=self._delays.count(now_ms),
+            remembered=self.told.count,
+            evicted=self.told.evicted,
+            told=self._heard,
+            unknown=self._unknown,
+            sent=self._sent,
+            held=sum(len(gate.queue) for master in self.masters for gate in master.gates),
+            dropped=self._dropped,
+            unwanted=self._unwanted,
+            lost=self._lost,
+            away={str(master.accounting.address): master.away for master in self.masters if master.away},
+        )
+
+
+def closed() -> ConnectionLost:
+    return ConnectionLost("there is no gatekeeper any more: close() was called")
+
+
+def _short(begin: bytes, identifier: bytes, now_ms: int) -> bytes:
+    """What wire.accounting() makes of it, in a third of the time. begin: the first two frames."""
+    digits = b"%d" % now_ms
+    return b"%b\x01%c%b\x01%c%b\x01\0\0\0" % (begin, len(identifier), identifier, len(digits), digits)
+
+
+def _nothing() -> None:
+    """Nobody is there yet."""

@@ -1,0 +1,67 @@
+"""Whose request it is: what the middleware for web applications takes for a gatekeeper's identifier.
+
+Stands beside the floors, shared by ASGI and WSGI, each of which says what a request has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, Union
+
+from counterd.client._connection import as_bytes
+from counterd.protocols.smockron.wire import IDENTIFIER_MAX
+
+REJECTED = b"Rejected\n"  # what a client is told
+STATUS = 503
+
+R = TypeVar("R")
+Identify = Callable[[R], Union[str, bytes, None]]  # noqa: UP007 - is evaluated, by Python 3.10 too
+# A name, several, or a function of the request, which gives None for one that is nobody's.
+Identifier = Union[str, Sequence[str], Callable[[Any], Union[str, bytes, None]]]  # noqa: UP007
+
+
+def identify_by(
+    identifier: Identifier, client: Identify[R], path: Identify[R], header: Callable[[R, str], str | bytes]
+) -> Callable[[R], bytes | None]:
+    """A function that says whose a request is. ValueError for a name that is none."""
+    if callable(identifier):
+        ask = identifier
+        return lambda request: _fitting(ask(request))
+    names = [identifier] if isinstance(identifier, str) else list(identifier)
+    parts = [_part(name, client, path, header) for name in names]
+    if not parts:
+        raise ValueError("identifier: nothing tells requests apart")
+    if len(parts) == 1:
+        return lambda request: _fitting(parts[0](request))
+    return lambda request: _fitting(b" ".join(_quoted(part(request)) for part in parts))
+
+
+def retry_after(seconds: float) -> str:
+    """The header's value: whole seconds, and no fewer than it takes."""
+    return str(max(math.ceil(seconds), 1))
+
+
+def _part(name: str, client: Identify[R], path: Identify[R], header: Callable[[R, str], str | bytes]) -> Identify[R]:
+    if name == "client":
+        return client
+    if name == "path":
+        return path
+    wanted = name.removeprefix("header:")
+    if wanted in (name, ""):
+        raise ValueError(f'identifier: expected "client", "path", "header:NAME" or a function, not {name!r}')
+    return lambda request: header(request, wanted)
+
+
+def _quoted(part: str | bytes | None) -> bytes:
+    """Without a space, so that nobody passes for another by what is in one of several parts."""
+    return as_bytes(part or b"").replace(b"%", b"%25").replace(b" ", b"%20")
+
+
+def _fitting(identifier: str | bytes | None) -> bytes | None:
+    """As it is sent: in place of what is too long, its SHA-256 in hex."""
+    if identifier is None:
+        return None
+    found = identifier.encode("utf-8", "surrogateescape") if isinstance(identifier, str) else as_bytes(identifier)
+    return found if len(found) <= IDENTIFIER_MAX else hashlib.sha256(found).hexdigest().encode()

@@ -1,0 +1,162 @@
+"""One connection of a gatekeeper to a master, sans-I/O: ZMTP's handshake, subscriptions and heartbeats; no clock.
+
+Stands beside the floors. A Line outlives its connections: opened() begins one and closed() ends it. What is to be sent
+is in `out`, and whoever owns the socket takes it from there. Section names are those of docs/protocols/smockron.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from counterd.client._backoff import CONNECT_FIRST_S, CONNECT_LONGEST_S, Backoff
+from counterd.errors import ProtocolError, Timeout
+from counterd.protocols.smockron import wire
+from counterd.protocols.smockron.wire import Command, Parser, SocketType
+
+if TYPE_CHECKING:
+    from counterd.client._addresses import Address
+
+# What the peer of a kind may be.
+PEERS = {SocketType.PUB: (b"SUB", b"XSUB"), SocketType.SUB: (b"PUB", b"XPUB")}
+PREFIXES_MAX = 1 << 16  # subscriptions of a master: there are fewer domains
+PREFIX_MAX = 1024  # bytes of one
+# Heartbeats after which a master is given up that does not answer, and that it is asked to give us up after.
+PATIENCE = 2
+TTL = 3
+BEGIN, END = b"\x01", b"\x00"  # a subscription as a message
+
+
+class Line:
+    """kind: what this end is. address: of the other end. prefixes: what a PUB's peer has subscribed to, how often."""
+
+    def __init__(self, kind: SocketType, address: Address, heartbeat: float, timeout: float) -> None:
+        """heartbeat: seconds between two PINGs. timeout: seconds that the handshake may take."""
+        self.kind = kind
+        self.address = address
+        self.out = bytearray()
+        self.is_connecting = self.is_open = self.is_ready = False
+        self.has_failed = False  # an attempt did, or a connection was lost, and none was ready since
+        self.prefixes: Counter[bytes] = Counter()
+        self.retry_at = 0.0
+        self.due = 0.0  # of look()
+        self._heartbeat = heartbeat
+        self._timeout = timeout
+        self._topics: list[bytes] = []  # that a SUB subscribes to
+        self._backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
+        self._parser = Parser()
+        self._has_introduced = False  # READY was sent
+        self._ready_at = self._pinged_at = 0.0
+        self._unanswered_since: float | None = None  # when the first PING was sent after which nothing came
+        self._answers = False  # the peer is known to answer PINGs
+
+    def opened(self, now: float) -> None:
+        """There is a connection."""
+        self.is_connecting, self.is_open = False, True
+        self.out = bytearray(wire.greeting())
+        self.due = now + self._timeout
+        self._parser = Parser()
+        self._has_introduced = self._answers = False
+        self._unanswered_since = None
+
+    def closed(self, now: float) -> None:
+        """There is none any more, or the attempt to make one has failed."""
+        if self.is_ready and now - self._ready_at >= CONNECT_LONGEST_S:
+            self._backoff.reset()
+        self.reset()
+        self.has_failed = True
+        self.retry_at = now + self._backoff.delay()
+
+    def reset(self) -> None:
+        """There is none, and nothing is wrong about that."""
+        self.is_connecting = self.is_open = self.is_ready = self.has_failed = False
+        self.retry_at = 0.0
+        self.out.clear()
+        self.prefixes.clear()
+
+    def subscribe(self, topic: bytes) -> None:
+        """Of a SUB, on this connection and all that follow."""
+        self._topics.append(topic)
+        if self.is_ready:
+            self._send_subscription(topic)
+
+    def feed(self, data: bytes, now: float) -> list[tuple[bytes, ...]]:
+        """Takes what has come. Returns the messages in it. Raises ProtocolError."""
+        self._unanswered_since = None
+        found = self._parser.feed(data)
+        if self._parser.minor is not None and not self._has_introduced:
+            self._has_introduced = True
+            self.out += wire.ready(self.kind)
+        messages = []
+        for item in found:
+            if not self.is_ready:
+                self._take_ready(item, now)
+            elif isinstance(item, Command):
+                self._take_command(item)
+            elif self.kind is SocketType.SUB:
+                messages.append(item)
+            elif len(item) == 1 and item[0][:1] in (BEGIN, END):  # as ZMTP 3.0 has it
+                self._take_subscription(item[0][1:], item[0][:1] == BEGIN)
+        return messages
+
+    def look(self, now: float) -> None:
+        """Does what is due: a PING. Timeout if the peer is to be given up."""
+        if not self.is_ready:
+            if now >= self.due:
+                raise Timeout(f"{self.address} did not finish ZMTP's handshake within {self._timeout:g} s")
+            return
+        silent_since = self._unanswered_since
+        if silent_since is not None and self._answers and now - silent_since >= PATIENCE * self._heartbeat:
+            raise Timeout(f"{self.address} did not answer a PING within {PATIENCE * self._heartbeat:g} s")
+        if now - self._pinged_at >= self._heartbeat:
+            self._ping(now)
+        self.due = self._pinged_at + self._heartbeat
+
+    def _ping(self, now: float) -> None:
+        self.out += wire.ping(TTL * self._heartbeat)
+        self._pinged_at = now
+        if self._unanswered_since is None:
+            self._unanswered_since = now
+
+    def _take_ready(self, item: Command | tuple[bytes, ...], now: float) -> None:
+        """Section "Handshake". Of ZMTP 3.0 nobody can tell whether it answers PINGs, until it does."""
+        if isinstance(item, Command) and item.name == b"ERROR":
+            raise ProtocolError(f"{self.address} refused the handshake: {wire.error_reason(item.data)}")
+        if not isinstance(item, Command) or item.name != b"READY":
+            raise ProtocolError(f"{self.address} did not begin with READY")
+        peer = wire.metadata(item.data).get("socket-type", b"")
+        if peer not in PEERS[self.kind]:
+            expected = " or ".join(kind.decode() for kind in PEERS[self.kind])
+            raise ProtocolError(f"{self.address} is of type {peer.decode('latin-1')!r}, expected {expected}")
+        self.is_ready = True
+        self.has_failed = False
+        self._ready_at = now
+        self._answers = bool(self._parser.minor)
+        for topic in self._topics:
+            self._send_subscription(topic)
+        self._ping(now)
+        self.due = now + self._heartbeat
+
+    def _take_command(self, command: Command) -> None:
+        if command.name == b"PING":
+            self.out += wire.pong(command.data)
+        elif command.name == b"PONG":
+            self._answers = True
+        elif command.name == b"ERROR":
+            raise ProtocolError(f"{self.address} ends the connection: {wire.error_reason(command.data)}")
+        elif self.kind is SocketType.PUB and command.name in (b"SUBSCRIBE", b"CANCEL"):
+            self._take_subscription(command.data, command.name == b"SUBSCRIBE")
+
+    def _take_subscription(self, prefix: bytes, begins: bool) -> None:
+        """Section "Subscriptions": they add up."""
+        if begins:
+            if len(prefix) > PREFIX_MAX or len(self.prefixes) >= PREFIXES_MAX:
+                raise ProtocolError(f"{self.address} subscribes to more than {PREFIXES_MAX}, or to {len(prefix)} bytes")
+            self.prefixes[prefix] += 1
+        elif self.prefixes[prefix] > 1:
+            self.prefixes[prefix] -= 1
+        else:
+            del self.prefixes[prefix]
+
+    def _send_subscription(self, topic: bytes) -> None:
+        self.out += wire.subscribe(topic) if self._parser.minor else wire.message(BEGIN + topic)

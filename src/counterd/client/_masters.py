@@ -1,0 +1,56 @@
+"""Where the masters are that a gatekeeper is given: the addresses of both ports of each, by domain.
+
+Stands beside the floors. Nothing here touches a socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple, Union
+
+from counterd.client._addresses import PORT_MAX, Address, read_address, with_tls
+from counterd.client._connection import as_bytes
+
+if TYPE_CHECKING:
+    import ssl
+
+SCHEME = "smockron"
+PORT = 10004  # for accounting; that for control is the next
+
+Where = Union[str, tuple[str, str]]  # noqa: UP007 - is evaluated, by Python 3.10 too
+Masters = Union[Where, Mapping[str, Where], Mapping[bytes, Where]]  # noqa: UP007
+
+
+class Pair(NamedTuple):
+    """The addresses of one master."""
+
+    accounting: Address
+    control: Address
+
+
+def read_masters(masters: Masters, tls: bool | ssl.SSLContext) -> tuple[Pair | None, dict[bytes, Pair]]:
+    """The master for any domain, or None, and the masters by domain. Raises ValueError or TypeError."""
+    if not isinstance(masters, Mapping):
+        return _read_master(masters, tls), {}
+    if not masters:
+        raise ValueError("no master is given")
+    return None, {as_bytes(domain): _read_master(where, tls) for domain, where in masters.items()}
+
+
+def _read_master(where: Where, tls: bool | ssl.SSLContext) -> Pair:
+    if isinstance(where, str):
+        accounting = _read(where, PORT, tls)
+        if accounting.path:
+            raise ValueError(f"{where!r}: of Unix sockets there have to be two, (ACCOUNTING, CONTROL)")
+        if accounting.port >= PORT_MAX:
+            raise ValueError(f"{where!r}: there is no port behind it for control; give two, (ACCOUNTING, CONTROL)")
+        return Pair(accounting, accounting._replace(port=accounting.port + 1))
+    accounting, control = (_read(text, port, tls) for text, port in zip(where, (PORT, PORT + 1), strict=True))
+    return Pair(accounting, control)
+
+
+def _read(text: str, port: int, tls: bool | ssl.SSLContext) -> Address:
+    if "://" not in text and (text.count(":") == 1 or text.startswith("[")):
+        text = f"{SCHEME}://{text}"
+    address = read_address(text, port, SCHEME)
+    return with_tls(address, tls) if tls else address

@@ -1,0 +1,193 @@
+"""Gatekeepers of the smockron protocol, for threads and for asyncio: each request passes, waits, or is rejected.
+
+A gatekeeper tells a master of each request, and the master tells all its gatekeepers which identifiers have to wait. So
+a decision asks nobody and takes microseconds, and it may be a few milliseconds behind what the master knows.
+counterd.client.smockron_asgi and counterd.client.smockron_wsgi put a gatekeeper before a web application.
+
+Stands beside the floors: needs the wire module and counterd.errors only, and works where nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from time import time_ns
+from typing import TYPE_CHECKING, Any, Literal
+
+from counterd.client._aiogatekeeper import AsyncAdmission, AsyncGatekeeper
+from counterd.client._connection import forked
+from counterd.client._gatekeeping import ALL, Core, Decision, Options, Stats, Verdict, closed
+from counterd.client._tender import Tender, unix_ms
+from counterd.protocols.smockron.errors import Rejected
+
+if TYPE_CHECKING:
+    import ssl
+    from types import TracebackType
+
+    from counterd.client._masters import Masters
+
+__all__ = [
+    "Admission",
+    "AsyncAdmission",
+    "AsyncGatekeeper",
+    "Decision",
+    "Gatekeeper",
+    "Rejected",
+    "Stats",
+    "Verdict",
+]
+
+
+class Gatekeeper:
+    """Decides what becomes of requests. `with Gatekeeper(...) as gatekeeper`, or close() it. Threads may share it.
+
+    Connects with the first decision, or with connect(). Each master has a thread, which sends, receives and connects
+    again. After a fork they are the parent's; in the child they begin anew when it is used.
+
+    masters: one for all domains, or a mapping of domains to masters, or of bytes. A master is HOST, HOST:PORT,
+    smockron://HOST[:PORT], smockrons://HOST[:PORT] (with TLS), or a pair of such addresses: that for accounting, and
+    that for control, which otherwise is the next port. Of Unix sockets it is always a pair: smockron+unix:///PATH.
+    domain: of requests for which none is said.
+    tls: True or an ssl.SSLContext, as with counterd.client.Client, and so is what may follow in a URL.
+    max_delay_s: seconds that a request can have to wait. Who would have to wait for longer is rejected.
+    max_delayed: how many requests can wait at a time. Beyond that they are rejected instead.
+    rejected: which rejected requests a master is told of: "all", "none", or a share of them, from 0 to 1.
+    max_remembered: how many identifiers that have to wait are remembered; the one whose time passes first goes.
+    max_held: accounting messages of a domain that wait while its master is not connected, for 2 s at most; the oldest
+    goes.
+    heartbeat: seconds between two PINGs to a master. One that does not answer is given up after two more.
+    timeout: seconds that connecting may take, TLS's handshake, and that of ZMTP.
+
+    Identifiers and domains are bytes, or text that is sent as UTF-8, of up to 4,096 and 255 bytes. Anything else is a
+    ValueError or TypeError, and so is a domain without a master. A master can have 1,024 domains.
+
+    While a master cannot be reached requests pass, but those that it had told to wait. That begins and ends with a
+    warning of the logger counterd.client.smockron; stats() has the figures.
+    """
+
+    def __init__(
+        self,
+        masters: Masters = "127.0.0.1",
+        domain: str | bytes = "default",
+        *,
+        tls: bool | ssl.SSLContext = False,
+        max_delay_s: float = 5.0,
+        max_delayed: int = 1000,
+        rejected: Literal["all", "none"] | float = ALL,
+        max_remembered: int = 100_000,
+        max_held: int = 10_000,
+        heartbeat: float = 5.0,
+        timeout: float = 5.0,
+    ) -> None:
+        options = Options(max_delay_s, max_delayed, rejected, max_remembered, max_held, heartbeat, timeout)
+        self._core = Core(masters, domain, tls, options)
+        self._timeout = timeout
+        self._tenders: list[Tender] = []
+        self._closed = False
+        self._make_locks()
+        forked.add(self)
+
+    def __repr__(self) -> str:
+        return f"<Gatekeeper {self._core.where}>"
+
+    def __enter__(self) -> Gatekeeper:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def connect(self, timeout: float = 5.0) -> bool:
+        """Connects now, and waits until all masters are connected and subscribed. False if they are not in that time.
+
+        Nobody has to call it. What a master says before it is connected, a gatekeeper does not know.
+        """
+        with self._changed:
+            self._start()
+            return self._changed.wait_for(lambda: all(each.is_ready for each in self._core.masters), timeout)
+
+    def close(self) -> None:
+        """Sends what is left, for up to a second, and ends the connections. Later decisions raise ConnectionLost."""
+        with self._lock:
+            self._closed = True
+            tenders, self._tenders = self._tenders, []
+            for tender in tenders:
+                tender.end()
+        for tender in tenders:
+            tender.join()
+
+    def decide(
+        self, identifier: str | bytes, domain: str | bytes | None = None, log_info: str | bytes = b""
+    ) -> Decision:
+        """What becomes of a request that comes now. Waits for nothing: who is to wait does so itself, as admit() does.
+
+        log_info: goes to the master, of which the first 1,024 bytes.
+        """
+        with self._lock:
+            if not self._tenders:
+                self._start()
+            return self._core.decide(identifier, domain, log_info, time_ns() // 1_000_000)
+
+    def left(self, decision: Decision) -> None:
+        """A request that was delayed does not wait any more: it went away before its time."""
+        with self._lock:
+            self._core.left(decision)
+
+    def admit(
+        self, identifier: str | bytes, domain: str | bytes | None = None, log_info: str | bytes = b""
+    ) -> Admission:
+        """A request while a block runs: `with gatekeeper.admit("10.0.0.1"):` waits if it has to, or raises Rejected."""
+        return Admission(self, identifier, domain, log_info)
+
+    def stats(self) -> Stats:
+        """What was decided, and what became of it. Asks nobody."""
+        with self._lock:
+            return self._core.stats(unix_ms())
+
+    # ---- inside ----
+
+    def _start(self) -> None:
+        """With the lock: a thread for each master."""
+        if self._closed:
+            raise closed()
+        if not self._tenders:
+            self._tenders = [Tender(self._core, master, self._changed, self._timeout) for master in self._core.masters]
+
+    def _make_locks(self) -> None:
+        """Reentrant: a signal handler may find it locked by what it interrupted."""
+        self._lock: Any = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+
+    def _after_fork(self) -> None:
+        self._make_locks()
+        for tender in self._tenders:
+            tender.after_fork()
+        self._tenders = []
+        self._core.reset()
+
+
+class Admission:
+    """A request that passes a gatekeeper: what Gatekeeper.admit() returns, for `with`, once. It gives the decision."""
+
+    def __init__(
+        self, gatekeeper: Gatekeeper, identifier: str | bytes, domain: str | bytes | None, log_info: str | bytes
+    ) -> None:
+        self._gatekeeper = gatekeeper
+        self._asked = identifier, domain, log_info
+
+    def __enter__(self) -> Decision:
+        decision = self._gatekeeper.decide(*self._asked)
+        if decision.verdict is Verdict.REJECT:
+            raise self._gatekeeper._core.rejection(*self._asked[:2], decision)
+        if decision.verdict is Verdict.DELAY:
+            try:
+                time.sleep(decision.delay_s)
+            finally:
+                self._gatekeeper.left(decision)
+        return decision
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """The request is over: that is nobody's business here."""

@@ -1,0 +1,94 @@
+"""A gatekeeper before a WSGI application: `app = Middleware(app, gatekeeper)`.
+
+Stands beside the floors; needs no framework.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from counterd.client._gatekeeping import Verdict
+from counterd.client._identify import REJECTED, STATUS, identify_by, retry_after
+
+if TYPE_CHECKING:
+    from counterd.client._identify import Identifier
+    from counterd.client.smockron import Gatekeeper
+
+__all__ = ["Middleware"]
+
+StartResponse = Callable[..., Any]
+App = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
+
+
+class Middleware:
+    """An application behind a gatekeeper.
+
+    A request that is delayed waits in sleep(), and holds its thread for that time: WSGI has nothing else. Give the
+    server threads for as many as max_delayed of the gatekeeper says, or the gatekeeper a smaller number. Where a thread
+    is cheap because the server has replaced time.sleep() (gevent, eventlet), that is what is called. It is not noticed
+    if the client goes away meanwhile. A request that is rejected is answered with 503 and Retry-After.
+
+    app: the application.
+    gatekeeper: which whoever made it closes.
+    identifier: what tells requests apart. "client": the address that the server gives; "path"; "header:NAME", which is
+    b"" where there is none; several of these in a list; or a function of the environment, which may return None: such a
+    request is nobody's, and passes. What is longer than 4,096 bytes is sent as its SHA-256.
+    domain: of the gatekeeper's, if not its own.
+    sleep: what waits so many seconds, instead of time.sleep().
+
+    A client can write into a header what it likes. Behind a proxy, "client" is the proxy's address unless the server is
+    told to trust what the proxy says.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        gatekeeper: Gatekeeper,
+        identifier: Identifier = "client",
+        *,
+        domain: str | bytes | None = None,
+        sleep: Callable[[float], object] | None = None,
+    ) -> None:
+        self._app = app
+        self._gatekeeper = gatekeeper
+        self._domain = domain
+        self._identify = identify_by(identifier, _client, _path, _header)
+        self._sleep = sleep
+
+    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        """Serves a request, as WSGI has it."""
+        identifier = self._identify(environ)
+        if identifier is None:
+            return self._app(environ, start_response)
+        decision = self._gatekeeper.decide(identifier, self._domain)
+        if decision.verdict is Verdict.REJECT:
+            headers = [
+                ("Content-Type", "text/plain; charset=utf-8"),
+                ("Content-Length", str(len(REJECTED))),
+                ("Retry-After", retry_after(decision.delay_s)),
+            ]
+            start_response(f"{STATUS} Service Unavailable", headers)
+            return [REJECTED]
+        if decision.verdict is Verdict.DELAY:
+            try:
+                (self._sleep or time.sleep)(decision.delay_s)
+            finally:
+                self._gatekeeper.left(decision)
+        return self._app(environ, start_response)
+
+
+def _client(environ: dict[str, Any]) -> str:
+    return str(environ.get("REMOTE_ADDR", ""))
+
+
+def _path(environ: dict[str, Any]) -> bytes:
+    """WSGI's texts are bytes, each as a character of Latin-1."""
+    return (str(environ.get("SCRIPT_NAME", "")) + str(environ.get("PATH_INFO", ""))).encode("latin-1")
+
+
+def _header(environ: dict[str, Any], name: str) -> bytes:
+    key = name.upper().replace("-", "_")
+    key = key if key in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{key}"
+    return str(environ.get(key, "")).encode("latin-1")

@@ -1,0 +1,25 @@
+"""What a gatekeeper refuses, as a client raises it. Floor 2, pure Python, as wire.py."""
+
+from __future__ import annotations
+
+import math
+
+from counterd.errors import CounterdError
+
+
+class Rejected(CounterdError):
+    """A gatekeeper let a request not through: it would have to wait for too long, or too many wait already.
+
+    identifier: whose request it was, and domain: in which.
+    retry_after: seconds after which the identifier's next request is let through at once, as far as is known now.
+    """
+
+    def __init__(self, identifier: bytes, domain: bytes, retry_after: float) -> None:
+        super().__init__(identifier, domain, retry_after)
+        self.identifier = identifier
+        self.domain = domain
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        identifier, domain = (name.decode("utf-8", "backslashreplace") for name in (self.identifier, self.domain))
+        return f"{identifier} was rejected in {domain}: to be tried again in {math.ceil(self.retry_after)} s"

@@ -1,0 +1,110 @@
+"""A master of the smockron protocol for the tests of gatekeepers: keeps what comes, and says what a test tells it to.
+
+Each of its two ports is a scripted.Server. What a connection is like is in the attributes, which a test may change at
+any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import TYPE_CHECKING
+
+import scripted
+from counterd.protocols.smockron import wire
+from counterd.protocols.smockron.wire import Command, Parser, SocketType
+from daemon import wait_until
+
+if TYPE_CHECKING:
+    import ssl
+    from types import TracebackType
+
+    from scripted import Peer
+
+Item = Command | tuple[bytes, ...]
+
+
+class Port(scripted.Server):
+    """seen: all that came but READY, in order. says: what each connection is told after the handshake."""
+
+    def __init__(self, kind: SocketType, says: bytes = b"", path: str | None = None) -> None:
+        super().__init__(path=path)
+        self.kind = kind
+        self.says = says
+        self.seen: list[Item] = []
+        self.answers = True  # PINGs
+        self.greets = True
+        self.context: ssl.SSLContext | None = None
+
+    def serve(self, peer: Peer) -> None:
+        if self.context is None:
+            self._converse(peer)
+            return
+        with self.context.wrap_socket(peer.socket, server_side=True) as peer.socket:
+            self._converse(peer)
+
+    def _converse(self, peer: Peer) -> None:
+        if self.greets:
+            peer.socket.sendall(wire.greeting())
+        parser = Parser()
+        while data := peer.socket.recv(scripted.RECEIVE_SIZE):
+            for item in parser.feed(data):
+                self._take(peer, item)
+
+    def _take(self, peer: Peer, item: Item) -> None:
+        if isinstance(item, Command) and item.name == b"READY":
+            peer.socket.sendall(wire.ready(self.kind) + self.says)
+            return
+        self.seen.append(item)
+        if isinstance(item, Command) and item.name == b"PING" and self.answers:
+            peer.socket.sendall(wire.pong(item.data))
+
+    def tell(self, data: bytes) -> None:
+        """Sends it through the last connection."""
+        self.peers[-1].socket.sendall(data)
+
+    def hang_up(self) -> None:
+        """Ends the last connection."""
+        with contextlib.suppress(OSError):
+            self.peers[-1].socket.shutdown(socket.SHUT_RDWR)
+
+    def commands(self, name: bytes) -> list[bytes]:
+        """The data of the commands of that name."""
+        return [item.data for item in list(self.seen) if isinstance(item, Command) and item.name == name]
+
+    def messages(self) -> list[tuple[bytes, ...]]:
+        return [item for item in list(self.seen) if not isinstance(item, Command)]
+
+
+class Master:
+    """Serves while the block runs. where: what a gatekeeper is given. It is subscribed to everything, unless told."""
+
+    def __init__(self, says: bytes = wire.subscribe(b""), paths: tuple[str, str] | None = None) -> None:
+        self.accounting = Port(SocketType.SUB, says, paths and paths[0])
+        self.control = Port(SocketType.PUB, path=paths and paths[1])
+        self._paths = paths
+
+    @property
+    def where(self) -> tuple[str, str]:
+        if self._paths:
+            return f"smockron+unix://{self._paths[0]}", f"smockron+unix://{self._paths[1]}"
+        first, second = (f"{host}:{port}" for host, port in (self.accounting.address, self.control.address))
+        return first, second
+
+    def tell(self, word: str, identifier: bytes, time_ms: int, domain: bytes = b"default") -> None:
+        """A control message, to the last gatekeeper that came."""
+        self.control.tell(wire.message(wire.topic(domain), word.encode(), identifier, b"%d" % time_ms))
+
+    def wait_for(self, count: int) -> list[tuple[bytes, ...]]:
+        """Until so many accounting messages have come; returns them."""
+        wait_until(lambda: len(self.accounting.messages()) >= count, f"{count} accounting messages")
+        return self.accounting.messages()
+
+    def __enter__(self) -> Master:
+        self.accounting.__enter__()
+        self.control.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self.control.__exit__(kind, value, at)
+        self.accounting.__exit__(kind, value, at)

@@ -1,0 +1,397 @@
+"""The gatekeepers for threads and for asyncio against a small master, which does what a test wants of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import loops
+from certificates import client_context, server_context
+from counterd.client import smockron
+from counterd.client._tender import unix_ms
+from counterd.client.smockron import AsyncGatekeeper, Gatekeeper, Rejected, Verdict
+from counterd.errors import ConnectionLost
+from counterd.protocols.smockron import wire
+from daemon import wait_until
+from machine import LONG_S, PATIENCE
+from scripted_master import Master
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+FAR_S = 1e6  # seconds: nobody is told to wait for longer
+LOOPS = pytest.mark.parametrize("loop_name", loops.NEW_LOOP)
+
+
+@pytest.fixture
+def master() -> Iterator[Master]:
+    with Master() as running:
+        yield running
+
+
+@contextlib.contextmanager
+def gatekeeper(master: Master, **options: Any) -> Iterator[Gatekeeper]:
+    """One that is connected."""
+    with Gatekeeper(master.where, **{"timeout": PATIENCE, "max_delay_s": FAR_S, **options}) as made:
+        assert made.connect(PATIENCE)
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def async_gatekeeper(master: Master, **options: Any) -> Any:
+    async with AsyncGatekeeper(master.where, **{"timeout": PATIENCE, "max_delay_s": FAR_S, **options}) as made:
+        assert await made.connect(PATIENCE)
+        yield made
+
+
+def told(made: Any, count: int = 1) -> None:
+    wait_until(lambda: made.stats().told >= count, "it was told")
+
+
+async def async_told(made: Any, count: int = 1) -> None:
+    await loops.until(lambda: made.stats().told >= count, "it was told")
+
+
+async def elsewhere(function: Callable[..., Any], *arguments: Any) -> Any:
+    return await asyncio.to_thread(function, *arguments)
+
+
+# ---- both ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_decided_is_accounted_and_what_is_told_is_heeded(master: Master) -> None:
+    with gatekeeper(master, rejected="all") as made:
+        assert master.control.commands(b"SUBSCRIBE") == [b"default\0"]
+        assert made.decide("a", log_info="info").verdict is Verdict.PASS
+        master.tell("DELAY_UNTIL", b"a", unix_ms() + 100_000)
+        told(made)
+        decision = made.decide("a")
+        assert decision.verdict is Verdict.DELAY
+        assert 0 < decision.delay_s <= 100
+        assert made.stats().delaying == 1
+        made.left(decision)
+        assert made.stats().delaying == 0
+        master.tell("FORGET", b"a", 0)
+        told(made, 2)
+        assert made.decide("a").verdict is Verdict.PASS
+    messages = master.wait_for(3)
+    assert [message[:3] for message in messages] == [
+        (b"default\0", status, b"a") for status in (b"ACCEPTED", b"DELAYED", b"ACCEPTED")
+    ]
+    assert messages[0][5] == b"info"
+    assert int(messages[1][4]) == decision.until_ms
+
+
+@LOOPS
+def test_so_it_is_with_asyncio(master: Master, loop_name: str) -> None:
+    async def main() -> None:
+        async with async_gatekeeper(master) as made:
+            assert made.decide("a", log_info="info").verdict is Verdict.PASS
+            await elsewhere(master.tell, "DELAY_UNTIL", b"a", unix_ms() + 100_000)
+            await async_told(made)
+            decision = made.decide("a")
+            assert decision.verdict is Verdict.DELAY
+            made.left(decision)
+            assert made.stats().delaying == 0
+        await elsewhere(master.wait_for, 2)
+
+    loops.run(main(), loop_name)
+    assert [message[1] for message in master.accounting.messages()] == [b"ACCEPTED", b"DELAYED"]
+
+
+def test_what_is_decided_before_there_is_a_connection_is_not_lost(master: Master) -> None:
+    """Nor if the gatekeeper is closed at once."""
+    master.accounting.says = wire.message(b"\1default\0")  # as ZMTP 3.0 has it
+    with Gatekeeper(master.where, timeout=PATIENCE) as made:
+        for _ in range(20):
+            made.decide("a")
+    assert len(master.wait_for(20)) == 20
+    assert made.stats().sent == 20
+
+
+@LOOPS
+def test_nor_with_asyncio(master: Master, loop_name: str) -> None:
+    async def main() -> None:
+        async with AsyncGatekeeper(master.where, timeout=PATIENCE) as made:
+            for _ in range(20):
+                made.decide("a")
+        assert made.stats().sent == 20
+
+    loops.run(main(), loop_name)
+    assert len(master.wait_for(20)) == 20
+
+
+def test_a_master_that_ends_the_connection_is_connected_to_again(master: Master) -> None:
+    with gatekeeper(master) as made:
+        for count, port in enumerate((master.accounting, master.control, master.accounting), 1):
+            port.hang_up()
+            wait_until(lambda count=count: made.stats().lost >= count, "it saw that")
+            assert made.decide("a").verdict is Verdict.PASS
+            assert made.connect(PATIENCE)
+        master.tell("DELAY_UNTIL", b"a", unix_ms() + 100_000)
+        told(made)
+        assert made.decide("a").verdict is Verdict.DELAY
+        assert made.stats().away == {}
+    assert master.control.commands(b"SUBSCRIBE") == 2 * [b"default\0"]
+
+
+@LOOPS
+def test_so_does_asyncio(master: Master, loop_name: str) -> None:
+    async def main() -> None:
+        async with async_gatekeeper(master) as made:
+            for count, port in enumerate((master.accounting, master.control), 1):
+                port.hang_up()
+                await loops.until(lambda count=count: made.stats().lost >= count, "it saw that")
+                assert made.decide("a").verdict is Verdict.PASS
+                assert await made.connect(PATIENCE)
+            await elsewhere(master.tell, "DELAY_UNTIL", b"a", unix_ms() + 100_000)
+            await async_told(made)
+            assert made.stats().away == {}
+
+    loops.run(main(), loop_name)
+
+
+def test_a_master_that_answers_no_ping_is_given_up(master: Master) -> None:
+    master.control.answers = False
+    with gatekeeper(master, heartbeat=0.02) as made:
+        wait_until(lambda: made.stats().lost, "it was given up")
+        assert len(master.control.commands(b"PING")) >= 2
+        assert len(master.control.peers) >= 1
+
+
+@LOOPS
+def test_also_with_asyncio(master: Master, loop_name: str) -> None:
+    master.accounting.answers = False
+
+    async def main() -> None:
+        async with async_gatekeeper(master, heartbeat=0.02) as made:
+            await loops.until(lambda: made.stats().lost, "it was given up")
+
+    loops.run(main(), loop_name)
+
+
+def test_the_pings_of_a_master_are_answered(master: Master) -> None:
+    with gatekeeper(master):
+        master.control.tell(wire.ping(1, b"context"))
+        wait_until(lambda: master.control.commands(b"PONG") == [b"context"], "a PONG")
+
+
+def test_one_that_does_not_greet_is_given_up(master: Master) -> None:
+    master.control.greets = master.accounting.greets = False
+    with Gatekeeper(master.where, timeout=0.05) as made:
+        assert not made.connect(0.01)
+        wait_until(lambda: made.stats().lost >= 2, "it tried again")
+        assert next(iter(made.stats().away.values())).endswith("did not finish ZMTP's handshake within 0.05 s")
+        assert made.decide("a").verdict is Verdict.PASS
+
+
+def test_where_nobody_listens_requests_pass_and_closing_is_quick() -> None:
+    with Gatekeeper(("127.0.0.1:1", "127.0.0.1:2")) as made:
+        assert made.decide("a").verdict is Verdict.PASS
+        wait_until(lambda: made.stats().lost, "it tried")
+        assert "cannot connect to 127.0.0.1:2" in made.stats().away["127.0.0.1:1"]
+        assert not made.connect(0.01)
+    with pytest.raises(ConnectionLost, match=r"no gatekeeper any more: close\(\) was called"):
+        made.decide("a")
+    made.close()
+
+
+@LOOPS
+def test_also_where_nobody_listens(loop_name: str) -> None:
+    async def main() -> None:
+        async with AsyncGatekeeper(("127.0.0.1:1", "127.0.0.1:2")) as made:
+            assert made.decide("a").verdict is Verdict.PASS
+            await loops.until(lambda: made.stats().lost, "it tried")
+            assert not await made.connect(0.01)
+        with pytest.raises(ConnectionLost, match=r"close\(\) was called"):
+            made.decide("a")
+
+    loops.run(main(), loop_name)
+
+
+def test_over_unix_sockets(short_path: Path) -> None:
+    with Master(paths=(str(short_path / "a"), str(short_path / "c"))) as master, gatekeeper(master) as made:
+        made.decide("a")
+        master.wait_for(1)
+
+
+def test_over_tls() -> None:
+    context = client_context()
+    with Master() as master:
+        master.accounting.context = master.control.context = server_context()
+        with gatekeeper(master, tls=context) as made:
+            made.decide("a")
+            master.wait_for(1)
+
+        async def main() -> None:
+            async with async_gatekeeper(master, tls=context) as made:
+                made.decide("a")
+                await elsewhere(master.wait_for, 2)
+
+        loops.run(main())
+
+
+# ---- admitting -------------------------------------------------------------------------------------------------------
+
+
+def test_who_is_admitted_waits(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[tuple[float, int]] = []
+    with gatekeeper(master) as made:
+        clock = SimpleNamespace(sleep=lambda seconds: waits.append((seconds, made.stats().delaying)))
+        monkeypatch.setattr(smockron, "time", clock)
+        with made.admit("a") as decision:
+            assert decision.verdict is Verdict.PASS
+        assert waits == []
+        master.tell("DELAY_UNTIL", b"a", unix_ms() + 100_000)
+        told(made)
+        with made.admit("a") as decision:
+            assert decision.verdict is Verdict.DELAY
+            assert waits == [(decision.delay_s, 1)]
+            assert made.stats().delaying == 0
+
+
+def test_who_is_rejected_is_told_when_to_try_again(master: Master) -> None:
+    with gatekeeper(master, max_delay_s=5.0) as made:
+        master.tell("DELAY_UNTIL", b"a", unix_ms() + 100_000)
+        told(made)
+        with pytest.raises(Rejected, match=r"^a was rejected in default: to be tried again in [0-9]+ s$") as raised:
+            made.admit("a").__enter__()
+        assert 0 < raised.value.retry_after <= 100
+        assert (raised.value.identifier, raised.value.domain) == (b"a", b"default")
+
+
+@LOOPS
+def test_who_is_admitted_waits_in_the_loop(master: Master, loop_name: str) -> None:
+    async def main() -> None:
+        async with async_gatekeeper(master, max_delay_s=LONG_S) as made:
+            async with made.admit("a") as decision:
+                assert decision.verdict is Verdict.PASS
+            await elsewhere(master.tell, "DELAY_UNTIL", b"a", unix_ms() + 100_000)
+            await elsewhere(master.tell, "DELAY_UNTIL", b"b", unix_ms() + 1_000_000)
+            await elsewhere(master.tell, "DELAY_UNTIL", b"c", unix_ms() + 50)
+            await async_told(made, 2)
+            with pytest.raises(Rejected):
+                await made.admit("b").__aenter__()
+
+            async def waits() -> None:
+                async with made.admit("a"):
+                    raise AssertionError
+
+            waiting = asyncio.ensure_future(waits())
+            await loops.until(lambda: made.stats().delaying, "it waits")
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            assert made.stats().delaying == 0
+            async with made.admit("c"):  # however long it takes to come here
+                pass
+
+    loops.run(main(), loop_name)
+
+
+# ---- threads, processes and loops ------------------------------------------------------------------------------------
+
+
+def test_threads_share_a_gatekeeper(master: Master) -> None:
+    with gatekeeper(master) as made:
+
+        def decide() -> None:
+            for number in range(500):
+                made.decide(str(number))
+
+        threads = [threading.Thread(target=decide) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert made.stats().passed == 2000
+        master.wait_for(2000)
+    assert made.stats().sent == 2000
+
+
+def test_after_a_fork_the_child_begins_anew(master: Master) -> None:
+    with gatekeeper(master) as made:
+        master.tell("DELAY_UNTIL", b"a", unix_ms() + 100_000)
+        told(made)
+        child = os.fork()
+        if child == 0:
+            try:
+                good = made.decide("a").verdict is Verdict.DELAY
+                made.decide("child")
+                made.close()
+                os._exit(0 if good and made.stats().sent == 2 else 1)
+            finally:
+                os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+        made.decide("parent")
+        master.wait_for(3)
+        assert made.stats().lost == 0
+    assert {message[2] for message in master.accounting.messages()} == {b"a", b"child", b"parent"}
+    assert len(master.accounting.peers) == 2
+
+
+def test_so_it_is_after_a_fork_of_a_loop(master: Master) -> None:
+    async def main() -> None:
+        async with async_gatekeeper(master) as made:
+            child = os.fork()
+            if child == 0:
+                os._exit(_decides_in_a_loop_of_its_own(made))
+            assert (await elsewhere(os.waitpid, child, 0))[1] == 0
+            made.decide("parent")
+            await elsewhere(master.wait_for, 2)
+            assert made.stats().lost == 0
+
+    loops.run(main())
+    assert {message[2] for message in master.accounting.messages()} == {b"child", b"parent"}
+
+
+def _decides_in_a_loop_of_its_own(made: AsyncGatekeeper) -> int:
+    async def main() -> None:
+        made.decide("child")
+        await made.close()
+
+    with contextlib.suppress(BaseException):
+        asyncio.events._set_running_loop(None)
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(main())
+        return 0
+    return 1
+
+
+def test_a_gatekeeper_belongs_to_one_loop_until_that_is_closed(master: Master) -> None:
+    made = AsyncGatekeeper(master.where, timeout=PATIENCE)
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        made.decide("nowhere")
+    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
+
+    async def decide(name: str) -> None:
+        made.decide(name)
+        assert await made.connect(PATIENCE)
+
+    async def end() -> None:
+        made.decide("last")
+        await made.close()
+
+    try:
+        first.run_until_complete(decide("first"))
+        with pytest.raises(RuntimeError, match="belongs to another event loop: make one for each"):
+            second.run_until_complete(decide("second"))
+        first.run_until_complete(end())
+        again = AsyncGatekeeper(master.where, timeout=PATIENCE)
+        second.run_until_complete(again.connect(PATIENCE))
+        second.run_until_complete(again.close())
+    finally:
+        first.close()
+        second.close()
+    assert [message[2] for message in master.wait_for(2)] == [b"first", b"last"]
+
+
+def test_what_it_is_shown_as() -> None:
+    assert repr(Gatekeeper({"a": "h:1", "b": "i"})) == "<Gatekeeper h:1, i:10004>"
+    assert repr(AsyncGatekeeper("h")) == "<AsyncGatekeeper h:10004>"

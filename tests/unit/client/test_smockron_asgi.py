@@ -1,0 +1,358 @@
+"""The middleware for ASGI and WSGI by hand: before a gatekeeper that decides what the test wants, and a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import http.client
+import threading
+import wsgiref.simple_server
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import loops
+from counterd.client import smockron_asgi, smockron_wsgi
+from counterd.client._tender import unix_ms
+from counterd.client.smockron import AsyncGatekeeper, Decision, Gatekeeper, Verdict
+from daemon import wait_until
+from machine import LONG_S, PATIENCE
+from scripted_master import Master
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+PASS = Decision(Verdict.PASS)
+LONG = Decision(Verdict.DELAY, LONG_S, 1, number=1)
+SHORT = Decision(Verdict.DELAY, 0.001, 1, number=1)
+REJECT = Decision(Verdict.REJECT, 6.001, 1)
+LOOPS = pytest.mark.parametrize("loop_name", loops.NEW_LOOP)
+DISCONNECT = {"type": "http.disconnect"}
+
+
+class Decider:
+    """In the place of a gatekeeper. asked: identifiers and domains. gone: the decisions whose requests do not wait."""
+
+    def __init__(self, decision: Decision = PASS) -> None:
+        self.decision = decision
+        self.asked: list[tuple[bytes, Any]] = []
+        self.gone: list[Decision] = []
+
+    def decide(self, identifier: bytes, domain: Any) -> Decision:
+        self.asked.append((identifier, domain))
+        return self.decision
+
+    def left(self, decision: Decision) -> None:
+        self.gone.append(decision)
+
+
+# ---- ASGI ------------------------------------------------------------------------------------------------------------
+
+
+class Request:
+    """A request by hand. coming: what the server will give; then it waits. sent: what it was given."""
+
+    def __init__(self, *coming: dict[str, Any], **scope: Any) -> None:
+        self.scope: dict[str, Any] = {
+            "type": "http", "path": "/é", "client": ("10.0.0.1", 5), "headers": [(b"x-key", b"k"), (b"X-Key", b"l")],
+        } | scope  # fmt: skip
+        self.coming = list(coming)
+        self.sent: list[Any] = []
+        self.reached: list[Any] = []  # what the application has received
+
+    async def receive(self) -> Any:
+        if self.coming:
+            return self.coming.pop(0)
+        return await asyncio.get_running_loop().create_future()
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        """Reads the body, if there is one, and then, if it can, whether the client has gone."""
+        assert scope is self.scope
+        self.reached.append("called")
+        for _ in range(scope.get("reads", 0)):
+            self.reached.append(await receive())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def serve(self, gatekeeper: Any, **options: Any) -> None:
+        await smockron_asgi.Middleware(self.app, gatekeeper, **options)(self.scope, self.receive, self.send)
+
+
+def body(data: bytes, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.request", "body": data, "more_body": more}
+
+
+def identifier_of(identifier: Any, **scope: Any) -> Any:
+    """What the middleware asks for; None if it does not ask."""
+    decider, request = Decider(), Request(**scope)
+    loops.run(request.serve(decider, identifier=identifier))
+    assert request.reached == ["called"]
+    return decider.asked[0][0] if decider.asked else None
+
+
+@pytest.mark.parametrize(
+    ("identifier", "found"),
+    [
+        ("client", b"10.0.0.1"),
+        ("path", "/é".encode()),
+        ("header:X-KEY", b"k, l"),
+        ("header:other", b""),
+        (["client", "header:x-key"], b"10.0.0.1 k,%20l"),
+        (["header:other", "path"], b" /\xc3\xa9"),
+        (lambda scope: scope["path"], "/é".encode()),
+        (lambda scope: b"\xff", b"\xff"),
+        (lambda scope: "\udcff", b"\xff"),
+        (lambda scope: None, None),
+        (lambda scope: "x" * 4096, b"x" * 4096),
+        (lambda scope: "x" * 4097, hashlib.sha256(b"x" * 4097).hexdigest().encode()),
+    ],
+)
+def test_whose_request_it_is(identifier: Any, found: bytes | None) -> None:
+    assert identifier_of(identifier) == found
+
+
+def test_of_a_unix_socket_there_is_no_client() -> None:
+    assert identifier_of("client", client=None) == b""
+
+
+@pytest.mark.parametrize("identifier", ["cookie", "header:", [], ["client", "ip"]])
+def test_what_tells_no_requests_apart(identifier: Any) -> None:
+    for module in (smockron_asgi, smockron_wsgi):
+        with pytest.raises(ValueError, match=r"^identifier: "):
+            module.Middleware(lambda *_: None, Decider(), identifier)  # type: ignore[arg-type,attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["lifespan", "websocket"])
+def test_what_is_no_request_goes_through(kind: str) -> None:
+    decider, request = Decider(REJECT), Request(type=kind)
+    loops.run(request.serve(decider))
+    assert (request.reached, decider.asked) == (["called"], [])
+
+
+def test_a_request_that_passes_is_untouched() -> None:
+    decider, request = Decider(), Request(body(b"data"), reads=1)
+    loops.run(request.serve(decider, domain="d"))
+    assert request.reached == ["called", body(b"data")]
+    assert decider.asked == [(b"10.0.0.1", "d")]
+    assert decider.gone == []
+
+
+def test_one_that_is_rejected_is_told_when_to_try_again() -> None:
+    request = Request()
+    loops.run(request.serve(Decider(REJECT)))
+    start, end = request.sent
+    assert (start["type"], start["status"], request.reached) == ("http.response.start", 503, [])
+    assert dict(start["headers"])[b"retry-after"] == b"7"
+    assert dict(start["headers"])[b"content-length"] == b"9"
+    assert end == {"type": "http.response.body", "body": b"Rejected\n"}
+
+
+@LOOPS
+@pytest.mark.parametrize("reads", [0, 1, 3])
+def test_one_that_waits_keeps_its_body(loop_name: str, reads: int) -> None:
+    decider, request = Decider(SHORT), Request(body(b"a", more=True), body(b"b", more=True), body(b"c"), reads=reads)
+    loops.run(request.serve(decider), loop_name)
+    assert request.reached == ["called", body(b"a", more=True), body(b"b", more=True), body(b"c")][: reads + 1]
+    assert decider.gone == [SHORT]
+
+
+@LOOPS
+def test_what_comes_after_the_wait_comes_to_the_application(loop_name: str) -> None:
+    """Also where it was waited for already, and the application gives up waiting once."""
+    decider, request = Decider(SHORT), Request(body(b""))
+    arrived: asyncio.Future[Any]
+
+    async def receive() -> Any:
+        return request.coming.pop(0) if request.coming else await asyncio.shield(arrived)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        request.reached.append(await receive())
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(receive(), 0.001)
+        arrived.set_result(DISCONNECT)
+        request.reached.append(await receive())
+        request.coming.append({"type": "next"})
+        request.reached.append(await receive())
+
+    async def main() -> None:
+        nonlocal arrived
+        arrived = asyncio.get_running_loop().create_future()
+        await smockron_asgi.Middleware(app, decider)(request.scope, receive, request.send)  # type: ignore[arg-type]
+
+    loops.run(main(), loop_name)
+    assert request.reached == [body(b""), DISCONNECT, {"type": "next"}]
+
+
+@LOOPS
+def test_a_client_that_goes_away_waits_no_more(loop_name: str) -> None:
+    decider, request = Decider(LONG), Request(body(b"a"), DISCONNECT)
+    loops.run(request.serve(decider), loop_name)
+    assert (request.reached, request.sent, decider.gone) == ([], [], [LONG])
+
+
+@LOOPS
+def test_a_request_that_is_cancelled_waits_no_more(loop_name: str) -> None:
+    decider, request = Decider(LONG), Request()
+
+    async def main() -> None:
+        serving = asyncio.ensure_future(request.serve(decider))
+        await loops.until(lambda: decider.asked, "it was asked")
+        serving.cancel()
+        await asyncio.wait([serving])
+        assert serving.cancelled()
+
+    loops.run(main(), loop_name)
+    assert (request.reached, decider.gone) == ([], [LONG])
+
+
+def test_not_all_of_a_large_body_is_read_ahead() -> None:
+    large = [body(bytes(smockron_asgi.READ_AHEAD // 2 + 1), more=True) for _ in range(4)]
+    decider, request = Decider(SHORT), Request(*large, DISCONNECT, reads=5)
+    loops.run(request.serve(decider))
+    assert request.reached == ["called", *large, DISCONNECT]
+
+
+def test_a_server_that_fails_while_a_request_waits_is_heard() -> None:
+    decider, request = Decider(LONG), Request()
+
+    async def main() -> None:
+        async def receive() -> Any:
+            raise OSError("broken")
+
+        with pytest.raises(OSError, match="broken"):
+            await smockron_asgi.Middleware(request.app, decider)(  # type: ignore[arg-type]
+                request.scope, receive, request.send
+            )
+
+    loops.run(main())
+    assert decider.gone == [LONG]
+
+
+def test_asgi_with_a_gatekeeper() -> None:
+    """The client that goes away is not counted any more, and gives its place to another."""
+
+    async def main() -> None:
+        gone = asyncio.get_running_loop().create_future()
+        waiting, rejected = Request(), Request()
+        waiting.receive = lambda: asyncio.shield(gone)  # type: ignore[assignment,method-assign]
+        options: Any = {"timeout": PATIENCE, "max_delay_s": LONG_S, "max_delayed": 1}
+        with Master() as master:
+            async with AsyncGatekeeper(master.where, **options) as made:
+                assert await made.connect(PATIENCE)
+                master.tell("DELAY_UNTIL", b"10.0.0.1", unix_ms() + int(LONG_S * 900))
+                await loops.until(lambda: made.stats().told, "it was told")
+                serving = asyncio.ensure_future(waiting.serve(made))
+                await loops.until(lambda: made.stats().delaying, "it waits")
+                await rejected.serve(made)
+                assert rejected.sent[0]["status"] == 503
+                gone.set_result(DISCONNECT)
+                await serving
+                assert waiting.reached == []
+                assert made.stats().delaying == 0
+
+    loops.run(main())
+
+
+# ---- WSGI ------------------------------------------------------------------------------------------------------------
+
+ENVIRON = {"REMOTE_ADDR": "10.0.0.1", "SCRIPT_NAME": "/a", "PATH_INFO": "/\xc3\xa9", "HTTP_X_KEY": "\xff"}
+
+
+def serve_wsgi(decider: Any, **options: Any) -> tuple[list[Any], Iterable[bytes]]:
+    """What the server was told, and the body."""
+    told: list[Any] = []
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        assert environ is ENVIRON
+        start_response("200 OK", [])
+        return [b"served"]
+
+    middleware = smockron_wsgi.Middleware(app, decider, **options)
+    return told, middleware(ENVIRON, lambda status, headers: told.append((status, dict(headers))))
+
+
+@pytest.mark.parametrize(
+    ("identifier", "found"),
+    [
+        ("client", b"10.0.0.1"),
+        ("path", b"/a/\xc3\xa9"),
+        ("header:X-Key", b"\xff"),
+        ("header:content-type", b""),
+        (["client", "path"], b"10.0.0.1 /a/\xc3\xa9"),
+        (lambda environ: environ["REMOTE_ADDR"], b"10.0.0.1"),
+        (lambda environ: None, None),
+    ],
+)
+def test_whose_request_it_is_in_wsgi(identifier: Any, found: bytes | None) -> None:
+    decider = Decider()
+    assert serve_wsgi(decider, identifier=identifier, domain="d") == ([("200 OK", {})], [b"served"])
+    assert decider.asked == ([] if found is None else [(found, "d")])
+
+
+def test_one_that_is_rejected_in_wsgi() -> None:
+    told, found = serve_wsgi(Decider(REJECT))
+    assert found == [b"Rejected\n"]
+    assert told[0][0] == "503 Service Unavailable"
+    assert told[0][1] == {"Content-Type": "text/plain; charset=utf-8", "Content-Length": "9", "Retry-After": "7"}
+
+
+def test_one_that_waits_in_wsgi(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    decider = Decider(LONG)
+    assert serve_wsgi(decider, sleep=waits.append)[1] == [b"served"]
+    monkeypatch.setattr("time.sleep", waits.append)  # as gevent does
+    assert serve_wsgi(decider)[1] == [b"served"]
+    assert (waits, decider.gone) == ([LONG_S, LONG_S], [LONG, LONG])
+
+
+@pytest.fixture
+def wsgi_server() -> Iterator[Any]:
+    """Starts a real server with an application, and gives its port."""
+    servers = []
+
+    class Quiet(wsgiref.simple_server.WSGIRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    def start(app: Any) -> int:
+        server = wsgiref.simple_server.make_server("127.0.0.1", 0, app, handler_class=Quiet)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        servers.append((server, thread))
+        return server.server_port
+
+    yield start
+    for server, thread in servers:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_wsgi_with_a_gatekeeper_and_a_server(wsgi_server: Any) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return [b"served"]
+
+    def get(port: int) -> tuple[int, str | None, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+        try:
+            connection.request("GET", "/")
+            response = connection.getresponse()
+            return response.status, response.headers["Retry-After"], response.read()
+        finally:
+            connection.close()
+
+    with Master() as master, Gatekeeper(master.where, timeout=PATIENCE) as made:
+        port = wsgi_server(smockron_wsgi.Middleware(app, made))
+        assert get(port) == (200, None, b"served")
+        assert made.connect(PATIENCE)
+        master.tell("DELAY_UNTIL", b"127.0.0.1", unix_ms() + 100_000)
+        wait_until(lambda: made.stats().told, "it was told")
+        status, retry_after, text = get(port)
+        assert (status, text) == (503, b"Rejected\n")
+        assert 0 < int(str(retry_after)) <= 100
+        master.tell("FORGET", b"127.0.0.1", 0)
+        wait_until(lambda: made.stats().told == 2, "it was told")
+        assert get(port)[0] == 200
