@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,15 @@ import zmq
 import daemon
 import gates
 from certificates import client_context
+from counterd.client.smockron import Gatekeeper, Verdict
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.wire import Command, SocketType, Status
-from daemon import wait_until
+from daemon import Address, wait_until
 from gates import DAY_MS, SETTINGS, Gate, Peer, addresses, gate
 from machine import PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from certificates import Files
@@ -163,12 +165,12 @@ def test_a_publisher_at_the_control_port_is_told_that_it_is_wrong(serve: Callabl
 
 
 class Real:
-    """A gatekeeper of ZeroMQ, while the block runs."""
+    """A gatekeeper of ZeroMQ, while the block runs. where: both addresses of a master, or of a router."""
 
-    def __init__(self, counterd: Daemon, *options: tuple[int, int]) -> None:
+    def __init__(self, where: Iterable[Address], *options: tuple[int, int]) -> None:
         self.context = zmq.Context()
         self.pub, self.sub = self.context.socket(zmq.PUB), self.context.socket(zmq.SUB)
-        for each, address in zip((self.pub, self.sub), addresses(counterd), strict=True):
+        for each, address in zip((self.pub, self.sub), where, strict=True):
             for option, value in options:
                 each.setsockopt(option, value)
             each.setsockopt(zmq.RCVTIMEO, 100)
@@ -189,11 +191,11 @@ class Real:
             return self.sub.recv_multipart()
         return []
 
-    def asks_until_told(self, identifier: bytes) -> list[bytes]:
+    def asks_until_told(self, identifier: bytes, domain: bytes = b"login") -> list[bytes]:
         """Sends again and again: what is sent before all is connected is lost, and so is what is said."""
 
         def heard() -> list[bytes]:
-            self.account(b"login", identifier)
+            self.account(domain, identifier)
             return self.told()
 
         return wait_until(heard, "a control message")
@@ -201,7 +203,7 @@ class Real:
 
 def test_zeromq_publishes_and_subscribes(serve: Callable[..., Daemon]) -> None:
     counterd = serve()
-    with Real(counterd) as real:
+    with Real(addresses(counterd)) as real:
         real.sub.subscribe(b"login\0")
         domain, word, identifier, moment = real.asks_until_told(b"me")
         assert (domain, word, identifier) == (b"login\0", b"DELAY_UNTIL", b"me")
@@ -222,7 +224,7 @@ def test_zeromqs_heartbeats_are_answered_and_it_reconnects(
 ) -> None:
     counterd = serve()
     heartbeats = (zmq.HEARTBEAT_IVL, 20), (zmq.HEARTBEAT_TIMEOUT, 2000), (zmq.RECONNECT_IVL, 10)
-    with Real(counterd, *heartbeats) as real:
+    with Real(addresses(counterd), *heartbeats) as real:
         real.sub.subscribe(b"login\0")
         assert real.asks_until_told(b"me")
         ports = dict(zip(("port", "control_port"), addresses(counterd), strict=True))
@@ -232,3 +234,53 @@ def test_zeromqs_heartbeats_are_answered_and_it_reconnects(
         while real.told():
             pass
         assert real.asks_until_told(b"again")[2] == b"again"
+
+
+@contextlib.contextmanager
+def router(*masters: Daemon) -> Iterator[list[Address]]:
+    """ZeroMQ's own, between gatekeepers and these masters: what it has for each of their two ports."""
+    context = zmq.Context()
+    found, threads = [], []
+    for port, (front, back) in enumerate([(zmq.XSUB, zmq.XPUB), (zmq.XPUB, zmq.XSUB)]):
+        gatekeepers, behind = context.socket(front), context.socket(back)
+        found.append(Address("127.0.0.1", gatekeepers.bind_to_random_port("tcp://127.0.0.1")))
+        for master in masters:
+            behind.connect("tcp://{}:{}".format(*addresses(master)[port]))
+        threads.append(threading.Thread(target=route, args=(gatekeepers, behind)))
+        threads[-1].start()
+    try:
+        yield found
+    finally:
+        context.term()
+        for thread in threads:
+            thread.join()
+
+
+def route(*sockets: zmq.Socket[bytes]) -> None:
+    """Until the context ends."""
+    with contextlib.suppress(zmq.ContextTerminated):
+        zmq.proxy(*sockets)
+    for each in sockets:
+        each.close(linger=0)
+
+
+def our_gatekeeper(where: Sequence[Address], domain: str) -> Gatekeeper:
+    """Counterd's, behind a router."""
+    accounting, control = (f"{address.host}:{address.port}" for address in where)
+    return Gatekeeper((accounting, control), domain)
+
+
+def test_behind_a_router_each_master_has_its_domains(serve: Callable[..., Daemon], tmp_path: Path) -> None:
+    masters = []
+    for domain in "login", "more":
+        (tmp_path / domain).mkdir()
+        rules = gates.write_rules(tmp_path / domain, {domain: {"rate": "1/day", "burst": 0}})
+        masters.append(serve(**{"smockron.rules": str(rules)}))
+    with router(*masters) as where, Real(where) as real, our_gatekeeper(where, "more") as ours:
+        real.sub.subscribe(b"login\0")
+        real.sub.subscribe(b"more\0")
+        assert real.asks_until_told(b"me", b"login")[:3] == [b"login\0", b"DELAY_UNTIL", b"me"]
+        while real.asks_until_told(b"me", b"more")[:3] != [b"more\0", b"DELAY_UNTIL", b"me"]:
+            pass
+        wait_until(lambda: ours.decide("me").verdict is Verdict.REJECT, "ours heard it too")
+        assert [figures(each)["identifiers"] for each in masters] == [1, 1]  # although both heard of all requests
