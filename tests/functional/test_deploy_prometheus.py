@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import daemon
+import gates
 import needs
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -83,7 +84,7 @@ def test_every_alert_is_tested_and_says_what_to_do() -> None:
 
 
 def test_every_metric_and_every_label_exists(tmp_path: Path) -> None:
-    with daemon.running(tmp_path, SETTINGS) as running:
+    with daemon.running(tmp_path, {**SETTINGS, "smockron.rules": gates.write_rules(tmp_path)}) as running:
         (address,) = running.served("admin listens on")
         running.addresses = running.served("counter listens on")
         with running.client() as client:
