@@ -16,14 +16,17 @@ from unittest import mock
 from counterd.client import _connection, throttr
 from counterd.client._calls import Call, Calls
 from counterd.client._events import Events
+from counterd.client._gatekeeping import Core, Options
 from counterd.client._keeper import TokenLink
 from counterd.client._link import Link
 from counterd.client._tokens import Tally, TokenCalls
+from counterd.client._told import STALE_MAX
 from counterd.errors import ConnectionLost, CounterdError, EventsLost, ProtocolError, ServerError
 from counterd.frames import Frames, frame
 from counterd.protocols.beanstalk import wire as beanstalk_wire
 from counterd.protocols.counter import wire as counter_wire
 from counterd.protocols.sentinel import wire as sentinel_wire
+from counterd.protocols.smockron import wire as smockron_wire
 from counterd.protocols.throttr import wire as throttr_wire
 from counterd.protocols.throttr.wire import Encoder, Event, ValueSize
 from fuzz.stream import Source, fenced
@@ -31,11 +34,12 @@ from fuzz.stream import Source, fenced
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-BEANSTALK = 7  # in the highest bits of the first byte
+BEANSTALK, SMOCKRON = 7, 6  # in the highest bits of the first byte
 REQUESTS_MAX = 8
 VALUE_MAX = 64  # bytes of a value that a parser takes here
 EVENTS_MAX = 600
 FRAME_MAX = 64
+REMEMBERED_MAX = 4
 TIMEOUT_S = 10.0  # never passes: the server ends its side
 SIZES = list(ValueSize)
 # What a parser may wait for before it looks at it: the names of a whole fragment, all of the longest.
@@ -76,6 +80,10 @@ TOKENS = [
     b"RESERVED 1 2\r\nxx\r\n",
     b"JOBS 2\r\n",
     b"KICKED 1\r\n",
+    smockron_wire.greeting(),
+    smockron_wire.command(b"PING", b"\0\0me"),
+    smockron_wire.subscribe(b"d\0"),
+    b"\x01\x02d\0\x01\x0bDELAY_UNTIL\x01\x01a\0\x013",
     b"- id: 1\n",
     b"\x91\x02\x00\x00\x00\x00\x00\x04\x00\x00\x00\x01\x00\x00\x00\x01",
     b"\x91\x01\x00\x00\x00\x00\x00\x04\x00\x00\x00\x01\x00\x00\x00\x01",
@@ -216,6 +224,29 @@ def beanstalk_parser() -> Callable[[bytes], Iterable[Any]]:
     return feed
 
 
+def gatekeeper(on_control: bool, is_ready: bool) -> Callable[[bytes], Iterable[Any]]:
+    """One of a gatekeeper's two connections to a master, after the handshake or before it."""
+    core = Core("127.0.0.1", b"d", tls=False, options=Options(max_remembered=REMEMBERED_MAX))
+    master = core.masters[0]
+    line = master.control if on_control else master.accounting
+    line.opened(0.0)
+    if is_ready:
+        kind = smockron_wire.SocketType.PUB if on_control else smockron_wire.SocketType.SUB
+        core.feed(master, line, smockron_wire.greeting() + smockron_wire.ready(kind), 0.0, 0)
+        assert line.is_ready
+    core.take(master, line, 0)  # what is sent before anything comes
+
+    def feed(data: bytes) -> Iterable[Any]:
+        core.feed(master, line, data, 0.0, 0)
+        assert core.told.count == sum(map(len, core.told._domains)) <= REMEMBERED_MAX
+        assert len(core.told._heap) <= 2 * core.told.count + STALE_MAX
+        assert all(line.prefixes.values())
+        assert len(line._parser._rest) < smockron_wire.MESSAGE_MAX + 9
+        return core.take(master, line, 0)
+
+    return feed
+
+
 def admin_frames() -> Callable[[bytes], Iterable[Any]]:
     return Frames(FRAME_MAX).feed
 
@@ -292,6 +323,9 @@ def one_input(data: bytes) -> None:
     size = SIZES[width]
     if which >> 5 == BEANSTALK:
         check_cut(beanstalk_parser, source, ProtocolError)
+        return
+    if which >> 5 == SMOCKRON:
+        check_cut(lambda: gatekeeper(bool(which & 1), bool(which & 2)), source, ProtocolError)
         return
     requests = [source.byte() for _ in range(source.byte() % REQUESTS_MAX)]
     which &= 7

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PEERS = {SocketType.PUB: (b"SUB", b"XSUB"), SocketType.SUB: (b"PUB", b"XPUB")}
 PREFIXES_MAX = 1 << 16  # subscriptions of a master: there are fewer domains
 PREFIX_MAX = 1024  # bytes of one
+OUT_MAX = 1 << 20  # bytes that can wait to be sent when a PING is to be answered: who sends it does not read
 # Heartbeats after which a master is given up that does not answer, and that it is asked to give us up after.
 PATIENCE = 2
 TTL = 3
@@ -139,6 +140,8 @@ class Line:
 
     def _take_command(self, command: Command) -> None:
         if command.name == b"PING":
+            if len(self.out) > OUT_MAX:
+                raise ProtocolError(f"{self.address} sends PINGs, and does not read the answers")
             self.out += wire.pong(command.data)
         elif command.name == b"PONG":
             self._answers = True

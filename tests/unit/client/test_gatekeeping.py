@@ -10,7 +10,7 @@ import pytest
 from counterd.client._addresses import Address, Tls
 from counterd.client._delays import Delays
 from counterd.client._gatekeeping import BATCH, DOMAINS_MAX, HELD_S, Core, Decision, Master, Options, Verdict
-from counterd.client._line import PREFIXES_MAX, Line
+from counterd.client._line import OUT_MAX, PREFIXES_MAX, Line
 from counterd.client._masters import Pair, read_masters
 from counterd.client._told import STALE_MAX, Told
 from counterd.errors import ProtocolError, Timeout
@@ -236,6 +236,18 @@ def test_pings_are_answered_and_sent() -> None:
     assert (sent(line), line.due) == (b"", 105.0)
     line.look(105.0)
     assert (sent(line), line.due) == (wire.ping(15), 110.0)
+
+
+def test_a_master_that_sends_pings_and_does_not_read_is_given_up() -> None:
+    line = line_of(SocketType.SUB)
+    ready(line)
+    many = 1000 * wire.ping(0, b"context")
+    with pytest.raises(ProtocolError, match="h:1 sends PINGs, and does not read the answers"):
+        while True:
+            line.feed(many, 100.0)
+    assert OUT_MAX < len(line.out) < OUT_MAX + 100
+    sent(line)
+    line.feed(many, 100.0)
 
 
 def test_a_master_that_does_not_answer_is_given_up() -> None:
