@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from simulation.beanstalk import BeanstalkWorld
 from simulation.counter import CounterWorld
 from simulation.sentinel import SentinelWorld
+from simulation.smockron import SmockronWorld
 from simulation.throttr import ThrottrWorld
 from simulation.world import Violation
 
@@ -21,6 +22,7 @@ ROOMS: dict[str, type[World]] = {
     "beanstalk": BeanstalkWorld,
     "counter": CounterWorld,
     "sentinel": SentinelWorld,
+    "smockron": SmockronWorld,
     "throttr": ThrottrWorld,
 }
 WORLD_STEPS = 20_000  # of one world, about: each ends with everybody gone

@@ -19,9 +19,15 @@ if TYPE_CHECKING:
 
 ROOMS = sorted(run.ROOMS)
 WORLDS = 8  # of each room: with 1 to 300 connections, that ask one thing or hundreds at once
-STEPS = {"beanstalk": 4_000, "counter": 6_000, "sentinel": 1_500, "throttr": 6_000}
+STEPS = {"beanstalk": 4_000, "counter": 6_000, "sentinel": 1_500, "smockron": 6_000, "throttr": 6_000}
 # Of the first world: the same with every Python and build, until the protocols' replies or the simulation change.
-DIGESTS = {"beanstalk": "9621d433", "counter": "25725028", "sentinel": "d19d1fae", "throttr": "b812e208"}
+DIGESTS = {
+    "beanstalk": "9621d433",
+    "counter": "25725028",
+    "sentinel": "d19d1fae",
+    "smockron": "242405de",
+    "throttr": "b812e208",
+}
 WAITS = {"DEADLINE_SOON", "TIMED_OUT"}
 # Opcodes or commands, and how they may be answered.
 ANSWERS: dict[str, set[tuple[Any, Any]]] = {
@@ -66,6 +72,14 @@ ANSWERS: dict[str, set[tuple[Any, Any]]] = {
         *((sentinel.RELEASE, status) for status in (-4, 3, 6, 7)),
         *((sentinel.KEEP, status) for status in (-4, 0, 3, 7)),
         (sentinel.UNKNOWN, Status.BAD_REQUEST),
+    },
+    "smockron": {
+        *(("decision", verdict) for verdict in ("pass", "delay", "reject")),
+        *(("taken", status) for status in ("ACCEPTED", "DELAYED", "REJECTED", "FORGET", "odd")),
+        *(("told", word) for word in ("DELAY_UNTIL", "FORGET")),
+        *(("figure", name) for name in ("evicted", "expired", "silent")),
+        *(("passed", "known"), ("passed", "unheard"), ("rate", "looked at"), ("lost", "control"), ("master", "anew")),
+        *(("keeper", "ready"), ("keeper", "dropped")),
     },
     "throttr": {
         *((opcode, status) for opcode in range(throttr.INSERT, throttr.GET + 1) for status in (0, 1)),

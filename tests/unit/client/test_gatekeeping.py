@@ -242,12 +242,12 @@ def test_a_master_that_sends_pings_and_does_not_read_is_given_up() -> None:
     line = line_of(SocketType.SUB)
     ready(line)
     many = 1000 * wire.ping(0, b"context")
+    pongs = 1000 * len(wire.command(b"PONG", b"context"))
+    for _ in range(OUT_MAX // pongs):
+        line.feed(many, 100.0)
     with pytest.raises(ProtocolError, match="h:1 sends PINGs, and does not read the answers"):
-        while True:
-            line.feed(many, 100.0)
+        line.feed(many, 100.0)
     assert OUT_MAX < len(line.out) < OUT_MAX + 100
-    sent(line)
-    line.feed(many, 100.0)
 
 
 def test_a_master_that_does_not_answer_is_given_up() -> None:

@@ -1,0 +1,94 @@
+"""That the smockron room's world notices: each promise is broken once, by a gatekeeper, or in the books."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from counterd.client._gatekeeping import Core
+from counterd.client._line import Line
+from counterd.client._told import Told
+from property.smockron_model import Model
+from simulation import run
+from simulation.smockron import SmockronWorld
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from counterd.protocols.smockron.rules import Rule
+
+STEPS = 6_000
+WORLDS = 16
+
+
+def a_gatekeeper_decides_a_millisecond_early(patch: pytest.MonkeyPatch) -> None:
+    decide = Core.decide
+    patch.setattr(Core, "decide", lambda core, *request: decide(core, *request[:-1], request[-1] + 1))
+
+
+def a_gatekeeper_believes_what_it_was_told_last(patch: pytest.MonkeyPatch) -> None:
+    def remember(told: Told, times: dict[bytes, int], identifier: bytes, until_ms: int, now_ms: int) -> None:
+        told.forget(times, identifier)
+        before(told, times, identifier, until_ms, now_ms)
+
+    before = Told.remember
+    patch.setattr(Told, "remember", remember)
+
+
+def a_gatekeeper_does_not_listen(patch: pytest.MonkeyPatch) -> None:
+    """And the books believe that it need not."""
+    patch.setattr(Told, "remember", lambda *_: None)
+    patch.setattr(SmockronWorld, "hear", lambda *_: None)
+    patch.setattr(SmockronWorld, "unheard", lambda *_: 0)
+
+
+def a_gatekeeper_subscribes_once_only(patch: pytest.MonkeyPatch) -> None:
+    def closed(line: Line, now: float) -> None:
+        before(line, now)
+        line._topics.clear()
+
+    before = Line.closed
+    patch.setattr(Line, "closed", closed)
+
+
+def a_gatekeeper_loses_messages(patch: pytest.MonkeyPatch) -> None:
+    def collect(core: Core, master: Any, now_ms: int) -> bytes:
+        for gate in master.filled:
+            if len(gate.queue) > 2:
+                gate.queue.pop()
+        return before(core, master, now_ms)
+
+    before = Core._collect
+    patch.setattr(Core, "_collect", collect)
+
+
+def a_burst_counts_twice(patch: pytest.MonkeyPatch) -> None:
+    def load_rules(model: Model, rules: Mapping[bytes, Rule]) -> None:
+        bursts = {name: rule.burst._replace(ns=2 * rule.burst.ns) for name, rule in rules.items()}
+        before(model, {name: rule._replace(burst=bursts[name]) for name, rule in rules.items()})
+
+    before = Model.load_rules
+    patch.setattr(Model, "load_rules", load_rules)
+
+
+DEFECTS: dict[Callable[[pytest.MonkeyPatch], None], str] = {
+    a_gatekeeper_decides_a_millisecond_early: "obeys",
+    a_gatekeeper_believes_what_it_was_told_last: "obeys",
+    a_gatekeeper_does_not_listen: "rate",
+    a_gatekeeper_subscribes_once_only: "recovers",
+    a_gatekeeper_loses_messages: "counts",
+    a_burst_counts_twice: "told",
+}
+
+
+@pytest.mark.parametrize(("defect", "promise"), DEFECTS.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_a_broken_promise_is_told(
+    defect: Callable[[pytest.MonkeyPatch], None],
+    promise: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    defect(monkeypatch)
+    assert not run.simulate("smockron", WORLDS * STEPS, 1, WORLDS, lambda: 0.0)
+    assert f": {promise}: " in capsys.readouterr().out.splitlines()[0]
