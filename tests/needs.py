@@ -62,6 +62,8 @@ TABLE: Mapping[str, Need] = {
     "redis-server": Need("what counterbench speaks to", "redis-server"),
     "memcached": Need("what counterbench speaks to", "memcached"),
     "openssl": Need("a client of TLS that is not Python's", "openssl"),
+    "nginx": Need("asks the gate, with the file in deploy/nginx", "nginx"),
+    "caddy": Need("asks the gate, with the file in deploy/caddy", "caddy"),
     "mandoc": Need("reads the pages in man/", "mandoc"),
     "systemd-analyze": Need("reads the units in deploy/systemd", "systemd"),
     "kill": Need("the unit for systemd reloads with it", "procps"),

@@ -13,8 +13,10 @@ import pytest
 
 import needs
 import pages
+import proxies
 import reference
 from counterd.cli import bench
+from gates import SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,6 +36,7 @@ RULES, DOMAINS = (
     for name in ("cluster-tokens", "slow-requests-down")
 )
 MIGRATION = "docs/guides/from-beanstalkd.md"
+BEHIND_NGINX = "docs/guides/throttle-behind-nginx.md"
 OLD_PORT = 11400  # of the beanstalkd in that page
 # Without examples that could be run here, but with links.
 LINKED = {name: (ROOT / name).read_text("utf-8") for name in ("SECURITY.md", "docs/operations.md")}
@@ -63,7 +66,7 @@ def run(start: Callable[..., Daemon], tmp_path: Path) -> Callable[..., None]:
     return run_text
 
 
-@pytest.mark.parametrize("name", [name for name in PAGES if name != MIGRATION])
+@pytest.mark.parametrize("name", [name for name in PAGES if name not in (MIGRATION, BEHIND_NGINX)])
 def test_what_a_page_says_is_what_happens(name: str, run: Callable[..., None]) -> None:
     run(PAGES[name], name)
 
@@ -72,6 +75,20 @@ def test_what_a_page_says_is_what_happens(name: str, run: Callable[..., None]) -
 def test_jobs_move_from_a_beanstalkd_as_its_page_says(run: Callable[..., None]) -> None:
     with reference.beanstalkd() as old:
         run(PAGES[MIGRATION], MIGRATION, {OLD_PORT: old.port})
+
+
+@pytest.mark.needs("nginx")
+def test_an_api_is_throttled_behind_nginx_as_its_page_says(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    rules = tmp_path / "domains.json"
+    rules.write_text(next(block.text for block in pages.blocks(PAGES[BEHIND_NGINX]) if block.info == "json"))
+    options = re.search(r"`counterctl smockron gate (.+?)`, on the host of nginx", PAGES[BEHIND_NGINX])
+    assert options
+    master = start({**SETTINGS, "smockron.rules": rules})
+    with (
+        proxies.gate(master, *options[1].split()) as gate,
+        proxies.nginx(tmp_path, gate.served("listens on")[0], host="127.0.0.1") as where,
+    ):
+        pages.run(BEHIND_NGINX, PAGES[BEHIND_NGINX], tmp_path, {80: where.port})
 
 
 def test_there_are_examples() -> None:

@@ -16,6 +16,7 @@ import yaml
 from packaging.requirements import Requirement
 
 import needs
+from counterd.cli.ctl import gate
 from counterd.control.config.keys import settings_for
 from counterd.control.config.loading import load
 from counterd.protocols import find_rooms
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 SYSTEMD = ROOT / "deploy" / "systemd"
 CONTAINERFILE = ROOT / "deploy" / "container" / "Containerfile"
-PROGRAM = "/opt/counterd/bin/counterd"
+PROGRAM = re.compile("/opt/counterd/bin/(counterd|counterctl)")
+SERVICES = ("counterd.service", "counterd-gate.service")
 EXPOSURE_MAX = 2.0
 
 
@@ -41,18 +43,19 @@ def analyze() -> str:
 @pytest.mark.needs("systemd-analyze")
 def test_systemd_understands_the_units(analyze: str, tmp_path: Path) -> None:
     units = []
-    for unit in (SYSTEMD / "counterd.service", SYSTEMD / "counterd.socket"):
+    for unit in (*(SYSTEMD / name for name in SERVICES), SYSTEMD / "counterd.socket"):
         units.append(tmp_path / unit.name)
-        units[-1].write_text(unit.read_text("utf-8").replace(PROGRAM, "/bin/true"))  # it has to be there
+        units[-1].write_text(PROGRAM.sub("/bin/true", unit.read_text("utf-8")))  # it has to be there
     done = subprocess.run([analyze, "verify", "--man=no", *units], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.needs("systemd-analyze")
-def test_the_service_may_do_little(analyze: str) -> None:
-    command = [analyze, "security", "--offline=true", "--no-pager", SYSTEMD / "counterd.service"]
+@pytest.mark.parametrize("service", SERVICES)
+def test_the_service_may_do_little(service: str, analyze: str) -> None:
+    command = [analyze, "security", "--offline=true", "--no-pager", SYSTEMD / service]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    exposure = re.search(r"Overall exposure level for counterd\.service: ([0-9.]+)", done.stdout)
+    exposure = re.search(rf"Overall exposure level for {re.escape(service)}: ([0-9.]+)", done.stdout)
     assert exposure, done.stdout + done.stderr
     assert float(exposure[1]) < EXPOSURE_MAX
 
@@ -215,6 +218,36 @@ def test_the_socket_is_shared(
 def test_the_pod_is_given_the_time_to_drain(kubernetes: tuple[dict[str, Any], dict[str, Any]], served: Config) -> None:
     assert served.values["drain.mode"] == "wait"
     assert kubernetes[1]["terminationGracePeriodSeconds"] > served.values["drain.timeout"] + 10
+
+
+# ---- proxies, which ask the gate; tests/functional/test_gate.py runs two of them ----
+
+
+@pytest.mark.parametrize(
+    "name", ["nginx/counterd.conf", "traefik/counterd.yml", "caddy/Caddyfile", "envoy/counterd.yaml"]
+)
+def test_a_proxy_asks_the_gate_where_it_is(name: str) -> None:
+    text = (ROOT / "deploy" / name).read_text("utf-8")
+    if name.endswith(("yml", "yaml")):
+        assert isinstance(yaml.safe_load(text), dict)
+    host, port = gate.DEFAULT.split(":")
+    assert re.search(rf"{host}:{port}|address: {host}, port_value: {port}\b", text)
+    is_needed = name.startswith(("nginx", "envoy"))  # which know no other
+    assert ("--rejected-status 403" in text) == is_needed
+
+
+@pytest.mark.parametrize(
+    ("name", "timeout"),
+    [
+        ("nginx/counterd.conf", r"proxy_read_timeout (\d+)s;"),
+        ("caddy/Caddyfile", r"response_header_timeout (\d+)s\n"),
+        ("envoy/counterd.yaml", r" timeout: (\d+)s\n"),
+    ],
+)
+def test_a_proxy_has_more_patience_than_a_request_waits(name: str, timeout: str) -> None:
+    (seconds,) = re.findall(timeout, (ROOT / "deploy" / name).read_text("utf-8"))
+    (max_delay,) = (each.default for each in gate.gate.params if each.name == "max_delay")
+    assert int(seconds) > max_delay
 
 
 # ---- alerts ----

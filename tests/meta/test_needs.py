@@ -152,7 +152,9 @@ def test_who_is_not_root_is_told_what_to_do(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("AS", "1000")
     status, said, told = command(tmp_path, "--install", apt_get="")
     assert (status, told) == (1, [])
-    assert said.startswith("test-deps: only root can install them: sudo apt-get install beanstalkd chromium faketime ")
+    assert said.startswith(
+        "test-deps: only root can install them: sudo apt-get install beanstalkd caddy chromium faketime "
+    )
 
 
 def test_a_machine_without_apt_is_told_what_to_look_for(tmp_path: Path) -> None:

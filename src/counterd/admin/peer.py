@@ -5,7 +5,7 @@ moment the connection is there or the last answer is known, and for taking an an
 is up to the site. There are CONNECTIONS_MAX connections. One more waits for a place, in the order of arrival: it takes
 that of the connection that has been idle for longest, and none is idle before it had its chance, CHANCE_S, to be heard.
 While somebody waits, a connection ends with its answer. So neither who only connects nor who asks without end keeps
-anybody out.
+anybody out. The three bounds are those of the admin endpoint; who serves something else gives Peers its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from aiohttp import web
 
@@ -34,6 +34,7 @@ EXHAUSTED_S = 1.0  # until it is tried again
 HEAD_LINE_MAX = 3 * 65_535 + 1024  # bytes of the request line: the longest name, percent-encoded, and the rest
 HEAD_FIELD_MAX = 8190
 HEAD_FIELDS_MAX = 64
+HEAD_MAX = HEAD_LINE_MAX + 65_536
 
 PLAIN = {"Server": "counterd", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
@@ -55,8 +56,14 @@ class Peers:
     is_awaited: whether somebody waits for a place.
     """
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(
+        self, guard: Guard, connections: int | None = None, patience: float | None = None, head: int = HEAD_MAX
+    ) -> None:
+        """head: bytes that the head of a request can have."""
         self.guard = guard
+        self.connections = CONNECTIONS_MAX if connections is None else connections
+        self.patience = PATIENCE_S if patience is None else patience
+        self.head = head
         self.fresh: set[Peer] = set()
         self.idle: dict[Peer, None] = {}
         self.busy: set[Peer] = set()
@@ -65,7 +72,7 @@ class Peers:
 
     async def place(self) -> None:
         """Waits until one more may come, for whom the one that has been idle for longest goes."""
-        while len(self.fresh) + len(self.idle) + len(self.busy) >= CONNECTIONS_MAX:
+        while len(self.fresh) + len(self.idle) + len(self.busy) >= self.connections:
             oldest = next(iter(self.idle), None)
             if oldest is not None:
                 oldest.cut()
@@ -137,6 +144,7 @@ class Peer(web.RequestHandler):
         self.host = ""  # its IP address, "" on a Unix socket
         self._peers = peers
         self._pipe: asyncio.Transport | None = None
+        self._unheard = 0  # bytes of a request that has not come in whole
         self._idle_timer: asyncio.TimerHandle | None = None
         self._stuck_timer: asyncio.TimerHandle | None = None
 
@@ -160,7 +168,7 @@ class Peer(web.RequestHandler):
     # ---- called by the transport ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast("asyncio.Transport", transport)  # uvloop's are not of its class
         self.host = host_of(transport.get_extra_info("peername"))
         if not self._peers.guard.allows_peer(self.host):
             transport.write(FOREIGN)
@@ -175,7 +183,12 @@ class Peer(web.RequestHandler):
             return
         super().data_received(data)
         if self._messages:  # which aiohttp's task comes to in one of the next turns of the loop
+            self._unheard = 0
             self.begin()
+        elif self not in self._peers.busy:
+            self._unheard += len(data)
+            if self._unheard > self._peers.head:
+                self.cut()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._pipe is not None:
@@ -185,7 +198,7 @@ class Peer(web.RequestHandler):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stuck_timer = self._loop.call_later(PATIENCE_S, self.cut)
+        self._stuck_timer = self._loop.call_later(self._peers.patience, self.cut)
 
     def resume_writing(self) -> None:
         if self._stuck_timer is not None:
@@ -211,7 +224,7 @@ class Peer(web.RequestHandler):
 
     def _age(self) -> None:
         self._peers.had_chance(self)
-        self._idle_timer = self._loop.call_later(max(0.0, PATIENCE_S - CHANCE_S), self.cut)
+        self._idle_timer = self._loop.call_later(max(0.0, self._peers.patience - CHANCE_S), self.cut)
 
     def _forget(self) -> None:
         self._peers.gone(self)

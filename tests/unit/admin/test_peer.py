@@ -50,6 +50,21 @@ def test_bytes_that_drip_buy_no_time(hasty: None) -> None:
     serve(scene)
 
 
+def test_a_head_without_end_is_cut_off() -> None:
+    async def scene(world: World) -> None:
+        world.site.peers.head = 1000
+        async with world.client() as client:
+            client.writer.write(GET[:-2] + b"A: " + b"x" * 900)
+            assert (await world.get("/livez")).status == 200
+            client.writer.write(b"x" * 100)
+            assert await client.ends() == b""
+        async with world.client() as client:
+            for _ in range(20):  # of several requests it is not the sum that counts
+                assert (await client.request("/livez")).status == 200
+
+    serve(scene)
+
+
 def test_time_begins_anew_with_each_answer() -> None:
     async def scene(world: World) -> None:
         async with world.client() as client:

@@ -24,6 +24,7 @@ from counterd.cli.ctl.common import (
     timeout_below,
     until_interrupted,
 )
+from counterd.cli.ctl.gate import gate
 from counterd.cli.ctl.output import Column, Kind, Output, output_option
 
 if TYPE_CHECKING:
@@ -208,3 +209,6 @@ def send(
     target.account(
         domain, status.upper(), identifier, received_ms, delayed_until_ms=delayed_until_ms, log_info=log_info
     )
+
+
+smockron.add_command(gate)

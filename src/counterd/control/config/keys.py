@@ -94,7 +94,7 @@ def _accounts(text: str) -> tuple[str, ...]:
 
 
 def split_bind(text: str) -> tuple[str, int]:
-    """What admin.bind means: an IP address and a port, or the path of a Unix socket and -1."""
+    """What admin_bind() has found right: an IP address and a port, or the path of a Unix socket and -1."""
     if text.startswith(UNIX_PREFIX):
         return text.removeprefix(UNIX_PREFIX), -1
     host, _, port = text.rpartition(":")
@@ -108,7 +108,7 @@ def shown(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def _admin_bind(text: str) -> str:
+def admin_bind(text: str) -> str:
     """An address with a port, such as 127.0.0.1:11216 or [::1]:11216, or unix: and an absolute path."""
     if text.startswith(UNIX_PREFIX + "/"):
         socket_path(text.removeprefix(UNIX_PREFIX))
@@ -180,7 +180,7 @@ class Endpoint:
     """Keys of the admin endpoint."""
 
     enable: bool = setting(boolean, False)
-    bind: str = setting(_admin_bind, "127.0.0.1:11216", "IP address and port, or unix: and an absolute path")
+    bind: str = setting(admin_bind, "127.0.0.1:11216", "IP address and port, or unix: and an absolute path")
     token: str = setting(_token, "", "visible ASCII characters; empty is read-only", reload=True, secret=True)
     allow: tuple[str, ...] = setting(networks, (), "CIDRs or addresses; none is everybody", reload=True)
     insecure: bool = setting(boolean, False)

@@ -1,0 +1,127 @@
+"""`counterctl smockron gate`: a gatekeeper for proxies, which ask it by HTTP.
+
+Floor 5. The options; serving.py serves, and what is answered is client/_gate.py's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+import click
+
+from counterd.cli.ctl.common import DURATION, Bytes, refused, say
+from counterd.cli.reading import Reads
+
+if TYPE_CHECKING:
+    from counterd.cli.ctl.smockron import SmockronTarget
+    from counterd.client._addresses import Address
+
+DEFAULT = "127.0.0.1:10006"
+
+
+def read_listen(text: str) -> tuple[str, int]:
+    from counterd.control.config.keys import admin_bind, split_bind
+
+    return split_bind(admin_bind(text))
+
+
+def read_rejected(text: str) -> str | float:
+    try:
+        return text if text in ("all", "none") else float(text)
+    except ValueError:
+        raise ValueError(f"expected all, none or a share such as 0.1, not {text!r}") from None
+
+
+@click.command()
+@click.option(
+    "--listen",
+    type=Reads("address", read_listen),
+    default=DEFAULT,
+    metavar="HOST:PORT",
+    help=f"Where proxies ask; or unix:/PATH.  [default: {DEFAULT}]",
+)
+@click.option("--domain", type=Bytes("domain", 0, 255), default="default", help="The domain.  [default: default]")
+@click.option(
+    "--identifier",
+    "identifiers",
+    multiple=True,
+    default=("header:X-Real-IP",),
+    metavar="WHAT",
+    help="What tells requests apart: header:NAME, path, or client, which is who asks here. Several are one identifier."
+    "  [default: header:X-Real-IP]",
+)
+@click.option("--max-delay", type=DURATION, default=5.0, help="Who would wait for longer is rejected.  [default: 5s]")
+@click.option(
+    "--max-delayed",
+    type=click.IntRange(0),
+    default=1000,
+    metavar="N",
+    help="So many wait at a time; beyond that they are rejected instead.  [default: 1000]",
+)
+@click.option(
+    "--rejected",
+    type=Reads("share", read_rejected),
+    default="all",
+    metavar="all|none|SHARE",
+    help="Which rejected requests the master is told of.  [default: all]",
+)
+@click.option(
+    "--rejected-status",
+    type=click.IntRange(400, 599),
+    default=503,
+    metavar="STATUS",
+    help="What a rejected request is answered with; nginx and Envoy need 403.  [default: 503]",
+)
+@click.pass_obj
+def gate(
+    target: SmockronTarget,
+    listen: tuple[str, int],
+    domain: bytes,
+    identifiers: tuple[str, ...],
+    max_delay: float,
+    max_delayed: int,
+    rejected: Any,
+    rejected_status: int,
+) -> None:
+    """Lets requests pass, wait, or be rejected, for nginx, Traefik, Caddy, Envoy and others that ask by HTTP.
+
+    The answer is 200, which comes when a request has waited, or the status of --rejected-status with Retry-After. A
+    request that has none of the headers which --identifier names passes; the first is logged. The path is that in
+    X-Forwarded-Uri, X-Original-URI, or of the request itself, as the client has written it. A client can write into a
+    header what it likes: name those that the proxy overwrites.
+
+    It needs aiohttp (the extra admin). deploy/ has files for the proxies. SIGTERM and SIGINT end it, once those that
+    wait have their answers.
+    """
+    if importlib.util.find_spec("aiohttp") is None:
+        refused("gate needs aiohttp: in the source tree, `make setup` or pip install '.[admin]'")
+    import uvloop
+
+    from counterd.cli.ctl.serving import Serving, listening_at
+    from counterd.client._gate import Gate
+    from counterd.client.smockron import AsyncGatekeeper
+
+    logging.basicConfig(format="counterctl: %(message)s", level=logging.WARNING)
+    masters = (url_of(target.address), url_of(target.control))
+    options = {"max_delay_s": max_delay, "max_delayed": max_delayed, "rejected": rejected, "timeout": target.timeout}
+    gatekeeper = AsyncGatekeeper(masters, domain, **options)
+    serving = Serving(gatekeeper, Gate(gatekeeper, identifiers, rejected_status), max_delay, max_delayed)
+    with listening_at(*listen) as listening:
+        uvloop.run(serving.run(listening))
+    said = gatekeeper.stats()._asdict()
+    say(", ".join(f"{name} {said[name]}" for name in ("passed", "delayed", "rejected", "told", "sent", "dropped")))
+
+
+def url_of(address: Address) -> str:
+    """As a gatekeeper is given it."""
+    if address.path:
+        return f"smockron+unix://{quote(os.fsencode(address.path))}"
+    if address.tls is None:
+        return f"smockron://{address}"
+    assert isinstance(address.tls, tuple)
+    files = urlencode({name: file for name, file in address.tls._asdict().items() if file})
+    return f"smockrons://{address}{'?' if files else ''}{files}"

@@ -1,0 +1,104 @@
+"""Serves a gate by HTTP until a signal comes.
+
+Floor 5. Connections are those of the admin endpoint, with other bounds. Who waits holds a place, so there are more
+places than can wait: a proxy most of whose requests wait is still heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from counterd.admin.guard import Guard
+from counterd.admin.peer import PLAIN, Peer, Peers, let_in
+from counterd.cli.ctl.common import say
+from counterd.control.admin import KEEPALIVE, close_listening
+from counterd.control.config.keys import shown
+from counterd.control.process.limits import effective_connections, raise_descriptors, share_descriptors
+from counterd.net.sockets import UnixSocket, open_tcp
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+
+    from counterd.client._gate import Gate
+    from counterd.client.smockron import AsyncGatekeeper
+
+SOCKET_MODE = 0o666  # as open as a port of this host: who may ask is up to the folder
+PLACES = 1024  # for connections, besides those that wait
+# A proxy keeps connections for less: nginx a minute, Traefik 90 s, Caddy two minutes. So we do not close one just as it
+# asks.
+PATIENCE_S = 300.0
+HEAD_MAX = 65_536
+ENDING_S = 1.0  # for answers to go out
+
+
+@contextlib.contextmanager
+def listening_at(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that listens while the block runs: at a path if port is below 0. OSError says where it cannot."""
+    try:
+        opened = open_tcp(host, port, KEEPALIVE) if port >= 0 else UnixSocket(host, SOCKET_MODE)
+    except OSError as error:
+        raise OSError(f"cannot listen on {shown(host, port)}: {error.strerror or error}") from None
+    listening = opened.socket if isinstance(opened, UnixSocket) else opened
+    try:
+        yield listening
+    finally:
+        close_listening(opened)
+
+
+def place(listening: socket.socket) -> str:
+    """Where it listens, for people."""
+    name = listening.getsockname()
+    return shown(name, -1) if isinstance(name, str) else shown(*name[:2])
+
+
+class Serving:
+    """A gate, and the gatekeeper that it asks, which is closed at the end. max_delay: seconds that a request waits."""
+
+    def __init__(self, gatekeeper: AsyncGatekeeper, gate: Gate, max_delay: float, max_delayed: int) -> None:
+        self._gatekeeper = gatekeeper
+        self._gate = gate
+        self._max_delay = max_delay
+        possible = share_descriptors(raise_descriptors(), 1)
+        self._connections = effective_connections(max_delayed + PLACES, possible)
+
+    async def run(self, listening: socket.socket) -> None:
+        """Until SIGINT or SIGTERM; then who waits is answered, when it is time, and nobody else."""
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, ended.set)
+        self._peers = Peers(Guard(), self._connections, PATIENCE_S, HEAD_MAX)
+        manager = web.Server(self._handle, handler_cancellation=True)
+        async with self._gatekeeper as gatekeeper:
+            connecting = asyncio.ensure_future(gatekeeper.connect())
+            accepting = asyncio.ensure_future(let_in(listening, self._peers, lambda: Peer(self._peers, manager, loop)))
+            ending = asyncio.ensure_future(ended.wait())
+            say(f"listens on {place(listening)}")
+            await asyncio.wait([accepting, ending], return_when=asyncio.FIRST_COMPLETED)
+            if accepting.done():
+                accepting.result()  # a bug: the command ends with it
+            for task in (connecting, accepting):
+                task.cancel()
+            await asyncio.wait([connecting, accepting])
+            listening.close()
+            manager.pre_shutdown()
+            await manager.shutdown(self._max_delay + ENDING_S)
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        peer = request.protocol
+        assert isinstance(peer, Peer)
+        peer.begin()
+        try:
+            response = await self._gate.answer(request)
+        finally:
+            peer.end()
+        response.headers.update(PLAIN)
+        if self._peers.is_awaited:
+            response.force_close()
+        return response

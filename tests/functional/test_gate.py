@@ -1,0 +1,226 @@
+"""`counterctl smockron gate` with a real master, behind the real nginx and the real Caddy with the files of deploy/."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import socket
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import daemon
+import proxies
+from daemon import wait_until
+from gates import SETTINGS
+from machine import PATIENCE
+from proxies import ask, figures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from daemon import Address, Daemon
+
+HOUR = {"rate": "1/hour", "burst": 0}
+SECOND = {"rate": "1/sec", "burst": 0}
+FORBID = "403"
+
+PROXIES = pytest.mark.parametrize(
+    "proxy",
+    [
+        pytest.param(proxies.nginx, marks=pytest.mark.needs("nginx"), id="nginx"),
+        pytest.param(proxies.caddy, marks=pytest.mark.needs("caddy"), id="caddy"),
+    ],
+)
+
+
+@pytest.fixture
+def master(start: Callable[..., Daemon], tmp_path: Path) -> Callable[..., Daemon]:
+    """Starts one with a rule for the domain default."""
+
+    def started(rule: Any) -> Daemon:
+        path = tmp_path / "rules.json"
+        path.write_text(json.dumps({"default": rule}))
+        admin = {"admin.enable": "true", "admin.bind": "127.0.0.1:0"}
+        return start({**SETTINGS, **admin, "smockron.rules": path})
+
+    return started
+
+
+def status_for(proxy: Any) -> str:
+    return FORBID if proxy is proxies.nginx else "503"
+
+
+def place(gate: Daemon) -> Address:
+    return gate.served("listens on")[0]
+
+
+def counted(gate: Daemon) -> dict[str, int]:
+    """What it says when it ends."""
+    assert gate.stop() == 0
+    return {name: int(value) for name, value in re.findall(r"(\w+) (\d+)(?:,|$)", gate.log[-1])}
+
+
+@PROXIES
+def test_a_client_is_turned_away_and_its_neighbours_are_not(
+    proxy: Any, master: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    serving = master(HOUR)
+    with (
+        proxies.gate(serving, "--rejected-status", status_for(proxy)) as gate,
+        proxy(tmp_path, place(gate)) as where,
+    ):
+        assert ask(where) == (200, None)
+        wait_until(lambda: ask(where)[0] == 503, "the master has told it")
+        status, after = ask(where, "/forbidden", body=b"x" * 100_000)
+        assert status == 503
+        assert 0 < int(after) <= 24 * 3600
+        assert ask(where, client="127.0.0.2", body=b"x" * 100_000) == (200, None)
+        assert ask(where, "/forbidden", client="127.0.0.3") == (403, None)
+        wait_until(lambda: figures(serving)["rejected"] > 0, "the master knows it")
+
+
+@PROXIES
+def test_a_client_waits(proxy: Any, master: Callable[..., Daemon], tmp_path: Path) -> None:
+    serving = master(SECOND)
+    with proxies.gate(serving) as gate, proxy(tmp_path, place(gate)) as where:
+
+        def has_waited() -> bool:
+            assert ask(where) == (200, None)
+            return bool(figures(serving)["delayed"])
+
+        wait_until(has_waited, "one of the requests had to wait")
+        assert counted(gate)["delayed"] > 0
+
+
+@PROXIES
+def test_who_goes_away_does_not_wait(proxy: Any, master: Callable[..., Daemon], tmp_path: Path) -> None:
+    """Else the gate would not end for an hour."""
+    serving = master(HOUR)
+    with (
+        proxies.gate(serving, "--max-delay", "120m", "--max-delayed", "1") as gate,
+        proxy(tmp_path, place(gate)) as where,
+        contextlib.ExitStack() as clients,
+    ):
+
+        def one_waits() -> bool:
+            client = clients.enter_context(socket.create_connection(where, PATIENCE))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            return bool(figures(serving)["delayed"])
+
+        wait_until(one_waits, "one of the requests has to wait")
+        clients.close()
+        gate.stop()
+
+
+@PROXIES
+def test_while_the_gate_is_away_requests_pass(proxy: Any, master: Callable[..., Daemon], tmp_path: Path) -> None:
+    with (
+        proxies.gate(master(HOUR), "--rejected-status", status_for(proxy)) as gate,
+        proxy(tmp_path, place(gate)) as where,
+    ):
+        wait_until(lambda: ask(where)[0] == 503, "the master has told it")
+        gate.stop()
+        for path, status in (("/", 200), ("/forbidden", 403)):
+            assert ask(where, path) == (status, None)
+        assert ask(where, body=b"x" * 100_000) == (200, None)
+
+
+@pytest.mark.needs("nginx")
+def test_what_nginx_itself_forbids_stays_forbidden(master: Callable[..., Daemon], tmp_path: Path) -> None:
+    def deny(text: str) -> str:
+        return text.replace("auth_request /", "deny 127.0.0.9;\nauth_request /")
+
+    with (
+        proxies.gate(master(HOUR), "--rejected-status", FORBID) as gate,
+        proxies.nginx(tmp_path, place(gate), deny) as where,
+    ):
+        assert ask(where, client="127.0.0.9") == (403, None)
+        assert ask(where, client="127.0.0.8") == (200, None)
+
+
+@pytest.mark.needs("nginx")
+def test_many_requests_of_many_clients(master: Callable[..., Daemon], tmp_path: Path) -> None:
+    """All are answered, and all that decided or were told have counted the same."""
+    serving = master({"rate": "1/hour", "burst": 20})
+    clients = [f"127.0.1.{number}" for number in range(1, 9)]
+    with (
+        proxies.gate(serving, "--rejected-status", FORBID) as gate,
+        proxies.nginx(tmp_path, place(gate)) as where,
+        ThreadPoolExecutor(16) as pool,
+    ):
+        seen: Counter[int] = Counter()
+
+        def is_rejected() -> bool:
+            status, _ = ask(where)
+            seen[status] += 1
+            return bool(status == 503)
+
+        wait_until(is_rejected, "the gate has its master")
+        seen.update(pool.map(lambda number: ask(where, client=clients[number % 8])[0], range(800)))
+        assert set(seen) == {200, 503}
+        assert seen[200] >= 9 * 21
+        said = counted(gate)
+        assert (said["passed"], said["rejected"]) == (seen[200], seen[503])
+        # Dropped is what came while the gate was not connected, if that took it long.
+        assert said["sent"] + said["dropped"] == seen.total()
+        wait_until(lambda: figures(serving)["rejected"] == seen[503], "the master has heard of all that were rejected")
+        wait_until(lambda: figures(serving)["accepted"] == seen[200] - said["dropped"], "and of all that passed")
+
+
+# ---- the gate alone --------------------------------------------------------------------------------------------------
+
+
+def test_who_waits_when_it_ends_is_answered_then(master: Callable[..., Daemon]) -> None:
+    serving = master(SECOND)
+
+    def decided() -> int:
+        return sum(figures(serving)[name] for name in ("accepted", "delayed"))
+
+    with proxies.gate(serving, "--max-delay", "60s", "--identifier", "path") as gate, ThreadPoolExecutor(3) as pool:
+
+        def has_waited() -> bool:
+            assert ask(place(gate)) == (200, None)
+            return bool(figures(serving)["delayed"])
+
+        wait_until(has_waited, "the gate knows that one has to wait")
+        with socket.create_connection(place(gate), PATIENCE) as idle:
+            before = decided()
+            asking = [pool.submit(ask, place(gate)) for _ in range(3)]
+            wait_until(lambda: decided() == before + 3, "all have come")
+            gate.stop(signal.SIGINT)
+            assert idle.recv(1) == b""
+        assert [each.result() for each in asking] == [(200, None)] * 3
+
+
+def test_it_listens_at_a_path(master: Callable[..., Daemon], short_path: Path) -> None:
+    path = short_path / "gate"
+    with (
+        proxies.gate(master(HOUR), "--identifier", "path", listen=f"unix:{path}"),
+        socket.socket(socket.AF_UNIX) as asking,
+    ):
+        asking.connect(str(path))
+        asking.sendall(b"GET /a HTTP/1.0\r\n\r\n")
+        assert asking.recv(100).startswith(b"HTTP/1.0 200 OK\r\n")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [
+        (["--listen", "nowhere"], 2, "expected 127.0.0.1:11216"),
+        (["--rejected", "most"], 2, "expected all, none or a share"),
+        (["--rejected", "2"], 2, "rejected must be a share"),
+        (["--identifier", "name"], 2, "identifier: expected"),
+        (["--rejected-status", "200"], 2, "200"),
+        (["--listen", "192.0.2.1:10006"], 2, "cannot listen on 192.0.2.1:10006: "),
+    ],
+)
+def test_options_that_make_no_sense(options: list[str], status: int, said: str) -> None:
+    done = daemon.run("smockron", "gate", *options, program=[proxies.COUNTERCTL])
+    assert (done.returncode, said in done.stderr) == (status, True), done.stderr

@@ -1,0 +1,162 @@
+"""nginx and Caddy before an application, with the files of deploy/, and the gate that they ask."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import http.server
+import json
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import daemon
+import gates
+import needs
+from machine import PATIENCE, own_address
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from daemon import Address, Daemon
+
+DEPLOY = Path(__file__).parents[1] / "deploy"
+COUNTERCTL = str(Path(sys.executable).with_name("counterctl"))
+GATE, APPLICATION = "127.0.0.1:10006", "127.0.0.1:8000"  # in those files
+
+
+@contextlib.contextmanager
+def program(*command: str, home: Path = Path("/")) -> Iterator[Daemon]:
+    """A program while the block runs, whose log is its stderr. It is to end well when SIGTERM comes."""
+    environment = daemon.environment({"HOME": str(home), "XDG_CONFIG_HOME": str(home), "XDG_DATA_HOME": str(home)})
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, cwd="/")
+    running = daemon.Daemon(process, Path())
+    try:
+        yield running
+        if process.poll() is None:
+            process.terminate()
+        assert running.ended() == 0, running.log
+    finally:
+        if process.poll() is None:
+            process.kill()
+        running.ended()
+
+
+@contextlib.contextmanager
+def gate(master: Daemon, *options: str, listen: str = "127.0.0.1:0") -> Iterator[Daemon]:
+    """`counterctl smockron gate`, which asks that master."""
+    address, control = gates.addresses(master)
+    url = f"smockron://{address.host}:{address.port}"
+    group = [COUNTERCTL, "smockron", "--url", url, "--control-port", str(control.port)]
+    with program(*group, "gate", "--listen", listen, *options) as running:
+        running.wait_for_log("listens on")
+        yield running
+
+
+class Application(http.server.BaseHTTPRequestHandler):
+    """Answers 200; 403 to whoever wants /forbidden."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(403 if self.path == "/forbidden" else 200)
+        self.send_header("Content-Length", "5")
+        self.end_headers()
+        self.wfile.write(b"hello")
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Not of interest."""
+
+
+class Queue(http.server.ThreadingHTTPServer):
+    request_queue_size = 1024
+
+
+@contextlib.contextmanager
+def application() -> Iterator[int]:
+    """Serves; gives the port."""
+    with Queue(("127.0.0.1", 0), Application) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def ask(where: Address, path: str = "/", client: str = "127.0.0.1", body: bytes | None = None) -> Any:
+    """(the status, Retry-After or None) of a request that comes from that address, and says that it is another's."""
+    asking = http.client.HTTPConnection(*where, timeout=PATIENCE, source_address=(client, 0))
+    with contextlib.closing(asking):
+        asking.request("GET" if body is None else "POST", path, body, {"X-Real-IP": "192.0.2.1"})
+        answer = asking.getresponse()
+        answer.read()
+        return answer.status, answer.headers["Retry-After"]
+
+
+def free_address(host: str = "") -> Address:
+    """It stays free where the host is this process's own."""
+    with socket.create_server((host or own_address(), 0)) as probe:
+        return daemon.Address(*probe.getsockname())
+
+
+@contextlib.contextmanager
+def nginx(directory: Path, gate: Address, change: Callable[[str], str] = str, host: str = "") -> Iterator[Address]:
+    """With deploy/nginx/counterd.conf, which `change` may add to. host: an address to listen on."""
+    where = free_address(host)
+    with application() as port:
+        text = (DEPLOY / "nginx" / "counterd.conf").read_text("utf-8")
+        for old, new in ((GATE, f"{gate.host}:{gate.port}"), (APPLICATION, f"127.0.0.1:{port}")):
+            assert text.count(old) == 1
+            text = text.replace(old, new)
+        text = change(text.replace("listen 80;", f"listen {where.host}:{where.port};"))
+        paths = "".join(
+            f"{name}_temp_path {directory};\n" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        )
+        config = directory / "nginx.conf"
+        config.write_text(
+            f"daemon off;\nmaster_process off;\npid {directory}/nginx.pid;\nerror_log stderr notice;\nevents {{}}\n"
+            f"http {{\naccess_log off;\n{paths}{text}}}\n"
+        )
+        with program(needs.path("nginx"), "-p", str(directory), "-c", str(config), "-e", "stderr"):
+            daemon.wait_until(lambda: _listens(where), "nginx")
+            yield where
+
+
+@contextlib.contextmanager
+def caddy(directory: Path, gate: Address) -> Iterator[Address]:
+    """With deploy/caddy/Caddyfile."""
+    where = free_address()
+    with application() as port:
+        text = (DEPLOY / "caddy" / "Caddyfile").read_text("utf-8")
+        assert (text.count(GATE), text.count(APPLICATION)) == (1, 2)
+        text = text.replace(GATE, f"{gate.host}:{gate.port}").replace(APPLICATION, f"127.0.0.1:{port}")
+        site = f"{{\n\tadmin off\n}}\n\n:{where.port} {{\n\tbind {where.host}"
+        config = directory / "Caddyfile"
+        config.write_text(text.replace("\n:80 {", f"\n{site}"))
+        with program(needs.path("caddy"), "run", "--config", str(config), "--adapter", "caddyfile", home=directory):
+            daemon.wait_until(lambda: _listens(where), "caddy")
+            yield where
+
+
+def _listens(where: Address) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(where, PATIENCE):
+        return True
+    return False
+
+
+def figures(master: Daemon) -> dict[str, Any]:
+    """What a master, with its admin endpoint, says of the domain default."""
+    admin = master.served("admin listens on")[0]
+    asking = http.client.HTTPConnection(*admin, timeout=PATIENCE)
+    with contextlib.closing(asking):
+        asking.request("GET", "/domains")
+        rows = json.loads(asking.getresponse().read())["rows"]
+    return next((row for row in rows if row["domain"] == "default"), {"accepted": 0, "delayed": 0, "rejected": 0})
