@@ -36,14 +36,20 @@ class Unwritten(Bench):
         return bool(pulled)
 
 
+def empty_journal(owner: object) -> sqlite3.Connection:
+    """A journal in memory, which is closed when its owner goes: in whichever thread the collector finds that."""
+    database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    weakref.finalize(owner, database.close)
+    database.executescript(journal.SCHEMA)
+    return database
+
+
 class Journaled:
     """A bench and its database. piece: what was told and is not known to be on disk."""
 
     def __init__(self, **sizes: Any) -> None:
         self._sizes = sizes
-        self.database = sqlite3.connect(":memory:", isolation_level=None)
-        weakref.finalize(self, self.database.close)
-        self.database.executescript(journal.SCHEMA)
+        self.database = empty_journal(self)
         self.piece: tuple[int, bytes] | None = None
         self.bench = Unwritten(make_store(**sizes))
         self.restored = self._restore()

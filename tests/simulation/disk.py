@@ -12,12 +12,11 @@ control/journal.py makes of it. Transactions are there or not, whole; what they 
 
 from __future__ import annotations
 
-import sqlite3
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from counterd.journal.database import transaction
 from counterd.protocols.beanstalk import _journal, journal
+from journaled import empty_journal
 from simulation.world import MS, SECOND
 
 if TYPE_CHECKING:
@@ -42,9 +41,7 @@ class Disk:
     def __init__(self, world: BeanstalkWorld) -> None:
         self.world = world
         self.random = world.random
-        self.database = sqlite3.connect(":memory:", isolation_level=None)
-        weakref.finalize(self, self.database.close)
-        self.database.executescript(journal.SCHEMA)
+        self.database = empty_journal(self)
         self.mood = self.random.choice(MOODS)
         self.failures = 0
         self.begin()
