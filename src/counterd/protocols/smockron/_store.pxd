@@ -33,7 +33,6 @@ cdef enum Outcome:
 cdef struct Link:           # in the region, by connection: what the store knows of it
     Timer silence           # when it ends if nothing is heard of it
     int64_t patience_ns     # how long that is; 0 = for ever
-    uint64_t publication    # the last control message that it was given
     uint32_t is_ready       # its handshake is over
 
 
@@ -58,6 +57,8 @@ cdef class SmockronStore(Store):
     cdef void** sessions        # by connection; NULL = it has gone
     cdef dict audience          # {prefix: {connection: how often it has subscribed to that}}
     cdef dict prefixes          # {connection: {prefix}}
+    cdef dict listeners         # {domain: (topic, connections)}, of those that there were control messages about
+    cdef size_t listed          # connections in these, all together
     cdef dict rounded_ms        # {domain: (interval, burst)}, as the real master has them
     cdef bint is_shared         # somebody else decides
     cdef bint is_alone          # somebody else should, and cannot be asked
@@ -65,7 +66,6 @@ cdef class SmockronStore(Store):
     cdef tuple asked            # (domain, [Question]) that somebody was; or None
     cdef uint32_t asking        # how many these are
     cdef uint32_t crowded       # connection that has yet to fetch what it was sent; 0 = none was too slow so far
-    cdef uint64_t publication   # number of the last control message
 
     cdef int64_t now_ms(self) noexcept
     cdef bint can_publish(self) except -1
@@ -96,8 +96,10 @@ cdef class SmockronStore(Store):
     cdef int cut_off(self, uint32_t connection) except -1
     cdef int make_room(self, uint32_t blocks) except -1
     cdef int publish(
-        self, const Domain* domain, const char* command, const uint8_t* name, uint32_t size, int64_t moment_ms
+        self, uint32_t domain, const char* command, const uint8_t* name, uint32_t size, int64_t moment_ms
     ) except -1
+    cdef tuple find_listeners(self, uint32_t domain)
+    cdef void forget_listeners(self) noexcept
     cdef int give(self, uint32_t connection, bytes message) except -1
     cdef void leave(self, uint32_t connection, bytes prefix) noexcept
     cdef int audit_audience(self) except -1

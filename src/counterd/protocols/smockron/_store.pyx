@@ -39,6 +39,7 @@ cdef enum:
     SUBSCRIPTIONS_MAX = 1024    # of a connection, to different prefixes
     IDENTIFIER_BLOCKS = 128     # more than the longest name of an identifier takes
     CONTROL_MAX = 4608          # bytes, more than a control message can have
+    LISTED_MAX = 1048576        # subscribers in what is kept of who listens to which domain: 8 MB
     DOMAIN_BLOCKS = 16384       # that the names of all domains take at most
     EVICTION_STEPS = 4
     CUT_OFF_STEPS = 256         # of a tick, whatever else is due
@@ -67,7 +68,7 @@ cdef class SmockronStore(Store):
         if identifiers == 0:
             raise ValueError("there must be room for an identifier")
         self.message_max = message_max
-        self.audience, self.prefixes, self.rounded_ms, self.questions = {}, {}, {}, {}
+        self.audience, self.prefixes, self.listeners, self.rounded_ms, self.questions = {}, {}, {}, {}, {}
         region_reserve(&self.region, b"smockron", sizeof(SmockronState), <void**>&self.state)
         # A block for each, as many have names that are longer than their records.
         chains_reserve(&self.chains, &self.region, <uint64_t>identifiers + IDENTIFIER_BLOCKS + DOMAIN_BLOCKS)
@@ -110,6 +111,7 @@ cdef class SmockronStore(Store):
             if len(kept) + len(rules) > DOMAINS_MAX:
                 raise ValueError(f"{DOMAINS_MAX} domains are possible, with those that still have identifiers")
             self.rounded_ms = {}
+            self.forget_listeners()
             for number in gone:
                 domain_at(&self.throttles, number).record.flags &= <uint8_t>~DOMAIN_RULED
                 domain_settle(&self.throttles, number)
@@ -250,13 +252,12 @@ cdef class SmockronStore(Store):
         int64_t until_ms,
     ) except -1:
         """Tells whoever is concerned, if it has to wait."""
-        cdef Domain* of = domain_at(&self.throttles, domain)
         if until_ms <= now_ms:
             self.count(operation, OK)
             return 0
         self.count(operation, THROTTLED)
-        of.told += 1
-        return self.publish(of, b"DELAY_UNTIL", name, size, until_ms)
+        domain_at(&self.throttles, domain).told += 1
+        return self.publish(domain, b"DELAY_UNTIL", name, size, until_ms)
 
     # ---- state that is shared with other masters ----
 
@@ -341,7 +342,7 @@ cdef class SmockronStore(Store):
         """Section "Forget": nothing has been heard of it, and gatekeepers that know the word forget it too."""
         cdef uint32_t number = identifier_find(&self.throttles, domain, tag, name, size)
         self.count(FORGET, OK)
-        self.publish(domain_at(&self.throttles, domain), b"FORGET", name, size, self.now_ms())
+        self.publish(domain, b"FORGET", name, size, self.now_ms())
         if number:
             identifier_remove(&self.throttles, number)
         return 0
@@ -359,20 +360,22 @@ cdef class SmockronStore(Store):
     # ---- control ----
 
     cdef int publish(
-        self, const Domain* domain, const char* command, const uint8_t* name, uint32_t size, int64_t moment_ms
+        self, uint32_t domain, const char* command, const uint8_t* name, uint32_t size, int64_t moment_ms
     ) except -1:
         """Section "Control": leaves a message with all who have subscribed to the domain."""
         cdef bytes topic, message
+        cdef tuple listeners
         cdef uint8_t[NUMBER_MAX] digits
         cdef int length
         cdef uint8_t* target
-        cdef Py_ssize_t end
+        cdef Py_ssize_t end = len(command)
         self.state.published += 1
         if not self.audience:
             return 0
-        topic = name_bytes(&self.throttles.domains, <Record*>&domain.record) + b"\0"
+        topic, listeners = self.listeners.get(domain) or self.find_listeners(domain)
+        if not listeners:
+            return 0
         length = number_write(digits, <uint64_t>moment_ms)
-        end = len(command)
         message = PyBytes_FromStringAndSize(
             NULL, part_size(PyBytes_GET_SIZE(topic)) + part_size(end) + part_size(size) + part_size(length)
         )
@@ -382,22 +385,34 @@ cdef class SmockronStore(Store):
         target = part_write(target, MORE, command, end)
         target = part_write(target, MORE, name, size)
         part_write(target, 0, digits, length)
-        self.publication += 1
-        for end in range(PyBytes_GET_SIZE(topic) + 1):
-            audience = self.audience.get(topic[:end])
-            if audience is not None:
-                for connection in audience:
-                    self.give(connection, message)
+        for connection in listeners:
+            self.give(connection, message)
         return 0
 
+    cdef tuple find_listeners(self, uint32_t domain):
+        """The topic of a domain, and the connections that have subscribed to it, each once; kept until any of it
+        changes."""
+        cdef bytes topic = self.domain_name(domain) + b"\0"
+        found = {}
+        for end in range(len(topic) + 1):
+            found.update(self.audience.get(topic[:end], ()))
+        if self.listed + len(found) > LISTED_MAX:
+            self.forget_listeners()
+        self.listed += len(found)
+        self.listeners[domain] = topic, tuple(found)
+        return self.listeners[domain]
+
+    cdef void forget_listeners(self) noexcept:
+        self.listeners.clear()
+        self.listed = 0
+
     cdef int give(self, uint32_t connection, bytes message) except -1:
-        """Leaves it with a subscriber, once, unless that has no room: it does not read."""
+        """Leaves it with a subscriber, unless that has no room: it does not read."""
         cdef Session session
         cdef size_t size = PyBytes_GET_SIZE(message)
-        if self.links[connection].publication == self.publication or self.sessions[connection] == NULL:
+        if self.sessions[connection] == NULL:
             return 0
         session = <Session>self.sessions[connection]
-        self.links[connection].publication = self.publication
         self.budget -= 1
         if session.posted_size and session.posted_size + size > self.posted_max and not is_waited_for(session):
             self.state.lost += 1
@@ -434,6 +449,8 @@ cdef class SmockronStore(Store):
             mine.add(prefix)
             self.state.subscriptions += 1
         audience = self.audience.setdefault(prefix, {})
+        if connection not in audience:
+            self.forget_listeners()
         audience[connection] = audience.get(connection, 0) + 1
         return True
 
@@ -452,6 +469,7 @@ cdef class SmockronStore(Store):
         del audience[connection]
         if not audience:
             del self.audience[prefix]
+        self.forget_listeners()
         self.state.subscriptions -= 1
 
     # ---- for people ----
@@ -527,6 +545,10 @@ cdef class SmockronStore(Store):
         if mine != theirs or len(mine) != self.state.subscriptions:
             told = self.state.subscriptions
             raise AssertionError(f"{len(mine)} subscriptions, {len(theirs)} by prefix, {told} counted")
+        for number, (topic, listeners) in self.listeners.items():
+            wanted = {connection for connection, prefix in mine if topic.startswith(prefix)}
+            if topic != self.domain_name(number) + b"\0" or sorted(listeners) != sorted(wanted):
+                raise AssertionError(f"{listeners} are kept as who listens to {topic}, and {wanted} do")
         return 0
 
 
