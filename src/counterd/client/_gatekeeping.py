@@ -14,7 +14,7 @@ import logging
 import math
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -53,18 +53,18 @@ class Verdict(str, Enum):
     REJECT = "reject"
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """About a request.
 
     delay_s: seconds that it has to wait, or would have had to if it was rejected; 0 if it passes.
     until_ms: when they are over, in milliseconds of Unix time; 0 if it passes.
+    number: of a request that is delayed, by which left() knows it; 0 of others.
     """
 
     verdict: Verdict
     delay_s: float = 0.0
     until_ms: int = 0
-    number: int = field(default=0, repr=False, compare=False)  # of a delay
+    number: int = 0
 
 
 PASSED = Decision(Verdict.PASS)
@@ -183,19 +183,26 @@ class Master:
         return max(min(times, default=math.inf) - now, 0.0)
 
 
+class Kind(NamedTuple):
+    """Of a domain's accounting messages. begin: their first two frames."""
+
+    status: Status
+    begin: bytes
+
+
 class Gate:
     """A domain: what is to be sent of it, and the identifiers that have to wait in it."""
 
-    __slots__ = ("accepted", "flow", "master", "name", "queue", "rejected", "times", "topic")
+    __slots__ = ("accepted", "delayed", "flow", "master", "name", "queue", "rejected", "times", "topic")
 
     def __init__(self, name: bytes, master: Master, times: dict[bytes, int]) -> None:
         self.name = name
         self.master = master
         self.times = times
         self.topic = wire.topic(name)
-        self.accepted, self.rejected = (
-            wire.frame(self.topic, wire.MORE) + wire.frame(status.value.encode(), wire.MORE)
-            for status in (Status.ACCEPTED, Status.REJECTED)
+        self.accepted, self.delayed, self.rejected = (
+            Kind(status, wire.frame(self.topic, wire.MORE) + wire.frame(status.value.encode(), wire.MORE))
+            for status in (Status.ACCEPTED, Status.DELAYED, Status.REJECTED)
         )
         self.queue: deque[tuple[int, bytes]] = deque()
         self.flow = Flow.HELD
@@ -235,14 +242,9 @@ class Core:
         assert isinstance(identifier, bytes)
         until_ms = gate.times.get(identifier, 0)
         if until_ms > now_ms:
-            return self._limit(gate, identifier, as_bytes(log_info)[:LOG_INFO_MAX], until_ms, now_ms)
-        if len(identifier) > _SHORT or log_info:
-            info = as_bytes(log_info)[:LOG_INFO_MAX]
-            message = wire.accounting(gate.name, Status.ACCEPTED, identifier, now_ms, log_info=info)
-        else:
-            message = _short(gate.accepted, identifier, now_ms)
+            return self._limit(gate, identifier, log_info, until_ms, now_ms)
+        self._put(gate, gate.accepted, identifier, log_info, now_ms)
         self._passed += 1
-        self._put(gate, now_ms, message)
         return PASSED
 
     def left(self, decision: Decision) -> None:
@@ -254,27 +256,32 @@ class Core:
         name = self._default if domain is None else as_bytes(domain)
         return Rejected(as_bytes(identifier), name, decision.delay_s)
 
-    def _limit(self, gate: Gate, identifier: bytes, log_info: bytes, until_ms: int, now_ms: int) -> Decision:
+    def _limit(self, gate: Gate, identifier: bytes, log_info: str | bytes, until_ms: int, now_ms: int) -> Decision:
         delay_ms = until_ms - now_ms
         options = self._options
         if delay_ms > self._max_delay_ms or self._delays.count(now_ms) >= options.max_delayed:
             if options.share == 1 or random.random() < options.share:
-                if len(identifier) > _SHORT or log_info:
-                    message = wire.accounting(gate.name, Status.REJECTED, identifier, now_ms, log_info=log_info)
-                else:
-                    message = _short(gate.rejected, identifier, now_ms)
-                self._put(gate, now_ms, message)
+                self._put(gate, gate.rejected, identifier, log_info, now_ms)
             self._rejected += 1
             return Decision(Verdict.REJECT, delay_ms / 1000, until_ms)
-        message = wire.accounting(
-            gate.name, Status.DELAYED, identifier, now_ms, delayed_until_ms=until_ms, log_info=log_info
-        )
-        self._put(gate, now_ms, message)
+        self._put(gate, gate.delayed, identifier, log_info, now_ms, until_ms=until_ms)
         self._delayed += 1
         return Decision(Verdict.DELAY, delay_ms / 1000, until_ms, self._delays.add(until_ms))
 
-    def _put(self, gate: Gate, now_ms: int, message: bytes) -> None:
+    def _put(
+        self, gate: Gate, kind: Kind, identifier: bytes, log_info: str | bytes, now_ms: int, *, until_ms: int = 0
+    ) -> None:
+        """An accounting message. One of short frames is written in a third of the time that wire.accounting() takes."""
         master = gate.master
+        if log_info or len(identifier) > _SHORT:
+            message = wire.accounting(
+                gate.name, kind.status, identifier, now_ms, until_ms or None, log_info=as_bytes(log_info)[:LOG_INFO_MAX]
+            )
+        else:
+            received, until = b"%d" % now_ms, b"%d" % until_ms if until_ms else b""
+            message = b"%b\x01%c%b\x01%c%b\x01%c%b\0\0" % (
+                kind.begin, len(identifier), identifier, len(received), received, len(until), until,
+            )  # fmt: skip
         if gate.flow is Flow.UNWANTED:
             self._unwanted += 1
             return
@@ -429,12 +436,6 @@ class Core:
 
 def closed() -> ConnectionLost:
     return ConnectionLost("there is no gatekeeper any more: close() was called")
-
-
-def _short(begin: bytes, identifier: bytes, now_ms: int) -> bytes:
-    """What wire.accounting() makes of it, in a third of the time. begin: the first two frames."""
-    digits = b"%d" % now_ms
-    return b"%b\x01%c%b\x01%c%b\x01\0\0\0" % (begin, len(identifier), identifier, len(digits), digits)
 
 
 def _nothing() -> None:

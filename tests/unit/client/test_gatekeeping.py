@@ -361,8 +361,8 @@ def test_a_request_is_delayed_until_the_time_that_was_told() -> None:
     core = core_of()
     connect(core)
     tell(core, b"a", NOW + 800)
-    assert core.decide("a", None, b"i", NOW) == Decision(DELAY, 0.8, NOW + 800)
-    assert core.decide("a", None, b"", NOW + 799) == Decision(DELAY, 0.001, NOW + 800)
+    assert core.decide("a", None, b"i", NOW) == Decision(DELAY, 0.8, NOW + 800, 1)
+    assert core.decide("a", None, b"", NOW + 799) == Decision(DELAY, 0.001, NOW + 800, 2)
     assert core.decide("a", None, b"", NOW + 800) == Decision(PASS)
     assert accounted(core) == [
         (b"d\0", b"DELAYED", b"a", b"%d" % NOW, b"%d" % (NOW + 800), b"i"),
@@ -376,7 +376,7 @@ def test_five_seconds_are_delayed_and_more_is_rejected() -> None:
     connect(core)
     tell(core, b"a", NOW + 5001)
     assert core.decide("a", None, b"", NOW) == Decision(REJECT, 5.001, NOW + 5001)
-    assert core.decide("a", None, b"", NOW + 1) == Decision(DELAY, 5.0, NOW + 5001)
+    assert core.decide("a", None, b"", NOW + 1) == Decision(DELAY, 5.0, NOW + 5001, 1)
     assert [message[1] for message in accounted(core)] == [b"REJECTED", b"DELAYED"]
 
 

@@ -1,0 +1,36 @@
+"""Microseconds of a decision of a gatekeeper, by what is decided; `extra_info` has them: us_per_decision. No sockets.
+
+Its masters do not answer, so what it tells them waits, and the oldest goes: that is part of what is timed.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from counterd.client.smockron import Gatekeeper, Verdict
+
+IDENTIFIER = b"n" * 16
+DECISIONS = 900  # fewer than may be delayed at a time
+UNTIL_MS = {Verdict.PASS: 0, Verdict.DELAY: 3_600_000, Verdict.REJECT: 7_200_000}  # from now on
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_decide(benchmark, verdict):
+    with Gatekeeper("127.0.0.1:1", max_delay_s=5_400) as gatekeeper:
+        core, now_ms = gatekeeper._core, time.time_ns() // 1_000_000
+        core.told.remember(core.masters[0].gates[0].times, IDENTIFIER, now_ms + UNTIL_MS[verdict], now_ms)
+        decided = []
+
+        def leave() -> None:
+            while decided:
+                gatekeeper.left(decided.pop())
+
+        def decide() -> None:
+            decided[:] = [gatekeeper.decide(IDENTIFIER) for _ in range(DECISIONS)]
+
+        benchmark.pedantic(decide, setup=leave, rounds=100, warmup_rounds=1)
+        assert {each.verdict for each in decided} == {verdict}
+    if benchmark.stats:  # none with --benchmark-disable
+        benchmark.extra_info["us_per_decision"] = benchmark.stats["min"] / DECISIONS * 1e6
