@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from native import engine, jobs, keys, load, load_native, load_reference, tokens
+from native import engine, jobs, keys, load, load_native, load_reference, throttles, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,8 +44,9 @@ SMALL = {
     **keys.OPERATIONS,
     **tokens.OPERATIONS,
     **jobs.OPERATIONS,
+    **throttles.OPERATIONS,
 }
-LARGE = (*engine.LARGE, *keys.LARGE, *tokens.LARGE, *jobs.LARGE)
+LARGE = (*engine.LARGE, *keys.LARGE, *tokens.LARGE, *jobs.LARGE, *throttles.LARGE)
 
 
 def best(prepare: Callable[[], object], call: Callable[[], object], frames: int) -> float:
@@ -78,7 +79,7 @@ def play_round(players: Mapping[str, engine.Player], kernel) -> dict[str, float]
 def measure_ratios(only: str = "") -> dict[str, float]:
     reference = load_reference()
     small = {name: make() for name, make in SMALL.items() if only in name}
-    makers = [each for each in (engine, keys, tokens, jobs) if any(only in name for name in each.LARGE)]
+    makers = [each for each in (engine, keys, tokens, jobs, throttles) if any(only in name for name in each.LARGE)]
     large = {name: player for each in makers for name, player in each.large_players().items() if only in name}
     groups = [
         (small, reference.Kernel(engine.KNOWN, engine.REQUESTS)),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pytest
 
-from native import engine, jobs, keys, tokens
+from native import engine, jobs, keys, throttles, tokens
 
 
 def measure(benchmark, player: engine.Player, rounds: int) -> None:
@@ -24,7 +24,9 @@ def measure(benchmark, player: engine.Player, rounds: int) -> None:
         benchmark.extra_info["ns_per_frame"] = benchmark.stats["min"] / player.frames * 1e9
 
 
-OPERATIONS = {**engine.OPERATIONS, **keys.OPERATIONS, **tokens.OPERATIONS, **jobs.OPERATIONS}
+OPERATIONS = {
+    **engine.OPERATIONS, **keys.OPERATIONS, **tokens.OPERATIONS, **jobs.OPERATIONS, **throttles.OPERATIONS,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
