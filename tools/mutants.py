@@ -43,7 +43,8 @@ EQUIVALENT = Path(__file__).with_suffix(".equivalent")
 PACKAGE = "src/counterd/"
 SOURCES = (
     "_core.pxd", "_core.pyx", "engine/chains.pxd", "engine/table.pxd", "engine/wheel.pxd", "engine/permits.pxd",
-    "engine/idle_ring.pxd", "engine/later.pyx", "protocols/counter/_counters.pxd",
+    "engine/idle_ring.pxd", "engine/later.pyx", "engine/gcra.pxd", "engine/recency.pxd",
+    "protocols/counter/_counters.pxd",
     "protocols/counter/_messages.pxd", "protocols/counter/_store.pyx", "protocols/counter/_session.pyx",
     "protocols/throttr/_keys.pxd", "protocols/throttr/_channels.pxd", "protocols/throttr/_members.pxd",
     "protocols/throttr/_store.pyx", "protocols/throttr/_session.pyx",
@@ -54,6 +55,9 @@ SOURCES = (
         "_wire.pxd", "_jobs.pxd", "_tubes.pxd", "_keys.pxd", "_workers.pxd", "_queues.pxd", "_replies.pxd",
         "_store.pyx", "_listing.pyx", "_session.pyx", "_journal.pyx", "_tables.pyx",
     )),
+    *(f"protocols/smockron/{name}" for name in (
+        "_wire.pxd", "_throttles.pxd", "_store.pyx", "_session.pyx", "_tables.pyx",
+    )),
 )  # fmt: skip
 # What is run of the tests, if it is there.
 STAGES = {
@@ -62,12 +66,12 @@ STAGES = {
         "unit/protocols", "unit/net/test_connection.py",
     ),
     "conformance": tuple(
-        f"conformance/{room}/test_engine.py" for room in ("counter", "throttr", "sentinel", "beanstalk")
+        f"conformance/{room}/test_engine.py" for room in ("counter", "throttr", "sentinel", "beanstalk", "smockron")
     ),
     "property": tuple(
         f"property/test_{name}.py" for name in (
             "counter_model", "cuts", "tables", "throttr_model", "sentinel_model", "beanstalk_model",
-            "beanstalk_journal",
+            "beanstalk_journal", "smockron_model",
         )
     ),
     "simulation": ("simulation",),
@@ -78,12 +82,15 @@ COUNTER_ROOM = (
     "property/test_tables",
 )  # fmt: skip
 # By what is in a file's name: tests with one of these in theirs are run first, and such as never come there not at all.
+NO_COUNTERS = (*COUNTER_ROOM[:-2], "property/test_tables", "test_wheel")
+THROTTLES = (("smockron",), (*COUNTER_ROOM[:-2], "test_wheel", "throttr", "sentinel", "beanstalk"))
 NEAR = {
     "engine/wheel": (("test_wheel", "throttr"), COUNTER_ROOM),
-    "throttr/": (("throttr",), (*COUNTER_ROOM, "test_wheel", "beanstalk")),
-    "sentinel/": (("sentinel",), (*COUNTER_ROOM[:-2], "property/test_tables", "test_wheel", "throttr", "beanstalk")),
-    "beanstalk/": (("beanstalk",), (*COUNTER_ROOM[:-2], "property/test_tables", "test_wheel", "throttr", "sentinel")),
-    "counter/": (("counter/", "counter_model"), ("throttr", "test_wheel", "beanstalk")),
+    "throttr/": (("throttr",), (*COUNTER_ROOM, "test_wheel", "beanstalk", "smockron")),
+    "sentinel/": (("sentinel",), (*NO_COUNTERS, "throttr", "beanstalk", "smockron")),
+    "beanstalk/": (("beanstalk",), (*NO_COUNTERS, "throttr", "sentinel", "smockron")),
+    "smockron/": THROTTLES, "engine/gcra": THROTTLES, "engine/recency": THROTTLES,
+    "counter/": (("counter/", "counter_model"), ("throttr", "test_wheel", "beanstalk", "smockron")),
     "_core": (("test_core", "counter"), ("test_wheel",)), "engine/table": (("test_table", "counter"), ("test_wheel",)),
     "engine/later": (("test_later", "sentinel"), ("test_wheel", "throttr", *COUNTER_ROOM)),
     "engine/": (("counter", "test_table"), ("test_wheel",)),
