@@ -19,7 +19,8 @@ from counterd.protocols.smockron._store cimport (
     UNKNOWN_DOMAIN, Link, Operation, SmockronStore,
 )
 from counterd.protocols.smockron._throttles cimport (
-    DOMAIN_RULED, IDENTIFIER_MAX, Identifier, domain_at, domain_find, identifier_at, identifier_tag,
+    DOMAIN_RULED, IDENTIFIER_MAX, Identifier, Throttles, domain_at, domain_find, domain_is, identifier_at,
+    identifier_tag,
 )
 from counterd.protocols.smockron._wire cimport (
     AHEAD_MAX_MS, COMMAND, COMMAND_MAX, CONTENT, CONTEXT_MAX, FIRST_BROKEN, FRAMES_MAX, GREETING, GREETING_SIZE,
@@ -42,6 +43,7 @@ cdef class SmockronSession(Session):
     cdef uint8_t minor          # version of the peer: 3.minor
     cdef bint greeted
     cdef bint ready             # the handshake is over
+    cdef uint32_t domain        # that it spoke of last: most speak of one; 0 = of none that is known
 
     def __cinit__(self, SmockronStore store not None, int port=0):
         cdef bytes greeting = PyBytes_FromStringAndSize(NULL, GREETING_SIZE)
@@ -266,15 +268,17 @@ cdef class SmockronSession(Session):
 
     cdef uint32_t domain_of(self, const Part* parts) noexcept:
         """Section "Accounting": the domain that a topic names, with a NUL behind it or not; 0 if no rule is for it."""
-        cdef SmockronStore store = <SmockronStore>self.store
+        cdef const Throttles* throttles = &(<SmockronStore>self.store).throttles
         cdef uint64_t size = parts[0].size
-        cdef uint32_t number
         if size and parts[0].data[size - 1] == 0:
             size -= 1
         if size > 255:
             return 0
-        number = domain_find(&store.throttles, parts[0].data, <uint32_t>size)
-        return number if number and domain_at(&store.throttles, number).record.flags & DOMAIN_RULED else 0
+        if not self.domain or not domain_is(throttles, self.domain, parts[0].data, <uint32_t>size):
+            self.domain = domain_find(throttles, parts[0].data, <uint32_t>size)
+        if self.domain and domain_at(throttles, self.domain).record.flags & DOMAIN_RULED:
+            return self.domain
+        return 0
 
     cdef int take_accounting(self, const Part* parts, int count, uint32_t tag) except -1:
         """Section "Accounting"."""

@@ -18,7 +18,7 @@ from counterd.engine.recency cimport (
 from counterd.engine.region cimport Region, region_reserve
 from counterd.engine.siphash cimport siphash13
 from counterd.engine.table cimport (
-    Record, Table, index_home, name_equals, record_at, table_begin, table_find, table_insert, table_remove,
+    RECORD_USED, Record, Table, index_home, name_equals, record_at, table_begin, table_find, table_insert, table_remove,
     table_reserve,
 )
 from counterd.engine.wheel cimport Timer, Timers, timers_arm, timers_begin, timers_disarm, timers_reserve
@@ -108,6 +108,14 @@ cdef inline uint64_t domain_hash(const Throttles* throttles, const uint8_t* name
 cdef inline uint32_t domain_find(const Throttles* throttles, const uint8_t* name, uint32_t size) noexcept nogil:
     """Its number, or 0."""
     return table_find(&throttles.domains, <uint32_t>(domain_hash(throttles, name, size) >> 32), name, size)
+
+
+cdef inline bint domain_is(
+    const Throttles* throttles, uint32_t number, const uint8_t* name, uint32_t size
+) noexcept nogil:
+    """Whether that record is of the domain of this name."""
+    cdef Record* record = record_at(&throttles.domains, number)
+    return record.flags & RECORD_USED and name_equals(&throttles.domains, record, name, size)
 
 
 cdef inline uint32_t domain_make(Throttles* throttles, const uint8_t* name, uint32_t size) noexcept nogil:
