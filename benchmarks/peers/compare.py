@@ -41,7 +41,7 @@ from counterd.bench.result import percentiles
 from counterd.bench.run import run
 from counterd.cli.bench import machine, versions
 from counterd.errors import CounterdError
-from peers import clients, edges, keys, queues, render, servers, tokens
+from peers import clients, edges, keys, queues, render, servers, throttles, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,7 +55,9 @@ WARMUP_S = 0.2
 PEAK_S = 1.0  # to find the peak whose half an open loop asks for
 SMOKE_COUNT = 1000
 EXIT_INTERRUPTED = 130
-GRANTS = ("granted", "released", "read", "updated", "written", "inserted", "reserved", "deleted")  # as is asked
+GRANTS = (  # as is asked
+    "granted", "released", "read", "updated", "written", "inserted", "reserved", "deleted", "taken", "delayed",
+)  # fmt: skip
 INTERRUPTS: list[int] = []  # a descriptor that tells of signals, once anybody listens
 FAILURES = (RuntimeError, LoadError, CounterdError, OSError)  # of a server; anything else is a mistake of ours
 
@@ -126,7 +128,8 @@ def load(server: Server, plan: Plan) -> Figures:
     """One run: the rate, the latency, and what both sides paid a request."""
     meter = Meter(server)
     work = Work.read(server.work) if server.work else plan.work
-    result = run(dataclasses.replace(plan, protocol=server.protocol, port=server.port, work=work), watch=meter)
+    where = {"protocol": server.protocol, "port": server.port, "control_port": server.control_port}
+    result = run(dataclasses.replace(plan, **where, work=work), watch=meter)
     raise_interrupt()
     refused = {name: count for name, count in result.outcomes.items() if name not in GRANTS}
     if result.errors or refused or not result.requests:
@@ -192,7 +195,7 @@ def play(scenario: dict[str, Any], running: dict[str, Server], rounds: int, seco
 def edge_of(scenario: dict[str, Any]) -> Callable[[Server, int], Figures]:
     if scenario["kind"] in clients.KINDS:
         return clients.KINDS[scenario["kind"]]
-    rooms = {"throttr": keys, "sentinel": tokens, "beanstalk": queues}
+    rooms = {"throttr": keys, "sentinel": tokens, "beanstalk": queues, "smockron": throttles}
     return getattr(rooms.get(scenario.get("room", ""), edges), scenario["kind"])
 
 

@@ -48,6 +48,10 @@ deleted in turn. A put that is *durable* is on disk when it is answered (`beanst
 `-b -f0`; with `-b` alone it is within 50 ms). In the fan one connection puts and 500 wait, and latency is from the put
 to the arrival of the job.
 
+What begins with *smockron* is of that protocol: ten gatekeepers send accounting messages, beside a SUB socket of libzmq
+in Python that receives the same and does nothing with it (no master in Python can do less). With the *state in redis*,
+a redis-server decides, which has the load's core.
+
 What begins with *Python* is a program's view: counterd's client beside redis-py with hiredis, each with its own server.
 
 """

@@ -6,12 +6,14 @@ yrmcdsd     the server that counterd replaces, two workers
 redis       redis-server, without persistence; "redis Lua" the same, asked by scripts for what a sentinel room does
 memcached   one thread, incr and decr
 beanstalkd  as it is; "-b" with its log, which reaches the disk every 50 ms, "-b -f0" with each change
+pyzmq loop  a SUB socket of libzmq in Python that receives messages, and does nothing with them: receiving.py
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import re
 import resource
@@ -26,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from counterd.bench.domains import domain_rules
 from counterd.bench.flows import rules_of
 from native import load_native
 from ports import free_ports
@@ -44,7 +47,10 @@ BUCKETS = 1_000_000
 FLOWS = 1000  # of a sentinel room, semaphores and rates each
 LIMIT = 1_000_000
 OFFLINE_MS = 1000  # until a client that has gone loses its tokens
+THROTTLED = "throttled"  # a domain of a smockron master in which everybody has to wait, for long
 LEASE = {"resourceTimeout": 600_000, "clientOfflineTime": OFFLINE_MS}
+
+RECEIVING = Path(__file__).with_name("receiving.py")
 
 YRMCDSD = """\
 virtual_ip = {host}
@@ -68,6 +74,7 @@ class Server:
     pid: int
     port: int
     work: str = ""  # what it is asked instead, where it calls that otherwise
+    control_port: int = 0  # of a smockron master
 
     def cpu_ns(self) -> int:
         """Time all its threads have spent on a CPU, user and system, as the scheduler counts it; and those of its
@@ -116,17 +123,19 @@ def counterd(core: int | None = None, *settings: str, room: str = "counter") -> 
     """The daemon with its defaults, that room alone and these KEY=VALUE on top, on a free port of loopback."""
     alone = [] if room == "counter" else ["counter.enable=false", f"{room}.enable=true"]  # rooms share descriptors
     chosen = [*alone, f"{room}.port=0", f"{room}.bind=127.0.0.1", *settings]
+    if room == "smockron":
+        chosen.append("smockron.control_port=0")
     command = [sys.executable, "-m", "counterd", *(word for each in chosen for word in ("--set", each))]
     with _process(command, core, stderr=subprocess.PIPE, text=True) as process:
-        port = 0
+        ports = {}
         for line in process.stderr:
-            if found := re.search(rf"{room} listens on 127\.0\.0\.1:(\d+)", line):  # a line of text or of JSON
-                port = int(found[1])
+            if found := re.search(rf"({room}\S*) listens on 127\.0\.0\.1:(\d+)", line):  # a line of text or of JSON
+                ports[found[1]] = int(found[2])
             if "ready" in line:
                 break
         else:
             raise RuntimeError(f"counterd did not come up (exit status {process.wait()})")
-        yield Server("counterd", room, process.pid, port)
+        yield Server("counterd", room, process.pid, ports[room], control_port=ports.get(f"{room}-control", 0))
 
 
 @contextlib.contextmanager
@@ -200,6 +209,13 @@ def beanstalkd(core: int | None = None, log: tuple[str, ...] = ()) -> Iterator[S
             yield _up(Server(name, "beanstalk", process.pid, port), process)
 
 
+@contextlib.contextmanager
+def pyzmq_loop(core: int | None = None) -> Iterator[Server]:
+    (port,) = free_ports(1)
+    with _process([sys.executable, str(RECEIVING), str(port)], core) as process:
+        yield _up(Server("pyzmq loop", "smockron", process.pid, port), process)
+
+
 STARTS: dict[str, Callable[[int | None], contextlib.AbstractContextManager[Server]]] = {
     "counterd": counterd,
     "raw loop": raw_loop,
@@ -218,6 +234,8 @@ QUEUES = {
     "beanstalkd -b": functools.partial(beanstalkd, log=("-b",)),
     "beanstalkd -b -f0": functools.partial(beanstalkd, log=("-b", "-f0")),
 }
+# And the smockron room's, or as much of a master's part as it has.
+MASTERS = {"pyzmq loop": pyzmq_loop}
 
 
 def starts_of(scenario: dict[str, Any]) -> dict[str, Callable[[int | None], contextlib.AbstractContextManager[Server]]]:
@@ -225,20 +243,29 @@ def starts_of(scenario: dict[str, Any]) -> dict[str, Callable[[int | None], cont
     if "room" not in scenario:
         return STARTS
     ours = functools.partial(_with_settings, settings=scenario.get("settings", []), room=scenario["room"])
-    return {**STARTS, **SCRIPTED, **QUEUES, "counterd": ours}
+    return {**STARTS, **SCRIPTED, **QUEUES, **MASTERS, "counterd": ours}
 
 
 @contextlib.contextmanager
 def _with_settings(core: int | None, settings: list[str], room: str) -> Iterator[Server]:
-    """settings: {directory} in them is one that is empty."""
-    with tempfile.TemporaryDirectory() as directory:
-        settings = [each.format(directory=directory) for each in settings]
+    """settings: {directory} in them is one that is empty, {redis} a redis-server, which has the load's core."""
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory())
+        given = {"directory": directory}
+        if any("{redis}" in each for each in settings):
+            given["redis"] = f"redis://127.0.0.1:{stack.enter_context(redis(two_cores()[1])).port}"
+        settings = [each.format(**given) for each in settings]
         if room == "sentinel":
             rules = Path(directory) / "rules.json"
             rules.write_text(rules_of(FLOWS, LIMIT, **LEASE))
             settings = [*settings, f"sentinel.rules={rules}", f"sentinel.max_allowed_qps={10**9}"]
-        with counterd(core, *settings, room=room) as server:
-            yield server
+        if room == "smockron":
+            rules = Path(directory) / "rules.json"
+            rules.write_text(
+                json.dumps({**json.loads(domain_rules(LIMIT)), THROTTLED: {"interval": "1 day", "burst": 0}})
+            )
+            settings = [*settings, f"smockron.rules={rules}"]
+        yield stack.enter_context(counterd(core, *settings, room=room))
 
 
 def _find(program: str) -> str | None:

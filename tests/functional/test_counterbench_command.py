@@ -74,6 +74,8 @@ def test_rules_for_a_sentinel_room() -> None:
     assert (found.returncode, found.stderr) == (0, "")
     rules = parse_rules(found.stdout)
     assert ([rule.count for rule in rules.flows], len(rules.params)) == ([2000] * 10, 1)
+    found = counterbench("rules", "--protocol", "smockron", "--maximum", "2k")
+    assert json.loads(found.stdout)["counterbench"] == {"rate": "2000/sec", "burst": 2000}
     assert counterbench("rules", "-r", "10k").stderr.endswith("there are 8192 flows of a kind at most, not 10000\n")
 
 

@@ -11,7 +11,8 @@ from counterd.net.clock cimport monotonic_ns
 
 OUTCOME_NAMES = (
     "answered", "read", "no such name", "granted", "released", "refused", "not held", "updated", "written", "purged",
-    "too many requests", "inserted", "reserved", "deleted", "failed",
+    "too many requests", "inserted", "reserved", "deleted", "taken",
+    "delayed", "failed",
 )
 ERROR_NAMES = (
     "connection refused", "connection reset", "closed by the server", "too many open files", "network error",

@@ -1,4 +1,4 @@
-"""What the connections of a load process ask of a work queue, and what they know of its jobs. The base of Load.
+"""What the connections of a load process ask of a work queue, and what they know of its jobs. The base of Messages.
 
 A side. A body begins with the job's number, by which --verify knows it, and in a fan with the time for which its put
 was meant. A cycle never waits for a job that nobody has put: each connection has put one before each that it reserves.
@@ -7,29 +7,20 @@ Each process has a tube of its own, so all that it puts is reserved by itself.
 Invariant: what the Board says of a job is zero until its put is asked, and once its end is known.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 
 from counterd.bench._board cimport ENDING, OUT, SENT, STORED
 from counterd.bench._memory cimport Permit
 from counterd.bench._permits cimport Link, Permits, Request
 from counterd.bench._words cimport (
-    BEANSTALK, CYCLE, DELETE, DELETED, FAILED, FAN, INSERTED, PUT, RESERVE, RESERVED, Op, Reply, Template,
+    BEANSTALK, CYCLE, DELETE, DELETED, FAILED, FAN, INSERTED, PUT, RESERVE, RESERVED, Op, Reply, Template, name_read,
 )
 
 from counterd.bench.plan import NUMBERED_SIZE, STAMPED_SIZE, VERIFIED_MAX
 
 cdef size_t STAMP_AT = NUMBERED_SIZE
 cdef size_t STAMP_END = STAMPED_SIZE
-
-
-cdef inline uint64_t number_read(const uint8_t* data, size_t digits) noexcept nogil:
-    """Of name_write()'s digits; of others some number."""
-    cdef uint64_t number = 0
-    cdef size_t i
-    for i in range(digits):
-        number = number << 4 | ((data[i] & 15) + (9 if data[i] > 57 else 0))
-    return number
 
 
 cdef class Jobs(Permits):
@@ -94,7 +85,7 @@ cdef class Jobs(Permits):
         cdef Permit job = Permit(reply.token, 0)
         self.jobs -= self.jobs > 0
         if self.board.held != NULL:
-            job.name = <uint32_t>min(number_read(reply.body, STAMP_AT), self.numbers)
+            job.name = <uint32_t>min(name_read(reply.body, STAMP_AT), self.numbers)
             self.judge(job.name, reply)
             job.name %= self.numbers
         return self.held_push(link, job)
@@ -133,4 +124,4 @@ cdef class Jobs(Permits):
 
     cdef int64_t put_ns(self, const Reply* reply) noexcept:
         """When the job that was delivered in a fan was meant to be put."""
-        return <int64_t>number_read(reply.body + STAMP_AT, STAMP_END - STAMP_AT)
+        return <int64_t>name_read(reply.body + STAMP_AT, STAMP_END - STAMP_AT)

@@ -5,7 +5,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd.bench._board cimport Board, ErrorKind, Orders, Sheet, Stage
-from counterd.bench._jobs cimport Jobs
+from counterd.bench._messages cimport Messages
 from counterd.bench._memory cimport Permit
 from counterd.bench._permits cimport Link, Request
 from counterd.bench._words cimport Op, Reply
@@ -27,14 +27,13 @@ cdef struct Killed:         # a connection that was killed, and the name by whic
     uint32_t marker
 
 
-cdef class Load(Jobs):
+cdef class Load(Messages):
     cdef Orders* orders
     cdef int poll
 
     # links
     cdef Link* links
-    cdef uint32_t connections
-    cdef uint32_t wanted            # links that are kept open: those, and one that looks whether markers are back
+    cdef uint32_t wanted            # those, and one that listens, or looks whether markers are back
     cdef uint32_t in_flight         # of all links
     cdef uint32_t* dirty
     cdef uint32_t dirty_count
@@ -46,6 +45,7 @@ cdef class Load(Jobs):
     cdef uint32_t shut              # links that broke, or were turned away, and are to be opened again
     cdef uint32_t turned_away
     cdef bytes address
+    cdef bytes listening            # the address by which control messages come
     cdef int family
     cdef object context             # of TLS, or None
     cdef str host                   # whose certificate the server has to have
@@ -114,6 +114,9 @@ cdef class Load(Jobs):
     cdef bint send(self, Link* link, const uint8_t* data, size_t size) except -1
     cdef bint say(self, Link* link, const uint8_t* data, size_t size) except -1
     cdef int read(self, Link* link) except -1
+    cdef ssize_t receive(self, Link* link) except -2
+    cdef Py_ssize_t hear_control(self, Link* link, const uint8_t* data, size_t left, int64_t now) except -2
+    cdef int settle(self, Link* link, const Request* request, const Reply* reply, int64_t now) except -1
     cdef int measured(self, Link* link, const Request* request, const Reply* reply, int64_t now) except -1
     cdef int answered(self, Link* link, const Request* request, const Reply* reply, int64_t now) except -1
     cdef int wrong(self, Link* link, const uint8_t* data, size_t size, const Request* request) except -1

@@ -27,12 +27,13 @@ from counterd.bench._board cimport (
     UNANSWERED, WRONG_ANSWER, error_kind, histogram_record, text_write,
 )
 from counterd.bench._random cimport random_exponential
-from counterd.bench._jobs cimport Jobs
+from counterd.bench._messages cimport Messages
 from counterd.bench._permits cimport ASKED, MISSED, TO_ACQUIRE, Link, Request
 from counterd.bench._tls cimport Layer
 from counterd.bench._words cimport (
-    ABSENT, ACQUIRE, BEANSTALK, CLEAR, COUNTER, FAILED, FILL, GET, GRANTED, IGNORE, NUMBER_MAX, PUT, RELEASE, REPLY_MAX,
-    RESERVED, SET, USE, WATCH_TUBE, Op, Reply, Template, reply_read, request_write,
+    ABSENT, ACCOUNT, ACQUIRE, BEANSTALK, CLEAR, CONTROL, COUNTER, DELAYED, FAILED, FILL, GET, GRANTED, GREET, IGNORE,
+    JOIN, LISTEN, MEET, NOOP, NUMBER_MAX, PUT, RELEASE, REPLY_MAX, RESERVED, SET, SMOCKRON, USE, WATCH_TUBE, Op, Reply,
+    Template, control_read, ping_write, reply_read, request_write,
 )
 from counterd.bench._memory cimport Hold, Permit, allocate, heap_pop, ring_grow
 from counterd.bench._system cimport (
@@ -62,12 +63,7 @@ GRACE_S = 5.0       # that the last answers may take, and that a permit may take
 GIVE_BACK_S = 30.0  # that it may take before: longer is an error
 
 
-cdef uint32_t share_before(uint32_t total, uint32_t processes, uint32_t index) noexcept:
-    """How many of something the processes before this one have, if the first ones take what is left over."""
-    return total // processes * index + min(index, total % processes)
-
-
-cdef class Load(Jobs):
+cdef class Load(Messages):
     """plan: a Plan; index: which of its processes this is; address: where to connect to, as the kernel wants it;
     context: the ssl.SSLContext of its connections, if they speak TLS."""
 
@@ -78,12 +74,12 @@ cdef class Load(Jobs):
         self.sheet = board.sheets + index
         self.orders = board.orders
         self.address = address
+        self.listening = address[:2] + struct.pack(">H", plan.control_port) + address[4:] if self.listens else address
         self.family = struct.unpack_from("=H", address)[0]
         self.poll = -1
         self.set_times(plan, index)
-        self.connections = plan.connections // plan.processes + (index < plan.connections % plan.processes)
-        self.grants = board.grants + share_before(plan.connections, plan.processes, index)
-        self.wanted = self.connections + (1 if self.kill_interval_ns else 0)
+        self.grants = board.grants + self.first
+        self.wanted = self.connections + (1 if self.kill_interval_ns or self.listens else 0)
         self.context, self.host, self.layers = context, plan.host, [None] * (self.connections + 1)
         self.links = <Link*>allocate(self.connections + 1, sizeof(Link))
         for i in range(self.connections + 1):
@@ -279,6 +275,7 @@ cdef class Load(Jobs):
     # ---- connections ----
 
     cdef int open(self, Link* link, int64_t now) except -1:
+        cdef bytes address = self.listening if link.index == self.connections else self.address
         link.opened_ns = now
         self.turned_away -= link.turned_away
         link.turned_away = False
@@ -286,7 +283,7 @@ cdef class Load(Jobs):
         if link.fd < 0:
             return self.broken(link, errno, now)
         link.phase = OPENING
-        if c_connect(link.fd, <const sockaddr*>PyBytes_AS_STRING(self.address), len(self.address)) == 0:
+        if c_connect(link.fd, <const sockaddr*>PyBytes_AS_STRING(address), len(address)) == 0:
             return self.opened(link, now)
         if errno == EAGAIN:  # the queue of a Unix socket is full: TCP would wait
             link.turned_away = True
@@ -325,6 +322,9 @@ cdef class Load(Jobs):
         if self.dialect.protocol == BEANSTALK:
             for op in (USE, WATCH_TUBE, IGNORE):
                 self.request(link, op, Permit(0, self.index), now, FILLER)
+        elif self.dialect.protocol == SMOCKRON:
+            for op in (GREET, JOIN if link.index < self.connections else MEET):
+                self.request(link, op, Permit(0, 0), now, FILLER)
         self.feed(link, now)
         return self.write(link, now)
 
@@ -589,6 +589,8 @@ cdef class Load(Jobs):
             return 0
         if link.pending_size and not self.send(link, link.pending + link.pending_start, link.pending_size):
             return 0
+        if self.dialect.protocol == SMOCKRON:
+            self.set_moment(now)
         while link.unwritten:
             size = 0
             while link.unwritten:
@@ -604,6 +606,8 @@ cdef class Load(Jobs):
                 )
                 link.opaque += 1
                 link.unwritten -= 1
+            if self.dialect.protocol == SMOCKRON and request.op in (ACCOUNT, NOOP, LISTEN):
+                size += ping_write(self.outbox + size, link.opaque)
             if not self.say(link, self.outbox, size):
                 return 0
         return 0
@@ -642,15 +646,9 @@ cdef class Load(Jobs):
         link.pending_size = size - sent
         return False
 
-    cdef int read(self, Link* link) except -1:
-        """Takes what has arrived, reply by reply."""
+    cdef ssize_t receive(self, Link* link) except -2:
+        """Has what has arrived in the inbox, behind what was left. How much there is; 0 if nothing has arrived."""
         cdef ssize_t size
-        cdef Py_ssize_t taken = 1
-        cdef const uint8_t* data = self.inbox
-        cdef size_t left
-        cdef int64_t now
-        cdef Request request
-        cdef Reply reply
         memcpy(self.inbox, link.tail, link.tail_size)
         try:
             if self.context is None:
@@ -658,38 +656,53 @@ cdef class Load(Jobs):
             else:
                 size = (<Layer>self.layers[link.index]).receive(link.fd, self.inbox + link.tail_size)
         except OSError as error:
-            return self.insecure(link, error)
-        now = monotonic_ns()
-        if size <= 0:
-            if size < 0 and (errno == EAGAIN or errno == EINTR):
-                return 0
-            return self.broken(link, errno if size else 0, now)
-        left = link.tail_size + size
-        link.tail_size = 0
-        while left and taken:
+            self.insecure(link, error)
+            return 0
+        if size > 0:
+            size += link.tail_size
+            link.tail_size = 0
+            return size
+        if size == 0 or (errno != EAGAIN and errno != EINTR):
+            self.broken(link, errno if size else 0, monotonic_ns())
+        return 0
+
+    cdef int read(self, Link* link) except -1:
+        """Takes what has arrived, reply by reply."""
+        cdef Py_ssize_t taken = 1
+        cdef const uint8_t* data = self.inbox
+        cdef size_t left = self.receive(link)
+        cdef int64_t now = monotonic_ns()
+        cdef Request request
+        cdef Reply reply
+        if left == 0:
+            return 0
+        reply.goes_on = False
+        while left and (taken or reply.goes_on):
             if link.count == link.unwritten:  # nothing was asked
-                return self.wrong(link, data, left, NULL)
+                taken = self.hear_control(link, data, left, now)
+                if taken < 0:
+                    return self.wrong(link, data, left, NULL)
+                data += taken
+                left -= taken
+                continue
             request = link.ring[link.head & link.mask]
             reply.token = request.permit.token
+            reply.goes_on = False
             taken = reply_read(
                 &self.dialect, data, left, <Op>request.op, link.expected,
                 1 if request.purpose == MARKER else self.resources, &reply,
             )
             if taken < 0:
                 return self.wrong(link, data, left, &request)
-            if taken:
+            if taken or reply.goes_on:
                 data += taken
                 left -= taken
-                link.head += 1
-                link.count -= 1
-                link.expected += 1
-                self.in_flight -= 1
                 if reply.outcome == FAILED:
                     self.show("an error", data - taken, taken, &request)
-                    if request.purpose == FILLER and self.dialect.protocol == BEANSTALK:
+                    if request.purpose == FILLER and self.dialect.protocol in (BEANSTALK, SMOCKRON):
                         return self.fail(link, ERROR_REPLY)  # its jobs would go to another tube
                     self.sheet.errors[<int>ERROR_REPLY] += 1
-                self.answered(link, &request, &reply, now)
+                self.settle(link, &request, &reply, now)
         if self.ended and self.limited and not self.orders.stop:
             self.grace_ns = now + self.grace_max_ns  # all of a number of requests are waited for while answers come
         if left:
@@ -701,12 +714,41 @@ cdef class Load(Jobs):
         self.feed(link, now)
         return self.write(link, now)
 
+    cdef int settle(self, Link* link, const Request* request, const Reply* reply, int64_t now) except -1:
+        """The oldest request of a connection has its answer."""
+        link.head += 1
+        link.count -= 1
+        link.expected += 1
+        self.in_flight -= 1
+        return self.answered(link, request, reply, now)
+
+    cdef Py_ssize_t hear_control(self, Link* link, const uint8_t* data, size_t left, int64_t now) except -2:
+        """Takes a control message, as a reply is read. What others were told is nothing to us."""
+        cdef int64_t number
+        cdef Py_ssize_t taken = control_read(data, left, self.templates[<int>CONTROL].digits, &number)
+        cdef Request request
+        cdef Reply reply
+        if not self.listens or link.index < self.connections:
+            return -1
+        link = self.links + self.link_of(number)
+        while taken > 0 and self.link_of(number) >= 0 and link.count > link.unwritten:
+            request = link.ring[link.head & link.mask]
+            if not self.is_reached(&request, number):
+                break
+            reply.outcome = DELAYED if request.permit.name == number else FAILED  # as what it would be told was lost
+            self.sheet.errors[<int>UNANSWERED] += reply.outcome == FAILED
+            self.settle(link, &request, &reply, now)
+            self.feed(link, now)
+        return taken
+
     cdef int answered(self, Link* link, const Request* request, const Reply* reply, int64_t now) except -1:
         cdef Permit permit
         if request.purpose == WATCH:
             return self.watched(reply.outcome, reply.value, now)
         if request.purpose == MARKER:
             link.marked = reply.outcome == GRANTED
+        if request.op == MEET:  # only now: libzmq does not understand a subscription that comes with READY
+            self.request(link, LISTEN, Permit(0, 0), now, FILLER)
         if request.purpose != LOAD:
             if self.stage < RUNNING:
                 self.grace_ns = now + self.settle_max_ns

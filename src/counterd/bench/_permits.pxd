@@ -55,6 +55,7 @@ cdef struct Link:           # a connection
     bint waiting            # it is in the queue of those that can take a request
     uint32_t slots          # permits that are asked for, held or being released, when they are held for a time
     uint32_t marker         # number of the name that only this connection holds
+    uint32_t told           # accounting messages that it has sent, where a control message follows each
     int64_t opened_ns       # when it was last opened, or tried to be
 
 

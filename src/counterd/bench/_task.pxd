@@ -13,7 +13,7 @@ cdef enum Keys:
     SEQUENCE
 
 cdef enum:
-    DRAWN = 16              # kinds of requests that a mix can have
+    DRAWN = 18              # kinds of requests that a mix can have
 
 
 cdef class Task:

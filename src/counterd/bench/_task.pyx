@@ -12,21 +12,22 @@ from counterd.bench._memory cimport Permit, allocate
 from counterd.bench._random cimport random_below, zipf_begin, zipf_next
 from counterd.bench._words cimport (
     ACQUIRE, BEANSTALK, COUNTER, DATA_AT, DELETE, FLOW, KEEP, MEMCACHED, OPS, REDIS, REDIS_LUA, RELEASE, SENTINEL,
-    THROTTR, Op, Template, request_write, template_make,
+    SMOCKRON, THROTTR, Op, Template, request_write, template_make,
 )
 
 from counterd.bench.flows import FIRST_RATE, FIRST_SEMAPHORE
 from counterd.bench.plan import NUMBER_SIZES, OPS as DRAWN_NAMES
-from counterd.bench.words import TOKEN, names_of, requests_of
+from counterd.bench.words import MOMENT, TOKEN, names_of, requests_of
 from counterd.protocols.counter import wire
 
 PROTOCOLS = {
     "counter": COUNTER, "throttr": THROTTR, "redis": REDIS, "memcached": MEMCACHED, "sentinel": SENTINEL,
-    "redis-lua": REDIS_LUA, "beanstalk": BEANSTALK,
+    "redis-lua": REDIS_LUA, "beanstalk": BEANSTALK, "smockron": SMOCKRON,
 }
 OP_NAMES = (  # as in Op
     "noop", "get", "acquire", "release", "query", "update", "lower", "insert", "purge", "set", "fetch", "fill", "clear",
     "flow", "param", "keep", "counts", "put", "reserve", "delete", "cycle", "fan", "use", "watch", "ignore",
+    "account", "control", "greet", "join", "meet", "listen",
 )
 
 
@@ -112,6 +113,8 @@ cdef class Task:
         template.is_open = number == <int>DELETE
         if self.dialect.protocol == REDIS_LUA or self.dialect.protocol == BEANSTALK:
             template.token_at = max(0, template.data[: template.size].rfind(TOKEN))
+        elif self.dialect.protocol == SMOCKRON:
+            template.moment_at = max(0, template.data[: template.size].rfind(MOMENT))
         elif self.dialect.protocol == SENTINEL:
             if number == <int>ACQUIRE or number == <int>FLOW:
                 template.flow_at = DATA_AT

@@ -11,9 +11,10 @@
 # sentinel    docs/protocols/sentinel.md: names are numbers of flows, the opaque is the xid
 # redis-lua   RESP2: EVALSHA of the scripts of scripts.py, ZREM, PING
 # beanstalk   docs/protocols/beanstalk.md: the name is a job's number, at the start of its body, and the token its id
+# smockron    docs/protocols/smockron.md: messages are not answered, but the PING behind a batch of them is
 
 from cpython.bytes cimport PyBytes_AS_STRING
-from libc.stdint cimport int8_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, strlen
 
 from counterd.bench._memory cimport Permit, allocate
@@ -29,6 +30,7 @@ cdef enum Protocol:
     SENTINEL
     REDIS_LUA
     BEANSTALK
+    SMOCKRON
 
 cdef enum Op:               # the first four are the opcodes of the counter protocol
     NOOP
@@ -56,6 +58,12 @@ cdef enum Op:               # the first four are the opcodes of the counter prot
     USE                     # puts go into that tube
     WATCH_TUBE              # and reserves take from it,
     IGNORE                  # and from no other
+    ACCOUNT                 # an accounting message; a PONG says that it has been read
+    CONTROL                 # one that a control message follows, on the connection that listens
+    GREET                   # ZMTP's greeting,
+    JOIN                    # the rest of its handshake, of a connection that sends messages,
+    MEET                    # and of the one that listens
+    LISTEN                  # which then subscribes
     OPS
 
 cdef enum Outcome:
@@ -73,6 +81,8 @@ cdef enum Outcome:
     INSERTED
     RESERVED
     DELETED
+    TAKEN                   # account
+    DELAYED                 # control: DELAY_UNTIL has come
     FAILED                  # the server says that something is wrong
     OUTCOMES
 
@@ -84,6 +94,14 @@ cdef enum:
     XID_AT = 2              # of the sentinel protocol
     DATA_AT = 7
     NUMBER_MAX = 32         # characters of a number with its line's end: 20 digits and some
+    MOMENT_DIGITS = 13      # of Unix time in milliseconds, until the year 2286
+    GREETING_SIZE = 64      # of ZMTP
+    PING_SIZE = 13          # with a context of four bytes; a PONG has no TTL
+    PONG_SIZE = 11
+    PING_CONTEXT_AT = 9
+    PONG_CONTEXT_AT = 7
+    CONTROL_FRAMES = 4      # of a control message
+    CONTROL_LONGEST = 255   # bytes of a frame of a load's control message
 
 
 cdef struct Dialect:
@@ -101,6 +119,7 @@ cdef struct Template:
     uint64_t first_flow     # from this on
     size_t token_at         # where a token stands, 0 = nowhere
     bint is_open            # a job's id and the line's end are to follow it
+    size_t moment_at        # where the time in milliseconds stands, 0 = nowhere
 
 
 cdef struct Reply:
@@ -108,6 +127,7 @@ cdef struct Reply:
     int64_t value           # of READ and GRANTED, where the protocol says it, else -1
     uint64_t token          # of GRANTED, where permits have such: what was asked with, or told; of RESERVED the id
     const uint8_t* body     # of RESERVED, of value_size bytes
+    bint goes_on            # it answers the next request as well, and has not been taken
 
 
 cdef inline int template_make(Template* template, bytes data, bytes name, int digits) except -1:
@@ -135,6 +155,15 @@ cdef inline void name_write(uint8_t* target, uint32_t number, int digits) noexce
     memcpy(target, <uint8_t*>&spread + 8 - digits, digits)
 
 
+cdef inline uint64_t name_read(const uint8_t* data, size_t digits) noexcept nogil:
+    """Of name_write()'s digits; of others some number."""
+    cdef uint64_t number = 0
+    cdef size_t i
+    for i in range(digits):
+        number = number << 4 | ((data[i] & 15) + (9 if data[i] > 57 else 0))
+    return number
+
+
 cdef inline size_t id_write(uint8_t* target, uint64_t number) noexcept nogil:
     """In decimal, with the line's end."""
     cdef uint8_t[NUMBER_MAX] digits
@@ -160,6 +189,8 @@ cdef inline size_t request_write(
         name_write(target + template.name_at, permit.name, template.digits)
     if protocol == COUNTER:
         memcpy(target + OPAQUE_AT, &opaque, 4)
+    elif protocol == SMOCKRON:
+        return template.size
     elif protocol == SENTINEL:
         store_be32(target + XID_AT, opaque)
         if template.flow_at:
@@ -187,6 +218,8 @@ cdef inline Py_ssize_t reply_read(
         return sentinel_reply(data, size, op, opaque, reply)
     if dialect.protocol == BEANSTALK:
         return beanstalk_reply(data, size, op, dialect.value_size, reply)
+    if dialect.protocol == SMOCKRON:
+        return zmtp_reply(data, size, op, opaque, reply)
     if dialect.protocol == REDIS_LUA:
         return script_reply(data, size, op, reply)
     return memcached_reply(data, size, op, reply)
@@ -509,3 +542,96 @@ cdef inline bint is_refusal(const uint8_t* data, size_t size) noexcept nogil:
     ) or begins(data, size, b"DRAINING\r\n") or begins(data, size, b"BURIED ") or begins(
         data, size, b"EXPECTED_CRLF\r\n"
     ) or begins(data, size, b"BAD_FORMAT\r\n") or begins(data, size, b"UNKNOWN_COMMAND\r\n")
+
+
+# ---- ZMTP: smockron ------------------------------------------------------------------------------------------------
+
+cdef inline size_t ping_write(uint8_t* target, uint32_t count) noexcept nogil:
+    """A PING that asks whether so many requests have been read, all together."""
+    memcpy(target, b"\x04\x0b\x04PING\0\0", PING_CONTEXT_AT)
+    store_be32(target + PING_CONTEXT_AT, count)
+    return PING_SIZE
+
+
+cdef inline void moment_write(uint8_t* target, int64_t moment_ms) noexcept nogil:
+    cdef int i
+    for i in range(MOMENT_DIGITS):
+        target[MOMENT_DIGITS - 1 - i] = <uint8_t>(48 + moment_ms % 10)
+        moment_ms //= 10
+
+
+cdef inline Py_ssize_t zmtp_reply(
+    const uint8_t* data, size_t size, Op op, uint32_t number, Reply* reply
+) noexcept nogil:
+    """A PONG answers all requests with numbers below its own."""
+    cdef uint32_t count
+    if op == GREET:
+        return greeting_reply(data, size, reply)
+    if op == JOIN or op == MEET:
+        return handshake_reply(data, size, op, reply)
+    if op == CONTROL:  # which is answered elsewhere
+        return -1
+    if memcmp(data, b"\x04\x09\x04PONG", min(size, <size_t>PONG_CONTEXT_AT)) != 0:
+        return -1
+    if size < PONG_SIZE:
+        return 0
+    count = load_be32(data + PONG_CONTEXT_AT)
+    if <int32_t>(count - number) <= 0:
+        return -1
+    reply.value = -1
+    reply.outcome = TAKEN if op == ACCOUNT else ANSWERED
+    reply.goes_on = count - number > 1
+    return 0 if reply.goes_on else PONG_SIZE
+
+
+cdef inline Py_ssize_t greeting_reply(const uint8_t* data, size_t size, Reply* reply) noexcept nogil:
+    reply.value = -1
+    reply.outcome = ANSWERED
+    if data[0] != 0xff or size > 10 and data[10] < 3:
+        return -1
+    return GREETING_SIZE if size >= GREETING_SIZE else 0
+
+
+cdef inline Py_ssize_t handshake_reply(const uint8_t* data, size_t size, Op op, Reply* reply) noexcept nogil:
+    """READY, and to who sends messages the subscription to everything. An ERROR is a failure."""
+    cdef size_t ready = 2 + data[1] if size > 1 else 0
+    reply.value = -1
+    reply.outcome = ANSWERED
+    if ready == 0 or size < ready:
+        return 0
+    if begins(data + 2, ready - 2, b"\x05ERROR"):
+        reply.outcome = FAILED
+        return ready
+    if data[0] != 4 or not begins(data + 2, ready - 2, b"\x05READY"):
+        return -1
+    if op == MEET:
+        return ready
+    data += ready
+    size -= ready
+    if size < 2 or size < 2 + data[1]:
+        return 0
+    size = 2 + data[1]
+    return ready + size if begins(data + 2, size - 2, b"\x09SUBSCRIBE") or size == 3 and data[2] == 1 else -1
+
+
+cdef inline Py_ssize_t control_read(
+    const uint8_t* data, size_t size, int digits, int64_t* number
+) noexcept nogil:
+    """A control message: as a reply is read. number: of the request that it is about; -1 if it is about something
+    else. The connection that listens is sent nothing else."""
+    cdef size_t at = 0
+    cdef int i
+    number[0] = -1
+    for i in range(CONTROL_FRAMES):
+        if size < at + 2:
+            return 0
+        if data[at] != (i < CONTROL_FRAMES - 1):
+            return -1
+        if size < at + 2 + data[at + 1]:
+            return 0
+        if i == 1 and not begins(data + at + 2, data[at + 1], b"DELAY_UNTIL"):
+            digits = 0
+        if i == 2 and 0 < digits <= data[at + 1]:
+            number[0] = <int64_t>name_read(data + at + 2 + data[at + 1] - digits, digits)
+        at += 2 + data[at + 1]
+    return at

@@ -14,8 +14,6 @@ FIRST_SEMAPHORE = 1
 FIRST_RATE = 1_000_001
 PARAM_FLOW = 1
 FLOWS_MAX = 8192  # of each kind: a room has room for twice as many
-RULES_HELP = """Prints the rules that a sentinel room needs for a load (--protocol sentinel) with as many names and that
-maximum: a file for sentinel.rules. Rates need a higher sentinel.max_allowed_qps, too."""
 
 
 def rules_of(names: int, maximum: int, **semaphore: int) -> str:

@@ -14,21 +14,23 @@ from counterd.bench.flows import FLOWS_MAX
 from counterd.units import seconds
 
 PROTOCOLS = {  # and their ports
-    "counter": 11215, "throttr": 9000, "sentinel": 18730, "beanstalk": 11300, "redis": 6379, "redis-lua": 6379,
-    "memcached": 11211,
+    "counter": 11215, "throttr": 9000, "sentinel": 18730, "beanstalk": 11300, "smockron": 10004,
+    "redis": 6379, "redis-lua": 6379, "memcached": 11211,
 }  # fmt: skip
-PROTOCOL_HELP = """What the server speaks: counterd's four, of which beanstalk is beanstalkd's too, and for side by side
+PROTOCOL_HELP = """What the server speaks: counterd's five, of which beanstalk is beanstalkd's too, and for side by side
 figures redis, which has a counterpart of all requests for counters and keys, redis-lua, its usual scripts for what a
 sentinel room does, and memcached (incr, decr, get)."""
 COUNTING = ("noop", "get", "acquire", "release")
 KEEPING = ("query", "update", "insert", "purge", "set")
 JOBS = ("put", "cycle", "fan")
-OPS = (*COUNTING, *KEEPING, "flow", "param", "keep", "counts", *JOBS)
+MESSAGES = ("account", "control")
+OPS = (*COUNTING, *KEEPING, "flow", "param", "keep", "counts", *JOBS, *MESSAGES)
 OPS_OF = {
     "counter": COUNTING,
     "throttr": ("noop", "get", *KEEPING),
     "sentinel": ("noop", "acquire", "release", "flow", "param", "keep"),
     "beanstalk": ("noop", *JOBS),
+    "smockron": ("noop", *MESSAGES),
     "redis": (*COUNTING, *KEEPING),
     "redis-lua": ("noop", "acquire", "release", "flow", "counts"),
     "memcached": COUNTING,
@@ -39,11 +41,14 @@ query, update (one up, one down), insert (a new name, with --ttl), purge (of tho
 sentinel: flow, param (a value), keep (of what was acquired), noop too. With redis-lua: acquire-release (a leased
 semaphore), flow (a sliding window), counts (the same, estimated). With beanstalk: put (the jobs stay), cycle (put,
 reserve and delete in turn), noop, a mix, or fan: some connections put, the others wait, and latency is from put to
-RESERVED. [default: acquire-release; update with throttr; cycle with beanstalk]"""
+RESERVED. With smockron: account (accounting messages; a PING behind each batch is answered once the batch has been
+read), control (latency is from an accounting message to the control message about it), noop, or a mix without control.
+[default: acquire-release; update with throttr; cycle with beanstalk; account with smockron]"""
 NAMES_MAX = 1 << 30
+PORT_MAX = 65535
 NAME_SIZE_MAX = {
-    "counter": 65535, "throttr": 255, "sentinel": 996, "beanstalk": 200, "redis": 65535, "redis-lua": 65535,
-    "memcached": 250,
+    "counter": 65535, "throttr": 255, "sentinel": 996, "beanstalk": 200, "smockron": 255,
+    "redis": 65535, "redis-lua": 65535, "memcached": 250,
 }  # fmt: skip
 CONNECTIONS = 50
 WORKERS = 500  # of a fan
@@ -125,7 +130,7 @@ class Work:
 
 def work_of(protocol: str) -> str:
     """What is asked if nobody says."""
-    return {"throttr": "update", "beanstalk": "cycle"}.get(protocol, PAIRS)
+    return {"throttr": "update", "beanstalk": "cycle", "smockron": "account"}.get(protocol, PAIRS)
 
 
 def connections_of(work: Work, producers: int) -> int:
@@ -154,6 +159,7 @@ class Plan:
     protocol: str = "counter"
     host: str = "127.0.0.1"
     port: int = 0  # 0 = the protocol's
+    control_port: int = 0  # of a smockron master; 0 = the next one
     socket: str | None = None
     tls: bool = False
     cacert: str | None = None  # files for TLS; None: whom this system trusts, no certificate of our own, the key in it
@@ -189,6 +195,8 @@ class Plan:
         """Raises ValueError for what cannot be done together."""
         if self.port == 0:
             object.__setattr__(self, "port", PROTOCOLS[self.protocol])
+        if self.control_port == 0 and self.port < PORT_MAX:
+            object.__setattr__(self, "control_port", self.port + 1)
         if self.protocol == "memcached":
             object.__setattr__(self, "prefill", True)  # its incr makes no names
         for wrong, text in self._mistakes():
@@ -212,11 +220,15 @@ class Plan:
     def fans(self) -> bool:
         return "fan" in self.work.weights
 
+    def listens(self) -> bool:
+        """Whether each load process has one more connection, for control messages."""
+        return "control" in self.work.weights
+
     def makes_names(self) -> bool:
-        """Whether there is anything that prefill can make: flows come from rules, scripts make what they need, and jobs
-        have no names.
+        """Whether there is anything that prefill can make: flows come from rules, scripts make what they need, jobs
+        have no names, and identifiers are there as soon as they are spoken of.
         """
-        return self.protocol not in {"sentinel", "redis-lua", "beanstalk"}
+        return self.protocol not in {"sentinel", "redis-lua", "beanstalk", "smockron"}
 
     def needs_names(self) -> bool:
         """Whether there are requests for what has to exist."""
@@ -284,6 +296,7 @@ class Plan:
             *self._mistakes_of_work(),
             *self._mistakes_of_flows(),
             *self._mistakes_of_jobs(),
+            *self._mistakes_of_messages(),
         ]
 
     def _mistakes_of_flows(self) -> list[tuple[bool, str]]:
@@ -326,6 +339,19 @@ class Plan:
             (
                 ours and self.verify and "put" in self.work.weights and (self.requests or 1 << 32) > VERIFIED_MAX,
                 f"--verify knows {VERIFIED_MAX} jobs at most, and those of put stay: give --requests",
+            ),
+        ]
+
+    def _mistakes_of_messages(self) -> list[tuple[bool, str]]:
+        ours = self.protocol == "smockron"
+        return [
+            (ours and not self.keep_alive, "gatekeepers stay connected: no --keep-alive 0 with smockron"),
+            (self.listens() and len(self.work.weights) > 1, "control is not part of a mix"),
+            (self.listens() and self.socket is not None, "control needs two ports: no --socket"),
+            (self.listens() and not self.control_port, f"there is no port behind {PORT_MAX}: give --control-port"),
+            (
+                self.listens() and self.name_size < DIGITS_MAX,
+                f"identifiers are all new with control, for which they need {DIGITS_MAX} bytes: see --name-size",
             ),
         ]
 
@@ -397,7 +423,11 @@ class Plan:
         return {"names": self.names, "keys": self.keys.text, "name-size": self.name_size}
 
     def _where(self) -> dict[str, Any]:
-        server = {"host": self.host, "port": self.port} if self.socket is None else {"socket": self.socket}
+        server: dict[str, Any] = (
+            {"host": self.host, "port": self.port} if self.socket is None else {"socket": self.socket}
+        )
+        if self.listens():
+            server["control-port"] = self.control_port
         secured = {"tls": self.tls or None, "cacert": self.cacert, "cert": self.cert, "key": self.key}
         return {"protocol": self.protocol, **server, **secured}
 

@@ -147,7 +147,9 @@ def describe(plan: Plan) -> str:
         several(plan.connections, "connection"),
         rate(plan.rate) if plan.rate else f"{plan.depth:,} in flight",
     ]
-    if plan.protocol != "beanstalk":
+    if plan.listens():
+        words.append("new identifiers")
+    elif plan.protocol != "beanstalk":
         words.append(several(plan.names, "name"))
     elif plan.work.text != "noop":
         words.append(f"bodies of {plan.buffer_size:,} B")

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from counterd.bench.domains import CONTROL_DOMAIN, DOMAIN
 from counterd.bench.flows import FIRST_RATE, FIRST_SEMAPHORE, NAMESPACE, PARAM_FLOW
 from counterd.bench.plan import ttl_of
 from counterd.bench.scripts import LEASE_MS, WINDOW_MS, digest, resp
 from counterd.protocols.beanstalk import wire as beanstalk
 from counterd.protocols.counter import wire
 from counterd.protocols.sentinel import wire as sentinel
+from counterd.protocols.smockron import wire as smockron
+from counterd.protocols.smockron.wire import SocketType, Status
 from counterd.protocols.throttr.wire import Attribute, Change, Encoder, TTLType, ValueSize
 
 if TYPE_CHECKING:
@@ -22,12 +25,15 @@ LASTING = 100  # hours that what a load needs is there for
 VALUE = b"v"  # what buffers are full of: no digit of a name is in it
 TOKEN = b"t" * 16  # stands for a token where that is written in hexadecimal
 TTR = 3600  # seconds: longer than any load has a job
+MOMENT = b"9" * 13  # stands for a time in milliseconds
 GIVE_UP_S = 5  # that a reserve of a cycle waits for a job that is due, which is there unless its put was refused
 
 
 def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
     """Each kind of request for that name; "fill" makes it exist, where acquire and release do not."""
-    of = {"throttr": _throttr, "sentinel": _sentinel, "redis-lua": _scripts, "beanstalk": _jobs}.get(plan.protocol)
+    of = {
+        "throttr": _throttr, "sentinel": _sentinel, "redis-lua": _scripts, "beanstalk": _jobs, "smockron": _messages,
+    }.get(plan.protocol)  # fmt: skip
     if of is not None:
         return of(plan, name)
     amount = str(plan.resources).encode()
@@ -73,6 +79,8 @@ def names_of(plan: Plan, run: int) -> dict[str, bytes]:
         return {"use": tube, "watch": tube, "": b""}
     size = plan.name_size - min(plan.name_size, 8)
     fresh = (b"i" + (b"%07x" % (run & 0xFFFFFFF))[::-1] + b"i" * size)[:size]
+    if plan.protocol == "smockron":
+        return {"": b"n" * size}
     return {"insert": fresh, "purge": fresh, "set": b"b" * size, "fetch": b"b" * size, "": b"n" * size}
 
 
@@ -134,3 +142,17 @@ def _jobs(plan: Plan, name: bytes) -> dict[str, bytes]:
         "watch": b"watch %b\r\n" % name,
         "ignore": beanstalk.ignore(b"default"),
     }
+
+
+def _messages(plan: Plan, name: bytes) -> dict[str, bytes]:
+    """The name is an identifier. A time and, behind a batch, a PING are yet to come; noop is that PING alone."""
+    moment = int(MOMENT)
+    return {
+        "noop": b"",
+        "account": smockron.accounting(DOMAIN, Status.ACCEPTED, name, moment),
+        "control": smockron.accounting(CONTROL_DOMAIN, Status.ACCEPTED, name, moment),
+        "greet": smockron.greeting(),
+        "join": smockron.ready(SocketType.PUB),
+        "meet": smockron.ready(SocketType.SUB),
+        "listen": smockron.subscribe(smockron.topic(CONTROL_DOMAIN)),
+    }  # fmt: skip

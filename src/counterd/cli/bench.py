@@ -25,11 +25,12 @@ try:
     from counterd.bench import page, report, search
     from counterd.bench import plan as planning
     from counterd.bench.asking import LoadError
-    from counterd.bench.flows import FLOWS_MAX, RULES_HELP, rules_of
+    from counterd.bench.flows import FLOWS_MAX
     from counterd.bench.panel import panel
     from counterd.bench.plan import Hold, Keys, Plan, Work
     from counterd.bench.report import AS_FAST_AS_IT_GOES
     from counterd.bench.result import Report, ResultError, Run, load, save
+    from counterd.bench.rules import RULES, RULES_HELP
     from counterd.bench.run import Interruption, describe, run
     from counterd.cli.reading import TLS_OPTIONS, Reads, at_least, with_options
 except ModuleNotFoundError as error:
@@ -96,6 +97,12 @@ class Told(click.Group):
     metavar="PORT",
     help=f"Its port.  [default: {', '.join(f'{port} for {name}' for name, port in planning.PROTOCOLS.items())}]",
 )
+@click.option(
+    "--control-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Where control messages come from.  [default: the port behind --port]",
+)
 @click.option("-s", "--socket", metavar="PATH", help="Its Unix socket, instead of host and port.")
 @with_options(*TLS_OPTIONS)
 @click.option(
@@ -150,7 +157,7 @@ class Told(click.Group):
     type=NUMBER,
     default=1,
     show_default=True,
-    help="Number of names, of flows, or of values with param.",
+    help="Number of names, of flows, of values with param, or of identifiers.",
 )
 @click.option(
     "--keys",
@@ -308,13 +315,17 @@ def compare(files: tuple[Path, ...], html: Path) -> None:
     click.echo(f"charts: {html}")
 
 
-@main.command(short_help="Rules for a load of flows.", help=RULES_HELP)
+@main.command(short_help="Rules that a server needs for a load.", help=RULES_HELP)
+@click.option("--protocol", type=click.Choice(list(RULES)), default=next(iter(RULES)), show_default=True)
 @click.option("-r", "--names", type=NUMBER, default=1, show_default=True, help="Number of flows.")
-@click.option("--maximum", type=NUMBER, default=1_000_000, show_default=True, help="At once, or a second, of each.")
-def rules(names: int, maximum: int) -> None:
+@click.option(
+    "--maximum", type=NUMBER, default=1_000_000, show_default=True,
+    help="At once, or a second, of each flow or identifier.",
+)  # fmt: skip
+def rules(protocol: str, names: int, maximum: int) -> None:
     if names > FLOWS_MAX:
         raise click.UsageError(f"there are {FLOWS_MAX} flows of a kind at most, not {names}")
-    click.echo(rules_of(names, maximum), nl=False)
+    click.echo(RULES[protocol](names, maximum), nl=False)
 
 
 def show(console: Console, what: RenderableType) -> None:
@@ -350,7 +361,8 @@ def read_plan(options: dict[str, Any]) -> Plan:
     work = options["ops"] or Work.read(planning.work_of(options["protocol"]))
     files = {name: options[name] for name in ("cacert", "cert", "key")}
     plan = Plan(
-        protocol=options["protocol"], host=options["host"], port=options["port"] or 0, socket=options["socket"],
+        protocol=options["protocol"], host=options["host"], port=options["port"] or 0,
+        control_port=options["control_port"] or 0, socket=options["socket"],
         tls=options["tls"] or any(files.values()), **files,
         connections=options["connections"] or planning.connections_of(work, options["producers"]),
         producers=options["producers"], depth=options["pipeline"], keep_alive=options["keep_alive"],

@@ -41,7 +41,10 @@ def document(**rates: list[float]) -> dict[str, Any]:
 
 @pytest.fixture
 def good() -> dict[str, Any]:
-    slow = {name: [10.0] * 3 for name in ("redis", "memcached", "yrmcdsd", *servers.SCRIPTED, *servers.QUEUES)}
+    slow = {
+        name: [10.0] * 3
+        for name in ("redis", "memcached", "yrmcdsd", *servers.SCRIPTED, *servers.QUEUES, *servers.MASTERS)
+    }
     return document(counterd=[1000.0] * 3, raw_loop=[1000.0] * 3, **slow)
 
 

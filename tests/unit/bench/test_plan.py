@@ -38,6 +38,7 @@ def test_kinds() -> None:
     assert Work.read("mix:get=3,acquire=0").weights == {"get": 3, "acquire": 0}
 
 
+MESSAGES: dict[str, Any] = {"protocol": "smockron", "work": Work.read("account")}
 JOBS: dict[str, Any] = {"protocol": "beanstalk", "work": Work.read("cycle")}
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"requests": None, "duration": None}, "give --requests"),
@@ -115,6 +116,16 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({**JOBS, "work": Work.read("fan"), "processes": 2}, "a producer for each of 2 threads"),
     ({**JOBS, "work": Work.read("put"), "verify": True}, "those of put stay: give --requests"),
     ({**JOBS, "work": Work.read("put"), "verify": True, "requests": 1 << 25}, "knows 16777216 jobs at most"),
+    ({"protocol": "smockron"}, "the smockron protocol has noop, account, control, not acquire, release"),
+    ({**MESSAGES, "keep_alive": False}, "gatekeepers stay connected"),
+    ({**MESSAGES, "verify": True}, "which smockron does not know"),
+    ({**MESSAGES, "churn": 1.0}, "which smockron does not know"),
+    ({**MESSAGES, "name_size": 256}, "a name has 1 to 255 bytes"),
+    ({**MESSAGES, "work": Work.read("mix:control=1,account=1")}, "control is not part of a mix"),
+    ({**MESSAGES, "work": Work.read("control"), "socket": "/s"}, "control needs two ports"),
+    ({**MESSAGES, "work": Work.read("control"), "name_size": 7}, "they need 8 bytes"),
+    ({**MESSAGES, "work": Work.read("control"), "port": 65535}, "no port behind 65535: give --control-port"),
+    ({"work": Work.read("account")}, "the counter protocol has .*, not account"),
     ({"verify": True, "names": 1 << 25}, "--verify keeps count of 16777216"),
     ({"tls": True, "socket": "/s"}, "there is no TLS on a Unix socket"),
     ({"cacert": "/ca"}, "--cacert, --cert and --key are for --tls"),
@@ -171,7 +182,16 @@ def test_whether_a_get_is_of_a_buffer() -> None:
 
 def test_where_prefill_makes_nothing() -> None:
     made = {protocol: Plan(protocol=protocol, work=Work.read("noop")).makes_names() for protocol in OPS_OF}
-    assert [protocol for protocol, makes in made.items() if not makes] == ["sentinel", "beanstalk", "redis-lua"]
+    assert [protocol for protocol, makes in made.items() if not makes] == [
+        "sentinel", "beanstalk", "smockron", "redis-lua",
+    ]  # fmt: skip
+
+
+def test_control_messages_come_by_the_next_port_unless_it_is_another() -> None:
+    control = {**MESSAGES, "work": Work.read("control")}
+    assert [Plan(**control, **more).control_port for more in ({}, {"port": 7}, {"control_port": 9})] == [10005, 8, 9]
+    assert Plan(**control).as_options()["control-port"] == 10005
+    assert "control-port" not in Plan(**MESSAGES).as_options()
 
 
 def test_which_loads_need_names_that_exist() -> None:
@@ -182,8 +202,8 @@ def test_which_loads_need_names_that_exist() -> None:
 
 
 def test_what_is_asked_and_by_how_many_if_nobody_says() -> None:
-    assert [work_of(protocol) for protocol in ("counter", "throttr", "sentinel", "beanstalk", "redis")] == [
-        "acquire-release", "update", "acquire-release", "cycle", "acquire-release",
+    assert [work_of(protocol) for protocol in ("counter", "throttr", "sentinel", "beanstalk", "smockron", "redis")] == [
+        "acquire-release", "update", "acquire-release", "cycle", "account", "acquire-release",
     ]  # fmt: skip
     assert (connections_of(Work(), 3), connections_of(Work.read("fan"), 3)) == (50, 503)
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
 
 from counterd.bench import scripts
+from counterd.bench.domains import CONTROL_DOMAIN, DOMAIN, domain_rules
 from counterd.bench.plan import Plan, Work
-from counterd.bench.words import TOKEN, names_of, requests_of
+from counterd.bench.words import MOMENT, TOKEN, names_of, requests_of
+from counterd.protocols.smockron import wire
+from counterd.protocols.smockron.rules import parse_rules
+from counterd.protocols.smockron.wire import SocketType, Status
 
 
 def test_counter() -> None:
@@ -109,7 +114,7 @@ def test_scripts() -> None:
     }
 
 
-@pytest.mark.parametrize("protocol", ["counter", "throttr", "sentinel", "redis", "redis-lua", "memcached"])
+@pytest.mark.parametrize("protocol", ["counter", "throttr", "sentinel", "redis", "redis-lua", "memcached", "smockron"])
 def test_requests_of_one_kind_differ_in_their_name_alone(protocol: str) -> None:
     """Which is what a load process builds on."""
     work = Work.read("noop")
@@ -135,6 +140,25 @@ def test_beanstalk() -> None:
     fan = requests_of(replace(plan, work=Work.read("fan"), value_size=25), b"0000abcd")
     assert fan["put"] == b"put 65536 0 3600 25\r\n0000abcd" + TOKEN + b"v\r\n"
     assert fan["reserve"] == b"reserve\r\n"
+
+
+def test_smockron() -> None:
+    requests = requests_of(Plan(protocol="smockron", work=Work.read("account")), b"0000abcd")
+    for op, domain in {"account": DOMAIN, "control": CONTROL_DOMAIN}.items():
+        assert requests[op] == wire.accounting(domain, Status.ACCEPTED, b"0000abcd", int(MOMENT))
+        assert len(MOMENT) == len(str(time.time_ns() // 1_000_000)), "it is overwritten with a time"
+    assert requests["noop"] == b""
+    heard = wire.Parser().feed(b"".join(requests[op] for op in ("greet", "meet", "listen")))
+    assert heard == [
+        wire.Command(b"READY", wire.ready(SocketType.SUB)[8:]), wire.Command(b"SUBSCRIBE", CONTROL_DOMAIN + b"\0"),
+    ]  # fmt: skip
+
+
+def test_the_rules_that_a_master_needs_for_a_load() -> None:
+    rules = parse_rules(domain_rules(1000))
+    assert list(rules) == [DOMAIN, CONTROL_DOMAIN]
+    assert rules[DOMAIN].rounded_ms == (1, 1000)
+    assert rules[CONTROL_DOMAIN].burst == (0, 0)
 
 
 def test_names_of_tubes() -> None:
