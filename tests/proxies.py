@@ -91,11 +91,14 @@ def application() -> Iterator[int]:
             thread.join()
 
 
-def ask(where: Address, path: str = "/", client: str = "127.0.0.1", body: bytes | None = None) -> Any:
-    """(the status, Retry-After or None) of a request that comes from that address, and says that it is another's."""
+def ask(where: Address, path: str = "/", client: str = "127.0.0.1", body: bytes | None = None, **fields: str) -> Any:
+    """(the status, Retry-After or None) of a request that comes from that address, and says that it is another's.
+
+    fields: more of its head.
+    """
     asking = http.client.HTTPConnection(*where, timeout=PATIENCE, source_address=(client, 0))
     with contextlib.closing(asking):
-        asking.request("GET" if body is None else "POST", path, body, {"X-Real-IP": "192.0.2.1"})
+        asking.request("GET" if body is None else "POST", path, body, {"X-Real-IP": "192.0.2.1", **fields})
         answer = asking.getresponse()
         answer.read()
         return answer.status, answer.headers["Retry-After"]
@@ -131,16 +134,18 @@ def nginx(directory: Path, gate: Address, change: Callable[[str], str] = str, ho
 
 
 @contextlib.contextmanager
-def caddy(directory: Path, gate: Address) -> Iterator[Address]:
-    """With deploy/caddy/Caddyfile."""
+def caddy(directory: Path, gate: Address, change: Callable[[str], str] = str) -> Iterator[Address]:
+    """With deploy/caddy/Caddyfile, which `change` may change."""
     where = free_address()
     with application() as port:
         text = (DEPLOY / "caddy" / "Caddyfile").read_text("utf-8")
         assert (text.count(GATE), text.count(APPLICATION)) == (1, 2)
         text = text.replace(GATE, f"{gate.host}:{gate.port}").replace(APPLICATION, f"127.0.0.1:{port}")
-        site = f"{{\n\tadmin off\n}}\n\n:{where.port} {{\n\tbind {where.host}"
+        text = text.replace("\n{\n", "\n{\n\tadmin off\n").replace(
+            "\n:80 {", f"\n:{where.port} {{\n\tbind {where.host}"
+        )
         config = directory / "Caddyfile"
-        config.write_text(text.replace("\n:80 {", f"\n{site}"))
+        config.write_text(change(text))
         with program(needs.path("caddy"), "run", "--config", str(config), "--adapter", "caddyfile", home=directory):
             daemon.wait_until(lambda: _listens(where), "caddy")
             yield where

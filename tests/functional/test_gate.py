@@ -131,6 +131,45 @@ def test_while_the_gate_is_away_requests_pass(proxy: Any, master: Callable[..., 
         assert ask(where, body=b"x" * 100_000) == (200, None)
 
 
+@PROXIES
+def test_while_the_gate_does_not_answer_requests_are_rejected(proxy: Any, tmp_path: Path) -> None:
+    """Else whoever makes it busy would pass."""
+
+    def hasten(text: str) -> str:
+        return text.replace("_timeout 10s", "_timeout 100ms")
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        gate = daemon.Address(*silent.getsockname())
+        with proxy(tmp_path, gate, hasten) as where:
+            assert ask(where) == (503, "1")
+            assert ask(where, "/forbidden", body=b"x" * 100_000) == (503, "1")
+
+
+@PROXIES
+def test_a_head_that_is_too_long_is_no_way_past(proxy: Any, master: Callable[..., Daemon], tmp_path: Path) -> None:
+    with (
+        proxies.gate(master(HOUR), "--rejected-status", status_for(proxy)) as gate,
+        proxy(tmp_path, place(gate)) as where,
+    ):
+        wait_until(lambda: ask(where)[0] == 503, "the master has told it")
+        for size in (7_000, 20_000, 70_000, 400_000):
+            with contextlib.suppress(OSError):  # it may be closed before all of it was sent
+                assert ask(where, **{"X-Long": "x" * size})[0] in {400, 431, 503}
+
+
+@PROXIES
+def test_a_head_that_the_proxy_takes_is_not_refused(proxy: Any, master: Callable[..., Daemon], tmp_path: Path) -> None:
+    with (
+        proxies.gate(master({"rate": "1000/sec", "burst": 1000})) as gate,
+        proxy(tmp_path, place(gate)) as where,
+    ):
+        many = {f"X-{number}": "x" for number in range(90)}
+        for fields in ({"Content-Encoding": "br"}, {"Content-Encoding": "zstd"}, {"X-Long": "x" * 7_000}, many):
+            assert ask(where, **fields) == (200, None), fields
+        if proxy is proxies.caddy:  # nginx itself takes no field of more than 8 KB
+            assert ask(where, "/" + "p" * 7_000, **{"X-Long": "x" * 8_500}) == (200, None)
+
+
 @pytest.mark.needs("nginx")
 def test_what_nginx_itself_forbids_stays_forbidden(master: Callable[..., Daemon], tmp_path: Path) -> None:
     def deny(text: str) -> str:

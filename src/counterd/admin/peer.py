@@ -57,13 +57,22 @@ class Peers:
     """
 
     def __init__(
-        self, guard: Guard, connections: int | None = None, patience: float | None = None, head: int = HEAD_MAX
+        self,
+        guard: Guard,
+        connections: int | None = None,
+        patience: float | None = None,
+        *,
+        head: int = HEAD_MAX,
+        field: int = HEAD_FIELD_MAX,
+        fields: int = HEAD_FIELDS_MAX,
     ) -> None:
-        """head: bytes that the head of a request can have."""
+        """head: bytes that the head of a request can have. field: bytes of one field in it; fields: how many."""
         self.guard = guard
         self.connections = CONNECTIONS_MAX if connections is None else connections
         self.patience = PATIENCE_S if patience is None else patience
         self.head = head
+        self.field = field
+        self.fields = fields
         self.fresh: set[Peer] = set()
         self.idle: dict[Peer, None] = {}
         self.busy: set[Peer] = set()
@@ -138,8 +147,9 @@ class Peer(web.RequestHandler):
             access_log=None,  # type: ignore[arg-type] # what aiohttp documents to switch it off
             lingering_time=0,
             max_line_size=HEAD_LINE_MAX,
-            max_field_size=HEAD_FIELD_MAX,
-            max_headers=HEAD_FIELDS_MAX,
+            max_field_size=peers.field,
+            max_headers=peers.fields,
+            auto_decompress=False,  # no body is read, so nobody is refused for how his is encoded
         )
         self.host = ""  # its IP address, "" on a Unix socket
         self._peers = peers

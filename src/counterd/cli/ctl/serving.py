@@ -33,7 +33,9 @@ PLACES = 1024  # for connections, besides those that wait
 # A proxy keeps connections for less: nginx a minute, Traefik 90 s, Caddy two minutes. So we do not close one just as it
 # asks.
 PATIENCE_S = 300.0
+# A proxy passes on what its client has sent: a head that it takes is not to be refused here, or the client would be.
 HEAD_MAX = 65_536
+FIELDS_MAX = 1000
 ENDING_S = 1.0  # for answers to go out
 
 
@@ -73,7 +75,8 @@ class Serving:
         ended = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, ended.set)
-        self._peers = Peers(Guard(), self._connections, PATIENCE_S, HEAD_MAX)
+        bounds = {"head": HEAD_MAX, "field": HEAD_MAX, "fields": FIELDS_MAX}
+        self._peers = Peers(Guard(), self._connections, PATIENCE_S, **bounds)
         manager = web.Server(self._handle, handler_cancellation=True)
         async with self._gatekeeper as gatekeeper:
             connecting = asyncio.ensure_future(gatekeeper.connect())
