@@ -302,7 +302,7 @@ class SharedSource(Protocol):
     def take(self, store: Any, now_ns: int) -> tuple[list[bytes], list[bytes | int]] | None:
         """Keys and arguments of the next call; None if there is none, or the last one has not been settled."""
 
-    def settle(self, store: Any, answer: bytes, now_ns: int) -> None:
+    def settle(self, store: Any, answer: object, now_ns: int) -> None:
         """What the call that was taken last was answered. Raises ValueError if it is no answer."""
 
     def alone(self, store: Any, now_ns: int) -> None:

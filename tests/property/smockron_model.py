@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ACCOUNTING, CONTROL = 0, 1  # ports
 FRAMES_MAX = 64
-PREFIX_MAX = 1024
+PREFIX_MAX = 256
 PREFIXES_MAX = 1024
 DOMAIN_MAX, IDENTIFIER_MAX = 255, 4096
 CONTEXT_MAX = 16
@@ -36,8 +36,8 @@ WALL_STEP_NS = 10 * MS
 TICK_NS = 1 << 20  # of the wheel
 QUESTIONS_AT_ONCE = 500
 
-# Where names are kept: what does not fit into a record is in blocks, of which there are so many more than identifiers.
-DOMAIN_INLINE, IDENTIFIER_INLINE = 40, 24
+# Where names are kept: of an identifier what does not fit into a record is in blocks, of which there are so many more.
+IDENTIFIER_INLINE = 24
 CHAIN_SIZE, BLOCK_PAYLOAD = 8, 60
 MORE_BLOCKS = 128
 
@@ -263,25 +263,29 @@ class Model:
         self.settle(key[0])
 
     def enter(self, key: Key, identifier: Identifier) -> None:
-        """Also of one that is known; whoever was not heard of for longest makes room."""
-        needed = blocks_of(len(key[1]), IDENTIFIER_INLINE)
+        """Also of one that is known; whoever was not heard of for longest makes room, for blocks only who has some."""
+        if key not in self.identifiers and len(self.identifiers) == self.identifiers_max:
+            self.evict(self.identifiers)
         while key not in self.identifiers and (
-            len(self.identifiers) == self.identifiers_max
-            or self.identifiers_max + MORE_BLOCKS - self.blocks_used() < needed
+            self.identifiers_max + MORE_BLOCKS - sum(map(self.blocks, self.identifiers)) < self.blocks(key)
         ):
-            self.remove(next(iter(self.identifiers)))
-            self.tally["evicted"] += 1
+            self.evict(key for key in self.identifiers if self.blocks(key))
         if key not in self.identifiers:
             self.domains[key[0]].identifiers += 1
         self.identifiers[key] = identifier
         self.identifiers.move_to_end(key)
 
-    def blocks_used(self) -> int:
-        domains = sum(blocks_of(len(name), DOMAIN_INLINE) for name in self.domains)
-        return domains + sum(blocks_of(len(name), IDENTIFIER_INLINE) for _, name in self.identifiers)
+    def evict(self, keys: Iterable[Key]) -> None:
+        """The first of these."""
+        self.remove(next(iter(keys)))
+        self.tally["evicted"] += 1
+
+    def blocks(self, key: Key) -> int:
+        return blocks_of(len(key[1]), IDENTIFIER_INLINE)
 
     def account(self, domain: bytes, operation: str, name: bytes, moment_ms: int) -> None:
-        self.domains[domain].tally[operation] += 1
+        if operation != "forget":
+            self.domains[domain].tally[operation] += 1
         question = Question(operation, name, max(moment_ms, self.now_ms), self.now_ms)
         if self.is_shared:
             self.questions.setdefault(domain, []).append(question)
@@ -290,6 +294,9 @@ class Model:
             self.decide(domain, question)
 
     def decide(self, domain: bytes, question: Question) -> None:
+        if question.operation == "forget":
+            self.forget(domain, question.name)
+            return
         rule = self.domains[domain].rule
         interval, burst = exact(rule.interval, rule.parts), exact(rule.burst, rule.parts)
         moment_ns = question.moment_ms * MS - self.wall_ns
@@ -351,14 +358,14 @@ class Model:
         if self.asked is not None or not self.questions:
             return None
         domain, questions = next(iter(self.questions.items()))
+        del self.questions[domain]
         if len(questions) > QUESTIONS_AT_ONCE:
             self.questions[domain] = questions[QUESTIONS_AT_ONCE:]
-        else:
-            del self.questions[domain]
         self.asked = domain, questions[:QUESTIONS_AT_ONCE]
         record = self.domains[domain]
         rounded = record.rule.rounded_ms if record.ruled else (1, 0)
-        return domain, rounded, [(question.name, question.moment_ms) for question in self.asked[1]]
+        asked = [(each.name, 0 if each.operation == "forget" else each.moment_ms) for each in self.asked[1]]
+        return domain, rounded, asked
 
     def settle_questions(self, found: list[int], now_ns: int) -> None:
         self.now_ns = now_ns
@@ -366,7 +373,10 @@ class Model:
         domain, questions = self.asked
         self.asked = None
         for question, until_ms in zip(questions, found, strict=True):
-            until = min(until_ms, question.now_ms + AHEAD_MAX_MS)
+            if question.operation == "forget":
+                self.forget(domain, question.name)
+                continue
+            until = max(0, min(until_ms, question.now_ms + AHEAD_MAX_MS))
             next_ns = until * MS - self.wall_ns
             due_ns = next_ns + self.domains[domain].rule.burst.ns + 2
             self.enter((domain, question.name), Identifier(next_ns, 0, due_ns))
@@ -542,8 +552,8 @@ class ModelSession:
         elif operation == "rejected":
             store.domains[domain].tally[operation] += 1
             store.outcomes[operation, "ok"] += 1
-        elif operation == "forget":
-            store.forget(domain, name)
+            if (domain, name) in store.identifiers:
+                store.identifiers.move_to_end((domain, name))
         else:
             store.account(domain, operation, name, moment_ms or 0)
 

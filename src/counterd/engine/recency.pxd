@@ -2,8 +2,7 @@
 #
 # Floor 1, header only. The links are embedded in records and addressed by number.
 #
-# Invariant (`audit_recency` checks it): the list goes through every record that was entered and not taken out, once,
-# and comes back the same way.
+# Invariant: the list goes through every record that was entered and not taken out, once, and comes back the same way.
 
 from libc.stdint cimport uint8_t, uint32_t
 
@@ -27,8 +26,8 @@ cdef struct Recency:        # this process's view
     size_t stride           # bytes from a record to the next
 
 
-cdef inline int recency_reserve(Recency* recency, Region* region) except -1:
-    region_reserve(region, b"recency", sizeof(RecencyState), <void**>&recency.state)
+cdef inline int recency_reserve(Recency* recency, Region* region, const char* name) except -1:
+    region_reserve(region, name, sizeof(RecencyState), <void**>&recency.state)
     return 0
 
 

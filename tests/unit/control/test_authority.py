@@ -4,17 +4,17 @@ tests/functional/test_smockron_state.py has the real one."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import hiredis
 import pytest
+from redis.exceptions import NoScriptError
 
 from counterd.control import authority as module
 from counterd.control.authority import Authority
 from counterd.protocols.smockron import ROOM
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
 
 
 class Store:
@@ -60,21 +60,34 @@ class Redis:
         self.calls: list[list[bytes]] = []
         self.answers: list[bytes | Exception] = []
         self.closed = asyncio.Event()
+        self.loaded = 0
 
     async def ping(self) -> None:
         if self.answers and isinstance(self.answers[0], ConnectionError):
             raise self.answers.pop(0)  # type: ignore[misc]
 
-    def register_script(self, _script: str) -> Callable[..., Coroutine[Any, Any, bytes]]:
-        async def call(keys: list[bytes], args: list[Any]) -> bytes:
-            assert args == [1]
-            self.calls.append(keys)
-            answer = self.answers.pop(0)
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
+    @property
+    def connection(self) -> Redis:
+        return self
 
-        return call
+    async def send_packed_command(self, packed: bytes) -> None:
+        reader = hiredis.Reader()
+        reader.feed(packed)
+        command, digest, count, *rest = reader.gets()
+        assert (command, digest) == (b"EVALSHA", hashlib.sha1(Source.SCRIPT.encode()).hexdigest().encode())
+        keys, arguments = rest[: int(count)], rest[int(count) :]
+        assert arguments == [b"1"]
+        self.calls.append(keys)
+
+    async def read_response(self) -> bytes:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def script_load(self, script: str) -> None:
+        assert script == Source.SCRIPT
+        self.loaded += 1
 
     async def aclose(self) -> None:
         self.closed.set()
@@ -87,6 +100,7 @@ class Scene:
         self.redis = Redis()
         self.store = Store()
         self.woken = 0
+        self.bugs: list[str] = []
         self.reports: list[str] = []
         monkeypatch.setattr("redis.asyncio.from_url", lambda *_, **__: self.redis)
         monkeypatch.setattr("importlib.import_module", lambda _name: Source)
@@ -107,6 +121,7 @@ def played(scene: Scene, *batches: bytes, told: int) -> list[Any]:
     """What the store is told while these are to be decided."""
 
     async def play() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: scene.bugs.append(what["message"]))
         scene.authority.start()
         scene.store.batches = [[each] for each in batches]
         while len(scene.store.told) < told:
@@ -126,6 +141,25 @@ def test_one_call_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scene.redis.calls == [[b"a"], [b"b"]]
     assert scene.woken == 2
     assert scene.reports == []
+
+
+def test_a_script_that_redis_does_not_know_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    scene.redis.answers = [NoScriptError(), b"7", b"8"]
+    assert played(scene, b"a", b"b", told=4) == ["alone", "begin", [7], [8]]
+    assert scene.redis.calls == [[b"a"], [b"a"], [b"b"]]
+    assert scene.redis.loaded == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), OverflowError("a bug"), AttributeError("a bug"), EOFError()])
+def test_whatever_else_goes_wrong_is_a_bug_and_does_not_end_it(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    scene = Scene(monkeypatch)
+    scene.redis.answers = [b"7", error, b"8"]
+    assert played(scene, b"a", b"b", b"c", told=6) == ["alone", "begin", [7], "alone", "begin", [8]]
+    assert scene.bugs == ["asking Redis failed"]
+    assert len(scene.reports) == 1
 
 
 @pytest.mark.parametrize("error", [ConnectionError("gone"), OSError("gone"), ValueError("gone"), b"x"])

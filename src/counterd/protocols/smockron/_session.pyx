@@ -11,7 +11,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from counterd._core cimport DONE, LATER, Frame, Session
+from counterd._core cimport DONE, HALF_CLOSED, LATER, PARK, Frame, Session, Why
 from counterd.engine.byteorder cimport load_be16, prefetch
 from counterd.engine.table cimport index_peek, index_prefetch
 from counterd.protocols.smockron._store cimport (
@@ -31,7 +31,7 @@ from counterd.protocols.smockron._wire cimport (
 cdef enum:
     ACCOUNTING_PORT = 0
     CONTROL_PORT = 1
-    PREFIX_MAX = 1024           # bytes that a subscription can have; a topic has a quarter of that
+    PREFIX_MAX = 256            # bytes that a subscription can have: as many as the longest topic
     TTL_UNIT_NS = 100000000     # of a PING
 
 cdef int64_t HANDSHAKE_NS = 30000000000     # as libzmq has it
@@ -302,13 +302,20 @@ cdef class SmockronSession(Session):
         if operation < 0 or not is_moment and operation != REJECTED or parts[2].size > IDENTIFIER_MAX:
             store.count(ACCOUNTING if operation < 0 else <Operation>operation, MALFORMED)
         elif operation == REJECTED:
-            domain_at(&store.throttles, domain).rejected += 1
-            store.count(REJECTED, OK)
+            store.reject(domain, tag, parts[2].data, size)
         elif operation == FORGET:
             store.forget_identifier(domain, tag, parts[2].data, size)
         else:
             store.account(domain, <Operation>operation, tag, parts[2].data, size, moment_ms)
+        if store.is_full():
+            store.park(self.connection)
+            return PARK
         return DONE
+
+    cdef int end_wait(self, Why why) except -1:
+        """What it has said is heard, though not decided yet."""
+        (<SmockronStore>self.store).parked.pop(self.connection, None)
+        return self.resume(None) if why == HALF_CLOSED else 0
 
 
 cdef inline int status_of(const Part* part) noexcept:

@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd._core cimport Store
 from counterd.engine.chains cimport Chains
+from counterd.engine.recency cimport Recency
 from counterd.engine.wheel cimport Timer, Timers
 from counterd.protocols.smockron._throttles cimport Domain, Throttles
 from counterd.protocols.smockron._wire cimport VERDICTS
@@ -48,7 +49,8 @@ cdef struct SmockronState:  # in the region
 
 cdef class SmockronStore(Store):
     cdef SmockronState* state
-    cdef Chains chains
+    cdef Chains domain_chains
+    cdef Chains chains          # of identifiers
     cdef Throttles throttles
     cdef Timers silences        # of connections
     cdef Link* links            # by connection
@@ -58,6 +60,8 @@ cdef class SmockronStore(Store):
     cdef dict audience          # {prefix: {connection: how often it has subscribed to that}}
     cdef dict prefixes          # {connection: {prefix}}
     cdef dict listeners         # {domain: (topic, connections)}, of those that there were control messages about
+    cdef list leaving           # connections that have gone and whose subscriptions are yet to be taken back
+    cdef dict parked            # {connection: None} whose messages wait until there is room for questions
     cdef size_t listed          # connections in these, all together
     cdef dict rounded_ms        # {domain: (interval, burst)}, as the real master has them
     cdef bint is_shared         # somebody else decides
@@ -82,6 +86,12 @@ cdef class SmockronStore(Store):
         int64_t until_ms,
     ) except -1
     cdef int ask(self, uint32_t domain, question) except -1
+    cdef bint is_full(self) noexcept
+    cdef int park(self, uint32_t connection) except -1
+    cdef int unpark(self) except -1
+    cdef int forget_now(self, uint32_t domain, uint32_t tag, const uint8_t* name, uint32_t size) except -1
+    cdef int take_leave(self, int* steps) except -1
+    cdef int reject(self, uint32_t domain, uint32_t tag, const uint8_t* name, uint32_t size) except -1
     cdef int decide_late(self, uint32_t domain, question) except -1
     cdef int settle_question(self, uint32_t domain, question, int64_t until_ms) except -1
     cdef int forget_identifier(self, uint32_t domain, uint32_t tag, const uint8_t* name, uint32_t size) except -1
@@ -95,6 +105,8 @@ cdef class SmockronStore(Store):
     cdef int set_rule(self, bytes name, rule) except -1
     cdef int cut_off(self, uint32_t connection) except -1
     cdef int make_room(self, uint32_t blocks) except -1
+    cdef void evict(self, uint32_t number) noexcept
+    cdef uint32_t audit_recency(self, const Recency* recency, bint chained) except? 0
     cdef int publish(
         self, uint32_t domain, const char* command, const uint8_t* name, uint32_t size, int64_t moment_ms
     ) except -1

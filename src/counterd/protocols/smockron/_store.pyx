@@ -15,16 +15,17 @@ from counterd.engine.connections cimport CONNECTIONS_MAX
 from counterd.engine.gcra cimport PARTS_MAX as GCRA_PARTS_MAX
 from counterd.engine.gcra cimport SPAN_MAX_NS, Rate, Span
 from counterd.engine.pool cimport pool_left
-from counterd.engine.recency cimport links_at
+from counterd.engine.debug cimport debug_check
+from counterd.engine.recency cimport Recency
 from counterd.engine.region cimport region_reserve
 from counterd.engine.table cimport RECORD_USED, Record, name_blocks, name_bytes
 from counterd.engine.wheel cimport (
     timer_is_armed, timers_arm, timers_begin, timers_disarm, timers_next_ns, timers_reserve, timers_take,
 )
 from counterd.protocols.smockron._throttles cimport (
-    DOMAIN_RULED, DOMAINS_MAX, Domain, Identifier, Throttles, domain_at, domain_find, domain_is_used, domain_make,
-    domain_settle, domain_unask, identifier_at, identifier_count, identifier_find, identifier_make, identifier_remove,
-    identifier_set, throttles_begin, throttles_reserve,
+    DOMAIN_RULED, DOMAINS_MAX, IDENTIFIER_INLINE, Domain, Identifier, Throttles, domain_at, domain_find, domain_is_used,
+    domain_make, domain_settle, domain_unask, identifier_at, identifier_count, identifier_find, identifier_make,
+    identifier_oldest, identifier_remove, identifier_set, identifier_touch, throttles_begin, throttles_reserve,
 )
 from counterd.protocols.smockron._wire cimport (
     AHEAD_MAX_MS, FIRST_BROKEN, MORE, NUMBER_MAX, VERDICTS, number_write, part_size, part_write,
@@ -40,6 +41,8 @@ cdef enum:
     IDENTIFIER_BLOCKS = 128     # more than the longest name of an identifier takes
     CONTROL_MAX = 4608          # bytes, more than a control message can have
     LISTED_MAX = 1048576        # subscribers in what is kept of who listens to which domain: 8 MB
+    LEAVE_AT_ONCE = 64          # subscriptions that end with their connection; of more, a slice does
+    LEAVE_STEPS = 8             # of each, and of one that begins or ends
     DOMAIN_BLOCKS = 16384       # that the names of all domains take at most
     EVICTION_STEPS = 4
     CUT_OFF_STEPS = 256         # of a tick, whatever else is due
@@ -69,9 +72,11 @@ cdef class SmockronStore(Store):
             raise ValueError("there must be room for an identifier")
         self.message_max = message_max
         self.audience, self.prefixes, self.listeners, self.rounded_ms, self.questions = {}, {}, {}, {}, {}
+        self.leaving, self.parked = [], {}
         region_reserve(&self.region, b"smockron", sizeof(SmockronState), <void**>&self.state)
         # A block for each, as many have names that are longer than their records.
-        chains_reserve(&self.chains, &self.region, <uint64_t>identifiers + IDENTIFIER_BLOCKS + DOMAIN_BLOCKS)
+        chains_reserve(&self.chains, &self.region, <uint64_t>identifiers + IDENTIFIER_BLOCKS)
+        chains_reserve(&self.domain_chains, &self.region, DOMAIN_BLOCKS)
         throttles_reserve(&self.throttles, &self.region, identifiers)
         timers_reserve(&self.silences, &self.region, b"silences")
         region_reserve(&self.region, b"links", (CONNECTIONS_MAX + 1) * sizeof(Link), <void**>&self.links)
@@ -80,7 +85,8 @@ cdef class SmockronStore(Store):
             raise MemoryError(f"no room for {CONNECTIONS_MAX} sessions")
         self.map_region(hash_key)
         chains_begin(&self.chains)
-        throttles_begin(&self.throttles, self.header.key, &self.chains, self.now_ns)
+        chains_begin(&self.domain_chains)
+        throttles_begin(&self.throttles, self.header.key, &self.domain_chains, &self.chains, self.now_ns)
         timers_begin(&self.silences, &self.links.silence, sizeof(Link), self.now_ns)
 
     def __dealloc__(self):
@@ -90,9 +96,29 @@ cdef class SmockronStore(Store):
         self.sessions[connection] = NULL
         timers_disarm(&self.silences, connection)
         if self.prefixes is not None:  # as it is where the store is collected before its sessions
+            self.parked.pop(connection, None)
+            if len(self.prefixes.get(connection, ())) > LEAVE_AT_ONCE:
+                self.leaving.append(connection)
+                self.stirred = True
+                return
             for prefix in self.prefixes.pop(connection, ()):
                 self.leave(connection, prefix)
         Store.forget(self, connection)
+
+    cdef int take_leave(self, int* steps) except -1:
+        """Takes back subscriptions of connections that have gone."""
+        cdef uint32_t connection
+        while self.leaving and steps[0] > 0:
+            connection = self.leaving[0]
+            prefixes = self.prefixes[connection]
+            while prefixes and steps[0] > 0:
+                self.leave(connection, prefixes.pop())
+                steps[0] -= LEAVE_STEPS
+            if not prefixes:
+                del self.prefixes[connection]
+                del self.leaving[0]
+                Store.forget(self, connection)
+        return 0
 
     cdef void count(self, Operation operation, Outcome outcome) noexcept:
         self.state.outcomes[<int>operation][<int>outcome] += 1
@@ -160,7 +186,7 @@ cdef class SmockronStore(Store):
     cdef int64_t due_ns(self) except? -2:
         cdef int64_t identifiers = timers_next_ns(&self.throttles.timers)
         cdef int64_t silences = timers_next_ns(&self.silences)
-        if self.questions and self.asked is None:
+        if self.leaving or self.questions and self.asked is None:
             return 0
         return identifiers if silences < 0 else silences if identifiers < 0 else min(identifiers, silences)
 
@@ -171,6 +197,8 @@ cdef class SmockronStore(Store):
             identifier_remove(&self.throttles, number)
             self.throttles.state.expired += 1
             number = timers_take(&self.throttles.timers, self.now_ns, &steps)
+        steps = max(steps, <int>CUT_OFF_STEPS)
+        self.take_leave(&steps)
         steps = max(steps, <int>CUT_OFF_STEPS)
         number = timers_take(&self.silences, self.now_ns, &steps)
         while number:
@@ -276,25 +304,27 @@ cdef class SmockronStore(Store):
                     domain_unask(&self.throttles, domain, <uint32_t>len(questions))
                 self.questions = {}
                 self.asking = 0
+                self.unpark()
 
     def take_questions(self, int64_t now_ns):
         """The next that is to be decided: (domain, (interval_ms, burst_ms), [(identifier, moment_ms), ...]), or None if
-        there is nothing, or settle_questions() was not called for the last."""
+        there is nothing, or settle_questions() was not called for the last. An identifier whose moment is 0 is to be
+        forgotten."""
         with self.at(now_ns):
             if self.asked is not None or not self.questions:
                 return None
             number, questions = next(iter(self.questions.items()))
-            if len(questions) > QUESTIONS_AT_ONCE:
+            del self.questions[number]
+            if len(questions) > QUESTIONS_AT_ONCE:  # the others' turn comes first
                 self.questions[number], questions = questions[QUESTIONS_AT_ONCE:], questions[:QUESTIONS_AT_ONCE]
-            else:
-                del self.questions[number]
             self.asked = (number, questions)
             name = self.domain_name(number)
-            return name, self.rounded_ms.get(name, (1, 0)), [(one.name, one.moment_ms) for one in questions]
+            asked = [(one.name, 0 if one.operation == FORGET else one.moment_ms) for one in questions]
+            return name, self.rounded_ms.get(name, (1, 0)), asked
 
     def settle_questions(self, list found not None, int64_t now_ns):
-        """What was decided about those that were taken last: until when each has to wait, in milliseconds. Raises
-        ValueError if there are not as many."""
+        """What was decided about those that were taken last: until when each has to wait, in milliseconds, of
+        10**15 at most. Raises ValueError if there are not as many."""
         with self.at(now_ns):
             number, questions = self.asked or (0, [])
             if len(found) != len(questions):
@@ -306,6 +336,7 @@ cdef class SmockronStore(Store):
                 domain_unask(&self.throttles, number, <uint32_t>len(questions))
             self.asking -= <uint32_t>len(questions)
             self.stirred = True
+            self.unpark()
 
     cdef int ask(self, uint32_t domain, question) except -1:
         self.questions.setdefault(domain, []).append(question)
@@ -314,8 +345,29 @@ cdef class SmockronStore(Store):
         self.stirred = True
         return 0
 
+    cdef bint is_full(self) noexcept:
+        """Whether what comes has to wait until some questions are settled."""
+        return self.asking >= QUESTIONS_MAX
+
+    cdef int park(self, uint32_t connection) except -1:
+        self.parked[connection] = None
+        return 0
+
+    cdef int unpark(self) except -1:
+        """Those whose messages wait go on, as there is room again."""
+        cdef uint32_t connection
+        if self.parked and not self.is_full():
+            parked, self.parked = self.parked, {}
+            for connection in parked:
+                (<Session>self.sessions[connection]).resume(None)
+        return 0
+
     cdef int decide_late(self, uint32_t domain, question) except -1:
         cdef bytes name = question.name
+        if question.operation == FORGET:
+            return self.forget_now(
+                domain, question.tag, <const uint8_t*>PyBytes_AS_STRING(name), <uint32_t>PyBytes_GET_SIZE(name)
+            )
         return self.decide(
             domain, question.operation, question.tag, <const uint8_t*>PyBytes_AS_STRING(name),
             <uint32_t>PyBytes_GET_SIZE(name), question.moment_ms, question.now_ms,
@@ -328,8 +380,9 @@ cdef class SmockronStore(Store):
         cdef uint32_t size = <uint32_t>PyBytes_GET_SIZE(name)
         cdef uint32_t number = identifier_find(&self.throttles, domain, question.tag, text, size)
         cdef int64_t now_ms = question.now_ms
-        if until_ms > now_ms + AHEAD_MAX_MS:
-            until_ms = now_ms + AHEAD_MAX_MS
+        if question.operation == FORGET:
+            return self.forget_now(domain, question.tag, text, size)
+        until_ms = max(0, min(until_ms, now_ms + AHEAD_MAX_MS))
         if number == 0:
             number = self.enter(domain, question.tag, text, size)
         identifier_set(
@@ -339,7 +392,14 @@ cdef class SmockronStore(Store):
         return self.tell(domain, question.operation, text, size, now_ms, until_ms)
 
     cdef int forget_identifier(self, uint32_t domain, uint32_t tag, const uint8_t* name, uint32_t size) except -1:
-        """Section "Forget": nothing has been heard of it, and gatekeepers that know the word forget it too."""
+        """Section "Forget"."""
+        cdef int64_t now_ms = self.now_ms()
+        if self.is_shared:
+            return self.ask(domain, Question(FORGET, tag, name[:size], now_ms, now_ms))
+        return self.forget_now(domain, tag, name, size)
+
+    cdef int forget_now(self, uint32_t domain, uint32_t tag, const uint8_t* name, uint32_t size) except -1:
+        """Nothing has been heard of it, and gatekeepers that know the word forget it too."""
         cdef uint32_t number = identifier_find(&self.throttles, domain, tag, name, size)
         self.count(FORGET, OK)
         self.publish(domain, b"FORGET", name, size, self.now_ms())
@@ -347,15 +407,30 @@ cdef class SmockronStore(Store):
             identifier_remove(&self.throttles, number)
         return 0
 
-    cdef int make_room(self, uint32_t blocks) except -1:
-        """For one more identifier: that which was not heard of for longest is forgotten, as often as that takes."""
-        cdef Throttles* throttles = &self.throttles
-        cdef uint64_t needed = blocks + <uint64_t>DOMAIN_BLOCKS
-        while pool_left(throttles.identifiers.pool) == 0 or pool_left(self.chains.pool) < needed:
-            identifier_remove(throttles, throttles.recency.state.oldest)
-            throttles.state.evicted += 1
-            self.budget -= EVICTION_STEPS
+    cdef int reject(self, uint32_t domain, uint32_t tag, const uint8_t* name, uint32_t size) except -1:
+        """Section "Accounting": a request that was rejected. Its identifier was heard of, and is not the next to go."""
+        cdef uint32_t number = identifier_find(&self.throttles, domain, tag, name, size)
+        domain_at(&self.throttles, domain).rejected += 1
+        self.count(REJECTED, OK)
+        if number:
+            identifier_touch(&self.throttles, number)
         return 0
+
+    cdef int make_room(self, uint32_t blocks) except -1:
+        """For one more identifier: that which was not heard of for longest is forgotten. If blocks are missing, of
+        those that have some; a name has IDENTIFIER_BLOCKS at most, so as many go at most."""
+        cdef Throttles* throttles = &self.throttles
+        if pool_left(throttles.identifiers.pool) == 0:
+            self.evict(identifier_oldest(throttles))
+        while pool_left(self.chains.pool) < blocks:
+            self.evict(throttles.chained.state.oldest)
+        return 0
+
+    cdef void evict(self, uint32_t number) noexcept:
+        debug_check(number != 0)
+        identifier_remove(&self.throttles, number)
+        self.throttles.state.evicted += 1
+        self.budget -= EVICTION_STEPS
 
     # ---- control ----
 
@@ -396,6 +471,7 @@ cdef class SmockronStore(Store):
         found = {}
         for end in range(len(topic) + 1):
             found.update(self.audience.get(topic[:end], ()))
+        self.budget -= len(topic) + len(found)
         if self.listed + len(found) > LISTED_MAX:
             self.forget_listeners()
         self.listed += len(found)
@@ -424,11 +500,9 @@ cdef class SmockronStore(Store):
         return 0
 
     cdef bint can_publish(self) except -1:
-        """Whether each subscriber that reads has room for another message, and not too much is yet to be decided
-        elsewhere: their turn comes first. A subscriber that does not read is not waited for."""
+        """Whether each subscriber that reads has room for another message: their turn comes first. A subscriber that
+        does not read is not waited for."""
         cdef Session session
-        if self.asking >= QUESTIONS_MAX:
-            return False
         if self.crowded == 0:
             return True
         if self.sessions[self.crowded] != NULL:
@@ -443,6 +517,7 @@ cdef class SmockronStore(Store):
         """Section "Subscriptions". False if it has too many."""
         cdef dict audience
         mine = self.prefixes.setdefault(connection, set())
+        self.budget -= LEAVE_STEPS
         if prefix not in mine:
             if len(mine) >= SUBSCRIPTIONS_MAX:
                 return False
@@ -456,6 +531,7 @@ cdef class SmockronStore(Store):
 
     cdef int cancel(self, uint32_t connection, bytes prefix) except -1:
         cdef dict audience = self.audience.get(prefix)
+        self.budget -= LEAVE_STEPS
         if audience is None or connection not in audience:
             return 0
         audience[connection] -= 1
@@ -512,9 +588,9 @@ cdef class SmockronStore(Store):
         cdef const Throttles* throttles = &self.throttles
         cdef const Identifier* identifier
         cdef const Domain* domain
-        cdef uint32_t number, listed = 0, older = 0
-        blocks = audit_table(&throttles.domains, "domains") + audit_table(&throttles.identifiers, "identifiers")
-        audit_chains(&self.chains, blocks)
+        cdef uint32_t number, listed
+        audit_chains(&self.domain_chains, audit_table(&throttles.domains, "domains"))
+        audit_chains(&self.chains, audit_table(&throttles.identifiers, "identifiers"))
         audit_timers(&throttles.timers, throttles.identifiers.pool.fresh)
         audit_timers(&self.silences, self.connections.pool.fresh)
         counted = {number: 0 for number in self.used_domains()}
@@ -528,15 +604,30 @@ cdef class SmockronStore(Store):
             domain = domain_at(throttles, number)
             if identifiers != domain.identifiers or not (domain_is_used(domain) or domain.record.flags & DOMAIN_RULED):
                 raise AssertionError(f"domain {number} has {identifiers} identifiers, {domain.identifiers} counted")
-        number = throttles.recency.state.newest
-        while number and listed <= throttles.identifiers.pool.used:
-            if links_at(&throttles.recency, number).newer != older:
-                raise AssertionError(f"identifier {number} has a wrong predecessor by recency")
-            listed += 1
-            older, number = number, links_at(&throttles.recency, number).older
-        if listed != throttles.identifiers.pool.used or older != throttles.recency.state.oldest:
+        listed = self.audit_recency(&throttles.inlined, False) + self.audit_recency(&throttles.chained, True)
+        if listed != throttles.identifiers.pool.used:
             raise AssertionError(f"{listed} identifiers by recency, {throttles.identifiers.pool.used} in all")
+        for number in self.parked:
+            if self.sessions[number] == NULL or not (<Session>self.sessions[number]).waiting:
+                raise AssertionError(f"connection {number} is parked, and does not wait")
         return self.audit_audience()
+
+    cdef uint32_t audit_recency(self, const Recency* recency, bint chained) except? 0:
+        """How many identifiers are in a list, in which all have blocks, or none has."""
+        cdef const Identifier* identifier
+        cdef uint32_t number = recency.state.newest, listed = 0, newer = 0
+        cdef uint64_t used = self.throttles.state.uses + 1
+        while number and listed <= self.throttles.identifiers.pool.used:
+            identifier = identifier_at(&self.throttles, number)
+            if identifier.links.newer != newer or identifier.used >= used:
+                raise AssertionError(f"identifier {number} has a wrong predecessor by recency")
+            if (identifier.record.name_size > IDENTIFIER_INLINE) != chained:
+                raise AssertionError(f"identifier {number} is in the wrong list by recency")
+            listed += 1
+            used, newer, number = identifier.used, number, identifier.links.older
+        if number or newer != recency.state.oldest:
+            raise AssertionError(f"the list by recency does not end at {recency.state.oldest}")
+        return listed
 
     cdef int audit_audience(self) except -1:
         """Who has subscribed to what is told in two ways."""

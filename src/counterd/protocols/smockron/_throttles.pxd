@@ -5,7 +5,8 @@
 #
 # Invariants (SmockronStore.audit checks each):
 # - an identifier is of one domain, which counts it, and stays until its last identifier has gone;
-# - it is armed in the wheel, to go off when it is as if never heard of, and is in the list by recency once;
+# - it is armed in the wheel, to go off when it is as if never heard of, and is in one of two lists by recency once: names
+#   that have blocks are in a list of their own, so that what makes room for blocks is found at once;
 # - the tag of an identifier is that of its name, and its domain's salt: one name in many domains is in as many places.
 
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
@@ -44,7 +45,7 @@ cdef struct Domain:
     uint64_t told           # DELAY_UNTIL
 
 
-cdef struct Identifier:     # 72 bytes
+cdef struct Identifier:     # 80 bytes
     Record record
     uint8_t name[IDENTIFIER_INLINE]
     Timer timer
@@ -52,9 +53,11 @@ cdef struct Identifier:     # 72 bytes
     uint32_t part
     uint32_t domain
     Links links
+    uint64_t used           # number of its last use
 
 
 cdef struct ThrottlesState:  # in the region
+    uint64_t uses           # ever
     uint64_t expired        # ever
     uint64_t evicted
 
@@ -64,7 +67,8 @@ cdef struct Throttles:      # this process's view
     Table domains
     Table identifiers
     Timers timers
-    Recency recency
+    Recency inlined         # identifiers whose names are in their records,
+    Recency chained         # and those whose names have blocks
     const uint64_t* hash_key
 
 
@@ -74,20 +78,22 @@ cdef inline int throttles_reserve(Throttles* throttles, Region* region, uint32_t
     table_reserve(&throttles.domains, region, b"domains", DOMAINS_MAX, sizeof(Domain), DOMAIN_INLINE)
     table_reserve(&throttles.identifiers, region, b"identifiers", capacity, sizeof(Identifier), IDENTIFIER_INLINE)
     timers_reserve(&throttles.timers, region, b"identifiers")
-    recency_reserve(&throttles.recency, region)
+    recency_reserve(&throttles.inlined, region, b"inlined")
+    recency_reserve(&throttles.chained, region, b"chained")
     return 0
 
 
 cdef inline void throttles_begin(
-    Throttles* throttles, const uint64_t* hash_key, const Chains* chains, int64_t now_ns
+    Throttles* throttles, const uint64_t* hash_key, const Chains* domains, const Chains* identifiers, int64_t now_ns
 ) noexcept nogil:
-    """To be called once, when the region is mapped. chains: for long names."""
+    """To be called once, when the region is mapped. domains, identifiers: chains for the long names of each."""
     cdef Identifier* first = <Identifier*>throttles.identifiers.records
     throttles.hash_key = hash_key
-    table_begin(&throttles.domains, hash_key, chains)
-    table_begin(&throttles.identifiers, hash_key, chains)
+    table_begin(&throttles.domains, hash_key, domains)
+    table_begin(&throttles.identifiers, hash_key, identifiers)
     timers_begin(&throttles.timers, &first.timer, sizeof(Identifier), now_ns)
-    recency_begin(&throttles.recency, &first.links, sizeof(Identifier))
+    recency_begin(&throttles.inlined, &first.links, sizeof(Identifier))
+    recency_begin(&throttles.chained, &first.links, sizeof(Identifier))
 
 
 cdef inline Domain* domain_at(const Throttles* throttles, uint32_t number) noexcept nogil:
@@ -177,6 +183,27 @@ cdef inline uint32_t identifier_find(
     return 0
 
 
+cdef inline Recency* recency_of(Throttles* throttles, uint32_t number) noexcept nogil:
+    """The list that an identifier is in."""
+    cdef bint is_inlined = identifier_at(throttles, number).record.name_size <= IDENTIFIER_INLINE
+    return &throttles.inlined if is_inlined else &throttles.chained
+
+
+cdef inline void identifier_touch(Throttles* throttles, uint32_t number) noexcept nogil:
+    """It was heard of just now."""
+    throttles.state.uses += 1
+    identifier_at(throttles, number).used = throttles.state.uses
+    recency_touch(recency_of(throttles, number), number)
+
+
+cdef inline uint32_t identifier_oldest(const Throttles* throttles) noexcept nogil:
+    """That which was not heard of for longest; 0 if there is none."""
+    cdef uint32_t inlined = throttles.inlined.state.oldest, chained = throttles.chained.state.oldest
+    if inlined == 0 or chained == 0:
+        return inlined + chained
+    return inlined if identifier_at(throttles, inlined).used < identifier_at(throttles, chained).used else chained
+
+
 cdef inline uint32_t identifier_make(
     Throttles* throttles, uint32_t domain, uint32_t tag, const uint8_t* name, uint32_t size
 ) noexcept nogil:
@@ -186,14 +213,14 @@ cdef inline uint32_t identifier_make(
     identifier.domain = domain
     identifier.timer.prev = 0
     domain_at(throttles, domain).identifiers += 1
-    recency_enter(&throttles.recency, number)
+    recency_enter(recency_of(throttles, number), number)
     return number
 
 
 cdef inline void identifier_remove(Throttles* throttles, uint32_t number) noexcept nogil:
     cdef uint32_t domain = identifier_at(throttles, number).domain
     timers_disarm(&throttles.timers, number)
-    recency_leave(&throttles.recency, number)
+    recency_leave(recency_of(throttles, number), number)
     table_remove(&throttles.identifiers, number)
     domain_at(throttles, domain).identifiers -= 1
     domain_settle(throttles, domain)
@@ -210,7 +237,7 @@ cdef inline void identifier_set(
     cdef Identifier* identifier = identifier_at(throttles, number)
     identifier.next_ns = next_ns
     identifier.part = 0
-    recency_touch(&throttles.recency, number)
+    identifier_touch(throttles, number)
     timers_arm(&throttles.timers, number, next_ns + rate.burst.ns + 2)
 
 
@@ -229,6 +256,6 @@ cdef inline Span identifier_count(
     found = gcra_next(rate, stored, moment_ns)
     identifier.next_ns = found.ns
     identifier.part = found.part
-    recency_touch(&throttles.recency, number)
+    identifier_touch(throttles, number)
     timers_arm(&throttles.timers, number, span_plus(found, rate.burst, rate.parts).ns + 1)
     return found

@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from counterd.protocols.smockron._store import SmockronStore
 
-# For each key: the next moment, in milliseconds, kept until its burst after the request's has passed. What the real
+SETTLED_MAX_MS = 10**15  # beyond 1e14 the script's numbers would have an exponent
+SHOWN = 60  # characters of a wrong answer
+
+# For each key: the next moment, in milliseconds, kept until its burst after the request's has passed; a request at the
+# moment 0 is one to forget the key. What the real
 # master leaves behind where it fails, which is no number or none that can be, counts as nothing; a fraction is cut off.
 # From 1e14 on Lua writes numbers with an exponent.
 SCRIPT = """
@@ -20,13 +24,18 @@ local interval, burst = tonumber(ARGV[1]), tonumber(ARGV[2])
 local answers = {}
 for index, key in ipairs(KEYS) do
   local moment = tonumber(ARGV[index + 2])
-  local upcoming = tonumber(redis.call('GET', key) or nil)
-  if not (upcoming and upcoming >= moment - burst and upcoming < 1e14) then
-    upcoming = moment - burst
+  if moment == 0 then
+    redis.call('DEL', key)
+    answers[index] = 0
+  else
+    local upcoming = tonumber(redis.call('GET', key) or nil)
+    if not (upcoming and upcoming >= moment - burst and upcoming < 1e14) then
+      upcoming = moment - burst
+    end
+    upcoming = math.floor(upcoming) + interval
+    redis.call('SET', key, upcoming, 'PXAT', moment + burst)
+    answers[index] = upcoming
   end
-  upcoming = math.floor(upcoming) + interval
-  redis.call('SET', key, upcoming, 'PXAT', moment + burst)
-  answers[index] = upcoming
 end
 return table.concat(answers, ' ')
 """
@@ -47,9 +56,14 @@ def take(store: SmockronStore, now_ns: int) -> tuple[list[bytes], list[bytes | i
     return [head + name for name, _ in questions], [*rounded_ms, *(moment_ms for _, moment_ms in questions)]
 
 
-def settle(store: SmockronStore, answer: bytes, now_ns: int) -> None:
-    """What Redis answered. Raises ValueError if it is no answer."""
-    store.settle_questions([int(each) for each in answer.split()], now_ns)
+def settle(store: SmockronStore, answer: object, now_ns: int) -> None:
+    """What Redis answered. Raises ValueError for anything that is not an answer to what was asked."""
+    if not isinstance(answer, bytes):
+        raise ValueError(f"an answer that is not text: {str(answer)[:SHOWN]}")
+    found = [int(each) for each in answer.split()]
+    if not all(abs(each) <= SETTLED_MAX_MS for each in found):
+        raise ValueError(f"a time that cannot be: {answer[:SHOWN]!r}")
+    store.settle_questions(found, now_ns)
 
 
 def alone(store: SmockronStore, now_ns: int) -> None:

@@ -74,3 +74,23 @@ def test_its_requests_are_counted_for_limits() -> None:
     before = gate.session.requests
     gate.send(3 * wire.accounting(b"day", Status.REJECTED, b"a", 0) + wire.ping(0))
     assert gate.session.requests - before == 4
+
+
+@pytest.mark.parametrize("size", [0, 255, 256, 300, 4000])
+def test_properties_of_any_size_come_before_the_one_that_counts(size: int) -> None:
+    bench = Bench(make_store())
+    gate = bench.connect_by_name("gate")
+    gate.output.clear()
+    properties = b"\x08Identity" + size.to_bytes(4, "big") + b"i" * size + b"\x0bSocket-Type\0\0\0\x03PUB"
+    gate.send(wire.greeting() + wire.command(b"READY", properties))
+    answer = Parser().feed(wire.greeting() + bytes(gate.output))
+    assert answer[0] == (b"READY", b"\x0bSocket-Type\0\0\0\x03SUB")
+
+
+@pytest.mark.parametrize("moment", [str((1 << 64) + 1000), str((1 << 65) + 1000), "9" * 40])
+def test_moments_do_not_wrap(moment: str) -> None:
+    bench = Bench(make_store())
+    gate = bench.connect_by_name("gate")
+    gate.send(wire.greeting() + wire.ready(SocketType.PUB))
+    gate.send(wire.message(b"day\0", b"ACCEPTED", b"a", moment.encode(), b"", b""))
+    assert bench.store.snapshot()["identifiers"] == 0

@@ -79,8 +79,8 @@ def test_one_call_for_all_requests_of_a_domain() -> None:
     scene.store.audit()
 
 
-@pytest.mark.parametrize("answer", [b"", b"1 2", b"x", b"1.5"])
-def test_what_is_no_answer_is_refused_and_can_be_decided_alone(answer: bytes) -> None:
+@pytest.mark.parametrize("answer", [b"", b"1 2", b"x", b"1.5", b"9" * 30, b"-" + b"9" * 19, 7, None, [b"1"], 1.5])
+def test_what_is_no_answer_is_refused_and_can_be_decided_alone(answer: object) -> None:
     scene = Scene()
     scene.account(b"day", b"a")
     scene.take()
@@ -131,6 +131,84 @@ def test_a_call_is_of_a_bounded_size_and_so_is_what_waits() -> None:
     assert max(taken) == 500
     assert sum(taken) == 6000
     scene.store.audit()
+
+
+def test_domains_take_turns() -> None:
+    scene = Scene()
+    scene.account(b"day", *[b"%d" % number for number in range(1200)])
+    scene.account(b"second", b"c")
+    scene.account(b"gone", b"d")
+    taken = []
+    while (found := scene.take()) is not None:
+        taken.append((found[0][0].split(b";")[1], len(found[0])))
+        scene.settle(b" ".join([b"%d" % START_MS] * taken[-1][1]))
+    assert taken == [(b"day", 500), (b"second", 1), (b"gone", 1), (b"day", 500), (b"day", 200)]
+
+
+def is_answered(peer: EnginePeer) -> bool:
+    """Whether a PING is: now, or as soon as its session has had its turns."""
+    answer = peer.session.receive(wire.ping(0, b"now?"), START_NS)
+    while peer.session.more:
+        answer += peer.session.take_output(START_NS)
+    return b"now?" in answer
+
+
+def test_who_sends_more_than_can_wait_is_not_read_until_there_is_room() -> None:
+    scene = Scene()
+    assert is_answered(scene.gate)
+    for first in range(0, 4200, 100):
+        scene.account(b"day", *[b"%d" % number for number in range(first, first + 100)])
+    assert not is_answered(scene.gate)
+    assert (scene.figure("asking"), scene.gate.session.more) == (4096, False)
+    scene.take()
+    assert scene.store.next_deadline() == -1, "there is nothing to do until Redis answers"
+    scene.store.audit()
+    scene.settle(b" ".join([b"%d" % START_MS] * 500))
+    assert is_answered(scene.gate)
+    assert scene.figure("asking") == 4200 - 500
+    shared.alone(scene.store, START_NS)
+    assert scene.figure("asking") == 0
+    scene.store.audit()
+
+
+def test_who_waits_to_be_read_can_end() -> None:
+    scene = Scene()
+    others = [scene.opened("gate", SocketType.PUB) for _ in range(2)]
+    for first in range(0, 4200, 100):
+        scene.account(b"day", *[b"%d" % number for number in range(first, first + 100)])
+    for other in others:
+        other.session.receive(wire.accounting(b"day", Status.ACCEPTED, b"a", 0), START_NS)
+    assert not any(map(is_answered, others))
+    assert others[0].session.eof(START_NS) == b""
+    others[1].session.closed(START_NS)
+    scene.store.audit()
+    shared.alone(scene.store, START_NS)
+    assert is_answered(scene.gate)
+    scene.store.audit()
+
+
+def test_forgetting_takes_its_turn() -> None:
+    scene = Scene()
+    scene.account(b"day", b"a")
+    scene.gate.take(scene.gate.session.receive(wire.accounting(b"day", Status.FORGET, b"a", 0), scene.bench.now_ns))
+    scene.account(b"day", b"a")
+    assert scene.take() == ([b"throttle;day;a"] * 3, [DAY_MS, 0, START_MS, 0, START_MS])
+    scene.settle(b"%d 0 %d" % (START_MS + DAY_MS, START_MS + DAY_MS))
+    assert [(one.word, one.time_ms) for one in scene.told() if one] == [
+        ("DELAY_UNTIL", START_MS + DAY_MS), ("FORGET", START_MS), ("DELAY_UNTIL", START_MS + DAY_MS),
+    ]  # fmt: skip
+
+
+def test_what_redis_has_decided_about_was_heard_of() -> None:
+    scene = Scene(identifiers=2)
+    for name in (b"a", b"b", b"a", b"c"):
+        scene.account(b"day", name)
+        scene.take()
+        scene.settle(b"%d" % (START_MS + DAY_MS))
+    scene.told()
+    shared.alone(scene.store, START_NS)
+    scene.account(b"day", b"a")
+    assert scene.told() == [Control(b"day", "DELAY_UNTIL", b"a", START_MS + 2 * DAY_MS)], "b was forgotten"
 
 
 def test_a_domain_whose_rule_goes_while_it_is_asked_about() -> None:

@@ -117,6 +117,27 @@ def test_a_subscriber_that_goes_is_forgotten_however_it_goes() -> None:
     scene.store.audit()
 
 
+def test_many_subscriptions_end_in_slices() -> None:
+    """Others are served between them. The number of the connection is free after the last."""
+    scene = Scene()
+    prefixes = [b"%d" % number for number in range(1024)]
+    leavers = [scene.ear(*prefixes) for _ in range(5)]
+    numbers = {leaver.session.number for leaver in leavers}
+    for leaver in leavers:
+        leaver.session.closed(START_NS)
+    assert scene.figure("subscriptions") == 5 * 1024
+    assert scene.store.session(START_NS, 1).number not in numbers
+    counts = []
+    for _ in range(30):
+        scene.store.tick(START_NS)
+        counts.append(scene.figure("subscriptions"))
+    scene.store.audit()
+    assert counts[-1] == 0
+    assert len(counts) > 5
+    assert max(before - after for before, after in zip([5 * 1024, *counts], counts, strict=False)) < 1024
+    assert scene.store.session(START_NS, 1).number in numbers
+
+
 def test_a_store_that_is_collected_with_all_its_connections() -> None:
     scene = Scene()
     for _ in range(3):
@@ -139,6 +160,54 @@ def test_what_was_not_heard_of_for_longest_makes_room() -> None:
     assert days == [3, 2, 2, 1], "b was forgotten"
     assert (scene.figure("evicted"), scene.figure("identifiers")) == (2, 3)
     scene.store.audit()
+
+
+def test_domains_with_long_names_leave_room_for_identifiers() -> None:
+    scene = Scene(identifiers=10, rules={b"%0254d" % number: RULE for number in range(4000)})
+    gate = scene.gate()
+    gate.send(accounts([b"a", b"b" * 4096, b"c" * 4096, b"d" * 4096], b"%0254d" % 7))
+    assert (scene.figure("evicted"), scene.figure("identifiers")) == (1, 3)
+    scene.store.audit()
+
+
+def test_long_names_make_room_for_each_other_and_leave_short_ones_alone() -> None:
+    """All that they share are records. A name of 4,096 bytes needs 68 blocks, of which there are 228 here."""
+    scene = Scene(identifiers=100)
+    gate = scene.gate()
+    gate.send(accounts([b"%d" % number for number in range(90)]))
+    gate.send(accounts([b"%d" % number + b"x" * 4090 for number in range(9)]))
+    assert (scene.figure("evicted"), scene.figure("identifiers")) == (6, 93)
+    gate.send(accounts([b"and %d" % number for number in range(8)]))
+    assert (scene.figure("evicted"), scene.figure("identifiers")) == (7, 100), "the oldest of all"
+    scene.store.audit()
+
+
+def test_what_is_rejected_was_heard_of() -> None:
+    scene = Scene(identifiers=2)
+    gate, ear = scene.gate(), scene.ear()
+    gate.send(accounts([b"a", b"b"]) + wire.accounting(b"day", Status.REJECTED, b"a", 0) + accounts([b"c"]))
+    told(ear)
+    gate.send(accounts([b"a"]))
+    (heard,) = told(ear)
+    assert heard is not None
+    assert heard.time_ms == START_MS + 2 * DAY_MS, "b was forgotten"
+    scene.store.audit()
+
+
+def test_a_rate_is_exact_however_many_requests_there_are() -> None:
+    """Of 7 a second each takes 142,857,142 and 6/7 nanoseconds: what is lost of that would be a millisecond here."""
+    scene = Scene(rules=parse_rules('{"seven": {"rate": "7/sec", "burst": 0}}'))
+    gate = scene.gate()
+    batch = accounts([b"me"] * 4003, b"seven")
+    for _ in range(50):
+        gate.send(batch)
+    ear = scene.ear()
+    gate.send(accounts([b"me"] * 7, b"seven"))
+    count = 50 * 4003 + 7
+    assert count * 6 % 7 == 1, "it has to wait for a seventh of a millisecond more than whole ones"
+    heard = told(ear)[-1]
+    assert heard is not None
+    assert heard.time_ms - START_MS == -(-count * 1000 // 7)
 
 
 def test_the_longest_names_find_room() -> None:
