@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from typing import TYPE_CHECKING
 
 import scripted
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from scripted import Peer
 
 Item = Command | tuple[bytes, ...]
+
+
+def unix_ms() -> int:
+    """The wall clock, as control messages have it."""
+    return time.time_ns() // 1_000_000
 
 
 class Port(scripted.Server):

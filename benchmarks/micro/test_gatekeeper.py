@@ -13,14 +13,14 @@ from counterd.client.smockron import Gatekeeper, Verdict
 
 IDENTIFIER = b"n" * 16
 DECISIONS = 900  # fewer than may be delayed at a time
-UNTIL_MS = {Verdict.PASS: 0, Verdict.DELAY: 3_600_000, Verdict.REJECT: 7_200_000}  # from now on
+UNTIL_S = {Verdict.PASS: 0, Verdict.DELAY: 3600, Verdict.REJECT: 7200}  # from now on
 
 
 @pytest.mark.parametrize("verdict", Verdict)
 def test_decide(benchmark, verdict):
     with Gatekeeper("127.0.0.1:1", max_delay_s=5_400) as gatekeeper:
-        core, now_ms = gatekeeper._core, time.time_ns() // 1_000_000
-        core.told.remember(core.masters[0].gates[0].times, IDENTIFIER, now_ms + UNTIL_MS[verdict], now_ms)
+        core, now_ns = gatekeeper._core, time.monotonic_ns()
+        core.told.remember(core.masters[0].gates[0].times, IDENTIFIER, now_ns + UNTIL_S[verdict] * 10**9, now_ns)
         decided = []
 
         def leave() -> None:

@@ -232,12 +232,12 @@ def gatekeeper(on_control: bool, is_ready: bool) -> Callable[[bytes], Iterable[A
     line.opened(0.0)
     if is_ready:
         kind = smockron_wire.SocketType.PUB if on_control else smockron_wire.SocketType.SUB
-        core.feed(master, line, smockron_wire.greeting() + smockron_wire.ready(kind), 0.0, 0)
+        core.feed(master, line, smockron_wire.greeting() + smockron_wire.ready(kind), 0, 0)
         assert line.is_ready
     core.take(master, line, 0)  # what is sent before anything comes
 
     def feed(data: bytes) -> Iterable[Any]:
-        core.feed(master, line, data, 0.0, 0)
+        core.feed(master, line, data, 0, 0)
         assert core.told.count == sum(map(len, core.told._domains)) <= REMEMBERED_MAX
         assert len(core.told._heap) <= 2 * core.told.count + STALE_MAX
         assert all(line.prefixes.values())

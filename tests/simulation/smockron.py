@@ -53,7 +53,7 @@ class Books(Model):
     def publish(self, domain: bytes, word: bytes, name: bytes, moment_ms: int) -> None:
         topic = domain + b"\0"
         message = (topic, word, name, b"%d" % moment_ms)
-        self.world.latest[domain, name] = moment_ms
+        self.world.latest[domain, name] = moment_ms * MS - self.world.wall
         if word == b"FORGET":
             self.world.latest[domain, name] = 0
             self.world.history.pop((domain, name), None)
@@ -250,7 +250,7 @@ class SmockronWorld(World):
         """Sends all that there is to send."""
         keeper.master.is_stirred = False
         for port, link in list(keeper.links.items()):
-            while data := keeper.core.take(keeper.master, keeper.lines[port], self.now_ms):
+            while data := keeper.core.take(keeper.master, keeper.lines[port], self.now):
                 self.emit(link, data)
 
     def compose(self, link: Link) -> bytes:
@@ -295,25 +295,25 @@ class SmockronWorld(World):
         """A request comes to a gatekeeper."""
         draw = self.random.random
         domain, name = self.random.choice(self.domains), self.random.choice(self.names)
-        key, now_ms = (domain, name), self.now_ms
-        until_ms = keeper.heard.get(key, 0)
-        before = keeper.core.stats(now_ms)
-        decision = keeper.core.decide(name, domain, b"log" if draw() < 0.1 else b"", now_ms)
-        after = keeper.core.stats(now_ms)
-        keeper.waiting = [each for each in keeper.waiting if each > now_ms]
-        expected = Verdict.PASS
-        if until_ms > now_ms:
-            delay_s = (until_ms - now_ms) / 1000
+        key, until = (domain, name), keeper.heard.get((domain, name), 0)
+        before = keeper.core.stats(self.now)
+        decision = keeper.core.decide(name, domain, b"log" if draw() < 0.1 else b"", self.now, self.now + self.wall)
+        after = keeper.core.stats(self.now)
+        keeper.waiting = [each for each in keeper.waiting if each > self.now]
+        expected, until_ms = Verdict.PASS, 0
+        if until > self.now:
+            delay_s = (until - self.now) / SECOND
+            until_ms = round((until + self.wall) / MS)
             fits = delay_s <= keeper.options.max_delay_s and len(keeper.waiting) < keeper.options.max_delayed
             expected = Verdict.DELAY if fits else Verdict.REJECT
-        as_told = (decision.verdict, decision.until_ms) == (expected, until_ms if until_ms > now_ms else 0)
+        as_told = (decision.verdict, decision.until_ms) == (expected, until_ms)
         is_forgotten = keeper.core.told.evicted and decision.until_ms < until_ms  # there was no room for it
         if not as_told and not is_forgotten:
-            raise Violation("obeys", f"{decision} of {key} at {now_ms}, which was told to wait until {until_ms}")
+            raise Violation("obeys", f"{decision} of {key} at {self.now_ms}, which was told to wait until {until_ms}")
         if decision.verdict is Verdict.DELAY:
-            keeper.waiting.append(decision.until_ms)
+            keeper.waiting.append(until)
         if decision.verdict is Verdict.PASS:
-            self.has_passed(key, max(until_ms, self.unheard(keeper, key)))
+            self.has_passed(key, max(until, self.unheard(keeper, key)))
         if after.held > before.held or after.dropped > before.dropped:
             self.under_way[key] += 1
         self.seen["decision", decision.verdict.value] += 1
@@ -321,12 +321,12 @@ class SmockronWorld(World):
     def unheard(self, keeper: Keeper, key: Key) -> int:
         """Until when the identifier has to wait, if the gatekeeper has not heard of it: it could not know."""
         latest = self.latest.get(key, 0)
-        return latest if latest > self.now_ms and keeper.heard.get(key, 0) != latest else 0
+        return latest if latest > self.now and keeper.heard.get(key, 0) != latest else 0
 
-    def has_passed(self, key: Key, until_ms: int) -> None:
-        """A request was let through. until_ms: until when its identifier would have had to wait, were that known."""
+    def has_passed(self, key: Key, until: int) -> None:
+        """A request was let through. until: until when its identifier would have had to wait, were that known."""
         domain = self.model.domains.get(key[0])
-        if self.under_way[key] or until_ms > self.now_ms:
+        if self.under_way[key] or until > self.now:
             self.seen["passed", "unheard"] += 1
             return
         if domain is None or not domain.ruled:
@@ -386,14 +386,14 @@ class SmockronWorld(World):
         keeper = books.keeper
         if keeper is None or keeper.links.get(books.port) is not link:
             return
-        told = keeper.core.stats(self.now_ms).told
+        told = keeper.core.stats(self.now).told
         try:
             for start in range(0, len(answer), 50):
-                keeper.core.feed(keeper.master, books.line, answer[start : start + 50], self.now_s, self.now_ms)
+                keeper.core.feed(keeper.master, books.line, answer[start : start + 50], self.now, self.now + self.wall)
         except CounterdError as error:
             raise Violation("protocol", f"a gatekeeper does not understand its master: {error}") from None
         if books.port == CONTROL:
-            self.hear(keeper, answer, keeper.core.stats(self.now_ms).told - told)
+            self.hear(keeper, answer, keeper.core.stats(self.now).told - told)
         self.flush(keeper)
 
     def hear(self, keeper: Keeper, answer: bytes, count: int) -> None:
@@ -404,11 +404,11 @@ class SmockronWorld(World):
             if isinstance(item, Command):
                 continue
             count -= 1
-            key, until_ms = (item[0].removesuffix(b"\0"), item[2]), int(item[3])
+            key, until = (item[0].removesuffix(b"\0"), item[2]), int(item[3]) * MS - self.wall
             if item[1] == b"FORGET":
                 keeper.heard.pop(key, None)
-            elif until_ms > max(self.now_ms, keeper.heard.get(key, 0)):
-                keeper.heard[key] = until_ms
+            elif until > max(self.now, keeper.heard.get(key, 0)):
+                keeper.heard[key] = until
         if count:
             raise Violation("told", f"a gatekeeper took {-count} control messages less than came")
 
@@ -436,10 +436,6 @@ class SmockronWorld(World):
             self.store.load_rules(self.variant)
             self.model.load_rules(self.variant)
         else:
-            for keeper in self.keepers:  # what has passed does not come back
-                keeper.core.stats(self.now_ms)
-                keeper.waiting = [until for until in keeper.waiting if until > self.now_ms]
-                keeper.heard = {key: until for key, until in keeper.heard.items() if until > self.now_ms}
             self.wall += self.random.choice((-1, 1)) * self.random.randrange(20 * MS, 20 * SECOND)
             for each in (self.store, self.model):
                 each.set_wall(self.now + self.wall, self.now)
@@ -457,7 +453,7 @@ class SmockronWorld(World):
         self.under_way.clear()
 
     def settle_keeper(self, keeper: Keeper) -> None:
-        stats = keeper.core.stats(self.now_ms)
+        stats = keeper.core.stats(self.now)
         if len(keeper.links) == len(KINDS):
             if not keeper.master.is_ready:
                 raise Violation("recovers", "a gatekeeper has both its connections, and is not ready")

@@ -12,6 +12,7 @@ from counterd.client._told import Told
 from property.smockron_model import Model
 from simulation import run
 from simulation.smockron import SmockronWorld
+from simulation.world import MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,13 +25,13 @@ WORLDS = 16
 
 def a_gatekeeper_decides_a_millisecond_early(patch: pytest.MonkeyPatch) -> None:
     decide = Core.decide
-    patch.setattr(Core, "decide", lambda core, *request: decide(core, *request[:-1], request[-1] + 1))
+    patch.setattr(Core, "decide", lambda core, *request: decide(core, *request[:3], request[3] + MS, request[4]))
 
 
 def a_gatekeeper_believes_what_it_was_told_last(patch: pytest.MonkeyPatch) -> None:
-    def remember(told: Told, times: dict[bytes, int], identifier: bytes, until_ms: int, now_ms: int) -> None:
+    def remember(told: Told, times: dict[bytes, int], identifier: bytes, until_ns: int, now_ns: int) -> None:
         told.forget(times, identifier)
-        before(told, times, identifier, until_ms, now_ms)
+        before(told, times, identifier, until_ns, now_ns)
 
     before = Told.remember
     patch.setattr(Told, "remember", remember)
@@ -53,11 +54,11 @@ def a_gatekeeper_subscribes_once_only(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_gatekeeper_loses_messages(patch: pytest.MonkeyPatch) -> None:
-    def collect(core: Core, master: Any, now_ms: int) -> bytes:
+    def collect(core: Core, master: Any, now_ns: int) -> bytes:
         for gate in master.filled:
             if len(gate.queue) > 2:
                 gate.queue.pop()
-        return before(core, master, now_ms)
+        return before(core, master, now_ns)
 
     before = Core._collect
     patch.setattr(Core, "_collect", collect)

@@ -10,13 +10,13 @@ import asyncio
 import math
 from asyncio import get_running_loop
 from contextlib import suppress
-from time import time_ns
+from time import monotonic, monotonic_ns, time_ns
 from typing import TYPE_CHECKING, Literal, cast
 
 from counterd.client._aiolink import put_away
 from counterd.client._connection import forked, open_transport, set_options
 from counterd.client._gatekeeping import ALL, Core, Decision, Options, Stats, Verdict, closed
-from counterd.client._tender import LINGER_S, SEND_PAUSE_S, unix_ms
+from counterd.client._tender import LINGER_S, SEND_PAUSE_S
 from counterd.errors import CounterdError
 
 if TYPE_CHECKING:
@@ -95,13 +95,13 @@ class AioTender:
             return
         for line, wire in list(self._wires.items()):
             try:
-                line.look(self.loop.time())
+                line.look(monotonic())
             except CounterdError as error:
                 self.lose(line, wire, str(error))
                 continue
             if not wire.is_paused:
                 self._send(line, wire)
-        now = self.loop.time()
+        now = monotonic()
         for line in self._master.lines:
             if self._master.wants(line, now):
                 line.is_connecting = True
@@ -116,7 +116,7 @@ class AioTender:
         self._schedule(None if pause == math.inf else self.loop.call_later(pause, self.turn))
 
     def _send(self, line: Line, wire: Wire) -> None:
-        data = self._core.take(self._master, line, unix_ms())
+        data = self._core.take(self._master, line, monotonic_ns())
         if line is self._master.accounting:
             self._master.is_stirred = bool(data)
         if data:
@@ -137,7 +137,7 @@ class AioTender:
         if line in self._wires:
             self.lose(line, wire, why)
         elif not self._is_ended:
-            self._core.lost(self._master, line, why, self.loop.time())
+            self._core.lost(self._master, line, why, monotonic())
             self.news.set()
             self._stirred()
 
@@ -149,14 +149,14 @@ class AioTender:
             wire.transport.abort()
             return
         self._wires[line] = wire
-        line.opened(self.loop.time())
+        line.opened(monotonic())
         self._stirred()
 
     def received(self, line: Line, wire: Wire, data: bytes) -> None:
         if self._wires.get(line) is not wire:
             return
         try:
-            self._core.feed(self._master, line, data, self.loop.time(), unix_ms())
+            self._core.feed(self._master, line, data, monotonic_ns(), time_ns())
         except CounterdError as error:
             self.lose(line, wire, str(error))
         else:
@@ -170,7 +170,7 @@ class AioTender:
         assert wire.transport is not None
         del self._wires[line]
         wire.transport.abort()
-        self._core.lost(self._master, line, why, self.loop.time())
+        self._core.lost(self._master, line, why, monotonic())
         self.news.set()
         self._stirred()
 
@@ -288,7 +288,7 @@ class AsyncGatekeeper:
         """
         if self._closed or self._loop is not get_running_loop():
             self._own_loop()
-        return self._core.decide(identifier, domain, log_info, time_ns() // 1_000_000)
+        return self._core.decide(identifier, domain, log_info, monotonic_ns(), time_ns())
 
     def left(self, decision: Decision) -> None:
         """A request that was delayed does not wait any more: it went away before its time."""
@@ -305,7 +305,7 @@ class AsyncGatekeeper:
 
     def stats(self) -> Stats:
         """What was decided, and what became of it. Asks nobody."""
-        return self._core.stats(unix_ms())
+        return self._core.stats(monotonic_ns())
 
     # ---- inside ----
 

@@ -16,17 +16,17 @@ class Delays:
         self._waiting: set[int] = set()
         self._last = 0
 
-    def count(self, now_ms: int) -> int:
+    def count(self, now_ns: int) -> int:
         """How many wait now."""
-        while self._heap and self._heap[0][0] <= now_ms:
+        while self._heap and self._heap[0][0] <= now_ns:
             self._waiting.discard(heapq.heappop(self._heap)[1])
         return len(self._waiting)
 
-    def add(self, until_ms: int) -> int:
+    def add(self, until_ns: int) -> int:
         """One more. Returns its number."""
         self._last += 1
         self._waiting.add(self._last)
-        heapq.heappush(self._heap, (until_ms, self._last))
+        heapq.heappush(self._heap, (until_ns, self._last))
         return self._last
 
     def remove(self, number: int) -> None:

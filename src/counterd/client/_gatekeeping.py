@@ -1,11 +1,12 @@
 """What a gatekeeper does, sans-I/O: decides, remembers what masters told it, and says what is to be sent to them.
 
 Stands beside the floors, shared by the gatekeeper for threads and that for asyncio. Nothing here reads a clock, waits
-or locks. Times of the protocol are milliseconds of Unix time (`now_ms`), all others are seconds of a clock that never
-goes back (`now`).
+or locks. Two clocks are told it: one that nobody sets, in nanoseconds (`now_ns`) or seconds (`now`), by which all is
+decided; and that of Unix time (`wall_ns`), which is in messages. A time that a master has told is converted when it is
+heard, so that a wall clock that is set later changes no wait.
 
-An accounting message waits in its Gate, that of its domain, until the domain's master has subscribed to it, for HELD_S
-at most: a master counts what comes late as if it came now, so what is older would limit who does not deserve it.
+An accounting message waits in its Gate, that of its domain, until the domain's master has subscribed to it, for HELD_NS
+at most: a master counts a late message as if it came now, so an older one would limit clients that do not deserve it.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ if TYPE_CHECKING:
     from counterd.client._masters import Masters, Pair
 
 DOMAINS_MAX = 1024  # of a master, which ends a connection with more subscriptions
-HELD_S = 2.0
+HELD_NS = 2_000_000_000
 BATCH = 2048  # messages that are sent in one piece
 LOG_INFO_MAX = 1024  # bytes that are sent of it
 ALL: Literal["all"] = "all"
 SHARES = {"all": 1.0, "none": 0.0}  # of the rejected requests that masters are told of
+MS = 1_000_000  # ns
 _SHORT = 255  # bytes that a short frame has at most
 
 log = logging.getLogger("counterd.client.smockron")
@@ -215,7 +217,7 @@ class Core:
         self.masters: list[Master] = []
         self.told = Told(options.max_remembered)
         self._options = options
-        self._max_delay_ms = options.max_delay_s * 1000
+        self._max_delay_ns = options.max_delay_s * 1e9
         self._default = as_bytes(domain)
         self._gates: dict[str | bytes | None, Gate] = {}  # by all that they are called
         self._pairs: dict[Pair, Master] = {}
@@ -233,17 +235,17 @@ class Core:
     # ---- deciding ----
 
     def decide(
-        self, identifier: str | bytes, domain: str | bytes | None, log_info: str | bytes, now_ms: int
+        self, identifier: str | bytes, domain: str | bytes | None, log_info: str | bytes, now_ns: int, wall_ns: int
     ) -> Decision:
         """Of a request that comes now. Most pass, and their way is short."""
         gate = self._gates.get(domain) or self._gate(domain)
         if identifier.__class__ is not bytes:
             identifier = as_bytes(identifier)
         assert isinstance(identifier, bytes)
-        until_ms = gate.times.get(identifier, 0)
-        if until_ms > now_ms:
-            return self._limit(gate, identifier, log_info, until_ms, now_ms)
-        self._put(gate, gate.accepted, identifier, log_info, now_ms)
+        until_ns = gate.times.get(identifier, 0)
+        if until_ns > now_ns:
+            return self._limit(gate, identifier, log_info, until_ns, now_ns, wall_ns)
+        self._put(gate, gate.accepted, identifier, log_info, now_ns, wall_ns)
         self._passed += 1
         return PASSED
 
@@ -256,23 +258,35 @@ class Core:
         name = self._default if domain is None else as_bytes(domain)
         return Rejected(as_bytes(identifier), name, decision.delay_s)
 
-    def _limit(self, gate: Gate, identifier: bytes, log_info: str | bytes, until_ms: int, now_ms: int) -> Decision:
-        delay_ms = until_ms - now_ms
+    def _limit(
+        self, gate: Gate, identifier: bytes, log_info: str | bytes, until_ns: int, now_ns: int, wall_ns: int
+    ) -> Decision:
+        delay_ns = until_ns - now_ns
+        until_ms = (wall_ns + delay_ns + MS // 2) // MS
         options = self._options
-        if delay_ms > self._max_delay_ms or self._delays.count(now_ms) >= options.max_delayed:
+        if delay_ns > self._max_delay_ns or self._delays.count(now_ns) >= options.max_delayed:
             if options.share == 1 or random.random() < options.share:
-                self._put(gate, gate.rejected, identifier, log_info, now_ms)
+                self._put(gate, gate.rejected, identifier, log_info, now_ns, wall_ns)
             self._rejected += 1
-            return Decision(Verdict.REJECT, delay_ms / 1000, until_ms)
-        self._put(gate, gate.delayed, identifier, log_info, now_ms, until_ms=until_ms)
+            return Decision(Verdict.REJECT, delay_ns / 1e9, until_ms)
+        self._put(gate, gate.delayed, identifier, log_info, now_ns, wall_ns, until_ms=until_ms)
         self._delayed += 1
-        return Decision(Verdict.DELAY, delay_ms / 1000, until_ms, self._delays.add(until_ms))
+        return Decision(Verdict.DELAY, delay_ns / 1e9, until_ms, self._delays.add(until_ns))
 
     def _put(
-        self, gate: Gate, kind: Kind, identifier: bytes, log_info: str | bytes, now_ms: int, *, until_ms: int = 0
+        self,
+        gate: Gate,
+        kind: Kind,
+        identifier: bytes,
+        log_info: str | bytes,
+        now_ns: int,
+        wall_ns: int,
+        *,
+        until_ms: int = 0,
     ) -> None:
         """An accounting message. One of short frames is written in a third of the time that wire.accounting() takes."""
         master = gate.master
+        now_ms = wall_ns // MS
         if log_info or len(identifier) > _SHORT:
             message = wire.accounting(
                 gate.name, kind.status, identifier, now_ms, until_ms or None, log_info=as_bytes(log_info)[:LOG_INFO_MAX]
@@ -290,7 +304,7 @@ class Core:
         elif len(gate.queue) >= self._options.max_held:
             gate.queue.popleft()
             self._dropped += 1
-        gate.queue.append((now_ms, message))
+        gate.queue.append((now_ns, message))
         if gate.flow is Flow.OPEN and not master.is_stirred:
             master.is_stirred = True
             master.stir()
@@ -341,8 +355,9 @@ class Core:
 
     # ---- what the owner of the sockets calls ----
 
-    def feed(self, master: Master, line: Line, data: bytes, now: float, now_ms: int) -> None:
+    def feed(self, master: Master, line: Line, data: bytes, now_ns: int, wall_ns: int) -> None:
         """These bytes have come. Raises ProtocolError, after which the connection is to be closed."""
+        now = now_ns / 1e9
         messages = line.feed(data, now)
         if line is master.accounting:
             self._direct(master)
@@ -356,24 +371,25 @@ class Core:
             if control.word == Word.FORGET.value:
                 self.told.forget(gate.times, control.identifier)
             else:
-                self.told.remember(gate.times, control.identifier, control.time_ms, now_ms)
+                until_ns = now_ns + control.time_ms * MS - wall_ns
+                self.told.remember(gate.times, control.identifier, until_ns, now_ns)
         if master.away and master.is_ready:
             log.warning("the master at %s is back after %.1f s", master.accounting.address, now - master.away_since)
             master.away = ""
 
-    def take(self, master: Master, line: Line, now_ms: int) -> bytes:
+    def take(self, master: Master, line: Line, now_ns: int) -> bytes:
         """What is to be sent now. Who calls it says whether it looks again by itself: master.is_stirred."""
         found = bytes(line.out)
         line.out.clear()
-        return found + self._collect(master, now_ms) if line is master.accounting and line.is_ready else found
+        return found + self._collect(master, now_ns) if line is master.accounting and line.is_ready else found
 
-    def _collect(self, master: Master, now_ms: int) -> bytes:
+    def _collect(self, master: Master, now_ns: int) -> bytes:
         pieces: list[bytes] = []
         filled, master.filled = master.filled, []
         for gate in filled:
             queue = gate.queue
             if gate.flow is Flow.OPEN:
-                oldest = now_ms - HELD_S * 1000
+                oldest = now_ns - HELD_NS
                 while queue and queue[0][0] < oldest:
                     queue.popleft()
                     self._dropped += 1
@@ -397,10 +413,6 @@ class Core:
         """Whether something is to be sent to the master yet, or could be soon."""
         return not master.away and any(gate.queue for gate in master.gates)
 
-    def tidy(self, now_ms: int) -> None:
-        """Forgets what has passed."""
-        self.told.expire(now_ms)
-
     def reset(self) -> None:
         """Nothing is connected, and nothing is to be sent: it is all another process's, or an event loop's."""
         self._delays = Delays()
@@ -414,13 +426,13 @@ class Core:
                 gate.queue.clear()
                 gate.flow = Flow.HELD
 
-    def stats(self, now_ms: int) -> Stats:
-        self.told.expire(now_ms)
+    def stats(self, now_ns: int) -> Stats:
+        self.told.expire(now_ns)
         return Stats(
             passed=self._passed,
             delayed=self._delayed,
             rejected=self._rejected,
-            delaying=self._delays.count(now_ms),
+            delaying=self._delays.count(now_ns),
             remembered=self.told.count,
             evicted=self.told.evicted,
             told=self._heard,

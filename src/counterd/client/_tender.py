@@ -117,7 +117,7 @@ class Tender:
                 self._lose(line, f"{line.address} closed the connection")
                 return
             with self._changed:
-                self._core.feed(self._master, line, data, time.monotonic(), unix_ms())
+                self._core.feed(self._master, line, data, time.monotonic_ns(), time.time_ns())
                 self._changed.notify_all()
         except BlockingIOError:  # of TLS there may be less than a record
             pass
@@ -160,7 +160,7 @@ class Tender:
         return self._looks > 0 and accounting is not None and not accounting.unsent
 
     def _take(self, line: Line, channel: Channel) -> None:
-        channel.unsent = self._core.take(self._master, line, unix_ms())
+        channel.unsent = self._core.take(self._master, line, time.monotonic_ns())
         if line is self._master.accounting:
             self._looks = LOOKS if channel.unsent else max(self._looks - 1, 0)
             self._master.is_stirred = self._looks > 0
@@ -172,10 +172,6 @@ class Tender:
         with self._changed:
             self._core.lost(self._master, line, why, time.monotonic())
             self._changed.notify_all()
-
-
-def unix_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _nothing() -> None:

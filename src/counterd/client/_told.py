@@ -14,7 +14,7 @@ STALE_MAX = 64
 
 
 class _Time(NamedTuple):
-    until_ms: int
+    until_ns: int
     number: int  # so that nothing behind it is compared
     times: dict[bytes, int]
     identifier: bytes
@@ -32,18 +32,18 @@ class Told:
         self._number = 0
 
     def new_domain(self) -> dict[bytes, int]:
-        """The times of one more domain, in milliseconds by identifier; for reading."""
+        """The times of one more domain by identifier, in ns of a clock that nobody sets; for reading."""
         self._domains.append({})
         return self._domains[-1]
 
-    def remember(self, times: dict[bytes, int], identifier: bytes, until_ms: int, now_ms: int) -> None:
+    def remember(self, times: dict[bytes, int], identifier: bytes, until_ns: int, now_ns: int) -> None:
         """The largest time that an identifier was told is what counts."""
-        self.expire(now_ms)
-        if until_ms <= max(now_ms, times.get(identifier, 0)):
+        self.expire(now_ns)
+        if until_ns <= max(now_ns, times.get(identifier, 0)):
             return
         self.count += identifier not in times
-        times[identifier] = until_ms
-        self._push(times, identifier, until_ms)
+        times[identifier] = until_ns
+        self._push(times, identifier, until_ns)
         while self.count > self._limit:
             self.evicted += self._pop()
         if len(self._heap) > 2 * self.count + STALE_MAX:
@@ -53,27 +53,27 @@ class Told:
         """It was told nothing."""
         self.count -= times.pop(identifier, None) is not None
 
-    def expire(self, now_ms: int) -> None:
+    def expire(self, now_ns: int) -> None:
         """Removes the times that have passed."""
-        while self._heap and self._heap[0].until_ms <= now_ms:
+        while self._heap and self._heap[0].until_ns <= now_ns:
             self._pop()
 
     def rebuild(self) -> None:
         """Makes everything else anew from the times of the domains."""
         self._heap = []
         for times in self._domains:
-            for identifier, until_ms in times.items():
-                self._push(times, identifier, until_ms)
+            for identifier, until_ns in times.items():
+                self._push(times, identifier, until_ns)
         self.count = len(self._heap)
 
-    def _push(self, times: dict[bytes, int], identifier: bytes, until_ms: int) -> None:
+    def _push(self, times: dict[bytes, int], identifier: bytes, until_ns: int) -> None:
         self._number += 1
-        heapq.heappush(self._heap, _Time(until_ms, self._number, times, identifier))
+        heapq.heappush(self._heap, _Time(until_ns, self._number, times, identifier))
 
     def _pop(self) -> bool:
         """Whether an identifier had that time still."""
-        until_ms, _, times, identifier = heapq.heappop(self._heap)
-        if times.get(identifier) != until_ms:
+        until_ns, _, times, identifier = heapq.heappop(self._heap)
+        if times.get(identifier) != until_ns:
             return False
         del times[identifier]
         self.count -= 1

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import threading
 import time
-from time import time_ns
+from time import monotonic_ns, time_ns
 from typing import TYPE_CHECKING, Any, Literal
 
 from counterd.client._aiogatekeeper import AsyncAdmission, AsyncGatekeeper
 from counterd.client._connection import forked
 from counterd.client._gatekeeping import ALL, Core, Decision, Options, Stats, Verdict, closed
-from counterd.client._tender import Tender, unix_ms
+from counterd.client._tender import Tender
 from counterd.protocols.smockron.errors import Rejected
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Gatekeeper:
         with self._lock:
             if not self._tenders:
                 self._start()
-            return self._core.decide(identifier, domain, log_info, time_ns() // 1_000_000)
+            return self._core.decide(identifier, domain, log_info, monotonic_ns(), time_ns())
 
     def left(self, decision: Decision) -> None:
         """A request that was delayed does not wait any more: it went away before its time."""
@@ -143,7 +143,7 @@ class Gatekeeper:
     def stats(self) -> Stats:
         """What was decided, and what became of it. Asks nobody."""
         with self._lock:
-            return self._core.stats(unix_ms())
+            return self._core.stats(monotonic_ns())
 
     # ---- inside ----
 

@@ -9,7 +9,7 @@ import pytest
 
 from counterd.client._addresses import Address, Tls
 from counterd.client._delays import Delays
-from counterd.client._gatekeeping import BATCH, DOMAINS_MAX, HELD_S, Core, Decision, Master, Options, Verdict
+from counterd.client._gatekeeping import BATCH, DOMAINS_MAX, HELD_NS, Core, Decision, Master, Options, Stats, Verdict
 from counterd.client._line import OUT_MAX, PREFIXES_MAX, Line
 from counterd.client._masters import Pair, read_masters
 from counterd.client._told import STALE_MAX, Told
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NOW = 1_800_000_000_000  # ms of Unix time
+MS = 1_000_000  # ns
+STARTED_NS = NOW * MS - 100 * 1000 * MS  # when the machine started: 100 s ago
 PASS, DELAY, REJECT = Verdict.PASS, Verdict.DELAY, Verdict.REJECT
 OLD = bytearray(wire.greeting())
 OLD[11] = 0  # of ZMTP 3.0
@@ -310,60 +312,82 @@ def core_of(masters: Any = "h", domain: str = "d", **options: Any) -> Core:
     return Core(masters, domain, False, Options(**options))
 
 
+def decide(
+    core: Core, identifier: str | bytes, domain: str | bytes | None, log_info: str | bytes, now: int, set_ms: int = 0
+) -> Decision:
+    """now: in ms of Unix time, as it would be if the wall clock had not been set by so much."""
+    return core.decide(identifier, domain, log_info, now * MS - STARTED_NS, (now + set_ms) * MS)
+
+
+def feed(core: Core, master: Master, line: Line, data: bytes, now: int = NOW, set_ms: int = 0) -> None:
+    core.feed(master, line, data, now * MS - STARTED_NS, (now + set_ms) * MS)
+
+
+def take(core: Core, master: Master, line: Line, now: int) -> bytes:
+    return core.take(master, line, now * MS - STARTED_NS)
+
+
+def stats(core: Core, now: int) -> Stats:
+    return core.stats(now * MS - STARTED_NS)
+
+
 def connect(core: Core, says: bytes = wire.subscribe(b""), master: Master | None = None) -> Master:
     """The handshakes with a master, which then says so on its accounting port."""
     master = master or core.masters[0]
     for line, more in ((master.control, b""), (master.accounting, says)):
         line.opened(100.0)
         kind = SocketType.SUB if line.kind is SocketType.PUB else SocketType.PUB
-        core.feed(master, line, wire.greeting() + wire.ready(kind) + more, 100.0, NOW)
+        feed(core, master, line, wire.greeting() + wire.ready(kind) + more)
         line.out.clear()
     return master
 
 
 def tell(core: Core, identifier: bytes, until: int, *, word: bytes = b"DELAY_UNTIL", domain: bytes = b"d") -> None:
     said = wire.message(wire.topic(domain), word, identifier, b"%d" % until)
-    core.feed(core.masters[0], core.masters[0].control, said, 100.0, NOW)
+    feed(core, core.masters[0], core.masters[0].control, said)
 
 
 def accounted(core: Core, master: Master | None = None, now: int = NOW) -> list[Any]:
     master = master or core.masters[0]
-    return items(core.take(master, master.accounting, now))
+    return items(take(core, master, master.accounting, now))
 
 
 def test_a_request_of_which_nothing_was_told_passes() -> None:
     core = core_of()
     connect(core)
-    assert core.decide("é", None, b"", NOW) == Decision(PASS)
-    assert core.decide(b"", b"d", "log", NOW + 1) == Decision(PASS)
-    assert core.decide(b"x" * 256, "d", b"y" * 2000, NOW + 2) == Decision(PASS)
+    assert decide(core, "é", None, b"", NOW) == Decision(PASS)
+    assert decide(core, b"", b"d", "log", NOW + 1) == Decision(PASS)
+    assert decide(core, b"x" * 256, "d", b"y" * 2000, NOW + 2) == Decision(PASS)
     assert accounted(core) == [
         (b"d\0", b"ACCEPTED", "é".encode(), b"%d" % NOW, b"", b""),
         (b"d\0", b"ACCEPTED", b"", b"%d" % (NOW + 1), b"", b"log"),
         (b"d\0", b"ACCEPTED", b"x" * 256, b"%d" % (NOW + 2), b"", b"y" * 1024),
     ]
-    assert core.stats(NOW)[:3] == (3, 0, 0)
+    assert stats(core, NOW)[:3] == (3, 0, 0)
 
 
 @pytest.mark.parametrize("identifier", [b"", b"a", b"x" * 255, b"x" * 256, b"x" * 4096])
-@pytest.mark.parametrize("now", [0, 7, NOW])
-def test_messages_are_those_of_the_wire_module(identifier: bytes, now: int) -> None:
+@pytest.mark.parametrize("unix_ms", [0, 7, NOW])
+def test_messages_are_those_of_the_wire_module(identifier: bytes, unix_ms: int) -> None:
     core = core_of(max_delay_s=0)
     master = connect(core)
-    core.decide(identifier, None, b"", now)
-    assert core.take(master, master.accounting, now) == wire.accounting(b"d", wire.Status.ACCEPTED, identifier, now)
-    core.told.remember(core._gates[None].times, identifier, now + 1, now)
-    core.decide(identifier, None, b"", now)
-    assert core.take(master, master.accounting, now) == wire.accounting(b"d", wire.Status.REJECTED, identifier, now)
+
+    def message() -> bytes:
+        decide(core, identifier, None, b"", NOW, set_ms=unix_ms - NOW)
+        return take(core, master, master.accounting, NOW)
+
+    assert message() == wire.accounting(b"d", wire.Status.ACCEPTED, identifier, unix_ms)
+    tell(core, identifier, NOW + 1)
+    assert message() == wire.accounting(b"d", wire.Status.REJECTED, identifier, unix_ms)
 
 
 def test_a_request_is_delayed_until_the_time_that_was_told() -> None:
     core = core_of()
     connect(core)
     tell(core, b"a", NOW + 800)
-    assert core.decide("a", None, b"i", NOW) == Decision(DELAY, 0.8, NOW + 800, 1)
-    assert core.decide("a", None, b"", NOW + 799) == Decision(DELAY, 0.001, NOW + 800, 2)
-    assert core.decide("a", None, b"", NOW + 800) == Decision(PASS)
+    assert decide(core, "a", None, b"i", NOW) == Decision(DELAY, 0.8, NOW + 800, 1)
+    assert decide(core, "a", None, b"", NOW + 799) == Decision(DELAY, 0.001, NOW + 800, 2)
+    assert decide(core, "a", None, b"", NOW + 800) == Decision(PASS)
     assert accounted(core) == [
         (b"d\0", b"DELAYED", b"a", b"%d" % NOW, b"%d" % (NOW + 800), b"i"),
         (b"d\0", b"DELAYED", b"a", b"%d" % (NOW + 799), b"%d" % (NOW + 800), b""),
@@ -375,8 +399,8 @@ def test_five_seconds_are_delayed_and_more_is_rejected() -> None:
     core = core_of()
     connect(core)
     tell(core, b"a", NOW + 5001)
-    assert core.decide("a", None, b"", NOW) == Decision(REJECT, 5.001, NOW + 5001)
-    assert core.decide("a", None, b"", NOW + 1) == Decision(DELAY, 5.0, NOW + 5001, 1)
+    assert decide(core, "a", None, b"", NOW) == Decision(REJECT, 5.001, NOW + 5001)
+    assert decide(core, "a", None, b"", NOW + 1) == Decision(DELAY, 5.0, NOW + 5001, 1)
     assert [message[1] for message in accounted(core)] == [b"REJECTED", b"DELAYED"]
 
 
@@ -385,16 +409,16 @@ def test_only_so_many_wait_at_a_time() -> None:
     connect(core)
     tell(core, b"a", NOW + 1000)
     tell(core, b"b", NOW + 2000)
-    first = core.decide("a", None, b"", NOW)
-    assert core.decide("b", None, b"", NOW).verdict is DELAY
-    assert core.decide("a", None, b"", NOW) == Decision(REJECT, 1.0, NOW + 1000)
+    first = decide(core, "a", None, b"", NOW)
+    assert decide(core, "b", None, b"", NOW).verdict is DELAY
+    assert decide(core, "a", None, b"", NOW) == Decision(REJECT, 1.0, NOW + 1000)
     core.left(first)
     core.left(first)
     core.left(Decision(PASS))
-    assert core.decide("a", None, b"", NOW).verdict is DELAY
-    assert core.decide("b", None, b"", NOW + 999).verdict is REJECT
-    assert core.decide("b", None, b"", NOW + 1000).verdict is DELAY
-    assert core.stats(NOW + 1000).delaying == 2
+    assert decide(core, "a", None, b"", NOW).verdict is DELAY
+    assert decide(core, "b", None, b"", NOW + 999).verdict is REJECT
+    assert decide(core, "b", None, b"", NOW + 1000).verdict is DELAY
+    assert stats(core, NOW + 1000).delaying == 2
 
 
 @pytest.mark.parametrize(("rejected", "told"), [("all", 1000), ("none", 0), (1.0, 1000), (0, 0)])
@@ -403,9 +427,9 @@ def test_a_master_is_told_of_rejected_requests_or_not(rejected: Any, told: int) 
     connect(core)
     tell(core, b"a", NOW + 9000)
     for _ in range(1000):
-        assert core.decide("a", None, b"", NOW).verdict is REJECT
+        assert decide(core, "a", None, b"", NOW).verdict is REJECT
     assert len(accounted(core)) == told
-    assert core.stats(NOW).rejected == 1000
+    assert stats(core, NOW).rejected == 1000
 
 
 def test_of_a_share_some_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,23 +439,23 @@ def test_of_a_share_some_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     connect(core)
     tell(core, b"a", NOW + 9000)
     for _ in range(4):
-        core.decide("a", None, b"", NOW)
+        decide(core, "a", None, b"", NOW)
     assert len(accounted(core)) == 2
 
 
 def test_what_was_told_is_of_its_domain_and_can_be_forgotten() -> None:
     core = core_of()
     connect(core)
-    core.decide("a", "e", b"", NOW)
+    decide(core, "a", "e", b"", NOW)
     tell(core, b"a", NOW + 800, domain=b"e")
     tell(core, b"a", NOW + 800, domain=b"never used")
-    assert core.decide("a", None, b"", NOW).verdict is PASS
-    assert core.decide("a", "e", b"", NOW).verdict is DELAY
+    assert decide(core, "a", None, b"", NOW).verdict is PASS
+    assert decide(core, "a", "e", b"", NOW).verdict is DELAY
     tell(core, b"a", NOW, word=b"FORGET", domain=b"e")
-    assert core.decide("a", b"e", b"", NOW).verdict is PASS
+    assert decide(core, "a", b"e", b"", NOW).verdict is PASS
     tell(core, b"a", NOW + 800, word=b"FUTURE")
-    stats = core.stats(NOW)
-    assert (stats.told, stats.unknown, stats.remembered) == (2, 2, 0)
+    figures = stats(core, NOW)
+    assert (figures.told, figures.unknown, figures.remembered) == (2, 2, 0)
 
 
 def test_what_cannot_be_is_said_before_anything_is_sent() -> None:
@@ -439,20 +463,20 @@ def test_what_cannot_be_is_said_before_anything_is_sent() -> None:
     connect(core)
     for wrong in ("d" * 256, "d\0"):
         with pytest.raises(ValueError, match="the name of a domain has 255 bytes at most and no NUL at its end"):
-            core.decide("a", wrong, b"", NOW)
+            decide(core, "a", wrong, b"", NOW)
     with pytest.raises(ValueError, match="an identifier has 4096 bytes at most"):
-        core.decide("a" * 4097, None, b"", NOW)
+        decide(core, "a" * 4097, None, b"", NOW)
     for number in range(1, DOMAINS_MAX):
-        core.decide("a", str(number), b"", NOW)
+        decide(core, "a", str(number), b"", NOW)
     with pytest.raises(ValueError, match="the master at h:10004 has 1024 domains already"):
-        core.decide("a", "one more", b"", NOW)
+        decide(core, "a", "one more", b"", NOW)
     while accounted(core):
         pass
     with pytest.raises(TypeError, match="expected text or bytes"):
-        core.decide(5, None, b"", NOW)  # type: ignore[arg-type]
+        decide(core, 5, None, b"", NOW)  # type: ignore[arg-type]
     assert accounted(core) == []
     with pytest.raises(ValueError, match="no master is given for the domain b'e'"):
-        core_of({"d": "h"}).decide("a", "e", b"", NOW)
+        decide(core_of({"d": "h"}), "a", "e", b"", NOW)
 
 
 @pytest.mark.parametrize(
@@ -467,55 +491,97 @@ def test_options_that_cannot_be(options: dict[str, Any]) -> None:
         Options(**options)
 
 
+# ---- the wall clock ----------------------------------------------------------------------------------------------------
+
+HOUR_MS = 3_600_000
+SET_MS = pytest.mark.parametrize("set_ms", [-HOUR_MS, 0, HOUR_MS])
+
+
+@SET_MS
+def test_a_wall_clock_that_is_set_changes_no_wait(set_ms: int) -> None:
+    core = core_of(max_delayed=1)
+    connect(core)
+    tell(core, b"a", NOW + 1000)
+    until_ms = NOW + 1000 + set_ms  # as the clock shows it then
+    assert decide(core, "a", None, b"", NOW + 400, set_ms) == Decision(DELAY, 0.6, until_ms, 1)
+    assert decide(core, "a", None, b"", NOW + 999, set_ms) == Decision(REJECT, 0.001, until_ms)
+    assert decide(core, "a", None, b"", NOW + 1000, set_ms) == Decision(PASS)
+    assert stats(core, NOW + 1000).delaying == 0
+    assert [message[3:5] for message in accounted(core)] == [
+        (b"%d" % (NOW + 400 + set_ms), b"%d" % until_ms),
+        (b"%d" % (NOW + 999 + set_ms), b""),
+        (b"%d" % (NOW + 1000 + set_ms), b""),
+    ]
+
+
+@SET_MS
+def test_what_a_master_tells_later_is_by_the_clock_as_it_is_then(set_ms: int) -> None:
+    core = core_of()
+    master = connect(core)
+    tell(core, b"a", NOW + 1000)
+    said = wire.message(b"d\0", b"DELAY_UNTIL", b"a", b"%d" % (NOW + 1500 + set_ms))
+    feed(core, master, master.control, said, NOW + 500, set_ms)
+    assert decide(core, "a", None, b"", NOW + 500, set_ms).delay_s == 1.0
+
+
+@SET_MS
+def test_how_long_messages_are_held_is_not_by_the_wall_clock(set_ms: int) -> None:
+    core = core_of()
+    decide(core, "a", None, b"", NOW, set_ms)
+    decide(core, "a", None, b"", NOW + 1, 0)
+    connect(core)
+    assert len(accounted(core, now=NOW + HELD_NS // MS)) == 2
+
+
 # ---- holding back ----------------------------------------------------------------------------------------------------
 
 
 def test_messages_wait_until_the_master_has_subscribed_to_their_domain() -> None:
     core = core_of()
-    core.decide("a", None, b"", NOW)
-    core.decide("a", "e", b"", NOW)
+    decide(core, "a", None, b"", NOW)
+    decide(core, "a", "e", b"", NOW)
     master = connect(core, says=b"")
     assert not master.is_ready
     assert accounted(core) == []
-    core.feed(master, master.accounting, wire.subscribe(b"d\0x") + wire.message(b"\1d"), 100.0, NOW)
+    feed(core, master, master.accounting, wire.subscribe(b"d\0x") + wire.message(b"\1d"))
     assert [message[0] for message in accounted(core)] == [b"d\0"]
-    core.feed(master, master.accounting, wire.subscribe(b""), 100.0, NOW)
+    feed(core, master, master.accounting, wire.subscribe(b""))
     assert [message[0] for message in accounted(core)] == [b"e\0"]
-    assert core.stats(NOW).sent == 2
+    assert stats(core, NOW).sent == 2
 
 
 def test_too_many_or_too_old_messages_are_dropped_oldest_first() -> None:
     core = core_of(max_held=3)
     for number in range(5):
-        core.decide(str(number), None, b"", NOW + 1000 * number)
-    assert core.stats(NOW)[9:11] == (3, 2)
+        decide(core, str(number), None, b"", NOW + 1000 * number)
+    assert stats(core, NOW)[9:11] == (3, 2)
     connect(core)
-    now = NOW + 3000 + int(HELD_S * 1000)
+    now = NOW + 3000 + HELD_NS // MS
     assert [message[2] for message in accounted(core, now=now)] == [b"3", b"4"]
-    stats = core.stats(now)
-    assert (stats.sent, stats.held, stats.dropped) == (2, 0, 3)
+    figures = stats(core, now)
+    assert (figures.sent, figures.held, figures.dropped) == (2, 0, 3)
 
 
 def test_a_batch_has_an_end() -> None:
     core = core_of()
-    core.decide("a", "e", b"", NOW)
+    decide(core, "a", "e", b"", NOW)
     for _ in range(BATCH + 1):
-        core.decide("a", None, b"", NOW)
+        decide(core, "a", None, b"", NOW)
     connect(core)
     assert [len(accounted(core)) for _ in range(3)] == [BATCH, 2, 0]
-    assert core.stats(NOW).sent == BATCH + 2
+    assert stats(core, NOW).sent == BATCH + 2
 
 
 def test_a_subscription_that_is_taken_back_is_respected() -> None:
     core = core_of()
     master = connect(core, wire.subscribe(b"d\0"))
-    core.decide("a", None, b"", NOW)
-    core.feed(master, master.accounting, wire.cancel(b"d\0"), 100.0, NOW)
-    core.decide("a", None, b"", NOW)
+    decide(core, "a", None, b"", NOW)
+    feed(core, master, master.accounting, wire.cancel(b"d\0"))
+    decide(core, "a", None, b"", NOW)
     assert accounted(core) == []
-    assert (core.stats(NOW).unwanted, core.stats(NOW).held) == (2, 0)
-    core.feed(master, master.accounting, wire.message(b"\1"), 100.0, NOW)
-    core.decide("b", None, b"", NOW)
+    assert (stats(core, NOW).unwanted, stats(core, NOW).held) == (2, 0)
+    feed(core, master, master.accounting, wire.message(b"\1"))
+    decide(core, "b", None, b"", NOW)
     assert [message[2] for message in accounted(core)] == [b"b"]
 
 
@@ -524,14 +590,14 @@ def test_whoever_sends_is_stirred_once() -> None:
     stirred: list[int] = []
     master = core.masters[0]
     master.stir = lambda: stirred.append(1)
-    core.decide("a", None, b"", NOW)
+    decide(core, "a", None, b"", NOW)
     assert stirred == []
     connect(core)
-    core.decide("a", None, b"", NOW)
-    core.decide("a", None, b"", NOW)
+    decide(core, "a", None, b"", NOW)
+    decide(core, "a", None, b"", NOW)
     assert stirred == [1]
     master.is_stirred = False
-    core.decide("a", None, b"", NOW)
+    decide(core, "a", None, b"", NOW)
     assert stirred == [1, 1]
 
 
@@ -544,13 +610,13 @@ def test_domains_have_their_masters() -> None:
     for master in core.masters:
         connect(core, master=master)
     for domain in "def":
-        core.decide("a", domain, b"", NOW)
+        decide(core, "a", domain, b"", NOW)
     assert [[message[0] for message in accounted(core, master)] for master in core.masters] == [
         [b"d\0", b"f\0"],
         [b"e\0"],
     ]
     tell(core, b"a", NOW + 100, domain=b"e")  # whose master this is not
-    assert core.decide("a", "e", b"", NOW).verdict is PASS
+    assert decide(core, "a", "e", b"", NOW).verdict is PASS
     assert core.where == "h:1, i:1"
 
 
@@ -559,9 +625,9 @@ def test_a_new_domain_is_subscribed_to_at_once() -> None:
     master = connect(core)
     stirred: list[int] = []
     master.stir = lambda: stirred.append(1)
-    core.decide("a", "e", b"", NOW)
+    decide(core, "a", "e", b"", NOW)
     assert stirred
-    assert items(core.take(master, master.control, NOW)) == [Command(b"SUBSCRIBE", b"e\0")]
+    assert items(take(core, master, master.control, NOW)) == [Command(b"SUBSCRIBE", b"e\0")]
     assert [message[0] for message in accounted(core)] == [b"e\0"]
 
 
@@ -591,17 +657,17 @@ def test_an_outage_is_told_of_once_and_requests_pass(caplog: pytest.LogCaptureFi
     master = core.masters[0]
     core.lost(master, master.control, "refused", 50.0)
     core.lost(master, master.accounting, "refused too", 51.0)
-    assert core.stats(NOW).away == {"h:10004": "refused"}
-    assert core.decide("a", None, b"", NOW).verdict is PASS
+    assert stats(core, NOW).away == {"h:10004": "refused"}
+    assert decide(core, "a", None, b"", NOW).verdict is PASS
     assert not core.has_left(master)
     connect(core)
     assert accounted(core)
-    assert core.stats(NOW).away == {}
+    assert stats(core, NOW).away == {}
     tell(core, b"a", NOW + 800)
     core.lost(master, master.accounting, "it ended", 102.0)
-    assert core.decide("a", None, b"", NOW).verdict is DELAY
-    assert core.decide("b", None, b"", NOW).verdict is PASS
-    assert core.stats(NOW)[9:] == (2, 0, 0, 3, {"h:10004": "it ended"})
+    assert decide(core, "a", None, b"", NOW).verdict is DELAY
+    assert decide(core, "b", None, b"", NOW).verdict is PASS
+    assert stats(core, NOW)[9:] == (2, 0, 0, 3, {"h:10004": "it ended"})
     assert [record.getMessage() for record in caplog.records] == [
         "the master at h:10004 is away, requests pass: refused",
         "the master at h:10004 is back after 50.0 s",
@@ -613,11 +679,11 @@ def test_after_a_fork_nothing_is_connected_and_what_was_told_is_known() -> None:
     core = core_of()
     master = connect(core)
     tell(core, b"a", NOW + 800)
-    core.decide("a", None, b"", NOW)
+    decide(core, "a", None, b"", NOW)
     core.reset()
     assert (master.control.is_open, master.accounting.is_ready) == (False, False)
-    assert (core.stats(NOW).held, core.stats(NOW).delaying) == (0, 0)
-    assert core.decide("a", None, b"", NOW).verdict is DELAY
+    assert (stats(core, NOW).held, stats(core, NOW).delaying) == (0, 0)
+    assert decide(core, "a", None, b"", NOW).verdict is DELAY
     connect(core)
     assert [message[1] for message in accounted(core)] == [b"DELAYED"]
 
@@ -627,8 +693,8 @@ def test_a_stream_may_be_cut_anywhere(say: Callable[[bytes], bytes]) -> None:
     core = core_of()
     master = core.masters[0]
     master.accounting.opened(100.0)
-    core.decide("a", None, b"", NOW)
+    decide(core, "a", None, b"", NOW)
     for byte in wire.greeting() + wire.ready(SocketType.SUB) + say(b"d") + wire.ping(1, b"x"):
-        core.feed(master, master.accounting, bytes((byte,)), 100.0, NOW)
-    found = Parser().feed(core.take(master, master.accounting, NOW))
+        feed(core, master, master.accounting, bytes((byte,)))
+    found = Parser().feed(take(core, master, master.accounting, NOW))
     assert found[-2:] == [Command(b"PONG", b"x"), (b"d\0", b"ACCEPTED", b"a", b"%d" % NOW, b"", b"")]

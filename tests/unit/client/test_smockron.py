@@ -14,13 +14,12 @@ import pytest
 import loops
 from certificates import client_context, server_context
 from counterd.client import smockron
-from counterd.client._tender import unix_ms
 from counterd.client.smockron import AsyncGatekeeper, Gatekeeper, Rejected, Verdict
 from counterd.errors import ConnectionLost
 from counterd.protocols.smockron import wire
 from daemon import wait_until
 from machine import LONG_S, PATIENCE
-from scripted_master import Master
+from scripted_master import Master, unix_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,11 +13,10 @@ import pytest
 
 import loops
 from counterd.client import smockron_asgi, smockron_wsgi
-from counterd.client._tender import unix_ms
 from counterd.client.smockron import AsyncGatekeeper, Decision, Gatekeeper, Verdict
 from daemon import wait_until
 from machine import LONG_S, PATIENCE
-from scripted_master import Master
+from scripted_master import Master, unix_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
