@@ -13,7 +13,7 @@ from contextlib import suppress
 from time import monotonic, monotonic_ns, time_ns
 from typing import TYPE_CHECKING, Literal, cast
 
-from counterd.client._aiolink import put_away
+from counterd.client._aiolink import hang_up, put_away
 from counterd.client._connection import forked, open_transport, set_options
 from counterd.client._gatekeeping import ALL, Core, Decision, Options, Stats, Verdict, closed
 from counterd.client._tender import LINGER_S, SEND_PAUSE_S
@@ -185,8 +185,13 @@ class AioTender:
             await self.news.wait()
 
     def end(self) -> None:
-        """Ends the connections, and all that is under way."""
+        """Ends the connections, and all that is under way; also after its loop was closed."""
         self._is_ended = True
+        if self.loop.is_closed():
+            for wire in self._made:
+                assert wire.transport is not None
+                hang_up(wire.transport)
+            return
         self._schedule(None)
         for task in self._connecting:
             task.cancel()
@@ -253,7 +258,8 @@ class AsyncGatekeeper:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is GeneratorExit:  # a coroutine that is thrown away cannot wait
-            self._end()
+            self._closed = True
+            self._leave_loop()
         else:
             await self.close()
 
@@ -270,13 +276,17 @@ class AsyncGatekeeper:
         return True
 
     async def close(self) -> None:
-        """Sends what is left, for up to a second, and ends the connections. Later decisions raise ConnectionLost."""
+        """Sends what is left, for up to a second, and ends the connections. Later decisions raise ConnectionLost.
+
+        RuntimeError in another event loop than its own, unless that has been closed: then nothing more is sent.
+        """
+        self._check_loop()
         tenders = self._tenders if self._loop is get_running_loop() else []
         self._closed = True
         try:
             await asyncio.gather(*(tender.drain() for tender in tenders))
         finally:
-            self._end()
+            self._leave_loop()
         await asyncio.gather(*(tender.ended() for tender in tenders))
 
     def decide(
@@ -322,15 +332,18 @@ class AsyncGatekeeper:
         loop = get_running_loop()
         if self._loop is loop:
             return
+        self._check_loop()
         if self._loop is not None:
-            if not self._loop.is_closed():
-                raise RuntimeError(f"{self} belongs to another event loop: make one for each")
+            self._leave_loop()
             self._core.reset()
         self._loop = loop
         self._tenders = [AioTender(self._core, master, loop, self._timeout) for master in self._core.masters]
 
-    def _end(self) -> None:
-        self._closed = True
+    def _check_loop(self) -> None:
+        if self._loop not in (None, get_running_loop()) and not self._loop.is_closed():
+            raise RuntimeError(f"{self} belongs to another event loop: make one for each")
+
+    def _leave_loop(self) -> None:
         for tender in self._tenders:
             tender.end()
         self._tenders = []

@@ -32,6 +32,14 @@ def put_away(transport: asyncio.Transport) -> None:
         os.close(null)
 
 
+def hang_up(transport: asyncio.Transport) -> None:
+    """After its loop was closed: ends the connection, which the server would keep otherwise."""
+    connected = transport.get_extra_info("socket")
+    if isinstance(connected, TransportSocket):  # uvloop has closed its own
+        with suppress(OSError):
+            connected.shutdown(socket.SHUT_RDWR)
+
+
 class FutureCall(Call):
     """A call that a task waits for, or nobody.
 
@@ -173,10 +181,8 @@ class Link(asyncio.Protocol):
             self.closed = "its event loop was closed"
             self.unheard = self.calls.held > sum(self.holds.values())
             self.calls.pending.clear()
-            connected = self._transport and self._transport.get_extra_info("socket")
-            if isinstance(connected, TransportSocket):  # uvloop has closed its own
-                with suppress(OSError):
-                    connected.shutdown(socket.SHUT_RDWR)
+            if self._transport is not None:
+                hang_up(self._transport)
 
     # ---- what the loop calls ----
 

@@ -391,6 +391,40 @@ def test_a_gatekeeper_belongs_to_one_loop_until_that_is_closed(master: Master) -
     assert [message[2] for message in master.wait_for(2)] == [b"first", b"last"]
 
 
+@LOOPS
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_after_its_loop_was_closed_its_connections_are_ended_and_it_can_be_closed(
+    master: Master, loop_name: str
+) -> None:
+    made = AsyncGatekeeper(master.where, timeout=PATIENCE)
+
+    async def connect() -> None:
+        assert await made.connect(PATIENCE)
+
+    loops.run(connect(), loop_name)
+    loops.run(connect(), loop_name)  # begins anew
+    for port in (master.accounting, master.control):
+        port.wait_for_ends(1)
+    loops.run(made.close(), loop_name)
+    for port in (master.accounting, master.control):
+        port.wait_for_ends(2)
+
+
+def test_another_loop_cannot_close_it(master: Master) -> None:
+    made = AsyncGatekeeper(master.where, timeout=PATIENCE)
+    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
+    try:
+        assert first.run_until_complete(made.connect(PATIENCE))
+        with pytest.raises(RuntimeError, match="belongs to another event loop: make one for each"):
+            second.run_until_complete(made.close())
+        assert first.run_until_complete(made.connect(PATIENCE))
+        first.run_until_complete(made.close())
+        second.run_until_complete(made.close())
+    finally:
+        first.close()
+        second.close()
+
+
 def test_what_it_is_shown_as() -> None:
     assert repr(Gatekeeper({"a": "h:1", "b": "i"})) == "<Gatekeeper h:1, i:10004>"
     assert repr(AsyncGatekeeper("h")) == "<AsyncGatekeeper h:10004>"
