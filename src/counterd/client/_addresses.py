@@ -108,7 +108,7 @@ def read_address(text: str, port: int, scheme: str = "counter") -> Address:
     if "://" not in text:
         if text.count(":") == 1 or text.startswith("["):  # an IPv6 address has two colons at least
             raise ValueError(f"{text!r}: expected a host, or with a port {scheme}://{text}")
-        return Address(text, port)
+        return Address(_checked(text, text), port)
     try:
         url = urlsplit(text)
         said = url.port
@@ -125,7 +125,16 @@ def read_address(text: str, port: int, scheme: str = "counter") -> Address:
     if url.query and not secure:
         raise ValueError(f"{text!r}: nothing follows the address of {scheme}://HOST:PORT")
     tls = _read_query(text, url.query, scheme) if secure else None
-    return Address(url.hostname, port if said is None else said, tls=tls)
+    return Address(_checked(url.hostname, text), port if said is None else said, tls=tls)
+
+
+def _checked(host: str, text: str) -> str:
+    """A name that cannot be looked up at all is refused at once; from a lookup that would be no OSError."""
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        raise ValueError(f"{text!r}: {host!r} is not the name of a host: {error}") from None
+    return host
 
 
 def _read_query(text: str, query: str, scheme: str) -> Tls:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from counterd.client._aiolink import hang_up, put_away
 from counterd.client._connection import forked, open_transport, set_options
-from counterd.client._gatekeeping import ALL, Core, Decision, Options, Stats, Verdict, closed
+from counterd.client._gatekeeping import ALL, Core, Decision, Options, Stats, Verdict, closed, log
 from counterd.client._tender import LINGER_S, SEND_PAUSE_S
 from counterd.errors import CounterdError
 
@@ -132,6 +132,9 @@ class AioTender:
             self._fail(line, wire, f"{line.address} did not accept a connection within {self._timeout:g} s")
         except OSError as error:
             self._fail(line, wire, f"cannot connect to {line.address}: {error}")
+        except Exception as error:  # a bug: requests would pass without a limit from now on
+            log.exception("the task for the master at %s failed", self._master.accounting.address)
+            self._fail(line, wire, f"the task failed: {error!r}")
 
     def _fail(self, line: Line, wire: Wire, why: str) -> None:
         if line in self._wires:

@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from counterd.client._connection import POLL_MAX, RECEIVE_SIZE, connected_socket
+from counterd.client._gatekeeping import log
 from counterd.client._portable import Waker
 from counterd.errors import CounterdError
 
@@ -74,17 +75,27 @@ class Tender:
         pause = 0.0
         try:
             while not self._is_over():
-                self._receive(pause)
-                if looks_again := self._send():
-                    time.sleep(SEND_PAUSE_S)
-                has_tried = self._connect()
-                pause = 0.0 if looks_again or has_tried else self._master.due(time.monotonic())
+                try:
+                    pause = self._turn(pause)
+                except Exception as error:  # a bug: requests would pass without a limit from now on
+                    log.exception("the thread for the master at %s failed", self._master.accounting.address)
+                    for line in self._master.lines:
+                        self._lose(line, f"the thread failed: {error!r}")
+                    pause = self._master.due(time.monotonic())
         finally:
             for channel in self._channels.values():
                 channel.socket.close()
             with self._changed:
                 self._master.stir = _nothing
                 self._waker.close()
+
+    def _turn(self, pause: float) -> float:
+        """Returns for how long the next one may wait."""
+        self._receive(pause)
+        if looks_again := self._send():
+            time.sleep(SEND_PAUSE_S)
+        has_tried = self._connect()
+        return 0.0 if looks_again or has_tried else self._master.due(time.monotonic())
 
     def _is_over(self) -> bool:
         if self._ends_at is None:

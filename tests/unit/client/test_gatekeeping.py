@@ -132,6 +132,9 @@ def test_tls_is_for_both_ports() -> None:
         ("h:65535", "there is no port behind it for control"),
         ("tcp://h:7", "expected smockron://HOST:PORT"),
         ({}, "no master is given"),
+        ("a..b", "'a..b' is not the name of a host: "),
+        ((64 * "a", "b"), "is not the name of a host: "),
+        ("smockron://a..b:7", "'a..b' is not the name of a host: "),
         (("a", "b", "c"), "zip"),
     ],
 )

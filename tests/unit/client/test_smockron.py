@@ -13,7 +13,7 @@ import pytest
 
 import loops
 from certificates import client_context, server_context
-from counterd.client import smockron
+from counterd.client import _aiogatekeeper, _tender, smockron
 from counterd.client.smockron import AsyncGatekeeper, Gatekeeper, Rejected, Verdict
 from counterd.errors import ConnectionLost
 from counterd.protocols.smockron import wire
@@ -213,6 +213,45 @@ def test_also_where_nobody_listens(loop_name: str) -> None:
             made.decide("a")
 
     loops.run(main(), loop_name)
+
+
+def test_a_bug_in_the_thread_is_logged_and_it_goes_on(
+    master: Master, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    connecting = _tender.connected_socket
+    monkeypatch.setattr(_tender, "connected_socket", lambda *_: 1 // 0)
+    with Gatekeeper(master.where, timeout=PATIENCE) as made:
+        assert made.decide("a").verdict is Verdict.PASS
+        wait_until(lambda: made.stats().lost, "it failed")
+        (why,) = made.stats().away.values()
+        assert why.startswith("the thread failed: ZeroDivisionError(")
+        monkeypatch.setattr(_tender, "connected_socket", connecting)
+        assert made.connect(PATIENCE)
+    failures = [record for record in caplog.records if record.exc_info]
+    assert {record.getMessage() for record in failures} == {f"the thread for the master at {master.where[0]} failed"}
+
+
+@LOOPS
+def test_so_does_the_task(
+    master: Master, loop_name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    connecting = _aiogatekeeper.open_transport
+
+    async def fails(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        async with AsyncGatekeeper(master.where, timeout=PATIENCE) as made:
+            monkeypatch.setattr(_aiogatekeeper, "open_transport", fails)
+            made.decide("a")
+            await loops.until(lambda: made.stats().lost, "it failed")
+            assert list(made.stats().away.values()) == ["the task failed: ZeroDivisionError()"]
+            monkeypatch.setattr(_aiogatekeeper, "open_transport", connecting)
+            assert await made.connect(PATIENCE)
+
+    loops.run(main(), loop_name)
+    failures = [record for record in caplog.records if record.exc_info]
+    assert {record.getMessage() for record in failures} == {f"the task for the master at {master.where[0]} failed"}
 
 
 def test_over_unix_sockets(short_path: Path) -> None:
