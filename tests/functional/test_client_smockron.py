@@ -144,7 +144,7 @@ def test_domains_have_their_masters(serve: Callable[..., Daemon]) -> None:
 def test_a_master_that_is_killed_and_comes_again(
     serve: Callable[..., Daemon], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "counterd.client.smockron")
+    caplog.set_level(logging.INFO, "counterd.client.smockron")
     host = own_address()
     first = serve(bind=host, status=-9)
     accounting, control = (address.rsplit(":", 1)[1] for address in where(first))
@@ -161,7 +161,7 @@ def test_a_master_that_is_killed_and_comes_again(
         assert made.stats().away == {}
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2
-    assert said[0].startswith(f"the master at {host}:{accounting} is away, requests pass: {host}:")
+    assert said[0].startswith(f"cannot reach the master at {host}:{accounting}; requests pass: {host}:")
     assert said[1].startswith(f"the master at {host}:{accounting} is back after ")
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from counterd.client._aiolink import hang_up, put_away
 from counterd.client._connection import forked, open_transport, set_options
-from counterd.client._gatekeeping import ALL, Core, Decision, Options, Stats, Verdict, closed, log
+from counterd.client._gatekeeping import ALL, Core, Decision, Options, Stats, Verdict, closed, log, report
 from counterd.client._tender import LINGER_S, SEND_PAUSE_S
 from counterd.errors import CounterdError
 
@@ -140,7 +140,7 @@ class AioTender:
         if line in self._wires:
             self.lose(line, wire, why)
         elif not self._is_ended:
-            self._core.lost(self._master, line, why, monotonic())
+            report(self._core.lost(self._master, line, why, monotonic()))
             self.news.set()
             self._stirred()
 
@@ -159,7 +159,7 @@ class AioTender:
         if self._wires.get(line) is not wire:
             return
         try:
-            self._core.feed(self._master, line, data, monotonic_ns(), time_ns())
+            report(self._core.feed(self._master, line, data, monotonic_ns(), time_ns()))
         except CounterdError as error:
             self.lose(line, wire, str(error))
         else:
@@ -173,7 +173,7 @@ class AioTender:
         assert wire.transport is not None
         del self._wires[line]
         wire.transport.abort()
-        self._core.lost(self._master, line, why, monotonic())
+        report(self._core.lost(self._master, line, why, monotonic()))
         self.news.set()
         self._stirred()
 
@@ -183,13 +183,14 @@ class AioTender:
             await asyncio.wait_for(self._drained(), LINGER_S)
 
     async def _drained(self) -> None:
-        while self._core.has_left(self._master):
+        while self._core.has_left(self._master) and not self._is_ended:
             self.news.clear()
             await self.news.wait()
 
     def end(self) -> None:
         """Ends the connections, and all that is under way; also after its loop was closed."""
         self._is_ended = True
+        self.news.set()
         if self.loop.is_closed():
             for wire in self._made:
                 assert wire.transport is not None
@@ -269,7 +270,8 @@ class AsyncGatekeeper:
     async def connect(self, timeout: float = 5.0) -> bool:
         """Connects now, and waits until all masters are connected and subscribed. False if they are not in that time.
 
-        Nobody has to call it. What a master says before it is connected, a gatekeeper does not know.
+        It need not be called. A gatekeeper does not know what a master said before the connection. ConnectionLost if it
+        is closed, also meanwhile.
         """
         self._own_loop()
         try:
@@ -325,6 +327,8 @@ class AsyncGatekeeper:
     async def _connected(self) -> None:
         for tender, master in zip(self._tenders, self._core.masters, strict=True):
             while not master.is_ready:
+                if self._closed:
+                    raise closed()
                 tender.news.clear()
                 await tender.news.wait()
 

@@ -1,7 +1,7 @@
 """What a gatekeeper does, sans-I/O: decides, remembers what masters told it, and says what is to be sent to them.
 
 Stands beside the floors, shared by the gatekeeper for threads and that for asyncio. Nothing here reads a clock, waits
-or locks. Two clocks are told it: one that nobody sets, in nanoseconds (`now_ns`) or seconds (`now`), by which all is
+locks or logs. Two clocks are told it: one that nobody sets, in nanoseconds (`now_ns`) or seconds (`now`), by which all is
 decided; and that of Unix time (`wall_ns`), which is in messages. A time that a master has told is converted when it is
 heard, so that a wall clock that is set later changes no wait.
 
@@ -17,7 +17,7 @@ import random
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union
 
 from counterd.client._connection import as_bytes
 from counterd.client._delays import Delays
@@ -45,6 +45,7 @@ MS = 1_000_000  # ns
 _SHORT = 255  # bytes that a short frame has at most
 
 log = logging.getLogger("counterd.client.smockron")
+News = Union[tuple[Any, ...], None]  # noqa: UP007 - what log.log() is to be called with, once no lock is held
 
 
 class Verdict(str, Enum):
@@ -355,7 +356,7 @@ class Core:
 
     # ---- what the owner of the sockets calls ----
 
-    def feed(self, master: Master, line: Line, data: bytes, now_ns: int, wall_ns: int) -> None:
+    def feed(self, master: Master, line: Line, data: bytes, now_ns: int, wall_ns: int) -> News:
         """These bytes have come. Raises ProtocolError, after which the connection is to be closed."""
         now = now_ns / 1e9
         messages = line.feed(data, now)
@@ -373,9 +374,11 @@ class Core:
             else:
                 until_ns = now_ns + control.time_ms * MS - wall_ns
                 self.told.remember(gate.times, control.identifier, until_ns, now_ns)
-        if master.away and master.is_ready:
-            log.warning("the master at %s is back after %.1f s", master.accounting.address, now - master.away_since)
-            master.away = ""
+        if not master.away or not master.is_ready:
+            return None
+        master.away = ""
+        away_s = now - master.away_since
+        return logging.INFO, "the master at %s is back after %.1f s", master.accounting.address, away_s
 
     def take(self, master: Master, line: Line, now_ns: int) -> bytes:
         """What is to be sent now. Who calls it says whether it looks again by itself: master.is_stirred."""
@@ -400,14 +403,15 @@ class Core:
         self._sent += len(pieces)
         return b"".join(pieces)
 
-    def lost(self, master: Master, line: Line, why: str, now: float) -> None:
+    def lost(self, master: Master, line: Line, why: str, now: float) -> News:
         """A connection has ended, or could not be made."""
         self._lost += 1
         line.closed(now)
         self._direct(master)
-        if not master.away:
-            master.away, master.away_since = why, now
-            log.warning("the master at %s is away, requests pass: %s", master.accounting.address, why)
+        if master.away:
+            return None
+        master.away, master.away_since = why, now
+        return logging.WARNING, "cannot reach the master at %s; requests pass: %s", master.accounting.address, why
 
     def has_left(self, master: Master) -> bool:
         """Whether something is to be sent to the master yet, or could be soon."""
@@ -446,8 +450,13 @@ class Core:
         )
 
 
+def report(news: News) -> None:
+    if news is not None:
+        log.log(*news)
+
+
 def closed() -> ConnectionLost:
-    return ConnectionLost("there is no gatekeeper any more: close() was called")
+    return ConnectionLost("the gatekeeper is closed")
 
 
 def _nothing() -> None:

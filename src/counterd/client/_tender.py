@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from counterd.client._connection import POLL_MAX, RECEIVE_SIZE, connected_socket
-from counterd.client._gatekeeping import log
+from counterd.client._gatekeeping import log, report
 from counterd.client._portable import Waker
 from counterd.errors import CounterdError
 
@@ -39,7 +39,10 @@ class Channel:
 
 
 class Tender:
-    """changed: is notified, with its lock, when the master can be reached or cannot any more."""
+    """changed: is notified, with its lock, when the master can be reached or cannot any more.
+
+    RuntimeError or OSError: the thread cannot be started now.
+    """
 
     def __init__(self, core: Core, master: Master, changed: threading.Condition, timeout: float) -> None:
         self._core = core
@@ -52,7 +55,16 @@ class Tender:
         self._ends_at: float | None = None
         master.stir = self._waker.wake
         self._thread = threading.Thread(target=self._run, name="counterd-gatekeeper", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        with self._changed:
+            self._master.stir = _nothing
+            self._waker.close()
 
     def end(self) -> None:
         """Once all that can be sent has been, or LINGER_S have passed."""
@@ -85,9 +97,7 @@ class Tender:
         finally:
             for channel in self._channels.values():
                 channel.socket.close()
-            with self._changed:
-                self._master.stir = _nothing
-                self._waker.close()
+            self._give_up()
 
     def _turn(self, pause: float) -> float:
         """Returns for how long the next one may wait."""
@@ -128,8 +138,9 @@ class Tender:
                 self._lose(line, f"{line.address} closed the connection")
                 return
             with self._changed:
-                self._core.feed(self._master, line, data, time.monotonic_ns(), time.time_ns())
+                news = self._core.feed(self._master, line, data, time.monotonic_ns(), time.time_ns())
                 self._changed.notify_all()
+            report(news)
         except BlockingIOError:  # of TLS there may be less than a record
             pass
         except (OSError, CounterdError) as error:
@@ -181,8 +192,9 @@ class Tender:
         if channel is not None:
             channel.socket.close()
         with self._changed:
-            self._core.lost(self._master, line, why, time.monotonic())
+            news = self._core.lost(self._master, line, why, time.monotonic())
             self._changed.notify_all()
+        report(news)
 
 
 def _nothing() -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from counterd.client._aiogatekeeper import AsyncAdmission, AsyncGatekeeper
 from counterd.client._connection import forked
-from counterd.client._gatekeeping import ALL, Core, Decision, Options, Stats, Verdict, closed
+from counterd.client._gatekeeping import ALL, Core, Decision, Options, Stats, Verdict, closed, report
 from counterd.client._tender import Tender
 from counterd.protocols.smockron.errors import Rejected
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import ssl
     from types import TracebackType
 
+    from counterd.client._gatekeeping import Master, News
     from counterd.client._masters import Masters
 
 __all__ = [
@@ -61,8 +62,8 @@ class Gatekeeper:
     Identifiers and domains are bytes, or text that is sent as UTF-8, of up to 4,096 and 255 bytes. Anything else is a
     ValueError or TypeError, and so is a domain without a master. A master can have 1,024 domains.
 
-    While a master cannot be reached requests pass, but those that it had told to wait. That begins and ends with a
-    warning of the logger counterd.client.smockron; stats() has the figures.
+    While a master cannot be reached requests pass, except for identifiers that already had to wait. The logger
+    counterd.client.smockron warns when that begins, and says with INFO when it is over; stats() has the figures.
     """
 
     def __init__(
@@ -82,7 +83,8 @@ class Gatekeeper:
         options = Options(max_delay_s, max_delayed, rejected, max_remembered, max_held, heartbeat, timeout)
         self._core = Core(masters, domain, tls, options)
         self._timeout = timeout
-        self._tenders: list[Tender] = []
+        self._tenders: dict[Master, Tender] = {}
+        self._is_started = False  # all of them
         self._closed = False
         self._make_locks()
         forked.add(self)
@@ -101,19 +103,24 @@ class Gatekeeper:
     def connect(self, timeout: float = 5.0) -> bool:
         """Connects now, and waits until all masters are connected and subscribed. False if they are not in that time.
 
-        Nobody has to call it. What a master says before it is connected, a gatekeeper does not know.
+        It need not be called. A gatekeeper does not know what a master said before the connection. ConnectionLost if it
+        is closed, also meanwhile.
         """
+        self._start()
         with self._changed:
-            self._start()
-            return self._changed.wait_for(lambda: all(each.is_ready for each in self._core.masters), timeout)
+            is_ready = self._changed.wait_for(lambda: self._closed or self._is_ready, timeout)
+            if self._closed:
+                raise closed()
+            return is_ready
 
     def close(self) -> None:
         """Sends what is left, for up to a second, and ends the connections. Later decisions raise ConnectionLost."""
         with self._lock:
-            self._closed = True
-            tenders, self._tenders = self._tenders, []
+            self._closed, self._is_started = True, False
+            tenders, self._tenders = list(self._tenders.values()), {}
             for tender in tenders:
                 tender.end()
+            self._changed.notify_all()
         for tender in tenders:
             tender.join()
 
@@ -124,9 +131,9 @@ class Gatekeeper:
 
         log_info: goes to the master, of which the first 1,024 bytes.
         """
+        if not self._is_started:
+            self._start()
         with self._lock:
-            if not self._tenders:
-                self._start()
             return self._core.decide(identifier, domain, log_info, monotonic_ns(), time_ns())
 
     def left(self, decision: Decision) -> None:
@@ -147,12 +154,27 @@ class Gatekeeper:
 
     # ---- inside ----
 
+    @property
+    def _is_ready(self) -> bool:
+        return all(master.is_ready for master in self._core.masters)
+
     def _start(self) -> None:
-        """With the lock: a thread for each master."""
-        if self._closed:
-            raise closed()
-        if not self._tenders:
-            self._tenders = [Tender(self._core, master, self._changed, self._timeout) for master in self._core.masters]
+        """A thread for each master. Where one cannot be started requests pass, and it is tried again later."""
+        news: list[News] = []
+        with self._lock:
+            if self._closed:
+                raise closed()
+            for master in self._core.masters:
+                now = time.monotonic()
+                if master in self._tenders or now < master.control.retry_at:
+                    continue
+                try:
+                    self._tenders[master] = Tender(self._core, master, self._changed, self._timeout)
+                except (RuntimeError, OSError) as error:
+                    news.append(self._core.lost(master, master.control, f"cannot start a thread: {error}", now))
+            self._is_started = len(self._tenders) == len(self._core.masters)
+        for each in news:
+            report(each)
 
     def _make_locks(self) -> None:
         """Reentrant: a signal handler may find it locked by what it interrupted."""
@@ -161,9 +183,9 @@ class Gatekeeper:
 
     def _after_fork(self) -> None:
         self._make_locks()
-        for tender in self._tenders:
+        for tender in self._tenders.values():
             tender.after_fork()
-        self._tenders = []
+        self._tenders, self._is_started = {}, False
         self._core.reset()
 
 

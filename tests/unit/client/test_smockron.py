@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 from types import SimpleNamespace
@@ -197,7 +198,7 @@ def test_where_nobody_listens_requests_pass_and_closing_is_quick() -> None:
         wait_until(lambda: made.stats().lost, "it tried")
         assert "cannot connect to 127.0.0.1:2" in made.stats().away["127.0.0.1:1"]
         assert not made.connect(0.01)
-    with pytest.raises(ConnectionLost, match=r"no gatekeeper any more: close\(\) was called"):
+    with pytest.raises(ConnectionLost, match="the gatekeeper is closed"):
         made.decide("a")
     made.close()
 
@@ -209,7 +210,7 @@ def test_also_where_nobody_listens(loop_name: str) -> None:
             assert made.decide("a").verdict is Verdict.PASS
             await loops.until(lambda: made.stats().lost, "it tried")
             assert not await made.connect(0.01)
-        with pytest.raises(ConnectionLost, match=r"close\(\) was called"):
+        with pytest.raises(ConnectionLost, match="the gatekeeper is closed"):
             made.decide("a")
 
     loops.run(main(), loop_name)
@@ -331,6 +332,96 @@ def test_who_is_admitted_waits_in_the_loop(master: Master, loop_name: str) -> No
                 pass
 
     loops.run(main(), loop_name)
+
+
+# ---- connecting, closing and logging -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cause", ["thread", "descriptor"])
+def test_where_no_thread_can_be_started_requests_pass(
+    master: Master, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cause: str
+) -> None:
+    error = RuntimeError("can't start new thread") if cause == "thread" else OSError("too many open files")
+
+    def fails(*_: Any) -> None:
+        raise error
+
+    with Gatekeeper(master.where, timeout=PATIENCE) as made:
+        descriptors = os.listdir("/dev/fd")
+        with monkeypatch.context() as patch:
+            patch.setattr(*((threading.Thread, "start") if cause == "thread" else (_tender, "Waker")), fails)
+            for _ in range(3):
+                made._core.masters[0].control.retry_at = 0.0
+                assert made.decide("a").verdict is Verdict.PASS
+            assert not made.connect(0.0)
+        assert len(os.listdir("/dev/fd")) == len(descriptors)
+        assert made.stats().lost == 3
+        assert list(made.stats().away.values()) == [f"cannot start a thread: {error}"]
+        made._core.masters[0].control.retry_at = 0.0
+        assert made.connect(PATIENCE)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+def test_who_connects_is_told_when_it_is_closed(master: Master) -> None:
+    master.accounting.greets = False
+    made = Gatekeeper(master.where, timeout=PATIENCE)
+    ends: list[BaseException] = []
+
+    def connect() -> None:
+        try:
+            made.connect(LONG_S)
+        except ConnectionLost as error:
+            ends.append(error)
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    wait_until(lambda: master.accounting.peers, "it connects")
+    made.close()
+    thread.join(PATIENCE)
+    assert [str(each) for each in ends] == ["the gatekeeper is closed"]
+
+
+@LOOPS
+def test_so_it_is_with_tasks(master: Master, loop_name: str) -> None:
+    master.accounting.greets = False
+
+    async def main() -> None:
+        made = AsyncGatekeeper(master.where, timeout=PATIENCE)
+        connecting = asyncio.ensure_future(made.connect(LONG_S))
+        await loops.until(lambda: master.accounting.peers, "it connects")
+        await made.close()
+        with pytest.raises(ConnectionLost, match="the gatekeeper is closed"):
+            await asyncio.wait_for(connecting, PATIENCE)
+
+    loops.run(main(), loop_name)
+
+
+def test_nothing_is_logged_while_decisions_wait(master: Master) -> None:
+    """A handler that waits for one finds the gatekeeper unlocked."""
+    decided: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            thread = threading.Thread(target=made.decide, args=("a",))
+            thread.start()
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+            decided.append(record.getMessage())
+
+    handler = Handler()
+    logger = logging.getLogger("counterd.client.smockron")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        with gatekeeper(master) as made:
+            master.accounting.hang_up()
+            wait_until(lambda: len(decided) == 2, "both lines")
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    assert decided[0].startswith(f"cannot reach the master at {master.where[0]}; requests pass: ")
+    assert decided[1].startswith(f"the master at {master.where[0]} is back after ")
 
 
 # ---- threads, processes and loops ------------------------------------------------------------------------------------
