@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import heapq
 
+from counterd.client._told import STALE_MAX
+
 
 class Delays:
     """Each has a number, from 1."""
@@ -32,3 +34,6 @@ class Delays:
     def remove(self, number: int) -> None:
         """It does not wait any more. Doing it again does nothing."""
         self._waiting.discard(number)
+        if len(self._heap) > 2 * len(self._waiting) + STALE_MAX:
+            self._heap = [entry for entry in self._heap if entry[1] in self._waiting]
+            heapq.heapify(self._heap)

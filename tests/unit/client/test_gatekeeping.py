@@ -96,6 +96,17 @@ def test_delays_end_at_their_time_or_before() -> None:
     assert not delays._heap
 
 
+def test_delays_that_end_before_their_time_take_no_more_memory() -> None:
+    delays = Delays()
+    stays = delays.add(2_000_000)
+    for until in range(1_000_000, 1_010_000):
+        delays.remove(delays.add(until))
+    assert len(delays._heap) <= 2 + STALE_MAX
+    assert delays.count(1_999_999) == 1
+    delays.remove(stays)
+    assert delays.count(0) == 0
+
+
 # ---- where masters are -----------------------------------------------------------------------------------------------
 
 
