@@ -300,12 +300,14 @@ class Core:
         if gate.flow is Flow.UNWANTED:
             self._unwanted += 1
             return
-        if not gate.queue:
+        queue = gate.queue
+        if not queue:
             master.filled.append(gate)
-        elif len(gate.queue) >= self._options.max_held:
-            gate.queue.popleft()
+        elif len(queue) >= self._options.max_held or queue[0][0] < now_ns - HELD_NS:
+            queue.popleft()
             self._dropped += 1
-        gate.queue.append((now_ns, message))
+            self._drop_old(queue, now_ns)
+        queue.append((now_ns, message))
         if gate.flow is Flow.OPEN and not master.is_stirred:
             master.is_stirred = True
             master.stir()
@@ -392,16 +394,19 @@ class Core:
         for gate in filled:
             queue = gate.queue
             if gate.flow is Flow.OPEN:
-                oldest = now_ns - HELD_NS
-                while queue and queue[0][0] < oldest:
-                    queue.popleft()
-                    self._dropped += 1
+                self._drop_old(queue, now_ns)
                 count = min(len(queue), BATCH - len(pieces))
                 pieces += [queue.popleft()[1] for _ in range(count)]
             if queue:
                 master.filled.append(gate)
         self._sent += len(pieces)
         return b"".join(pieces)
+
+    def _drop_old(self, queue: deque[tuple[int, bytes]], now_ns: int) -> None:
+        oldest = now_ns - HELD_NS
+        while queue and queue[0][0] < oldest:
+            queue.popleft()
+            self._dropped += 1
 
     def lost(self, master: Master, line: Line, why: str, now: float) -> News:
         """A connection has ended, or could not be made."""

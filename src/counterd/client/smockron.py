@@ -54,8 +54,8 @@ class Gatekeeper:
     max_delayed: how many requests can wait at a time. Beyond that they are rejected instead.
     rejected: which rejected requests a master is told of: "all", "none", or a share of them, from 0 to 1.
     max_remembered: how many identifiers that have to wait are remembered; the one whose time passes first goes.
-    max_held: accounting messages of a domain that wait while its master is not connected, for 2 s at most; the oldest
-    goes.
+    max_held: how many accounting messages of a domain wait while its master is not connected; beyond that the oldest
+    goes. None is sent that is older than 2 s: it goes with the next request of its domain, or when the master comes.
     heartbeat: seconds between two PINGs to a master. One that does not answer is given up after two more.
     timeout: seconds that connecting may take, TLS's handshake, and that of ZMTP.
 

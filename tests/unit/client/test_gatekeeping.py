@@ -576,6 +576,18 @@ def test_too_many_or_too_old_messages_are_dropped_oldest_first() -> None:
     assert (figures.sent, figures.held, figures.dropped) == (2, 0, 3)
 
 
+def test_old_messages_are_dropped_while_the_master_is_away() -> None:
+    core = core_of()
+    for _ in range(100):
+        decide(core, "a", None, b"", NOW)
+    decide(core, "a", None, b"", NOW + HELD_NS // MS)
+    assert stats(core, NOW).held == 101
+    decide(core, "a", None, b"", NOW + HELD_NS // MS + 1)
+    assert stats(core, NOW)[9:11] == (2, 100)
+    connect(core)
+    assert len(accounted(core)) == 2
+
+
 def test_a_batch_has_an_end() -> None:
     core = core_of()
     decide(core, "a", "e", b"", NOW)
