@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 import daemon
 import needs
+from machine import LONG_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -143,6 +144,14 @@ def short_path() -> Iterator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory)
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gatekeepers drop no message because it is old, and close() waits for all to go out, however busy the machine is."""
+    monkeypatch.setattr("counterd.client._gatekeeping.HELD_NS", int(LONG_S * 1e9))
+    for module in ("_tender", "_aiogatekeeper"):
+        monkeypatch.setattr(f"counterd.client.{module}.LINGER_S", LONG_S)
 
 
 @pytest.fixture(scope="session")

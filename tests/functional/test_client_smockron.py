@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from certificates import Files
 
+pytestmark = pytest.mark.usefixtures("unhurried")
 # So slow that no test takes long enough to be let through once more. The burst and one more pass: 11.
 RULES = {
     "d": {"rate": "1/hour", "burst": 10},

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("unhurried")
 FAR_S = 1e6  # seconds: nobody is told to wait for longer
 LOOPS = pytest.mark.parametrize("loop_name", loops.NEW_LOOP)
 

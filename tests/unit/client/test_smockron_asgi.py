@@ -21,6 +21,7 @@ from scripted_master import Master, unix_ms
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+pytestmark = pytest.mark.usefixtures("unhurried")
 PASS = Decision(Verdict.PASS)
 LONG = Decision(Verdict.DELAY, LONG_S, 1, number=1)
 SHORT = Decision(Verdict.DELAY, 0.001, 1, number=1)
