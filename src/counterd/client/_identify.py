@@ -11,10 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, Union
 
 from counterd.client._connection import as_bytes
+from counterd.client._gatekeeping import log
 from counterd.protocols.smockron.wire import IDENTIFIER_MAX
 
 REJECTED = b"Rejected\n"  # what a client is told
 STATUS = 503
+CLIENT, PATH, HEADER = "client", "path", "header:"
+WANTED = {CLIENT: "a client address"}
 
 R = TypeVar("R")
 Identify = Callable[[R], Union[str, bytes, None]]  # noqa: UP007 - is evaluated, by Python 3.10 too
@@ -25,7 +28,11 @@ Identifier = Union[str, Sequence[str], Callable[[Any], Union[str, bytes, None]]]
 def identify_by(
     identifier: Identifier, client: Identify[R], path: Identify[R], header: Callable[[R, str], str | bytes]
 ) -> Callable[[R], bytes | None]:
-    """A function that says whose a request is. ValueError for a name that is none."""
+    """A function that says whose a request is. ValueError for an unknown name.
+
+    None is for a request that has neither an address nor a header where one is named. It is to pass: all such requests
+    under one limit would slow down clients that do nothing wrong. The first is logged.
+    """
     if callable(identifier):
         ask = identifier
         return lambda request: _fitting(ask(request))
@@ -33,9 +40,20 @@ def identify_by(
     parts = [_part(name, client, path, header) for name in names]
     if not parts:
         raise ValueError("identifier: nothing tells requests apart")
-    if len(parts) == 1:
-        return lambda request: _fitting(parts[0](request))
-    return lambda request: _fitting(b" ".join(_quoted(part(request)) for part in parts))
+    wanted = [WANTED.get(name, name.removeprefix(HEADER)) for name in names if name != PATH]
+    has_warned = False
+
+    def identify(request: R) -> bytes | None:
+        nonlocal has_warned
+        found = [part(request) for part in parts]
+        if not wanted or any(value for name, value in zip(names, found, strict=True) if name != PATH):
+            return _fitting(found[0] if len(found) == 1 else b" ".join(map(_quoted, found)))
+        if not has_warned:
+            has_warned = True
+            log.warning("requests without %s pass without a limit (logged once)", " or ".join(wanted))
+        return None
+
+    return identify
 
 
 def retry_after(seconds: float) -> str:
@@ -44,11 +62,11 @@ def retry_after(seconds: float) -> str:
 
 
 def _part(name: str, client: Identify[R], path: Identify[R], header: Callable[[R, str], str | bytes]) -> Identify[R]:
-    if name == "client":
+    if name == CLIENT:
         return client
-    if name == "path":
+    if name == PATH:
         return path
-    wanted = name.removeprefix("header:")
+    wanted = name.removeprefix(HEADER)
     if wanted in (name, ""):
         raise ValueError(f'identifier: expected "client", "path", "header:NAME" or a function, not {name!r}')
     return lambda request: header(request, wanted)

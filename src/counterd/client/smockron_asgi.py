@@ -36,10 +36,11 @@ class Middleware:
     that is rejected is answered with 503 and Retry-After.
 
     app: the application.
-    gatekeeper: which whoever made it closes.
-    identifier: what tells requests apart. "client": the address that the server gives; "path"; "header:NAME", which is
-    b"" where there is none; several of these in a list; or a function of the scope, which may return None: such a
-    request is nobody's, and passes. What is longer than 4,096 bytes is sent as its SHA-256.
+    gatekeeper: is not closed with the application.
+    identifier: what tells requests apart. "client": the address that the server gives; "path"; "header:NAME"; several
+    of these in a list; or a function of the scope, which returns None for a request that is to pass. A request passes
+    without a limit if "client" or headers are named and it has none of them; the first is logged. On a Unix socket most
+    servers know no "client". What is longer than 4,096 bytes is sent as its SHA-256.
     domain: of the gatekeeper's, if not its own.
 
     A client can write into a header what it likes. Behind a proxy, "client" is the proxy's address unless the server is
@@ -143,10 +144,10 @@ async def _reject(send: Send, decision: Decision) -> None:
     await send({"type": "http.response.body", "body": REJECTED})
 
 
-def _client(scope: MutableMapping[str, Any]) -> str:
-    """ "" where the server does not know, as on a Unix socket."""
+def _client(scope: MutableMapping[str, Any]) -> str | None:
+    """None where the server does not know, as on a Unix socket."""
     client = scope.get("client")
-    return str(client[0]) if client else ""
+    return str(client[0]) if client else None
 
 
 def _path(scope: MutableMapping[str, Any]) -> str:

@@ -31,10 +31,11 @@ class Middleware:
     if the client goes away meanwhile. A request that is rejected is answered with 503 and Retry-After.
 
     app: the application.
-    gatekeeper: which whoever made it closes.
-    identifier: what tells requests apart. "client": the address that the server gives; "path"; "header:NAME", which is
-    b"" where there is none; several of these in a list; or a function of the environment, which may return None: such a
-    request is nobody's, and passes. What is longer than 4,096 bytes is sent as its SHA-256.
+    gatekeeper: is not closed with the application.
+    identifier: what tells requests apart. "client": the address that the server gives; "path"; "header:NAME"; several
+    of these in a list; or a function of the environment, which returns None for a request that is to pass. A request passes
+    without a limit if "client" or headers are named and it has none of them; the first is logged. On a Unix socket most
+    servers know no "client". What is longer than 4,096 bytes is sent as its SHA-256.
     domain: of the gatekeeper's, if not its own.
     sleep: what waits so many seconds, instead of time.sleep().
 
@@ -79,8 +80,9 @@ class Middleware:
         return self._app(environ, start_response)
 
 
-def _client(environ: dict[str, Any]) -> str:
-    return str(environ.get("REMOTE_ADDR", ""))
+def _client(environ: dict[str, Any]) -> str | None:
+    """None where the server does not know, as on a Unix socket."""
+    return environ.get("REMOTE_ADDR") or None
 
 
 def _path(environ: dict[str, Any]) -> bytes:

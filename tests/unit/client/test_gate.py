@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from multidict import CIMultiDict
 
+from counterd.client._aiogatekeeper import AsyncAdmission
 from counterd.client._gate import Gate
-from counterd.client._gatekeeping import PASSED, Decision, Verdict
+from counterd.client._gatekeeping import PASSED, Core, Decision, Options, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,16 +22,23 @@ LONG_S = 1e6
 
 
 class Gatekeeper:
-    """decision: about all. asked: the identifiers; left: the decisions whose requests do not wait any more."""
+    """decision: about all. asked: the identifiers; left_ones: the decisions whose requests do not wait any more."""
 
     def __init__(self, decision: Decision) -> None:
         self.decision = decision
         self.asked: list[bytes] = []
         self.left_ones: list[Decision] = []
 
-    def decide(self, identifier: bytes) -> Decision:
+    def admit(self, identifier: bytes) -> AsyncAdmission:
+        return AsyncAdmission(self, identifier, None, b"")  # type: ignore[arg-type]
+
+    def decide(self, identifier: bytes, domain: None, log_info: bytes) -> Decision:
         self.asked.append(identifier)
         return self.decision
+
+    @property
+    def _core(self) -> Core:
+        return Core("127.0.0.1", "d", tls=False, options=Options())
 
     def left(self, decision: Decision) -> None:
         self.left_ones.append(decision)
@@ -97,6 +105,7 @@ def test_a_proxy_that_goes_away_does_not_wait() -> None:
         (["header:A", "path"], request("/p", ("A", "\udcff b")), b"\xff%20b /p"),
         (["header:A", "header:B"], request("/", ("B", "b")), b" b"),
         (["client"], request("/"), b"127.0.0.9"),
+        (["header:A", "client"], request("/"), b" 127.0.0.9"),
     ],
 )
 def test_whose_a_request_is(identifiers: list[str], asked: Any, expected: bytes) -> None:
@@ -120,7 +129,7 @@ def test_a_request_that_is_nobodys_passes_and_the_first_is_logged(
         for _ in range(3):
             assert asyncio.run(made.answer(request("/", *headers))).status == 200
     assert gatekeeper.asked == []
-    said = "a request without X-Real-IP or X-Key passes, and so does each that comes like it"
+    said = "requests without X-Real-IP or X-Key pass without a limit (logged once)"
     assert [record.getMessage() for record in caplog.records] == [said]
 
 

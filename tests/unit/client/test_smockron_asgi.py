@@ -98,9 +98,10 @@ def identifier_of(identifier: Any, **scope: Any) -> Any:
         ("client", b"10.0.0.1"),
         ("path", "/é".encode()),
         ("header:X-KEY", b"k, l"),
-        ("header:other", b""),
+        ("header:other", None),
         (["client", "header:x-key"], b"10.0.0.1 k,%20l"),
-        (["header:other", "path"], b" /\xc3\xa9"),
+        (["header:other", "path"], None),
+        (["header:other", "client", "path"], b" 10.0.0.1 /\xc3\xa9"),
         (lambda scope: scope["path"], "/é".encode()),
         (lambda scope: b"\xff", b"\xff"),
         (lambda scope: "\udcff", b"\xff"),
@@ -113,8 +114,35 @@ def test_whose_request_it_is(identifier: Any, found: bytes | None) -> None:
     assert identifier_of(identifier) == found
 
 
-def test_of_a_unix_socket_there_is_no_client() -> None:
-    assert identifier_of("client", client=None) == b""
+@pytest.mark.parametrize(
+    ("identifier", "missing"),
+    [("client", "a client address"), (["client", "header:Other", "path"], "a client address or Other")],
+)
+def test_a_request_that_is_nobodys_passes_and_the_first_is_logged(
+    identifier: Any, missing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As those that come through a Unix socket."""
+    decider, request = Decider(REJECT), Request(client=None)
+    guarded = smockron_asgi.Middleware(request.app, decider, identifier)  # type: ignore[arg-type]
+
+    async def main() -> None:
+        for _ in range(2):
+            await guarded(request.scope, request.receive, request.send)
+
+    loops.run(main())
+    assert (request.reached, decider.asked) == (["called", "called"], [])
+    assert [record.getMessage() for record in caplog.records] == [
+        f"requests without {missing} pass without a limit (logged once)"
+    ]
+
+
+def test_so_it_is_in_wsgi(caplog: pytest.LogCaptureFixture) -> None:
+    decider = Decider(REJECT)
+    for environ in ({}, {"REMOTE_ADDR": ""}):
+        guarded = smockron_wsgi.Middleware(lambda *_: [b"served"], decider)  # type: ignore[arg-type]
+        assert [guarded(environ, print) for _ in range(2)] == [[b"served"]] * 2
+    assert decider.asked == []
+    assert len(caplog.records) == 2  # one of each middleware
 
 
 @pytest.mark.parametrize("identifier", ["cookie", "header:", [], ["client", "ip"]])
@@ -279,7 +307,7 @@ def serve_wsgi(decider: Any, **options: Any) -> tuple[list[Any], Iterable[bytes]
         ("client", b"10.0.0.1"),
         ("path", b"/a/\xc3\xa9"),
         ("header:X-Key", b"\xff"),
-        ("header:content-type", b""),
+        ("header:content-type", None),
         (["client", "path"], b"10.0.0.1 /a/\xc3\xa9"),
         (lambda environ: environ["REMOTE_ADDR"], b"10.0.0.1"),
         (lambda environ: None, None),

@@ -90,7 +90,7 @@ def gate(
     """Lets requests pass, wait, or be rejected, for nginx, Traefik, Caddy, Envoy and others that ask by HTTP.
 
     The answer is 200, which comes when a request has waited, or the status of --rejected-status with Retry-After. A
-    request that has none of the headers which --identifier names passes; the first is logged. The path is that in
+    request that has none of what --identifier names, but a path, passes without a limit; the first is logged. The path is that in
     X-Forwarded-Uri, X-Original-URI, or of the request itself, as the client has written it. A client can write into a
     header what it likes: name those that the proxy overwrites.
 
