@@ -25,7 +25,7 @@ def test_decide(benchmark, verdict):
 
         def leave() -> None:
             while decided:
-                gatekeeper.left(decided.pop())
+                gatekeeper.gave_up(decided.pop())
 
         def decide() -> None:
             decided[:] = [gatekeeper.decide(IDENTIFIER) for _ in range(DECISIONS)]

@@ -305,9 +305,9 @@ class AsyncGatekeeper:
             self._own_loop()
         return self._core.decide(identifier, domain, log_info, monotonic_ns(), time_ns())
 
-    def left(self, decision: Decision) -> None:
-        """A request that was delayed does not wait any more: it went away before its time."""
-        self._core.left(decision)
+    def gave_up(self, decision: Decision) -> None:
+        """A delayed request does not wait any more: its client went away, or its time has come."""
+        self._core.gave_up(decision)
 
     def admit(
         self, identifier: str | bytes, domain: str | bytes | None = None, log_info: str | bytes = b""
@@ -382,7 +382,7 @@ class AsyncAdmission:
             try:
                 await asyncio.sleep(decision.delay_s)
             finally:
-                self._gatekeeper.left(decision)
+                self._gatekeeper.gave_up(decision)
         return decision
 
     async def __aexit__(

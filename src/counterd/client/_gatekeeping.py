@@ -61,7 +61,7 @@ class Decision(NamedTuple):
 
     delay_s: seconds that it has to wait, or would have had to if it was rejected; 0 if it passes.
     until_ms: when they are over, in milliseconds of Unix time; 0 if it passes.
-    number: of a request that is delayed, by which left() knows it; 0 of others.
+    number: of a request that is delayed, by which gave_up() knows it; 0 of others.
     """
 
     verdict: Verdict
@@ -250,7 +250,7 @@ class Core:
         self._passed += 1
         return PASSED
 
-    def left(self, decision: Decision) -> None:
+    def gave_up(self, decision: Decision) -> None:
         """The request does not wait any more."""
         self._delays.remove(decision.number)
 

@@ -136,10 +136,10 @@ class Gatekeeper:
         with self._lock:
             return self._core.decide(identifier, domain, log_info, monotonic_ns(), time_ns())
 
-    def left(self, decision: Decision) -> None:
-        """A request that was delayed does not wait any more: it went away before its time."""
+    def gave_up(self, decision: Decision) -> None:
+        """A delayed request does not wait any more: its client went away, or its time has come."""
         with self._lock:
-            self._core.left(decision)
+            self._core.gave_up(decision)
 
     def admit(
         self, identifier: str | bytes, domain: str | bytes | None = None, log_info: str | bytes = b""
@@ -206,7 +206,7 @@ class Admission:
             try:
                 time.sleep(decision.delay_s)
             finally:
-                self._gatekeeper.left(decision)
+                self._gatekeeper.gave_up(decision)
         return decision
 
     def __exit__(

@@ -86,7 +86,7 @@ class Middleware:
             await asyncio.wait([watching], timeout=decision.delay_s)
             return not watching.done() or not watching.result()
         finally:
-            self._gatekeeper.left(decision)
+            self._gatekeeper.gave_up(decision)
             watching.cancel()
 
 

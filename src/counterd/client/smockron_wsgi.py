@@ -76,7 +76,7 @@ class Middleware:
             try:
                 (self._sleep or time.sleep)(decision.delay_s)
             finally:
-                self._gatekeeper.left(decision)
+                self._gatekeeper.gave_up(decision)
         return self._app(environ, start_response)
 
 

@@ -22,12 +22,12 @@ LONG_S = 1e6
 
 
 class Gatekeeper:
-    """decision: about all. asked: the identifiers; left_ones: the decisions whose requests do not wait any more."""
+    """decision: about all. asked: the identifiers; gone: the decisions whose requests do not wait any more."""
 
     def __init__(self, decision: Decision) -> None:
         self.decision = decision
         self.asked: list[bytes] = []
-        self.left_ones: list[Decision] = []
+        self.gone: list[Decision] = []
 
     def admit(self, identifier: bytes) -> AsyncAdmission:
         return AsyncAdmission(self, identifier, None, b"")  # type: ignore[arg-type]
@@ -40,8 +40,8 @@ class Gatekeeper:
     def _core(self) -> Core:
         return Core("127.0.0.1", "d", tls=False, options=Options())
 
-    def left(self, decision: Decision) -> None:
-        self.left_ones.append(decision)
+    def gave_up(self, decision: Decision) -> None:
+        self.gone.append(decision)
 
 
 def gate(decision: Decision, identifiers: Sequence[str] = BY_ADDRESS, status: int = 503) -> tuple[Gate, Gatekeeper]:
@@ -75,7 +75,7 @@ def test_a_request_that_has_waited_passes() -> None:
     decision = Decision(Verdict.DELAY, 0.001, 1, 7)
     made, gatekeeper = gate(decision)
     assert asyncio.run(made.answer(request("/", ADDRESSED))).status == 200
-    assert gatekeeper.left_ones == [decision]
+    assert gatekeeper.gone == [decision]
 
 
 def test_a_proxy_that_goes_away_does_not_wait() -> None:
@@ -85,11 +85,11 @@ def test_a_proxy_that_goes_away_does_not_wait() -> None:
     async def scene() -> None:
         asking = asyncio.ensure_future(made.answer(request("/", ADDRESSED)))
         await asyncio.sleep(0)
-        assert (gatekeeper.asked, gatekeeper.left_ones) == ([b"10.0.0.1"], [])
+        assert (gatekeeper.asked, gatekeeper.gone) == ([b"10.0.0.1"], [])
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        assert gatekeeper.left_ones == [decision]
+        assert gatekeeper.gone == [decision]
 
     asyncio.run(scene())
 

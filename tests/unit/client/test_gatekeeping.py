@@ -426,9 +426,9 @@ def test_only_so_many_wait_at_a_time() -> None:
     first = decide(core, "a", None, b"", NOW)
     assert decide(core, "b", None, b"", NOW).verdict is DELAY
     assert decide(core, "a", None, b"", NOW) == Decision(REJECT, 1.0, NOW + 1000)
-    core.left(first)
-    core.left(first)
-    core.left(Decision(PASS))
+    core.gave_up(first)
+    core.gave_up(first)
+    core.gave_up(Decision(PASS))
     assert decide(core, "a", None, b"", NOW).verdict is DELAY
     assert decide(core, "b", None, b"", NOW + 999).verdict is REJECT
     assert decide(core, "b", None, b"", NOW + 1000).verdict is DELAY

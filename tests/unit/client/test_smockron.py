@@ -77,7 +77,7 @@ def test_what_is_decided_is_accounted_and_what_is_told_is_heeded(master: Master)
         assert decision.verdict is Verdict.DELAY
         assert 0 < decision.delay_s <= 100
         assert made.stats().delaying == 1
-        made.left(decision)
+        made.gave_up(decision)
         assert made.stats().delaying == 0
         master.tell("FORGET", b"a", 0)
         told(made, 2)
@@ -99,7 +99,7 @@ def test_so_it_is_with_asyncio(master: Master, loop_name: str) -> None:
             await async_told(made)
             decision = made.decide("a")
             assert decision.verdict is Verdict.DELAY
-            made.left(decision)
+            made.gave_up(decision)
             assert made.stats().delaying == 0
         await elsewhere(master.wait_for, 2)
 

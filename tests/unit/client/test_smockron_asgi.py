@@ -42,7 +42,7 @@ class Decider:
         self.asked.append((identifier, domain))
         return self.decision
 
-    def left(self, decision: Decision) -> None:
+    def gave_up(self, decision: Decision) -> None:
         self.gone.append(decision)
 
 
