@@ -299,7 +299,7 @@ class AsyncGatekeeper:
     ) -> Decision:
         """What becomes of a request that comes now. Waits for nothing: who is to wait does so itself, as admit() does.
 
-        log_info: goes to the master, of which the first 1,024 bytes.
+        log_info: for the log of the master, 1,024 bytes at most. counterd ignores it.
         """
         if self._closed or self._loop is not get_running_loop():
             self._own_loop()

@@ -129,7 +129,7 @@ class Gatekeeper:
     ) -> Decision:
         """What becomes of a request that comes now. Waits for nothing: who is to wait does so itself, as admit() does.
 
-        log_info: goes to the master, of which the first 1,024 bytes.
+        log_info: for the log of the master, 1,024 bytes at most. counterd ignores it.
         """
         if not self._is_started:
             self._start()

@@ -41,7 +41,9 @@ class Middleware:
     of these in a list; or a function of the scope, which returns None for a request that is to pass. A request passes
     without a limit if "client" or headers are named and it has none of them; the first is logged. On a Unix socket most
     servers know no "client". What is longer than 4,096 bytes is sent as its SHA-256.
-    domain: of the gatekeeper's, if not its own.
+    domain: instead of the gatekeeper's default.
+    log_info: a function of the scope that gives what the master is told for its log, 1,024 bytes at most. counterd
+    ignores it.
 
     A client can write into a header what it likes. Behind a proxy, "client" is the proxy's address unless the server is
     told to trust what the proxy says.
@@ -54,10 +56,12 @@ class Middleware:
         identifier: Identifier = "client",
         *,
         domain: str | bytes | None = None,
+        log_info: Callable[[MutableMapping[str, Any]], str | bytes] | None = None,
     ) -> None:
         self._app = app
         self._gatekeeper = gatekeeper
         self._domain = domain
+        self._log_info = log_info
         self._identify = identify_by(identifier, _client, _path, _header)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -66,7 +70,7 @@ class Middleware:
         if identifier is None:
             await self._app(scope, receive, send)
             return
-        decision = self._gatekeeper.decide(identifier, self._domain)
+        decision = self._gatekeeper.decide(identifier, self._domain, self._log_info(scope) if self._log_info else b"")
         if decision.verdict is Verdict.REJECT:
             await _reject(send, decision)
         elif decision.verdict is Verdict.PASS:

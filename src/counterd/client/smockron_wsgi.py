@@ -36,7 +36,9 @@ class Middleware:
     of these in a list; or a function of the environment, which returns None for a request that is to pass. A request passes
     without a limit if "client" or headers are named and it has none of them; the first is logged. On a Unix socket most
     servers know no "client". What is longer than 4,096 bytes is sent as its SHA-256.
-    domain: of the gatekeeper's, if not its own.
+    domain: instead of the gatekeeper's default.
+    log_info: a function of the environment that gives what the master is told for its log, 1,024 bytes at most. counterd
+    ignores it.
     sleep: what waits so many seconds, instead of time.sleep().
 
     A client can write into a header what it likes. Behind a proxy, "client" is the proxy's address unless the server is
@@ -50,11 +52,13 @@ class Middleware:
         identifier: Identifier = "client",
         *,
         domain: str | bytes | None = None,
+        log_info: Callable[[dict[str, Any]], str | bytes] | None = None,
         sleep: Callable[[float], object] | None = None,
     ) -> None:
         self._app = app
         self._gatekeeper = gatekeeper
         self._domain = domain
+        self._log_info = log_info
         self._identify = identify_by(identifier, _client, _path, _header)
         self._sleep = sleep
 
@@ -63,7 +67,7 @@ class Middleware:
         identifier = self._identify(environ)
         if identifier is None:
             return self._app(environ, start_response)
-        decision = self._gatekeeper.decide(identifier, self._domain)
+        decision = self._gatekeeper.decide(identifier, self._domain, self._log_info(environ) if self._log_info else b"")
         if decision.verdict is Verdict.REJECT:
             headers = [
                 ("Content-Type", "text/plain; charset=utf-8"),

@@ -31,15 +31,17 @@ DISCONNECT = {"type": "http.disconnect"}
 
 
 class Decider:
-    """In the place of a gatekeeper. asked: identifiers and domains. gone: the decisions whose requests do not wait."""
+    """In the place of a gatekeeper. asked: identifiers and domains; logged: beside them. gone: the decisions whose requests do not wait."""
 
     def __init__(self, decision: Decision = PASS) -> None:
         self.decision = decision
         self.asked: list[tuple[bytes, Any]] = []
+        self.logged: list[Any] = []
         self.gone: list[Decision] = []
 
-    def decide(self, identifier: bytes, domain: Any) -> Decision:
+    def decide(self, identifier: bytes, domain: Any, log_info: Any) -> Decision:
         self.asked.append((identifier, domain))
+        self.logged.append(log_info)
         return self.decision
 
     def gave_up(self, decision: Decision) -> None:
@@ -165,6 +167,15 @@ def test_a_request_that_passes_is_untouched() -> None:
     assert request.reached == ["called", body(b"data")]
     assert decider.asked == [(b"10.0.0.1", "d")]
     assert decider.gone == []
+
+
+def test_a_master_is_told_for_its_log_what_the_application_says() -> None:
+    decider, request = Decider(), Request()
+    loops.run(request.serve(decider))
+    loops.run(request.serve(decider, log_info=lambda scope: scope["path"]))
+    serve_wsgi(decider)
+    serve_wsgi(decider, log_info=lambda environ: environ["SCRIPT_NAME"])
+    assert decider.logged == [b"", "/é", b"", "/a"]
 
 
 def test_one_that_is_rejected_is_told_when_to_try_again() -> None:
