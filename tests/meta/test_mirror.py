@@ -63,7 +63,6 @@ ELSEWHERE = {
     "client/_tender.py": "a thread of a gatekeeper: tests/unit/client/test_smockron.py",
     "client/_told.py": "part of the core: tests/unit/client/test_gatekeeping.py",
     "client/smockron_wsgi.py": "the second shape of tests/unit/client/test_smockron_asgi.py",
-    "client/_zmtp.py": "is tried with a master: tests/functional/test_counterctl_smockron.py",
     "cli/ctl/serving.py": "is a process: tests/functional/test_gate.py",
     "cli/ctl/smockron.py": "asks a real master: tests/functional/test_counterctl_smockron.py",
     "client/sentinel.py": "tests/functional/test_client_sentinel.py, and tests/functional/test_client_fallback.py",

@@ -93,12 +93,11 @@ class Subscriber(Link):
 
     def next_control(self) -> Control:
         """The next, however long that takes."""
-        with self._exchange() as deadline:
+        with self._exchange():
             while True:
                 answer = self._next(math.inf)
-                if isinstance(answer, tuple):
-                    found = wire.control(answer)
-                    if found is not None:
-                        return found
-                elif answer.name == b"PING":
-                    self._send(wire.pong(answer.data), deadline)
+                if isinstance(answer, Command):
+                    if answer.name == b"PING":
+                        self._send(wire.pong(answer.data), time.monotonic() + self._timeout)
+                elif (found := wire.control(answer)) is not None:
+                    return found
