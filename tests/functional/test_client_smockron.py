@@ -96,7 +96,7 @@ def test_all_gatekeepers_are_told(serve: Callable[..., Daemon]) -> None:
     with gatekeeper(master) as one, gatekeeper(master) as other:
         use_up(one)
         told(other, 1)
-        with pytest.raises(Rejected, match=r"^a was rejected in d: to be tried again in 3[0-9]+ s$"):
+        with pytest.raises(Rejected, match=r"^a was rejected in d: retry in 3[0-9]+ s$"):
             other.admit("a").__enter__()
 
 

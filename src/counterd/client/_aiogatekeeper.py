@@ -319,7 +319,7 @@ class AsyncGatekeeper:
         return AsyncAdmission(self, identifier, domain, log_info)
 
     def stats(self) -> Stats:
-        """What was decided, and what became of it. Asks nobody."""
+        """What was decided, and what became of it. Asks no master."""
         return self._core.stats(monotonic_ns())
 
     # ---- inside ----
@@ -388,4 +388,4 @@ class AsyncAdmission:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """The request is over: that is nobody's business here."""
+        """The request is over: a gatekeeper does not count those."""

@@ -148,7 +148,7 @@ class Flow(Enum):
 class Master:
     """A master, with its two connections. filled: gates with something to send.
 
-    is_stirred: whoever sends will look whether there is something; else it has to be told, with stir().
+    is_stirred: the sender will look whether there is something; else stir() has to wake it.
     """
 
     def __init__(self, pair: Pair, options: Options) -> None:
@@ -327,7 +327,7 @@ class Core:
         return gate
 
     def _new_gate(self, name: bytes, pair: Pair) -> Gate:
-        topic = wire.topic(name)  # ValueError for what is no domain
+        topic = wire.topic(name)  # ValueError for what cannot be a domain
         master = self._pairs.get(pair)
         if master is None:
             master = self._pairs[pair] = Master(pair, self._options)

@@ -21,7 +21,7 @@ WANTED = {CLIENT: "a client address"}
 
 R = TypeVar("R")
 Identify = Callable[[R], Union[str, bytes, None]]  # noqa: UP007 - is evaluated, by Python 3.10 too
-# A name, several, or a function of the request, which gives None for one that is nobody's.
+# A name, several, or a function of the request, which gives None for one that is to pass.
 Identifier = Union[str, Sequence[str], Callable[[Any], Union[str, bytes, None]]]  # noqa: UP007
 
 
@@ -73,7 +73,7 @@ def _part(name: str, client: Identify[R], path: Identify[R], header: Callable[[R
 
 
 def _quoted(part: str | bytes | None) -> bytes:
-    """Without a space, so that nobody passes for another by what is in one of several parts."""
+    """Without a space, so that one of several parts cannot contain the beginning of the next."""
     return as_bytes(part or b"").replace(b"%", b"%25").replace(b" ", b"%20")
 
 

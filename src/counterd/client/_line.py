@@ -1,7 +1,7 @@
 """One connection of a gatekeeper to a master, sans-I/O: ZMTP's handshake, subscriptions and heartbeats; no clock.
 
 Stands beside the floors. A Line outlives its connections: opened() begins one and closed() ends it. What is to be sent
-is in `out`, and whoever owns the socket takes it from there. Section names are those of docs/protocols/smockron.md.
+is in `out`, and the owner of the socket takes it from there. Section names are those of docs/protocols/smockron.md.
 """
 
 from __future__ import annotations

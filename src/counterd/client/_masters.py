@@ -45,8 +45,9 @@ def _read_master(where: Where, tls: bool | ssl.SSLContext) -> Pair:
         if accounting.port >= PORT_MAX:
             raise ValueError(f"{where!r}: there is no port behind it for control; give two, (ACCOUNTING, CONTROL)")
         return Pair(accounting, accounting._replace(port=accounting.port + 1))
-    accounting, control = (_read(text, port, tls) for text, port in zip(where, (PORT, PORT + 1), strict=True))
-    return Pair(accounting, control)
+    if len(where) != len(Pair._fields):
+        raise ValueError(f"{where!r}: a master is one address or a pair (ACCOUNTING, CONTROL)")
+    return Pair(_read(where[0], PORT, tls), _read(where[1], PORT + 1, tls))
 
 
 def _read(text: str, port: int, tls: bool | ssl.SSLContext) -> Address:

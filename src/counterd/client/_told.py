@@ -1,7 +1,7 @@
 """What masters have told a gatekeeper: until when an identifier has to wait. Bounded; no I/O, no clock.
 
-Stands beside the floors. Whoever decides looks into the dict of a domain itself: that is all that a request costs which
-nobody limits. A time there may have passed already; expire() removes such times.
+Stands beside the floors. A decision looks into the dict of a domain itself: a request without a limit costs no more.
+A time there may have passed already; expire() removes such times.
 """
 
 from __future__ import annotations

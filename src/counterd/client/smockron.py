@@ -1,7 +1,7 @@
 """Gatekeepers of the smockron protocol, for threads and for asyncio: each request passes, waits, or is rejected.
 
-A gatekeeper tells a master of each request, and the master tells all its gatekeepers which identifiers have to wait. So
-a decision asks nobody and takes microseconds, and it may be a few milliseconds behind what the master knows.
+A gatekeeper reports each request to a master, which announces to all its gatekeepers which identifiers must wait. So a
+decision waits for no answer: it takes microseconds, and may be a few milliseconds behind what the master knows.
 counterd.client.smockron_asgi and counterd.client.smockron_wsgi put a gatekeeper before a web application.
 
 Stands beside the floors: needs the wire module and counterd.errors only, and works where nothing is compiled.
@@ -50,9 +50,9 @@ class Gatekeeper:
     that for control, which otherwise is the next port. Of Unix sockets it is always a pair: smockron+unix:///PATH.
     domain: of requests for which none is said.
     tls: True or an ssl.SSLContext, as with counterd.client.Client, and so is what may follow in a URL.
-    max_delay_s: seconds that a request can have to wait. Who would have to wait for longer is rejected.
-    max_delayed: how many requests can wait at a time. Beyond that they are rejected instead.
-    rejected: which rejected requests a master is told of: "all", "none", or a share of them, from 0 to 1.
+    max_delay_s: seconds that a request waits at most. One that would wait for longer is rejected.
+    max_delayed: at most this many requests wait; further ones are rejected.
+    rejected: which rejected requests are reported: "all", "none", or a share of them, from 0 to 1.
     max_remembered: how many identifiers that have to wait are remembered; the one whose time passes first goes.
     max_held: how many accounting messages of a domain wait while its master is not connected; beyond that the oldest
     goes. None is sent that is older than 2 s: it goes with the next request of its domain, or when the master comes.
@@ -148,7 +148,7 @@ class Gatekeeper:
         return Admission(self, identifier, domain, log_info)
 
     def stats(self) -> Stats:
-        """What was decided, and what became of it. Asks nobody."""
+        """What was decided, and what became of it. Asks no master."""
         with self._lock:
             return self._core.stats(monotonic_ns())
 
@@ -212,4 +212,4 @@ class Admission:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """The request is over: that is nobody's business here."""
+        """The request is over: a gatekeeper does not count those."""

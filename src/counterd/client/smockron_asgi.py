@@ -30,7 +30,7 @@ READ_AHEAD = 65536
 
 
 class Middleware:
-    """An application behind a gatekeeper. What is no HTTP request (lifespan, websocket) goes through untouched.
+    """An application behind a gatekeeper. Other than HTTP requests (lifespan, websocket) go through untouched.
 
     A request that is delayed holds no thread. If its client goes away meanwhile, the application is not called. One
     that is rejected is answered with 503 and Retry-After.
@@ -100,7 +100,7 @@ class _Reader:
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._kept: deque[Message] = deque()
-        self._coming: asyncio.Future[Message] | None = None  # it goes on whoever waits for it is cancelled
+        self._coming: asyncio.Future[Message] | None = None  # goes on if the task that waits for it is cancelled
 
     async def watch(self) -> bool:
         """Returns True when the client goes away. Does not return if too much of a body is unread for that."""

@@ -39,7 +39,7 @@ class Middleware:
     domain: instead of the gatekeeper's default.
     log_info: a function of the environment that gives what the master is told for its log, 1,024 bytes at most. counterd
     ignores it.
-    sleep: what waits so many seconds, instead of time.sleep().
+    sleep: waits the seconds that it is given, instead of time.sleep().
 
     A client can write into a header what it likes. Behind a proxy, "client" is the proxy's address unless the server is
     told to trust what the proxy says.

@@ -146,7 +146,7 @@ def test_tls_is_for_both_ports() -> None:
         ("a..b", "'a..b' is not the name of a host: "),
         ((64 * "a", "b"), "is not the name of a host: "),
         ("smockron://a..b:7", "'a..b' is not the name of a host: "),
-        (("a", "b", "c"), "zip"),
+        (("a", "b", "c"), r"a master is one address or a pair \(ACCOUNTING, CONTROL\)"),
     ],
 )
 def test_what_is_no_master(where: Any, wrong: str) -> None:

@@ -301,7 +301,7 @@ def test_who_is_rejected_is_told_when_to_try_again(master: Master) -> None:
     with gatekeeper(master, max_delay_s=5.0) as made:
         master.tell("DELAY_UNTIL", b"a", unix_ms() + 100_000)
         told(made)
-        with pytest.raises(Rejected, match=r"^a was rejected in default: to be tried again in [0-9]+ s$") as raised:
+        with pytest.raises(Rejected, match=r"^a was rejected in default: retry in [0-9]+ s$") as raised:
             made.admit("a").__enter__()
         assert 0 < raised.value.retry_after <= 100
         assert (raised.value.identifier, raised.value.domain) == (b"a", b"default")

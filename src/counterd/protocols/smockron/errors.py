@@ -8,7 +8,7 @@ from counterd.errors import CounterdError
 
 
 class Rejected(CounterdError):
-    """A gatekeeper let a request not through: it would have to wait for too long, or too many wait already.
+    """A gatekeeper rejected a request: it would have to wait for too long, or too many wait already.
 
     identifier: whose request it was, and domain: in which.
     retry_after: seconds after which the identifier's next request is let through at once, as far as is known now.
@@ -22,4 +22,4 @@ class Rejected(CounterdError):
 
     def __str__(self) -> str:
         identifier, domain = (name.decode("utf-8", "backslashreplace") for name in (self.identifier, self.domain))
-        return f"{identifier} was rejected in {domain}: to be tried again in {math.ceil(self.retry_after)} s"
+        return f"{identifier} was rejected in {domain}: retry in {math.ceil(self.retry_after)} s"
