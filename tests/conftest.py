@@ -148,7 +148,7 @@ def short_path() -> Iterator[Path]:
 
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gatekeepers drop no message because it is old, and close() waits for all to go out, however busy the machine is."""
+    """On a busy machine too, gatekeepers drop no message because it is old, and close() waits for all to go out."""
     monkeypatch.setattr("counterd.client._gatekeeping.HELD_NS", int(LONG_S * 1e9))
     for module in ("_tender", "_aiogatekeeper"):
         monkeypatch.setattr(f"counterd.client.{module}.LINGER_S", LONG_S)

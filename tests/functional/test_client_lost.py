@@ -14,7 +14,7 @@ import pytest
 
 import daemon
 import servers
-from counterd.client import Client, Hold, _shared
+from counterd.client import Client, Hold, _connection, _shared
 from counterd.errors import ConnectionLost, NotAvailable
 from daemon import PATIENCE, wait_until
 from needs import has_ipv6
@@ -237,7 +237,7 @@ def test_a_port_that_nobody_listens_on_is_not_oneself(monkeypatch: pytest.Monkey
     with socket.socket() as itself:
         itself.bind(("127.0.0.1", 0))
         itself.connect(itself.getsockname())
-        monkeypatch.setattr(socket, "create_connection", lambda *_: itself)
+        monkeypatch.setattr(_connection, "_connected_tcp", lambda *_: itself)
         with pytest.raises(ConnectionLost, match="refused"):
             Client(port=1).noop()
         assert itself.fileno() == -1

@@ -132,7 +132,7 @@ class AioTender:
             self._fail(line, wire, f"{line.address} did not accept a connection within {self._timeout:g} s")
         except OSError as error:
             self._fail(line, wire, f"cannot connect to {line.address}: {error}")
-        except Exception as error:  # a bug: requests would pass without a limit from now on
+        except Exception as error:  # noqa: BLE001 - a bug: requests would pass without a limit from now on
             log.exception("the task for the master at %s failed", self._master.accounting.address)
             self._fail(line, wire, f"the task failed: {error!r}")
 

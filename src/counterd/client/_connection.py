@@ -13,6 +13,7 @@ import math
 import os
 import select
 import socket
+import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -41,6 +42,8 @@ USER_TIMEOUT_MS = 10_000
 QUEUE_PAUSE_S = 0.01  # before a Unix socket whose queue was full is tried again
 # Clients whose _after_fork() is called in the child of a process that forks.
 forked: weakref.WeakSet[Any] = weakref.WeakSet()
+# What each thread connects now, by its number. In the child of a fork that thread does not exist: its copy is closed.
+_connecting: dict[int, socket.socket] = {}
 
 Self = TypeVar("Self", bound="Connection")
 
@@ -148,6 +151,9 @@ class Connection:
 
 
 def _after_fork() -> None:
+    for connecting in _connecting.values():
+        connecting.close()
+    _connecting.clear()
     for client in list(forked):
         client._after_fork()
 
@@ -191,9 +197,15 @@ def refuse_itself(near: object, far: object) -> None:
 
 def connected_socket(address: Address, timeout: float) -> socket.socket | SecureSocket:
     """Connecting to an address may take so many seconds, and as many again what TLS begins with."""
-    timeout = min(timeout, POLL_MAX / 1000)  # math.inf is one that calls may have
+    try:
+        return _connected_socket(address, min(timeout, POLL_MAX / 1000))  # math.inf is one that calls may have
+    finally:
+        _connecting.pop(threading.get_ident(), None)
+
+
+def _connected_socket(address: Address, timeout: float) -> socket.socket | SecureSocket:
     if not address.path:
-        connected = socket.create_connection((address.host, address.port), timeout)
+        connected = _connected_tcp(address, timeout)
         try:
             refuse_itself(connected.getsockname(), connected.getpeername())
         except OSError:
@@ -205,7 +217,7 @@ def connected_socket(address: Address, timeout: float) -> socket.socket | Secure
 
             return _tls.secured(connected, address.tls, address.host, timeout)
     else:
-        connected = socket.socket(socket.AF_UNIX)
+        connected = _new_socket(socket.AF_UNIX)
         try:
             connected.settimeout(timeout)
             deadline = time.monotonic() + timeout
@@ -218,6 +230,32 @@ def connected_socket(address: Address, timeout: float) -> socket.socket | Secure
             raise
     connected.setblocking(False)
     return connected
+
+
+def _new_socket(family: int, kind: int = socket.SOCK_STREAM, protocol: int = 0) -> socket.socket:
+    made = _connecting[threading.get_ident()] = socket.socket(family, kind, protocol)
+    return made
+
+
+def _connected_tcp(address: Address, timeout: float) -> socket.socket:
+    """As socket.create_connection(), with sockets that are known meanwhile."""
+    failure = OSError("its name has no address")
+    for family, kind, protocol, _, where in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):
+        connected = _new_socket(family, kind, protocol)
+        try:
+            connected.settimeout(timeout)
+            connected.connect(where)
+        except BaseException as error:
+            connected.close()
+            if not isinstance(error, OSError):
+                raise
+            failure = error
+        else:
+            return connected
+    try:
+        raise failure
+    finally:
+        del failure  # which has this frame
 
 
 def _is_taken(connecting: socket.socket, path: str) -> bool:

@@ -1,7 +1,8 @@
 """What a gatekeeper says to a proxy that asks about each request before it passes it on.
 
 Stands beside the floors; needs aiohttp, which brings the requests. Their method counts for nothing, and no body is
-read. The gate cannot tell which headers the proxy has written and which its client: the proxy's configuration sees to it.
+read. The gate cannot tell which headers the proxy has written and which its client: the configuration of the proxy
+sees to it.
 """
 
 from __future__ import annotations

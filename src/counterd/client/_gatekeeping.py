@@ -1,9 +1,9 @@
 """What a gatekeeper does, sans-I/O: decides, remembers what masters told it, and says what is to be sent to them.
 
-Stands beside the floors, shared by the gatekeeper for threads and that for asyncio. Nothing here reads a clock, waits
-locks or logs. Two clocks are told it: one that nobody sets, in nanoseconds (`now_ns`) or seconds (`now`), by which all is
-decided; and that of Unix time (`wall_ns`), which is in messages. A time that a master has told is converted when it is
-heard, so that a wall clock that is set later changes no wait.
+Stands beside the floors, shared by the gatekeeper for threads and that for asyncio. Nothing here reads a clock, waits,
+locks or logs. It is given two clocks: one that nobody sets, in nanoseconds (`now_ns`) or seconds (`now`), by which all
+is decided; and that of Unix time (`wall_ns`), which is in messages. A time that a master has told is converted when it
+is heard, so that a wall clock that is set later changes no wait.
 
 An accounting message waits in its Gate, that of its domain, until the domain's master has subscribed to it, for HELD_NS
 at most: a master counts a late message as if it came now, so an older one would limit clients that do not deserve it.
@@ -245,8 +245,8 @@ class Core:
         assert isinstance(identifier, bytes)
         until_ns = gate.times.get(identifier, 0)
         if until_ns > now_ns:
-            return self._limit(gate, identifier, log_info, until_ns, now_ns, wall_ns)
-        self._put(gate, gate.accepted, identifier, log_info, now_ns, wall_ns)
+            return self._limit(gate, identifier, log_info, until_ns, now_ns, wall_ns=wall_ns)
+        self._put(gate, gate.accepted, identifier, log_info, now_ns, wall_ns=wall_ns)
         self._passed += 1
         return PASSED
 
@@ -260,17 +260,17 @@ class Core:
         return Rejected(as_bytes(identifier), name, decision.delay_s)
 
     def _limit(
-        self, gate: Gate, identifier: bytes, log_info: str | bytes, until_ns: int, now_ns: int, wall_ns: int
+        self, gate: Gate, identifier: bytes, log_info: str | bytes, until_ns: int, now_ns: int, *, wall_ns: int
     ) -> Decision:
         delay_ns = until_ns - now_ns
         until_ms = (wall_ns + delay_ns + MS // 2) // MS
         options = self._options
         if delay_ns > self._max_delay_ns or self._delays.count(now_ns) >= options.max_delayed:
             if options.share == 1 or random.random() < options.share:
-                self._put(gate, gate.rejected, identifier, log_info, now_ns, wall_ns)
+                self._put(gate, gate.rejected, identifier, log_info, now_ns, wall_ns=wall_ns)
             self._rejected += 1
             return Decision(Verdict.REJECT, delay_ns / 1e9, until_ms)
-        self._put(gate, gate.delayed, identifier, log_info, now_ns, wall_ns, until_ms=until_ms)
+        self._put(gate, gate.delayed, identifier, log_info, now_ns, wall_ns=wall_ns, until_ms=until_ms)
         self._delayed += 1
         return Decision(Verdict.DELAY, delay_ns / 1e9, until_ms, self._delays.add(until_ns))
 
@@ -281,8 +281,8 @@ class Core:
         identifier: bytes,
         log_info: str | bytes,
         now_ns: int,
-        wall_ns: int,
         *,
+        wall_ns: int,
         until_ms: int = 0,
     ) -> None:
         """An accounting message. One of short frames is written in a third of the time that wire.accounting() takes."""

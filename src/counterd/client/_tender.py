@@ -89,7 +89,7 @@ class Tender:
             while not self._is_over():
                 try:
                     pause = self._turn(pause)
-                except Exception as error:  # a bug: requests would pass without a limit from now on
+                except Exception as error:  # noqa: BLE001 - a bug: requests would pass without a limit from now on
                     log.exception("the thread for the master at %s failed", self._master.accounting.address)
                     for line in self._master.lines:
                         self._lose(line, f"the thread failed: {error!r}")

@@ -33,12 +33,12 @@ class Middleware:
     app: the application.
     gatekeeper: is not closed with the application.
     identifier: what tells requests apart. "client": the address that the server gives; "path"; "header:NAME"; several
-    of these in a list; or a function of the environment, which returns None for a request that is to pass. A request passes
-    without a limit if "client" or headers are named and it has none of them; the first is logged. On a Unix socket most
-    servers know no "client". What is longer than 4,096 bytes is sent as its SHA-256.
+    of these in a list; or a function of the environment, which returns None for a request that is to pass. A request
+    passes without a limit if "client" or headers are named and it has none of them; the first is logged. On a Unix
+    socket most servers know no "client". What is longer than 4,096 bytes is sent as its SHA-256.
     domain: instead of the gatekeeper's default.
-    log_info: a function of the environment that gives what the master is told for its log, 1,024 bytes at most. counterd
-    ignores it.
+    log_info: a function of the environment that gives what the master is told for its log, 1,024 bytes at most.
+    counterd ignores it.
     sleep: waits the seconds that it is given, instead of time.sleep().
 
     A client can write into a header what it likes. Behind a proxy, "client" is the proxy's address unless the server is

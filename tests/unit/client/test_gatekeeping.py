@@ -9,7 +9,18 @@ import pytest
 
 from counterd.client._addresses import Address, Tls
 from counterd.client._delays import Delays
-from counterd.client._gatekeeping import BATCH, DOMAINS_MAX, HELD_NS, Core, Decision, Master, News, Options, Stats, Verdict
+from counterd.client._gatekeeping import (
+    BATCH,
+    DOMAINS_MAX,
+    HELD_NS,
+    Core,
+    Decision,
+    Master,
+    News,
+    Options,
+    Stats,
+    Verdict,
+)
 from counterd.client._line import OUT_MAX, PREFIXES_MAX, Line
 from counterd.client._masters import Pair, read_masters
 from counterd.client._told import STALE_MAX, Told
@@ -327,13 +338,13 @@ def core_of(masters: Any = "h", domain: str = "d", **options: Any) -> Core:
 
 
 def decide(
-    core: Core, identifier: str | bytes, domain: str | bytes | None, log_info: str | bytes, now: int, set_ms: int = 0
+    core: Core, identifier: str | bytes, domain: str | bytes | None, log_info: str | bytes, now: int, *, set_ms: int = 0
 ) -> Decision:
     """now: in ms of Unix time, as it would be if the wall clock had not been set by so much."""
     return core.decide(identifier, domain, log_info, now * MS - STARTED_NS, (now + set_ms) * MS)
 
 
-def feed(core: Core, master: Master, line: Line, data: bytes, now: int = NOW, set_ms: int = 0) -> News:
+def feed(core: Core, master: Master, line: Line, data: bytes, now: int = NOW, *, set_ms: int = 0) -> News:
     return core.feed(master, line, data, now * MS - STARTED_NS, (now + set_ms) * MS)
 
 
@@ -505,7 +516,7 @@ def test_options_that_cannot_be(options: dict[str, Any]) -> None:
         Options(**options)
 
 
-# ---- the wall clock ----------------------------------------------------------------------------------------------------
+# ---- the wall clock --------------------------------------------------------------------------------------------------
 
 HOUR_MS = 3_600_000
 SET_MS = pytest.mark.parametrize("set_ms", [-HOUR_MS, 0, HOUR_MS])
@@ -517,9 +528,9 @@ def test_a_wall_clock_that_is_set_changes_no_wait(set_ms: int) -> None:
     connect(core)
     tell(core, b"a", NOW + 1000)
     until_ms = NOW + 1000 + set_ms  # as the clock shows it then
-    assert decide(core, "a", None, b"", NOW + 400, set_ms) == Decision(DELAY, 0.6, until_ms, 1)
-    assert decide(core, "a", None, b"", NOW + 999, set_ms) == Decision(REJECT, 0.001, until_ms)
-    assert decide(core, "a", None, b"", NOW + 1000, set_ms) == Decision(PASS)
+    assert decide(core, "a", None, b"", NOW + 400, set_ms=set_ms) == Decision(DELAY, 0.6, until_ms, 1)
+    assert decide(core, "a", None, b"", NOW + 999, set_ms=set_ms) == Decision(REJECT, 0.001, until_ms)
+    assert decide(core, "a", None, b"", NOW + 1000, set_ms=set_ms) == Decision(PASS)
     assert stats(core, NOW + 1000).delaying == 0
     assert [message[3:5] for message in accounted(core)] == [
         (b"%d" % (NOW + 400 + set_ms), b"%d" % until_ms),
@@ -534,15 +545,15 @@ def test_what_a_master_tells_later_is_by_the_clock_as_it_is_then(set_ms: int) ->
     master = connect(core)
     tell(core, b"a", NOW + 1000)
     said = wire.message(b"d\0", b"DELAY_UNTIL", b"a", b"%d" % (NOW + 1500 + set_ms))
-    feed(core, master, master.control, said, NOW + 500, set_ms)
-    assert decide(core, "a", None, b"", NOW + 500, set_ms).delay_s == 1.0
+    feed(core, master, master.control, said, NOW + 500, set_ms=set_ms)
+    assert decide(core, "a", None, b"", NOW + 500, set_ms=set_ms).delay_s == 1.0
 
 
 @SET_MS
 def test_how_long_messages_are_held_is_not_by_the_wall_clock(set_ms: int) -> None:
     core = core_of()
-    decide(core, "a", None, b"", NOW, set_ms)
-    decide(core, "a", None, b"", NOW + 1, 0)
+    decide(core, "a", None, b"", NOW, set_ms=set_ms)
+    decide(core, "a", None, b"", NOW + 1)
     connect(core)
     assert len(accounted(core, now=NOW + HELD_NS // MS)) == 2
 

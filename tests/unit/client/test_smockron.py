@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import pytest
 
 import loops
 from certificates import client_context, server_context
-from counterd.client import _aiogatekeeper, _tender, smockron
+from counterd.client import _aiogatekeeper, _connection, _tender, smockron
 from counterd.client.smockron import AsyncGatekeeper, Gatekeeper, Rejected, Verdict
 from counterd.errors import ConnectionLost
 from counterd.protocols.smockron import wire
@@ -24,7 +25,6 @@ from scripted_master import Master, unix_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("unhurried")
 FAR_S = 1e6  # seconds: nobody is told to wait for longer
@@ -335,7 +335,7 @@ def test_who_is_admitted_waits_in_the_loop(master: Master, loop_name: str) -> No
     loops.run(main(), loop_name)
 
 
-# ---- connecting, closing and logging -----------------------------------------------------------------------------------
+# ---- connecting, closing and logging ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cause", ["thread", "descriptor"])
@@ -348,14 +348,14 @@ def test_where_no_thread_can_be_started_requests_pass(
         raise error
 
     with Gatekeeper(master.where, timeout=PATIENCE) as made:
-        descriptors = os.listdir("/dev/fd")
+        descriptors = len([*Path("/dev/fd").iterdir()])
         with monkeypatch.context() as patch:
             patch.setattr(*((threading.Thread, "start") if cause == "thread" else (_tender, "Waker")), fails)
             for _ in range(3):
                 made._core.masters[0].control.retry_at = 0.0
                 assert made.decide("a").verdict is Verdict.PASS
             assert not made.connect(0.0)
-        assert len(os.listdir("/dev/fd")) == len(descriptors)
+        assert len([*Path("/dev/fd").iterdir()]) == descriptors
         assert made.stats().lost == 3
         assert list(made.stats().away.values()) == [f"cannot start a thread: {error}"]
         made._core.masters[0].control.retry_at = 0.0
@@ -464,6 +464,27 @@ def test_after_a_fork_the_child_begins_anew(master: Master) -> None:
         assert made.stats().lost == 0
     assert {message[2] for message in master.accounting.messages()} == {b"a", b"child", b"parent"}
     assert len(master.accounting.peers) == 2
+
+
+def test_after_a_fork_the_child_has_no_copy_of_what_a_thread_connects(master: Master) -> None:
+    """Here the thread waits for the handshake of TLS, which the master does not answer."""
+    for port in (master.accounting, master.control):
+        port.serve = lambda peer: [*iter(lambda: peer.socket.recv(4096), b"")]  # type: ignore[method-assign]
+    with Gatekeeper(master.where, tls=client_context(), timeout=PATIENCE) as made:
+        made.decide("a")
+        wait_until(lambda: master.control.peers, "it connects")
+        (connecting,) = _connection._connecting.values()
+        number = connecting.fileno()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.fstat(number)
+            except OSError:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        os.fstat(number)
+        master.control.hang_up()
 
 
 def test_so_it_is_after_a_fork_of_a_loop(master: Master) -> None:

@@ -31,7 +31,10 @@ DISCONNECT = {"type": "http.disconnect"}
 
 
 class Decider:
-    """In the place of a gatekeeper. asked: identifiers and domains; logged: beside them. gone: the decisions whose requests do not wait."""
+    """In the place of a gatekeeper. asked: identifiers and domains. logged: what for the log of a master.
+
+    gone: the decisions whose requests do not wait.
+    """
 
     def __init__(self, decision: Decision = PASS) -> None:
         self.decision = decision

@@ -1,4 +1,4 @@
-"""What counterctl says to a master, against a small one; tests/functional/test_counterctl_smockron.py has a real one."""
+"""What counterctl says to a master, here a small one; tests/functional/test_counterctl_smockron.py has a real one."""
 
 from __future__ import annotations
 

@@ -90,9 +90,9 @@ def gate(
     """Lets requests pass, wait, or be rejected, for nginx, Traefik, Caddy, Envoy and others that ask by HTTP.
 
     The answer is 200, which comes when a request has waited, or the status of --rejected-status with Retry-After. A
-    request that has none of what --identifier names, but a path, passes without a limit; the first is logged. The path is that in
-    X-Forwarded-Uri, X-Original-URI, or of the request itself, as the client has written it. A client can write into a
-    header what it likes: name those that the proxy overwrites.
+    request passes without a limit if --identifier names headers or client and it has none of them; the first is logged.
+    The path is that in X-Forwarded-Uri, X-Original-URI, or of the request itself, as the client has written it. A
+    client can write into a header what it likes: name those that the proxy overwrites.
 
     It needs aiohttp (the extra admin). deploy/ has files for the proxies. SIGTERM and SIGINT end it, once those that
     wait have their answers.
