@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.needs("redis-server")
 
 DECIDES = "Redis decides"
+# A domain for `alone`: its key stays for a day, and nobody is told to wait.
+PROBED = {"probe": {"rate": "1000/sec", "burst": "1 day"}}
 
 
 class Redis:
@@ -61,7 +63,7 @@ def serve(start: Callable[..., Daemon], shared: Redis, tmp_path: Path) -> Callab
     """Starts a master that shares its state."""
 
     def serve(rules: Any = gates.RULES, **options: str) -> Daemon:
-        path = gates.write_rules(tmp_path, rules)
+        path = gates.write_rules(tmp_path, {**rules, **PROBED})
         state = {"smockron.rules": path, "smockron.state": f"unix://{shared.path}?db=3"}
         return start({**SETTINGS, **state, **options})
 
@@ -90,26 +92,26 @@ def test_the_keys_and_times_are_those_of_the_real_master(serve: Callable[..., Da
         assert (told.domain, told.identifier, told.time_ms) == (b"api", b"me", first + 2 * DAY_MS)
         left = shared.client.pttl("throttle;api;me")
         assert DAY_MS < left <= 2 * DAY_MS, "its burst after the last request"
-        assert set(shared.client.keys()) == {b"throttle;api;probe", b"throttle;api;me"}
+        assert set(shared.client.keys()) == {b"throttle;probe;probe", b"throttle;api;me"}
 
 
 def alone(one: gates.Gate, shared: Redis) -> bool:
     """Asks until Redis decides: before the master is connected to it, it decides alone."""
-    one.account(b"api", b"probe")
-    return bool(shared.client.get("throttle;api;probe"))
+    one.account(b"probe", b"probe")
+    return bool(shared.client.get("throttle;probe;probe"))
 
 
 def test_two_masters_have_one_limit(serve: Callable[..., Daemon], shared: Redis) -> None:
-    with gate(serve(), b"login\0") as one, gate(serve(), b"login\0") as other:
+    with gate(serve(), b"api\0") as one, gate(serve(), b"api\0") as other:
         for each in (one, other):
             wait_until(lambda each=each: alone(each, shared), DECIDES)  # type: ignore[misc]
             shared.client.flushdb()
-        one.account(b"login", b"me")
-        first = one.told()
-        # With a burst of 0 the key would be gone at once; what is ahead is kept.
-        shared.client.set("throttle;api;you", first.time_ms)
-        other.account(b"api", b"you")
-        wait_until(lambda: decided(shared, "throttle;api;you") == first.time_ms + DAY_MS, "counts on from the other's")
+        one.account(b"api", b"me")
+        first_ms = decided(shared, "throttle;api;me")
+        one.account(b"api", b"me")
+        wait_until(lambda: decided(shared, "throttle;api;me") == first_ms + DAY_MS, "both of one master's")
+        other.account(b"api", b"me")
+        assert other.told().time_ms == first_ms + 2 * DAY_MS, "is the third, a day too early"
 
 
 @pytest.mark.parametrize("left", ["nan", "inf", "1e300", "400000000000000", "nothing"])
@@ -120,7 +122,7 @@ def test_what_the_real_master_leaves_where_it_fails_counts_as_nothing(
     with gate(serve()) as one:
         wait_until(lambda: alone(one, shared), DECIDES)
         one.account(b"api", b"me")
-        before = decided(shared, "throttle;api;probe")
+        before = decided(shared, "throttle;probe;probe")
         wait_until(lambda: shared.client.get("throttle;api;me") != left.encode(), "it is replaced")
         assert abs(decided(shared, "throttle;api;me") - before) < DAY_MS
 
@@ -130,7 +132,7 @@ def test_a_fraction_that_the_real_master_leaves_is_cut_off(serve: Callable[..., 
     counterd = serve()
     with gate(counterd, b"login\0") as one:
         wait_until(lambda: alone(one, shared), DECIDES)
-        ahead_ms = decided(shared, "throttle;api;probe") + 2 * DAY_MS
+        ahead_ms = decided(shared, "throttle;probe;probe") + 2 * DAY_MS
         shared.client.set("throttle;login;me", f"{ahead_ms}.5")
         one.account(b"login", b"me")
         assert one.told().time_ms == ahead_ms + DAY_MS
@@ -141,13 +143,14 @@ def test_alone_it_goes_on_from_what_it_was_told(serve: Callable[..., Daemon], sh
     counterd = serve()
     with gate(counterd, b"api\0") as one:
         wait_until(lambda: alone(one, shared), DECIDES)
-        one.account(b"api", b"me", 2)
-        known = decided(shared, "throttle;api;me")
-        wait_until(lambda: decided(shared, "throttle;api;me") >= known, "both")
+        one.account(b"api", b"me")
+        first_ms = decided(shared, "throttle;api;me")
+        one.account(b"api", b"me")
+        wait_until(lambda: decided(shared, "throttle;api;me") == first_ms + DAY_MS, "both")
         shared.stop()
         one.account(b"api", b"me", 1)
         third = one.told()
-        assert third.identifier == b"me"
+        assert (third.identifier, third.time_ms) == (b"me", first_ms + 2 * DAY_MS), "one a day ahead of the first two"
         assert "decides alone" in warned(counterd, 1)
         one.account(b"api", b"me", 1)
         assert one.told().time_ms == third.time_ms + DAY_MS, "and exactly, in memory"
