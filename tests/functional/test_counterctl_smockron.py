@@ -140,6 +140,13 @@ def test_wrong_command_lines(place: Place, arguments: tuple[str, ...], status: i
     assert text in stderr
 
 
+@pytest.mark.parametrize("where", [("--socket", "/run/nowhere"), ("--port", "65535")])
+@pytest.mark.parametrize("command", ["watch", "gate"])
+def test_control_is_where_it_is_said_or_at_the_next_port(where: tuple[str, str], command: str) -> None:
+    done = daemon.run("smockron", *where, command, program=[COUNTERCTL])
+    assert (done.returncode, "Give --control-port or --control-socket" in done.stderr) == (2, True), done.stderr
+
+
 def test_what_is_not_the_right_server(place: Place) -> None:
     control = f"smockron://{place.control.host}:{place.control.port}"
     assert place.ask("-u", control, "send", "login", "accepted", "me") == (

@@ -57,14 +57,21 @@ WATCH_COLUMNS = [
 
 
 class SmockronTarget(Server):
-    """The master. control: where it tells gatekeepers."""
+    """The master."""
 
     what = "master"
     protocol = "the smockron protocol"
 
-    def __init__(self, address: Address, control: Address, timeout: float) -> None:
+    def __init__(self, address: Address, control: Address | None, timeout: float) -> None:
         super().__init__(address, timeout)
-        self.control = control
+        self._control = control
+
+    @property
+    def control(self) -> Address:
+        """Where it tells gatekeepers. Not all commands need it, so it is missed where it is used."""
+        if self._control is None:
+            raise click.UsageError(f"where is control of {self.address}? Give --control-port or --control-socket")
+        return self._control
 
     def account(self, *request: Any, **more: Any) -> None:
         """Tells it of a request; returns when it has taken that."""
@@ -99,11 +106,17 @@ def smockron(
     """A master of gatekeepers: who has to wait, and until when."""
     timeout = timeout_below(context, timeout, "master")
     address = chosen_address(context, SCHEME, PORT)
-    if control_socket:
-        control = address._replace(host="", port=0, path=control_socket, tls=None)
-    else:
-        control = address._replace(port=control_port or address.port + 1)
-    context.obj = SmockronTarget(address, control, timeout)
+    context.obj = SmockronTarget(address, control_of(address, control_port, control_socket), timeout)
+
+
+def control_of(address: Address, port: int | None, path: str | None) -> Address | None:
+    """What the options say, else the next port; None if there is none."""
+    from counterd.client._addresses import PORT_MAX
+
+    if path:
+        return address._replace(host="", port=0, path=path, tls=None)
+    port = port or address.port + 1
+    return None if address.path or port > PORT_MAX else address._replace(port=port)
 
 
 # ---- what the admin endpoint tells ----
