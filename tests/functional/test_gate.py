@@ -252,7 +252,7 @@ def test_it_listens_at_a_path(master: Callable[..., Daemon], short_path: Path) -
 @pytest.mark.parametrize(
     ("options", "status", "said"),
     [
-        (["--listen", "nowhere"], 2, "expected 127.0.0.1:11216"),
+        (["--listen", "nowhere"], 2, "expected an IP address and a port, or unix:"),
         (["--rejected", "most"], 2, "expected all, none or a share"),
         (["--rejected", "2"], 2, "rejected must be a share"),
         (["--identifier", "name"], 2, "identifier: expected"),

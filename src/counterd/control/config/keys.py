@@ -119,7 +119,7 @@ def admin_bind(text: str) -> str:
             raise ValueError
         ipaddress.IPv6Address(match["six"]) if match["six"] else ipaddress.IPv4Address(match["four"])
     except ValueError:
-        raise ValueError(f"expected 127.0.0.1:11216, [::1]:11216 or unix:/absolute/path, not {text!r}") from None
+        raise ValueError(f"expected an IP address and a port, or unix:/absolute/path, not {text!r}") from None
     return text
 
 

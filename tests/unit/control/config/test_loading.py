@@ -305,7 +305,7 @@ MISTAKES = [
     *(
         (
             f"admin.bind = {text}",
-            [f"F:2: admin.bind: expected 127.0.0.1:11216, [::1]:11216 or unix:/absolute/path, not '{text}'"],
+            [f"F:2: admin.bind: expected an IP address and a port, or unix:/absolute/path, not '{text}'"],
         )
         for text in (
             "",
