@@ -28,7 +28,7 @@ class Serving:
     """One that runs. address: of TCP; reports: what it reported, as (cause, sentence)."""
 
     def __init__(
-        self, path: str, context: ssl.SSLContext | None, limits: dict[str, Any], store: Store | None = None
+        self, path: str, context: ssl.SSLContext | None, limits: dict[str, Any], store: Store | None, port: int
     ) -> None:
         self.reports: list[tuple[str, str]] = []
         self.errors: list[Any] = []
@@ -41,9 +41,9 @@ class Serving:
         self.server.context = context
         listening = open_tcp("127.0.0.1", 0, Keepalive(60, 30, 3, 25))
         self.address: tuple[str, int] = listening.getsockname()
-        self.server.listen(listening)
+        self.server.listen(listening, port)
         if path:
-            self.server.listen(UnixSocket(path, 0o600).socket)
+            self.server.listen(UnixSocket(path, 0o600).socket, port)
         self.thread = threading.Thread(target=self.loop.run_forever)
         self.thread.start()
 
@@ -102,10 +102,11 @@ class Serving:
 
 @contextlib.contextmanager
 def serving(
-    path: str = "", context: ssl.SSLContext | None = None, store: Store | None = None, **limits: Any
+    path: str = "", context: ssl.SSLContext | None = None, store: Store | None = None, port: int = 0, **limits: Any
 ) -> Iterator[Serving]:
-    """While the block runs; then it parts from whoever is there. store: in place of one of the counter room."""
-    running = Serving(path, context, limits, store)
+    """While the block runs; then it parts from whoever is there. store: in place of one of the counter room.
+    port: which of its protocol's."""
+    running = Serving(path, context, limits, store, port)
     try:
         yield running
     finally:

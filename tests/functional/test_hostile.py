@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import daemon
+import gates
 from counterd.protocols.counter import wire
+from counterd.protocols.smockron import wire as smockron
 from functional import peers
 
 if TYPE_CHECKING:
@@ -102,6 +104,37 @@ def test_a_browser_is_told(counterd: daemon.Daemon) -> None:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         (response,) = peers.responses(peers.receive_all(connection))
         assert (response.status, response.body) == (4, b"Invalid arguments")
+
+
+def test_garbage_costs_no_gatekeeper_anything(start: Callable[..., daemon.Daemon], tmp_path: Path) -> None:
+    chance = random.Random(7)
+    counterd = start({**gates.SETTINGS, "smockron.rules": gates.write_rules(tmp_path)})
+    whole = b"".join([
+        smockron.greeting(),
+        smockron.ready(smockron.SocketType.SUB),
+        *(smockron.subscribe(b"login"[:size]) for size in range(6)),
+        smockron.message(b"login\0", b"ACCEPTED", b"me", b"0", b""),
+        smockron.ping(1, b"context"),
+    ])  # fmt: skip
+    with gates.gate(counterd) as steady:
+        descriptors = counterd.descriptors()
+        for _ in range(200):
+            for address in gates.addresses(counterd):
+                with socket.create_connection(address, daemon.PATIENCE) as connection:
+                    kind = chance.randrange(3)
+                    position = chance.randrange(len(whole))
+                    flipped = whole[:position] + bytes([whole[position] ^ 1 << chance.randrange(8)])
+                    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                        connection.sendall(
+                            (flipped + whole[position + 1 :], whole[:position], chance.randbytes(500))[kind]
+                        )
+                    if chance.randrange(2):
+                        peers.reset(connection)
+        steady.account(b"login", b"steady")
+        while steady.told().identifier != b"steady":
+            pass
+        daemon.wait_until(lambda: counterd.descriptors() == descriptors, "its descriptors are closed")
+    assert not counterd.lines("ERROR|Traceback")
 
 
 def garbage(chance: random.Random) -> bytes:

@@ -30,11 +30,15 @@ import pytest
 import daemon
 from certificates import client_context, server_context
 from conformance.beanstalk.engine import make_store as make_beanstalk_store
+from conformance.smockron.engine import make_store as make_smockron_store
 from conformance.throttr.engine import make_store as make_throttr_store
 from counterd.client import Client, aio, throttr
 from counterd.protocols.beanstalk import wire as beanstalk_wire
 from counterd.protocols.beanstalk.wire import Status
 from counterd.protocols.counter import wire
+from counterd.protocols.smockron import wire as smockron_wire
+from counterd.protocols.smockron.wire import SocketType
+from counterd.protocols.smockron.wire import Status as Accounted
 from counterd.protocols.throttr.wire import Encoder, TTLType, ValueSize
 from daemon import PATIENCE, wait_until
 from jobs import Peer
@@ -60,9 +64,9 @@ ENCODER = Encoder(ValueSize.UINT16)
 
 @dataclass(frozen=True)
 class Talk:
-    """What is said to a room. ask: has an answer. hold: leaves holdings. flood: has answers longer than what a socket
-    takes, once `prepare` was said on another connection. part: an unfinished frame. garbage: ends the connection.
-    tidy: takes away what outlives connections by right."""
+    """What is said to a room. greet: what comes first, where something has to. ask: has an answer. hold: leaves
+    holdings. flood: has answers longer than what a socket takes, once `prepare` was said on another connection. part:
+    an unfinished frame. garbage: ends the connection. tidy: takes away what outlives connections by right."""
 
     prepare: bytes
     ask: bytes
@@ -71,6 +75,7 @@ class Talk:
     part: bytes
     garbage: bytes
     tidy: bytes = b""
+    greet: bytes = b""
 
 
 COUNTER = Talk(
@@ -111,6 +116,32 @@ BEANSTALK = Talk(
     tidy=beanstalk_wire.clear_tube(b"held"),
 )  # fmt: skip
 
+PUBLISHER = smockron_wire.greeting() + smockron_wire.ready(SocketType.PUB)
+ACCOUNTED = [b"held %d" % number + b"x" * 60 * (number % 2) for number in range(4)]
+ACCOUNTING = Talk(
+    prepare=PUBLISHER,
+    greet=PUBLISHER,
+    ask=smockron_wire.ping(0),
+    hold=b"".join(smockron_wire.accounting(b"day", Accounted.ACCEPTED, name, 0) for name in ACCOUNTED),
+    flood=smockron_wire.ping(600, bytes(16)) * 10_000,
+    part=smockron_wire.accounting(b"day", Accounted.ACCEPTED, b"unfinished" * 20, 0)[:-1],
+    garbage=b"\xff" * 12,
+    tidy=PUBLISHER + b"".join(smockron_wire.accounting(b"day", Accounted.FORGET, name, 0) for name in ACCOUNTED),
+)
+CONTROL = Talk(
+    prepare=PUBLISHER,
+    greet=smockron_wire.greeting() + smockron_wire.ready(SocketType.SUB),
+    ask=smockron_wire.ping(0),
+    hold=b"".join([
+        *(smockron_wire.subscribe(prefix) for prefix in (b"", b"day\0", b"x" * 300, b"day\0", b"gone")),
+        smockron_wire.cancel(b"gone"),
+        smockron_wire.ping(600),
+    ]),
+    flood=smockron_wire.ping(600, bytes(16)) * 10_000,
+    part=smockron_wire.subscribe(b"unfinished" * 20)[:-1],
+    garbage=smockron_wire.greeting() * 2,
+)  # fmt: skip
+
 
 class Ways:
     """The ways a connection is made, used and ended; each method is one, of one connection."""
@@ -127,7 +158,7 @@ class Ways:
 
     def plain(self) -> socket.socket:
         sock = self._open()
-        sock.sendall(self._talk.ask)
+        sock.sendall(self._talk.greet + self._talk.ask)
         assert sock.recv(1 << 16)
         return sock
 
@@ -136,7 +167,7 @@ class Ways:
 
     def half_closed(self) -> socket.socket:
         sock = self._server.connect_unix()
-        sock.sendall(self._talk.hold + self._talk.ask)
+        sock.sendall(self._talk.greet + self._talk.hold + self._talk.ask)
         sock.shutdown(socket.SHUT_WR)
         while sock.recv(1 << 16):
             pass
@@ -144,26 +175,26 @@ class Ways:
 
     def reset(self) -> socket.socket:
         sock = self._open()
-        sock.sendall(self._talk.hold)
+        sock.sendall(self._talk.greet + self._talk.hold)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         return sock
 
     def holding(self) -> socket.socket:
         sock = self._server.connect_unix()
-        sock.sendall(self._talk.hold)
+        sock.sendall(self._talk.greet + self._talk.hold)
         assert sock.recv(1 << 16)
         return sock
 
     def unfinished(self) -> socket.socket:
         sock = self._server.connect_unix()
-        sock.sendall(self._talk.ask + self._talk.part)
+        sock.sendall(self._talk.greet + self._talk.ask + self._talk.part)
         assert sock.recv(1 << 16)
         return sock
 
     def unread(self) -> socket.socket:
         """It is closed while the server has output for it."""
         sock = self._server.connect_unix()
-        sock.sendall(self._talk.hold + self._talk.flood)
+        sock.sendall(self._talk.greet + self._talk.hold + self._talk.flood)
         assert sock.recv(1)
         return sock
 
@@ -174,7 +205,7 @@ class Ways:
 
     def encrypted(self) -> socket.socket:
         sock = self._context.wrap_socket(self._open(), server_hostname="localhost")
-        sock.sendall(self._talk.hold + self._talk.ask)
+        sock.sendall(self._talk.greet + self._talk.hold + self._talk.ask)
         assert sock.recv(1 << 16)
         return sock
 
@@ -232,6 +263,7 @@ def figures_of(server: Serving, talk: Talk) -> dict[str, int]:
     def asked() -> dict[str, int]:
         sessions = [store.session() for _ in range(TOGETHER + 8)]
         largest = max(session.number for session in sessions)
+        sessions[0].take_output(time.monotonic_ns())
         sessions[0].receive(talk.tidy, time.monotonic_ns())
         for session in sessions:
             session.closed(0)
@@ -241,7 +273,7 @@ def figures_of(server: Serving, talk: Talk) -> dict[str, int]:
         found = store.snapshot()
         names = (
             "holdings", "holdings_leaving", "busy", "channels", "name_memory", "keys", "used_memory", "jobs", "tubes",
-            "waiting", "producers", "workers",
+            "waiting", "producers", "workers", "identifiers", "subscriptions",
         )  # fmt: skip
         held = {name: found[name] for name in (*names, "curr_connections") if name in found}
         return {**held, "largest": largest, "held": store.held()}
@@ -272,23 +304,31 @@ def settled(server: Serving, talk: Talk, expected: dict[str, int] | None = None)
     return found
 
 
+def smockron_store_of_now() -> Store:
+    """Its handshakes have a time limit, so its clock has to be the server's."""
+    return make_smockron_store(now_ns=time.monotonic_ns())
+
+
 STORES = {
-    "counter": (COUNTER, lambda: make_store(20_000, 20_000, name_memory=1 << 17)),
-    "throttr": (THROTTR, functools.partial(make_throttr_store, max_message=1 << 16)),
-    "beanstalk": (BEANSTALK, make_beanstalk_store),
+    "counter": (COUNTER, lambda: make_store(20_000, 20_000, name_memory=1 << 17), 0),
+    "throttr": (THROTTR, functools.partial(make_throttr_store, max_message=1 << 16), 0),
+    "beanstalk": (BEANSTALK, make_beanstalk_store, 0),
+    "smockron": (ACCOUNTING, smockron_store_of_now, 0),
+    "smockron-control": (CONTROL, smockron_store_of_now, 1),
 }
 
 
 @pytest.mark.parametrize("room", STORES)
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
 def test_nothing_of_a_connection_stays(room: str, is_tls: bool, short_path: Path) -> None:
-    talk, make = STORES[room]
+    talk, make, port = STORES[room]
     store: Store = make()
     keeper = store.session()
+    keeper.take_output(time.monotonic_ns())  # what it says first
     assert keeper.receive(bytes(talk.prepare), time.monotonic_ns())
     connections = CONNECTIONS // 10 if is_tls else CONNECTIONS
     context = server_context() if is_tls else None
-    with serving(str(short_path / "socket"), context, store) as server:
+    with serving(str(short_path / "socket"), context, store, port) as server:
         ways = Ways(server, talk, client_context()).all(is_tls)
         for _ in range(2):  # what is made once is there, and a Seen too
             come_and_go(server, ways, len(ways) * WARM)

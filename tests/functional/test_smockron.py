@@ -88,6 +88,26 @@ def test_a_gatekeeper_that_does_not_read_loses_messages_and_holds_up_nobody(serv
         assert one.told().identifier == b"still"
 
 
+@pytest.mark.parametrize("unix", [False, True], ids=["tcp", "unix"])
+def test_a_gatekeeper_that_never_reads_is_closed(unix: bool, serve: Callable[..., Daemon], short_path: Path) -> None:
+    path = str(short_path / "control")
+    patience = {"smockron.user_timeout": "2", "smockron.write_timeout": "2"}
+    counterd = serve(**{"smockron.max_queued": "64K", "smockron.control_socket": path, **patience})
+    with gate(counterd) as one, socket.socket(socket.AF_UNIX if unix else socket.AF_INET) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        listening.connect(path if unix else addresses(counterd)[1])
+        deaf = Peer(listening, SocketType.SUB)
+        listening.sendall(wire.subscribe(b""))
+        deaf.settle()
+        while not figures(counterd)["lost"]:
+            one.account(b"login", b"x" * 4000, 20)
+            for _ in range(20):
+                one.told()
+        wait_until(lambda: figures(counterd)["subscriptions"] == 1, "it has been closed")
+        one.account(b"login", b"still")
+        assert one.told().identifier == b"still"
+
+
 def test_rules_change_all_or_not_at_all(serve: Callable[..., Daemon], tmp_path: Path) -> None:
     counterd = serve()
     with gate(counterd) as one:
