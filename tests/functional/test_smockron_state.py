@@ -12,6 +12,7 @@ import redis
 
 import gates
 import needs
+from counterd.protocols.smockron.wire import Status
 from daemon import wait_until
 from gates import DAY_MS, SETTINGS, gate
 
@@ -112,6 +113,18 @@ def test_two_masters_have_one_limit(serve: Callable[..., Daemon], shared: Redis)
         wait_until(lambda: decided(shared, "throttle;api;me") == first_ms + DAY_MS, "both of one master's")
         other.account(b"api", b"me")
         assert other.told().time_ms == first_ms + 2 * DAY_MS, "is the third, a day too early"
+
+
+def test_what_is_forgotten_is_forgotten_in_redis(serve: Callable[..., Daemon], shared: Redis) -> None:
+    with gate(serve(), b"api\0") as one:
+        wait_until(lambda: alone(one, shared), DECIDES)
+        one.account(b"api", b"me", 5)
+        first_ms, *_ = [one.told().time_ms for _ in range(3)]
+        one.account(b"api", b"me", status=Status.FORGET)
+        assert one.told().word == "FORGET"
+        assert shared.client.get("throttle;api;me") is None
+        one.account(b"api", b"me", 3)
+        assert 0 <= one.told().time_ms - first_ms < DAY_MS, "as of one that nothing was heard of"
 
 
 @pytest.mark.parametrize("left", ["nan", "inf", "1e300", "400000000000000", "nothing"])
