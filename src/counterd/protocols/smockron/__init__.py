@@ -87,15 +87,15 @@ def open_domains(store: SmockronStore, parameters: Mapping[str, str]) -> Walk:
 BROKEN = "Connections that were closed for what they sent."
 
 FIGURES = (
-    Figure("identifiers", "smockron_identifiers", "gauge", "Identifiers that something is known of."),
-    Figure("identifiers_max", "smockron_identifiers_limit", "gauge", "Identifiers that something can be known of."),
-    Figure("expired", "smockron_expired_total", "counter", "Identifiers that were as if never heard of again."),
+    Figure("identifiers", "smockron_identifiers", "gauge", "Identifiers in memory."),
+    Figure("identifiers_max", "smockron_identifiers_limit", "gauge", "Identifiers that memory has room for."),
+    Figure("expired", "smockron_expired_total", "counter", "Identifiers that expired."),
     Figure("evicted", "smockron_evicted_total", "counter", "Identifiers that were forgotten to make room for others."),
-    Figure("domains", "smockron_domains", "gauge", "Domains, those too that have identifiers but no rule any more."),
+    Figure("domains", "smockron_domains", "gauge", "Domains, with those that have identifiers but no rule any more."),
     Figure("subscriptions", "smockron_subscriptions", "gauge", "Subscriptions of gatekeepers to control messages."),
     Figure("published", "smockron_control_total", "counter", "Control messages."),
-    Figure("delivered", "smockron_control_sent_total", "counter", "Control messages, for each that was sent them."),
-    Figure("lost", "smockron_control_lost_total", "counter", "Control messages that a subscriber had no room for."),
+    Figure("delivered", "smockron_control_sent_total", "counter", "Control messages delivered to subscribers."),
+    Figure("lost", "smockron_control_lost_total", "counter", "Deliveries lost because the subscriber did not read."),
     Figure("silent", "smockron_silent_total", "counter", "Connections that were silent for longer than they said."),
     Figure("broken:not_zmtp", "smockron_broken_total", "counter", BROKEN, {"cause": "not_zmtp"}),
     Figure("broken:old_version", "smockron_broken_total", "counter", BROKEN, {"cause": "old_version"}),
@@ -104,7 +104,7 @@ FIGURES = (
     Figure("broken:too_long", "smockron_broken_total", "counter", BROKEN, {"cause": "too_long"}),
     Figure("broken:too_many_frames", "smockron_broken_total", "counter", BROKEN, {"cause": "too_many_frames"}),
     Figure("asking", "smockron_state_waiting", "gauge", "Requests that Redis is yet to decide about."),
-    Figure("alone", "smockron_state_failing", "gauge", "1 while Redis cannot be asked: this master decides alone."),
+    Figure("alone", "smockron_state_failing", "gauge", "1 while Redis is unavailable: this master decides alone."),
     Figure("longest_probe", "smockron_table_longest_probe", "gauge", "Slots that an insertion looked past, at most."),
     Figure(
         "region", "smockron_region_bytes", "gauge", "Size of the mapping that has everything in it; used as needed."
