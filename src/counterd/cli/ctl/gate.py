@@ -60,7 +60,7 @@ def read_rejected(text: str) -> str | float:
     type=click.IntRange(0),
     default=1000,
     metavar="N",
-    help="So many wait at a time; beyond that they are rejected instead.  [default: 1000]",
+    help="At most N requests wait; further ones are rejected.  [default: 1000]",
 )
 @click.option(
     "--rejected",

@@ -87,9 +87,7 @@ identifier_argument = click.argument("identifier", type=IDENTIFIER)
 match_option = click.option(
     "--match", type=Bytes("text", 1, 4096), metavar="TEXT", help="Only those that have it in their names."
 )
-limit_option = click.option(
-    "--limit", type=click.IntRange(1, PAGE), default=PAGE, metavar="N", help="Only the first so many."
-)
+limit_option = click.option("--limit", type=click.IntRange(1, PAGE), default=PAGE, metavar="N", help="Show at most N.")
 
 
 @click.group(cls=Group)
@@ -193,10 +191,10 @@ def watch(target: SmockronTarget, domains: tuple[bytes, ...], output: Output) ->
 def forget(target: SmockronTarget, domain: bytes, identifier: bytes) -> None:
     """Has a master forget what an identifier has used up, and its gatekeepers too, if they are counterd's.
 
-    No other master knows this; what masters share in a Redis stays.
+    Masters that share their state in a Redis forget it too; what gatekeepers of other masters were told stays.
     """
     target.account(domain, "FORGET", identifier)
-    say(f"{shown(identifier)} is forgotten in {shown(domain)}, if there are such")
+    say(f"forgot {shown(identifier)} in {shown(domain)}")
 
 
 @smockron.command()

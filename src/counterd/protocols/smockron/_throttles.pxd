@@ -152,7 +152,7 @@ cdef inline void domain_settle(Throttles* throttles, uint32_t number) noexcept n
 
 
 cdef inline void domain_unask(Throttles* throttles, uint32_t number, uint32_t count) noexcept nogil:
-    """So many requests have been decided about."""
+    """That many requests have been decided about."""
     domain_at(throttles, number).asked -= count
     domain_settle(throttles, number)
 

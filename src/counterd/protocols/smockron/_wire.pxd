@@ -73,7 +73,7 @@ cdef inline void greeting_write(uint8_t* target) noexcept nogil:
 
 
 cdef inline int greeting_check(const uint8_t* data, size_t size) noexcept nogil:
-    """What is wrong with the beginning of a greeting, of which so many bytes are there; GREETING if nothing is."""
+    """What is wrong with the beginning of a greeting, of which that many bytes are there; GREETING if nothing is."""
     cdef const char* mechanism = b"NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"
     if size >= SIGNATURE_SIZE and not data[SIGNATURE_SIZE - 1] & 1:
         return OLD_VERSION
@@ -100,7 +100,7 @@ cdef inline int part_read(const uint8_t* data, size_t size, Part* part) noexcept
 
 
 cdef inline size_t part_size(size_t size) noexcept nogil:
-    """Bytes of a frame with a body of so many."""
+    """Bytes of a frame with a body of that size."""
     return (SHORT_HEAD if size <= SHORT_MAX else LONG_HEAD) + size
 
 

@@ -85,10 +85,10 @@ def _wrong_name(name: str) -> str:
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        return "is no name: it cannot be written in UTF-8"
+        return "is not a name: it cannot be written in UTF-8"
     if size > NAME_MAX:
         return f"is too long: a name has {NAME_MAX} bytes at most"
-    return "is no name: it ends with a NUL" if name.endswith("\0") else ""
+    return "is not a name: it ends with a NUL" if name.endswith("\0") else ""
 
 
 def _read_rule(place: str, members: Mapping[str, object], problems: Problems) -> Rule | None:
@@ -96,7 +96,7 @@ def _read_rule(place: str, members: Mapping[str, object], problems: Problems) ->
     before = len(problems.told)
     for name in members:
         if name not in _KEYS:
-            problems.add(place, f"there is no {_shown(name)}, only rate, interval and burst")
+            problems.add(place, f"unknown field {_shown(name)}; expected rate, interval or burst")
     for name in getattr(members, "twice", ()):
         problems.add(place, f"{name} is there twice")
     every = _read(place, "rate" if members.get("rate") else "interval", members, problems)
@@ -167,7 +167,7 @@ def _rate(value: object) -> Fraction:
     if match is None:
         raise ValueError(f'must be such as "100/sec" or "10 per 2 min", not {_shown(value)}')
     if int(match[1]) == 0:
-        raise ValueError(f"is 0: no request would be let through, not {_shown(value)}")
+        raise ValueError("is 0: no request would be let through")
     return _duration(match[2]) / int(match[1])
 
 

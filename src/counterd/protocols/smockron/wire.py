@@ -114,7 +114,7 @@ def cancel(prefix: bytes) -> bytes:
 
 
 def ping(ttl_s: float, context: bytes = b"") -> bytes:
-    """Section "Heartbeats": asks for a PONG, and to be given up after so many seconds of silence; 0 is never."""
+    """Section "Heartbeats": asks for a PONG, and to be given up after that many seconds of silence; 0 is never."""
     tenths = round(ttl_s * 10)
     if not 0 <= tenths <= TTL_MAX:
         raise ValueError(f"ttl_s must be from 0 to {TTL_MAX / 10}, not {ttl_s}")
