@@ -77,8 +77,8 @@ def decided(shared: Redis, key: str) -> int:
 
 
 def warned(daemon: Daemon, count: int) -> str:
-    """The last of so many lines that say that Redis cannot be asked."""
-    return daemon.wait_for_log("Redis cannot be asked", count)
+    """The last of so many lines that say that Redis is unavailable."""
+    return daemon.wait_for_log("Redis is unavailable", count)
 
 
 def test_the_keys_and_times_are_those_of_the_real_master(serve: Callable[..., Daemon], shared: Redis) -> None:
@@ -149,7 +149,7 @@ def test_a_fraction_that_the_real_master_leaves_is_cut_off(serve: Callable[..., 
         shared.client.set("throttle;login;me", f"{ahead_ms}.5")
         one.account(b"login", b"me")
         assert one.told().time_ms == ahead_ms + DAY_MS
-        assert not counterd.lines("Redis cannot be asked")
+        assert not counterd.lines("Redis is unavailable")
 
 
 def test_alone_it_goes_on_from_what_it_was_told(serve: Callable[..., Daemon], shared: Redis) -> None:

@@ -1,6 +1,6 @@
 """The Redis that a store shares its state with: one call at a time, of all that is to be decided by then.
 
-Floor 4. While Redis cannot be asked the store decides alone, which is logged once; Redis is tried again each second.
+Floor 4. While Redis is unavailable the store decides alone, which is logged once; Redis is tried again each second.
 redis-py has the connection (docs/decisions/0017-redis.md); it is installed with the extra `redis`.
 """
 
@@ -137,7 +137,7 @@ class Authority:
         silent = isinstance(error, asyncio.TimeoutError)
         why = f"it has not answered for {PATIENCE_S:g} s" if silent else str(error) or type(error).__name__
         if not self.failing:
-            self._report("shared", f"Redis cannot be asked, so this master decides alone: {why}")
+            self._report("shared", f"Redis is unavailable, so this master decides alone: {why}")
         self.failing = why
         self._source.alone(self._store, time.monotonic_ns())
         self._batch = None
