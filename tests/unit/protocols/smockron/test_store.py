@@ -146,6 +146,25 @@ def test_a_store_that_is_collected_with_all_its_connections() -> None:
     gc.collect()
 
 
+def test_one_that_subscribes_and_cancels_without_end_waits_for_its_turn() -> None:
+    scene = Scene()
+    ear = scene.ear(b"a")
+    ear.take(ear.session.receive((wire.subscribe(b"day") + wire.cancel(b"day")) * 1000, START_NS))
+    assert ear.session.more
+    scene.bench.settle()
+    assert {("subscribe", "ok", 1001), ("cancel", "ok", 1000)} <= set(scene.store.outcomes())
+
+
+def test_looking_for_those_who_listen_to_many_domains_waits_for_its_turn() -> None:
+    names = [b"%02d" % number + b"x" * 253 for number in range(60)]
+    scene = Scene(rules=dict.fromkeys(names, parse_rules('{"a": {"rate": "1/day", "burst": 0}}')[b"a"]))
+    gate, ear = scene.gate(), scene.ear()
+    gate.take(gate.session.receive(b"".join(accounts([b"me"], name) for name in names), START_NS))
+    assert 10 < scene.figure("published") < 20, "each takes the steps of 257 prefixes"
+    scene.bench.settle()
+    assert len(told(ear)) == 60
+
+
 # ---- room ------------------------------------------------------------------------------------------------------------
 
 
