@@ -27,7 +27,7 @@ Two more make the search quick, and a third the report readable: `observes`, `al
 
 operations.py says what a history is, model.py what a model, search.py has the algorithm, report.py what is told of a
 history that has no explanation, recording.py the files. counter.py, throttr.py, beanstalk.py and sentinel.py are
-models, the last with leases.py and windows.py.
+models, the last with leases.py and windows.py. smockron.py is none: it has bounds in place of a search.
 """
 
 from history.model import Model

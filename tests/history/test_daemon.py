@@ -1,6 +1,6 @@
 """What clients of a real daemon see, all at once, has an order; connections that are cut give back what they held.
 
-And a daemon that is killed goes on with the jobs that it had.
+And a daemon that is killed goes on with the jobs that it had, and knows nothing of identifiers any more.
 """
 
 from __future__ import annotations
@@ -8,25 +8,30 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import time
 from functools import partial
 from random import Random
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from counterd.protocols.beanstalk import wire as beanstalk_wire
 from counterd.protocols.counter import wire
 from counterd.protocols.sentinel import wire as sentinel_wire
 from counterd.protocols.sentinel.rules import read_rules
+from counterd.protocols.smockron import wire as smockron_wire
+from counterd.protocols.smockron.rules import parse_rules
 from daemon import PATIENCE, Daemon, run, running, wait_until
 from functional.peers import ask
-from history import Closed, Operation, Recorder, beanstalk, check, load, sentinel
+from gates import SETTINGS, addresses, write_rules
+from gates import Peer as Gate
+from history import Closed, Operation, Recorder, beanstalk, check, load, sentinel, smockron
 from history.beanstalk import JobModel, disorder
 from history.counter import CounterModel, Release
 from history.crowd import Jobs, counter_calls, sentinel_calls
 from jobs import Peer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
 CLIENTS = 8
@@ -327,3 +332,130 @@ def test_daemon_keeps_its_jobs_though_it_is_killed(tmp_path: Path) -> None:
     assert disorder(operations) == []
     for lie, history in lies(operations).items():
         assert check(beanstalk.jobs(history), model) is not None, f"{lie}, and nobody notices"
+
+
+# ---- smockron -------------------------------------------------------------------------------------------------------
+
+THROTTLED = {"hot": {"interval": 20, "burst": 60}, "cold": {"interval": 2000, "burst": 0}}
+GATES = range(4), range(4, 8)  # clients of two lives
+FIRST, SECOND, THIRD = 8, 9, 10  # who listen, the first in the first
+ALONE, RULER = 11, 12
+
+
+def account(counterd: Daemon, recorder: Recorder, calls: Iterable[smockron.Account]) -> None:
+    """One after the other, each taken before the next is sent."""
+    with socket.create_connection(addresses(counterd)[0], PATIENCE) as connected:
+        gate = Gate(connected, smockron_wire.SocketType.PUB)
+        for call in calls:
+            token = recorder.start(call)
+            connected.sendall(smockron.request(call))
+            gate.settle()
+            recorder.end(token, True)
+
+
+def throttle(counterd: Daemon, calls: int, path: Path, client: int) -> None:
+    """As call(), as long as the daemon is there."""
+    rng = Random(client)
+
+    def choose() -> smockron.Account:
+        status = rng.choices(("ACCEPTED", "DELAYED", "REJECTED", "FORGET"), (40, 5, 2, 1))[0]
+        moment_ms = time.time_ns() // smockron.NS_PER_MS + rng.randrange(100) if status == "DELAYED" else 0
+        return smockron.Account(b"hot", b"%d" % rng.randrange(3), status, moment_ms)
+
+    with Recorder(path, client) as recorder, contextlib.suppress(ConnectionError, AssertionError):
+        account(counterd, recorder, (choose() for _ in range(calls)))
+
+
+@contextlib.contextmanager
+def listening(counterd: Daemon, path: Path, client: int) -> Iterator[Event]:
+    """A subscriber, while the block runs or the daemon does; the event is set once it has subscribed."""
+    begun, stopping = Event(), Event()
+
+    def listen() -> None:
+        with (
+            Recorder(path, client) as recorder,
+            socket.create_connection(addresses(counterd)[1], PATIENCE) as connected,
+            contextlib.suppress(ConnectionError, AssertionError),
+        ):
+            gate = Gate(connected, smockron_wire.SocketType.SUB)
+            call: Any = smockron.Subscribe(b"")
+            connected.sendall(smockron_wire.subscribe(b""))
+            while True:
+                is_last = stopping.is_set()
+                token = recorder.start(call)
+                connected.sendall(smockron_wire.ping(0))
+                while not isinstance(found := gate.next(), smockron_wire.Command):
+                    recorder.end(recorder.start(smockron.told([found])), True)
+                recorder.end(token, True)
+                begun.set()
+                if is_last:
+                    return
+                call = smockron.Ping()
+                stopping.wait(0.005)
+
+    thread = Thread(target=listen)
+    thread.start()
+    try:
+        yield begun
+    finally:
+        stopping.set()
+        thread.join()
+
+
+def throttled_lives(directory: Path) -> list[Operation]:
+    """What gatekeepers see: the daemon is killed under the first, and the next knows nothing."""
+    paths = [directory / str(client) for client in range(RULER + 1)]
+    rules = write_rules(directory, THROTTLED)
+    settings = {**SETTINGS, "counter.port": "", "counter.bind": "", "smockron.rules": rules}
+    with Recorder(paths[RULER], RULER) as driver:
+        driver.end(driver.start(smockron.Load(smockron.rates_of(parse_rules(rules.read_bytes())))), True)
+        with running(directory / "daemon", settings) as counterd, listening(counterd, paths[FIRST], FIRST) as begun:
+            assert begun.wait(PATIENCE)
+            threads = crowd(paths, GATES[0], partial(throttle, counterd, FOR_EVER))
+            wait_until(lambda: len(load([paths[FIRST]])) > CALLS, "the first crowd has been told")
+            killed = driver.start(smockron.Restarted())
+            counterd.kill()
+            for thread in threads:
+                thread.join()
+        with running(directory / "daemon", settings) as counterd:
+            driver.end(killed, True)
+            with listening(counterd, paths[SECOND], SECOND) as begun, listening(counterd, paths[THIRD], THIRD) as other:
+                assert begun.wait(PATIENCE)
+                assert other.wait(PATIENCE)
+                for thread in crowd(paths, GATES[1], partial(throttle, counterd, CALLS)):
+                    thread.join()
+                with Recorder(paths[ALONE], ALONE) as recorder:
+                    account(counterd, recorder, [smockron.Account(b"cold", b"alone", "ACCEPTED", 0)] * 3)
+    return load(path for path in paths if path.exists())
+
+
+def throttled_lies(operations: list[Operation]) -> dict[str, list[Operation]]:
+    """What they would have seen if a promise had been broken."""
+    told = [one for one in operations if isinstance(one.call, smockron.Told) and one.call.messages[0][2] == b"alone"]
+    (first, *_), (second, *others) = (
+        [one for one in told if one.call == call] for call in dict.fromkeys(one.call for one in told[:4])
+    )
+    domain, word, identifier, moment_ms = second.call.messages[0]
+    moved = [smockron.Told(((domain, word, identifier, moment_ms + by_ms),)) for by_ms in (700, -700)]
+    sent = next(one for one in operations if isinstance(one.call, smockron.Account) and one.client == ALONE)
+    every = [second, *others]
+    return {
+        "a message lost on the way to one": [one for one in operations if one is not second],
+        "a message lost": [one for one in operations if one not in every],
+        "a message twice": [*operations, first._replace(started=(first.ended or 0) + 1)],
+        "too long": [one._replace(call=moved[0]) if one in every else one for one in operations],
+        "too short": [one._replace(call=moved[1]) if one in every else one for one in operations],
+        "a request that nobody made": [one for one in operations if one is not sent],
+        "an update lost": [*operations, sent._replace(started=(sent.ended or 0) + 1, ended=(sent.ended or 0) + 2)],
+    }
+
+
+def test_daemon_tells_what_was_used_up_and_all_of_it(tmp_path: Path) -> None:
+    wall_ns = time.time_ns() - time.monotonic_ns()
+    operations = throttled_lives(tmp_path)
+    assert smockron.unexplained(operations, wall_ns, slack_ns=SLACK_NS) == []
+    words = {message[1] for one in operations if isinstance(one.call, smockron.Told) for message in one.call.messages}
+    assert words == {"DELAY_UNTIL", "FORGET"}
+    for lie, history in throttled_lies(operations).items():
+        history.sort(key=lambda one: one.started)
+        assert smockron.unexplained(history, wall_ns, slack_ns=SLACK_NS), f"{lie}, and nobody notices"
