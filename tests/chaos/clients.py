@@ -31,6 +31,7 @@ from chaos import rooms
 from counterd.errors import ProtocolError
 from functional import peers
 from history import Recorder
+from history.smockron import Told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,7 +133,10 @@ class Connection:
             if not data:
                 raise Ended("end of stream")
             for answer in self.room.feed(data):
-                self._answered(answer)
+                if isinstance(answer, Told):
+                    self.recorder.end(self.recorder.start(answer), True)
+                else:
+                    self._answered(answer)
             if not self.waiting:
                 self.next_s = time.monotonic() + self.room.chance.random() * THINK_S
 

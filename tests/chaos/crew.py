@@ -27,6 +27,8 @@ SLOTS = (
     ("throttr", "unix"), ("throttr", "loopback"), ("throttr", "far"),
     ("sentinel", "unix"), ("sentinel", "loopback"), ("sentinel", "far"),
     ("beanstalk", "unix"), ("beanstalk", "loopback"), ("beanstalk", "far"),
+    ("smockron", "unix"), ("smockron", "loopback"), ("smockron", "far"),
+    ("smockron-control", "unix"), ("smockron-control", "far"),
 )  # fmt: skip
 
 

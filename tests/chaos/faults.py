@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import daemon
-from chaos import rulebook
+from chaos import master, rulebook
 from history import Operation
 from history.sentinel import Load
 from machine import LONG_S
@@ -30,6 +30,7 @@ BY_CLIENT = {
 BY_DRIVER = {
     "kill": 8, "stop_client": 6, "stop_server": 3, "descriptors": 2, "reload": 3, "bad_reload": 2, "rules": 3,
     "bad_rules": 2, "crash": 3, "kill_writer": 3, "stop_writer": 3, "full_disk": 2,
+    "crash_master": 3, "stop_master": 3, "limits": 3, "bad_limits": 2,
 }  # fmt: skip
 BY_LINK = {"delay": 3, "loss": 3, "cut": 2}
 BY_FAR_CLIENT = {"vanish": 4}
@@ -37,6 +38,7 @@ BY_CLOCK = {"clock": 2}
 SPANS_S = {
     "stop_client": (0.1, 1.0), "stop_server": (0.05, 0.5), "descriptors": (0.2, 0.6), "reload": (0.3, 1.0),
     "rules": (0.3, 1.0), "stop_writer": (0.1, 1.5), "full_disk": (0.2, 1.5),
+    "stop_master": (0.05, 0.5), "limits": (0.3, 1.5),
     "delay": (0.5, 2.0), "loss": (0.5, 2.0), "cut": (1.0, 5.0), "clock": (0.2, 1.0),
 }  # fmt: skip
 STEPS_S = (-86_400, -3600, -10, 10, 3600, 86_400)
@@ -260,6 +262,29 @@ class Driver:
     def _full_disk(self, fault: Fault) -> None:
         self.world.keeper.fill_disk()
         self._lasts(fault, self.world.keeper.empty_disk, fault.kind)
+
+    def _crash_master(self, fault: Fault) -> None:
+        del fault
+        self._heal("stop_master")
+        self.world.master.crash()
+
+    def _stop_master(self, fault: Fault) -> None:
+        counterd = self.world.master.counterd
+        counterd.send_signal(signal.SIGSTOP)
+        self._lasts(fault, lambda: counterd.send_signal(signal.SIGCONT), fault.kind)
+
+    def _limits(self, fault: Fault) -> None:
+        """Of domains."""
+        self._limit(master.CHANGES[fault.choose(master.CHANGES)])
+        self._lasts(fault, lambda: self._limit({}), fault.kind)
+
+    def _bad_limits(self, fault: Fault) -> None:
+        self._heal("stop_master")
+        self.world.master.mislead(master.MISTAKES[fault.choose(master.MISTAKES)])
+
+    def _limit(self, changes: dict[str, int | None]) -> None:
+        self._heal("stop_master")
+        self.world.master.load(changes)
 
     def _clock(self, fault: Fault) -> None:
         self.world.step_clock(STEPS_S[fault.choose(STEPS_S)])

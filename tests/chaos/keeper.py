@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import resource
 import signal
 import socket
@@ -12,8 +11,8 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import daemon
+from chaos.mortal import Mortal
 from counterd.protocols.beanstalk import wire
-from history import Operation
 from history.beanstalk import Restarted
 from jobs import Peer, writer_of, writers
 from machine import LONG_S
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ROOM = "beanstalk"
-KILLER = -2  # the client that the restarts are of
 FAILS = r"the journal cannot be written|the journal process ended"  # what faults make it say
 FILLED = b"fill"  # the tube of who takes all memory there is
 
@@ -42,37 +40,21 @@ def look(peer: Peer) -> Listing:
     return Listing(asked_ns, time.monotonic_ns(), ids)
 
 
-class Keeper:
-    """path: of its Unix socket. restarts: of this round. begun_ns: since then it runs. log: of all that were killed."""
+class Keeper(Mortal):
+    """path: of its Unix socket."""
+
+    room = ROOM
+    ports = {"beanstalk.port": ROOM}  # noqa: RUF012 - nobody changes it
+    restarted = (Restarted(), ("OK", None, b""))
 
     def __init__(self, directory: Path, settings: Mapping[str, object], program: Sequence[str]) -> None:
-        self.directory = directory
+        journal = {"beanstalk.journal": directory / "journal", "beanstalk.memory_limit": "2M"}
+        super().__init__(directory, {**settings, **journal}, program)
         self.path = str(directory / ROOM)
-        self.settings = {
-            "counter.enable": "false", "counter.port": "", "counter.bind": "", **settings,
-            "beanstalk.journal": directory / "journal", "beanstalk.memory_limit": "2M",
-        }  # fmt: skip
-        self.program = program
-        self.restarts: list[Operation] = []
-        self.begun_ns = 0
-        self.log: list[str] = []
-        self.counterd: daemon.Daemon
-        self._running = contextlib.ExitStack()
 
     def __enter__(self) -> Keeper:
         self._begin()
         return self
-
-    def __exit__(self, *error: object) -> None:
-        self._running.close()
-
-    def _begin(self) -> None:
-        """Where it was before, if it was."""
-        self.counterd = self._running.enter_context(
-            daemon.running(self.directory / "keeper", self.settings, program=self.program)
-        )
-        self.begun_ns = time.monotonic_ns()
-        self.settings["beanstalk.port"] = self.counterd.address.port
 
     # ---- what happens to it ----
 
@@ -85,11 +67,7 @@ class Keeper:
         started_ns = time.monotonic_ns()
         if with_writer:
             self.kill_writer()
-        self.counterd.kill()
-        self._running.close()
-        self.log += self.counterd.log
-        self._begin()
-        self.restarts.append(Operation(KILLER, Restarted(), started_ns, self.begun_ns, ("OK", None, b"")))
+        self._die(started_ns)
 
     def kill_writer(self) -> None:
         signal_to(self.writer(), signal.SIGKILL)
@@ -129,16 +107,6 @@ class Keeper:
 
     # ---- what is asked of it ----
 
-    def figure(self, name: str) -> int:
-        """As it logs it."""
-        (value,) = re.findall(rf" {name}=(\d+)", self.counterd.logged_stats([ROOM], LONG_S)[ROOM])
-        return int(value)
-
-    def take_restarts(self) -> list[Operation]:
-        """Those there are, whose place the next round's take."""
-        taken, self.restarts = self.restarts, []
-        return taken
-
     @contextlib.contextmanager
     def asking(self) -> Iterator[Peer]:
         """A connection to it."""
@@ -147,10 +115,8 @@ class Keeper:
             connected.connect(self.path)
             yield Peer(connected)
 
-    def complaints(self) -> list[str]:
-        """What it logs, and should not."""
-        bad = [line for line in (*self.log, *self.counterd.log) if re.search(r" ERROR |Traceback", line)]
-        return [line for line in bad if not re.search(FAILS, line)]
+    def errors(self) -> list[str]:
+        return self.complaints(FAILS)
 
 
 def signal_to(writer: int, number: signal.Signals) -> None:

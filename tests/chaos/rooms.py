@@ -6,16 +6,18 @@ All that is random comes from one stream for each process and round, so it is th
 from __future__ import annotations
 
 import collections
+import time
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from chaos import rulebook
+from chaos import master, rulebook
 from chaos.keeper import FILLED
 from counterd.errors import ProtocolError
 from counterd.protocols.beanstalk import wire as beanstalk_wire
 from counterd.protocols.counter import wire
 from counterd.protocols.sentinel import wire as sentinel_wire
+from counterd.protocols.smockron import wire as smockron_wire
 from counterd.protocols.throttr import wire as throttr_wire
-from history import beanstalk, counter, sentinel, throttr
+from history import beanstalk, counter, sentinel, smockron, throttr
 
 if TYPE_CHECKING:
     import random
@@ -63,6 +65,12 @@ JOBS_STEP = 8  # long ones, in one piece of who takes all
 JOBS_STEPS_MAX = 8
 LONG_JOB = bytes(60_000)
 STATISTICS = 600  # of who reads slowly
+DOMAINS = (b"api", b"fast", b"login", b"apis", b"nobody's")  # of the smockron room
+PREFIXES = (b"", b"", b"api", b"api\0", b"login\0", b"fast")
+IDENTIFIERS = {b"hot": 3, b"cold": 40, b"forgotten": 3}  # how many of each kind, in a domain
+AHEAD_MS = 500
+PINGS = 3000
+SUBSCRIPTIONS = 1000
 LENGTHS = {1: 12, 2: 16, 3: 12, 4: 8, 5: 8}  # of a body, at least, by its type; a PING can do without
 
 
@@ -593,9 +601,156 @@ ANSWERS_TO: dict[Any, set[str]] = {
     GARBAGE: {"UNKNOWN_COMMAND", "BAD_FORMAT", "EXPECTED_CRLF"},
 }
 
+
+class GateRoom:
+    """The accounting of a gatekeeper. What it tells of is taken once a PING behind it is answered.
+
+    asked: of each PING, how many calls its PONG answers.
+    """
+
+    forgives = False
+
+    def __init__(self, chance: random.Random, number: int, client: int) -> None:
+        self.chance = chance
+        self.client = client
+        self.number = number
+        self.asked: collections.deque[int] = collections.deque()
+        self.filling = 0
+        self.parser = smockron_wire.Parser()
+
+    # ---- requests ----
+
+    def hello(self) -> Asked:
+        (asked,) = self._asked(
+            [("hello", smockron_wire.greeting() + smockron_wire.ready(smockron_wire.SocketType.PUB))]
+        )
+        return asked
+
+    def is_welcome(self, told: Any) -> bool:
+        return told is True
+
+    def batch(self) -> list[Asked]:
+        if self.filling:
+            self.filling -= 1
+            names = (b"%d %d %d" % (self.client, self.filling, number) for number in range(FILL_STEP))
+            accepted = smockron_wire.Status.ACCEPTED
+            return self._asked(
+                [("fill", smockron_wire.accounting(master.FILL.encode(), accepted, name, 0)) for name in names]
+            )
+        calls = [self._call() for _ in range(self.chance.choice(PIPELINE))]
+        return self._asked([(call, smockron.request(call)) for call in calls])
+
+    def _call(self) -> smockron.Account:
+        """One that can be forgotten is none of the others."""
+        chance = self.chance
+        domain = chance.choices(DOMAINS, (8, 4, 3, 2, 1))[0]
+        kind = chance.choices((b"hot", b"cold", b"forgotten"), (8, 3, 2))[0]
+        identifier = gate_identifier(self.number, kind, chance.randrange(IDENTIFIERS[kind]))
+        statuses = "ACCEPTED", "DELAYED", "REJECTED", "FORGET"
+        status = chance.choices(statuses, (20, 3, 1, 2 if kind == b"forgotten" else 0))[0]
+        ahead_ms = time.time_ns() // smockron.NS_PER_MS + chance.randrange(AHEAD_MS) if status == "DELAYED" else 0
+        return smockron.Account(domain, identifier, status, ahead_ms)
+
+    def give_back(self) -> list[Asked]:
+        return []
+
+    def much(self) -> list[Asked]:
+        """PONGs that wait."""
+        return [asked for _ in range(PINGS) for asked in self._asked([("much", b"")])]
+
+    def all(self) -> list[Asked]:
+        self.filling = FILL_STEPS_MAX
+        return self.batch()
+
+    def garbage(self) -> bytes:
+        """No frame begins so, or none is so long, or no message has so many."""
+        frames = smockron_wire.frame(b"", smockron_wire.MORE) * (smockron_wire.FRAMES_MAX + 1)
+        long = bytes((smockron_wire.LONG,)) + (1 << 20).to_bytes(8, "big")
+        return self.chance.choice(
+            (b"\xf8" + self.chance.randbytes(self.chance.randint(0, 3000)), b"\x05", long, frames)
+        )
+
+    def truncated(self) -> bytes:
+        whole = smockron.request(smockron.Account(b"api", gate_identifier(self.number, b"hot", 0), "ACCEPTED", 0))
+        return whole[: self.chance.randint(1, len(whole) - 1)]
+
+    def _asked(self, calls: list[Asked]) -> list[Asked]:
+        """With a PING behind the last."""
+        *before, (call, data) = calls
+        self.asked.append(len(calls))
+        return [*before, (call, data + smockron_wire.ping(0))]
+
+    # ---- answers ----
+
+    def feed(self, data: bytes) -> list[Any]:
+        answers: list[Any] = []
+        for found in self.parser.feed(data):
+            if not isinstance(found, smockron_wire.Command):
+                answers.append(self._heard(found))
+            elif found.name == b"PONG":
+                answers += [True] * (self.asked.popleft() if self.asked else 1)
+            elif found.name not in (b"READY", b"SUBSCRIBE"):
+                raise ProtocolError(f"the master said {found}")
+        return answers
+
+    def _heard(self, message: tuple[bytes, ...]) -> Any:
+        raise ProtocolError(f"a message by a port where there are none: {message}")
+
+    def take(self, call: Any, answer: Any) -> Any:
+        del call
+        return answer
+
+
+class ListenerRoom(GateRoom):
+    """A subscriber, to all or to some."""
+
+    def __init__(self, chance: random.Random, number: int, client: int) -> None:
+        super().__init__(chance, number, client)
+        self.prefix = chance.choice(PREFIXES)
+
+    def hello(self) -> Asked:
+        ready = smockron_wire.greeting() + smockron_wire.ready(smockron_wire.SocketType.SUB)
+        (asked,) = self._asked([(smockron.Subscribe(self.prefix), ready + smockron_wire.subscribe(self.prefix))])
+        return asked
+
+    def batch(self) -> list[Asked]:
+        return self._asked([(smockron.Ping(), b"")])
+
+    def give_back(self) -> list[Asked]:
+        return self._asked([("cancel", smockron_wire.cancel(self.prefix))])
+
+    def all(self) -> list[Asked]:
+        """Subscriptions, none of them to anything that there is."""
+        return self._asked([("fill", smockron_wire.subscribe(b"fill, %d" % each)) for each in range(SUBSCRIPTIONS)])
+
+    def truncated(self) -> bytes:
+        whole = smockron_wire.subscribe(b"never")
+        return whole[: self.chance.randint(1, len(whole) - 1)]
+
+    def _heard(self, message: tuple[bytes, ...]) -> smockron.Told:
+        return smockron.told([message])
+
+
+def gate_identifier(number: int, kind: bytes, which: int) -> bytes:
+    """Of a round: no other asks of it."""
+    return b"%d %b %d" % (number, kind, which)
+
+
+def gate_identifiers(number: int) -> list[tuple[bytes, bytes]]:
+    """All of a round, in all domains that have a rule."""
+    return [
+        (domain.encode(), gate_identifier(number, kind, which))
+        for domain in master.RATES
+        for kind, count in IDENTIFIERS.items()
+        for which in range(count)
+    ]
+
+
 ROOMS: dict[str, Any] = {
     "counter": CounterRoom,
     "throttr": ThrottrRoom,
     "sentinel": SentinelRoom,
     "beanstalk": BeanstalkRoom,
+    "smockron": GateRoom,
+    "smockron-control": ListenerRoom,
 }

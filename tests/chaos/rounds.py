@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chaos import faults, rulebook, verdict, world
+from chaos import faults, rooms, rulebook, verdict, world
 from chaos.crew import SLOTS, Crew, Slot
 from chaos.keeper import ROOM, look
 from chaos.monitor import MONITORS
@@ -125,7 +125,8 @@ class Chaos:
         filled = frozenset(self.crew.slots[fault.slot].room for fault in plan if fault.kind == "fill")
         ends = verdict.Ends(
             workers, driver.disturbed_ns, time.monotonic_ns(), filled, driver.loads, driver.limited,
-            self.world.keeper.take_restarts(), self.jobs,
+            self.world.keeper.take_restarts(), self.jobs, self.world.master.take_restarts(),
+            self.world.master.take_loads(),
         )  # fmt: skip
         samples = {room: monitor.take() for room, monitor in self.monitors.items()}
         judged = verdict.judge(sorted(directory.iterdir()), samples, ends)
@@ -152,7 +153,7 @@ class Chaos:
         """Waits until all is as if nobody had ever been there; what is not, in the end."""
         found: list[str] = []
         self.jobs = None
-        for counterd in (self.world.counterd, self.world.keeper.counterd):
+        for counterd in (self.world.counterd, self.world.keeper.counterd, self.world.master.counterd):
             if counterd.process.poll() is not None:
                 raise EOFError(f"the daemon ended with {counterd.process.returncode}")
         for room, monitor in self.monitors.items():
@@ -160,7 +161,7 @@ class Chaos:
                 raise EOFError(f"{room}, a connection that only watches: {monitor.error!r}")
         checks = (
             self._counter_is_empty, self._throttr_is_empty, self._sentinel_is_empty, self._beanstalk_is_empty,
-            self._has_no_errors, self._has_what_it_had,
+            self._smockron_is_empty, self._has_no_errors, self._has_what_it_had,
         )  # fmt: skip
         for check in checks:
             try:
@@ -220,14 +221,26 @@ class Chaos:
         is_lost = self.monitors[ROOM].lost_ns > keeper.begun_ns
         assert not is_lost, "beanstalk: a connection has ended that only watches, and nobody has killed the daemon"
 
+    def _smockron_is_empty(self) -> None:
+        """What is to be forgotten is; and nothing else was, to make room for others."""
+        master = self.world.master
+        become(lambda: master.figure("curr_connections"), 0, "smockron: connections")
+        assert (count := master.figure("subscriptions")) == 0, f"smockron: {count} subscriptions of nobody"
+        master.forget(rooms.gate_identifiers(self.rounds))
+        become(lambda: master.figure("identifiers"), 0, "smockron: identifiers")
+        become(lambda: max(0, master.counterd.descriptors() - master.descriptors), 0, "smockron: descriptors more")
+        assert master.figure("evicted") == 0, "smockron: more identifiers than are judged"
+
     def _has_no_errors(self) -> None:
-        counterd, keeper = self.world.counterd, self.world.keeper
-        lines = {**self.world.logged_stats(), **keeper.counterd.logged_stats([ROOM], LONG_S)}
+        counterd, keeper, master = self.world.counterd, self.world.keeper, self.world.master
+        lines = self.world.logged_stats()
+        for mortal in (keeper, master):
+            lines |= mortal.counterd.logged_stats([mortal.room], LONG_S)
         for room, line in lines.items():
             (errors,) = re.findall(r"\binternal_errors=(\d+)", line)
             assert errors == "0", f"{room}: {errors} internal errors"
         bad = [line for line in counterd.lines(r" ERROR |Traceback") if "not reloaded:" not in line]
-        bad += keeper.complaints()
+        bad += keeper.errors() + master.errors()
         assert not bad, f"the log says {bad}"
 
     def _has_what_it_had(self) -> None:
@@ -285,7 +298,9 @@ def run(seed: str, seconds: float, round_s: float, say: Callable[[str], None]) -
             finally:
                 chaos.end()
                 (directory / "log").write_text("\n".join(place.counterd.log))
-                (directory / "keeper.log").write_text("\n".join([*place.keeper.log, *place.keeper.counterd.log]))
+                for mortal in (place.keeper, place.master):
+                    log = "\n".join([*mortal.log, *mortal.counterd.log])
+                    (directory / f"{mortal.room}.log").write_text(log)
     except (AssertionError, subprocess.TimeoutExpired):  # it did not end as it should, or not at all
         if chaos is None:
             raise

@@ -9,17 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chaos import clients, faults, rooms, rounds, rulebook, verdict
+from chaos import clients, faults, master, rooms, rounds, rulebook, verdict
 from chaos.crew import Slot
-from chaos.keeper import KILLER, Listing
+from chaos.keeper import Listing
 from chaos.monitor import Sample
+from chaos.mortal import KILLER
 from conformance.beanstalk.engine import make_store as make_beanstalk_store
 from conformance.sentinel.engine import make_store
+from conformance.smockron.engine import Bench as GateBench
+from conformance.smockron.engine import make_store as make_smockron_store
+from counterd.documents import DocumentError
 from counterd.protocols.sentinel.rules import RulesError, parse_rules
 from counterd.protocols.sentinel.wire import ResponseParser
-from history import Operation, Recorder, beanstalk, counter, sentinel
+from counterd.protocols.smockron.rules import parse_rules as parse_limits
+from history import Operation, Recorder, beanstalk, counter, sentinel, smockron
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 WEIGHTS = {**faults.BY_CLIENT, **faults.BY_DRIVER, **faults.BY_LINK, **faults.BY_FAR_CLIENT, **faults.BY_CLOCK}
@@ -244,3 +250,85 @@ def test_what_is_garbage_for_the_beanstalk_room_is_answered_once() -> None:
         side.take(rooms.GARBAGE, answer)
     assert not session.receive(side.truncated(), 0)
     assert store.snapshot()["jobs"] == 0
+
+
+# ---- the smockron room ----
+
+LOGIN_MS = 200  # that each request of the domain uses up; its burst is 0
+
+
+def judged_gates(path: Path, *moments_ms: int, after_kill_ms: int | None = None) -> list[str]:
+    """What is said of one who told of three requests, and a subscriber who was told these moments, from the first on.
+
+    after_kill_ms: the daemon is killed then, and another subscriber told this moment of one more request.
+    """
+    limits = [Operation(master.RULER, master.load_of({}), 0, 0, True)]
+    falls = []
+    with Recorder(path, A) as gate, Recorder(path, B) as first, Recorder(path, B + 1) as second:
+        listened(gate, first, 3, moments_ms)
+        if after_kill_ms is not None:
+            falls.append(Operation(KILLER, smockron.Restarted(), time.monotonic_ns(), time.monotonic_ns(), True))
+            listened(gate, second, 1, [after_kill_ms])
+    knows = ends(killed_ns=None, slot=Slot("smockron", "unix"))
+    knows = knows._replace(settled_ns=time.monotonic_ns(), limits=limits, falls=falls)
+    knows.workers[2].slot = Slot("smockron-control", "unix")
+    return verdict.judge([path], dict.fromkeys(rooms.ROOMS, ()), knows).violations
+
+
+def listened(gate: Recorder, listener: Recorder, count: int, moments_ms: Iterable[int]) -> None:
+    """So many requests, and a subscriber from before them until it has heard these moments."""
+    listener.end(listener.start(smockron.Subscribe(b"login")), True)
+    now_ms = time.time_ns() // smockron.NS_PER_MS
+    for _ in range(count):
+        gate.end(gate.start(smockron.Account(b"login", b"x", "ACCEPTED", 0)), True)
+    for moment_ms in moments_ms:
+        told = smockron.Told(((b"login", "DELAY_UNTIL", b"x", now_ms + moment_ms),))
+        listener.end(listener.start(told), True)
+    listener.end(listener.start(smockron.Ping()), True)
+    gate.closing()
+    listener.closing()
+
+
+def test_what_subscribers_are_told_is_what_was_used_up(tmp_path: Path) -> None:
+    first, second, third = LOGIN_MS, 2 * LOGIN_MS, 3 * LOGIN_MS
+    assert judged_gates(tmp_path / "right", first, second, third) == []
+    planted = {
+        "missed": (first, third),
+        "missed last": (first, second),
+        "twice": (first, second, second),
+        "too long": (first, second, third + LOGIN_MS),
+        "too short": (first, second, third - LOGIN_MS // 2),
+        "invented": (first, second, third, third + LOGIN_MS),
+        "not in order": (second, first, third),
+    }
+    for name, moments_ms in planted.items():
+        assert judged_gates(tmp_path / name, *moments_ms), name
+
+
+def test_what_a_killed_master_knew_is_gone(tmp_path: Path) -> None:
+    told = LOGIN_MS, 2 * LOGIN_MS, 3 * LOGIN_MS
+    assert judged_gates(tmp_path / "gone", *told, after_kill_ms=LOGIN_MS) == []
+    assert judged_gates(tmp_path / "kept", *told, after_kill_ms=4 * LOGIN_MS)
+
+
+def test_all_changes_of_the_limits_are_rules_and_no_mistake_is() -> None:
+    assert all(master.load_of(changes) != master.load_of({}) for changes in master.CHANGES)
+    for mistake in master.MISTAKES:
+        with pytest.raises(DocumentError):
+            parse_limits(mistake)
+
+
+@pytest.mark.parametrize("room", master.ROOMS)
+def test_what_is_garbage_for_the_smockron_room_ends_the_connection(room: str) -> None:
+    bench = GateBench(make_smockron_store())
+    side = rooms.ROOMS[room](random.Random(1), 0, A)
+    _, hello = side.hello()
+    for _ in range(30):
+        patient, other = (
+            bench.connect_by_name(room.removeprefix("smockron-")),
+            bench.connect_by_name(room.removeprefix("smockron-")),
+        )
+        patient.send(hello + side.truncated())
+        other.send(hello + side.garbage())
+        assert not patient.session.closing
+        assert other.session.closing

@@ -7,12 +7,13 @@ alone: a killed client cannot say, and one behind a link that was cut does not k
 from __future__ import annotations
 
 import collections
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chaos import rooms, rulebook
+from chaos import master, rooms, rulebook
 from chaos.crew import worker_of
 from chaos.keeper import ROOM as BEANSTALK
-from history import Closed, Operation, Undecided, beanstalk, check, counter, load, sentinel, throttr
+from history import Closed, Operation, Undecided, beanstalk, check, counter, load, sentinel, smockron, throttr
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -43,7 +44,8 @@ class Ends(NamedTuple):
 
     workers: by number. disturbed_ns: when the link was, at first. settled_ns: when all had gone. short: rooms that had
     no memory left, for a while. loads: what became of the rules of sentinel. limited: its requests were, for a while.
-    restarts: of the daemon that has the jobs. jobs: those there were in the end.
+    restarts: of the daemon that has the jobs. jobs: those there were in the end. falls, limits: of the master of the
+    gatekeepers, its restarts and what became of its rules.
     """
 
     workers: dict[int, Worker]
@@ -54,6 +56,8 @@ class Ends(NamedTuple):
     limited: bool = False
     restarts: Sequence[Operation] = ()
     jobs: Listing | None = None
+    falls: Sequence[Operation] = ()
+    limits: Sequence[Operation] = ()
 
     def is_far(self, client: int) -> bool:
         return self.workers[worker_of(client)].slot.place == "far"
@@ -64,8 +68,12 @@ class Ends(NamedTuple):
         For a machine in between, a process that stood still, or a daemon that was killed.
         """
         worker = self.workers[worker_of(client)]
-        was_crashed = worker.slot.room == BEANSTALK and bool(self.restarts)
-        return worker.was_stopped or was_crashed or (self.disturbed_ns is not None and self.is_far(client))
+        kills = {BEANSTALK: self.restarts, **dict.fromkeys(master.ROOMS, self.falls)}
+        return bool(kills.get(worker.slot.room)) or self.may_be_slow(client)
+
+    def may_be_slow(self, client: int) -> bool:
+        """Whether it may have read less than it was sent, for a while."""
+        return self.workers[worker_of(client)].was_stopped or (self.disturbed_ns is not None and self.is_far(client))
 
 
 def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: Ends) -> Verdict:
@@ -115,7 +123,29 @@ def judge(paths: Iterable[Path], samples: Mapping[str, Sequence[Sample]], ends: 
         violations += [f"{room}: {text}" for text in found]
         names += count
         undecided += given_up
-    return Verdict(sum(operation.ended is not None for operation in recorded), violations, names, undecided)
+    found, count = gates(recorded, ends)
+    return Verdict(
+        sum(operation.ended is not None for operation in recorded), violations + found, names + count, undecided
+    )
+
+
+def gates(recorded: Iterable[Operation], ends: Ends) -> tuple[list[str], int]:
+    """What is wrong with what gatekeepers were told; and of how many identifiers they told."""
+    by_client: dict[int, list[Operation]] = collections.defaultdict(list)
+    for operation in recorded:
+        if ends.workers[worker_of(operation.client)].slot.room in master.ROOMS:
+            by_client[operation.client].append(operation)
+    history = [*ends.falls, *ends.limits]
+    for client, operations in by_client.items():
+        calls = [operation for operation in operations if not isinstance(operation.call, Closed)]
+        if calls:
+            history += [*calls, closing(client, operations, (), ends)]
+    deaf = [client for client in by_client if ends.may_be_slow(client)]
+    wall_ns = time.time_ns() - time.monotonic_ns()
+    history.sort(key=lambda operation: operation.started)
+    violations = smockron.unexplained(history, wall_ns, slack_ns=SLACK_NS, deaf=deaf)
+    told = {operation.call[:2] for operation in history if isinstance(operation.call, smockron.Account)}
+    return [f"{master.ROOM}: {text}" for text in violations], len(told)
 
 
 def complaints(ends: Ends) -> Iterable[list[Any]]:

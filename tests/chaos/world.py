@@ -1,4 +1,4 @@
-"""Where it happens: two daemons in a network namespace, the other host, the link between the two, and the clock.
+"""Where it happens: three daemons in a network namespace, the other host, the link between the two, and the clock.
 
 Without the right to make namespaces there is one host, without libfaketime one time: the faults that need them are
 left out, and the last line says so.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import daemon
-from chaos import keeper, rulebook
+from chaos import keeper, master, rulebook
 from machine import LONG_S
 from namespaces import HERE, INTERFACES, PATIENCE, ip, joined
 
@@ -77,7 +77,8 @@ class Link:
 class World:
     """What faults are done to. link, shift: None if there is none. rules: the file of the sentinel room.
 
-    words: what a program begins with, by host. counterd: the daemon of the rooms that end with it. keeper: the other.
+    words: what a program begins with, by host. counterd: the daemon of the rooms that end with it. keeper,
+    master: those that are killed.
     """
 
     def __init__(self, directory: Path, net: Net | None, shift: Path | None) -> None:
@@ -95,6 +96,7 @@ class World:
             self.missing.append("no libfaketime")
         self.counterd: daemon.Daemon
         self.keeper: keeper.Keeper
+        self.master: master.Master
         self._tables: set[int] = set()  # their sizes
         self.addresses: dict[tuple[str, str], str | list[str | int]] = {}
 
@@ -119,7 +121,8 @@ class World:
     def look_around(self) -> None:
         """addresses: by room, and by how a client connects: unix, loopback, and far from the other host."""
         self._tables = {int(re.findall(r"\bregion=(\d+)", line)[0]) for line in self.logged_stats().values()}
-        for room, counterd in (*((room, self.counterd) for room in ROOMS), (keeper.ROOM, self.keeper.counterd)):
+        served = dict.fromkeys(ROOMS, self.counterd) | {keeper.ROOM: self.keeper.counterd}
+        for room, counterd in (served | dict.fromkeys(master.ROOMS, self.master.counterd)).items():
             ports = {place.host: place.port for place in counterd.served(f"{room} listens on")}
             self.addresses[room, "unix"] = str(self.directory / room)
             self.addresses[room, "loopback"] = ["127.0.0.1", ports["127.0.0.1"]]
@@ -203,6 +206,7 @@ def made(directory: Path) -> Iterator[World]:
         program = (*world.words("unix"), *daemon.MODULE)
         # Its clock goes on: when delays and times to run end after a restart is a matter of the wall clock.
         world.keeper = stack.enter_context(keeper.Keeper(directory, world.settings_of(keeper.ROOM), program))
+        world.master = stack.enter_context(master.Master(directory, world.settings_of(master.ROOM), program))
         world.counterd = stack.enter_context(
             daemon.running(directory / "daemon", world.settings, program=program, env=environment)
         )

@@ -1,0 +1,75 @@
+"""A daemon of its own, for it is killed, and begins again where it was."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import daemon
+from history import Operation
+from machine import LONG_S
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+KILLER = -2  # the client that the restarts are of
+
+
+class Mortal:
+    """One room's. ports: by key, who logs it.
+
+    restarts: of this round. begun_ns: since then it runs. log: of all that were killed.
+    """
+
+    room: ClassVar[str]
+    ports: ClassVar[dict[str, str]]
+    restarted: ClassVar[tuple[Any, Any]]  # the call that a restart is in the history, and its answer
+
+    def __init__(self, directory: Path, settings: Mapping[str, object], program: Sequence[str]) -> None:
+        self.directory = directory
+        self.settings = {"counter.enable": "false", "counter.port": "", "counter.bind": "", **settings}
+        self.program = program
+        self.restarts: list[Operation] = []
+        self.begun_ns = 0
+        self.log: list[str] = []
+        self.counterd: daemon.Daemon
+        self._running = contextlib.ExitStack()
+
+    def __exit__(self, *error: object) -> None:
+        self._running.close()
+
+    def _begin(self) -> None:
+        """Where it was before, if it was."""
+        self.counterd = self._running.enter_context(
+            daemon.running(self.directory / f"{self.room} daemon", self.settings, program=self.program)
+        )
+        self.begun_ns = time.monotonic_ns()
+        for key, who in self.ports.items():
+            self.settings[key] = self.counterd.served(f"{who} listens on")[0].port
+
+    def _die(self, started_ns: int) -> None:
+        """And begins again."""
+        self.counterd.kill()
+        self._running.close()
+        self.log += self.counterd.log
+        self._begin()
+        call, answer = self.restarted
+        self.restarts.append(Operation(KILLER, call, started_ns, self.begun_ns, answer))
+
+    def figure(self, name: str) -> int:
+        """As it logs it."""
+        (value,) = re.findall(rf" {name}=(\d+)", self.counterd.logged_stats([self.room], LONG_S)[self.room])
+        return int(value)
+
+    def take_restarts(self) -> list[Operation]:
+        """Those there are, whose place the next round's take."""
+        taken, self.restarts = self.restarts, []
+        return taken
+
+    def complaints(self, expected: str) -> list[str]:
+        """What it logs, and should not."""
+        bad = [line for line in (*self.log, *self.counterd.log) if re.search(r" ERROR |Traceback", line)]
+        return [line for line in bad if not re.search(expected, line)]
