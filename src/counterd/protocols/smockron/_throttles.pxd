@@ -5,8 +5,8 @@
 #
 # Invariants (SmockronStore.audit checks each):
 # - an identifier is of one domain, which counts it, and stays until its last identifier has gone;
-# - it is armed in the wheel, to go off when it is as if never heard of, and is in one of two lists by recency once: names
-#   that have blocks are in a list of their own, so that what makes room for blocks is found at once;
+# - it is armed in the wheel, to go off when it is as if never heard of, and is in one of two lists by recency once:
+#   names that have blocks are in a list of their own, so that what makes room for blocks is found at once;
 # - the tag of an identifier is that of its name, and its domain's salt: one name in many domains is in as many places.
 
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t

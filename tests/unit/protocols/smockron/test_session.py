@@ -53,6 +53,15 @@ def test_one_read_with_many_messages_is_done_in_turns() -> None:
     assert bench.store.snapshot()["identifiers"] == 10_000
 
 
+def test_to_forget_others_is_work_that_counts() -> None:
+    bench = Bench(make_store(identifiers=10))
+    gate = bench.connect_by_name("gate")
+    gate.send(wire.greeting() + wire.ready(SocketType.PUB))
+    many = b"".join(wire.accounting(b"second", Status.ACCEPTED, b"%d" % number, 0) for number in range(10_000))
+    gate.session.receive(many, LATER_NS)
+    assert 0 < bench.store.snapshot()["evicted"] < 1000
+
+
 def test_a_message_to_many_subscribers_is_work_that_counts() -> None:
     bench = Bench(make_store(identifiers=1 << 16))
     ears = [bench.connect_by_name("control") for _ in range(500)]

@@ -224,6 +224,13 @@ def test_a_domain_whose_rule_goes_while_it_is_asked_about() -> None:
     assert scene.figure("domains") == 2, "it went with its last identifier"
 
 
+def test_of_a_domain_without_a_rule_nobody_has_to_wait() -> None:
+    scene = Scene()
+    scene.account(b"gone", b"a")
+    scene.bench.happen("changed")
+    assert scene.take() == ([b"throttle;gone;a"], [1, 0, START_MS])
+
+
 def test_a_moment_that_cannot_be_is_cut_off() -> None:
     scene = Scene()
     scene.account(b"day", b"a")
