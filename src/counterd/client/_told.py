@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 # Entries of the heap that no identifier has any more, beyond as many as those that one has.
 STALE_MAX = 64
+AHEAD_MAX_NS = 11 * 366 * 86_400 * 1_000_000_000  # no master has anybody wait for longer: ten years, and 366 days
 
 
 class _Time(NamedTuple):
@@ -37,9 +38,9 @@ class Told:
         return self._domains[-1]
 
     def remember(self, times: dict[bytes, int], identifier: bytes, until_ns: int, now_ns: int) -> None:
-        """The largest time that an identifier was told is what counts."""
+        """The largest time that an identifier was told is what counts. One that cannot be counts for nothing."""
         self.expire(now_ns)
-        if until_ns <= max(now_ns, times.get(identifier, 0)):
+        if not max(now_ns, times.get(identifier, 0)) < until_ns <= now_ns + AHEAD_MAX_NS:
             return
         self.count += identifier not in times
         times[identifier] = until_ns

@@ -95,7 +95,7 @@ class Authority:
                         await self._ask()
                 except self._errors as error:
                     self._give_up(error)
-                except Exception as error:  # a bug, of ours or of redis-py's: throttling is not to end with it
+                except Exception as error:  # noqa: BLE001 - a bug, and throttling is not to end with it
                     self._loop.call_exception_handler({"message": "asking Redis failed", "exception": error})
                     self._give_up(error)
                 await asyncio.sleep(RETRY_S)

@@ -468,6 +468,24 @@ def test_of_a_share_some_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(accounted(core)) == 2
 
 
+def test_what_no_request_can_have_is_not_known() -> None:
+    core = core_of()
+    connect(core)
+    for identifier in (b"x" * 4096, b"x" * 4097):
+        tell(core, identifier, NOW + 800)
+    figures = stats(core, NOW)
+    assert (figures.told, figures.unknown, figures.remembered) == (1, 1, 1)
+
+
+def test_a_time_that_cannot_be_counts_for_nothing() -> None:
+    core = core_of()
+    connect(core)
+    tell(core, b"a", 9_999_999_999_999_999)
+    assert decide(core, "a", None, b"", NOW).verdict is PASS
+    tell(core, b"a", NOW + 10 * 365 * 86_400_000)
+    assert decide(core, "a", None, b"", NOW).verdict is REJECT
+
+
 def test_what_was_told_is_of_its_domain_and_can_be_forgotten() -> None:
     core = core_of()
     connect(core)

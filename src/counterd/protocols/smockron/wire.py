@@ -273,7 +273,7 @@ def control(parts: tuple[bytes, ...]) -> Control | None:
     if len(parts) < 4 or parts[1] not in (b"DELAY_UNTIL", b"FORGET"):
         return None
     whole = parts[3].partition(b".")[0]
-    if not whole.isdigit() or len(whole) > _TIME_MAX:
+    if not whole.isdigit() or len(whole) > _TIME_MAX or len(parts[2]) > IDENTIFIER_MAX:
         return None
     return Control(parts[0].removesuffix(b"\0"), parts[1].decode(), parts[2], int(whole))
 
