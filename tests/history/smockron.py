@@ -10,9 +10,10 @@ taken until then, or never. Before and after which others it did is known but fo
   own whose bounds it lies within, and each message that has to be told needs a moment of its own, with each subscriber
   that was there all the while. Both are asked as points and intervals, which pair up greedily.
 
-Beside the bounds, exactly: moments of an identifier grow with each message, at every subscriber; and if one of them
-was told one moment right behind another, nobody was told anything between the two. So what is lost, told twice, or
-reckoned from the same `next` twice is found however many were under way.
+Beside the bounds, exactly: moments of an identifier grow with each message, at every subscriber, by an interval as long
+as they are ahead of now; and if one of them was told one moment right behind another, nobody was told anything between
+the two. So what is lost, told twice, counted twice or reckoned from the same `next` twice is found however many were
+under way.
 
 What resets an identifier (FORGET, a daemon that is killed) ends what was before it where it is certain that it came
 between, and leaves nothing certain of what overlaps it. Not for daemons that evict identifiers, nor for rules whose
@@ -24,7 +25,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from counterd.errors import ProtocolError
@@ -162,7 +163,7 @@ class Checker:
         for subscriber in self.subscribers:
             keys |= set(subscriber.heard)
         for key in sorted(keys):
-            for text in [*self._out_of_order(key), *self._between(key), *self._wrong(key)][:SHOWN]:
+            for text in [*self._out_of_order(key), *self._between(key), *self._uneven(key), *self._wrong(key)][:SHOWN]:
                 yield f"{key[1]!r} of {key[0]!r}: {text}"
         for subscriber in self.subscribers:
             strange = [key for key in subscriber.heard if not subscriber.hears(key)]
@@ -234,20 +235,44 @@ class Checker:
                     told = f"{self._shown(one.moment)}, then {self._shown(other.moment)}"
                     yield f"client {subscriber.client} was told {told}"
 
+    def _steps(self, key: Key) -> Iterator[tuple[Subscriber, Heard, Heard]]:
+        """Two moments in turn, of those who read all the while; not if it was forgotten between them."""
+        for subscriber in self.subscribers:
+            if subscriber.until is not None:
+                there = [one for one in subscriber.heard.get(key, ()) if one.at <= self._limit(subscriber.client)]
+                for one, other in pairwise(there):
+                    if one.word == other.word == "DELAY_UNTIL":
+                        yield subscriber, one, other
+
     def _between(self, key: Key) -> Iterator[str]:
         """What somebody was told between two moments that another was told in turn. Not if they may be told again."""
         if self.forgets.get(key):
             return
         behind: dict[tuple[int, int], tuple[int, int]] = {}
-        for subscriber in self.subscribers:
-            if subscriber.until is None or subscriber.life is None:
+        for subscriber, one, other in self._steps(key):
+            if subscriber.life is None:
                 continue
-            there = [one for one in subscriber.heard.get(key, ()) if one.at <= self._limit(subscriber.client)]
-            for one, other in pairwise(there):
-                moment, client = behind.setdefault((subscriber.life, one.moment), (other.moment, subscriber.client))
-                if moment != other.moment:
-                    told = f"{self._shown(other.moment)} and {self._shown(moment)}"
-                    yield f"behind {self._shown(one.moment)} clients {subscriber.client} and {client} were told {told}"
+            moment, client = behind.setdefault((subscriber.life, one.moment), (other.moment, subscriber.client))
+            if moment != other.moment:
+                told = f"{self._shown(other.moment)} and {self._shown(moment)}"
+                yield f"behind {self._shown(one.moment)} clients {subscriber.client} and {client} were told {told}"
+
+    def _uneven(self, key: Key) -> Iterator[str]:
+        """Moments that are not an interval apart, though nothing passed between them without being told of.
+
+        That can be once the first of them is over, or for a request that is further ahead than what was used up.
+        """
+        intervals = {interval for load in self.loads for name, interval, _ in load.call.rates if name == key[0]}
+        for subscriber, one, other in self._steps(key):
+            if one.moment - NS_PER_MS <= other.at + self.slack_ns:
+                continue
+            ahead = (request.moment - request.burst for request in self.requests.get(key, ()))
+            if all(
+                abs(other.moment - start - used) > NS_PER_MS
+                for start, used in product(chain([one.moment], ahead), intervals)
+            ):
+                told = f"{self._shown(one.moment)}, then {self._shown(other.moment)}"
+                yield f"client {subscriber.client} was told {told}, which are not an interval apart"
 
     def _limit(self, client: int) -> int:
         closing = self.closings.get(client)
