@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ROOM, CONTROL = "smockron", "smockron-control"  # as its ports are logged
 ROOMS = (ROOM, CONTROL)
 RULER = -3  # the client that the rules are of
-RELOADED = r"INFO +reloaded |ERROR +not reloaded: "
+RELOADED, TAKEN = r"INFO +reloaded |ERROR +not reloaded: ", r"INFO +reloaded "
 REFUSED = r"not reloaded: "  # what faults make it say
 FILL = "fill"  # of who makes it know as many identifiers as can be
 # Intervals and bursts, in ms. A burst stays what it is: what is left of an identifier is else a matter of when it went.
@@ -95,10 +95,13 @@ class Master(Mortal):
         self.rules.write_text(before)
 
     def _reload(self, text: str) -> bool:
+        """Whether it was taken. A refusal may have several lines, all before what it is asked for when one is there."""
         self.rules.write_text(text)
-        before = len(self.counterd.lines(RELOADED))
+        before, taken = len(self.counterd.lines(RELOADED)), len(self.counterd.lines(TAKEN))
         self.counterd.send_signal(signal.SIGHUP)
-        return REFUSED not in self.counterd.wait_for_log(RELOADED, before + 1, LONG_S)
+        self.counterd.wait_for_log(RELOADED, before + 1, LONG_S)
+        self.counterd.logged_stats([ROOM], LONG_S)
+        return len(self.counterd.lines(TAKEN)) > taken
 
     def take_loads(self) -> list[Operation]:
         """With those that the round began with."""
