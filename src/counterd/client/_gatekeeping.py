@@ -166,7 +166,7 @@ class Master:
     def is_ready(self) -> bool:
         """It is heard, and hears at least one of the domains, or there are none."""
         return (
-            self.control.is_ready
+            self.control.is_settled
             and self.accounting.is_ready
             and (not self.gates or any(gate.flow is not Flow.HELD for gate in self.gates))
         )

@@ -37,6 +37,7 @@ class Line:
         self.address = address
         self.out = bytearray()
         self.is_connecting = self.is_open = self.is_ready = False
+        self.is_settled = False  # the peer has taken what it was sent first: subscriptions
         self.has_failed = False  # an attempt did, or a connection was lost, and none was ready since
         self.prefixes: Counter[bytes] = Counter()
         self.retry_at = 0.0
@@ -70,7 +71,7 @@ class Line:
 
     def reset(self) -> None:
         """There is none, and nothing is wrong about that."""
-        self.is_connecting = self.is_open = self.is_ready = self.has_failed = False
+        self.is_connecting = self.is_open = self.is_ready = self.is_settled = self.has_failed = False
         self.retry_at = 0.0
         self.out.clear()
         self.prefixes.clear()
@@ -133,6 +134,7 @@ class Line:
         self.has_failed = False
         self._ready_at = now
         self._answers = bool(self._parser.minor)
+        self.is_settled = not self._answers
         for topic in self._topics:
             self._send_subscription(topic)
         self._ping(now)
@@ -144,7 +146,7 @@ class Line:
                 raise ProtocolError(f"{self.address} sends PINGs, and does not read the answers")
             self.out += wire.pong(command.data)
         elif command.name == b"PONG":
-            self._answers = True
+            self._answers = self.is_settled = True
         elif command.name == b"ERROR":
             raise ProtocolError(f"{self.address} ends the connection: {wire.error_reason(command.data)}")
         elif self.kind is SocketType.PUB and command.name in (b"SUBSCRIBE", b"CANCEL"):

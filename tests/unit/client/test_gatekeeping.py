@@ -359,7 +359,7 @@ def stats(core: Core, now: int) -> Stats:
 def connect(core: Core, says: bytes = wire.subscribe(b""), master: Master | None = None) -> Master:
     """The handshakes with a master, which then says so on its accounting port."""
     master = master or core.masters[0]
-    for line, more in ((master.control, b""), (master.accounting, says)):
+    for line, more in ((master.control, wire.command(b"PONG")), (master.accounting, says)):
         line.opened(100.0)
         kind = SocketType.SUB if line.kind is SocketType.PUB else SocketType.PUB
         feed(core, master, line, wire.greeting() + wire.ready(kind) + more)
@@ -673,6 +673,22 @@ def test_domains_have_their_masters() -> None:
     tell(core, b"a", NOW + 100, domain=b"e")  # whose master this is not
     assert decide(core, "a", "e", b"", NOW).verdict is PASS
     assert core.where == "h:1, i:1"
+
+
+@pytest.mark.parametrize(("greeting", "said"), [(wire.greeting(), wire.command(b"PONG")), (bytes(OLD), b"")])
+def test_a_master_is_ready_once_it_has_taken_the_subscriptions(greeting: bytes, said: bytes) -> None:
+    """A PONG says so; one of ZMTP 3.0 may not know that."""
+    core = core_of()
+    master = core.masters[0]
+    master.control.opened(100.0)
+    feed(core, master, master.control, greeting + wire.ready(SocketType.PUB))
+    master.accounting.opened(100.0)
+    feed(core, master, master.accounting, wire.greeting() + wire.ready(SocketType.SUB) + wire.subscribe(b""))
+    assert master.is_ready is not bool(said)
+    feed(core, master, master.control, said)
+    assert master.is_ready
+    core.lost(master, master.control, "it ended", 101.0)
+    assert not master.is_ready
 
 
 def test_a_new_domain_is_subscribed_to_at_once() -> None:
