@@ -40,7 +40,8 @@ class Place:
         )
 
     def command(self, *arguments: str | bytes) -> list[str | bytes]:
-        return [COUNTERCTL, "smockron", "--control-port", str(self.control.port), *arguments]
+        options = ["--control-port", str(self.control.port), "--timeout", f"{PATIENCE:g}s"]
+        return [COUNTERCTL, "smockron", *options, *arguments]
 
     def ask(self, *arguments: str | bytes) -> tuple[int, str, str]:
         """(status, stdout, stderr)."""
