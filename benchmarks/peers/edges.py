@@ -215,8 +215,10 @@ def _holder(server: Server, count: int) -> Iterator[tuple[socket.socket, list[by
         yield connection, names
 
 
-def connected(server: Server) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=ANSWER_S)
+def connected(server: Server, *, control: bool = False) -> socket.socket:
+    """control: to where a smockron master publishes."""
+    port = server.control_port if control else server.port
+    return socket.create_connection(("127.0.0.1", port), timeout=ANSWER_S)
 
 
 def receive(connection: socket.socket, size: int) -> None:

@@ -1,14 +1,24 @@
-"""What the smockron protocol costs at its edges: memory of an identifier that has to wait.
+"""What the smockron protocol costs at its edges: memory of an identifier that has to wait, and how soon gatekeepers are
+told that one has to.
 
 Each function takes a server that runs and gives {figure: number}, its unit last in the name.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import multiprocessing
+import socket
+import time
 from typing import TYPE_CHECKING
 
+from counterd.bench.domains import DOMAIN
+from counterd.bench.plan import Plan, Work
+from counterd.bench.run import run
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.wire import Command, SocketType, Status
+from native import frames
 from peers.edges import connected
 from peers.servers import THROTTLED
 
@@ -17,13 +27,19 @@ if TYPE_CHECKING:
 
 BATCH = 1000
 RECEIVE_SIZE = 4096
+PEAK_S = 1.0  # to find the peak whose half the others send
+WARMUP_S = 0.5
+BEGIN_S = 1.0  # until the others have begun
+PAUSE_S = 0.0005  # between two messages
+ENOUGH = 0.95  # of that half
+GATEKEEPERS, DEPTH, NAMES = 10, 64, 100_000
 
 
 def memory(server: Server, count: int) -> dict[str, float]:
     """Of an identifier of 16 bytes that has to wait."""
     before = server.resident()
     with connected(server) as connection:
-        connection.sendall(wire.greeting() + wire.ready(SocketType.PUB))
+        _greet(connection)
         for first in range(0, count, BATCH):
             numbers = range(first, min(first + BATCH, count))
             connection.sendall(b"".join(_accepted(number) for number in numbers))
@@ -32,6 +48,72 @@ def memory(server: Server, count: int) -> dict[str, float]:
         while Command(b"PONG", b"") not in parser.feed(connection.recv(RECEIVE_SIZE)):
             pass
     return {"bytes each": (server.resident() - before) / count}
+
+
+def tell(server: Server, count: int) -> dict[str, float]:
+    """From an accounting message to the control message that follows, while ten gatekeepers send half of the peak rate.
+
+    They do for so many milliseconds; each sends what has gathered in the meantime, DEPTH messages, in one piece. They
+    have the same core.
+    """
+    account = Work.read("account")
+    load = Plan(port=server.port, protocol="smockron", work=account, connections=GATEKEEPERS, depth=DEPTH, names=NAMES)
+    peak = run(dataclasses.replace(load, duration=PEAK_S, warmup=WARMUP_S)).rate
+    with connected(server) as gatekeeper, connected(server, control=True) as listener:
+        _greet(gatekeeper)
+        listener.sendall(wire.greeting() + wire.ready(SocketType.SUB) + wire.subscribe(wire.topic(THROTTLED.encode())))
+        listener.sendall(wire.ping(0))
+        parser = wire.Parser()
+        while Command(b"PONG", b"") not in parser.feed(listener.recv(RECEIVE_SIZE)):
+            pass
+        others = multiprocessing.Process(target=_pour, args=(server, peak / 2, count / 1000))
+        others.start()
+        time.sleep(BEGIN_S)
+        took = []
+        while others.is_alive():
+            took.append(_tell(gatekeeper, listener, parser, len(took)))
+    if others.exitcode:
+        raise RuntimeError(f"{server.name}: half of the peak rate was not reached (exit status {others.exitcode})")
+    took.sort()
+    return {"p50 ms": took[len(took) // 2] * 1e3, "p99 ms": took[len(took) * 99 // 100] * 1e3, "max ms": took[-1] * 1e3}
+
+
+def _tell(gatekeeper: socket.socket, listener: socket.socket, parser: wire.Parser, number: int) -> float:
+    """Seconds until it was told."""
+    time.sleep(PAUSE_S)
+    message = _accepted(number)
+    start = time.perf_counter()
+    gatekeeper.sendall(message)
+    while not parser.feed(listener.recv(RECEIVE_SIZE)):
+        pass
+    return time.perf_counter() - start
+
+
+def _pour(server: Server, rate: float, seconds: float) -> None:
+    """Accounting messages of others, at that rate. Raises RuntimeError if it was not reached."""
+    identifiers = frames.make_names(NAMES)
+    batches = [
+        b"".join(wire.accounting(DOMAIN, Status.ACCEPTED, each, 0) for each in identifiers[first : first + DEPTH])
+        for first in range(0, NAMES, DEPTH)
+    ]
+    with contextlib.ExitStack() as stack:
+        gatekeepers = [stack.enter_context(connected(server)) for _ in range(GATEKEEPERS)]
+        for gatekeeper in gatekeepers:
+            _greet(gatekeeper)
+        start, number = time.perf_counter(), 0
+        while (elapsed := time.perf_counter() - start) < seconds:
+            if number * DEPTH < elapsed * rate:
+                gatekeepers[number % GATEKEEPERS].sendall(batches[number % len(batches)])
+                number += 1
+            else:
+                time.sleep(PAUSE_S / 10)
+    if number * DEPTH < ENOUGH * rate * seconds:
+        raise RuntimeError(f"{number * DEPTH / seconds:,.0f} messages a second instead of {rate:,.0f}")
+
+
+def _greet(gatekeeper: socket.socket) -> None:
+    gatekeeper.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    gatekeeper.sendall(wire.greeting() + wire.ready(SocketType.PUB))
 
 
 def _accepted(number: int) -> bytes:
