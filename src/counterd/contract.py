@@ -291,7 +291,7 @@ class Journal:
 class SharedSource(Protocol):
     """The module that knows what a Redis is to be asked for a protocol's store.
 
-    alone() is called first, and whenever Redis cannot be asked any more; begin() when it can.
+    alone() is called first, and whenever Redis becomes unavailable; begin() when it is available.
     """
 
     SCRIPT: str  # in Lua: what each call runs

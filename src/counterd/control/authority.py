@@ -1,4 +1,4 @@
-"""The Redis that a store shares its state with: one call at a time, of all that is to be decided by then.
+"""The Redis that a store shares its state with: one call after the other, each of all that is to be decided by then.
 
 Floor 4. While Redis is unavailable the store decides alone, which is logged once; Redis is tried again each second.
 redis-py has the connection (docs/decisions/0017-redis.md); it is installed with the extra `redis`.
@@ -16,6 +16,8 @@ import structlog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from redis.asyncio.connection import AbstractConnection
 
     from counterd.contract import Room, SharedSource, Store
     from counterd.net.driver import Driver
@@ -72,7 +74,7 @@ class Authority:
         self._task = self._loop.create_task(self._run())
 
     def turn(self, now_ns: int) -> None:
-        """Takes what is to be decided, if the last call is settled. Called in each turn of the store's driver."""
+        """Takes what is to be decided, if no call is under way. Called in each turn of the store's driver."""
         if self._batch is None:
             self._batch = self._source.take(self._store, now_ns)
             if self._batch is not None:
@@ -109,28 +111,38 @@ class Authority:
         self._source.begin(self._store, time.monotonic_ns())
 
     async def _ask(self) -> None:
-        """The next call."""
+        """Calls, while there is something to decide. Redis has the next before the answer to the last is settled."""
         await self._wanted.wait()
         self._wanted.clear()
+        await self._send()
+        while self._batch is not None:
+            answer = await asyncio.wait_for(self._answer(), PATIENCE_S)
+            self._batch = self._source.take(self._store, time.monotonic_ns())
+            if self._batch is not None:
+                await self._send()
+            self._source.settle(self._store, answer, time.monotonic_ns())
+            self._driver.wake()
+
+    async def _send(self) -> None:
         assert self._batch is not None
         keys, arguments = self._batch
-        answer = await asyncio.wait_for(self._call(keys, arguments), PATIENCE_S)
-        self._source.settle(self._store, answer, time.monotonic_ns())
-        self._batch = None
-        self._driver.wake()
-
-    async def _call(self, keys: list[bytes], arguments: list[bytes | int]) -> object:
-        """The script's answer; the script is loaded if Redis does not know it."""
         packed = self._pack(("EVALSHA", self._digest, len(keys), *keys, *arguments))  # type: ignore[arg-type]
-        connection = self._redis.connection
-        assert connection is not None
-        await connection.send_packed_command(packed)
+        await self._connection.send_packed_command(packed)
+
+    async def _answer(self) -> object:
+        """The script's; the script is loaded if Redis does not know it."""
         try:
-            return await connection.read_response()
+            return await self._connection.read_response()
         except self._unknown:
             await self._redis.script_load(self._source.SCRIPT)
-        await connection.send_packed_command(packed)
-        return await connection.read_response()
+        await self._send()
+        return await self._connection.read_response()
+
+    @property
+    def _connection(self) -> AbstractConnection:
+        connection = self._redis.connection
+        assert connection is not None
+        return connection
 
     def _give_up(self, error: Exception) -> None:
         """What was taken, and all that comes, is decided by the store."""

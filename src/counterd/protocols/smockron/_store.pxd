@@ -65,9 +65,9 @@ cdef class SmockronStore(Store):
     cdef size_t listed          # connections in these, all together
     cdef dict rounded_ms        # {domain: (interval, burst)}, as the real master has them
     cdef bint is_shared         # somebody else decides
-    cdef bint is_alone          # somebody else should, and cannot be asked
+    cdef bint is_alone          # somebody else should, and is unavailable
     cdef dict questions         # {domain: [Question]} that nobody was asked yet
-    cdef tuple asked            # (domain, [Question]) that somebody was; or None
+    cdef list asked             # [(domain, [Question])] that somebody was
     cdef uint32_t asking        # how many these are
     cdef uint32_t crowded       # connection that has yet to fetch what it was sent; 0 = none was too slow so far
 

@@ -47,6 +47,7 @@ cdef enum:
     EVICTION_STEPS = 4
     CUT_OFF_STEPS = 256         # of a tick, whatever else is due
     QUESTIONS_AT_ONCE = 500     # that somebody else is asked: two milliseconds of a Redis
+    CALLS_AHEAD = 2             # that are not settled: the next is asked before what the last was answered is settled
     QUESTIONS_MAX = 4096        # that may wait; they are decided here, all at once, when nobody can be asked
 
 OPERATION_NAMES = (
@@ -72,7 +73,7 @@ cdef class SmockronStore(Store):
             raise ValueError("there must be room for an identifier")
         self.message_max = message_max
         self.audience, self.prefixes, self.listeners, self.rounded_ms, self.questions = {}, {}, {}, {}, {}
-        self.leaving, self.parked = [], {}
+        self.leaving, self.asked, self.parked = [], [], {}
         region_reserve(&self.region, b"smockron", sizeof(SmockronState), <void**>&self.state)
         # A block for each, as many have names that are longer than their records.
         chains_reserve(&self.chains, &self.region, <uint64_t>identifiers + IDENTIFIER_BLOCKS)
@@ -186,7 +187,7 @@ cdef class SmockronStore(Store):
     cdef int64_t due_ns(self) except? -2:
         cdef int64_t identifiers = timers_next_ns(&self.throttles.timers)
         cdef int64_t silences = timers_next_ns(&self.silences)
-        if self.leaving or self.questions and self.asked is None:
+        if self.leaving or self.questions and not self.asked:
             return 0
         return identifiers if silences < 0 else silences if identifiers < 0 else min(identifiers, silences)
 
@@ -295,9 +296,9 @@ cdef class SmockronStore(Store):
         with self.at(now_ns):
             self.is_shared, self.is_alone = is_shared, not is_shared
             if not is_shared:
-                if self.asked is not None:
-                    self.questions.setdefault(self.asked[0], [])[:0] = self.asked[1]
-                    self.asked = None
+                for domain, questions in reversed(self.asked):
+                    self.questions.setdefault(domain, [])[:0] = questions
+                self.asked = []
                 for domain, questions in self.questions.items():
                     for question in questions:
                         self.decide_late(domain, question)
@@ -308,28 +309,27 @@ cdef class SmockronStore(Store):
 
     def take_questions(self, int64_t now_ns):
         """The next that is to be decided: (domain, (interval_ms, burst_ms), [(identifier, moment_ms), ...]), or None if
-        there is nothing, or settle_questions() was not called for the last. An identifier whose moment is 0 is to be
-        forgotten."""
+        there is nothing, or CALLS_AHEAD are not settled yet. An identifier whose moment is 0 is to be forgotten."""
         with self.at(now_ns):
-            if self.asked is not None or not self.questions:
+            if len(self.asked) == CALLS_AHEAD or not self.questions:
                 return None
             number, questions = next(iter(self.questions.items()))
             del self.questions[number]
             if len(questions) > QUESTIONS_AT_ONCE:  # the others' turn comes first
                 self.questions[number], questions = questions[QUESTIONS_AT_ONCE:], questions[:QUESTIONS_AT_ONCE]
-            self.asked = (number, questions)
+            self.asked.append((number, questions))
             name = self.domain_name(number)
             asked = [(one.name, 0 if one.operation == FORGET else one.moment_ms) for one in questions]
             return name, self.rounded_ms.get(name, (1, 0)), asked
 
     def settle_questions(self, list found not None, int64_t now_ns):
-        """What was decided about those that were taken last: until when each has to wait, in milliseconds, of
+        """What was decided about those that were taken first: until when each has to wait, in milliseconds, of
         10**15 at most. Raises ValueError if there are not as many."""
         with self.at(now_ns):
-            number, questions = self.asked or (0, [])
+            number, questions = self.asked[0] if self.asked else (0, [])
             if len(found) != len(questions):
                 raise ValueError(f"{len(found)} answers to {len(questions)} questions")
-            self.asked = None
+            del self.asked[:1]
             for question, until_ms in zip(questions, found):
                 self.settle_question(number, question, until_ms)
             if questions:

@@ -1,7 +1,7 @@
 """The state of identifiers in a Redis that masters share, with the keys and the arithmetic of the real master.
 
 Floor 2. What is said to Redis, and what its answers mean; control/authority.py has the connection. Requests of one
-domain are decided in one call. While Redis cannot be asked, the store decides alone, from what it was told last.
+domain are decided in one call. While Redis is unavailable, the store decides alone, from what it was told last.
 docs/protocols/smockron.md, "Shared state".
 """
 
@@ -18,7 +18,7 @@ SHOWN = 60  # characters of a wrong answer
 # For each key: the next moment, in milliseconds, kept until its burst after the request's has passed; a request at the
 # moment 0 is one to forget the key. What the real
 # master leaves behind where it fails, which is no number or none that can be, counts as nothing; a fraction is cut off.
-# From 1e14 on Lua writes numbers with an exponent.
+# From 1e14 on the real master writes numbers with an exponent. Text that is written once costs less than numbers do.
 SCRIPT = """
 local interval, burst = tonumber(ARGV[1]), tonumber(ARGV[2])
 local answers = {}
@@ -32,9 +32,8 @@ for index, key in ipairs(KEYS) do
     if not (upcoming and upcoming >= moment - burst and upcoming < 1e14) then
       upcoming = moment - burst
     end
-    upcoming = math.floor(upcoming) + interval
-    redis.call('SET', key, upcoming, 'PXAT', moment + burst)
-    answers[index] = upcoming
+    answers[index] = string.format('%d', math.floor(upcoming) + interval)
+    redis.call('SET', key, answers[index], 'PXAT', string.format('%d', moment + burst))
   end
 end
 return table.concat(answers, ' ')
@@ -67,5 +66,5 @@ def settle(store: SmockronStore, answer: object, now_ns: int) -> None:
 
 
 def alone(store: SmockronStore, now_ns: int) -> None:
-    """Redis cannot be asked: the store decides, also about what is yet to be decided."""
+    """Redis is unavailable: the store decides, also about what is yet to be decided."""
     store.share(False, now_ns)

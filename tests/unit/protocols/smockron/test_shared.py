@@ -66,14 +66,17 @@ def test_one_call_for_all_requests_of_a_domain() -> None:
     keys, arguments = scene.take()
     assert keys == [b"throttle;day;a", b"throttle;day;b", b"throttle;day;a"]
     assert arguments == [DAY_MS, 0, START_MS, START_MS, START_MS]
-    assert scene.take() is None, "one at a time"
-    assert scene.store.next_deadline() != 0
+    assert scene.store.next_deadline() != 0, "who takes them does so again when he has an answer"
+    assert scene.take() == ([b"throttle;second;c"], [1000, 10_000, START_MS])
+    scene.account(b"day", b"d")
+    assert scene.take() is None, "two at a time"
     scene.settle(b"%d %d %d" % (START_MS + 5, START_MS, START_MS + 9))
     assert scene.told() == [
         Control(b"day", "DELAY_UNTIL", b"a", START_MS + 5), Control(b"day", "DELAY_UNTIL", b"a", START_MS + 9),
     ]  # fmt: skip
-    assert scene.take() == ([b"throttle;second;c"], [1000, 10_000, START_MS])
+    assert scene.take() == ([b"throttle;day;d"], [DAY_MS, 0, START_MS])
     scene.settle(b"%d" % (START_MS - 9000))
+    scene.settle(b"%d" % START_MS)
     assert scene.told() == []
     assert scene.figure("asking") == 0
     scene.store.audit()
@@ -97,7 +100,9 @@ def test_alone_it_goes_on_from_what_it_was_told_and_decides_what_waits() -> None
     scene.take()
     scene.settle(b"%d" % (START_MS + DAY_MS))
     assert len(scene.told()) == 1
-    scene.account(b"day", b"a", b"b")
+    scene.account(b"day", b"a")
+    scene.take()
+    scene.account(b"day", b"b")
     scene.take()
     scene.account(b"day", b"a")
     shared.alone(scene.store, START_NS)
