@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from counterd.client._masters import Masters
 
 
+PIECE = 8192  # bytes that are taken in one turn of the loop: a millisecond of control messages
+
+
 class Wire(asyncio.Protocol):
     """A connection that is made, or was. is_paused: the transport has as much as it wants."""
 
@@ -46,7 +49,18 @@ class Wire(asyncio.Protocol):
         self._tender.made(self._line, self)
 
     def data_received(self, data: bytes) -> None:
-        self._tender.received(self._line, self, data)
+        """Takes it in pieces, between which others have their turn: a read can bring thousands of control messages."""
+        self._tender.received(self._line, self, data[:PIECE])
+        if len(data) > PIECE:
+            assert self.transport is not None
+            self.transport.pause_reading()
+            self._tender.loop.call_soon(self._go_on, data[PIECE:])
+
+    def _go_on(self, data: bytes) -> None:
+        assert self.transport is not None
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+            self.data_received(data)
 
     def eof_received(self) -> None:
         self._tender.lose(self._line, self, f"{self._line.address} closed the connection")

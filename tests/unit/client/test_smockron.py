@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import threading
@@ -105,6 +106,26 @@ def test_so_it_is_with_asyncio(master: Master, loop_name: str) -> None:
 
     loops.run(main(), loop_name)
     assert [message[1] for message in master.accounting.messages()] == [b"ACCEPTED", b"DELAYED"]
+
+
+@LOOPS
+def test_what_one_read_brings_is_taken_in_pieces(master: Master, loop_name: str) -> None:
+    moment = b"%d" % (unix_ms() + LONG_S * 1000)
+    message = wire.message(b"default\0", b"DELAY_UNTIL", b"same", moment)
+    count = 5000
+
+    async def main() -> None:
+        async with async_gatekeeper(master) as made:
+            told = [0]
+            sending = asyncio.create_task(elsewhere(master.control.tell, message * count))
+            while told[-1] < count:
+                await asyncio.sleep(0)
+                told.append(made.stats().told)
+            await sending
+            most = max(after - before for before, after in itertools.pairwise(told))
+            assert most * len(message) <= 2 * _aiogatekeeper.PIECE, "the end of one read, and the beginning of the next"
+
+    loops.run(main(), loop_name)
 
 
 def test_what_is_decided_before_there_is_a_connection_is_not_lost(master: Master) -> None:
