@@ -229,7 +229,7 @@ class Core:
         self._gates: dict[str | bytes | None, Gate] = {}  # by all that they are called
         self._pairs: dict[Pair, Master] = {}
         self._delays = Delays()
-        self._received_ms, self._received = 0, b""  # of the last message, and its frame
+        self._received_ms, self._received = -1, b""  # of the last message, and its frame
         self._passed = self._delayed = self._rejected = 0
         self._heard = self._unknown = self._sent = self._dropped = self._unwanted = self._lost = 0
         self._everywhere, self._somewhere = read_masters(masters, tls)
