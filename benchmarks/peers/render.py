@@ -34,16 +34,16 @@ more about the machine than about a server: compare within a table.
 remain. redis does INCR and DECR, memcached incr and decr, which know neither limits nor holders; yrmcdsd has two
 workers. Unless it says otherwise: 50 connections, 100 thousand names of 16 bytes, acquire and release in turn.
 
-What begins with *throttr* is of that room, beside redis with its counterparts of the same requests: quotas go one up
-and one down (INCRBY, DECRBY), buffers have 100 bytes, and what is inserted has a new name each time and expires after
-100 ms.
+What begins with *throttr* is of that protocol, beside redis with its counterparts of the same requests: quotas go one
+up and one down (INCRBY, DECRBY), buffers have 100 bytes, and what is inserted has a new name each time and expires
+after 100 ms.
 
-What begins with *sentinel* is of that room: a thousand flows, beside redis-server with the usual Lua scripts for the
-same (`src/counterd/bench/scripts.py`): a leased semaphore, whose permits are given back with ZREM, and a sliding window
-that keeps each request; *estimated* is the cheaper form, from the numbers of this window and the last, which is not
-always right. No request is refused, and a release gives back the token that an earlier reply told.
+What begins with *sentinel* is of that protocol: a thousand flows, beside redis-server with the usual Lua scripts for
+the same (`src/counterd/bench/scripts.py`): a leased semaphore, whose permits are given back with ZREM, and a sliding
+window that keeps each request; *estimated* is the cheaper form, from the numbers of this window and the last, which is
+not always right. No request is refused, and a release gives back the token that an earlier reply told.
 
-What begins with *beanstalk* is of that room, beside beanstalkd: jobs of 100 bytes are put, or put, reserved and
+What begins with *beanstalk* is of that protocol, beside beanstalkd: jobs of 100 bytes are put, or put, reserved and
 deleted in turn. A put that is *durable* is on disk when it is answered (`beanstalk.sync = always`, and beanstalkd's
 `-b -f0`; with `-b` alone it is within 50 ms). In the fan one connection puts and 500 wait, and latency is from the put
 to the arrival of the job.

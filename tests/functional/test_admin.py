@@ -109,14 +109,14 @@ def test_health_and_figures(admin: Admin) -> None:
     assert (admin.ask("/livez").status, admin.ask("/readyz").status) == (200, 200)
     stats = admin.ask("/stats").json
     assert (stats["pid"], stats["state"]) == (admin.counterd.pid, "ready")
-    assert set(stats["rooms"]) == {"counter", "throttr"}
-    assert stats["rooms"]["counter"]["addresses"] == ["{}:{}".format(*admin.counterd.address)]
+    assert set(stats["protocols"]) == {"counter", "throttr"}
+    assert stats["protocols"]["counter"]["addresses"] == ["{}:{}".format(*admin.counterd.address)]
     process = stats["process"]
     assert abs(process["resident_bytes"] - admin.counterd.rss()) < 8 << 20
     assert abs(process["open_fds"] - admin.counterd.descriptors()) < 3
     assert BEGUN_S - 1 < process["start_time_seconds"] < time.time()
     assert {"counters", "holders", "keys"} <= {table["name"] for table in stats["tables"]}
-    assert set(stats["rooms"]["counter"]["histograms"]) == {"batch_seconds", "batch_bytes"}
+    assert set(stats["protocols"]["counter"]["histograms"]) == {"batch_seconds", "batch_bytes"}
 
 
 def test_a_holder_from_its_counter_to_its_end(admin: Admin) -> None:
@@ -127,7 +127,7 @@ def test_a_holder_from_its_counter_to_its_end(admin: Admin) -> None:
         (held,) = admin.ask(f"/holders?name={EVERY_BYTE}").json["rows"]
         assert held["peer"] == "{}:{}".format(*holder.getsockname())
         assert (held["amount"], 0 <= held["age_seconds"] < 30) == (3, True)
-        found = admin.ask("/connections?room=counter").json["rows"]
+        found = admin.ask("/connections?protocol=counter").json["rows"]
         (row,) = [row for row in found if row["id"] == held["connection"]]
         assert (row["peer"], row["requests"], row["holdings"], row["tls"]) == (held["peer"], 1, 1, None)
 
@@ -149,7 +149,7 @@ def test_a_holder_from_its_counter_to_its_end(admin: Admin) -> None:
 
 
 def counted(admin: Admin) -> dict[str, int]:
-    return admin.ask("/stats").json["rooms"]["counter"]["figures"]
+    return admin.ask("/stats").json["protocols"]["counter"]["figures"]
 
 
 def test_what_a_connection_holds(admin: Admin) -> None:
@@ -159,7 +159,7 @@ def test_what_a_connection_holds(admin: Admin) -> None:
             assert peers.ask(connection, wire.acquire(1, BYTES, amount, 9)).status == 0
         ids = {row["amount"]: row["connection"] for row in admin.ask(f"/holders?name={EVERY_BYTE}").json["rows"]}
         answer = admin.ask(f"/holdings?connection={ids[3]}").json
-        assert (answer["room"], answer["total"]) == ("counter", 1)
+        assert (answer["protocol"], answer["total"]) == ("counter", 1)
         (held,) = answer["rows"]
         assert (held["name"], held["amount"], 0 <= held["age_seconds"] < 30) == (EVERY_BYTE, 3, True)
         assert [row["amount"] for row in admin.ask(f"/holdings?connection={ids[4]}").json["rows"]] == [4]
@@ -176,7 +176,7 @@ def test_what_a_connection_is_subscribed_to(admin: Admin) -> None:
     (address,) = admin.counterd.served("throttr listens on")
     with throttr.Client(*address, timeout=daemon.PATIENCE) as client:
         assert client.subscribe("news\xff")
-        (row,) = admin.ask("/connections?room=throttr").json["rows"]
+        (row,) = admin.ask("/connections?protocol=throttr").json["rows"]
         answer = admin.ask(f"/subscriptions?connection={row['id']}").json
         assert [(row["channel"], row["times"]) for row in answer["rows"]] == [
             (urllib.parse.quote("news\xff"), 1),
@@ -236,15 +236,15 @@ def test_what_was_asked_is_counted(admin: Admin) -> None:
         lines = admin.ask("/metrics").body.decode().splitlines()
         return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
 
-    acquired = 'counterd_requests_total{operation="acquire",room="counter",status="ok"}'
+    acquired = 'counterd_requests_total{operation="acquire",protocol="counter",status="ok"}'
     before = metrics().get(acquired, 0)
     with admin.counterd.client() as client:
         for _ in range(2):
             assert client.acquire("counted", 1, maximum=2)
     daemon.wait_until(lambda: metrics().get(acquired, 0) >= before + 2, "they are counted")
     now = metrics()
-    assert now['counterd_connections_opened_total{room="counter"}'] >= 1
-    assert now['counterd_batch_seconds_count{room="counter"}'] >= 3
+    assert now['counterd_connections_opened_total{protocol="counter"}'] >= 1
+    assert now['counterd_batch_seconds_count{protocol="counter"}'] >= 3
     assert now["counterd_event_loop_lag_seconds_count"] > 0
     assert now["process_start_time_seconds"] > 1e9
 

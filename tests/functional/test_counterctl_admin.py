@@ -67,7 +67,7 @@ def test_who_holds_it_and_that_it_can_be_ended(place: Place) -> None:
         assert {row["amount"]: row["age_seconds"] < PATIENCE for row in rows} == {2: True, 3: True}
         assert all(row["peer"].startswith("127.0.0.1:") for row in rows)
         (victim,) = [row["connection"] for row in rows if row["amount"] == 3]
-        shown = {row["id"]: row for row in place.rows("connections", "--room", "counter")}
+        shown = {row["id"]: row for row in place.rows("connections", "--protocol", "counter")}
         assert shown.keys() == {row["connection"] for row in rows}
         assert (shown[victim]["holdings"], shown[victim]["tls"]) == (1, None)
         done = place.ctl("kill", victim)

@@ -239,7 +239,7 @@ def test_what_a_worker_has_reserved(place: Place) -> None:
             return json.loads(done.stdout)
 
         # Connections of commands that have just ended may be there still; they hold nothing.
-        (connection,) = (row for row in other("connections", "--room", "beanstalk") if row["holdings"])
+        (connection,) = (row for row in other("connections", "--protocol", "beanstalk") if row["holdings"])
         (row,) = other("holdings", connection["id"])
         assert (row["job"], row["tube"], row["left"] > 0) == (job, "held", True)
         worker.ask(wire.delete(int(job)))

@@ -72,7 +72,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[daemon.Daemon]:
-    """A daemon with all rooms and the admin endpoint, for all tests here."""
+    """A daemon with all protocols and the admin endpoint, for all tests here."""
     directory = tmp_path_factory.mktemp("dashboard")
     rules = {
         "sentinel.rules": sentinel.write_rules(
@@ -151,7 +151,7 @@ def test_a_counter_that_a_client_just_acquired(open_page: Open, served: daemon.D
 
 def test_rates_times_and_rooms(open_page: Open, served: daemon.Daemon) -> None:
     page = open_page()
-    rooms = page.locator("#rooms section")
+    rooms = page.locator("#protocols section")
     expect(rooms.locator("h2")).to_have_text(["counter", "sentinel", "throttr"])
     with served.client() as client:
 
@@ -352,7 +352,7 @@ def test_connections_are_listed_and_searched(open_page: Open, served: daemon.Dae
         page.locator("#connections tbody button").click()
         expect(page.locator("#connection .facts")).to_contain_text("none")
         page.get_by_role("button", name="Close").click()
-        page.get_by_label("Room", exact=True).select_option("throttr")
+        page.get_by_label("Protocol", exact=True).select_option("throttr")
         expect(page.get_by_text("No connection has that in it.")).to_be_visible()
         page.close()  # it may still ask for what the connection holds
 
@@ -437,7 +437,7 @@ def test_a_queue_and_a_journal_that_cannot_be_written(
         assert replies.readline() == b"INTERNAL_ERROR\r\n"
         expect(page.locator("#state")).to_have_text("Failing")
         expect(page.locator("#notes")).to_contain_text("a journal cannot be written")
-        expect(page.locator("#rooms")).to_contain_text("Refused in the last minute: internal error 1")
+        expect(page.locator("#protocols")).to_contain_text("Refused in the last minute: internal error 1")
         resource.prlimit(running.pid, resource.RLIMIT_FSIZE, unlimited)
         expect(page.locator("#state")).to_have_text("Ready")
         expect(page.locator("#notes")).to_be_empty()
@@ -472,7 +472,7 @@ def test_what_it_keeps_is_bounded(open_page: Open) -> None:
         const now = kept.at(-1);
         const step = (at) => onStats({ ...now.stats, uptime_seconds: now.at + at, pid: 1 });
         for (let at = 1; at <= seconds; at++) step(at);
-        return [kept.length, document.querySelectorAll("#tiles *, #rooms *").length,
+        return [kept.length, document.querySelectorAll("#tiles *, #protocols *").length,
             [...tiles.values()].map((one) => one.trend.points.length)];
     }"""
     (_, elements, _), (seconds, later, points) = page.evaluate(days, 190), page.evaluate(days, 200)

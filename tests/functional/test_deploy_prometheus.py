@@ -120,7 +120,7 @@ def test_every_query_of_the_board_parses(tmp_path: Path) -> None:
 
 def test_the_board_can_be_imported() -> None:
     board = json.loads(BOARD.read_text("utf-8"))
-    assert [one["name"] for one in board["templating"]["list"]] == ["datasource", "instance", "room"]
+    assert [one["name"] for one in board["templating"]["list"]] == ["datasource", "instance", "protocol"]
     assert board["id"] is None
     numbers = [panel["id"] for panel in board["panels"]]
     assert len(numbers) == len(set(numbers))

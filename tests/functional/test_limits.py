@@ -94,7 +94,7 @@ def test_each_protocol_has_its_own(start: Callable[..., daemon.Daemon]) -> None:
             assert connection.recv(99) == b"USING default\r\n"
         assert is_refused(counterd)
         line = counterd.wait_for_log("connection refused: 2 connections are open, the limit")
-        assert " room=beanstalk " in line
+        assert " protocol=beanstalk " in line
 
 
 def test_refusals_are_logged_at_a_bounded_rate(start: Callable[..., daemon.Daemon]) -> None:

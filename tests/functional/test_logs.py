@@ -156,12 +156,12 @@ def test_a_connection_that_is_refused_is_told_with_the_limit(start: Callable[...
         with counterd.connect() as refused:
             assert refused.recv(1) == b""
         line = counterd.wait_for_log("WARNING connection refused: 127.0.0.1 has 1 open")
-        assert 'room=counter limit="counter.max_connections_per_address = 1" cause=rejected:per_address' in line
+        assert 'protocol=counter limit="counter.max_connections_per_address = 1" cause=rejected:per_address' in line
         counterd.reload({"counter.max_connections": 1})
         with counterd.connect() as refused:
             assert refused.recv(1) == b""
         line = counterd.wait_for_log("WARNING connection refused: 1 connections are open")
-        assert 'room=counter limit="counter.max_connections = 1" cause=rejected:max_connections' in line
+        assert 'protocol=counter limit="counter.max_connections = 1" cause=rejected:max_connections' in line
 
 
 def test_who_debugs_sees_connections_come_and_go(start: Callable[..., daemon.Daemon]) -> None:

@@ -147,7 +147,7 @@ def test_what_fails_is_logged_with_its_name(peer: tuple[Daemon, Peer]) -> None:
     for count, text in said.items():
         assert asks.acquire(count).status == Status.FAIL
         line = counterd.wait_for_log(f"ERROR sentinel: token_service shop_tokens:Tokens: {text}")
-        assert "room=sentinel" in line
+        assert "protocol=sentinel" in line
     assert "shop_tokens.py" in counterd.lines("ConnectionError")[0], "with its traceback"
     assert asks.acquire(DEFAULT).status == Status.OK
 

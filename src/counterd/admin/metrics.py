@@ -115,16 +115,16 @@ class Scrape(Collector):
             yield GaugeMetricFamily(name, text, process[key])
 
     def _of_rooms(self) -> Iterator[Metric]:
-        rooms = self._stats["rooms"]
+        rooms = self._stats["protocols"]
         requests = CounterMetricFamily(
-            f"{PREFIX}requests", "Requests by operation and status.", labels=("room", "operation", "status")
+            f"{PREFIX}requests", "Requests by operation and status.", labels=("protocol", "operation", "status")
         )
         for room, stats in rooms.items():
             for operation, status, count in stats["outcomes"]:
                 requests.add_metric((room, operation, status), count)
         yield requests
         for name, text in ROOM_HISTOGRAMS.items():
-            histogram = HistogramMetricFamily(PREFIX + name, text, labels=("room",))
+            histogram = HistogramMetricFamily(PREFIX + name, text, labels=("protocol",))
             for room, stats in rooms.items():
                 add_histogram(histogram, (room,), stats["histograms"].get(name))
             yield histogram
@@ -169,7 +169,7 @@ def counter(name: str, text: str, value: float) -> CounterMetricFamily:
 def add_figure(families: dict[str, Family], figure: Figure, room: str, snapshot: Mapping[str, float]) -> None:
     """Adds what a room registers to the family of its name, which other figures and rooms may have begun."""
     if figure.name not in families:
-        families[figure.name] = family(figure.name, figure.kind, figure.help, ("room", *figure.labels))
+        families[figure.name] = family(figure.name, figure.kind, figure.help, ("protocol", *figure.labels))
     families[figure.name].add_metric((room, *figure.labels.values()), figure.value(snapshot))
 
 
@@ -177,7 +177,9 @@ def add_rows(families: dict[str, Family], table: Table, room: str, rows: Iterabl
     """Adds what a table has for the metrics, of each row that came from the site, so with a name percent-encoded."""
     label = table.columns[0].name
     for figure in table.metrics:
-        made = families[figure.name] = family(figure.name, figure.kind, figure.help, ("room", label, *figure.labels))
+        made = families[figure.name] = family(
+            figure.name, figure.kind, figure.help, ("protocol", label, *figure.labels)
+        )
         for row in rows:
             name = unquote(row[label], errors="backslashreplace")
             made.add_metric((room, name, *figure.labels.values()), figure.value(row))

@@ -167,7 +167,7 @@ class Site:
         return answered(await self._link.ask("close", ASK_PATIENCE_S, connection=given))
 
     async def _on_drain(self, method: str, given: str) -> web.StreamResponse:
-        return answered(await self._link.ask("drain", ASK_PATIENCE_S, room=given, on=method == "PUT"))
+        return answered(await self._link.ask("drain", ASK_PATIENCE_S, protocol=given, on=method == "PUT"))
 
     async def _on_events(self, request: web.BaseRequest, parameters: dict[str, str]) -> web.StreamResponse:
         if request.method == "HEAD":

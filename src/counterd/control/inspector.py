@@ -79,7 +79,7 @@ class Inspector:
         admin process would not ask."""
         what = question["ask"]
         parameters = question.get("parameters", {})
-        names = (question.get(name, "") for name in ("connection", "room", "table"))
+        names = (question.get(name, "") for name in ("connection", "protocol", "table"))
         texts = (*names, *parameters, *parameters.values())
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("expected texts")
@@ -87,7 +87,7 @@ class Inspector:
             "ping": lambda: {"state": self._state()},
             "config": self._config,
             "close": lambda: self._close(question["connection"]),
-            "drain": lambda: self._drain(question["room"], on=bool(question["on"])),
+            "drain": lambda: self._drain(question["protocol"], on=bool(question["on"])),
         }
         if what in at_once:
             return encoded(at_once[what]())
@@ -128,7 +128,7 @@ class Inspector:
             "internal_errors": view.internal_errors,
             "memory_errors": view.memory_errors,
             "admin": {"restarts": self.restarts},
-            "rooms": {name: self._room(name, service) for name, service in self._services.items()},
+            "protocols": {name: self._room(name, service) for name, service in self._services.items()},
             "histograms": {"loop_lag_seconds": asdict(pulse.histogram())},
             "tables": [shape(service, table) for service, table in self._tables.values()],
         }
@@ -180,7 +180,7 @@ class Inspector:
             self._find(connection_id)  # if it is gone by now, another one may have had its number
         rows = [found(service, table, row, begun) for row in walk.rows()]
         yield
-        rest = {"table": name, "room": service.room.name, "columns": [column["name"] for column in columns(table)]}
+        rest = {"table": name, "protocol": service.room.name, "columns": [column["name"] for column in columns(table)]}
         made = ({key: value for cells in map(shown, table.columns, row) for key, value in cells} for row in rows)
         return (yield from listed(made, {**rest, "total": walk.total}))
 
@@ -190,8 +190,8 @@ class Inspector:
         try:
             values = read_parameters(
                 parameters,
-                {"limit": integer(1, ROWS_MAX), "after": split_id, "room": choice(*self._services)},
-                {"limit": ROWS, "after": ("", -1), "room": None},
+                {"limit": integer(1, ROWS_MAX), "after": split_id, "protocol": choice(*self._services)},
+                {"limit": ROWS, "after": ("", -1), "protocol": None},
             )
         except ValueError as error:
             raise Refused(400, str(error)) from None
@@ -199,7 +199,7 @@ class Inspector:
         limit: int = values["limit"]
         rows: list[dict[str, Any]] = []
         for name in sorted(self._services):
-            if name < after_room or values["room"] not in (None, name):
+            if name < after_room or values["protocol"] not in (None, name):
                 continue
             for connection in self._connected_beyond(name, after if name == after_room else -1):
                 if connection is None:
@@ -229,7 +229,7 @@ class Inspector:
         tls = connection.tls()
         return {
             "id": f"{room}-{connection.id}",
-            "room": room,
+            "protocol": room,
             "peer": connection.origin(),
             "age_seconds": (now - connection.since_ns) / 1e9,
             "idle_seconds": (now - connection.active_ns) / 1e9,
@@ -259,7 +259,7 @@ class Inspector:
             raise Refused(404, f"there is no protocol {room!r} here that has a drain mode")
         service.room.drain_mode(service.store, on)
         log.info(f"drain mode of {room} is {'on: it refuses new work' if on else 'off'}")
-        return {"room": room, "drain_mode": on}
+        return {"protocol": room, "drain_mode": on}
 
     # ---- configuration ----
 
@@ -319,7 +319,7 @@ def shape(service: Service, table: Table) -> dict[str, Any]:
     """A table as /stats lists it."""
     return {
         "name": table.name,
-        "room": service.room.name,
+        "protocol": service.room.name,
         "help": table.help,
         "columns": columns(table),
         "sorts": list(table.sorts),

@@ -329,8 +329,8 @@ class Reports:
     def __call__(
         self, cause: str, text: str, level: str = "warning", error: BaseException | None = None, **fields: object
     ) -> None:
-        """One more of a cause; causes of two rooms are two."""
-        suppressed = self._bounded.allow(f"{fields.get('room')}:{cause}", time.monotonic())
+        """One more of a cause; causes of two protocols are two."""
+        suppressed = self._bounded.allow(f"{fields.get('protocol')}:{cause}", time.monotonic())
         if suppressed is not None:
             if suppressed:
                 fields["suppressed"] = suppressed

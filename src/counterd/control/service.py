@@ -101,7 +101,7 @@ class Service:
 
     def __init__(self, room: Room, config: Config, descriptors: int, report: Report) -> None:
         self.room = room
-        self.plugin_host = PluginHost(room, config, functools.partial(report, room=room.name))
+        self.plugin_host = PluginHost(room, config, functools.partial(report, protocol=room.name))
         self.doors = [Door(port, config) for port in ports_of(room)]
         self.ready: Ready
         self.store: Store
@@ -245,7 +245,7 @@ class Service:
     def _told(self, cause: str, text: str) -> None:
         """Passes on what the server reports, with the limit that it is about."""
         limit = self._limit(cause)
-        self._report(cause, text, room=self.room.name, **({"limit": limit} if limit else {}))
+        self._report(cause, text, protocol=self.room.name, **({"limit": limit} if limit else {}))
 
     def _limit(self, cause: str) -> str | None:
         """The key that a report is about, and its value."""

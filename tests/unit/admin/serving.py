@@ -53,7 +53,7 @@ STATS: dict[str, Any] = {
     "internal_errors": 4,
     "memory_errors": 5,
     "admin": {"restarts": 2},
-    "rooms": {},
+    "protocols": {},
     "histograms": {"loop_lag_seconds": {"bounds": [0.001, 1.0], "counts": [5, 2, 1], "sum": 4.5}},
     "tables": [],
 }  # fmt: skip

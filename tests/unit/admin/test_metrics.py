@@ -28,7 +28,7 @@ def of_room(number: int, keys: list[str]) -> dict[str, Any]:
 
 
 def stats(**rooms: Any) -> dict[str, Any]:
-    return {**STATS, "rooms": rooms}
+    return {**STATS, "protocols": rooms}
 
 
 def samples(
@@ -61,28 +61,30 @@ def test_everything_is_there(accept: str) -> None:
     assert value(found, "process_open_fds") == 9
     assert value(found, "process_max_fds") == 99
     assert value(found, "process_start_time_seconds") == 1e9
-    assert value(found, "counterd_requests_total", room="room", operation="acquire", status="ok") == 100
-    assert value(found, "counterd_requests_total", room="room", operation="get", status='a"b\\c') == 7
+    assert value(found, "counterd_requests_total", protocol="room", operation="acquire", status="ok") == 100
+    assert value(found, "counterd_requests_total", protocol="room", operation="get", status='a"b\\c') == 7
     for place, figure in enumerate(metrics.LISTENER_FIGURES):
-        assert value(found, f"counterd_{figure.name}", room="room", **figure.labels) == 100 + place
-    assert value(found, "counterd_things", room="room", state="new") == 100 + len(KEYS)
-    assert value(found, "counterd_things_made_total", room="room") == 101 + len(KEYS)
+        assert value(found, f"counterd_{figure.name}", protocol="room", **figure.labels) == 100 + place
+    assert value(found, "counterd_things", protocol="room", state="new") == 100 + len(KEYS)
+    assert value(found, "counterd_things_made_total", protocol="room") == 101 + len(KEYS)
 
 
 def test_rows_of_a_table_are_told_apart_by_their_name() -> None:
     rows = {"things": [{"name": "a%2Fb", "size": 3}, {"name": "a%5C%FF", "size": 4}]}
     found = samples(stats(room=of_room(0, [*KEYS, "things", "made"])), rows=rows)
-    assert value(found, "counterd_thing_size", room="room", name="a/b") == 3
-    assert value(found, "counterd_thing_size", room="room", name=r"a\\xff") == 4
+    assert value(found, "counterd_thing_size", protocol="room", name="a/b") == 3
+    assert value(found, "counterd_thing_size", protocol="room", name=r"a\\xff") == 4
 
 
 def test_buckets_add_up() -> None:
     found = samples(stats(room=of_room(0, [*KEYS, "things", "made"])))
-    buckets = [value(found, "counterd_batch_seconds_bucket", room="room", le=le) for le in ("1.024e-06", "0.5", "+Inf")]
+    buckets = [
+        value(found, "counterd_batch_seconds_bucket", protocol="room", le=le) for le in ("1.024e-06", "0.5", "+Inf")
+    ]
     assert buckets == [5, 7, 8]
-    assert value(found, "counterd_batch_seconds_count", room="room") == 8
-    assert value(found, "counterd_batch_seconds_sum", room="room") == 4.5
-    assert value(found, "counterd_batch_bytes_bucket", room="room", le="16.0") == 5
+    assert value(found, "counterd_batch_seconds_count", protocol="room") == 8
+    assert value(found, "counterd_batch_seconds_sum", protocol="room") == 4.5
+    assert value(found, "counterd_batch_bytes_bucket", protocol="room", le="16.0") == 5
     assert value(found, "counterd_event_loop_lag_seconds_bucket", le="+Inf") == 8
 
 

@@ -25,12 +25,12 @@ def test_what_the_daemon_says_is_served_as_json() -> None:
         async with world.client() as client:  # one connection for all
             assert (await client.request("/stats")).json == STATS
             assert (await client.request("/config")).json == {"path": "/c", "values": []}
-            answer = await client.request("/connections?limit=5&after=room-1-2&room=room")
+            answer = await client.request("/connections?limit=5&after=room-1-2&protocol=room")
             assert answer.json == {"rows": [], "next": None}
             assert answer.headers["content-type"] == "application/json"
             assert world.link.asked[-1] == (
                 "connections",
-                {"parameters": {"limit": "5", "after": "room-1-2", "room": "room"}},
+                {"parameters": {"limit": "5", "after": "room-1-2", "protocol": "room"}},
             )
             assert (await client.request("/stats", "HEAD")).status == 200
 
@@ -70,8 +70,8 @@ def test_metrics_of_rows_and_without_them_where_there_are_none() -> None:
     async def scene(world: World) -> None:
         figures = {figure.key: 0 for figure in (*metrics.LISTENER_FIGURES, *ROOM.figures)}
         room = {"figures": figures, "outcomes": [], "histograms": {}}
-        world.link.answers["figures"] = {**STATS, "rooms": {"room": room}}
-        assert b'\ncounterd_thing_size{name="a b\\\\xff",room="room"} 1.0\n' in (await world.get("/metrics")).body
+        world.link.answers["figures"] = {**STATS, "protocols": {"room": room}}
+        assert b'\ncounterd_thing_size{name="a b\\\\xff",protocol="room"} 1.0\n' in (await world.get("/metrics")).body
         assert ("table", {"table": "things", "parameters": {"limit": "1000"}}) in world.link.asked
         world.link.answers["table"] = BUSY
         answer = await world.get("/metrics")
@@ -275,15 +275,15 @@ def test_closing_needs_the_token() -> None:
 
 def test_drain_mode_needs_the_token() -> None:
     async def scene(world: World) -> None:
-        world.link.answers["drain"] = {"room": "room", "drain_mode": True}
+        world.link.answers["drain"] = {"protocol": "room", "drain_mode": True}
         for method, on in (("PUT", True), ("DELETE", False)):
             world.link.asked.clear()
             assert (await world.get("/drain/room", method)).status == 401
             assert (await world.get("/drain/room", method, Authorization="Bearer x")).status == 401
             assert world.link.asked == []
             answer = await world.get("/drain/ro%6Fm", method, Authorization="Bearer t")
-            assert (answer.status, answer.json) == (200, {"room": "room", "drain_mode": True})
-            assert world.link.asked == [("drain", {"room": "room", "on": on})]
+            assert (answer.status, answer.json) == (200, {"protocol": "room", "drain_mode": True})
+            assert world.link.asked == [("drain", {"protocol": "room", "on": on})]
 
     serve(scene, token="t")
 

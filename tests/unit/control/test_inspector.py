@@ -161,8 +161,8 @@ def test_figures_of_the_daemon_and_of_each_room() -> None:
     assert (figures["internal_errors"], figures["memory_errors"]) == (4, 5)
     assert figures["admin"] == {"restarts": 2}
     assert figures["histograms"] == {"loop_lag_seconds": {"bounds": [1.0], "counts": [1, 0], "sum": 0.1}}
-    assert list(figures["rooms"]) == ["one", "two"]
-    assert figures["rooms"]["one"] == {
+    assert list(figures["protocols"]) == ["one", "two"]
+    assert figures["protocols"]["one"] == {
         "addresses": ["127.0.0.1:1", "unix:/s", "one-more 127.0.0.1:2"],
         "figures": {"killed": 0, "things": 5},
         "outcomes": [["take", "ok", 3]],
@@ -221,7 +221,7 @@ def test_figures_are_not_counted_for_everybody_who_asks(monkeypatch: pytest.Monk
 
 def test_the_tables_that_there_are() -> None:
     (table,) = ask(inspector(service("one", opened=lambda *_: None), service("two")), "figures")["tables"]
-    assert (table["name"], table["room"], table["sorts"]) == ("things_one", "one", ["amount"])
+    assert (table["name"], table["protocol"], table["sorts"]) == ("things_one", "one", ["amount"])
     assert [(column["name"], column["kind"]) for column in table["columns"]] == [
         ("name", "name"), ("holder", "connection"), ("peer", "text"), ("age_seconds", "seconds"), ("amount", "integer")
     ]  # fmt: skip
@@ -240,7 +240,7 @@ def test_what_the_admin_process_does_not_ask() -> None:
     "arguments",
     [
         {"connection": 5},
-        {"room": 5},
+        {"protocol": 5},
         {"table": ["x"]},
         {"parameters": {"limit": 5}},
         {"parameters": ["x"]},
@@ -269,7 +269,7 @@ def test_a_table() -> None:
     one = service("one", [Connection(1, 77)], opened)
     answer = ask(inspector(one), "table", table="things_one", parameters={"limit": "5"})
     assert given == [(one.store, {"limit": "5"})]
-    assert (answer["table"], answer["room"], answer["total"]) == ("things_one", "one", 9)
+    assert (answer["table"], answer["protocol"], answer["total"]) == ("things_one", "one", 9)
     assert answer["columns"] == ["name", "holder", "peer", "age_seconds", "amount"]
     first, second = answer["rows"]
     assert first["name"].encode("latin-1") == bytes(range(256))
@@ -360,7 +360,7 @@ def test_a_connection() -> None:
     assert 0 <= row.pop("idle_seconds") < 30
     assert row == {
         "id": "one-7-3",
-        "room": "one",
+        "protocol": "one",
         "peer": "127.0.0.1:5007",
         "requests": 70,
         "holdings": 8,
@@ -395,9 +395,9 @@ def test_pages_have_every_connection_once(crowded: Inspector, limit: int) -> Non
 
 
 def test_of_one_room(crowded: Inspector) -> None:
-    page = ask(crowded, "connections", parameters={"room": "two", "limit": "1"})
+    page = ask(crowded, "connections", parameters={"protocol": "two", "limit": "1"})
     assert [row["id"] for row in page["rows"]] == ["two-5-2"]
-    page = ask(crowded, "connections", parameters={"room": "two", "after": page["next"]})
+    page = ask(crowded, "connections", parameters={"protocol": "two", "after": page["next"]})
     assert [row["id"] for row in page["rows"]] == ["two-2000-1"]
 
 
@@ -414,7 +414,7 @@ def test_looking_for_connections_pauses(crowded: Inspector, monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     "parameters",
-    [{"limit": "0"}, {"limit": "1001"}, {"limit": "x"}, {"room": "three"}, {"after": "one"}, {"after": "one-x-1"},
+    [{"limit": "0"}, {"limit": "1001"}, {"limit": "x"}, {"protocol": "three"}, {"after": "one"}, {"after": "one-x-1"},
      {"after": "one-99999999999-1"}, {"after": "one--1"}, {"more": "1"}],
 )  # fmt: skip
 def test_parameters_that_are_none(crowded: Inspector, parameters: dict[str, str]) -> None:
@@ -436,14 +436,14 @@ def test_drain_mode_is_switched_and_logged() -> None:
     one = service("one", drain_mode=lambda store, on: switched.append((store, on)))
     asked = inspector(one, service("two"))
     with structlog.testing.capture_logs() as logged:
-        assert ask(asked, "drain", room="one", on=True) == {"room": "one", "drain_mode": True}
-        assert ask(asked, "drain", room="one", on=False) == {"room": "one", "drain_mode": False}
+        assert ask(asked, "drain", protocol="one", on=True) == {"protocol": "one", "drain_mode": True}
+        assert ask(asked, "drain", protocol="one", on=False) == {"protocol": "one", "drain_mode": False}
     assert switched == [(one.store, True), (one.store, False)]
     said = ["drain mode of one is on: it refuses new work", "drain mode of one is off"]
     assert [line["event"] for line in logged] == said
     for room in ("two", "three", ""):
         text = f"there is no protocol {room!r} here that has a drain mode"
-        assert refused(asked, "drain", room=room, on=True) == (404, text)
+        assert refused(asked, "drain", protocol=room, on=True) == (404, text)
     assert len(switched) == 2
 
 

@@ -545,15 +545,15 @@ def test_of_what_repeats_a_few_lines_are_logged_and_the_rest_is_counted(monkeypa
     with structlog.testing.capture_logs() as entries:
         report = Reports()
         for _ in range(7):
-            report("idle", "closed", room="a")
-        report("idle", "closed", room="b")
+            report("idle", "closed", protocol="a")
+        report("idle", "closed", protocol="b")
         report("internal", "a bug", "error", error)
         now[0] = module.REPEATED_PERIOD_S
-        report("idle", "closed", room="a")
-    of_a = {"event": "closed", "log_level": "warning", "room": "a", "cause": "idle", "exc_info": None}
+        report("idle", "closed", protocol="a")
+    of_a = {"event": "closed", "log_level": "warning", "protocol": "a", "cause": "idle", "exc_info": None}
     assert entries == [
         *[of_a] * module.REPEATED_LINES,
-        {**of_a, "room": "b"},
+        {**of_a, "protocol": "b"},
         {"event": "a bug", "log_level": "error", "cause": "internal", "exc_info": error},
         {**of_a, "suppressed": 2},
     ]

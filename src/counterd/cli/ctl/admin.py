@@ -285,19 +285,21 @@ def say_total(answer: dict[str, Any]) -> None:
 
 
 @click.command()
-@click.option("--room", metavar="NAME", help="Only those of this protocol, such as counter.")
+@click.option("--protocol", metavar="NAME", help="Only those of this protocol, such as counter.")
 @click.option("--limit", type=click.IntRange(0), metavar="N", help="Only the first so many.")
 @admin_options
 @output_option
 @click.pass_context
-def connections(context: click.Context, /, room: str | None, limit: int | None, output: Output, **where: Any) -> None:
+def connections(
+    context: click.Context, /, protocol: str | None, limit: int | None, output: Output, **where: Any
+) -> None:
     """Shows who is connected. JSON and CSV have all that is known of TLS.
 
     What stands under id is what `counterctl kill` takes.
     """
     columns = [
         Column("id"),
-        Column("room"),
+        Column("protocol"),
         Column("peer"),
         Column("age_seconds", Kind.SPAN, title="age"),
         Column("idle_seconds", Kind.SPAN, title="idle"),
@@ -307,18 +309,18 @@ def connections(context: click.Context, /, room: str | None, limit: int | None, 
         Column("tls_cipher", detail=True),
         Column("tls_subject", detail=True),
     ]
-    found = [listed(columns, row) for row in all_connections(endpoint_of(context, **where), room, limit)]
+    found = [listed(columns, row) for row in all_connections(endpoint_of(context, **where), protocol, limit)]
     output.rows(columns, found)
     if not found and limit != 0:
         say("nobody is connected")
 
 
-def all_connections(endpoint: Endpoint, room: str | None, limit: int | None) -> Iterator[dict[str, Any]]:
+def all_connections(endpoint: Endpoint, protocol: str | None, limit: int | None) -> Iterator[dict[str, Any]]:
     """Page by page. Who comes or goes meanwhile may be among them or not."""
     after = None
     while limit is None or limit > 0:
         page = PAGE if limit is None else min(limit, PAGE)
-        answer = endpoint.ask("GET", "/connections", room=room, limit=page, after=after)
+        answer = endpoint.ask("GET", "/connections", protocol=protocol, limit=page, after=after)
         for row in answer["rows"]:
             secure = row["tls"] or {"version": None, "cipher": None, "subject": None}
             yield {**row, "tls": secure["version"], "tls_cipher": secure["cipher"], "tls_subject": secure["subject"]}

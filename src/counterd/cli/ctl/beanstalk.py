@@ -401,7 +401,7 @@ def drain(context: click.Context, /, off: bool, show: bool, output: Output, **wh
     endpoint = endpoint_of(context, **where)
     if not show:
         endpoint.ask("DELETE" if off else "PUT", "/drain/beanstalk")
-    room = endpoint.ask("GET", "/stats")["rooms"].get("beanstalk")
+    room = endpoint.ask("GET", "/stats")["protocols"].get("beanstalk")
     if room is None:
         refused("the server does not have the beanstalk protocol")
     figures = room["figures"]

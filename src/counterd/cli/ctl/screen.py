@@ -453,7 +453,7 @@ def sparkline(values: Sequence[int] | deque[int], full: int, width: int, *, plai
 # ---- other pages ----
 
 WIDTHS = {
-    "id": 16, "connection": 16, "flow": 19, "job": 20, "type": 6, "limits": 11, "room": 9,
+    "id": 16, "connection": 16, "flow": 19, "job": 20, "type": 6, "limits": 11, "protocol": 9,
 }  # fmt: skip
 NUMBER_WIDTH = 9
 EMPTY = {CONNECTIONS: "nobody is connected", HOLDERS: "nobody holds it", HOLDINGS: "it holds nothing"}
@@ -465,7 +465,7 @@ FIELDS = {
         Field("age_seconds", Kind.SPAN, title="age"),
         Field("idle_seconds", Kind.SPAN, title="idle"),
         Field("requests", Kind.NUMBER),
-        Field("room", title="protocol"),
+        Field("protocol"),
     ),
     HOLDERS: (
         Field("connection"),

@@ -42,7 +42,7 @@ TLS = {"version": "TLSv1.3", "cipher": "TLS_AES_256_GCM_SHA384", "subject": "CN=
 
 def connection(number: int, tls: dict[str, str] | None = None) -> dict[str, Any]:
     return {
-        "id": f"counter-{number}-{number}", "room": "counter", "peer": f"127.0.0.1:{number}", "age_seconds": 12.5,
+        "id": f"counter-{number}-{number}", "protocol": "counter", "peer": f"127.0.0.1:{number}", "age_seconds": 12.5,
         "idle_seconds": 0.25, "requests": 1_234_567, "holdings": 1, "tls": tls,
     }  # fmt: skip
 
@@ -79,7 +79,7 @@ class Admin(HTTPServer):
         elif method == "GET" and path == "/connections":
             begin = int(parameters.get("after", "counter--1").split("-", 1)[1].partition("-")[0] or -1) + 1
             end = begin + int(parameters["limit"])
-            rows = self.connections[begin:end] if parameters.get("room") != "throttr" else []
+            rows = self.connections[begin:end] if parameters.get("protocol") != "throttr" else []
             body = {"rows": rows, "next": rows[-1]["id"] if rows and end < len(self.connections) else None}
         elif token is None:
             status, body = 401, {"error": "this needs the token: Authorization: Bearer TOKEN"}
@@ -204,13 +204,13 @@ def test_a_connection_that_holds_nothing_or_is_gone(admin: Admin) -> None:
 
 def test_connections(admin: Admin) -> None:
     admin.connections[1] = connection(1, TLS)
-    done = ctl(admin, "connections", "--limit", "2", "--room", "counter")
+    done = ctl(admin, "connections", "--limit", "2", "--protocol", "counter")
     assert [" ".join(line.split()) for line in done.stdout.splitlines()] == [
-        "id room peer age idle requests holdings tls",
+        "id protocol peer age idle requests holdings tls",
         "counter-0-0 counter 127.0.0.1:0 12.5 s 250 ms 1.23M 1 -",
         "counter-1-1 counter 127.0.0.1:1 12.5 s 250 ms 1.23M 1 TLSv1.3",
     ]
-    assert admin.asked[0][2] == {"limit": "2", "room": "counter"}
+    assert admin.asked[0][2] == {"limit": "2", "protocol": "counter"}
     (row,) = json.loads(ctl(admin, "connections", "--limit", "2", "--output", "json").stdout)[1:]
     assert (row["tls"], row["tls_cipher"], row["tls_subject"]) == (TLS["version"], TLS["cipher"], "CN=me")
 
@@ -232,7 +232,7 @@ def test_what_needs_no_token_sends_none(admin: Admin) -> None:
 
 
 def test_nobody_is_connected(admin: Admin) -> None:
-    done = ctl(admin, "connections", "--room", "throttr")
+    done = ctl(admin, "connections", "--protocol", "throttr")
     assert (done.exit_code, done.stderr) == (0, "counterctl: nobody is connected\n")
     assert ctl(admin, "connections", "--limit", "0").stderr == ""
 

@@ -181,7 +181,7 @@ def test_the_history_is_of_what_is_listed_and_bounded() -> None:
 def connected(count: int, total: int | None = 30) -> Shown:
     what = full("tab")
     rows = [
-        {"id": f"counter-{at}-12", "room": "counter", "peer": "127.0.0.1:40530", "age_seconds": 59.0,
+        {"id": f"counter-{at}-12", "protocol": "counter", "peer": "127.0.0.1:40530", "age_seconds": 59.0,
          "idle_seconds": 1.0, "requests": 1_234_567, "holdings": at, "tls": None}
         for at in range(count)
     ]  # fmt: skip
