@@ -15,6 +15,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from counterd.client._command import Awaiting
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
@@ -28,6 +30,7 @@ MODULES = (
     "counterd.errors",
     "counterd.client.throttr",
     "counterd.client.sentinel",
+    "counterd.client.beanstalk",
     "counterd.client.smockron",
     "counterd.client.smockron_asgi",
     "counterd.client.smockron_wsgi",
@@ -94,7 +97,9 @@ def of_class(module: str, name: str, cls: type, said: Said) -> Iterator[str]:
     for member, value in members(cls):
         key = (member, value.__doc__)
         if key in said:
-            awaited = ", with `await`" if inspect.iscoroutinefunction(value) else ""
+            is_command = hasattr(value, "__wrapped__")
+            is_awaited = inspect.iscoroutinefunction(value) or (is_command and issubclass(cls, Awaiting))
+            awaited = ", with `await`" if is_awaited else ""
             again.setdefault(f"As those of {said[key]}{awaited}", []).append(member)
         else:
             said[key] = f"{module}.{name}"

@@ -65,6 +65,8 @@ ELSEWHERE = {
     "client/smockron_wsgi.py": "the second shape of tests/unit/client/test_smockron_asgi.py",
     "cli/ctl/serving.py": "is a process: tests/functional/test_gate.py",
     "cli/ctl/smockron.py": "asks a real master: tests/functional/test_counterctl_smockron.py",
+    "client/_worker.py": "is tried with servers: tests/functional/test_client_beanstalk.py",
+    "client/beanstalk.py": "is tried with servers: tests/functional/test_client_beanstalk.py",
     "client/sentinel.py": "tests/functional/test_client_sentinel.py, and tests/functional/test_client_fallback.py",
     "protocols/sentinel/_calls.py": "two tuples: tests/unit/protocols/sentinel/test_extending.py has both",
     "protocols/sentinel/__init__.py": "a declaration: tests/unit/control/config/test_loading.py reads files with it",

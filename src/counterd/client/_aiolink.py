@@ -6,6 +6,7 @@ Stands beside the floors. Requests of one turn of the loop go out in one piece.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 from asyncio.trsock import TransportSocket
@@ -74,7 +75,7 @@ class Link(asyncio.Protocol):
         where: str,
         timeout: float,
         on_end: Callable[[Link], None],
-        on_release: Callable[[bytes], object],
+        on_release: Callable[[Request], object],
         *,
         calls: Pending | None = None,
     ) -> None:
@@ -87,18 +88,21 @@ class Link(asyncio.Protocol):
         self._loop = loop
         self._timeout = timeout
         self._on_end = on_end
-        self._on_release = on_release  # called with the name of what is given back
+        self._on_release = on_release  # called with what gives back
         self._transport: asyncio.Transport | None = None
         self._gone: asyncio.Future[None] = loop.create_future()
         self._unsent: list[bytes] = []
         self._paused = False
         self._timer: asyncio.TimerHandle | None = None  # runs no later than the oldest call's deadline
 
-    def start(self, *request: Any) -> FutureCall:
-        """Sends a request. Its future gets the result, or an error. ValueError for what does not fit the protocol."""
+    def start(self, *request: Any, patience: float = 0.0) -> FutureCall:
+        """Sends a request. Its future gets the result, or an error. ValueError for what does not fit the protocol.
+
+        patience: seconds that the server may take beyond the timeout.
+        """
         self._check()
         loop = self._loop
-        call = FutureCall(loop.create_future(), loop.time() + self._timeout)
+        call = FutureCall(loop.create_future(), loop.time() + self._timeout + patience)
         data = self.calls.add(call, *request)
         if self._unsent:  # of this turn of the loop: it goes out with that
             self._unsent.append(data)
@@ -106,10 +110,10 @@ class Link(asyncio.Protocol):
             self._send(data, call.deadline)
         return call
 
-    def start_all(self, requests: Sequence[Request]) -> list[FutureCall]:
+    def start_all(self, requests: Sequence[Request], patience: float = 0.0) -> list[FutureCall]:
         """Sends requests, or none of them if one does not fit the protocol: ValueError."""
         self._check()
-        deadline = self._loop.time() + self._timeout
+        deadline = self._loop.time() + self._timeout + patience
         calls = [FutureCall(self._loop.create_future(), deadline) for _ in requests]
         self._send(self.calls.add_all(calls, requests), deadline)
         return calls
@@ -237,8 +241,8 @@ class Link(asyncio.Protocol):
 
     def _send(self, data: bytes, deadline: float) -> None:
         """Now, or with all that is sent in this turn of the loop."""
-        if self._timer is None:
-            self._timer = self._loop.call_at(deadline, self._expire)
+        if self._timer is None or deadline < self._timer.when():
+            self._expire_at(deadline)
         if self._unsent or self._paused:
             self._unsent.append(data)
         elif len(self.calls.pending) == 1:  # no other call is under way: nothing to wait for
@@ -257,21 +261,27 @@ class Link(asyncio.Protocol):
 
     def _give_back(self) -> None:
         while self.calls.give_back and not self.closed:
-            name, what = self.calls.give_back.pop()
-            self.start_unawaited(self.calls.RELEASE, name, what)
-            self._on_release(name)
+            request = self.calls.give_back.pop()
+            self.start_unawaited(*request)
+            self._on_release(request)
+
+    def _expire_at(self, moment: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if moment == math.inf else self._loop.call_at(moment, self._expire)
 
     def _expire(self) -> None:
         """Ends the wait of those that have waited long enough. Their answers may still come."""
         now = self._loop.time()
         self._timer = None
-        late = 0
+        late, following = 0, math.inf
         for call in cast("list[FutureCall]", list(self.calls.pending.values())):
             if call.deadline > now:
-                self._timer = self._loop.call_at(call.deadline, self._expire)
-                break
+                following = min(following, call.deadline)
+                continue
             late += 1  # also if nobody waits for it any more
             call.settle(None, not_answered(self.where, self._timeout))
+        self._expire_at(following)
         if late and self._paused:
             self.drop("the server takes no more requests")
         elif late > UNANSWERED_MAX:

@@ -269,7 +269,7 @@ class AsyncClient(Shared):
 
     def _make_link(self, loop: asyncio.AbstractEventLoop, where: str) -> Link:
         calls = TokenCalls(self._fallback.tally)
-        return Link(loop, where, self._timeout, self._on_end, self._turns.wake, calls=calls)
+        return Link(loop, where, self._timeout, self._on_end, self._on_release, calls=calls)
 
     def _on_connected(self, link: Link) -> None:
         """Registers it, and goes on with all tokens, so that they are this connection's from now on."""

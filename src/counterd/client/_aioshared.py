@@ -6,6 +6,7 @@ Stands beside the floors.
 from __future__ import annotations
 
 import asyncio
+import copy
 from asyncio import get_running_loop
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from counterd.client._addresses import Address
     from counterd.client._holding import Wanted
+    from counterd.client._pipeline import Request
     from counterd.client._tenure import Seen, Tenure
 
 
@@ -99,10 +101,17 @@ class Shared:
     # ---- what a client says ----
 
     def _make_link(self, loop: asyncio.AbstractEventLoop, where: str) -> Link:
-        return Link(loop, where, self._timeout, self._on_end, self._turns.wake)
+        return Link(loop, where, self._timeout, self._on_end, self._on_release)
 
     def _on_end(self, link: Link) -> None:
         """A connection has ended."""
+
+    def _on_release(self, request: Request) -> None:
+        """What was granted to nobody is given back: who waits for its name may ask again."""
+        self._turns.wake(request[1])
+
+    async def _greet(self, link: Link) -> None:
+        """What is said first through a new connection, and has to be answered before anybody uses it. CounterdError."""
 
     def _on_connected(self, link: Link) -> None:
         """There is a new connection."""
@@ -141,7 +150,7 @@ class Shared:
             if not connecting.cancelled():
                 connecting.result()
             if self._failure is not None:
-                raise type(self._failure)(str(self._failure))
+                raise copy.copy(self._failure)
             link = self._link
             if link is not None and link.closed and not self._closed:  # already: a server that has no room does that
                 raise lost(link.where, link.closed)
@@ -167,10 +176,13 @@ class Shared:
             link = self._make_link(loop, str(address))
             try:
                 await asyncio.wait_for(open_transport(loop, link, address), self._connect_timeout)
+                await self._greet(link)
             except (TimeoutError, asyncio.TimeoutError):
                 self._failure = not_accepted(link.where, self._connect_timeout)
             except OSError as error:
                 self._failure = cannot_connect(link.where, error)
+            except CounterdError as error:
+                self._failure = error
             except BaseException:
                 link.drop(CLOSED)
                 raise

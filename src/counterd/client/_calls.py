@@ -63,6 +63,7 @@ class Call:
 
     frame = b""  # what was sent
     permits = 0  # that it was granted, and that are not given back; of sentinel, the token that stands for them
+    jobs: Sequence[int] = ()  # that it was given, of beanstalk
     batch: Batch | None = None  # of those that it was sent with
     entries: list[wire.DumpEntry] | None = None  # of a Dump, so far
 
@@ -75,14 +76,13 @@ class Pending:
     """The calls of one connection: what the protocols have in common."""
 
     MASK: int  # of opaques
-    RELEASE: Callable[..., bytes]  # encodes what gives back an item of give_back
 
     def __init__(self) -> None:
         self.pending: dict[int, Call] = {}  # by opaque, the oldest first
         self.refused = 0  # acquires for which no permits were available; counted of the counter protocol only
         self.answered = False  # the server has said something that makes sense
         self.held = 0  # what would be lost with the connection, but what has been sent back
-        self.give_back: list[tuple[bytes, int]] = []  # what was granted to nobody: names, and how much or which
+        self.give_back: list[Request] = []  # what gives back what was granted to nobody
         self._opaque = 0
 
     def add(self, call: Call, encode: Callable[..., bytes], *arguments: Any) -> bytes:
@@ -128,10 +128,9 @@ class Pending:
 
 
 class Calls(Pending):
-    """The calls of one connection of the counter protocol. held: permits. give_back: names and permits."""
+    """The calls of one connection of the counter protocol. held: permits."""
 
     MASK = wire.U32_MAX
-    RELEASE = staticmethod(wire.release)
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,9 +182,9 @@ class Calls(Pending):
     def forget(self, call: Call) -> None:
         """As there, and with it all that those were granted that were sent together."""
         if call.batch is not None:
-            self.give_back += call.batch.take()
+            self.give_back += [(wire.release, name, permits) for name, permits in call.batch.take()]
         elif call.permits:
-            self.give_back.append((call.frame[_ACQUIRE_NAME:], call.permits))
+            self.give_back.append((wire.release, call.frame[_ACQUIRE_NAME:], call.permits))
             call.permits = 0
 
     def may_grant(self, call: Call) -> bool:

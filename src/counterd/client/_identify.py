@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, Union
 
@@ -17,6 +18,7 @@ from counterd.protocols.smockron.wire import IDENTIFIER_MAX
 REJECTED = b"Rejected\n"  # what a client is told
 STATUS = 503
 CLIENT, PATH, HEADER = "client", "path", "header:"
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # what the name of a header can be (RFC 9110, section 5.6.2)
 WANTED = {CLIENT: "a client address"}
 
 R = TypeVar("R")
@@ -67,7 +69,7 @@ def _part(name: str, client: Identify[R], path: Identify[R], header: Callable[[R
     if name == PATH:
         return path
     wanted = name.removeprefix(HEADER)
-    if wanted in (name, ""):
+    if wanted == name or not _TOKEN.fullmatch(wanted):
         raise ValueError(f'identifier: expected "client", "path", "header:NAME" or a function, not {name!r}')
     return lambda request: header(request, wanted)
 

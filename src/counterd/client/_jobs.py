@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from counterd.client._connection import Connection
-from counterd.errors import ProtocolError, ServerError
+from counterd.errors import ProtocolError
 from counterd.protocols.beanstalk import wire
+from counterd.protocols.beanstalk.errors import refused
 from counterd.protocols.beanstalk.wire import Reply, Status
 
 if TYPE_CHECKING:
@@ -22,25 +23,6 @@ Figures = dict[str, str]
 
 # Tubes that are asked for together.
 AT_ONCE = 100
-REFUSALS = {
-    Status.DRAINING: "the server is draining, and takes no jobs",
-    Status.JOB_TOO_BIG: "the body is longer than the server takes",
-    Status.OUT_OF_MEMORY: "the server has no room for it",
-    Status.INTERNAL_ERROR: "the server cannot write it to its journal",
-    Status.BAD_FORMAT: "the server does not take these arguments",
-    Status.UNKNOWN_COMMAND: "the server does not know this command, which is counterd's own",
-}
-
-
-class Refused(ServerError):
-    """The server does not do it; the text says why."""
-
-    def __init__(self, text: str) -> None:
-        Exception.__init__(self, text)
-        self.text = text
-
-    def __str__(self) -> str:
-        return self.text
 
 
 class Job(NamedTuple):
@@ -201,8 +183,8 @@ def checked(reply: Reply, *expected: Status) -> Reply:
     """The reply, if it is one of these. Refused, or ProtocolError if it makes no sense."""
     if reply.status in expected:
         return reply
-    if reply.status in REFUSALS:
-        raise Refused(REFUSALS[reply.status])
+    if (error := refused(reply.status)) is not None:
+        raise error
     wanted = " or ".join(status.value for status in expected)
     raise ProtocolError(f"the reply {reply.status.value}, where {wanted} was to come")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from counterd.client._connection import CLOSED, FORKED, DeadlinePassed
 from counterd.client._link import Link, ThreadCall
 from counterd.client._portable import Waker
-from counterd.client._tokens import FAILURES, TokenCalls, flow_key
+from counterd.client._tokens import FAILURES, TokenCalls, release
 from counterd.protocols.sentinel import wire
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class TokenLink(Link):
 
         The garbage collector does so where it ends a generator, maybe in the midst of this thread's own call.
         """
-        self.calls.give_back.append((flow_key(token.flow_id), token.id))
+        self.calls.give_back.append(release(token))
         if not self._lock._is_owned():
             with self._lock:
                 self._give_back()
@@ -61,7 +61,7 @@ class TokenLink(Link):
     def leave(self, tokens: list[Token]) -> None:
         """Ends the connection, after these were given back. Who interrupts a call here leaves them to their leases."""
         if not self._lock._is_owned():
-            self.calls.give_back += [(flow_key(token.flow_id), token.id) for token in tokens]
+            self.calls.give_back += [release(token) for token in tokens]
             with self._lock:
                 self._give_back()
         self.close()

@@ -101,21 +101,24 @@ class Link:
         self._poller = select.poll()
         self._poller.register(connected, select.POLLIN)
 
-    def call(self, *request: Any) -> Any:
-        """Sends a request and returns its result. ServerError, Timeout, ConnectionLost or ProtocolError."""
-        (call,) = self.run((request,))
+    def call(self, *request: Any, patience: float = 0.0) -> Any:
+        """Sends a request and returns its result. ServerError, Timeout, ConnectionLost or ProtocolError.
+
+        patience: seconds that the server may take beyond the timeout.
+        """
+        (call,) = self.run((request,), patience)
         if call.error is not None:
             raise call.error
         return call.result
 
-    def run(self, requests: Sequence[Request]) -> list[ThreadCall]:
+    def run(self, requests: Sequence[Request], patience: float = 0.0) -> list[ThreadCall]:
         """Sends requests at once, and returns their calls when all have been answered.
 
         Raises Timeout. What was granted by those that are given up, for that or because something interrupted this, is
         given back.
         """
         calls = [ThreadCall() for _ in requests]
-        self._complete(requests, calls)
+        self._complete(requests, calls, patience=patience)
         return calls
 
     def take(self, request: Request, granted: Callable[[Any], object] | None) -> Any:
@@ -256,9 +259,9 @@ class Link:
         while self._disowned:
             hold, name = self._disowned.pop()
             if permits := self.holds.pop(hold, 0):
-                self.calls.give_back.append((name, permits))
+                self.calls.give_back.append((wire.release, name, permits))
         while self.calls.give_back and not self.closed:
-            self._tell(self.calls.RELEASE, *self.calls.give_back.pop())
+            self._tell(*self.calls.give_back.pop())
 
     def _tell(self, *request: Any) -> None:
         call = ThreadCall()
@@ -300,10 +303,12 @@ class Link:
 
     # ---- without ----
 
-    def _complete(self, requests: Sequence[Request], calls: list[ThreadCall], leaving: object = None) -> None:
+    def _complete(
+        self, requests: Sequence[Request], calls: list[ThreadCall], leaving: object = None, patience: float = 0.0
+    ) -> None:
         if self._lock._is_owned() or self._reading == threading.get_ident():
             raise interrupted()  # what it interrupts would have to go on first
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + self._timeout + patience
         try:
             self._begin(requests, calls, leaving)
             if self._unsent and calls:
@@ -312,7 +317,7 @@ class Link:
                 self._wait(call, deadline)
         except DeadlinePassed:
             self._give_up(calls, 0)
-            raise not_answered(self.where, self._timeout) from None
+            raise not_answered(self.where, self._timeout + patience) from None
         except BaseException:
             self._give_up(calls, SETTLE_S)
             raise

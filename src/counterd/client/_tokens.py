@@ -18,6 +18,7 @@ from counterd.protocols.sentinel.wire import MessageType, Status
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from counterd.client._pipeline import Request
     from counterd.protocols.sentinel.wire import Response, Value
 
 PORT = 18730
@@ -198,6 +199,11 @@ class Lease:
         return min(self.due, self.ends)
 
 
+def release(token: Token) -> Request:
+    """What gives it back. The flow's key says who may ask again."""
+    return _release, flow_key(token.flow_id), token.id
+
+
 def _release(xid: int, _: bytes, token_id: int) -> bytes:
     return wire.release(xid, token_id)
 
@@ -210,13 +216,12 @@ class Tally:
 
 
 class TokenCalls(Pending):
-    """The calls of one connection of the sentinel protocol. give_back: the flows' keys, and tokens.
+    """The calls of one connection of the sentinel protocol.
 
     A token does not end with its connection, so nothing is held by that.
     """
 
     MASK = (1 << 31) - 1
-    RELEASE = staticmethod(_release)
 
     def __init__(self, tally: Tally) -> None:
         super().__init__()
@@ -239,7 +244,7 @@ class TokenCalls(Pending):
     def forget(self, call: Call) -> None:
         if call.permits:
             self._tally.late += 1
-            self.give_back.append((call.frame[_FLOW:_FLOW_END], call.permits))
+            self.give_back.append((_release, call.frame[_FLOW:_FLOW_END], call.permits))
             call.permits = 0
 
     def may_grant(self, call: Call) -> bool:

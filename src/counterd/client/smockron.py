@@ -129,7 +129,7 @@ class Gatekeeper:
     ) -> Decision:
         """What becomes of a request that comes now. Waits for nothing: who is to wait does so itself, as admit() does.
 
-        log_info: for the log of the master, 1,024 bytes at most. counterd ignores it.
+        log_info: for the log of the master, cut to 1,024 bytes. counterd ignores it.
         """
         if not self._is_started:
             self._start()

@@ -48,7 +48,7 @@ class Case:
         self.loop = loop
         self.ended: list[Link] = []
         self.returned: list[bytes] = []
-        self.link = Link(loop, "there", TIMEOUT, self.ended.append, self.returned.append)
+        self.link = Link(loop, "there", TIMEOUT, self.ended.append, lambda request: self.returned.append(request[1]))
         self.transport = Transport()
         self.transport.link = self.link
         self.link.connection_made(self.transport)

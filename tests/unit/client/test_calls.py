@@ -104,7 +104,7 @@ def test_what_is_granted_to_nobody() -> None:
     calls.feed(answer(asked(calls, wire.acquire, b"a\0", 5, 9, wanted=False), b"\0\0\0\5"))
     calls.feed(answer(asked(calls, wire.acquire, b"b", 5, 9, wanted=False), b"no", 0x21))
     calls.feed(answer(asked(calls, wire.get, b"c", wanted=False), ONE))
-    assert calls.give_back == [(b"a\0", 5)]
+    assert calls.give_back == [(wire.release, b"a\0", 5)]
     assert calls.held == 5
 
 
@@ -123,7 +123,7 @@ def test_what_a_pipeline_releases_itself_is_not_given_back_twice() -> None:
     for call, permits in zip(under_way, (b"", 5, 1, b"", 3, b""), strict=True):
         body = permits.to_bytes(4, "big") if isinstance(permits, int) else permits
         calls.feed(response(call.frame[1], opaque(call), body))
-    assert calls.give_back == [(b"b", 1), (b"a", 2)]
+    assert calls.give_back == [(wire.release, b"b", 1), (wire.release, b"a", 2)]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_what_of_a_pipeline_is_refused(requests: Any, answers: Any, back: Any, f
         call = under_way[at]
         body = permits.to_bytes(4, "big") if permits else b""
         calls.feed(response(call.frame[1], opaque(call), body, 0x22 if permits is None else 0))
-    assert calls.give_back == back
+    assert calls.give_back == [(wire.release, *each) for each in back]
 
 
 def test_all_or_none() -> None:

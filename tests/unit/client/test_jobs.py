@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from counterd.client._addresses import Address
-from counterd.client._jobs import Job, Link, Refused, Tail, checked, id_of
+from counterd.client._jobs import Job, Link, Tail, checked, id_of
 from counterd.errors import ConnectionLost, ProtocolError, Timeout
 from counterd.protocols.beanstalk import wire
+from counterd.protocols.beanstalk.errors import Refused
 from counterd.protocols.beanstalk.wire import Reply, Status
 from steps import Script
 

@@ -20,9 +20,9 @@ from counterd.client._tokens import (
     Token,
     TokenCalls,
     check,
-    flow_key,
     not_kept,
     read_namespace,
+    release,
     values_of,
 )
 from counterd.errors import CounterdError, NotAvailable, ProtocolError
@@ -85,8 +85,9 @@ def test_what_is_granted_to_nobody_is_given_back() -> None:
     calls, tally = made()
     calls.add(Kept(wanted=False), wire.acquire, 101, 2)
     calls.feed(grant(1, -7))
-    assert calls.give_back == [(flow_key(101), -7)]
-    assert calls.RELEASE(3, *calls.give_back[0]) == wire.release(3, -7)
+    (request,) = calls.give_back
+    assert request == release(Token(-7, 101, 2))
+    assert request[0](3, *request[1:]) == wire.release(3, -7)
     assert tally.late == 1
 
 
@@ -98,7 +99,7 @@ def test_what_is_forgotten_after_the_grant_is_given_back_once() -> None:
     assert calls.give_back == []
     for _ in range(2):
         calls.forget(call)
-    assert calls.give_back == [(flow_key(101), 7)]
+    assert calls.give_back == [release(Token(7, 101, 2))]
     assert tally.late == 1
 
 

@@ -1,0 +1,522 @@
+"""What the clients for the beanstalk protocol have in common: its commands, and the calls of a connection.
+
+Stands beside the floors. No I/O and no clock. Section names are commands, as docs/protocols/beanstalk.md has them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from counterd.client._calls import Call, Pending
+from counterd.client._command import Request, Shape, command
+from counterd.client._connection import as_bytes
+from counterd.errors import ProtocolError, ServerError
+from counterd.protocols.beanstalk import wire
+from counterd.protocols.beanstalk.errors import refused
+from counterd.protocols.beanstalk.wire import Reply, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+PORT = 11300
+PRIORITY = 1 << 16
+TTR_S = 60
+DEFAULT = b"default"  # the tube that a connection uses and watches at first
+Figures = dict[str, str]  # by the names that the protocol has for them
+JobT = TypeVar("JobT")
+Results = Mapping[Status, "Callable[[Reply], Any]"]  # what to make of each reply that is no refusal
+
+
+class Peeked(NamedTuple):
+    """A job that was looked at but not reserved."""
+
+    id: int
+    body: bytes
+
+
+class Inserted(NamedTuple):
+    """The result of put_unique(). is_new: False if a job with that key existed; then id is the id of that job."""
+
+    id: int
+    is_new: bool
+
+
+class QueueRequest(Request[Any]):
+    """gives: whether replies can bring jobs. job: that it may end. unwanted: a job that came for nobody."""
+
+    __slots__ = ("gives", "job", "unwanted")
+
+    def __init__(
+        self,
+        frame: bytes,
+        read: Callable[[list[Reply]], Any],
+        *,
+        gives: bool = False,
+        job: int = 0,
+        unwanted: int = 0,
+        **more: Any,
+    ) -> None:
+        super().__init__(frame, read, **more)
+        self.gives = gives
+        self.job = job
+        self.unwanted = unwanted
+
+
+def asked(frame: bytes, results: Results, **more: Any) -> QueueRequest:
+    """A request whose one reply is one of these, or a refusal."""
+
+    def read(replies: list[Reply]) -> Any:
+        return _result(replies[0], results)
+
+    return QueueRequest(frame, read, **more)
+
+
+def _result(reply: Reply, results: Results) -> Any:
+    if (found := results.get(reply.status)) is not None:
+        return found(reply)
+    if (error := refused(reply.status)) is not None:
+        raise error
+    expected = " or ".join(status.value for status in results)
+    raise ProtocolError(f"the reply {reply.status.value}, where {expected} was to come")
+
+
+def _yes(reply: Reply) -> bool:
+    return True
+
+
+def _no(reply: Reply) -> bool:
+    return False
+
+
+def _none(reply: Reply) -> None:
+    return None
+
+
+def _number(reply: Reply) -> int:
+    return reply.number or 0
+
+
+def _name(reply: Reply) -> bytes:
+    return reply.name
+
+
+def _figures(reply: Reply) -> Figures:
+    return wire.read_dictionary(reply.body)
+
+
+def _names(reply: Reply) -> list[bytes]:
+    return wire.read_list(reply.body)
+
+
+def _peeked(reply: Reply) -> Peeked:
+    return Peeked(_number(reply), reply.body)
+
+
+def _done(frame: bytes, status: Status, **more: Any) -> Request[bool]:
+    """Whether it was there, and is done."""
+    return asked(frame, {status: _yes, Status.NOT_FOUND: _no}, **more)
+
+
+def _released(id: int, priority: int, delay: int) -> QueueRequest:
+    # BURIED: the server has no room for the delay, and has buried it instead.
+    replies = {Status.RELEASED: _yes, Status.BURIED: _yes, Status.NOT_FOUND: _no}
+    return asked(wire.release(id, priority, delay), replies, job=id)
+
+
+def _looked(frame: bytes) -> Request[Peeked | None]:
+    return asked(frame, {Status.FOUND: _peeked, Status.NOT_FOUND: _none}, is_repeatable=True)
+
+
+def _told(frame: bytes) -> Request[Figures | None]:
+    return asked(frame, {Status.OK: _figures, Status.NOT_FOUND: _none}, is_repeatable=True)
+
+
+class JobCommands(Shape):
+    """The methods of a reserved job. They return False if the job is gone, or is no longer reserved by this client: its
+    time to run ended, or the connection was lost.
+    """
+
+    id: int
+
+    @command
+    def delete(self) -> Request[bool]:
+        """Deletes the job, which is done (section "delete"). Also deletes a job that became ready again."""
+        return _done(wire.delete(self.id), Status.DELETED, job=self.id)
+
+    @command
+    def release(self, *, priority: int = PRIORITY, delay: int = 0) -> Request[bool]:
+        """Makes the job ready again for any worker, after `delay` seconds (section "release")."""
+        return _released(self.id, priority, delay)
+
+    @command
+    def bury(self, *, priority: int = PRIORITY) -> Request[bool]:
+        """Puts the job aside until it is kicked (section "bury")."""
+        return _done(wire.bury(self.id, priority), Status.BURIED, job=self.id)
+
+    @command
+    def touch(self) -> Request[bool]:
+        """Restarts the job's time to run (section "touch")."""
+        return _done(wire.touch(self.id), Status.TOUCHED, job=self.id)
+
+    @command
+    def stats(self) -> Request[Figures | None]:
+        """Returns the server's statistics of the job (section "stats-job"); None if it is gone."""
+        return _told(wire.stats_job(self.id))
+
+
+class Commands(Shape, Generic[JobT]):
+    """The methods of a client. Names and bodies are bytes, or text, which is encoded as UTF-8."""
+
+    _tubes: Tubes
+
+    def _new_job(self, reply: Reply) -> JobT:
+        raise NotImplementedError
+
+    # ---- producing ----
+
+    @command
+    def put(self, body: str | bytes, *, priority: int = PRIORITY, delay: int = 0, ttr: int = TTR_S) -> Request[int]:
+        """Adds a job to the used tube, and returns its id (section "put").
+
+        priority: jobs with lower numbers are reserved first.
+        delay: seconds until the job is ready.
+        ttr: time to run: seconds that a worker has for the job.
+
+        Raises Draining, JobTooBig or NoRoom.
+        """
+        return asked(wire.put(as_bytes(body), priority, delay, ttr), {Status.INSERTED: _number, Status.BURIED: _number})
+
+    @command
+    def put_unique(
+        self,
+        body: str | bytes,
+        key: str | bytes,
+        keep: int = 0,
+        *,
+        priority: int = PRIORITY,
+        delay: int = 0,
+        ttr: int = TTR_S,
+    ) -> Request[Inserted]:
+        """Adds a job unless a job with that key exists, in any tube (section "put-unique"). counterd only.
+
+        keep: seconds for which the key stays taken after the job has ended.
+
+        It is safe to repeat, so the client repeats it if the connection is lost.
+        """
+        frame = wire.put_unique(as_bytes(body), as_bytes(key), keep, priority=priority, delay=delay, ttr=ttr)
+        return asked(
+            frame,
+            {
+                Status.INSERTED: lambda reply: Inserted(_number(reply), True),
+                Status.EXISTS: lambda reply: Inserted(_number(reply), False),
+            },
+            is_repeatable=True,
+        )
+
+    @command
+    def use(self, tube: str | bytes) -> Request[bytes]:
+        """Selects the tube that put() adds jobs to (section "use"). The client selects it again when it reconnects."""
+        return asked(wire.use(as_bytes(tube)), {Status.USING: self._tubes.uses}, is_repeatable=True)
+
+    @command
+    def list_tube_used(self) -> Request[bytes]:
+        """Returns the tube that put() adds jobs to (section "list-tube-used")."""
+        return asked(wire.list_tube_used(), {Status.USING: _name}, is_repeatable=True)
+
+    # ---- working ----
+
+    @command
+    def reserve(self, timeout: int | None = None) -> Request[JobT | None]:
+        """Reserves the next ready job of the watched tubes (sections "reserve" and "reserve-with-timeout").
+
+        timeout: whole seconds to wait for a job. 0: do not wait. None: wait for ever.
+
+        Returns None if no job became ready in time. Raises DeadlineSoon if another job that this client has reserved
+        has less than a second left. Calls that are made through this client meanwhile are answered afterwards.
+        """
+        return self._reserving(wire.reserve(timeout), timeout)
+
+    @command
+    def reserve_batch(self, count: int, timeout: int = 0) -> Request[list[JobT]]:
+        """Reserves up to `count` ready jobs, at most 1,000 (section "batch-reserve"). counterd only.
+
+        Waits for the first one like reserve(). Returns an empty list if no job became ready in time.
+        """
+
+        def read(replies: list[Reply]) -> list[JobT]:
+            head, *jobs = replies
+            replied = {Status.JOBS: lambda _: [*map(self._new_job, jobs)], Status.TIMED_OUT: lambda _: []}
+            found: list[JobT] = _result(head, replied)
+            return found
+
+        return QueueRequest(wire.batch_reserve(count, timeout), read, gives=True, patience=timeout, is_repeatable=True)
+
+    @command
+    def reserve_job(self, id: int) -> Request[JobT | None]:
+        """Reserves this job if it is ready, delayed or buried (section "reserve-job"). Else returns None."""
+        replies: dict[Status, Any] = {Status.RESERVED: self._new_job, Status.NOT_FOUND: _none}
+        return QueueRequest(wire.reserve_job(id), lambda found: _result(found[0], replies), gives=True)
+
+    @command
+    def watch(self, tube: str | bytes) -> Request[int]:
+        """Adds a tube to those that jobs are reserved from (section "watch"). Returns how many these are.
+
+        The client watches the same tubes when it reconnects.
+        """
+        return self._tubes.watching(as_bytes(tube), is_watched=True)
+
+    @command
+    def ignore(self, tube: str | bytes) -> Request[int]:
+        """Removes a tube from those that jobs are reserved from (section "ignore"). Returns how many are left.
+
+        Raises Refused if it is the only one.
+        """
+        return self._tubes.watching(as_bytes(tube), is_watched=False)
+
+    @command
+    def list_tubes_watched(self) -> Request[list[bytes]]:
+        """Returns the tubes that jobs are reserved from (section "list-tubes-watched")."""
+        return asked(wire.list_tubes_watched(), {Status.OK: _names}, is_repeatable=True)
+
+    # ---- by id ----
+
+    @command
+    def delete(self, id: int) -> Request[bool]:
+        """Deletes a job that is ready, delayed, buried, or reserved here (section "delete"). False if there is none."""
+        return _done(wire.delete(id), Status.DELETED, job=id)
+
+    @command
+    def peek(self, id: int) -> Request[Peeked | None]:
+        """Returns a job in any state, without reserving it (section "peek"). None if there is no such job."""
+        return _looked(wire.peek(id))
+
+    @command
+    def kick_job(self, id: int) -> Request[bool]:
+        """Makes a buried or delayed job ready (section "kick-job"). False if there is no such job."""
+        return _done(wire.kick_job(id), Status.KICKED)
+
+    @command
+    def stats_job(self, id: int) -> Request[Figures | None]:
+        """Returns the server's statistics of a job (section "stats-job"). None if there is no such job."""
+        return _told(wire.stats_job(id))
+
+    # ---- of the tube that is used ----
+
+    @command
+    def peek_ready(self) -> Request[Peeked | None]:
+        """Returns the job of the used tube that would be reserved next (section "peek-ready")."""
+        return _looked(wire.peek_next("ready"))
+
+    @command
+    def peek_delayed(self) -> Request[Peeked | None]:
+        """Returns the delayed job of the used tube that becomes ready next (section "peek-delayed")."""
+        return _looked(wire.peek_next("delayed"))
+
+    @command
+    def peek_buried(self) -> Request[Peeked | None]:
+        """Returns the buried job of the used tube that would be kicked next (section "peek-buried")."""
+        return _looked(wire.peek_next("buried"))
+
+    @command
+    def kick(self, count: int) -> Request[int]:
+        """Makes up to `count` buried jobs of the used tube ready, or delayed jobs if none is buried (section "kick").
+
+        Returns how many jobs it made ready.
+        """
+        return asked(wire.kick(count), {Status.KICKED: _number})
+
+    # ---- tubes ----
+
+    @command
+    def list_tubes(self) -> Request[list[bytes]]:
+        """Returns the names of all tubes (section "list-tubes")."""
+        return asked(wire.list_tubes(), {Status.OK: _names}, is_repeatable=True)
+
+    @command
+    def stats_tube(self, tube: str | bytes) -> Request[Figures | None]:
+        """Returns the server's statistics of a tube (section "stats-tube"). None if there is no such tube."""
+        return _told(wire.stats_tube(as_bytes(tube)))
+
+    @command
+    def inspect_tube(self, tube: str | bytes) -> Request[Figures | None]:
+        """Like stats_tube(), with how long jobs wait in the tube (section "inspect-tube"). counterd only."""
+        return _told(wire.inspect_tube(as_bytes(tube)))
+
+    @command
+    def pause_tube(self, tube: str | bytes, delay: int) -> Request[bool]:
+        """Stops reserves from a tube for `delay` seconds; 0 ends the pause (section "pause-tube").
+
+        False if there is no such tube.
+        """
+        return _done(wire.pause_tube(as_bytes(tube), delay), Status.PAUSED, is_repeatable=True)
+
+    @command
+    def clear_tube(self, tube: str | bytes, state: str = "all") -> Request[int | None]:
+        """Deletes the jobs of a tube, and returns how many (section "clear-tube"). counterd only.
+
+        state: "ready", "delayed", "buried", or "all" for these three.
+
+        None if there is no such tube.
+        """
+        return asked(wire.clear_tube(as_bytes(tube), state), {Status.CLEARED: _number, Status.NOT_FOUND: _none})
+
+    @command
+    def limit_reserves(self, tube: str | bytes, reserves: int, target: str | bytes) -> Request[None]:
+        """Moves jobs that were reserved `reserves` times to another tube (section "limit-reserves"). counterd only.
+
+        reserves: 0 removes the limit.
+        target: the tube that such jobs move to. If it is the same tube, they are buried.
+        """
+        frame = wire.limit_reserves(as_bytes(tube), reserves, as_bytes(target))
+        return asked(frame, {Status.LIMITED: _none}, is_repeatable=True)
+
+    @command
+    def list_jobs(
+        self,
+        tube: str | bytes,
+        state: str = "all",
+        first: int = 0,
+        count: int = 100,
+        *,
+        search: str | bytes = b"",
+    ) -> Request[list[Figures]]:
+        """Returns the statistics of the jobs of a tube (sections "list-jobs" and "search-jobs"). counterd only.
+
+        state: "ready", "reserved", "delayed", "buried" or "all".
+        first: the lowest id to list.
+        count: how many to list at most; the server lists at most 1,000 at a time.
+        search: list only jobs whose body contains these bytes.
+
+        The list is empty if there is no such tube.
+        """
+        frame = wire.list_jobs(as_bytes(tube), state, first, count, as_bytes(search))
+        replies = {Status.OK: lambda reply: wire.read_jobs(reply.body), Status.NOT_FOUND: lambda _: []}
+        return asked(frame, replies, is_repeatable=True)
+
+    @command
+    def stats(self) -> Request[Figures]:
+        """Returns the server's statistics (section "stats")."""
+        return asked(wire.stats(), {Status.OK: _figures}, is_repeatable=True)
+
+    # ---- inside ----
+
+    def _reserving(self, frame: bytes, timeout: int | None) -> Request[JobT | None]:
+        replies: dict[Status, Any] = {Status.RESERVED: self._new_job, Status.TIMED_OUT: _none}
+        return QueueRequest(
+            frame,
+            lambda found: _result(found[0], replies),
+            gives=True,
+            patience=math.inf if timeout is None else timeout,
+            is_repeatable=True,
+        )
+
+
+class Tubes:
+    """Those that a client uses and watches. A new connection is told so first."""
+
+    def __init__(self, use: str | bytes, watch: str | bytes | Sequence[str | bytes]) -> None:
+        self.used = wire.check_name(as_bytes(use))
+        watched = [watch] if isinstance(watch, (str, bytes)) else watch
+        self.watched = {wire.check_name(as_bytes(tube)): None for tube in watched}
+        if not self.watched:
+            raise ValueError("one tube at least has to be watched")
+
+    def greeting(self) -> list[Request[Any]]:
+        requests: list[Request[Any]] = []
+        if self.used != DEFAULT:
+            requests.append(asked(wire.use(self.used), {Status.USING: _name}))
+        requests += [self.watching(tube, is_watched=True) for tube in self.watched if tube != DEFAULT]
+        if DEFAULT not in self.watched:
+            requests.append(self.watching(DEFAULT, is_watched=False))
+        return requests
+
+    def uses(self, reply: Reply) -> bytes:
+        self.used = reply.name
+        return reply.name
+
+    def watching(self, tube: bytes, *, is_watched: bool) -> Request[int]:
+        def answered(reply: Reply) -> int:
+            if is_watched:
+                self.watched[tube] = None
+            else:
+                self.watched.pop(tube, None)
+            return _number(reply)
+
+        frame = wire.watch(tube) if is_watched else wire.ignore(tube)
+        return asked(frame, {Status.WATCHING: answered}, is_repeatable=True)
+
+
+class QueueCalls(Pending):
+    """The calls of one connection of the beanstalk protocol, which are answered in order. held: reserved jobs.
+
+    A job that came for nobody is made ready again, with its own priority, for which the server is asked first.
+    """
+
+    MASK = (1 << 63) - 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parser = wire.Parser()
+        self._requests: dict[int, QueueRequest] = {}  # of those that are pending
+        self._replies: list[Reply] = []  # to the oldest, so far
+        self._reserved: set[int] = set()
+
+    def add(self, call: Call, request: Any, *_: Any) -> bytes:
+        opaque = self._opaque = self._opaque + 1
+        call.frame = request.frame
+        self.pending[opaque] = call
+        self._requests[opaque] = request
+        return call.frame
+
+    def feed(self, data: bytes) -> None:
+        for reply in self._parser.feed(data):
+            self.answered = True
+            if not self.pending:
+                raise ProtocolError(f"the reply {reply.status.value}, where nothing was asked")
+            self._replies.append(reply)
+            head = self._replies[0]
+            if head.status is Status.JOBS and len(self._replies) <= (head.number or 0):
+                continue
+            replies, self._replies = self._replies, []
+            self._answer(replies)
+
+    def _answer(self, replies: list[Reply]) -> None:
+        opaque, call = next(iter(self.pending.items()))
+        request = self._requests[opaque]
+        result, error = None, None
+        try:
+            result = request.read(replies)
+        except ServerError as refusal:
+            error = refusal
+        self.pending.pop(opaque, None)  # all of it may have ended meanwhile: a signal handler may close()
+        self._requests.pop(opaque, None)
+        if request.gives:
+            call.jobs = [reply.number or 0 for reply in replies if reply.status is Status.RESERVED]
+            self._reserved.update(call.jobs)
+        elif request.job and replies[0].status is not Status.TOUCHED:
+            self._reserved.discard(request.job)
+        self.held = len(self._reserved)
+        if not call.settle(result, error):
+            self.forget(call)
+        if request.unwanted and result is not None:
+            self.give_back.append((_released(request.unwanted, int(result["pri"]), 0),))
+
+    def fail(self, error: Any) -> None:
+        self._requests.clear()
+        super().fail(error)
+
+    def forget(self, call: Call) -> None:
+        for job in call.jobs:
+            told = _told(wire.stats_job(job))
+            self.give_back.append((QueueRequest(told.frame, told.read, unwanted=job),))
+        call.jobs = ()
+
+    def may_grant(self, call: Call) -> bool:
+        return call.frame.startswith((b"reserve", b"batch-reserve"))
+
+    def _take_back(self, call: Call) -> None:
+        for opaque in [number for number, pending in self.pending.items() if pending is call]:
+            del self.pending[opaque], self._requests[opaque]
+        call.frame = b""

@@ -1,0 +1,335 @@
+"""Clients for the beanstalk protocol, blocking and for asyncio: counterd's own, and good for beanstalkd as well.
+
+Client has a method for every command. Worker calls a function for each job, keeps the job reserved meanwhile, and then
+deletes, retries or buries it. AsyncClient and AsyncWorker are the same for asyncio.
+
+Stands beside the floors: needs the wire module and counterd.errors only, and works where nothing is compiled.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from counterd.client._addresses import read_addresses
+from counterd.client._aiolink import Link as AioLink
+from counterd.client._aioshared import Shared as AioShared
+from counterd.client._command import Awaiting, Blocking, Recording, Request
+from counterd.client._connection import forked
+from counterd.client._link import Link
+from counterd.client._queue import PORT, Commands, Inserted, JobCommands, Peeked, QueueCalls, Tubes
+from counterd.client._shared import Shared
+from counterd.client._worker import AsyncWorker, Worker
+from counterd.client._working import Bury, Retry
+from counterd.errors import ConnectionLost, ServerError
+from counterd.protocols.beanstalk.errors import DeadlineSoon, Draining, JobTooBig, NoRoom, Refused
+
+if TYPE_CHECKING:
+    import asyncio
+    import os
+    import socket
+    import ssl
+    from collections.abc import Coroutine, Sequence
+    from types import TracebackType
+
+    from counterd.client._tls import SecureSocket
+    from counterd.protocols.beanstalk.wire import Reply
+
+__all__ = [
+    "AsyncClient",
+    "AsyncJob",
+    "AsyncPipeline",
+    "AsyncWorker",
+    "Bury",
+    "Client",
+    "DeadlineSoon",
+    "Draining",
+    "Inserted",
+    "Job",
+    "JobTooBig",
+    "NoRoom",
+    "Peeked",
+    "Pipeline",
+    "Refused",
+    "Retry",
+    "Worker",
+]
+
+
+class Job(JobCommands, Blocking):
+    """A reserved job. id: its number on the server. body: bytes."""
+
+    def __init__(self, client: Client, reply: Reply) -> None:
+        self.id = reply.number or 0
+        self.body = reply.body
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id}, {len(self.body)} bytes>"
+
+    def _run_command(self, request: Request[Any]) -> Any:
+        return self._client._run_command(request)
+
+
+class Client(Commands["Job"], Shared, Blocking):
+    """A connection to a server, which is made again when it is lost. Use it in a `with`, or close() it.
+
+    It connects with the first call. Threads may share a client. Their calls share one connection and are answered in
+    order, so calls behind a reserve() that waits have to wait too: give each thread that reserves its own client, as
+    Worker does. After a fork the connection belongs to the parent; the child connects with its first call.
+
+    host: a host, beanstalk://HOST[:PORT], beanstalks://HOST[:PORT] (with TLS) or beanstalk+unix:///PATH, or several of
+    these, which are tried in order. All of them have to lead to the same server.
+    port: for hosts without a port.
+    path: of a Unix socket, instead of host and port.
+    tls: True or an ssl.SSLContext, as in counterd.client.Client, which also says what a URL may have.
+    use: the tube that put() adds jobs to.
+    watch: the tube, or tubes, that jobs are reserved from.
+    timeout: seconds that each call may take, plus the seconds that a reserve() waits; then it raises Timeout. A job
+    that arrives later is released again.
+    connect_timeout: seconds for connecting to one address, and for TLS's handshake. None: the same as timeout.
+
+    Reserved jobs belong to the connection. When it is lost, the server makes them ready again for any worker. A call
+    whose connection is lost is repeated once on a new connection if that is safe. Otherwise it raises ConnectionLost:
+    after a put(), for example, nobody knows whether the job was added. Use put_unique() where that matters.
+
+    Every call may raise Refused, Timeout, ProtocolError or ConnectionLost. Arguments that do not fit the protocol raise
+    ValueError before anything is sent. After a failed attempt to connect, calls fail at once until the next attempt,
+    0.05 to 2 s later.
+    """
+
+    def __init__(
+        self,
+        host: str | Sequence[str] = "127.0.0.1",
+        port: int = PORT,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        tls: bool | ssl.SSLContext = False,
+        use: str | bytes = "default",
+        watch: str | bytes | Sequence[str | bytes] = "default",
+        timeout: float = 5.0,
+        connect_timeout: float | None = None,
+    ) -> None:
+        super().__init__(read_addresses(host, port, path, "beanstalk", tls), timeout, connect_timeout)
+        self._tubes = Tubes(use, watch)
+        self._link = self._before = self._no_link()
+        forked.add(self)
+
+    def __repr__(self) -> str:
+        return f"<Client {self.where}>"
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection; reserved jobs become ready again. Calls then raise ConnectionLost."""
+        self._closed = True
+        self._link.close()
+
+    def pipeline(self) -> Pipeline:
+        """Collects commands and sends them together: `client.pipeline().put("a").put("b").execute()`."""
+        return Pipeline(self)
+
+    # ---- inside ----
+
+    def _new_job(self, reply: Reply) -> Job:
+        return Job(self, reply)
+
+    def _run_command(self, request: Request[Any]) -> Any:
+        link = self._connected(hears=False)
+        was_good = link.calls.answered
+        try:
+            return link.call(request, patience=request.patience)
+        except ConnectionLost:
+            if self._closed or not was_good or not request.is_repeatable:
+                raise
+        return self._connected(hears=False).call(request, patience=request.patience)
+
+    def _run_all(self, requests: list[Request[Any]]) -> list[Any]:
+        if not requests:
+            return []
+        patience = sum(request.patience for request in requests)
+        calls = self._connected(hears=False).run([(request,) for request in requests], patience)
+        for call in calls:
+            if call.error is not None and not isinstance(call.error, ServerError):
+                raise call.error
+        return [call.result if call.error is None else call.error for call in calls]
+
+    def _make_link(self, connected: socket.socket | SecureSocket, where: str) -> Link:
+        return Link(connected, where, self._timeout, self._on_end, calls=QueueCalls())
+
+    def _connect(self) -> Link:
+        link = super()._connect()
+        try:
+            for call in link.run([(request,) for request in self._tubes.greeting()]):
+                if call.error is not None:
+                    raise call.error
+        except BaseException as error:
+            link.close(str(error) or type(error).__name__)
+            raise
+        return link
+
+
+class Pipeline(Commands["Job"], Recording):
+    """Commands that are sent together. Client.pipeline() makes one."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._tubes = client._tubes
+        self._requests: list[Request[Any]] = []
+
+    def execute(self) -> list[Any]:
+        """Sends the commands and returns their results in order; refusals are among them. Empties the pipeline."""
+        requests, self._requests = self._requests, []
+        return self._client._run_all(requests)
+
+    def _new_job(self, reply: Reply) -> Job:
+        return Job(self._client, reply)
+
+    def _run_command(self, request: Request[Any]) -> Any:
+        self._requests.append(request)
+        return self
+
+
+class AsyncJob(JobCommands, Awaiting):
+    """A reserved job. id: its number on the server. body: bytes."""
+
+    def __init__(self, client: AsyncClient, reply: Reply) -> None:
+        self.id = reply.number or 0
+        self.body = reply.body
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"<AsyncJob {self.id}, {len(self.body)} bytes>"
+
+    def _run_command(self, request: Request[Any]) -> Any:
+        return self._client._run_command(request)
+
+
+class AsyncClient(Commands["AsyncJob"], AioShared, Awaiting):
+    """Client for the tasks of one event loop. Use it in an `async with`, or await close().
+
+    It has the arguments, results and errors of Client. If a reserve() is cancelled and a job arrives later, it is
+    released again. Prefer reserve(timeout) to cancelling: later calls wait until the server has answered the cancelled
+    reserve(). If no job is reserved here, the client ends the connection instead and makes a new one.
+    """
+
+    def __init__(
+        self,
+        host: str | Sequence[str] = "127.0.0.1",
+        port: int = PORT,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        tls: bool | ssl.SSLContext = False,
+        use: str | bytes = "default",
+        watch: str | bytes | Sequence[str | bytes] = "default",
+        timeout: float = 5.0,
+        connect_timeout: float | None = None,
+    ) -> None:
+        super().__init__(read_addresses(host, port, path, "beanstalk", tls), timeout, connect_timeout)
+        self._tubes = Tubes(use, watch)
+        forked.add(self)
+
+    def __repr__(self) -> str:
+        return f"<AsyncClient {self.where}>"
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is GeneratorExit:  # a coroutine that is thrown away cannot wait
+            self._end()
+        else:
+            await self.close()
+
+    def pipeline(self) -> AsyncPipeline:
+        """Collects commands and sends them together: `await client.pipeline().put("a").put("b").execute()`."""
+        return AsyncPipeline(self)
+
+    # ---- inside ----
+
+    def _new_job(self, reply: Reply) -> AsyncJob:
+        return AsyncJob(self, reply)
+
+    def _run_command(self, request: Request[Any]) -> Coroutine[Any, Any, Any]:
+        return self._result(request)
+
+    async def _result(self, request: Request[Any]) -> Any:
+        link = await self._connected(hears=False)
+        was_good = link.calls.answered
+        try:
+            return await self._answer(link, request)
+        except ConnectionLost:
+            if self._closed or not was_good or not request.is_repeatable:
+                raise
+        return await self._answer(await self._connected(hears=False), request)
+
+    async def _answer(self, link: AioLink, request: Request[Any]) -> Any:
+        call = link.start(request, patience=request.patience)
+        assert call.future is not None
+        try:
+            return await call.future
+        except BaseException as error:
+            link.forget(call)
+            calls = link.calls
+            if not isinstance(error, ServerError) and calls.may_grant(call) and not calls.held and calls.pending:
+                link.drop("a reserve was given up")
+            raise
+
+    async def _run_all(self, requests: list[Request[Any]]) -> list[Any]:
+        if not requests:
+            return []
+        link = await self._connected(hears=False)
+        patience = sum(request.patience for request in requests)
+        calls = link.start_all([(request,) for request in requests], patience)
+        futures: list[asyncio.Future[Any]] = [call.future for call in calls if call.future is not None]
+        try:
+            return [await _settled(future) for future in futures]
+        except BaseException:
+            for call in calls:
+                link.forget(call)
+            raise
+
+    def _make_link(self, loop: asyncio.AbstractEventLoop, where: str) -> AioLink:
+        return AioLink(loop, where, self._timeout, self._on_end, self._on_release, calls=QueueCalls())
+
+    def _on_release(self, request: Any) -> None:
+        """Nobody waits for jobs in this client."""
+
+    async def _greet(self, link: AioLink) -> None:
+        for request in self._tubes.greeting():
+            await link.result(request)
+
+
+class AsyncPipeline(Commands["AsyncJob"], Recording):
+    """Commands that are sent together. AsyncClient.pipeline() makes one."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self._tubes = client._tubes
+        self._requests: list[Request[Any]] = []
+
+    async def execute(self) -> list[Any]:
+        """As Pipeline.execute()."""
+        requests, self._requests = self._requests, []
+        return await self._client._run_all(requests)
+
+    def _new_job(self, reply: Reply) -> AsyncJob:
+        return AsyncJob(self._client, reply)
+
+    def _run_command(self, request: Request[Any]) -> Any:
+        self._requests.append(request)
+        return self
+
+
+async def _settled(future: asyncio.Future[Any]) -> Any:
+    try:
+        return await future
+    except ServerError as refusal:
+        return refusal

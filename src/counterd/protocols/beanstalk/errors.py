@@ -1,0 +1,63 @@
+"""What a server of the beanstalk protocol refuses.
+
+Floor 2, pure Python.
+"""
+
+from __future__ import annotations
+
+from counterd.errors import OutOfMemory, ServerError
+from counterd.protocols.beanstalk.wire import Status
+
+_TEXTS = {
+    Status.DEADLINE_SOON: "a reserved job's time to run ends within a second",
+    Status.DRAINING: "the server is draining, and takes no jobs",
+    Status.JOB_TOO_BIG: "the body is longer than the server takes",
+    Status.OUT_OF_MEMORY: "the server has no room for it",
+    Status.INTERNAL_ERROR: "the server cannot write it to its journal",
+    Status.NOT_IGNORED: "a connection has to watch one tube at least",
+    Status.BAD_FORMAT: "the server does not take these arguments",
+    Status.UNKNOWN_COMMAND: "the server does not know this command, which is counterd's own",
+}
+
+
+class Refused(ServerError):
+    """The server refused a command. status: the word in its reply."""
+
+    status: Status  # type: ignore[assignment]
+
+    def __init__(self, status: Status) -> None:
+        Exception.__init__(self, status)
+        self.status = status
+        self.text = _TEXTS[status]
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class DeadlineSoon(Refused):
+    """A reserve was refused: a job that this client has reserved has less than a second left. Touch or end it."""
+
+
+class Draining(Refused):
+    """A put was refused because the server is draining."""
+
+
+class JobTooBig(Refused):
+    """A put was refused because the body is longer than the server allows."""
+
+
+class NoRoom(Refused, OutOfMemory):
+    """The server has no room for another job or tube. It is an OutOfMemory."""
+
+
+_ERRORS = {
+    Status.DEADLINE_SOON: DeadlineSoon,
+    Status.DRAINING: Draining,
+    Status.JOB_TOO_BIG: JobTooBig,
+    Status.OUT_OF_MEMORY: NoRoom,
+}
+
+
+def refused(status: Status) -> Refused | None:
+    """The error for a reply; None if that refuses nothing."""
+    return _ERRORS.get(status, Refused)(status) if status in _TEXTS else None

@@ -1,0 +1,51 @@
+"""A command is one method for all shapes of a client."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any
+
+from counterd.client._command import Awaiting, Blocking, Recording, Request, Shape, command
+
+
+class Commands(Shape):
+    @command
+    def double(self, number: int, *, plus: int = 0) -> Request[int]:
+        """Twice the number."""
+        return Request(b"%d" % number, lambda _: 2 * number + plus)
+
+
+class Client(Commands, Blocking):
+    def _run_command(self, request: Request[Any]) -> Any:
+        return request.read([])
+
+
+class AsyncClient(Commands, Awaiting):
+    async def _run_command(self, request: Request[Any]) -> Any:
+        return request.read([])
+
+
+class Pipeline(Commands, Recording):
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+
+    def _run_command(self, request: Request[Any]) -> Any:
+        self.frames.append(request.frame)
+        return self
+
+
+def test_each_shape_does_it_in_its_way() -> None:
+    assert Client().double(4, plus=1) == 9
+    assert asyncio.run(AsyncClient().double(4)) == 8
+    assert Pipeline().double(4).double(number=5).frames == [b"4", b"5"]
+
+
+def test_it_is_a_function_like_any_other() -> None:
+    assert inspect.getdoc(Client.double) == "Twice the number."
+    assert str(inspect.signature(Client().double)) == "(number: 'int', *, plus: 'int' = 0) -> 'int'"
+
+
+def test_a_request_is_neither_patient_nor_repeatable_unless_told() -> None:
+    request = Request(b"x", list)
+    assert (request.patience, request.is_repeatable) == (0.0, False)
