@@ -82,7 +82,7 @@ def test_what_is_sent_is_taken_and_told(place: Place, ear: Gate) -> None:
     assert place.ask("send", "login", "accepted", "they", "--time", str(ahead_ms)) == DONE
     assert ear.told().time_ms == ahead_ms + DAY_MS
     assert place.ask("send", "login", "rejected", "nobody") == DONE
-    assert place.ask("forget", "login", "me") == (0, "", "counterctl: forgot me in login\n")
+    assert place.ask("forget", "login", "me") == (0, "", "counterctl: told the master to forget me in login\n")
     assert ear.told().word == "FORGET"
 
 

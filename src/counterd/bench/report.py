@@ -250,7 +250,10 @@ def _facts(run: Run) -> Table:
         table.add_row("", Text(printable(text), BAD))
     if run.errors and not run.requests:
         protocol = printable(run.options.get("protocol", "this"))
-        table.add_row("", Text(f"nothing was answered: does the server speak the {protocol} protocol?", BAD))
+        doubt = f"does the server speak the {protocol} protocol?"
+        if protocol == "smockron":
+            doubt = "has the master the rules that `counterbench rules --protocol smockron` writes?"
+        table.add_row("", Text(f"nothing was answered: {doubt}", BAD))
     table.add_row("load CPU", cpu(run))
     table.add_row("server", server_use(run))
     if text := fairness(run):

@@ -192,7 +192,10 @@ class Bytes(ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
         found = os.fsencode(value)
         if not self._least <= len(found) <= self._most:
-            self.fail(f"a {self.name} has {self._least} to {self._most:,} bytes, not {len(found):,}", param, ctx)
+            article = "an" if self.name[0] in "aeiou" else "a"
+            self.fail(
+                f"{article} {self.name} has {self._least} to {self._most:,} bytes, not {len(found):,}", param, ctx
+            )
         return found
 
 

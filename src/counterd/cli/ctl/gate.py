@@ -106,6 +106,7 @@ def gate(
     from counterd.client.smockron import AsyncGatekeeper
 
     logging.basicConfig(format="counterctl: %(message)s", level=logging.WARNING)
+    logging.getLogger("counterd.client.smockron").setLevel(logging.INFO)  # that the master is back, too
     masters = (url_of(target.address), url_of(target.control))
     options = {"max_delay_s": max_delay, "max_delayed": max_delayed, "rejected": rejected, "timeout": target.timeout}
     gatekeeper = AsyncGatekeeper(masters, domain, **options)

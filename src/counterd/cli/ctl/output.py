@@ -194,7 +194,8 @@ class Output:
             elif self.form == "csv":
                 csv.writer(sys.stdout, lineterminator="\n").writerow(_exact(columns, row))
             else:
-                cells = (cell(column, value, 0) for column, value in zip(columns, row, strict=True))
+                pairs = zip(columns, row, strict=True)
+                cells = (cell(column, value, 0) for column, value in pairs if not column.detail)
                 _write([sentence(row) if sentence else GAP.join(cells), "\n"])
             sys.stdout.flush()
 

@@ -194,7 +194,7 @@ def forget(target: SmockronTarget, domain: bytes, identifier: bytes) -> None:
     Masters that share their state in a Redis forget it too; what gatekeepers of other masters were told stays.
     """
     target.account(domain, "FORGET", identifier)
-    say(f"forgot {shown(identifier)} in {shown(domain)}")
+    say(f"told the master to forget {shown(identifier)} in {shown(domain)}")
 
 
 @smockron.command()

@@ -472,8 +472,20 @@ def _contradictions(
             key = room.shared.address if room.shared is not None else ""
             if values.get(key) and importlib.util.find_spec(SHARED_NEEDS) is None:
                 yield f"{places.of(key)} needs more to be installed: pip install '.[redis]' in the source tree"
+    yield from _collisions(rooms, values, places)
     if values.get("admin.enable"):
         yield from _admin_contradictions(values, places.where)
+
+
+def _collisions(rooms: Sequence[Room], values: Mapping[str, Any], places: Places) -> Iterator[str]:
+    """Two ports that would listen at the same address."""
+    taken: dict[tuple[str, int], str] = {}
+    for port in (each for room in rooms if values.get(f"{room.name}.enable") for each in ports_of(room)):
+        key, number = port.key("port"), values.get(port.key("port"), 0)
+        for host in values.get(f"{port.room}.bind", ()) if number else ():
+            before = taken.setdefault((host, number), key)
+            if before != key:
+                yield f"{places.of(key)}: {shown(host, number)} is where {before} listens"
 
 
 def _is_off(key: str, values: Mapping[str, Any]) -> bool:

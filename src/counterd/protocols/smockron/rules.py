@@ -113,17 +113,16 @@ def _read_rule(place: str, members: Mapping[str, object], problems: Problems) ->
 
 
 def _fits(place: str, interval: Fraction, burst: Fraction, problems: Problems) -> bool:
-    if interval == 0:
-        problems.add(place, "the interval is 0: every request would be let through")
-    elif interval > SPAN_MAX_NS:
-        problems.add(place, "the interval is longer than ten years")
-    elif burst > SPAN_MAX_NS:
-        problems.add(place, "the burst lasts longer than ten years")
-    elif interval.denominator > PARTS_MAX:
-        problems.add(place, f"the rate is too fine: a nanosecond can be cut into {PARTS_MAX} parts at most")
-    else:
-        return True
-    return False
+    mistakes = [
+        (interval == 0, "the interval is 0: every request would be let through"),
+        (interval > SPAN_MAX_NS, "the interval is longer than ten years"),
+        (burst > SPAN_MAX_NS, "the burst lasts longer than ten years"),
+        (interval.denominator > PARTS_MAX, f"the rate is too fine: a nanosecond has {PARTS_MAX} parts at most"),
+    ]
+    found = [text for is_wrong, text in mistakes if is_wrong]
+    for text in found:
+        problems.add(place, text)
+    return not found
 
 
 def _rounded(span: Fraction) -> int:

@@ -18,7 +18,7 @@ MS = 1_000_000
 SECOND = 1000 * MS
 DAY = 86_400 * SECOND
 NO_DURATION = 'has no duration such as "20 msec", "5s", "min" or "2 hours" in'
-TOO_FINE = "a nanosecond can be cut into 2147483647 parts at most"
+TOO_FINE = "a nanosecond has 2147483647 parts at most"
 
 
 def rule(**fields: Any) -> Rule:
