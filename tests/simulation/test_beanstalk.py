@@ -251,6 +251,15 @@ DEFECTS: dict[Callable[[pytest.MonkeyPatch], None], str] = {
 }
 
 
+# The world in which a defect is noticed, where it is not one of the first: it is looked at first.
+NOTICED_IN = {
+    nothing_is_written: 7,
+    a_key_is_forgotten: 7,
+    nobody_is_told_that_it_fails: 7,
+    jobs_retire_later: 15,
+}
+
+
 @pytest.mark.parametrize(("defect", "promise"), DEFECTS.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_a_broken_promise_is_told(
     defect: Callable[[pytest.MonkeyPatch], None],
@@ -260,7 +269,7 @@ def test_a_broken_promise_is_told(
 ) -> None:
     defect(monkeypatch)
     told = ""
-    for seed in range(1, WORLDS + 1):
+    for seed in (NOTICED_IN.get(defect, 1), *range(1, WORLDS + 1)):
         fine = run.simulate("beanstalk", STEPS, seed, 1, lambda: 0.0)
         told += capsys.readouterr().out
         if not fine and f": {promise}: " in told:
