@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -121,6 +122,17 @@ def test_watching(place: Place, ear: Gate) -> None:
         assert (row["domain"], row["identifier"], row["word"]) == ("login", "seen\\xff", "DELAY_UNTIL")
         assert round(row["wait"] / 86_400, 2) == 1
         assert row["until_ms"] > time.time_ns() // 1_000_000
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(PATIENCE) == 0
+
+
+def test_watching_as_a_table(place: Place, ear: Gate) -> None:
+    command = place.command("watch", "login")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=place.environment) as watching:
+        wait_until(lambda: subscriptions(place.daemon) == 2, "its topic, and that of the gatekeeper here")
+        ear.account(b"login", b"me")
+        assert watching.stdout is not None
+        assert re.fullmatch(r"[0-9:.]+  login  me  DELAY_UNTIL  [0-9]+ h(ours)?\n", watching.stdout.readline())
         watching.send_signal(signal.SIGINT)
         assert watching.wait(PATIENCE) == 0
 

@@ -150,7 +150,7 @@ def test_so_it_is_in_wsgi(caplog: pytest.LogCaptureFixture) -> None:
     assert len(caplog.records) == 2  # one of each middleware
 
 
-@pytest.mark.parametrize("identifier", ["cookie", "header:", [], ["client", "ip"]])
+@pytest.mark.parametrize("identifier", ["cookie", "header:", "header:X Y", "header:X:", [], ["client", "ip"]])
 def test_what_tells_no_requests_apart(identifier: Any) -> None:
     for module in (smockron_asgi, smockron_wsgi):
         with pytest.raises(ValueError, match=r"^identifier: "):

@@ -145,6 +145,16 @@ def test_a_mistake_in_what_is_for_all_listeners_is_told_once(problems, lines, me
     assert problems(BOTH_ON + lines, rooms=(COUNTER, GATE)) == messages
 
 
+def test_two_ports_cannot_be_at_one_address(problems, write):
+    lines = "counter.port = 9\ngate.port = 9\nlistener.bind = 127.0.0.1, ::1\n"
+    assert problems(BOTH_ON + lines, rooms=(COUNTER, GATE)) == [
+        "F:4: gate.port: 127.0.0.1:9 is where counter.port listens",
+        "F:4: gate.port: [::1]:9 is where counter.port listens",
+    ]
+    for fine in (lines + "gate.bind = 127.0.0.2\n", lines.replace("9", "0")):
+        load(write(BOTH_ON + fine), [], [COUNTER, GATE])
+
+
 def test_what_two_rooms_listen_on_cannot_be_reached_if_both_have_what_it_needs(write):
     load(write(BOTH_ON + "listener.bind = 192.0.2.1\nlistener.allow = 192.0.2.0/24"), [], [COUNTER, GATE])
 

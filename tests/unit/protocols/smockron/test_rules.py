@@ -147,6 +147,13 @@ def test_what_is_wrong_is_told_with_its_domain(fields: dict[str, Any], problem: 
     assert problems({"api": fields}) == (problem,)
 
 
+def test_all_that_is_wrong_of_a_rule_is_told_at_once() -> None:
+    assert problems({"api": {"interval": 0, "burst": "9999 days"}}) == (
+        "'api': the interval is 0: every request would be let through",
+        "'api': the burst lasts longer than ten years",
+    )
+
+
 def test_all_mistakes_are_told() -> None:
     assert problems({"a": {"rate": "x", "burst": "x"}, "b": 1, "c": {"rate": "1/s", "burst": 1}, "d\0": {}}) == (
         """'a': rate must be such as "100/sec" or "10 per 2 min", not 'x'""",
