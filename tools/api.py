@@ -153,7 +153,7 @@ def signature(name: str, value: Any, before: str = "") -> str:
         before = "async "
     returned = described.return_annotation
     after = "" if before == "class " or returned is described.empty else f" -> {annotation(returned)}"
-    after = ALIAS.sub(lambda match: alias(getattr(value.__globals__["wire"], match[1])), after)
+    after = ALIAS.sub(lambda match: alias(getattr(inspect.unwrap(value).__globals__["wire"], match[1])), after)
     line = f"{before}{name}({', '.join(words)}){after}"
     if len(line) <= LINE_MAX:
         return line

@@ -74,7 +74,7 @@ class Command(Generic[P, T]):
 def command(make: Callable[Concatenate[Any, P], Request[T]]) -> Command[P, T]:
     """The method that runs what the function makes of its arguments."""
     said: str = make.__annotations__["return"]
-    make.__annotations__["return"] = said.removeprefix("Request[").removesuffix("]")  # as help() is to show it
+    make.__annotations__["return"] = said.partition("[")[2].removesuffix("]")  # without Request, for help()
 
     @functools.wraps(make)
     def run(client: Shape, /, *arguments: P.args, **named: P.kwargs) -> Any:

@@ -15,11 +15,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from counterd.client._addresses import read_addresses
+from counterd.client._command import Awaiting, Blocking
 from counterd.client._connection import (
     CLOSED,
     Connection,
     DeadlinePassed,
-    as_bytes,
     cannot_connect,
     closed_by_server,
     lost,
@@ -30,6 +30,7 @@ from counterd.client._connection import (
     too_late,
 )
 from counterd.client._events import EVENTS_MAX, Events
+from counterd.client._keys import Commands
 from counterd.errors import ConnectionLost, CounterdError, ProtocolError
 from counterd.protocols.throttr import wire
 from counterd.protocols.throttr.wire import (
@@ -45,7 +46,6 @@ from counterd.protocols.throttr.wire import (
     KeyType,
     ListEntry,
     Query,
-    Request,
     Stat,
     StatsEntry,
     Subscriber,
@@ -56,10 +56,11 @@ from counterd.protocols.throttr.wire import (
 if TYPE_CHECKING:
     import os
     import ssl
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
     from types import TracebackType
 
     from counterd.client._addresses import Address
+    from counterd.client._command import Request
 
 __all__ = [
     "AsyncClient",
@@ -93,11 +94,7 @@ def _address(host: str, port: int, path: str | os.PathLike[str] | None, tls: boo
     return read_addresses(host, port, path, "throttr", tls)[0]
 
 
-def _id(id: bytes | str) -> bytes:
-    return bytes.fromhex(id) if isinstance(id, str) else id
-
-
-class Client(Connection):
+class Client(Commands, Connection, Blocking):
     """One connection to a server, and its subscriptions. Not thread-safe: one Client for each thread.
 
     Connects at once; use it in a `with`, or close() it.
@@ -140,106 +137,6 @@ class Client(Connection):
         self._results: list[Any] = []  # of replies that were received; at most one, as one call is under way
         super().__init__(_address(host, port, path, tls), timeout)
 
-    def insert(self, key: str | bytes, quota: int, ttl: int, ttl_type: int = TTLType.SECONDS) -> bool:
-        """Makes a counter (INSERT). False if there is such a key already, or no room."""
-        return self._call(self.encoder.insert(as_bytes(key), quota, ttl, ttl_type))
-
-    def query(self, key: str | bytes) -> Query | None:
-        """A key's quota and what is left of its TTL (QUERY), or None if there is no such key. A buffer's quota is 0."""
-        return self._call(self.encoder.query(as_bytes(key)))
-
-    def update(self, key: str | bytes, attribute: int, change: int, value: int) -> bool:
-        """Changes the quota or the TTL of a key (UPDATE): what the six methods below do, with their results."""
-        return self._call(self.encoder.update(as_bytes(key), attribute, change, value))
-
-    def set_quota(self, key: str | bytes, quota: int) -> bool:
-        """Replaces a counter's quota (UPDATE). False if there is no such key or it is a buffer."""
-        return self._call(self.encoder.update(as_bytes(key), Attribute.QUOTA, Change.PATCH, quota))
-
-    def increase_quota(self, key: str | bytes, by: int) -> bool:
-        """Adds to a counter's quota (UPDATE). False if there is none, or it would not fit; the reference wraps then."""
-        return self._call(self.encoder.update(as_bytes(key), Attribute.QUOTA, Change.INCREASE, by))
-
-    def decrease_quota(self, key: str | bytes, by: int) -> bool:
-        """Takes from a counter's quota (UPDATE). False if there is none or not as much: nothing is taken then."""
-        return self._call(self.encoder.update(as_bytes(key), Attribute.QUOTA, Change.DECREASE, by))
-
-    def set_ttl(self, key: str | bytes, ttl: int) -> bool:
-        """Lets a key expire ttl from now (UPDATE), in the unit it was made with. False if there is no such key."""
-        return self._call(self.encoder.update(as_bytes(key), Attribute.TTL, Change.PATCH, ttl))
-
-    def extend_ttl(self, key: str | bytes, by: int) -> bool:
-        """Lets a key expire later (UPDATE), in the unit it was made with. False if there is no such key."""
-        return self._call(self.encoder.update(as_bytes(key), Attribute.TTL, Change.INCREASE, by))
-
-    def shorten_ttl(self, key: str | bytes, by: int) -> bool:
-        """Lets a key expire earlier (UPDATE), in the unit it was made with. False if there is no such key."""
-        return self._call(self.encoder.update(as_bytes(key), Attribute.TTL, Change.DECREASE, by))
-
-    def purge(self, key: str | bytes) -> bool:
-        """Removes a key (PURGE). False if there is no such key."""
-        return self._call(self.encoder.purge(as_bytes(key)))
-
-    def set(self, key: str | bytes, value: str | bytes, ttl: int, ttl_type: int = TTLType.SECONDS) -> bool:
-        """Makes or replaces a buffer and its TTL (SET). False if the key is a counter, or there is no room."""
-        return self._call(self.encoder.set(as_bytes(key), as_bytes(value), ttl, ttl_type))
-
-    def get(self, key: str | bytes) -> Get | None:
-        """A key's value and what is left of its TTL (GET), or None if there is no such key. A counter's is empty."""
-        return self._call(self.encoder.get(as_bytes(key)))
-
-    def list(self) -> wire.Keys:
-        """All keys (LIST), in no particular order. All of them are in memory at once."""
-        return self._call(self.encoder.list())
-
-    def info(self) -> Info:
-        """The server's figures (INFO)."""
-        return self._call(self.encoder.info())
-
-    def stat(self, key: str | bytes) -> Stat | None:
-        """How often a key was read and written (STAT), or None if there is no such key."""
-        return self._call(self.encoder.stat(as_bytes(key)))
-
-    def stats(self) -> wire.KeyStats:
-        """How often each key was read and written (STATS), in no particular order."""
-        return self._call(self.encoder.stats())
-
-    def subscribe(self, channel: str | bytes) -> bool:
-        """Asks for the events of a channel (SUBSCRIBE); twice brings each twice. False if there is no room."""
-        return self._call(self.encoder.subscribe(as_bytes(channel)))
-
-    def unsubscribe(self, channel: str | bytes) -> bool:
-        """Ends all subscriptions of this connection to a channel (UNSUBSCRIBE). False if there was none."""
-        return self._call(self.encoder.unsubscribe(as_bytes(channel)))
-
-    def publish(self, channel: str | bytes, payload: str | bytes) -> bool:
-        """Sends an event to all subscribers of a channel (PUBLISH), oneself included. False if there are none."""
-        return self._call(self.encoder.publish(as_bytes(channel), as_bytes(payload)))
-
-    def connections(self) -> wire.Connections:
-        """All connections of the server (CONNECTIONS)."""
-        return self._call(self.encoder.connections())
-
-    def connection(self, id: str | bytes) -> ConnectionInfo | None:
-        """One connection (CONNECTION), or None if there is none. id: 16 bytes as of whoami(), or these in hex."""
-        return self._call(self.encoder.connection(_id(id)))
-
-    def channels(self) -> wire.Channels:
-        """All channels that somebody is subscribed to (CHANNELS)."""
-        return self._call(self.encoder.channels())
-
-    def channel(self, channel: str | bytes) -> wire.Subscribers | None:
-        """Who is subscribed to a channel (CHANNEL), or None if nobody is."""
-        return self._call(self.encoder.channel(as_bytes(channel)))
-
-    def whoami(self) -> bytes:
-        """This connection's id, 16 bytes (WHOAMI). In hex it is the name of its own channel."""
-        return self._call(self.encoder.whoami())
-
-    def event(self, channel: str | bytes, request: Request[T]) -> Executed[T] | None:
-        """Has a request of self.encoder executed, as the payload of an event (EVENT). None if that was refused."""
-        return self._call(self.encoder.event(as_bytes(channel), request))
-
     def next_event(self, timeout: float | None = None) -> Event | None:
         """The next event (EVENT), or None if none comes within timeout seconds. 0: only if it is here; None: waits.
 
@@ -268,14 +165,14 @@ class Client(Connection):
                 return
             yield event
 
-    def _call(self, request: Request[T]) -> T:
+    def _run_command(self, request: Request[Any]) -> Any:
         with self._exchange() as deadline:
-            self._parser.expect(request)
-            self._send(request, deadline)
+            self._parser.expect(request.frame)
+            self._send(request.frame, deadline)
             while not self._results:
                 self._receive(deadline)
-            result: T = self._results.pop()
-            return result
+            results, self._results = self._results, []
+            return request.read(results)
 
     def _doubt(self) -> str:
         return self._parser.doubt
@@ -313,11 +210,11 @@ class _Link(asyncio.Protocol):
         if self._transport is None:
             raise ConnectionLost(f"there is no connection to {self.where} yet: connect() makes it")
 
-    async def call(self, request: Request[T]) -> T:
+    async def call(self, request: bytes) -> Any:
         """Sends the request when those before have gone out, and waits for the result."""
         self.check()
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
+        future: asyncio.Future[Any] = loop.create_future()
         timer = loop.call_later(self._timeout, self._expire, future)
         self._unsent.append((request, future))
         self._flush()
@@ -444,7 +341,7 @@ class _EventIterator:
         return event
 
 
-class AsyncClient:
+class AsyncClient(Commands, Awaiting):
     """What Client is, for asyncio: `async with AsyncClient(...) as client`, or connect() and close().
 
     The arguments and results are those of Client, and so are the errors. Calls may run side by side on one connection:
@@ -508,105 +405,8 @@ class AsyncClient:
         self._link.drop(CLOSED)
         await self._link.gone()
 
-    async def insert(self, key: str | bytes, quota: int, ttl: int, ttl_type: int = TTLType.SECONDS) -> bool:
-        """Makes a counter (INSERT). False if there is such a key already, or no room."""
-        return await self._link.call(self.encoder.insert(as_bytes(key), quota, ttl, ttl_type))
-
-    async def query(self, key: str | bytes) -> Query | None:
-        """A key's quota and what is left of its TTL (QUERY), or None if there is no such key. A buffer's quota is 0."""
-        return await self._link.call(self.encoder.query(as_bytes(key)))
-
-    async def update(self, key: str | bytes, attribute: int, change: int, value: int) -> bool:
-        """Changes the quota or the TTL of a key (UPDATE): what the six methods below do, with their results."""
-        return await self._link.call(self.encoder.update(as_bytes(key), attribute, change, value))
-
-    async def set_quota(self, key: str | bytes, quota: int) -> bool:
-        """Replaces a counter's quota (UPDATE). False if there is no such key or it is a buffer."""
-        return await self._link.call(self.encoder.update(as_bytes(key), Attribute.QUOTA, Change.PATCH, quota))
-
-    async def increase_quota(self, key: str | bytes, by: int) -> bool:
-        """Adds to a counter's quota (UPDATE). False if there is none, or it would not fit; the reference wraps then."""
-        return await self._link.call(self.encoder.update(as_bytes(key), Attribute.QUOTA, Change.INCREASE, by))
-
-    async def decrease_quota(self, key: str | bytes, by: int) -> bool:
-        """Takes from a counter's quota (UPDATE). False if there is none or not as much: nothing is taken then."""
-        return await self._link.call(self.encoder.update(as_bytes(key), Attribute.QUOTA, Change.DECREASE, by))
-
-    async def set_ttl(self, key: str | bytes, ttl: int) -> bool:
-        """Lets a key expire ttl from now (UPDATE), in the unit it was made with. False if there is no such key."""
-        return await self._link.call(self.encoder.update(as_bytes(key), Attribute.TTL, Change.PATCH, ttl))
-
-    async def extend_ttl(self, key: str | bytes, by: int) -> bool:
-        """Lets a key expire later (UPDATE), in the unit it was made with. False if there is no such key."""
-        return await self._link.call(self.encoder.update(as_bytes(key), Attribute.TTL, Change.INCREASE, by))
-
-    async def shorten_ttl(self, key: str | bytes, by: int) -> bool:
-        """Lets a key expire earlier (UPDATE), in the unit it was made with. False if there is no such key."""
-        return await self._link.call(self.encoder.update(as_bytes(key), Attribute.TTL, Change.DECREASE, by))
-
-    async def purge(self, key: str | bytes) -> bool:
-        """Removes a key (PURGE). False if there is no such key."""
-        return await self._link.call(self.encoder.purge(as_bytes(key)))
-
-    async def set(self, key: str | bytes, value: str | bytes, ttl: int, ttl_type: int = TTLType.SECONDS) -> bool:
-        """Makes or replaces a buffer and its TTL (SET). False if the key is a counter, or there is no room."""
-        return await self._link.call(self.encoder.set(as_bytes(key), as_bytes(value), ttl, ttl_type))
-
-    async def get(self, key: str | bytes) -> Get | None:
-        """A key's value and what is left of its TTL (GET), or None if there is no such key. A counter's is empty."""
-        return await self._link.call(self.encoder.get(as_bytes(key)))
-
-    async def list(self) -> wire.Keys:
-        """All keys (LIST), in no particular order. All of them are in memory at once."""
-        return await self._link.call(self.encoder.list())
-
-    async def info(self) -> Info:
-        """The server's figures (INFO)."""
-        return await self._link.call(self.encoder.info())
-
-    async def stat(self, key: str | bytes) -> Stat | None:
-        """How often a key was read and written (STAT), or None if there is no such key."""
-        return await self._link.call(self.encoder.stat(as_bytes(key)))
-
-    async def stats(self) -> wire.KeyStats:
-        """How often each key was read and written (STATS), in no particular order."""
-        return await self._link.call(self.encoder.stats())
-
-    async def subscribe(self, channel: str | bytes) -> bool:
-        """Asks for the events of a channel (SUBSCRIBE); twice brings each twice. False if there is no room."""
-        return await self._link.call(self.encoder.subscribe(as_bytes(channel)))
-
-    async def unsubscribe(self, channel: str | bytes) -> bool:
-        """Ends all subscriptions of this connection to a channel (UNSUBSCRIBE). False if there was none."""
-        return await self._link.call(self.encoder.unsubscribe(as_bytes(channel)))
-
-    async def publish(self, channel: str | bytes, payload: str | bytes) -> bool:
-        """Sends an event to all subscribers of a channel (PUBLISH), oneself included. False if there are none."""
-        return await self._link.call(self.encoder.publish(as_bytes(channel), as_bytes(payload)))
-
-    async def connections(self) -> wire.Connections:
-        """All connections of the server (CONNECTIONS)."""
-        return await self._link.call(self.encoder.connections())
-
-    async def connection(self, id: str | bytes) -> ConnectionInfo | None:
-        """One connection (CONNECTION), or None if there is none. id: 16 bytes as of whoami(), or these in hex."""
-        return await self._link.call(self.encoder.connection(_id(id)))
-
-    async def channels(self) -> wire.Channels:
-        """All channels that somebody is subscribed to (CHANNELS)."""
-        return await self._link.call(self.encoder.channels())
-
-    async def channel(self, channel: str | bytes) -> wire.Subscribers | None:
-        """Who is subscribed to a channel (CHANNEL), or None if nobody is."""
-        return await self._link.call(self.encoder.channel(as_bytes(channel)))
-
-    async def whoami(self) -> bytes:
-        """This connection's id, 16 bytes (WHOAMI). In hex it is the name of its own channel."""
-        return await self._link.call(self.encoder.whoami())
-
-    async def event(self, channel: str | bytes, request: Request[T]) -> Executed[T] | None:
-        """Has a request of self.encoder executed, as the payload of an event (EVENT). None if that was refused."""
-        return await self._link.call(self.encoder.event(as_bytes(channel), request))
+    def _run_command(self, request: Request[Any]) -> Coroutine[Any, Any, Any]:
+        return self._link.call(request.frame)
 
     async def next_event(self, timeout: float | None = None) -> Event | None:
         """The next event (EVENT), as Client.next_event() tells it. Several may wait; each event goes to one of them.
