@@ -142,7 +142,7 @@ def listed(pid: int, directory: str) -> int:
 def sampled(daemon: Daemon, period: float, failed: list[str]) -> Sample:
     figures = daemon.crowd.measure(period)
     failed += figures.failed
-    counter, keys = (daemon.stats()["rooms"][room]["figures"] for room in ("counter", "throttr"))
+    counter, keys = (daemon.stats()["protocols"][room]["figures"] for room in ("counter", "throttr"))
     pid, admin = daemon.process.pid, daemon.admin_pid()
     return Sample(
         figures.rate, figures.p50_ms, figures.p99_ms, figures.longest_ms,

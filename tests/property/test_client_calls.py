@@ -107,7 +107,7 @@ def test_each_call_gets_its_own_answer(plans: Any, wanted: bool, opaque: int, ch
             assert (result, error.status) == (None, expected)
     assert calls.held == held
     released = {request[1] for request, _, _ in plans if request[0] is wire.release}
-    given_back = {name for name, _ in calls.give_back}
+    given_back = {name for _, name, _ in calls.give_back}
     assert given_back <= (set() if wanted else granted)
     assert given_back | released >= (set() if wanted else granted)
 
