@@ -133,7 +133,7 @@ simulate: setup
 	$(BIN)/python tests/simulation --steps $(SIMULATE_STEPS) --seed $(SIMULATE_SEED) $(ARGS)
 
 soak: setup
-	$(BIN)/python benchmarks/soak.py --seconds $(SOAK_SECONDS) $(ARGS)
+	$(BIN)/python tests/drills/soak.py --seconds $(SOAK_SECONDS) $(ARGS)
 
 model:
 	$(PYTHON) tools/model.py $(ARGS)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.needs("faketime")
 def test_all_drills_are_played_and_all_promises_kept() -> None:
     found = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "drills.py", "--smoke"],
+        [sys.executable, ROOT / "tests" / "drills", "--smoke"],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert (found.returncode, found.stderr) == (0, ""), found.stdout
@@ -27,7 +27,7 @@ def test_all_drills_are_played_and_all_promises_kept() -> None:
 
 def test_the_soak_runs_and_nothing_is_held_afterwards() -> None:
     found = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "soak.py", "--smoke"],
+        [sys.executable, ROOT / "tests" / "drills" / "soak.py", "--smoke"],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert (found.returncode, found.stderr) == (0, ""), found.stdout

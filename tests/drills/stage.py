@@ -19,7 +19,7 @@ import trustme
 
 from counterd.client import Client
 from counterd.errors import ConnectionLost
-from crowd import MAXIMUM, NAMES, Figures, Handle
+from drills.crowd import MAXIMUM, NAMES, Figures, Handle
 from peers import servers
 from ports import free_ports
 

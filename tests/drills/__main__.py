@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Operations rehearsed: a real daemon is drained, misconfigured, starved and attacked while clients are at work.
 
-    python benchmarks/drills.py [--only TEXT] [--seconds 3] [--smoke]
+    python tests/drills [--only TEXT] [--seconds 3] [--smoke]
 
 drain        in both modes        reload    of files with mistakes      rotation  of the certificate
 descriptors  none left            output    nobody reads it, disk full  clock     an hour back, and forth
@@ -30,19 +30,20 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from counterd.client import Client, throttr
 from counterd.protocols.counter import wire
-from stage import PATIENCE, POLL_S, Stage, wait_until
+from drills.stage import PATIENCE, POLL_S, Stage, wait_until
 
 if TYPE_CHECKING:
     import io
     import ssl
     from collections.abc import Callable
 
-    from crowd import Figures
-    from stage import Daemon
+    from drills.crowd import Figures
+    from drills.stage import Daemon
 
 HOUR_S = 3600
 EARLY_MS, LATE_MS = -5, 2000  # of a TTL: two clocks are compared; and both processes wait for a core

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """A daemon at work for as long as told, and whether anything of it grows meanwhile.
 
-    python benchmarks/soak.py [--seconds 3600] [--period 5] [--smoke]
+    python tests/drills/soak.py [--seconds 3600] [--period 5] [--smoke]
 
-Both rooms and the admin endpoint, at a part of what they can do: the clients of crowd.py, over TLS and over a Unix
+Both protocols and the admin endpoint, at a part of what they can do: the clients of crowd.py, over TLS and over a Unix
 socket, which acquire, hold, release, come and go, and keep books; connections that are idle, a few of them replaced in
 each second; keys of the throttr room that expire, subscribers that leave; once a second a Dump, a LIST and a scrape.
 
@@ -29,18 +29,19 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from counterd.client import throttr
 from counterd.protocols.throttr.wire import TTLType
-from crowd import PATIENCE
+from drills.crowd import PATIENCE
+from drills.stage import Stage
 from peers import servers
-from stage import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from stage import Daemon
+    from drills.stage import Daemon
 
 IDLE, REPLACED = 500, 5  # connections; of them in each second
 MEMORY = "8M"  # of the throttr room: each page of its index is in use before long, however large it is
