@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from counterd.client._connection import CLOSED, FORKED, DeadlinePassed
 from counterd.client._link import Link, ThreadCall
-from counterd.client._portable import Waker
+from counterd.client._portable import Waker, is_mine
 from counterd.client._tokens import FAILURES, TokenCalls, release
 from counterd.protocols.sentinel import wire
 
@@ -54,13 +54,13 @@ class TokenLink(Link):
         The garbage collector does so where it ends a generator, maybe in the midst of this thread's own call.
         """
         self.calls.give_back.append(release(token))
-        if not self._lock._is_owned():
+        if not is_mine(self._lock):
             with self._lock:
                 self._give_back()
 
     def leave(self, tokens: list[Token]) -> None:
         """Ends the connection, after these were given back. Who interrupts a call here leaves them to their leases."""
-        if not self._lock._is_owned():
+        if not is_mine(self._lock):
             self.calls.give_back += [release(token) for token in tokens]
             with self._lock:
                 self._give_back()

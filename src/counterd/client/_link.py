@@ -29,6 +29,7 @@ from counterd.client._connection import (
     lost,
     not_answered,
 )
+from counterd.client._portable import is_mine
 from counterd.errors import ConnectionLost, CounterdError, ProtocolError
 from counterd.protocols.counter import wire
 
@@ -159,7 +160,7 @@ class Link:
         The garbage collector does so where it ends a generator, maybe in the midst of this thread's own call.
         """
         self._disowned.append((hold, name))
-        if not self._lock._is_owned():
+        if not is_mine(self._lock):
             with self._lock:
                 self._give_back()
 
@@ -306,7 +307,7 @@ class Link:
     def _complete(
         self, requests: Sequence[Request], calls: list[ThreadCall], leaving: object = None, patience: float = 0.0
     ) -> None:
-        if self._lock._is_owned() or self._reading == threading.get_ident():
+        if is_mine(self._lock) or self._reading == threading.get_ident():
             raise interrupted()  # what it interrupts would have to go on first
         deadline = time.monotonic() + self._timeout + patience
         try:

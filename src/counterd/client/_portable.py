@@ -11,7 +11,7 @@ import os
 import select
 import socket
 import sys
-from typing import Protocol
+from typing import Any, Protocol
 
 # Told by poll() as soon as the peer has ended its side, whatever is unread. 0: this system does not tell.
 PEER_ENDED: int = getattr(select, "POLLRDHUP", 0)
@@ -78,3 +78,11 @@ def has_ended(connected: HasDescriptor) -> bool:
         return True
     finally:
         looking.detach()
+
+
+def is_mine(lock: Any) -> bool:
+    """Whether this thread has that RLock: a signal handler, or the garbage collector, may run while it has.
+
+    Only CPython's own, private method tells, so it is called here and nowhere else.
+    """
+    return bool(lock._is_owned())

@@ -22,6 +22,7 @@ from counterd.client._connection import (
     not_accepted,
 )
 from counterd.client._link import Link, interrupted
+from counterd.client._portable import is_mine
 from counterd.client._turns import Queue, Turns
 from counterd.errors import ConnectionLost, CounterdError, NotAvailable
 
@@ -85,7 +86,7 @@ class Shared:
         link = self._link
         if not link.closed and not self._before.unheard:
             return link
-        if self._connecting._is_owned():
+        if is_mine(self._connecting):
             raise interrupted()
         with self._connecting:
             link = self._link

@@ -21,6 +21,7 @@ from counterd.client._connection import CLOSED, forked
 from counterd.client._fallback import LOCAL, Fallback, Stats, log
 from counterd.client._holding import NO_LOSS, RAISE, decorated
 from counterd.client._keeper import Keeper, TokenLink
+from counterd.client._portable import is_mine
 from counterd.client._shared import Shared
 from counterd.client._tokens import (
     FAILURES,
@@ -422,7 +423,7 @@ class Client(Shared):
 
     def _is_interrupted(self) -> bool:
         """By a signal handler that runs now, in the midst of something that the keeper may wait for."""
-        return any(lock._is_owned() for lock in (self._keeping, self._connecting, self._link._lock))
+        return any(is_mine(lock) for lock in (self._keeping, self._connecting, self._link._lock))
 
 
 class Hold:
