@@ -21,8 +21,9 @@ from counterd.client._connection import (
     not_accepted,
     open_transport,
 )
-from counterd.client._turns import Queue, Turns
-from counterd.errors import ConnectionLost, CounterdError, NotAvailable
+from counterd.client._turns import Turns
+from counterd.client._waiting import ASK, GIVE_UP, LOOK, WAIT, drive_async, waiting
+from counterd.errors import ConnectionLost, CounterdError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from counterd.client._holding import Wanted
     from counterd.client._pipeline import Request
     from counterd.client._tenure import Seen, Tenure
+    from counterd.client._turns import Queue
+    from counterd.client._waiting import Acts
 
 
 class Turn:
@@ -249,58 +252,17 @@ class Shared:
     # ---- waiting ----
 
     async def _take(self, hold: Any, asked: Wanted, tenure: Tenure | None = None) -> Any:
-        """Waits for what a hold wants, in turn; returns what asking for it did.
-
-        tenure: what this client has had of it. Without one, others never go first.
-        """
+        """Waits for what a hold wants, in turn; returns what asking for it did. See waiting()."""
         loop = self._own_loop()
-        begun = loop.time()
-        deadline = None if asked.timeout is None else begun + asked.timeout
         turn = Turn(loop)
-        queue = self._turns.join(asked.name, turn)
-        try:
-            # Who does not wait has no turn either: what the first was refused may be there for this one.
-            while asked.timeout != 0 and not self._turns.is_first(asked.name, turn):
-                if not await turn.wait(None if deadline is None else deadline - loop.time()):
-                    raise await self._gives_up(queue, asked)
-            while True:
-                turn.clear()
-                refusal = away = None
-                try:
-                    away = await self._stay_away(queue, asked, tenure, deadline)
-                    if away is None:
-                        taken = await self._ask(hold, asked)
-                        queue.backoff.reset()
-                        return taken
-                    pause = away
-                except NotAvailable:
-                    if tenure is not None:
-                        tenure.refused()
-                    pause = queue.delay(loop.time() - begun)
-                except ConnectionLost as error:
-                    if self._closed:
-                        raise
-                    refusal = error
-                    pause = max(queue.delay(0), self._retry_at - loop.time())
-                if deadline is not None:
-                    left = deadline - loop.time()
-                    if left <= 0 and away is None:
-                        raise refusal or await self._gives_up(queue, asked)
-                    pause = min(pause, left)
-                await turn.wait(pause)
-        finally:
-            self._turns.leave(asked.name, turn)
+        steps = waiting(self._turns, turn, asked, tenure, now=loop.time, retry_at=self._next_attempt)
+        acts: Acts = {
+            WAIT: turn.wait,
+            LOOK: lambda: self._look_around(asked),
+            ASK: lambda: self._ask(hold, asked),
+            GIVE_UP: lambda queue: self._gives_up(queue, asked),
+        }
+        return await drive_async(steps, acts)
 
-    async def _stay_away(
-        self, queue: Queue, asked: Wanted, tenure: Tenure | None, deadline: float | None
-    ) -> float | None:
-        """For how many seconds others go first. None: ask now, as does a hold whose time is over."""
-        loop = self._own_loop()
-        now = loop.time()
-        if tenure is None or (deadline is not None and deadline <= now) or tenure.may_ask(now):
-            return None
-        seen = await self._look_around(asked)
-        pause = tenure.looked(loop.time(), seen)
-        if pause is not None:
-            queue.backoff.lengthen()
-        return pause
+    def _next_attempt(self) -> float | None:
+        return None if self._closed else self._retry_at

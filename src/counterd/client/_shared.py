@@ -23,14 +23,17 @@ from counterd.client._connection import (
 )
 from counterd.client._link import Link, interrupted
 from counterd.client._portable import is_mine
-from counterd.client._turns import Queue, Turns
-from counterd.errors import ConnectionLost, CounterdError, NotAvailable
+from counterd.client._turns import Turns
+from counterd.client._waiting import ASK, GIVE_UP, LOOK, WAIT, drive, waiting
+from counterd.errors import ConnectionLost, CounterdError
 
 if TYPE_CHECKING:
     from counterd.client._addresses import Address
     from counterd.client._holding import Wanted
     from counterd.client._tenure import Seen, Tenure
     from counterd.client._tls import SecureSocket
+    from counterd.client._turns import Queue
+    from counterd.client._waiting import Acts
 
 
 class Shared:
@@ -158,56 +161,16 @@ class Shared:
     # ---- waiting ----
 
     def _take(self, hold: Any, asked: Wanted, tenure: Tenure | None = None) -> Any:
-        """Waits for what a hold wants, in turn; returns what asking for it did.
-
-        tenure: what this client has had of it. Without one, others never go first.
-        """
-        begun = time.monotonic()
-        deadline = None if asked.timeout is None else begun + asked.timeout
+        """Waits for what a hold wants, in turn; returns what asking for it did. See waiting()."""
         turn = threading.Event()
-        try:
-            queue = self._turns.join(asked.name, turn)
-            # Who does not wait has no turn either: what the first was refused may be there for this one.
-            while asked.timeout != 0 and not self._turns.is_first(asked.name, turn):
-                if not turn.wait(left(deadline)):
-                    raise self._gives_up(queue, asked)
-            while True:
-                turn.clear()
-                refusal = away = None
-                try:
-                    away = self._stay_away(queue, asked, tenure, left(deadline))
-                    if away is None:
-                        taken = self._ask(hold, asked)
-                        queue.backoff.reset()
-                        return taken
-                    pause = away
-                except NotAvailable:
-                    if tenure is not None:
-                        tenure.refused()
-                    pause = queue.delay(time.monotonic() - begun)
-                except ConnectionLost as error:
-                    if self._closed:
-                        raise
-                    refusal = error
-                    pause = max(queue.delay(0), self._retry_at - time.monotonic())
-                still = left(deadline)
-                if still is not None and still <= 0 and away is None:
-                    raise refusal or self._gives_up(queue, asked)
-                turn.wait(pause if still is None else min(pause, still))
-        finally:
-            self._turns.leave(asked.name, turn)
+        steps = waiting(self._turns, turn, asked, tenure, now=time.monotonic, retry_at=self._next_attempt)
+        acts: Acts = {
+            WAIT: lambda seconds: turn.wait(None if seconds is None else min(seconds, threading.TIMEOUT_MAX)),
+            LOOK: lambda: self._look_around(asked),
+            ASK: lambda: self._ask(hold, asked),
+            GIVE_UP: lambda queue: self._gives_up(queue, asked),
+        }
+        return drive(steps, acts)
 
-    def _stay_away(self, queue: Queue, asked: Wanted, tenure: Tenure | None, still: float | None) -> float | None:
-        """For how many seconds others go first. None: ask now, as does a hold whose time is over."""
-        if tenure is None or (still is not None and still <= 0) or tenure.may_ask(time.monotonic()):
-            return None
-        seen = self._look_around(asked)
-        pause = tenure.looked(time.monotonic(), seen)
-        if pause is not None:
-            queue.backoff.lengthen()
-        return pause
-
-
-def left(deadline: float | None) -> float | None:
-    """Seconds until then, as many as one can wait for."""
-    return None if deadline is None else min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
+    def _next_attempt(self) -> float | None:
+        return None if self._closed else self._retry_at
