@@ -35,7 +35,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from counterd.client import Client, throttr
 from counterd.protocols.counter import wire
-from drills.stage import PATIENCE, POLL_S, Stage, wait_until
+from drills.stage import POLL_S, Stage, wait_until
+from machine import PATIENCE
 
 if TYPE_CHECKING:
     import io
@@ -327,7 +328,7 @@ def clock(stage: Stage) -> None:
     # 0.3 s here: what is looked at is time, not speed.
     library = next(Path("/usr/lib").glob(FAKETIME), None)
     if library is None:
-        raise SystemExit("no libfaketime: apt-get install faketime")
+        raise SystemExit("no libfaketime: `make test-deps` installs it")
     shift = stage.directory / "shift"
     shift.write_text("+0")
     environment = {

@@ -21,6 +21,7 @@ import uvloop
 
 from counterd.client import aio
 from counterd.errors import ConnectionLost, CounterdError, NotAvailable
+from machine import PATIENCE
 
 if TYPE_CHECKING:
     import ssl
@@ -36,7 +37,6 @@ NAMES = [b"drill %d" % number for number in range(20)]
 MAXIMUM = 10  # of each: less than they would take
 HELD_MAX = 20  # of one client, besides what it keeps
 DRAINING = "Draining"
-PATIENCE = 30.0  # seconds: how late answers come is measured, and a busy machine is no failure
 
 
 @dataclass

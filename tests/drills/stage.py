@@ -20,6 +20,7 @@ import trustme
 from counterd.client import Client
 from counterd.errors import ConnectionLost
 from drills.crowd import MAXIMUM, NAMES, Figures, Handle
+from machine import PATIENCE
 from peers import servers
 from ports import free_ports
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PATIENCE = 15.0  # seconds; longer than anything takes that works
 POLL_S = 0.005
 
 

@@ -18,6 +18,7 @@ from counterd.client._calls import Call, Calls
 from counterd.client._events import Events
 from counterd.client._gatekeeping import Core, Options
 from counterd.client._keeper import TokenLink
+from counterd.client._keys import asked
 from counterd.client._link import Link
 from counterd.client._tokens import Tally, TokenCalls
 from counterd.client._told import STALE_MAX
@@ -293,7 +294,7 @@ def throttr_client(size: ValueSize, requests: list[int], source: Source) -> None
     ):
         for number in requests:
             with contextlib.suppress(ProtocolError, ConnectionLost):
-                client._call(THROTTR_REQUESTS[size][number % len(THROTTR_REQUESTS[size])])
+                client._run_command(asked(THROTTR_REQUESTS[size][number % len(THROTTR_REQUESTS[size])]))
         with contextlib.suppress(ProtocolError, ConnectionLost):  # once all that came has been told
             while True:
                 take_event(client)
