@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from counterd.client._backoff import CONNECT_FIRST_S, CONNECT_LONGEST_S, Backoff
 from counterd.client._working import (
     RESERVE_S,
-    End,
     Policy,
     Tended,
     report_away,
@@ -79,6 +78,7 @@ class Worker:
         self._count = threads
         self._policy = Policy(attempts, backoff)
         self._slots: list[_Slot] = []
+        self._running = 0  # threads
         self._stopping = False
         self._stopped = threading.Event()
         # Reentrant: a signal handler may find it locked by what it interrupted.
@@ -98,10 +98,11 @@ class Worker:
             threads = [
                 threading.Thread(target=self._serve, name="counterd-worker", daemon=True) for _ in range(self._count)
             ]
+            self._running = len(threads)
             for thread in threads:
                 thread.start()
             ends_at: float | None = None
-            while any(thread.is_alive() for thread in threads):
+            while self._running:
                 if self._stopping and ends_at is None and grace is not None:
                     ends_at = time.monotonic() + grace
                 if ends_at is not None and time.monotonic() >= ends_at:
@@ -109,7 +110,7 @@ class Worker:
                 self._tend(ends_at)
             for slot in self._slots:
                 slot.client.close()
-        return not any(thread.is_alive() for thread in threads)
+        return not self._running
 
     def stop(self) -> None:
         """Makes run() end. May be called from any thread, from a signal handler and from the function."""
@@ -125,30 +126,33 @@ class Worker:
     # ---- in the threads ----
 
     def _serve(self) -> None:
-        slot = _Slot(self._connect())
+        try:
+            with self._connect() as client:
+                self._serve_through(_Slot(client))
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def _serve_through(self, slot: _Slot) -> None:
         with self._changed:
             self._slots.append(slot)
         backoff, is_away = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S), False
-        try:
-            while not self._stopping:
-                try:
-                    job = slot.client.reserve(RESERVE_S)
-                except CounterdError as error:
-                    if not self._stopping and not is_away:
-                        report_away(error)
-                    is_away = True
-                    self._stopped.wait(backoff.delay())
-                    continue
-                if is_away:
-                    report_back()
-                    is_away = False
-                    backoff.reset()
-                if job is not None and self._begins(slot, job):
-                    self._work(slot, job)
-        finally:
-            slot.client.close()
-            with self._changed:
-                self._changed.notify_all()
+        while not self._stopping:
+            try:
+                job = slot.client.reserve(RESERVE_S)
+            except CounterdError as error:
+                if not self._stopping and not is_away:
+                    report_away(error)
+                is_away = True
+                self._stopped.wait(backoff.delay())
+                continue
+            if is_away:
+                report_back()
+                is_away = False
+                backoff.reset()
+            if job is not None and self._begins(slot, job):
+                self._work(slot, job)
 
     def _begins(self, slot: _Slot, job: Job) -> bool:
         """False if its connection was closed meanwhile, so that it is somebody else's."""
@@ -168,30 +172,28 @@ class Worker:
         with self._changed:
             tended, slot.tended = slot.tended, None
         try:
-            self._end(job, failure)
+            if not self._end(job, failure) or (tended is not None and tended.lost):
+                report_lost(job)
         except CounterdError as error:
             report_unended(job, error)
         finally:
             with self._changed:
                 slot.job = None
-        if tended is not None and tended.lost:
-            report_lost(job)
         if failure is not None and not isinstance(failure, Exception):
             raise failure
 
-    def _end(self, job: Job, failure: BaseException | None) -> None:
+    def _end(self, job: Job, failure: BaseException | None) -> bool:
+        """Whether it was still there, and reserved here."""
         if failure is None:
-            job.delete()
-            return
+            return job.delete()
         figures = job.stats()
         if figures is None:
-            return
+            return False
         end = self._policy.end(failure, figures)
         report_failure(job, failure, end)
         if end.delay is None:
-            job.bury(priority=end.priority)
-        else:
-            job.release(priority=end.priority, delay=end.delay)
+            return job.bury(priority=end.priority)
+        return job.release(priority=end.priority, delay=end.delay)
 
     # ---- in that of run() ----
 
@@ -201,7 +203,7 @@ class Worker:
         with self._changed:
             due = min((each.due for each in self._tended()), default=None)
             times = [moment - now for moment in (due, ends_at) if moment is not None]
-            if not times or min(times) > 0:
+            if self._running and (not times or min(times) > 0):
                 self._changed.wait(min(*times, threading.TIMEOUT_MAX) if times else None)
             now = time.monotonic()
             late = [slot for slot in self._slots if slot.tended is not None and slot.tended.due <= now]
@@ -346,27 +348,25 @@ class AsyncWorker:
             failure = error
         tending.cancel()
         try:
-            await self._end(job, failure)
+            if not await self._end(job, failure) or tended.lost:
+                report_lost(job)
         except CounterdError as error:
             report_unended(job, error)
-        if tended.lost:
-            report_lost(job)
         if failure is not None and not isinstance(failure, Exception):
             raise failure
 
-    async def _end(self, job: AsyncJob, failure: BaseException | None) -> None:
+    async def _end(self, job: AsyncJob, failure: BaseException | None) -> bool:
+        """Whether it was still there, and reserved here."""
         if failure is None:
-            await job.delete()
-            return
+            return await job.delete()
         figures = await job.stats()
         if figures is None:
-            return
-        end: End = self._policy.end(failure, figures)
+            return False
+        end = self._policy.end(failure, figures)
         report_failure(job, failure, end)
         if end.delay is None:
-            await job.bury(priority=end.priority)
-        else:
-            await job.release(priority=end.priority, delay=end.delay)
+            return await job.bury(priority=end.priority)
+        return await job.release(priority=end.priority, delay=end.delay)
 
     async def _tend(self, job: AsyncJob, tended: Tended) -> None:
         loop = asyncio.get_running_loop()

@@ -99,7 +99,7 @@ def report_failure(job: object, error: BaseException, end: End) -> None:
 
 
 def report_lost(job: object) -> None:
-    log.warning("%r was lost while a function worked on it: its time to run was over, or its connection lost", job)
+    log.warning("%r was gone when its function ended: its time to run was over, or its connection was lost", job)
 
 
 def report_unended(job: object, error: CounterdError) -> None:
