@@ -43,10 +43,7 @@ def memory(server: Server, count: int) -> dict[str, float]:
         for first in range(0, count, BATCH):
             numbers = range(first, min(first + BATCH, count))
             connection.sendall(b"".join(_accepted(number) for number in numbers))
-        connection.sendall(wire.ping(0))
-        parser = wire.Parser()
-        while Command(b"PONG", b"") not in parser.feed(connection.recv(RECEIVE_SIZE)):
-            pass
+        _settled(connection)
     return {"bytes each": (server.resident() - before) / count}
 
 
@@ -62,10 +59,7 @@ def tell(server: Server, count: int) -> dict[str, float]:
     with connected(server) as gatekeeper, connected(server, control=True) as listener:
         _greet(gatekeeper)
         listener.sendall(wire.greeting() + wire.ready(SocketType.SUB) + wire.subscribe(wire.topic(THROTTLED.encode())))
-        listener.sendall(wire.ping(0))
-        parser = wire.Parser()
-        while Command(b"PONG", b"") not in parser.feed(listener.recv(RECEIVE_SIZE)):
-            pass
+        parser = _settled(listener)
         others = multiprocessing.Process(target=_pour, args=(server, peak / 2, count / 1000))
         others.start()
         time.sleep(BEGIN_S)
@@ -109,6 +103,15 @@ def _pour(server: Server, rate: float, seconds: float) -> None:
                 time.sleep(PAUSE_S / 10)
     if number * DEPTH < ENOUGH * rate * seconds:
         raise RuntimeError(f"{number * DEPTH / seconds:,.0f} messages a second instead of {rate:,.0f}")
+
+
+def _settled(connection: socket.socket) -> wire.Parser:
+    """Returns once the server has taken all that was sent; what comes after that is for this parser."""
+    connection.sendall(wire.ping(0))
+    parser = wire.Parser()
+    while Command(b"PONG", b"") not in parser.feed(connection.recv(RECEIVE_SIZE)):
+        pass
+    return parser
 
 
 def _greet(gatekeeper: socket.socket) -> None:

@@ -8,18 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from counterd.client._connection import Connection
+from counterd.client._queue import Figures, checked
 from counterd.errors import ProtocolError
 from counterd.protocols.beanstalk import wire
-from counterd.protocols.beanstalk.errors import refused
 from counterd.protocols.beanstalk.wire import Reply, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from counterd.client._addresses import Address
-
-# What the server tells of itself, of a tube or of a job, by the names that the protocol has for it.
-Figures = dict[str, str]
 
 # Tubes that are asked for together.
 AT_ONCE = 100
@@ -177,16 +174,6 @@ class Tail:
         self._settled, self._newest = self._newest, max(self._known, default=self._newest)
         self._known = {number for number in self._known if number > self._settled}
         return new
-
-
-def checked(reply: Reply, *expected: Status) -> Reply:
-    """The reply, if it is one of these. Refused, or ProtocolError if it makes no sense."""
-    if reply.status in expected:
-        return reply
-    if (error := refused(reply.status)) is not None:
-        raise error
-    wanted = " or ".join(status.value for status in expected)
-    raise ProtocolError(f"the reply {reply.status.value}, where {wanted} was to come")
 
 
 def figures(reply: Reply) -> Figures | None:

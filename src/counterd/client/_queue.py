@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from counterd.client._calls import Call, Pending
-from counterd.client._command import Request, Shape, command
+from counterd.client._command import Recording, Request, Shape, command
 from counterd.client._connection import as_bytes
 from counterd.errors import ProtocolError, ServerError
 from counterd.protocols.beanstalk import wire
@@ -74,12 +74,17 @@ def asked(frame: bytes, results: Results, **more: Any) -> QueueRequest:
 
 
 def _result(reply: Reply, results: Results) -> Any:
-    if (found := results.get(reply.status)) is not None:
-        return found(reply)
+    return results[checked(reply, *results).status](reply)
+
+
+def checked(reply: Reply, *expected: Status) -> Reply:
+    """The reply, if it is one of these. Refused, or ProtocolError if it makes no sense."""
+    if reply.status in expected:
+        return reply
     if (error := refused(reply.status)) is not None:
         raise error
-    expected = " or ".join(status.value for status in results)
-    raise ProtocolError(f"the reply {reply.status.value}, where {expected} was to come")
+    wanted = " or ".join(status.value for status in expected)
+    raise ProtocolError(f"the reply {reply.status.value}, where {wanted} was to come")
 
 
 def _yes(reply: Reply) -> bool:
@@ -138,7 +143,16 @@ class JobCommands(Shape):
     time to run ended, or the connection was lost.
     """
 
-    id: int
+    def __init__(self, client: Shape, reply: Reply) -> None:
+        self.id = _number(reply)
+        self.body = reply.body
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}, {len(self.body)} bytes>"
+
+    def _run_command(self, request: Request[Any]) -> Any:
+        return self._client._run_command(request)
 
     @command
     def delete(self) -> Request[bool]:
@@ -411,6 +425,24 @@ class Commands(Shape, Generic[JobT]):
             patience=math.inf if timeout is None else timeout,
             is_repeatable=True,
         )
+
+
+class Recorded(Commands[JobT], Recording):
+    """A pipeline: the commands that a client is to send together."""
+
+    def __init__(self, client: Commands[JobT]) -> None:
+        self._tubes = client._tubes
+        self._new_job = client._new_job  # type: ignore[method-assign]
+        self._requests: list[Request[Any]] = []
+
+    def _run_command(self, request: Request[Any]) -> Any:
+        self._requests.append(request)
+        return self
+
+    def _taken(self) -> list[Request[Any]]:
+        """All of them; there are none then."""
+        requests, self._requests = self._requests, []
+        return requests
 
 
 class Tubes:

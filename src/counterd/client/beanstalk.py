@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from counterd.client._addresses import read_addresses
 from counterd.client._aiolink import Link as AioLink
 from counterd.client._aioshared import Shared as AioShared
-from counterd.client._command import Awaiting, Blocking, Recording, Request
+from counterd.client._command import Awaiting, Blocking, Request
 from counterd.client._connection import forked
 from counterd.client._link import Link
-from counterd.client._queue import PORT, Commands, Inserted, JobCommands, Peeked, QueueCalls, Tubes
+from counterd.client._queue import PORT, Commands, Inserted, JobCommands, Peeked, QueueCalls, Recorded, Tubes
 from counterd.client._shared import Shared
 from counterd.client._worker import AsyncWorker, Worker
 from counterd.client._working import Bury, Retry
@@ -57,17 +57,6 @@ __all__ = [
 
 class Job(JobCommands, Blocking):
     """A reserved job. id: its number on the server. body: bytes."""
-
-    def __init__(self, client: Client, reply: Reply) -> None:
-        self.id = reply.number or 0
-        self.body = reply.body
-        self._client = client
-
-    def __repr__(self) -> str:
-        return f"<Job {self.id}, {len(self.body)} bytes>"
-
-    def _run_command(self, request: Request[Any]) -> Any:
-        return self._client._run_command(request)
 
 
 class Client(Commands["Job"], Shared, Blocking):
@@ -174,40 +163,20 @@ class Client(Commands["Job"], Shared, Blocking):
         return link
 
 
-class Pipeline(Commands["Job"], Recording):
+class Pipeline(Recorded["Job"]):
     """Commands that are sent together. Client.pipeline() makes one."""
 
     def __init__(self, client: Client) -> None:
+        super().__init__(client)
         self._client = client
-        self._tubes = client._tubes
-        self._requests: list[Request[Any]] = []
 
     def execute(self) -> list[Any]:
         """Sends the commands and returns their results in order; refusals are among them. Empties the pipeline."""
-        requests, self._requests = self._requests, []
-        return self._client._run_all(requests)
-
-    def _new_job(self, reply: Reply) -> Job:
-        return Job(self._client, reply)
-
-    def _run_command(self, request: Request[Any]) -> Any:
-        self._requests.append(request)
-        return self
+        return self._client._run_all(self._taken())
 
 
 class AsyncJob(JobCommands, Awaiting):
     """A reserved job. id: its number on the server. body: bytes."""
-
-    def __init__(self, client: AsyncClient, reply: Reply) -> None:
-        self.id = reply.number or 0
-        self.body = reply.body
-        self._client = client
-
-    def __repr__(self) -> str:
-        return f"<AsyncJob {self.id}, {len(self.body)} bytes>"
-
-    def _run_command(self, request: Request[Any]) -> Any:
-        return self._client._run_command(request)
 
 
 class AsyncClient(Commands["AsyncJob"], AioShared, Awaiting):
@@ -307,25 +276,16 @@ class AsyncClient(Commands["AsyncJob"], AioShared, Awaiting):
             await link.result(request)
 
 
-class AsyncPipeline(Commands["AsyncJob"], Recording):
+class AsyncPipeline(Recorded["AsyncJob"]):
     """Commands that are sent together. AsyncClient.pipeline() makes one."""
 
     def __init__(self, client: AsyncClient) -> None:
+        super().__init__(client)
         self._client = client
-        self._tubes = client._tubes
-        self._requests: list[Request[Any]] = []
 
     async def execute(self) -> list[Any]:
         """As Pipeline.execute()."""
-        requests, self._requests = self._requests, []
-        return await self._client._run_all(requests)
-
-    def _new_job(self, reply: Reply) -> AsyncJob:
-        return AsyncJob(self._client, reply)
-
-    def _run_command(self, request: Request[Any]) -> Any:
-        self._requests.append(request)
-        return self
+        return await self._client._run_all(self._taken())
 
 
 async def _settled(future: asyncio.Future[Any]) -> Any:

@@ -36,7 +36,8 @@ from counterd.units import several
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from counterd.client._jobs import Figures, Link
+    from counterd.client._jobs import Link
+    from counterd.client._queue import Figures
 
 SCHEME = "beanstalk"
 PORT = 11300
