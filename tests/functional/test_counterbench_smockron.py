@@ -74,12 +74,15 @@ def test_what_was_taken_is_what_the_master_has_counted(master: Daemon) -> None:
 
 
 def test_control_messages_about_what_others_sent_are_not_counted(master: Daemon) -> None:
+    """Nor those of another load, whose identifiers have the same numbers."""
     with gates.gate(master) as gate:
         stop = threading.Event()
 
         def disturb() -> None:
+            number = 0
             while not stop.is_set():
-                for identifier in (b"nnnnnnnn00000000", b"someone", b"", b"nnnnnnnnffffffff"):
+                number += 1
+                for identifier in (b"nnnnnnnn%08x" % number, b"someone", b"", b"i0000000%08x" % (0xFFFFFFFF - number)):
                     gate.account(CONTROL_DOMAIN, identifier)
 
         thread = threading.Thread(target=disturb)

@@ -725,7 +725,7 @@ cdef class Load(Messages):
     cdef Py_ssize_t hear_control(self, Link* link, const uint8_t* data, size_t left, int64_t now) except -2:
         """Takes a control message, as a reply is read. What others were told is nothing to us."""
         cdef int64_t number
-        cdef Py_ssize_t taken = control_read(data, left, self.templates[<int>CONTROL].digits, &number)
+        cdef Py_ssize_t taken = control_read(data, left, self.templates + <int>CONTROL, self.name_size, &number)
         cdef Request request
         cdef Reply reply
         if not self.listens or link.index < self.connections:

@@ -615,11 +615,13 @@ cdef inline Py_ssize_t handshake_reply(const uint8_t* data, size_t size, Op op, 
 
 
 cdef inline Py_ssize_t control_read(
-    const uint8_t* data, size_t size, int digits, int64_t* number
+    const uint8_t* data, size_t size, const Template* asked, size_t name_size, int64_t* number
 ) noexcept nogil:
-    """A control message: as a reply is read. number: of the request that it is about; -1 if it is about something
-    else. The connection that listens is sent nothing else."""
+    """A control message: as a reply is read. number: of the request, made from that template, that it is about; -1 if
+    it is about what others have sent. The connection that listens is sent nothing else."""
     cdef size_t at = 0
+    cdef size_t head = name_size - asked.digits
+    cdef bint is_delay = False
     cdef int i
     number[0] = -1
     for i in range(CONTROL_FRAMES):
@@ -629,9 +631,11 @@ cdef inline Py_ssize_t control_read(
             return -1
         if size < at + 2 + data[at + 1]:
             return 0
-        if i == 1 and not begins(data + at + 2, data[at + 1], b"DELAY_UNTIL"):
-            digits = 0
-        if i == 2 and 0 < digits <= data[at + 1]:
-            number[0] = <int64_t>name_read(data + at + 2 + data[at + 1] - digits, digits)
+        if i == 1:
+            is_delay = asked.digits and begins(data + at + 2, data[at + 1], b"DELAY_UNTIL")
+        if i == 2 and is_delay and data[at + 1] == name_size and (
+            memcmp(data + at + 2, asked.data + asked.name_at - head, head) == 0
+        ):
+            number[0] = <int64_t>name_read(data + at + 2 + head, asked.digits)
         at += 2 + data[at + 1]
     return at

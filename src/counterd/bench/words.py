@@ -72,7 +72,7 @@ def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
 def names_of(plan: Plan, run: int) -> dict[str, bytes]:
     """The name in each kind of request but for its last digits: of numbers, of buffers, and of what is new each time.
 
-    run: its low 28 bits keep the names that one run inserts, and its tubes, from those of others.
+    run: its low 28 bits keep the names that one run inserts or is told of, and its tubes, from those of others.
     """
     if plan.protocol == "beanstalk":
         tube = b"counterbench-%07x-" % (run & 0xFFFFFFF)
@@ -80,7 +80,7 @@ def names_of(plan: Plan, run: int) -> dict[str, bytes]:
     size = plan.name_size - min(plan.name_size, 8)
     fresh = (b"i" + (b"%07x" % (run & 0xFFFFFFF))[::-1] + b"i" * size)[:size]
     if plan.protocol == "smockron":
-        return {"": b"n" * size}
+        return {"control": fresh, "": b"n" * size}
     return {"insert": fresh, "purge": fresh, "set": b"b" * size, "fetch": b"b" * size, "": b"n" * size}
 
 

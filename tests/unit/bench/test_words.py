@@ -75,6 +75,8 @@ def test_names_of_numbers_of_buffers_and_of_what_is_new() -> None:
     assert names_of(plan, 0xF0001234) == expected
     assert names_of(replace(plan, name_size=11), 0x1234)["insert"] == b"i43"
     assert set(names_of(replace(plan, name_size=8), 0x1234).values()) == {b""}
+    told = Plan(protocol="smockron", work=Work.read("control"))
+    assert names_of(told, 0xF0001234) == {"": b"nnnnnnnn", "control": b"i4321000"}
 
 
 def test_memcached() -> None:
