@@ -61,10 +61,13 @@ class Server:
 
 
 class Script(Server):
-    """Goes through its steps, then waits for the client to close."""
+    """Goes through its steps, then waits for the client to close. again: the steps of the next connections."""
 
-    def __init__(self, steps: tuple[Step, ...], listening: socket.socket) -> None:
-        self.steps = steps
+    def __init__(
+        self, steps: tuple[Step, ...], listening: socket.socket, again: Iterable[tuple[Step, ...]] = ()
+    ) -> None:
+        self._connections = [steps, *again]
+        self.CONNECTIONS = len(self._connections)
         self.wrong: list[str] = []  # requests that are not those of the steps
         self.rest = b"nothing was read"  # what came after the steps
         super().__init__(listening)
@@ -74,7 +77,7 @@ class Script(Server):
         assert self.wrong == []
 
     def serve(self) -> None:
-        for step in self.steps:
+        for step in self._connections.pop(0):
             if callable(step):
                 step(self.connection)
                 continue

@@ -231,7 +231,8 @@ def test_a_wrong_setting_says_what_is_expected(setting: str, text: str) -> None:
 
 def test_a_connection_beyond_the_limit_is_refused_in_its_own_room_only(start: Callable[..., Daemon]) -> None:
     daemon = start({**SETTINGS, "throttr.max_connections": 1})
-    with client_of(daemon), daemon.client() as counters:
+    with client_of(daemon) as only, daemon.client() as counters:
+        only.whoami()
         with socket.create_connection(daemon.served("throttr listens on")[0], timeout=15) as refused:
             assert refused.recv(1) == b""
         counters.noop()

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from counterd.client import _connection, throttr
-from counterd.client._calls import Call, Calls
+from counterd.client._calls import Call
 from counterd.client._events import Events
 from counterd.client._gatekeeping import Core, Options
 from counterd.client._keeper import TokenLink
 from counterd.client._keys import asked
 from counterd.client._link import Link
+from counterd.client._permits import PermitCalls
 from counterd.client._tokens import Tally, TokenCalls
 from counterd.client._told import STALE_MAX
 from counterd.errors import ConnectionLost, CounterdError, EventsLost, ProtocolError, ServerError
@@ -150,7 +151,7 @@ class SeenCall(Call):
 
 def counter_calls(requests: list[int]) -> Callable[[bytes], Iterable[Any]]:
     """Requests of the counter protocol under way, as both clients keep them."""
-    calls = Calls()
+    calls = PermitCalls()
     seen: list[Any] = []
     waiting = [SeenCall(seen) for _ in requests]
     calls.add_all(waiting, [COUNTER_REQUESTS[number % len(COUNTER_REQUESTS)] for number in requests])
@@ -258,7 +259,7 @@ def admin_frames() -> Callable[[bytes], Iterable[Any]]:
 def counter_client(requests: list[int], source: Source) -> None:
     near, far = served(source)
     with far:
-        link = Link(near, "the server", TIMEOUT_S, lambda _: None)
+        link = Link(near, "the server", TIMEOUT_S, lambda _: None, calls=PermitCalls())
         try:
             calls = link.run([COUNTER_REQUESTS[number % len(COUNTER_REQUESTS)] for number in requests])
             for call in calls:

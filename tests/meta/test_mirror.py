@@ -66,6 +66,7 @@ ELSEWHERE = {
     "cli/ctl/serving.py": "is a process: tests/functional/test_gate.py",
     "cli/ctl/smockron.py": "asks a real master: tests/functional/test_counterctl_smockron.py",
     "client/_keys.py": "the methods of both clients: tests/unit/client/test_throttr.py",
+    "client/counter.py": "the client of the package: tests/unit/client/test_client.py",
     "client/_worker.py": "is tried with servers: tests/functional/test_client_beanstalk.py",
     "client/beanstalk.py": "is tried with servers: tests/functional/test_client_beanstalk.py",
     "client/sentinel.py": "tests/functional/test_client_sentinel.py, and tests/functional/test_client_fallback.py",

@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counterd.client._calls import Call, Calls
+from counterd.client._calls import Call
+from counterd.client._permits import PermitCalls
 from counterd.errors import CounterdError, ProtocolError, ServerError
 from counterd.protocols.counter import wire
 
@@ -81,7 +82,7 @@ CUTS = st.lists(st.integers(0, 2000), max_size=20)
 @settings(max_examples=200, deadline=None)
 @given(plans=PLANS, wanted=st.booleans(), opaque=U32, choose=st.randoms(use_true_random=False), at=CUTS)
 def test_each_call_gets_its_own_answer(plans: Any, wanted: bool, opaque: int, choose: Any, at: list[int]) -> None:
-    calls = Calls()
+    calls = PermitCalls()
     calls._opaque = opaque
     made = [Kept(wanted) for _ in plans]
     sent = calls.add_all(made, [request for request, _, _ in plans])
@@ -129,7 +130,7 @@ ALL = [(wire.noop,), (wire.get, b"a"), (wire.acquire, b"a", 1, 1), (wire.release
 @settings(max_examples=500, deadline=None)
 @given(pieces=st.lists(GARBAGE, max_size=12))
 def test_garbage_is_a_protocol_error_and_nothing_else(pieces: list[bytes]) -> None:
-    calls = Calls()
+    calls = PermitCalls()
     made = [Kept(True) for _ in ALL]
     calls.add_all(made, ALL)
     with contextlib.suppress(ProtocolError):

@@ -13,15 +13,14 @@ from asyncio.trsock import TransportSocket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from counterd.client._calls import UNANSWERED_MAX, Call, Calls, Pending
+from counterd.client._calls import UNANSWERED_MAX, Call, Pending
 from counterd.client._connection import FORKED, closed_by_server, lost, not_answered, set_options
 from counterd.errors import CounterdError, ProtocolError
-from counterd.protocols.counter import wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from counterd.client._pipeline import Request
+    from counterd.client._calls import Request
 
 
 def put_away(transport: asyncio.Transport) -> None:
@@ -77,12 +76,11 @@ class Link(asyncio.Protocol):
         on_end: Callable[[Link], None],
         on_release: Callable[[Request], object],
         *,
-        calls: Pending | None = None,
+        calls: Pending,
     ) -> None:
-        """calls: of another protocol than that of counters."""
         self.where = where
         self.closed = ""  # why it is not connected any more
-        self.calls = Calls() if calls is None else calls
+        self.calls = calls
         self.holds: dict[Any, int] = {}  # with how many permits
         self.unheard = False  # it was lost with permits that no hold looks after, and nobody was told yet
         self._loop = loop
@@ -124,13 +122,30 @@ class Link(asyncio.Protocol):
         call = FutureCall(None, self._loop.time() + self._timeout)
         self._send(self.calls.add(call, *request), call.deadline)
 
+    async def listen(self, seconds: float | None) -> bool:
+        """Waits until something is here that the server sent unasked, or the connection has ended: True.
+
+        Or for that many seconds: False.
+        """
+        if self.closed or self.calls.has_unasked():
+            return True
+        future: asyncio.Future[Any] = self._loop.create_future()
+        call = FutureCall(future, math.inf)
+        self.calls.listeners.append(call)
+        try:
+            await asyncio.wait((future,), timeout=None if seconds is None else max(seconds, 0))
+        finally:
+            if not future.done():
+                self.calls.listeners.remove(call)
+        return future.done()
+
     async def result(self, *request: Any) -> Any:
         """Sends a request and waits for its result. If that ends in another way, nothing of it stays behind."""
         return await self._result(self.start(*request))
 
-    async def acquire(self, hold: object, name: bytes, permits: int, maximum: int) -> None:
+    async def acquire(self, hold: object, request: Request) -> None:
         """As result(), for a hold: it has the permits from the moment of the grant."""
-        call = self.start(wire.acquire, name, permits, maximum)
+        call = self.start(*request)
         call.granted = lambda granted: self.holds.__setitem__(hold, granted)
         try:
             await self._result(call)
@@ -211,8 +226,10 @@ class Link(asyncio.Protocol):
         assert self._transport is not None
         info = self._transport.get_extra_info
         is_plain = isinstance(info("peername"), tuple) and info("ssl_object") is None
-        is_new = not self.calls.answered
-        self.drop("the server closed it", lambda: closed_by_server(self.where, plain_and_new=is_plain and is_new))
+        is_new, doubt = not self.calls.answered, self.calls.doubt
+        self.drop(
+            "the server closed it", lambda: closed_by_server(self.where, doubt, plain_and_new=is_plain and is_new)
+        )
 
     def connection_lost(self, error: Exception | None) -> None:
         self.drop(str(error or "it was closed"))
@@ -280,7 +297,7 @@ class Link(asyncio.Protocol):
                 following = min(following, call.deadline)
                 continue
             late += 1  # also if nobody waits for it any more
-            call.settle(None, not_answered(self.where, self._timeout))
+            call.settle(None, not_answered(self.where, self._timeout, self.calls.doubt))
         self._expire_at(following)
         if late and self._paused:
             self.drop("the server takes no more requests")

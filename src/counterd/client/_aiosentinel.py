@@ -12,9 +12,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from counterd.client._addresses import read_addresses
-from counterd.client._aiolink import Link
 from counterd.client._aioshared import Shared
-from counterd.client._connection import CLOSED, FORKED, forked
+from counterd.client._connection import CLOSED, FORKED
 from counterd.client._fallback import LOCAL, Fallback, Stats, log
 from counterd.client._holding import NO_LOSS, RAISE, decorated_async
 from counterd.client._tokens import (
@@ -46,7 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
     from types import TracebackType
 
-    from counterd.client._aiolink import FutureCall
+    from counterd.client._aiolink import FutureCall, Link
+    from counterd.client._calls import Request
     from counterd.client._turns import Queue
     from counterd.errors import CounterdError
     from counterd.protocols.sentinel.errors import Blocked
@@ -85,21 +85,6 @@ class AsyncClient(Shared):
         self._timer: asyncio.TimerHandle | None = None  # something is to be done about them
         self._timer_at = 0.0
         self._keeping: asyncio.Task[None] | None = None
-        forked.add(self)
-
-    def __repr__(self) -> str:
-        return f"<AsyncClient {self.where}>"
-
-    async def __aenter__(self) -> AsyncClient:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is GeneratorExit:  # a coroutine that is thrown away cannot wait
-            self._end()
-        else:
-            await self.close()
 
     async def close(self) -> None:
         """Gives back all tokens, and ends the connection. Later calls raise ConnectionLost."""
@@ -267,9 +252,11 @@ class AsyncClient(Shared):
 
     # ---- the connection ----
 
-    def _make_link(self, loop: asyncio.AbstractEventLoop, where: str) -> Link:
-        calls = TokenCalls(self._fallback.tally)
-        return Link(loop, where, self._timeout, self._on_end, self._on_release, calls=calls)
+    def _make_calls(self) -> TokenCalls:
+        return TokenCalls(self._fallback.tally)
+
+    def _on_release(self, request: Request) -> None:
+        self._turns.wake(request[1])  # who waits for that flow may ask again
 
     def _on_connected(self, link: Link) -> None:
         """Registers it, and goes on with all tokens, so that they are this connection's from now on."""
@@ -338,7 +325,7 @@ class AsyncClient(Shared):
         if not self._leases or self._closed or (self._keeping is not None and not self._keeping.done()):
             return
         if self._outage:
-            at = min(self._retry_at, *(lease.ends for lease in self._leases))
+            at = min(self._attempts.retry_at, *(lease.ends for lease in self._leases))
         else:
             at = min(lease.next for lease in self._leases)
         if self._timer is None or self._timer_at > at:

@@ -1,4 +1,4 @@
-"""What the clients for asyncio have in common whose connection tasks share: the next one when it is lost, and turns.
+"""The base of the clients for asyncio whose connection tasks share: the next connection when one is lost, and turns.
 
 Stands beside the floors.
 """
@@ -8,14 +8,16 @@ from __future__ import annotations
 import asyncio
 import copy
 from asyncio import get_running_loop
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from counterd.client._aiolink import Link
-from counterd.client._backoff import CONNECT_FIRST_S, CONNECT_LONGEST_S, Backoff
+from counterd.client._backoff import Attempts
+from counterd.client._command import Awaiting, Request
 from counterd.client._connection import (
     CLOSED,
     cannot_connect,
     check_timeouts,
+    forked,
     lost,
     no_connection,
     not_accepted,
@@ -23,17 +25,20 @@ from counterd.client._connection import (
 )
 from counterd.client._turns import Turns
 from counterd.client._waiting import ASK, GIVE_UP, LOOK, WAIT, drive_async, waiting
-from counterd.errors import ConnectionLost, CounterdError
+from counterd.errors import ConnectionLost, CounterdError, ServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Sequence
+    from types import TracebackType
 
     from counterd.client._addresses import Address
+    from counterd.client._calls import Pending
     from counterd.client._holding import Wanted
-    from counterd.client._pipeline import Request
     from counterd.client._tenure import Seen, Tenure
     from counterd.client._turns import Queue
     from counterd.client._waiting import Acts
+
+Self = TypeVar("Self", bound="Shared")
 
 
 class Turn:
@@ -76,16 +81,29 @@ class Shared:
         self._addresses = addresses
         self._timeout, self._connect_timeout = check_timeouts(timeout, connect_timeout)
         self._closed = False
-        self._backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
-        self._retry_at = 0.0
-        self._good: Link | None = None  # the last connection through which something was answered, once it was lost
-        self._failure: CounterdError | None = None  # of the last attempt to connect
+        self._attempts = Attempts()
         self._loop: asyncio.AbstractEventLoop | None = None  # in which it is used
         self._link: Link | None = None
-        self._lost: Link | None = None  # with what acquire() got, and no call has told so yet
+        self._lost: Link | None = None  # the connection with which something was lost, until a call has raised that
         self._tasks: set[asyncio.Task[None]] = set()  # its own
         self._connecting: asyncio.Task[None] | None = None
         self._turns = Turns()
+        forked.add(self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.where}>"
+
+    async def __aenter__(self: Self) -> Self:
+        self._own_loop()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is GeneratorExit:  # a coroutine that is thrown away cannot wait
+            self._end()
+        else:
+            await self.close()
 
     @property
     def where(self) -> str:
@@ -103,15 +121,20 @@ class Shared:
 
     # ---- what a client says ----
 
+    def _make_calls(self) -> Pending:
+        """What a new connection keeps its calls in."""
+        raise NotImplementedError
+
     def _make_link(self, loop: asyncio.AbstractEventLoop, where: str) -> Link:
-        return Link(loop, where, self._timeout, self._on_end, self._on_release)
+        return Link(loop, where, self._timeout, self._on_end, self._on_release, calls=self._make_calls())
 
     def _on_end(self, link: Link) -> None:
         """A connection has ended."""
+        if link.unheard:
+            self._lost = link
 
-    def _on_release(self, request: Request) -> None:
-        """What was granted to nobody is given back: who waits for its name may ask again."""
-        self._turns.wake(request[1])
+    def _on_release(self, request: Any) -> None:
+        """What was granted to nobody is given back by this request."""
 
     async def _greet(self, link: Link) -> None:
         """What is said first through a new connection, and has to be answered before anybody uses it. CounterdError."""
@@ -152,8 +175,8 @@ class Shared:
             await asyncio.wait([connecting])  # which others may wait for as well: it goes on if this is cancelled
             if not connecting.cancelled():
                 connecting.result()
-            if self._failure is not None:
-                raise copy.copy(self._failure)
+            if self._attempts.failure is not None:
+                raise copy.copy(self._attempts.failure)
             link = self._link
             if link is not None and link.closed and not self._closed:  # already: a server that has no room does that
                 raise lost(link.where, link.closed)
@@ -162,45 +185,39 @@ class Shared:
         """The task that connects, a new one if there is none. ConnectionLost if it is too early to try again."""
         link = self._link
         if self._connecting is None or self._connecting.done():
-            if link is not None and link.calls.answered and link is not self._good:
-                self._good = link
-                self._backoff.reset()
-                self._retry_at = 0.0
-            if loop.time() < self._retry_at:
-                failure = self._failure or lost(self.where, "the server closed it")
-                raise ConnectionLost(f"{failure}; another attempt is due within {CONNECT_LONGEST_S:g} s")
-            self._failure = None
+            was_good = link is not None and link.calls.answered
+            self._attempts.begin(loop.time(), link, was_good, lost(self.where, "the server closed it"))
             self._connecting = self._started(self._connect(loop))
         return self._connecting
 
     async def _connect(self, loop: asyncio.AbstractEventLoop) -> None:
         """Leaves a link, or a failure. Nobody need be there to hear of either."""
+        failure: CounterdError | None = None
         for address in self._addresses:
             link = self._make_link(loop, str(address))
             try:
                 await asyncio.wait_for(open_transport(loop, link, address), self._connect_timeout)
                 await self._greet(link)
             except (TimeoutError, asyncio.TimeoutError):
-                self._failure = not_accepted(link.where, self._connect_timeout)
+                failure = not_accepted(link.where, self._connect_timeout)
             except OSError as error:
-                self._failure = cannot_connect(link.where, error)
+                failure = cannot_connect(link.where, error)
             except CounterdError as error:
-                self._failure = error
+                failure = error
             except BaseException:
                 link.drop(CLOSED)
                 raise
             else:
                 if self._closed:  # until Python 3.12, wait_for() may lose the cancellation
                     link.drop(CLOSED)
-                # As a server that has too many connections: it accepts, and closes.
-                if self._link is not self._good:
-                    self._retry_at = loop.time() + self._backoff.delay()
-                self._link, self._failure = link, None
+                self._attempts.succeeded(loop.time(), self._link)
+                self._link = link
                 if not link.closed:
                     self._on_connected(link)
                 return
             link.drop("it was not accepted")
-        self._retry_at = loop.time() + self._backoff.delay()
+        assert failure is not None
+        self._attempts.failed(loop.time(), failure)
 
     def _heard(self, link: Link) -> None:
         """A call has told that this connection was lost."""
@@ -265,4 +282,43 @@ class Shared:
         return await drive_async(steps, acts)
 
     def _next_attempt(self) -> float | None:
-        return None if self._closed else self._retry_at
+        return None if self._closed else self._attempts.retry_at
+
+
+class Commanded(Shared, Awaiting):
+    """A client whose methods are the commands of _command."""
+
+    def _run_command(self, request: Request[Any]) -> Coroutine[Any, Any, Any]:
+        return self._result(request)
+
+    async def _result(self, request: Request[Any]) -> Any:
+        link = await self._connected(hears=False)
+        was_good = link.calls.answered
+        try:
+            return await self._answer(link, request)
+        except ConnectionLost:
+            if self._closed or not was_good or not request.is_repeatable:
+                raise
+        return await self._answer(await self._connected(hears=False), request)
+
+    async def _answer(self, link: Link, request: Request[Any]) -> Any:
+        call = link.start(request, patience=request.patience)
+        assert call.future is not None
+        try:
+            return await call.future
+        except BaseException as error:
+            link.forget(call)
+            calls = link.calls
+            # What waits in the server would hold up all behind it, and nobody is there to take what it brings.
+            if not isinstance(error, ServerError) and calls.may_grant(call) and not calls.held and calls.pending:
+                link.drop("a call that waited was given up")
+            raise
+
+    def _greeting(self) -> Sequence[Request[Any]]:
+        """What is asked first of a new connection. What is refused ends it."""
+        return ()
+
+    async def _greet(self, link: Link) -> None:
+        if greeting := self._greeting():
+            calls = link.start_all([(request,) for request in greeting])
+            await asyncio.gather(*(call.future for call in calls if call.future))

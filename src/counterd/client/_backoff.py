@@ -6,6 +6,12 @@ Stands beside the floors; knows no clock.
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
+
+from counterd.errors import ConnectionLost
+
+if TYPE_CHECKING:
+    from counterd.errors import CounterdError
 
 
 class Backoff:
@@ -35,3 +41,38 @@ class Backoff:
 ASK_FIRST_S, ASK_LONGEST_S = 0.005, 0.25
 # Connecting again.
 CONNECT_FIRST_S, CONNECT_LONGEST_S = 0.05, 2.0
+
+
+class Attempts:
+    """When a client may connect again, and the error of its calls until then.
+
+    The first attempt after a connection that was good begins at once. A connection is good if the server answered
+    something through it: a server that has no room accepts connections and closes them.
+    """
+
+    def __init__(self) -> None:
+        self.retry_at = 0.0  # when the next attempt may begin
+        self.failure: CounterdError | None = None  # of the last attempt
+        self._backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
+        self._good: object = None  # the last connection that was good and has ended
+
+    def begin(self, now: float, ended: object, was_good: bool, why: CounterdError) -> None:
+        """An attempt begins, after this connection has ended for this reason. ConnectionLost if it is too early."""
+        if was_good and ended is not self._good:
+            self._good = ended
+            self._backoff.reset()
+            self.retry_at = 0.0
+        if now < self.retry_at:
+            raise ConnectionLost(f"{self.failure or why}; another attempt is due within {CONNECT_LONGEST_S:g} s")
+        self.failure = None
+
+    def failed(self, now: float, failure: CounterdError) -> None:
+        """The attempt has failed."""
+        self.failure = failure
+        self.retry_at = now + self._backoff.delay()
+
+    def succeeded(self, now: float, ended: object) -> None:
+        """There is a new connection in the place of the one that has ended."""
+        self.failure = None
+        if ended is not self._good:
+            self.retry_at = now + self._backoff.delay()

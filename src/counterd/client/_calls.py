@@ -1,71 +1,36 @@
-"""Requests that were sent and not answered yet, found by what their answers repeat: no I/O, no clock.
+"""Requests that were sent and are not answered yet: no I/O, no clock.
 
-Pending is for any protocol whose answers say what they answer, Calls for the counter protocol. What is granted to
-somebody who has gone meanwhile is noted in give_back; whoever owns the connection then releases it there.
+Pending is for any protocol, Ordered for those whose replies come in the order of the requests. What was granted to a
+caller that has gone meanwhile is noted in give_back, and the owner of the connection releases it.
 
 Stands beside the floors, shared by the blocking client and that for asyncio.
 """
 
 from __future__ import annotations
 
-import struct
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from counterd.errors import CounterdError, ProtocolError, ServerError
-from counterd.protocols.counter import wire
-from counterd.protocols.counter.wire import HEADER_SIZE, Opcode, Status
+from counterd.errors import CounterdError, ServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from counterd.client._pipeline import Request
-
+# What is asked: an encoder of a wire module, and its arguments but the opaque; or one request of _command.
+Request = tuple[Any, ...]
 # Calls that were not answered, and given up, before the connection is: what a server that never answers can make a
 # program keep.
 UNANSWERED_MAX = 1 << 17
-
-# An enumeration's members are looked up slowly before Python 3.12.
-_GET, _ACQUIRE, _RELEASE, _DUMP = map(int, (Opcode.GET, Opcode.ACQUIRE, Opcode.RELEASE, Opcode.DUMP))
-_NOT_AVAILABLE = int(Status.RESOURCE_NOT_AVAILABLE)
-_NUMBERS = struct.Struct(">II")  # of an acquire: resources and maximum
-# Where the name begins.
-_GET_NAME, _ACQUIRE_NAME, _RELEASE_NAME = HEADER_SIZE + 2, HEADER_SIZE + 10, HEADER_SIZE + 6
-
-
-class Batch:
-    """What requests that were sent together are granted, and what of it they release themselves; permits by name."""
-
-    def __init__(self) -> None:
-        self.granted: Counter[bytes] = Counter()  # and not released by a later one
-        self.releasing: Counter[bytes] = Counter()  # by those that are not answered yet
-
-    def take(self) -> Iterator[tuple[bytes, int]]:
-        """What they have, and will not release themselves."""
-        for name, permits in self.granted.items():
-            left = permits - self.releasing[name]
-            if left > 0:
-                self.granted[name] -= left
-                yield name, left
-
-    def answered(self, frame: bytes, permits: int, success: bool) -> None:
-        if frame[1] == _ACQUIRE:
-            self.granted[frame[_ACQUIRE_NAME:]] += permits
-        elif frame[1] == _RELEASE:
-            name, released = frame[_RELEASE_NAME:], _released(frame)
-            self.releasing[name] -= released
-            if success:
-                self.granted[name] = max(self.granted[name] - released, 0)
 
 
 class Call:
     """A request that is under way. How its caller waits is up to the client, which overrides settle()."""
 
     frame = b""  # what was sent
+    request: Any = None  # it was made from this one, of a protocol whose replies come in order
     permits = 0  # that it was granted, and that are not given back; of sentinel, the token that stands for them
     jobs: Sequence[int] = ()  # that it was given, of beanstalk
-    batch: Batch | None = None  # of those that it was sent with
-    entries: list[wire.DumpEntry] | None = None  # of a Dump, so far
+    batch: Any = None  # of those that it was sent with, of the counter protocol,
+    entries: list[Any] | None = None  # and of a Dump, so far
 
     def settle(self, result: Any, error: CounterdError | None) -> bool:
         """Tells the caller how it ended. False if nobody waits for it any more."""
@@ -79,6 +44,7 @@ class Pending:
 
     def __init__(self) -> None:
         self.pending: dict[int, Call] = {}  # by opaque, the oldest first
+        self.listeners: list[Call] = []  # that wait for what the server sends unasked
         self.refused = 0  # acquires for which no permits were available; counted of the counter protocol only
         self.answered = False  # the server has said something that makes sense
         self.held = 0  # what would be lost with the connection, but what has been sent back
@@ -113,9 +79,29 @@ class Pending:
         pending, self.pending = self.pending, {}
         for call in pending.values():
             call.settle(None, error())
+        self.wake_listeners()
+
+    def has_unasked(self) -> bool:
+        """Whether something is here that came unasked, and was not taken yet."""
+        return False
+
+    def wake_listeners(self) -> None:
+        """Something has come unasked, or the connection has gone."""
+        listeners, self.listeners = self.listeners, []
+        for call in listeners:
+            call.settle(None, None)
+
+    @property
+    def doubt(self) -> str:
+        """Ends a message that there is no reply: why that may be, if anything hints at it."""
+        return ""
 
     def forget(self, call: Call) -> None:
         """Nobody is there to take what this was granted."""
+        raise NotImplementedError
+
+    def release(self, name: bytes, permits: int) -> Request:
+        """What gives these back."""
         raise NotImplementedError
 
     def may_grant(self, call: Call) -> bool:
@@ -127,110 +113,34 @@ class Pending:
         raise NotImplementedError
 
 
-class Calls(Pending):
-    """The calls of one connection of the counter protocol. held: permits."""
+class Ordered(Pending):
+    """The calls of one connection whose replies come in the order of the requests, which are those of _command."""
 
-    MASK = wire.U32_MAX
+    MASK = (1 << 63) - 1
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._parser = wire.ResponseParser()
-
-    def add(self, call: Call, encode: Callable[..., bytes], *arguments: Any) -> bytes:
-        frame = super().add(call, encode, *arguments)
-        if frame[1] == _RELEASE:
-            self.held -= _released(frame)
-            if call.batch is not None:
-                call.batch.releasing[frame[_RELEASE_NAME:]] += _released(frame)
-        return frame
-
-    def add_all(self, calls: Sequence[Call], requests: Sequence[Request]) -> bytes:
-        if len(calls) > 1:
-            batch = Batch()
-            for call in calls:
-                call.batch = batch
-        return super().add_all(calls, requests)
-
-    def feed(self, data: bytes) -> None:
-        pending = self.pending
-        responses = self._parser.feed(data)
-        for opcode, status, opaque, body in responses:
-            call = pending.get(opaque)
-            if call is None or call.frame[1] != opcode:
-                raise ProtocolError(f"nothing was asked with opcode {opcode:02x} and opaque {opaque:08x}")
-            if status:
-                pending.pop(opaque, None)  # all of it may have ended meanwhile: a signal handler may close()
-                self.held += _released(call.frame)
-                self.refused += status == _NOT_AVAILABLE
-                wanted = call.settle(None, _refusal(call.frame, status, body))
-            elif opcode == _DUMP:
-                self._dumped(call, opaque, body)
-                continue
-            else:
-                result = _DECODERS[opcode](body)
-                pending.pop(opaque, None)
-                if opcode == _ACQUIRE:
-                    self.held += result
-                    call.permits = result
-                wanted = call.settle(result, None)
-            if call.batch is not None:
-                call.batch.answered(call.frame, call.permits, not status)
-            if not wanted:
-                self.forget(call)
-        self.answered = self.answered or bool(responses)
+    def add(self, call: Call, request: Any, *_: Any) -> bytes:
+        self._opaque += 1
+        call.frame, call.request = request.frame, request
+        self.pending[self._opaque] = call
+        return call.frame
 
     def forget(self, call: Call) -> None:
-        """As there, and with it all that those were granted that were sent together."""
-        if call.batch is not None:
-            self.give_back += [(wire.release, name, permits) for name, permits in call.batch.take()]
-        elif call.permits:
-            self.give_back.append((wire.release, call.frame[_ACQUIRE_NAME:], call.permits))
-            call.permits = 0
+        """Its reply is still awaited, in its turn."""
 
     def may_grant(self, call: Call) -> bool:
-        return call.frame[1] == _ACQUIRE
+        return False
+
+    def _read(self, replies: list[Any]) -> tuple[Call, Any, ServerError | None]:
+        """The oldest call, which these replies answer; and its result, or its refusal."""
+        opaque, call = next(iter(self.pending.items()))
+        result, error = None, None
+        try:
+            result = call.request.read(replies)
+        except ServerError as refusal:
+            error = refusal
+        self.pending.pop(opaque, None)  # all of it may have ended meanwhile: a signal handler may close()
+        return call, result, error
 
     def _take_back(self, call: Call) -> None:
-        self.pending.pop(int.from_bytes(call.frame[8:12], "big"), None)
-        self.held += _released(call.frame)
+        self.pending = {opaque: pending for opaque, pending in self.pending.items() if pending is not call}
         call.frame = b""
-
-    def _dumped(self, call: Call, opaque: int, body: bytes) -> None:
-        if call.entries is None:
-            call.entries = []
-        if body:
-            call.entries.append(wire.decode_dump_entry(body))
-        else:
-            self.pending.pop(opaque, None)
-            call.settle(call.entries, None)
-
-
-def _released(frame: bytes) -> int:
-    """The permits that a request gives back."""
-    return int.from_bytes(frame[HEADER_SIZE : HEADER_SIZE + 4], "big") if frame[1] == _RELEASE else 0
-
-
-def _refusal(frame: bytes, status: int, body: bytes) -> ServerError:
-    error = wire.server_error(status, body.decode("utf-8", "backslashreplace"))
-    if frame[1] == _ACQUIRE:
-        error.resources, error.maximum = _NUMBERS.unpack_from(frame, HEADER_SIZE)
-        error.name = frame[_ACQUIRE_NAME:]
-    elif frame[1] == _RELEASE:
-        error.resources, error.name = _released(frame), frame[_RELEASE_NAME:]
-    elif frame[1] == _GET:
-        error.name = frame[_GET_NAME:]
-    return error
-
-
-def _decode_nothing(body: bytes) -> None:
-    if body:
-        raise ProtocolError(f"expected no body, not {body[:16].hex(' ')}")
-
-
-_DECODERS: dict[int, Callable[[bytes], Any]] = {
-    Opcode.NOOP: _decode_nothing,
-    Opcode.GET: wire.decode_consumption,
-    Opcode.ACQUIRE: wire.decode_consumption,
-    Opcode.RELEASE: _decode_nothing,
-    Opcode.STATS: wire.decode_stats,
-}

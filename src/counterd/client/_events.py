@@ -1,4 +1,4 @@
-"""Events that came and were not taken yet: a queue with a bound, and a gap where it was reached.
+"""Events that came and were not taken yet: a queue with a bound, and gaps where it was reached or a connection lost.
 
 Stands beside the floors. Events must not hold up the replies behind them, so what does not fit is left out, and whoever
 takes them is told where and how many; they never come out of order.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from counterd.errors import EventsLost
+from counterd.errors import ConnectionLost, EventsLost
 
 if TYPE_CHECKING:
     from counterd.protocols.throttr.wire import Event
@@ -26,9 +26,12 @@ class Events:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._kept: deque[Event] = deque()
+        self._kept: deque[Event | ConnectionLost] = deque()
         self._bytes = 0
         self._lost = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._kept or self._lost)
 
     def put(self, event: Event) -> None:
         size = _event_bytes(event)
@@ -38,16 +41,28 @@ class Events:
             self._kept.append(event)
             self._bytes += size
 
+    def put_loss(self, loss: ConnectionLost) -> None:
+        """The connection was lost, and maybe events after those that are here. Of several in a row one is kept."""
+        if not self._lost and not (self._kept and isinstance(self._kept[-1], ConnectionLost)):
+            self._kept.append(loss)
+
     def take(self) -> Event | None:
-        """The next one, or None. Raises EventsLost where some are missing, once."""
+        """The next one, or None. Raises EventsLost or ConnectionLost where some are missing, once."""
         if self._kept:
             event = self._kept.popleft()
+            if isinstance(event, ConnectionLost):
+                raise event
             self._bytes -= _event_bytes(event)
             return event
         if self._lost:
             count, self._lost = self._lost, 0
             raise EventsLost(count)
         return None
+
+    def clear(self) -> None:
+        """Forgets all events, and that some are missing."""
+        self._kept.clear()
+        self._bytes = self._lost = 0
 
 
 def _event_bytes(event: Event) -> int:

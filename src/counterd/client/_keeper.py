@@ -215,7 +215,7 @@ class Keeper:
                 hold._tell()
         leases = list(self.leases)
         if client._link.closed:
-            times = [lease.ends for lease in leases] + ([client._retry_at] if leases or self._connects else [])
+            times = [lease.ends for lease in leases] + ([client._attempts.retry_at] if leases or self._connects else [])
         else:
             times = [lease.next for lease in leases]
         return max(min(times) - now, 0.0) if times else None

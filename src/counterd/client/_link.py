@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from counterd.client import _portable
-from counterd.client._calls import UNANSWERED_MAX, Call, Calls, Pending
+from counterd.client._calls import UNANSWERED_MAX, Call, Pending
 from counterd.client._connection import (
     CLOSED,
     FORKED,
@@ -31,15 +31,16 @@ from counterd.client._connection import (
 )
 from counterd.client._portable import is_mine
 from counterd.errors import ConnectionLost, CounterdError, ProtocolError
-from counterd.protocols.counter import wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from counterd.client._pipeline import Request
+    from counterd.client._calls import Request
     from counterd.client._tls import SecureSocket
 
 PUSH_SLICE_S = 0.05  # what somebody who only sends may wait before looking whether nobody reads any more
+# Seconds that taking what is there already may take: poll() counts milliseconds, and a deadline of now is over at once.
+_AT_ONCE = 0.001
 SETTLE_S = 1.0  # what an interrupted caller waits to learn whether something was granted to it
 
 _ENDED = _portable.PEER_ENDED | select.POLLHUP | select.POLLERR
@@ -80,14 +81,13 @@ class Link:
         timeout: float,
         on_end: Callable[[Link], object],
         *,
-        calls: Pending | None = None,
+        calls: Pending,
     ) -> None:
-        """calls: of another protocol than that of counters."""
         self.where = where
         self._on_end = on_end  # called with the lock
         self._timeout = timeout
         self.closed = ""  # why it is not connected any more
-        self.calls = Calls() if calls is None else calls
+        self.calls = calls
         self.holds: dict[Any, int] = {}  # with how many permits
         self.unheard = False  # it was lost with permits that no hold looks after, and nobody was told yet
         self._socket = connected
@@ -133,16 +133,37 @@ class Link:
             raise call.error
         return call.result
 
+    def listen(self, seconds: float | None) -> bool:
+        """Waits until something is here that the server sent unasked, or the connection has ended: True.
+
+        Or for that many seconds: False.
+        """
+        self._check_interrupted()
+        deadline = math.inf if seconds is None else time.monotonic() + max(seconds, _AT_ONCE)
+        call = ThreadCall()
+        try:
+            with self._lock:
+                if self.closed or self.calls.has_unasked():
+                    return True
+                self.calls.listeners.append(call)
+            self._wait(call, deadline)
+        except DeadlinePassed:
+            return False
+        finally:
+            if not call.done:
+                self._stop_listening(call)
+        return True
+
     def tell(self, *request: Any) -> None:
         """Sends a request whose answer nobody waits for, unless the connection has ended."""
         with self._lock:
             if not self.closed:
                 self._tell(*request)
 
-    def acquire(self, hold: object, name: bytes, permits: int, maximum: int) -> None:
+    def acquire(self, hold: object, name: bytes, request: Request) -> None:
         """As call(), for a hold: it has the permits from the moment of the grant."""
         try:
-            self.take((wire.acquire, name, permits, maximum), lambda granted: self.holds.__setitem__(hold, granted))
+            self.take(request, lambda granted: self.holds.__setitem__(hold, granted))
         except BaseException:  # it may have come after the grant
             self.disown(hold, name)
             raise
@@ -150,7 +171,7 @@ class Link:
     def release(self, hold: object, name: bytes) -> None:
         """As call(), with what the hold has here. Where that is interrupted, disown() gives back what is left."""
         call = ThreadCall()
-        self._complete(((wire.release, name, self.holds.get(hold, 0)),), [call], hold)
+        self._complete((self.calls.release(name, self.holds.get(hold, 0)),), [call], hold)
         if call.error is not None:
             raise call.error
 
@@ -228,7 +249,7 @@ class Link:
 
     def _closed_by_server(self) -> ConnectionLost:
         is_tcp = getattr(self._socket, "family", None) in (socket.AF_INET, socket.AF_INET6)  # a SecureSocket has none
-        return closed_by_server(self.where, plain_and_new=is_tcp and not self.calls.answered)
+        return closed_by_server(self.where, self.calls.doubt, plain_and_new=is_tcp and not self.calls.answered)
 
     def _is_polled(self) -> bool:
         return bool(self._reading or self._watched or self._pushing)
@@ -260,7 +281,7 @@ class Link:
         while self._disowned:
             hold, name = self._disowned.pop()
             if permits := self.holds.pop(hold, 0):
-                self.calls.give_back.append((wire.release, name, permits))
+                self.calls.give_back.append(self.calls.release(name, permits))
         while self.calls.give_back and not self.closed:
             self._tell(*self.calls.give_back.pop())
 
@@ -304,11 +325,21 @@ class Link:
 
     # ---- without ----
 
+    def _check_interrupted(self) -> None:
+        if is_mine(self._lock) or self._reading == threading.get_ident():
+            raise interrupted()  # what it interrupts would have to go on first
+
+    def _stop_listening(self, call: ThreadCall) -> None:
+        with self._lock:
+            call.wake = None
+            if call in self.calls.listeners:
+                self.calls.listeners.remove(call)
+            self._pass_on()
+
     def _complete(
         self, requests: Sequence[Request], calls: list[ThreadCall], leaving: object = None, patience: float = 0.0
     ) -> None:
-        if is_mine(self._lock) or self._reading == threading.get_ident():
-            raise interrupted()  # what it interrupts would have to go on first
+        self._check_interrupted()
         deadline = time.monotonic() + self._timeout + patience
         try:
             self._begin(requests, calls, leaving)
@@ -317,8 +348,9 @@ class Link:
             for call in calls:
                 self._wait(call, deadline)
         except DeadlinePassed:
+            doubt = self.calls.doubt
             self._give_up(calls, 0)
-            raise not_answered(self.where, self._timeout + patience) from None
+            raise not_answered(self.where, self._timeout + patience, doubt) from None
         except BaseException:
             self._give_up(calls, SETTLE_S)
             raise

@@ -5,14 +5,16 @@ Stands beside the floors.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from counterd.client._connection import as_bytes
 from counterd.errors import ServerError
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import DumpEntry
 
-Request = tuple[Any, ...]  # an encoder of the wire module, and its arguments but the opaque
+if TYPE_CHECKING:
+    from counterd.client._calls import Request
+
 # Of noop and release None, of get and acquire a number, of stats and dump what the methods return; or a refusal.
 Result = int | dict[str, str] | list[DumpEntry] | ServerError | None
 

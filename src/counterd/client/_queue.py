@@ -9,16 +9,18 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from counterd.client._calls import Call, Pending
+from counterd.client._calls import Ordered
 from counterd.client._command import Recording, Request, Shape, command
 from counterd.client._connection import as_bytes
-from counterd.errors import ProtocolError, ServerError
+from counterd.errors import ProtocolError
 from counterd.protocols.beanstalk import wire
 from counterd.protocols.beanstalk.errors import refused
 from counterd.protocols.beanstalk.wire import Reply, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from counterd.client._calls import Call
 
 PORT = 11300
 PRIORITY = 1 << 16
@@ -480,27 +482,17 @@ class Tubes:
         return asked(frame, {Status.WATCHING: answered}, is_repeatable=True)
 
 
-class QueueCalls(Pending):
-    """The calls of one connection of the beanstalk protocol, which are answered in order. held: reserved jobs.
+class QueueCalls(Ordered):
+    """The calls of one connection of the beanstalk protocol. held: reserved jobs.
 
     A job that came for nobody is made ready again, with its own priority, for which the server is asked first.
     """
 
-    MASK = (1 << 63) - 1
-
     def __init__(self) -> None:
         super().__init__()
         self._parser = wire.Parser()
-        self._requests: dict[int, QueueRequest] = {}  # of those that are pending
         self._replies: list[Reply] = []  # to the oldest, so far
         self._reserved: set[int] = set()
-
-    def add(self, call: Call, request: Any, *_: Any) -> bytes:
-        opaque = self._opaque = self._opaque + 1
-        call.frame = request.frame
-        self.pending[opaque] = call
-        self._requests[opaque] = request
-        return call.frame
 
     def feed(self, data: bytes) -> None:
         for reply in self._parser.feed(data):
@@ -515,15 +507,8 @@ class QueueCalls(Pending):
             self._answer(replies)
 
     def _answer(self, replies: list[Reply]) -> None:
-        opaque, call = next(iter(self.pending.items()))
-        request = self._requests[opaque]
-        result, error = None, None
-        try:
-            result = request.read(replies)
-        except ServerError as refusal:
-            error = refusal
-        self.pending.pop(opaque, None)  # all of it may have ended meanwhile: a signal handler may close()
-        self._requests.pop(opaque, None)
+        call, result, error = self._read(replies)
+        request = call.request
         if request.gives:
             call.jobs = [reply.number or 0 for reply in replies if reply.status is Status.RESERVED]
             self._reserved.update(call.jobs)
@@ -535,10 +520,6 @@ class QueueCalls(Pending):
         if request.unwanted and result is not None:
             self.give_back.append((_released(request.unwanted, int(result["pri"]), 0),))
 
-    def fail(self, error: Any) -> None:
-        self._requests.clear()
-        super().fail(error)
-
     def forget(self, call: Call) -> None:
         for job in call.jobs:
             told = _told(wire.stats_job(job))
@@ -546,9 +527,4 @@ class QueueCalls(Pending):
         call.jobs = ()
 
     def may_grant(self, call: Call) -> bool:
-        return call.frame.startswith((b"reserve", b"batch-reserve"))
-
-    def _take_back(self, call: Call) -> None:
-        for opaque in [number for number, pending in self.pending.items() if pending is call]:
-            del self.pending[opaque], self._requests[opaque]
-        call.frame = b""
+        return bool(call.request.gives)

@@ -1,4 +1,4 @@
-"""What the blocking clients have in common whose connection threads share: the next one when it is lost, and turns.
+"""The base of the blocking clients whose connection threads share: the next connection when one is lost, and turns.
 
 Stands beside the floors.
 """
@@ -8,15 +8,17 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from counterd.client._backoff import CONNECT_FIRST_S, CONNECT_LONGEST_S, Backoff
+from counterd.client._backoff import Attempts
+from counterd.client._command import Blocking, Request
 from counterd.client._connection import (
     CLOSED,
     NOT_YET,
     cannot_connect,
     check_timeouts,
     connected_socket,
+    forked,
     lost,
     no_connection,
     not_accepted,
@@ -28,28 +30,49 @@ from counterd.client._waiting import ASK, GIVE_UP, LOOK, WAIT, drive, waiting
 from counterd.errors import ConnectionLost, CounterdError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
     from counterd.client._addresses import Address
+    from counterd.client._calls import Pending
     from counterd.client._holding import Wanted
     from counterd.client._tenure import Seen, Tenure
     from counterd.client._tls import SecureSocket
     from counterd.client._turns import Queue
     from counterd.client._waiting import Acts
 
+Self = TypeVar("Self", bound="Shared")
+
 
 class Shared:
-    """A connection to a server, and the next one. A client sets _link and _before when it is made."""
-
-    _link: Link  # the connection, which may have ended
-    _before: Link  # the connection that this one replaced
+    """A connection to a server, and the next one."""
 
     def __init__(self, addresses: list[Address], timeout: float, connect_timeout: float | None) -> None:
+        """A client has to be complete but for this: it is asked for a link at once."""
         self._addresses = addresses
         self._timeout, self._connect_timeout = check_timeouts(timeout, connect_timeout)
         self._closed = False
-        self._backoff = Backoff(CONNECT_FIRST_S, CONNECT_LONGEST_S)
-        self._retry_at = 0.0
-        self._failure = ""  # of the last attempt to connect
+        self._attempts = Attempts()
         self._make_locks()
+        self._link = self._before = self._no_link()  # the connection, which may have ended, and the one before it
+        forked.add(self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.where}>"
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection: the server takes back what was held through it. Later calls raise ConnectionLost."""
+        self._closed = True
+        self._link.close()
+        self._turns.wake_all()
 
     @property
     def where(self) -> str:
@@ -58,11 +81,18 @@ class Shared:
 
     # ---- what a client says ----
 
+    def _make_calls(self) -> Pending:
+        """What a new connection keeps its calls in."""
+        raise NotImplementedError
+
     def _make_link(self, connected: socket.socket | SecureSocket, where: str) -> Link:
-        return Link(connected, where, self._timeout, self._on_end)
+        return Link(connected, where, self._timeout, self._on_end, calls=self._make_calls())
 
     def _on_end(self, link: Link) -> None:
         """A connection has ended. Is called with its lock."""
+
+    def _greet(self, link: Link) -> None:
+        """What is said first through a new connection, and has to be answered before anybody uses it. CounterdError."""
 
     def _on_connected(self) -> None:
         """There is a new connection."""
@@ -84,10 +114,10 @@ class Shared:
     def _connected(self, *, hears: bool = True) -> Link:
         """The connection, a new one if it was lost. ConnectionLost or Timeout.
 
-        hears: the caller is to be told if permits were lost with it, and nobody was told yet.
+        hears: the caller is to be told if something was lost with the last one, and nobody was told yet.
         """
         link = self._link
-        if not link.closed and not self._before.unheard:
+        if not link.closed and not (hears and self._before.unheard):
             return link
         if is_mine(self._connecting):
             raise interrupted()
@@ -103,16 +133,10 @@ class Shared:
             return self._reconnected(link) if link.closed else link
 
     def _reconnected(self, ended: Link) -> Link:
-        if ended.calls.answered:
-            self._backoff.reset()
-            self._retry_at = 0.0
-        if time.monotonic() < self._retry_at:
-            failure = self._failure or lost(ended.where, ended.closed)
-            raise ConnectionLost(f"{failure}; another attempt is due within {CONNECT_LONGEST_S:g} s")
-        answered, ended.calls.answered = ended.calls.answered, False
+        attempts = self._attempts
+        attempts.begin(time.monotonic(), ended, ended.calls.answered, lost(ended.where, ended.closed))
         link = self._connect()
-        if not answered:  # as with a server that has too many connections: it accepts, and closes
-            self._retry_at = time.monotonic() + self._backoff.delay()
+        attempts.succeeded(time.monotonic(), ended)
         if ended.unheard:
             self._before = ended
         self._link = link
@@ -124,7 +148,6 @@ class Shared:
 
     def _connect(self) -> Link:
         failure: CounterdError | None = None
-        self._failure = ""
         for address in self._addresses:
             where = str(address)
             try:
@@ -134,10 +157,18 @@ class Shared:
             except OSError as error:
                 failure = cannot_connect(where, error)
             else:
-                return self._make_link(connected, where)
+                link = self._make_link(connected, where)
+                try:
+                    self._greet(link)
+                except BaseException as error:
+                    link.close(str(error) or type(error).__name__)
+                    if not isinstance(error, CounterdError):
+                        raise
+                    failure = error
+                else:
+                    return link
         assert failure is not None
-        self._failure = str(failure)
-        self._retry_at = time.monotonic() + self._backoff.delay()
+        self._attempts.failed(time.monotonic(), failure)
         raise failure
 
     def _no_link(self) -> Link:
@@ -173,4 +204,27 @@ class Shared:
         return drive(steps, acts)
 
     def _next_attempt(self) -> float | None:
-        return None if self._closed else self._retry_at
+        return None if self._closed else self._attempts.retry_at
+
+
+class Commanded(Shared, Blocking):
+    """A client whose methods are the commands of _command."""
+
+    def _run_command(self, request: Request[Any]) -> Any:
+        link = self._connected(hears=False)
+        was_good = link.calls.answered
+        try:
+            return link.call(request, patience=request.patience)
+        except ConnectionLost:
+            if self._closed or not was_good or not request.is_repeatable:
+                raise
+        return self._connected(hears=False).call(request, patience=request.patience)
+
+    def _greeting(self) -> Sequence[Request[Any]]:
+        """What is asked first of a new connection. What is refused ends it."""
+        return ()
+
+    def _greet(self, link: Link) -> None:
+        for call in link.run([(request,) for request in self._greeting()]):
+            if call.error is not None:
+                raise call.error

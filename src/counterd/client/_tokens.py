@@ -18,7 +18,7 @@ from counterd.protocols.sentinel.wire import MessageType, Status
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from counterd.client._pipeline import Request
+    from counterd.client._calls import Request
     from counterd.protocols.sentinel.wire import Response, Value
 
 PORT = 18730

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from counterd.client._addresses import read_default
 from counterd.client._aioshared import Shared
 from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
-from counterd.client._connection import as_bytes, forked, lost
+from counterd.client._connection import as_bytes, lost
 from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, Asked, decorated_async, printed
+from counterd.client._permits import PermitCalls
 from counterd.client._pipeline import Requests, Result, released
 from counterd.client._tenure import Tenure
 from counterd.client._turns import COUNTED_FOR_S, Queue
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from counterd.client._aiolink import Link
-    from counterd.client._pipeline import Request
+    from counterd.client._calls import Request
     from counterd.client._tenure import Seen
     from counterd.protocols.counter.wire import DumpEntry
 
@@ -64,22 +65,6 @@ class Client(Shared):
         self._recovering: asyncio.Task[None] | None = None
         self._again: list[Hold] = []  # those whose permits are to be acquired again
         self._reacquiring = asyncio.Lock()  # while they are, for one of these
-        forked.add(self)
-
-    def __repr__(self) -> str:
-        return f"<Client {self.where}>"
-
-    async def __aenter__(self) -> Client:
-        self._own_loop()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is GeneratorExit:  # a coroutine that is thrown away cannot wait
-            self._end()
-        else:
-            await self.close()
 
     # These pass a coroutine on instead of being one more around it: with many tasks that is a tenth of a call.
 
@@ -183,6 +168,12 @@ class Client(Shared):
             raise
         return [future.exception() or future.result() for future in futures]
 
+    def _make_calls(self) -> PermitCalls:
+        return PermitCalls()
+
+    def _on_release(self, request: Request) -> None:
+        self._turns.wake(request[1])  # who waits for that name may ask again
+
     def _start_anew(self) -> None:
         super()._start_anew()
         self._recovering = None
@@ -196,7 +187,7 @@ class Client(Shared):
             link = await self._connected(hears=False)
         except Timeout as error:  # no answer to connecting is no server, and that is waited for
             raise ConnectionLost(str(error)) from error
-        await link.acquire(hold, asked.name, asked.resources, asked.maximum)
+        await link.acquire(hold, (wire.acquire, asked.name, asked.resources, asked.maximum))
         if link.closed:  # in the same turn of the loop
             raise lost(link.where, link.closed)
         return link
@@ -238,8 +229,7 @@ class Client(Shared):
         """A connection has ended: its holds hear of it."""
         if link.closed in NO_LOSS:
             return
-        if link.unheard:
-            self._lost = link
+        super()._on_end(link)
         self._again += [hold for hold in list(link.holds) if hold._tell()]
         if self._again and (self._recovering is None or self._recovering.done()):
             self._recovering = self._started(self._recover())
@@ -254,7 +244,7 @@ class Client(Shared):
                 if not await hold._acquire_again():
                     self._again.append(hold)
             if self._again:
-                await asyncio.sleep(max(backoff.delay(), self._retry_at - loop.time()))
+                await asyncio.sleep(max(backoff.delay(), self._attempts.retry_at - loop.time()))
 
 
 async def _found(asked: Coroutine[Any, Any, int], default: int) -> int:

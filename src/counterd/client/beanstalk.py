@@ -11,27 +11,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from counterd.client._addresses import read_addresses
-from counterd.client._aiolink import Link as AioLink
-from counterd.client._aioshared import Shared as AioShared
+from counterd.client._aioshared import Commanded as AioCommanded
 from counterd.client._command import Awaiting, Blocking, Request
-from counterd.client._connection import forked
-from counterd.client._link import Link
 from counterd.client._queue import PORT, Commands, Inserted, JobCommands, Peeked, QueueCalls, Recorded, Tubes
-from counterd.client._shared import Shared
+from counterd.client._shared import Commanded
 from counterd.client._worker import AsyncWorker, Worker
 from counterd.client._working import Bury, Retry
-from counterd.errors import ConnectionLost, ServerError
+from counterd.errors import ServerError
 from counterd.protocols.beanstalk.errors import DeadlineSoon, Draining, JobTooBig, NoRoom, Refused
 
 if TYPE_CHECKING:
     import asyncio
     import os
-    import socket
     import ssl
-    from collections.abc import Coroutine, Sequence
-    from types import TracebackType
+    from collections.abc import Sequence
 
-    from counterd.client._tls import SecureSocket
     from counterd.protocols.beanstalk.wire import Reply
 
 __all__ = [
@@ -59,7 +53,7 @@ class Job(JobCommands, Blocking):
     """A reserved job. id: its number on the server. body: bytes."""
 
 
-class Client(Commands["Job"], Shared, Blocking):
+class Client(Commands["Job"], Commanded):
     """A connection to a server, which is made again when it is lost. Use it in a `with`, or close() it.
 
     It connects with the first call. Threads may share a client. Their calls share one connection and are answered in
@@ -98,26 +92,8 @@ class Client(Commands["Job"], Shared, Blocking):
         timeout: float = 5.0,
         connect_timeout: float | None = None,
     ) -> None:
-        super().__init__(read_addresses(host, port, path, "beanstalk", tls), timeout, connect_timeout)
         self._tubes = Tubes(use, watch)
-        self._link = self._before = self._no_link()
-        forked.add(self)
-
-    def __repr__(self) -> str:
-        return f"<Client {self.where}>"
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends the connection; reserved jobs become ready again. Calls then raise ConnectionLost."""
-        self._closed = True
-        self._link.close()
+        super().__init__(read_addresses(host, port, path, "beanstalk", tls), timeout, connect_timeout)
 
     def pipeline(self) -> Pipeline:
         """Collects commands and sends them together: `client.pipeline().put("a").put("b").execute()`."""
@@ -127,16 +103,6 @@ class Client(Commands["Job"], Shared, Blocking):
 
     def _new_job(self, reply: Reply) -> Job:
         return Job(self, reply)
-
-    def _run_command(self, request: Request[Any]) -> Any:
-        link = self._connected(hears=False)
-        was_good = link.calls.answered
-        try:
-            return link.call(request, patience=request.patience)
-        except ConnectionLost:
-            if self._closed or not was_good or not request.is_repeatable:
-                raise
-        return self._connected(hears=False).call(request, patience=request.patience)
 
     def _run_all(self, requests: list[Request[Any]]) -> list[Any]:
         if not requests:
@@ -148,19 +114,11 @@ class Client(Commands["Job"], Shared, Blocking):
                 raise call.error
         return [call.result if call.error is None else call.error for call in calls]
 
-    def _make_link(self, connected: socket.socket | SecureSocket, where: str) -> Link:
-        return Link(connected, where, self._timeout, self._on_end, calls=QueueCalls())
+    def _make_calls(self) -> QueueCalls:
+        return QueueCalls()
 
-    def _connect(self) -> Link:
-        link = super()._connect()
-        try:
-            for call in link.run([(request,) for request in self._tubes.greeting()]):
-                if call.error is not None:
-                    raise call.error
-        except BaseException as error:
-            link.close(str(error) or type(error).__name__)
-            raise
-        return link
+    def _greeting(self) -> Sequence[Request[Any]]:
+        return self._tubes.greeting()
 
 
 class Pipeline(Recorded["Job"]):
@@ -179,7 +137,7 @@ class AsyncJob(JobCommands, Awaiting):
     """A reserved job. id: its number on the server. body: bytes."""
 
 
-class AsyncClient(Commands["AsyncJob"], AioShared, Awaiting):
+class AsyncClient(Commands["AsyncJob"], AioCommanded):
     """Client for the tasks of one event loop. Use it in an `async with`, or await close().
 
     It has the arguments, results and errors of Client. If a reserve() is cancelled and a job arrives later, it is
@@ -201,21 +159,6 @@ class AsyncClient(Commands["AsyncJob"], AioShared, Awaiting):
     ) -> None:
         super().__init__(read_addresses(host, port, path, "beanstalk", tls), timeout, connect_timeout)
         self._tubes = Tubes(use, watch)
-        forked.add(self)
-
-    def __repr__(self) -> str:
-        return f"<AsyncClient {self.where}>"
-
-    async def __aenter__(self) -> AsyncClient:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is GeneratorExit:  # a coroutine that is thrown away cannot wait
-            self._end()
-        else:
-            await self.close()
 
     def pipeline(self) -> AsyncPipeline:
         """Collects commands and sends them together: `await client.pipeline().put("a").put("b").execute()`."""
@@ -225,31 +168,6 @@ class AsyncClient(Commands["AsyncJob"], AioShared, Awaiting):
 
     def _new_job(self, reply: Reply) -> AsyncJob:
         return AsyncJob(self, reply)
-
-    def _run_command(self, request: Request[Any]) -> Coroutine[Any, Any, Any]:
-        return self._result(request)
-
-    async def _result(self, request: Request[Any]) -> Any:
-        link = await self._connected(hears=False)
-        was_good = link.calls.answered
-        try:
-            return await self._answer(link, request)
-        except ConnectionLost:
-            if self._closed or not was_good or not request.is_repeatable:
-                raise
-        return await self._answer(await self._connected(hears=False), request)
-
-    async def _answer(self, link: AioLink, request: Request[Any]) -> Any:
-        call = link.start(request, patience=request.patience)
-        assert call.future is not None
-        try:
-            return await call.future
-        except BaseException as error:
-            link.forget(call)
-            calls = link.calls
-            if not isinstance(error, ServerError) and calls.may_grant(call) and not calls.held and calls.pending:
-                link.drop("a reserve was given up")
-            raise
 
     async def _run_all(self, requests: list[Request[Any]]) -> list[Any]:
         if not requests:
@@ -265,15 +183,11 @@ class AsyncClient(Commands["AsyncJob"], AioShared, Awaiting):
                 link.forget(call)
             raise
 
-    def _make_link(self, loop: asyncio.AbstractEventLoop, where: str) -> AioLink:
-        return AioLink(loop, where, self._timeout, self._on_end, self._on_release, calls=QueueCalls())
+    def _make_calls(self) -> QueueCalls:
+        return QueueCalls()
 
-    def _on_release(self, request: Any) -> None:
-        """Nobody waits for jobs in this client."""
-
-    async def _greet(self, link: AioLink) -> None:
-        for request in self._tubes.greeting():
-            await link.result(request)
+    def _greeting(self) -> Sequence[Request[Any]]:
+        return self._tubes.greeting()
 
 
 class AsyncPipeline(Recorded["AsyncJob"]):

@@ -9,7 +9,6 @@ Stands beside the floors: needs the wire module and counterd.errors only, and wo
 from __future__ import annotations
 
 import math
-import socket
 import threading
 import time
 from contextlib import suppress
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from counterd.client._addresses import read_addresses
 from counterd.client._aiosentinel import AsyncClient, AsyncHold
-from counterd.client._connection import CLOSED, forked
+from counterd.client._connection import CLOSED
 from counterd.client._fallback import LOCAL, Fallback, Stats, log
 from counterd.client._holding import NO_LOSS, RAISE, decorated
 from counterd.client._keeper import Keeper, TokenLink
@@ -47,6 +46,7 @@ from counterd.protocols.sentinel.wire import Status, Tag, Typed
 
 if TYPE_CHECKING:
     import os
+    import socket
     import ssl
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
@@ -117,27 +117,12 @@ class Client(Shared):
         fallback: Literal["local", "open", "closed"] = LOCAL,
         limits: Mapping[int, int] | None = None,
     ) -> None:
-        super().__init__(read_addresses(host, port, path, "sentinel", tls), timeout, connect_timeout)
         self._namespace = read_namespace(namespace)
         self._fallback = Fallback(fallback, limits or {})
         self._usual: dict[int, float] = {}  # by flow: the lease that a token had
         self._outage = ""  # why only the keeper connects
         self._keeper: Keeper | None = None
-        with socket.socket() as nothing:  # until the first call
-            self._link = self._before = self._new_link(nothing, str(self._addresses[0]))
-            self._link.close("it was not connected yet")
-        forked.add(self)
-
-    def __repr__(self) -> str:
-        return f"<Client {self.where}>"
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        super().__init__(read_addresses(host, port, path, "sentinel", tls), timeout, connect_timeout)
 
     def close(self) -> None:
         """Gives back all tokens, and ends the connection. Later calls raise ConnectionLost."""
@@ -273,7 +258,7 @@ class Client(Shared):
         if not link.closed:
             return link
         if self._outage and not self._closed:
-            if time.monotonic() >= self._retry_at:
+            if time.monotonic() >= self._attempts.retry_at:
                 with suppress(RuntimeError), self._keeping:  # there are no new threads when the program ends
                     self._the_keeper().connect()
             raise ConnectionLost(self._outage)
@@ -328,14 +313,12 @@ class Client(Shared):
     def _token_link(self) -> TokenLink:
         return cast("TokenLink", self._link)
 
-    def _new_link(self, connected: socket.socket | SecureSocket, where: str) -> TokenLink:
+    def _make_link(self, connected: socket.socket | SecureSocket, where: str) -> TokenLink:
         tally = self._fallback.tally
         return TokenLink(connected, where, self._timeout, self._on_end, on_late=self._on_late, tally=tally)
 
-    def _make_link(self, connected: socket.socket | SecureSocket, where: str) -> TokenLink:
-        link = self._new_link(connected, where)
+    def _greet(self, link: Link) -> None:
         link.tell(wire.ping, self._namespace)
-        return link
 
     def _on_connected(self) -> None:
         """Goes on with all tokens, so that they are this connection's from now on."""

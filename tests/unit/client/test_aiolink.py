@@ -11,6 +11,7 @@ import pytest
 import memory
 from counterd.client import _aiolink
 from counterd.client._aiolink import Link
+from counterd.client._permits import PermitCalls
 from counterd.errors import ConnectionLost, NotAvailable, ProtocolError, Timeout
 from counterd.protocols.counter import wire
 
@@ -48,7 +49,14 @@ class Case:
         self.loop = loop
         self.ended: list[Link] = []
         self.returned: list[bytes] = []
-        self.link = Link(loop, "there", TIMEOUT, self.ended.append, lambda request: self.returned.append(request[1]))
+        self.link = Link(
+            loop,
+            "there",
+            TIMEOUT,
+            self.ended.append,
+            lambda request: self.returned.append(request[1]),
+            calls=PermitCalls(),
+        )
         self.transport = Transport()
         self.transport.link = self.link
         self.link.connection_made(self.transport)
@@ -302,7 +310,7 @@ def test_connected_after_it_was_dropped() -> None:
     """close() came while it was connecting."""
 
     async def main(case: Case) -> None:
-        link = Link(case.loop, "there", TIMEOUT, case.ended.append, case.returned.append)
+        link = Link(case.loop, "there", TIMEOUT, case.ended.append, case.returned.append, calls=PermitCalls())
         link.drop("a test")
         await link.gone()
         transport = Transport()

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from counterd.client._backoff import Backoff
+from counterd.client._backoff import Attempts, Backoff
+from counterd.errors import ConnectionLost, CounterdError, Timeout
 
 
 def delays(backoff: Backoff, count: int) -> list[float]:
@@ -29,3 +30,42 @@ def test_begins_again() -> None:
 
 def test_no_two_are_in_step() -> None:
     assert len({tuple(delays(Backoff(1, 100), 4)) for _ in range(10)}) == 10
+
+
+# ---- connecting again
+
+LOST = CounterdError("lost")
+
+
+def test_after_a_good_connection_the_first_attempt_begins_at_once() -> None:
+    attempts = Attempts()
+    for good in (object(), object()):
+        attempts.begin(10.0, good, True, LOST)
+        attempts.succeeded(10.0, good)
+        assert attempts.retry_at == 0.0
+
+
+def test_after_one_through_which_nothing_was_answered_the_next_waits() -> None:
+    attempts, bad = Attempts(), object()
+    attempts.begin(10.0, bad, False, LOST)
+    attempts.succeeded(10.0, bad)
+    with pytest.raises(ConnectionLost, match=r"^lost; another attempt is due within 2 s$"):
+        attempts.begin(10.0, bad, False, LOST)
+    attempts.begin(attempts.retry_at, bad, False, LOST)
+
+
+def test_attempts_that_fail_are_longer_and_longer_apart() -> None:
+    attempts, now = Attempts(), 10.0
+    pauses = []
+    for _ in range(9):
+        attempts.begin(now, None, False, LOST)
+        attempts.failed(now, Timeout("no answer"))
+        with pytest.raises(ConnectionLost, match=r"^no answer; another"):
+            attempts.begin(now, None, False, LOST)
+        pauses.append(attempts.retry_at - now)
+        now = attempts.retry_at
+    assert pauses[0] <= 0.05
+    assert 1 <= pauses[-1] <= 2
+    attempts.begin(now, "good", True, LOST)
+    attempts.failed(now, LOST)
+    assert attempts.retry_at - now <= 0.05

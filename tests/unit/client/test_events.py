@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from counterd.client._events import Events
-from counterd.errors import EventsLost
+from counterd.errors import ConnectionLost, EventsLost
 from counterd.protocols.throttr.wire import Event
 
 
@@ -55,3 +55,31 @@ def test_what_is_taken_makes_room() -> None:
     for number in range(1, 100):
         events.put(event(number))
         assert events.take() == event(number - 1)
+
+
+def test_a_loss_has_its_place() -> None:
+    events = Events(1000)
+    assert not events
+    events.put(event(0))
+    for _ in range(3):
+        events.put_loss(ConnectionLost("lost"))
+    events.put(event(1))
+    assert events.take() == event(0)
+    with pytest.raises(ConnectionLost, match=r"^lost$"):
+        events.take()
+    assert events.take() == event(1)
+    assert events.take() is None
+
+
+def test_a_loss_behind_a_gap_is_part_of_it() -> None:
+    events = Events(0)
+    for number in range(3):
+        events.put(event(number))
+        events.put_loss(ConnectionLost("lost"))
+    assert events
+    assert events.take() == event(0)
+    with pytest.raises(ConnectionLost):
+        events.take()
+    events.clear()
+    assert not events
+    assert events.take() is None

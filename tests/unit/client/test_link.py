@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.client import _calls, _link
+from counterd.client import _link, _permits
 from counterd.client._connection import DeadlinePassed
 from counterd.client._link import Link
+from counterd.client._permits import PermitCalls
 from counterd.errors import ConnectionLost, NotAvailable, ProtocolError, Timeout
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import Opcode
@@ -35,7 +36,7 @@ class Pair:
         self.server.settimeout(PATIENCE)
         self.ended: list[Link] = []
         self.near = near
-        self.link = Link(near, "there", PATIENCE, self.ended.append)
+        self.link = Link(near, "there", PATIENCE, self.ended.append, calls=PermitCalls())
 
     def asked(self, *frames: bytes) -> None:
         """Exactly these came."""
@@ -307,7 +308,7 @@ def test_closed_by_a_signal_handler_in_the_midst_of_a_call(
         with pytest.raises(ConnectionLost, match=r"close\(\) was called"):
             pair.link.call(wire.noop)
     else:
-        monkeypatch.setitem(_calls._DECODERS, Opcode.NOOP, closing(pair, lambda _: None))
+        monkeypatch.setitem(_permits._DECODERS, Opcode.NOOP, closing(pair, lambda _: None))
         pair.says(response(0, 1))
         pair.link.call(wire.noop)
     assert pair.ended == [pair.link]
@@ -326,7 +327,7 @@ def closing(pair: Pair, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def test_a_hold_has_what_was_granted_and_gives_it_back(pair: Pair) -> None:
     pair.says(response(2, 1, b"\0\0\0\2"))
-    pair.link.acquire(HOLD, b"a", 2, 3)
+    pair.link.acquire(HOLD, b"a", (wire.acquire, b"a", 2, 3))
     assert pair.link.holds == {HOLD: 2}
     assert pair.link.calls.held == 2
     pair.says(response(3, 2))
@@ -349,7 +350,7 @@ def test_a_hold_has_its_permits_before_its_thread_goes_on() -> None:
 
 def test_disowned_permits_are_given_back_by_nobody_in_particular(pair: Pair) -> None:
     pair.says(response(2, 1, b"\0\0\0\2"))
-    pair.link.acquire(HOLD, b"a", 2, 3)
+    pair.link.acquire(HOLD, b"a", (wire.acquire, b"a", 2, 3))
     pair.link.disown(HOLD, b"a")
     pair.asked(wire.acquire(1, b"a", 2, 3), wire.release(2, b"a", 2))
     pair.says(response(3, 2, b"no", 0x22), response(0, 3))  # and a refusal hurts nobody
@@ -371,7 +372,7 @@ def test_granted_at_the_very_end(
     pair.link._wait = too_late  # type: ignore[method-assign]
     pair.says(response(2, 1, b"\0\0\0\2"))
     with pytest.raises(raised):
-        pair.link.acquire(HOLD, b"a", 2, 3) if hold else pair.link.call(wire.acquire, b"a", 2, 3)
+        pair.link.acquire(HOLD, b"a", (wire.acquire, b"a", 2, 3)) if hold else pair.link.call(wire.acquire, b"a", 2, 3)
     pair.asked(wire.acquire(1, b"a", 2, 3), wire.release(2, b"a", 2))
     assert pair.link.holds == {}
     assert pair.link.calls.held == 0
@@ -380,7 +381,7 @@ def test_granted_at_the_very_end(
 def test_a_refused_hold_has_nothing(pair: Pair) -> None:
     pair.says(response(2, 1, b"no", 0x21))
     with pytest.raises(NotAvailable):
-        pair.link.acquire(HOLD, b"a", 2, 3)
+        pair.link.acquire(HOLD, b"a", (wire.acquire, b"a", 2, 3))
     assert pair.link.holds == {}
 
 
@@ -388,7 +389,7 @@ def test_a_refused_hold_has_nothing(pair: Pair) -> None:
 def test_whether_somebody_has_to_hear_of_the_end(pair: Pair, raw: int, released: int, unheard: bool) -> None:
     """Holds look after themselves, and what is on its way back is not missed, answered or not."""
     pair.says(response(2, 1, b"\0\0\0\2"))
-    pair.link.acquire(HOLD, b"a", 2, 9)
+    pair.link.acquire(HOLD, b"a", (wire.acquire, b"a", 2, 9))
     if raw:
         pair.says(response(2, 2, raw.to_bytes(4, "big")))
         pair.link.call(wire.acquire, b"a", raw, 9)
@@ -403,10 +404,10 @@ def test_whether_somebody_has_to_hear_of_the_end(pair: Pair, raw: int, released:
 def test_timed_out_but_something_is_held(pair: Pair) -> None:
     """Then the connection stays, and a late grant is given back by whoever reads next."""
     pair.says(response(2, 1, ONE))
-    pair.link.acquire(HOLD, b"a", 1, 9)
+    pair.link.acquire(HOLD, b"a", (wire.acquire, b"a", 1, 9))
     pair.link._timeout = 0.001
     with pytest.raises(Timeout, match=r"^there did not answer within 0.001 s$"):
-        pair.link.acquire("another", b"b", 3, 9)
+        pair.link.acquire("another", b"b", (wire.acquire, b"b", 3, 9))
     pair.link._timeout = PATIENCE
     pair.says(response(2, 2, b"\0\0\0\3"), response(0, 3))
     pair.link.call(wire.noop)

@@ -1,38 +1,42 @@
-"""The throttr clients, blocking and for asyncio, against a small server that goes through the steps of a test."""
+"""The throttr clients, in both shapes, against a small server that goes through the steps of a test."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import inspect
+import os
 import select
 import socket
 import struct
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import uvloop
 
 from counterd import errors
 from counterd.client import throttr
 from counterd.client.throttr import AsyncClient, Attribute, Change, Client, Event, Executed, Get, Query, Stat, TTLType
 from counterd.protocols.throttr import wire
 from counterd.protocols.throttr.wire import Encoder, ValueSize
+from daemon import wait_until
+from shapes import BLOCKING, SHAPES, begun, got, opened, run
 from steps import PATIENCE, Script, gate
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 ENCODER = Encoder(ValueSize.UINT16)
 ID = bytes(range(16))
 PURGE = ENCODER.purge(b"k")
+QUERY = ENCODER.query(b"k")
+SUBSCRIBE = ENCODER.subscribe(b"c")
 RECORD = ID + bytes(221)
 NONE = bytes(8)  # a count
 ONE = (1).to_bytes(8, "little")
+SHORT = 0.05
+MISSED = "events may have been missed$"
 
 
 def event(number: int, size: int = 1) -> bytes:
@@ -49,8 +53,8 @@ def serve() -> Iterator[Callable[..., Script]]:
     """Starts a Script with these steps, on a free TCP port or on the given socket."""
     scripts: list[Script] = []
 
-    def start(*steps: Any, listening: socket.socket | None = None) -> Script:
-        scripts.append(Script(steps, listening or socket.create_server(("127.0.0.1", 0))))
+    def start(*steps: Any, listening: socket.socket | None = None, again: Any = ()) -> Script:
+        scripts.append(Script(steps, listening or socket.create_server(("127.0.0.1", 0)), again))
         return scripts[-1]
 
     yield start
@@ -58,31 +62,15 @@ def serve() -> Iterator[Callable[..., Script]]:
         script.stop()
 
 
-def connected(script: Script, timeout: float = PATIENCE, **options: Any) -> Client:
-    return Client(port=script.port, timeout=timeout, **options)
+def made(shape: str, script: Script, **options: Any) -> Any:
+    kind = Client if shape == BLOCKING else AsyncClient
+    return kind(port=script.port, **{"timeout": PATIENCE, **options})
 
 
-def async_client(script: Script, timeout: float = PATIENCE, **options: Any) -> AsyncClient:
-    return AsyncClient(port=script.port, timeout=timeout, **options)
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(main, 3 * PATIENCE))
-
-
-def assert_given_up(client: Client, script: Script, why: str) -> None:
-    """The client closed the connection, and later calls say why and send nothing."""
-    assert script.ended.wait(PATIENCE)
-    assert script.rest in (b"", b"nothing was read")
-    with pytest.raises(errors.ConnectionLost, match=f"^there is no connection to 127.0.0.1:[0-9]+ any more: .*{why}"):
-        client.purge("k")
-
-
-async def assert_async_given_up(client: AsyncClient, script: Script, why: str) -> None:
-    assert await asyncio.to_thread(script.ended.wait, PATIENCE)
-    assert script.rest in (b"", b"nothing was read")
-    with pytest.raises(errors.ConnectionLost, match=f"^there is no connection to 127.0.0.1:[0-9]+ any more: .*{why}"):
-        await client.purge("k")
+async def events_of(client: Any, timeout: float | None = None) -> list[Event]:
+    """All, until its iterator ends."""
+    found = client.events(timeout)
+    return list(found) if inspect.isgenerator(found) else [each async for each in found]
 
 
 # ---- every method of both clients
@@ -107,7 +95,7 @@ CALLS: list[tuple[Callable[[Any], Any], bytes, bytes, Any]] = [
     (lambda c: c.list(), ENCODER.list(), b"\1" + ONE + ONE + ONE + b"\1\1\4" + ONE + b"\2\0k", [
         throttr.ListEntry(b"k", throttr.KeyType.BUFFER, TTLType.SECONDS, 1, 2),
     ]),
-    (lambda c: c.info().version, ENCODER.info(), b"\1" + bytes(416) + b"counterd".ljust(16, b"\0"), "counterd"),
+    (lambda c: c.info(), ENCODER.info(), b"\1" + bytes(416) + b"counterd".ljust(16, b"\0"), lambda info: info.version),
     (lambda c: c.stat("k"), ENCODER.stat(b"k"), b"\1" + ONE + NONE + ONE + ONE, Stat(1, 0, 1, 1)),
     (lambda c: c.stat("k"), ENCODER.stat(b"k"), b"\0", None),
     (lambda c: c.stats(), ENCODER.stats(), b"\1" + NONE, []),
@@ -116,7 +104,7 @@ CALLS: list[tuple[Callable[[Any], Any], bytes, bytes, Any]] = [
     (lambda c: c.publish("c", "payload"), ENCODER.publish(b"c", b"payload"), b"\1", True),
     (lambda c: c.connections(), ENCODER.connections(), b"\1" + NONE, []),
     (lambda c: c.connection(ID), ENCODER.connection(ID), b"\0", None),
-    (lambda c: c.connection(ID.hex()).id, ENCODER.connection(ID), b"\1" + RECORD, ID),
+    (lambda c: c.connection(ID.hex()), ENCODER.connection(ID), b"\1" + RECORD, lambda found: found.id == ID),
     (lambda c: c.channels(), ENCODER.channels(), b"\1" + NONE, []),
     (lambda c: c.channel("c"), ENCODER.channel(b"c"), b"\1" + ONE + ID + ONE + NONE + NONE, [
         throttr.Subscriber(ID, 1, 0, 0),
@@ -128,35 +116,15 @@ CALLS: list[tuple[Callable[[Any], Any], bytes, bytes, Any]] = [
 ]  # fmt: skip
 
 
-class Awaiting:
-    """Makes the calls of CALLS, which look into results at once, out of those of an AsyncClient."""
+@SHAPES
+def test_every_method(serve, shape: str) -> None:
+    async def scenario() -> None:
+        async with opened(made(shape, serve(*((request, reply) for _, request, reply, _ in CALLS)))) as client:
+            for call, _, _, result in CALLS:
+                found = await got(call(client))
+                assert result(found) if callable(result) else found == result
 
-    def __init__(self, client: AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
-        self.encoder = client.encoder
-        self._client = client
-        self._loop = loop
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *args: self._loop.run_until_complete(getattr(self._client, name)(*args))
-
-
-def test_every_method(serve) -> None:
-    with connected(serve(*((request, reply) for _, request, reply, _ in CALLS))) as client:
-        for call, _, _, result in CALLS:
-            assert call(client) == result
-
-
-def test_every_method_with_asyncio(serve) -> None:
-    script = serve(*((request, reply) for _, request, reply, _ in CALLS))
-    loop = asyncio.new_event_loop()
-    try:
-        client = async_client(script)
-        loop.run_until_complete(client.connect())
-        for call, _, _, result in CALLS:
-            assert call(Awaiting(client, loop)) == result
-        loop.run_until_complete(client.close())
-    finally:
-        loop.close()
+    run(shape, scenario())
 
 
 def test_both_clients_have_the_same_methods() -> None:
@@ -164,20 +132,19 @@ def test_both_clients_have_the_same_methods() -> None:
         found = inspect.getmembers(kind, inspect.isfunction)
         return {name: list(inspect.signature(method).parameters) for name, method in found if name[0] != "_"}
 
-    blocking, asynchronous = methods(Client), methods(AsyncClient)
-    assert asynchronous.pop("connect") == ["self"]
-    assert blocking.pop("events") == ["self", "timeout"]
-    assert asynchronous.pop("events") == ["self"]
-    assert blocking == asynchronous
+    assert methods(Client) == methods(AsyncClient)
     assert inspect.signature(Client.__init__) == inspect.signature(AsyncClient.__init__)
 
 
+@SHAPES
 @pytest.mark.parametrize(("size", "width"), [("uint8", 1), ("uint16", 2), ("uint32", 4), ("uint64", 8)])
-def test_value_sizes(serve, size: str, width: int) -> None:
-    reply = b"\1" + b"\xff" * width + b"\4" + b"\1".ljust(width, b"\0")
-    script = serve((b"\2\1k", reply))
-    with connected(script, value_size=size) as client:
-        assert client.query("k") == Query(256**width - 1, 4, 1)
+def test_value_sizes(serve, size: str, width: int, shape: str) -> None:
+    async def scenario() -> None:
+        reply = b"\1" + b"\xff" * width + b"\4" + b"\1".ljust(width, b"\0")
+        async with opened(made(shape, serve((b"\2\1k", reply)), value_size=size)) as client:
+            assert await got(client.query("k")) == Query(256**width - 1, 4, 1)
+
+    run(shape, scenario())
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
@@ -196,138 +163,203 @@ WRONG_ARGUMENTS: list[Callable[[Any], Any]] = [
 ]
 
 
-def test_wrong_arguments_leave_the_connection(serve) -> None:
-    with connected(serve((PURGE, b"\1"))) as client:
-        for call in WRONG_ARGUMENTS:
-            with pytest.raises(ValueError, match=r"must|not|hex"):
-                call(client)
-        assert client.purge("k")
-
-
-def test_wrong_arguments_leave_the_connection_with_asyncio(serve) -> None:
-    async def main() -> None:
-        async with async_client(serve((PURGE, b"\1"))) as client:
+@SHAPES
+def test_wrong_arguments_leave_the_connection(serve, shape: str) -> None:
+    async def scenario() -> None:
+        async with opened(made(shape, serve((PURGE, b"\1")))) as client:
             for call in WRONG_ARGUMENTS:
                 with pytest.raises(ValueError, match=r"must|not|hex"):
-                    await call(client)
-            assert await client.purge("k")
+                    await got(call(client))
+            assert await got(client.purge("k"))
 
-    run(main())
+    run(shape, scenario())
 
 
-@pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_a_unix_socket(serve, tmp_path: Path, kind: type) -> None:
+@SHAPES
+def test_a_unix_socket(serve, tmp_path: Path, shape: str) -> None:
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(tmp_path / "socket"))
     listening.listen()
     serve((PURGE, b"\1"), listening=listening)
 
-    async def main() -> None:
-        async with AsyncClient(path=tmp_path / "socket") as client:
-            assert await client.purge("k")
+    async def scenario() -> None:
+        kind = Client if shape == BLOCKING else AsyncClient
+        async with opened(kind(path=tmp_path / "socket")) as client:
+            assert await got(client.purge("k"))
 
-    if kind is AsyncClient:
-        run(main())
-    else:
-        with Client(path=tmp_path / "socket") as client:
-            assert client.purge("k")
+    run(shape, scenario())
 
 
 # ---- replies and events in any order and in pieces
 
 
-def test_a_reply_in_pieces(serve) -> None:
+@SHAPES
+def test_a_reply_in_pieces(serve, shape: str) -> None:
     def nodelay(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    request, reply = CALLS[16][1:3]
-    pieces = [(b"", bytes([byte])) for byte in event(1) + reply + event(2)]
-    with connected(serve(nodelay, (request, b""), *pieces)) as client:
-        assert client.list() == CALLS[16][3]
-        assert [client.next_event(), client.next_event()] == [told(1), told(2)]
+    async def scenario() -> None:
+        request, reply = CALLS[16][1:3]
+        pieces = [(b"", bytes([byte])) for byte in event(1) + reply + event(2)]
+        async with opened(made(shape, serve(nodelay, (request, b""), *pieces))) as client:
+            assert await got(client.list()) == CALLS[16][3]
+            assert [await got(client.next_event()) for _ in range(2)] == [told(1), told(2)]
+
+    run(shape, scenario())
 
 
-def test_events_before_between_and_after_replies(serve) -> None:
-    steps = [(PURGE, event(1) + b"\1" + event(2)), (PURGE, event(3) + b"\0"), (PURGE, b"\1" + event(4))]
-    with connected(serve(*steps)) as client:
-        assert [client.purge("k") for _ in steps] == [True, False, True]
-        assert [client.next_event().payload[0] for _ in range(4)] == [1, 2, 3, 4]
-        assert client.next_event(0) is None
+@SHAPES
+def test_events_before_between_and_after_replies(serve, shape: str) -> None:
+    async def scenario() -> None:
+        steps = [(PURGE, event(1) + b"\1" + event(2)), (PURGE, event(3) + b"\0"), (PURGE, b"\1" + event(4))]
+        async with opened(made(shape, serve(*steps))) as client:
+            assert [await got(client.purge("k")) for _ in steps] == [True, False, True]
+            assert [(await got(client.next_event())).payload[0] for _ in range(4)] == [1, 2, 3, 4]
+            assert await got(client.next_event(0)) is None
+
+    run(shape, scenario())
 
 
-def test_waiting_for_events(serve) -> None:
-    hold, release = gate()
-    with connected(serve(hold, (b"", event(1)), hold, (PURGE, b"\1"))) as client:
-        assert client.next_event(0) is None
-        assert client.next_event(0.01) is None
-        release()
-        assert client.next_event() == told(1)
-        assert client.purge("k")
+@SHAPES
+def test_waiting_for_events(serve, shape: str) -> None:
+    async def scenario() -> None:
+        hold, release = gate()
+        async with opened(made(shape, serve(hold, (b"", event(1)), hold, (PURGE, b"\1")))) as client:
+            assert await got(client.next_event(0)) is None
+            assert await got(client.next_event(0.01)) is None
+            release()
+            assert await got(client.next_event()) == told(1)
+            assert await got(client.purge("k"))
+
+    run(shape, scenario())
 
 
-def test_half_an_event_is_kept(serve) -> None:
-    hold, release = gate()
-    sent = threading.Event()
-    half = event(1)[:3]
-    with connected(serve((b"", half), lambda _: sent.set(), hold, (b"", event(1)[3:]), (PURGE, b"\1"))) as client:
-        assert sent.wait(PATIENCE)
-        assert client.next_event(0.01) is None
-        release()
-        assert client.next_event(PATIENCE) == told(1)
-        assert client.purge("k")
+@SHAPES
+def test_half_an_event_is_kept(serve, shape: str) -> None:
+    async def scenario() -> None:
+        hold, release = gate()
+        sent = threading.Event()
+        steps = ((PURGE, b"\1" + event(1)[:3]), lambda _: sent.set(), hold, (b"", event(1)[3:]), (PURGE, b"\1"))
+        async with opened(made(shape, serve(*steps))) as client:
+            assert await got(client.purge("k"))
+            assert await asyncio.to_thread(sent.wait, PATIENCE)
+            assert await got(client.next_event(0.01)) is None
+            release()
+            assert await got(client.next_event(PATIENCE)) == told(1)
+            assert await got(client.purge("k"))
+
+    run(shape, scenario())
 
 
-def test_events_end_when_none_comes_in_time(serve) -> None:
-    with connected(serve((PURGE, event(1) + event(2) + b"\1"))) as client:
-        client.purge("k")
-        assert list(client.events(0)) == [told(1), told(2)]
-        assert list(client.events(0.01)) == []
+@SHAPES
+def test_events_end_when_none_comes_in_time(serve, shape: str) -> None:
+    async def scenario() -> None:
+        async with opened(made(shape, serve((PURGE, event(1) + event(2) + b"\1")))) as client:
+            await got(client.purge("k"))
+            assert await events_of(client, 0) == [told(1), told(2)]
+            assert await events_of(client, 0.01) == []
+
+    run(shape, scenario())
 
 
-def test_events_end_with_close(serve) -> None:
-    client = connected(serve((PURGE, event(1) + event(2) + b"\1")))
-    client.purge("k")
-    received = []
-    for each in client.events():
-        received.append(each)
-        client.close()
-    assert received == [told(1), told(2)]
-    assert list(client.events()) == []
-    with pytest.raises(errors.ConnectionLost, match=r"close\(\) was called$"):
-        client.next_event()
+@SHAPES
+def test_close_ends_calls_and_events(serve, shape: str) -> None:
+    async def scenario() -> None:
+        client = made(shape, serve((PURGE, event(1) + event(2) + b"\1"), (QUERY, b"")))
+        await got(client.purge("k"))
+        calling, waiting = begun(shape, lambda: client.query("k")), begun(shape, client.next_event)
+        assert await waiting == told(1)
+        assert await got(client.next_event()) == told(2)
+        waiting = begun(shape, client.next_event)
+        await got(client.close())
+        await got(client.close())
+        for task in (calling, waiting):
+            with pytest.raises(errors.ConnectionLost, match=r"close\(\) was called$"):
+                await task
+        assert await events_of(client) == []
+        for call in (client.next_event, lambda: client.purge("k")):
+            with pytest.raises(errors.ConnectionLost, match=r"^there is no .*close\(\) was called$"):
+                await got(call())
+
+    run(shape, scenario())
 
 
-def test_events_that_came_before_the_end_are_told(serve) -> None:
-    with connected(serve((PURGE, event(1) + event(2) + b"\1"), (b"", None))) as client:
-        client.purge("k")
-        assert [client.next_event(), client.next_event()] == [told(1), told(2)]
-        with pytest.raises(errors.ConnectionLost, match=r"^127\.0\.0\.1:[0-9]+ closed the connection$"):
-            client.next_event()
-        with pytest.raises(errors.ConnectionLost, match=r"^there is no connection .* closed the connection$"):
-            next(client.events())
+@SHAPES
+def test_events_that_came_before_the_end_come_first(serve, shape: str) -> None:
+    """Then one call says that some may be missing, and the next connects again."""
+
+    async def scenario() -> None:
+        again = [((b"", event(3)),)]
+        script = serve((PURGE, event(1) + event(2) + b"\1"), (b"", None), again=again)
+        async with opened(made(shape, script)) as client:
+            await got(client.purge("k"))
+            assert [await got(client.next_event()) for _ in range(2)] == [told(1), told(2)]
+            with pytest.raises(errors.ConnectionLost, match="closed"):
+                await got(client.next_event())
+            assert await got(client.next_event()) == told(3)
+
+    run(shape, scenario())
 
 
-def test_events_beyond_the_bound(serve) -> None:
+@SHAPES
+def test_a_loss_that_a_call_has_seen_is_still_told_to_who_takes_events(serve, shape: str) -> None:
+    async def scenario() -> None:
+        script = serve((PURGE, b"\1"), (PURGE, None), again=[((PURGE, b"\1"), (b"", event(3)))])
+        async with opened(made(shape, script)) as client:
+            assert await got(client.purge("k"))
+            with pytest.raises(errors.ConnectionLost):
+                await got(client.purge("k"))
+            assert await got(client.purge("k"))
+            with pytest.raises(errors.ConnectionLost, match=MISSED):
+                await got(client.next_event())
+            assert await got(client.next_event()) == told(3)
+
+    run(shape, scenario())
+
+
+@SHAPES
+def test_events_beyond_the_bound(serve, shape: str) -> None:
     """Each takes 1 + 49 + 150 bytes."""
-    burst = b"".join(event(number, 49) for number in range(1, 7))
-    with connected(serve((PURGE, burst + b"\1"), (PURGE, event(9) + b"\0")), events_max=800) as client:
-        assert client.purge("k")
-        assert [client.next_event(0) for _ in range(3)] == [told(number, 49) for number in (1, 2, 3)]
-        assert not client.purge("k")  # whose event is after the gap
-        assert client.next_event(0) == told(4, 49)
-        with pytest.raises(errors.EventsLost) as caught:
-            client.next_event(0)
-        assert caught.value.count == 3
-        assert client.next_event(0) is None
+
+    async def scenario() -> None:
+        burst = b"".join(event(number, 49) for number in range(1, 7))
+        script = serve((PURGE, burst + b"\1"), (PURGE, event(9) + b"\0"))
+        async with opened(made(shape, script, events_max=800)) as client:
+            assert await got(client.purge("k"))
+            assert [await got(client.next_event(0)) for _ in range(3)] == [told(number, 49) for number in (1, 2, 3)]
+            assert not await got(client.purge("k"))  # whose event is after the gap
+            assert await got(client.next_event(0)) == told(4, 49)
+            with pytest.raises(errors.EventsLost) as caught:
+                await got(client.next_event(0))
+            assert caught.value.count == 3
+            assert await got(client.next_event(0)) is None
+
+    run(shape, scenario())
 
 
 def test_an_event_that_was_not_read_yet_is_here(serve) -> None:
-    with connected(serve((b"", event(1)))) as client:
-        assert select.select([client._socket], [], [], PATIENCE)[0]
+    hold, release = gate()
+    with Client(port=serve((PURGE, b"\1"), hold, (b"", event(1))).port) as client:
+        assert client.purge("k")
+        release()
+        assert select.select([client._link], [], [], PATIENCE)[0]
         assert client.next_event(0) == told(1)
 
 
-def test_events_do_not_make_a_call_longer(serve) -> None:
+@SHAPES
+def test_each_event_goes_to_one(serve, shape: str) -> None:
+    async def scenario() -> None:
+        hold, release = gate()
+        async with opened(made(shape, serve(hold, (b"", event(1) + event(2) + event(3))))) as client:
+            waiting = [begun(shape, client.next_event) for _ in range(3)]
+            release()
+            assert sorted(await asyncio.gather(*waiting)) == [told(1), told(2), told(3)]
+
+    run(shape, scenario())
+
+
+@SHAPES
+def test_events_do_not_make_a_call_longer(serve, shape: str) -> None:
     """They keep coming, but the reply does not."""
     done = threading.Event()
 
@@ -335,39 +367,53 @@ def test_events_do_not_make_a_call_longer(serve) -> None:
         while not done.is_set():
             connection.sendall(event(1) * 10)
 
-    script = serve((PURGE, b""), flood)
-    with connected(script, timeout=0.2, events_max=1000) as client:
-        start = time.monotonic()
-        with pytest.raises(errors.Timeout):
-            client.purge("k")
-        assert time.monotonic() - start < PATIENCE / 2
+    async def scenario() -> None:
+        async with opened(
+            made(shape, serve((PURGE, b""), flood), timeout=0.2, connect_timeout=PATIENCE, events_max=1000)
+        ) as client:
+            with pytest.raises(errors.Timeout, match=r"within 0\.2 s$"):
+                await got(client.purge("k"))
         done.set()
-        assert_given_up(client, script, "a call took more")
+
+    run(shape, scenario())
 
 
-@pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_a_server_that_is_read_from_before_it_reads(serve, kind: type) -> None:
+@SHAPES
+def test_a_server_that_is_read_from_before_it_reads(serve, shape: str) -> None:
     """It sends far more than buffers hold, and takes the request only after that."""
-    value = bytes(8 << 20)
-    encoder = Encoder(ValueSize.UINT32)
-    events = encoder.message(wire.Opcode.EVENT, b"c", bytes(1 << 20)) * 16
-    script = serve((encoder.set(b"k", value, 1)[:1], events), (encoder.set(b"k", value, 1)[1:], b"\1"))
 
-    async def main() -> None:
-        async with async_client(script, value_size="uint32") as client:
-            assert await client.set("k", value, 1)
+    async def scenario() -> None:
+        value = bytes(8 << 20)
+        encoder = Encoder(ValueSize.UINT32)
+        events = encoder.message(wire.Opcode.EVENT, b"c", bytes(1 << 20)) * 16
+        script = serve((encoder.set(b"k", value, 1)[:1], events), (encoder.set(b"k", value, 1)[1:], b"\1"))
+        async with opened(made(shape, script, value_size="uint32")) as client:
+            assert await got(client.set("k", value, 1))
 
-    if kind is AsyncClient:
-        run(main())
-    else:
-        with connected(script, value_size="uint32") as client:
-            assert client.set("k", value, 1)
+    run(shape, scenario())
 
 
-def test_a_request_that_goes_out_in_pieces(serve) -> None:
-    request = Encoder(ValueSize.UINT32).set(b"k", bytes(32 << 20), 1)
-    with connected(serve((request, b"\1")), value_size="uint32") as client:
-        assert client.set("k", bytes(32 << 20), 1)
+@SHAPES
+def test_a_request_that_goes_out_in_pieces(serve, shape: str) -> None:
+    async def scenario() -> None:
+        request = Encoder(ValueSize.UINT32).set(b"k", bytes(32 << 20), 1)
+        async with opened(made(shape, serve((request, b"\1")), value_size="uint32")) as client:
+            assert await got(client.set("k", bytes(32 << 20), 1))
+
+    run(shape, scenario())
+
+
+@SHAPES
+def test_calls_side_by_side(serve, shape: str) -> None:
+    """All are sent before the first is answered."""
+
+    async def scenario() -> None:
+        async with opened(made(shape, serve((QUERY * 4, event(1) + b"\1\5\0\4\6\0" * 4)))) as client:
+            results = await asyncio.gather(*(begun(shape, lambda: client.query("k")) for _ in range(4)))
+            assert results == [Query(5, TTLType.SECONDS, 6)] * 4
+            assert await got(client.next_event()) == told(1)
+
+    run(shape, scenario())
 
 
 # ---- failures
@@ -378,422 +424,260 @@ def reset(connection: socket.socket) -> None:
     connection.close()
 
 
-# What a server does with a PURGE, the error, and what is said of the connection afterwards.
-FAILURES: list[tuple[tuple[Any, ...], type[errors.CounterdError], str, str]] = [
-    (((PURGE, None),), errors.ConnectionLost, r"^127\.0\.0\.1:[0-9]+ closed the connection$", "clos"),
-    (((PURGE, b""), reset), errors.ConnectionLost, r"^lost the connection to .*reset by peer", "reset by peer"),
-    (((PURGE, b"\2"),), errors.ProtocolError, r"^not the start of a reply or an event: 02$", "not the start"),
-    (((PURGE, b"\1\1"),), errors.ProtocolError, r"^a reply that nothing asked for: 01$", "nothing asked for"),
+# What a server does with a PURGE, and the error.
+FAILURES: list[tuple[tuple[Any, ...], type[errors.CounterdError], str]] = [
+    (((PURGE, None),), errors.ConnectionLost, r"^127\.0\.0\.1:[0-9]+ closed the connection"),
+    (((PURGE, b""), reset), errors.ConnectionLost, r"^lost the connection to .*reset by peer"),
+    (((PURGE, b"\2"),), errors.ProtocolError, r"^not the start of a reply or an event: 02$"),
 ]
 
 
-@pytest.mark.parametrize(("steps", "kind", "message", "why"), FAILURES)
-def test_failures(serve, steps: tuple[Any, ...], kind: type[errors.CounterdError], message: str, why: str) -> None:
-    script = serve(*steps)
-    with connected(script) as client:
-        with pytest.raises(kind, match=message):
-            client.purge("k")
-        assert_given_up(client, script, why)
+@SHAPES
+@pytest.mark.parametrize(("steps", "kind", "message"), FAILURES)
+def test_failures(serve, steps: tuple[Any, ...], kind: type[errors.CounterdError], message: str, shape: str) -> None:
+    """Afterwards the client goes on with another connection."""
 
-
-@pytest.mark.parametrize(("steps", "kind", "message", "why"), FAILURES)
-def test_failures_with_asyncio(
-    serve, steps: tuple[Any, ...], kind: type[errors.CounterdError], message: str, why: str
-) -> None:
-    async def main() -> None:
-        script = serve(*steps)
-        async with async_client(script) as client:
+    async def scenario() -> None:
+        async with opened(made(shape, serve(*steps, again=[((PURGE, b"\1"),)]))) as client:
             with pytest.raises(kind, match=message):
-                await client.purge("k")
-            await assert_async_given_up(client, script, why)
-            with pytest.raises(errors.ConnectionLost, match=why):
-                await client.next_event()
+                await got(client.purge("k"))
+            assert await got(client.purge("k"))
 
-    run(main())
+    run(shape, scenario())
 
 
-def test_a_value_that_is_too_long(serve) -> None:
-    script = serve((ENCODER.get(b"k"), b"\1\4\1\0\6\0"))
-    with connected(script, value_max=5) as client:
-        with pytest.raises(errors.ProtocolError, match=r"^a value of 6 bytes, more than 5: "):
-            client.get("k")
-        assert_given_up(client, script, "a value of 6 bytes")
+@SHAPES
+def test_garbage_ends_all_calls(serve, shape: str) -> None:
+    async def scenario() -> None:
+        async with opened(made(shape, serve((PURGE * 3, b"\7")))) as client:
+            calls = [begun(shape, lambda: client.purge("k")) for _ in range(3)]
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(each) for each in results] == [errors.ProtocolError] * 3
+            assert len({id(each) for each in results}) == 3
+
+    run(shape, scenario())
 
 
-def test_no_reply_in_time(serve) -> None:
-    script = serve((PURGE, b""))
-    with connected(script, timeout=0.05) as client:
-        with pytest.raises(errors.Timeout, match=r"^127\.0\.0\.1:[0-9]+ did not answer within 0\.05 s$"):
-            client.purge("k")
-        assert_given_up(client, script, "a call took more than 0.05 s")
+@SHAPES
+def test_a_value_that_is_too_long(serve, shape: str) -> None:
+    async def scenario() -> None:
+        script = serve((ENCODER.get(b"k"), b"\1\4\1\0\6\0"))
+        async with opened(made(shape, script, value_max=5)) as client:
+            with pytest.raises(errors.ProtocolError, match=r"^a value of 6 bytes, more than 5: "):
+                await got(client.get("k"))
+
+    run(shape, scenario())
 
 
-def test_a_request_that_does_not_go_out_in_time(serve) -> None:
-    hold, release = gate()
-    with connected(serve(hold), timeout=0.1, value_size="uint32") as client:
-        with pytest.raises(errors.Timeout, match="did not answer"):
-            client.set("k", bytes(32 << 20), 1)
-        release()
+@SHAPES
+def test_no_reply_in_time(serve, shape: str) -> None:
+    """The reply is awaited still, in its turn, and the connection goes on."""
+
+    async def scenario() -> None:
+        hold, release = gate()
+        script = serve((PURGE, b""), hold, (b"", b"\1"), (QUERY, b"\0"))
+        async with opened(made(shape, script, timeout=SHORT, connect_timeout=PATIENCE)) as client:
+            with pytest.raises(errors.Timeout, match=r"^127\.0\.0\.1:[0-9]+ did not answer within 0\.05 s$"):
+                await got(client.purge("k"))
+            release()
+            client._link._timeout = PATIENCE
+            assert await got(client.query("k")) is None
+
+    run(shape, scenario())
 
 
-def test_an_interrupted_call_closes(serve, monkeypatch: pytest.MonkeyPatch) -> None:
+@SHAPES
+def test_no_reply_with_numbers_in_time_may_be_because_of_their_size(serve, shape: str) -> None:
+    async def scenario() -> None:
+        async with opened(made(shape, serve((QUERY, b"\1\5")), timeout=SHORT, connect_timeout=PATIENCE)) as client:
+            with pytest.raises(errors.Timeout, match=r"s: is its value_size uint16, as this client's\?$"):
+                await got(client.query("k"))
+
+    run(shape, scenario())
+
+
+@SHAPES
+def test_a_request_that_does_not_go_out_in_time(serve, shape: str) -> None:
+    async def scenario() -> None:
+        hold, release = gate()
+        script = serve(hold)
+        async with opened(made(shape, script, timeout=0.1, connect_timeout=PATIENCE, value_size="uint32")) as client:
+            with pytest.raises((errors.Timeout, errors.ConnectionLost), match=r"did not answer|takes no more"):
+                await got(client.set("k", bytes(32 << 20), 1))
+            assert client._link.closed == "the server takes no more requests"
+            release()
+
+    run(shape, scenario())
+
+
+def test_an_interrupted_call_ends_the_connection(serve, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     script = serve((PURGE, b"\1"))
-    with connected(script) as client:
-        monkeypatch.setattr(wire.Parser, "feed", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            client.purge("k")
-        assert_given_up(client, script, "KeyboardInterrupt interrupted a call")
+    with Client(port=script.port) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(wire.Parser, "feed", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                client.purge("k")
+        assert script.ended.wait(PATIENCE)
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
+@SHAPES
+def test_nobody_listens(tmp_path: Path, shape: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-    with pytest.raises(errors.ConnectionLost, match=f"^cannot connect to 127.0.0.1:{port}: .*refused"):
-        Client(port=port)
 
-    async def main() -> None:
-        for client, where in [(AsyncClient(port=port), port), (AsyncClient(path=tmp_path / "none"), tmp_path / "none")]:
-            with pytest.raises(errors.ConnectionLost, match=f"^cannot connect to .*{where}: .*(failed|No such file)"):
-                await client.connect()
-            with pytest.raises(errors.ConnectionLost, match=f"^there is no connection to .*{where} any more: "):
-                await client.connect()
-            with pytest.raises(errors.ConnectionLost, match=f"^there is no connection to .*{where} any more: "):
-                await client.purge("k")
-            await client.close()
+    async def scenario() -> None:
+        kind = Client if shape == BLOCKING else AsyncClient
+        async with opened(kind(port=port)) as client:
+            with pytest.raises(errors.ConnectionLost, match=f"^cannot connect to 127.0.0.1:{port}: .*(refused|failed)"):
+                await got(client.purge("k"))
+        async with opened(kind(path=tmp_path / "none")) as client:
+            with pytest.raises(errors.ConnectionLost, match=r"none: .*No such file"):
+                await got(client.next_event())
 
-    run(main())
+    run(shape, scenario())
 
 
-def test_nobody_accepts() -> None:
-    """The queue of a listening socket is full, so the kernel leaves further connections unanswered."""
-
-    async def main(port: int) -> None:
-        with pytest.raises(errors.Timeout, match=r"did not accept a connection within 0\.1 s$"):
-            await AsyncClient(port=port, timeout=0.1).connect()
-        client = AsyncClient(port=port)
-        connecting = asyncio.ensure_future(client.connect())
-        await asyncio.sleep(0)
-        connecting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await connecting
-        with pytest.raises(errors.ConnectionLost, match=r"connecting was interrupted$"):
-            await client.purge("k")
-
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as listening, contextlib.ExitStack() as stack:
-        for _ in range(3):
-            connection = stack.enter_context(socket.socket())
-            connection.setblocking(False)
-            connection.connect_ex(listening.getsockname())
-        port = listening.getsockname()[1]
-        with pytest.raises(errors.Timeout, match=r"did not accept a connection within 0\.1 s$"):
-            Client(port=port, timeout=0.1)
-        run(main(port))
+# ---- the next connection
 
 
-# ---- only asyncio
+@SHAPES
+def test_what_changes_nothing_is_asked_again(serve, shape: str) -> None:
+    async def scenario() -> None:
+        script = serve((PURGE, b"\1"), (QUERY, None), again=[((QUERY, b"\0"), (PURGE, None)), ((PURGE, b"\0"),)])
+        async with opened(made(shape, script)) as client:
+            assert await got(client.purge("k"))
+            assert await got(client.query("k")) is None
+            with pytest.raises(errors.ConnectionLost):
+                await got(client.purge("k"))
+            assert not await got(client.purge("k"))
+
+    run(shape, scenario())
 
 
-def test_calls_side_by_side(serve) -> None:
-    """All are sent before the first is answered, and each gets its own."""
-    keys = [b"k%d" % number for number in range(100)]
-    requests = b"".join(ENCODER.query(key) for key in keys)
-    replies = b"".join(b"\0" if number % 3 else b"\1" + bytes([number]) + b"\0\4\1\0" for number in range(100))
+@SHAPES
+def test_a_client_subscribes_again(serve, shape: str) -> None:
+    async def scenario() -> None:
+        other, end = ENCODER.subscribe(b"other"), ENCODER.unsubscribe(b"other")
+        hold, release = gate()
+        first = ((SUBSCRIBE * 2 + other + end, b""), hold, (b"", b"\1\1\1\1"), (b"", None))
+        script = serve(*first, again=[((SUBSCRIBE * 2, b"\1\1" + event(5)),)])
+        async with opened(made(shape, script)) as client:
+            calls = [lambda: client.subscribe("c")] * 2 + [lambda: client.subscribe("other")]
+            tasks = []
+            for call in [*calls, lambda: client.unsubscribe("other")]:
+                tasks.append(begun(shape, call))
+                await sent(client, len(tasks))
+            release()
+            assert await asyncio.gather(*tasks) == [True] * 4
+            with pytest.raises(errors.ConnectionLost):
+                await got(client.next_event())
+            assert await got(client.next_event()) == told(5)
 
-    async def main() -> None:
-        async with async_client(serve((requests, event(1) + replies))) as client:
-            results = await asyncio.gather(*(client.query(key) for key in keys))
-            expected = [None if number % 3 else Query(number, TTLType.SECONDS, 1) for number in range(100)]
-            assert results == expected
-            assert await client.next_event() == told(1)
-
-    run(main())
-
-
-def test_another_loop(serve) -> None:
-    """uvloop's transports are not asyncio's."""
-
-    async def main() -> None:
-        client = async_client(serve((PURGE, event(1) + b"\1"), (PURGE, b"")))
-        async with client:
-            assert await client.purge("k")
-            assert await client.next_event() == told(1)
-            call = asyncio.ensure_future(client.purge("k"))
-            await asyncio.sleep(0)
-        with pytest.raises(errors.ConnectionLost, match=r"close\(\) was called$"):
-            await call
-
-    loop = uvloop.new_event_loop()
-    try:
-        loop.run_until_complete(main())
-    finally:
-        loop.close()
+    run(shape, scenario())
 
 
-async def cancelled(awaitable: Awaitable[Any]) -> None:
-    with pytest.raises(asyncio.CancelledError):
-        await awaitable
+async def sent(client: Any, count: int) -> None:
+    """Returns once that many calls are under way: in the order of the script."""
+    await asyncio.to_thread(
+        wait_until, lambda: client._link is not None and len(client._link.calls.pending) == count, "they are sent"
+    )
 
 
-def test_a_cancelled_call_leaves_the_connection_in_step(serve) -> None:
-    request, reply = CALLS[16][1:3]
-    hold, release = gate()
-    steps = [(request + ENCODER.query(b"k"), reply[:9]), hold, (b"", reply[9:] + b"\0"), (PURGE, b"\1")]
+@SHAPES
+def test_a_subscription_that_is_refused_the_second_time(serve, shape: str) -> None:
+    async def scenario() -> None:
+        script = serve((SUBSCRIBE, b"\1"), (b"", None), again=[((SUBSCRIBE, b"\0"),)])
+        async with opened(made(shape, script)) as client:
+            assert await got(client.subscribe("c"))
+            with pytest.raises(errors.ConnectionLost):
+                await got(client.next_event())
+            with pytest.raises(errors.OutOfMemory, match=r"^the server has no room for the subscription to b'c'"):
+                await got(client.next_event())
 
-    async def main() -> None:
-        async with async_client(serve(*steps)) as client:
-            listing = asyncio.ensure_future(client.list())
-            query = asyncio.ensure_future(client.query("k"))
-            await asyncio.sleep(0)
+    run(shape, scenario())
+
+
+@SHAPES
+def test_a_subscription_that_was_refused_is_not_asked_for_again(serve, shape: str) -> None:
+    async def scenario() -> None:
+        script = serve((SUBSCRIBE, b"\0"), (PURGE, None), again=[((QUERY, b"\0"),)])
+        async with opened(made(shape, script)) as client:
+            assert not await got(client.subscribe("c"))
+            with pytest.raises(errors.ConnectionLost):
+                await got(client.purge("k"))
+            assert await got(client.query("k")) is None
+
+    run(shape, scenario())
+
+
+def test_events_stay_with_the_parent_of_a_fork(serve) -> None:
+    with Client(port=serve((PURGE, event(1) + b"\1")).port) as client:
+        assert client.purge("k")
+        child = os.fork()
+        if not child:
+            os._exit(0 if client._exchange.events.take() is None else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert client.next_event(0) == told(1)
+
+
+# ---- tasks that are cancelled
+
+
+ASYNC = pytest.mark.parametrize("shape", ["asyncio", "uvloop"])
+
+
+@ASYNC
+def test_a_cancelled_call_leaves_the_connection_in_step(serve, shape: str) -> None:
+    async def scenario() -> None:
+        request, reply = CALLS[16][1:3]
+        hold, release = gate()
+        steps = [(request + QUERY, reply[:9]), hold, (b"", reply[9:] + b"\0"), (PURGE, b"\1")]
+        async with opened(made(shape, serve(*steps))) as client:
+            listing, query = begun(shape, client.list), begun(shape, lambda: client.query("k"))
+            await sent(client, 2)
             listing.cancel()
-            await cancelled(listing)
+            with pytest.raises(asyncio.CancelledError):
+                await listing
             release()
             assert await query is None
             assert await client.purge("k") is True
 
-    run(main())
+    run(shape, scenario())
 
 
-def test_a_call_that_is_cancelled_before_its_turn_is_not_sent(serve) -> None:
-    """The socket takes no more, so what is asked then waits."""
-    value = bytes(16 << 20)
-    encoder = Encoder(ValueSize.UINT32)
-    hold, release = gate()
-
-    async def main() -> None:
-        script = serve(hold, (encoder.set(b"k", value, 1), b"\1"), (PURGE, b"\0"))
-        async with async_client(script, value_size="uint32") as client:
-            setting = asyncio.ensure_future(client.set("k", value, 1))
-            await asyncio.sleep(0)
-            waiting = [asyncio.ensure_future(client.purge(key)) for key in ("never", "k")]
-            await asyncio.sleep(0)
-            waiting[0].cancel()
-            await cancelled(waiting[0])
-            release()
-            assert await setting is True
-            assert await waiting[1] is False
-
-    run(main())
-
-
-def test_a_timeout_ends_all_calls(serve) -> None:
-    async def main() -> None:
-        script = serve((PURGE * 2, b""))
-        async with async_client(script) as client:
-            client._link._timeout = 0.05  # of the calls alone: connecting has its time
-            first, second = await asyncio.gather(client.purge("k"), client.purge("k"), return_exceptions=True)
-            assert (type(first), type(second)) == (errors.Timeout, errors.ConnectionLost)
-            assert str(first).endswith("did not answer within 0.05 s")
-            assert str(second).endswith(": a call took more than 0.05 s")
-            await assert_async_given_up(client, script, "a call took more than 0.05 s")
-
-    run(main())
-
-
-def test_the_timer_of_an_answered_or_cancelled_call_is_off(serve) -> None:
-    hold, release = gate()
-
-    async def main() -> None:
-        async with async_client(serve((PURGE * 2, b"\1"), hold, (b"", b"\1"), (PURGE, b"\0"))) as client:
-            first, second = (asyncio.ensure_future(client.purge("k")) for _ in range(2))
-            assert await first
-            second.cancel()
-            await cancelled(second)
-            timers = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
-            assert [timer.cancelled() for timer in timers].count(False) == 1  # that of run()
-            release()
-            assert not await client.purge("k")
-
-    run(main())
-
-
-def test_garbage_ends_all_calls(serve) -> None:
-    async def main() -> None:
-        async with async_client(serve((PURGE * 3, b"\7"))) as client:
-            results = await asyncio.gather(*(client.purge("k") for _ in range(3)), return_exceptions=True)
-            assert [type(each) for each in results] == [errors.ProtocolError] * 3
-            assert len({id(each) for each in results}) == 3
-
-    run(main())
-
-
-def test_close_ends_all_calls_and_events(serve) -> None:
-    async def main() -> None:
-        script = serve((PURGE, b""))
-        client = async_client(script)
-        await client.connect()
-        call = asyncio.ensure_future(client.purge("k"))
-
-        async def listen() -> list[Event]:
-            return [each async for each in client.events()]
-
-        events = asyncio.ensure_future(listen())
-        waiting = asyncio.ensure_future(client.next_event())
-        await asyncio.sleep(0)
-        await client.close()
-        await client.close()
-        with pytest.raises(errors.ConnectionLost, match=r"^lost the connection to .*: close\(\) was called$"):
-            await call
-        with pytest.raises(errors.ConnectionLost, match=r"close\(\) was called$"):
-            await waiting
-        assert await events == []
-        await assert_async_given_up(client, script, r"close\(\) was called")
-
-    run(main())
-
-
-def test_close_that_is_cancelled(serve) -> None:
-    async def main() -> None:
-        client = async_client(serve())
-        await client.connect()
-        closing = asyncio.ensure_future(client.close())
-        await asyncio.sleep(0)
-        closing.cancel()
-        await cancelled(closing)
-        await client.close()
-
-    run(main())
-
-
-def test_a_call_that_fails_and_is_cancelled_at_once(serve) -> None:
-    """Nobody hears of the failure, and asyncio has nothing to complain of."""
-    complaints: list[Any] = []
-
-    async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        async with async_client(serve((PURGE, b""))) as client:
-            call = asyncio.ensure_future(client.purge("k"))
-            await asyncio.sleep(0)
-            client._link.drop("a test")
-            call.cancel()
-            await cancelled(call)
-        del call
-        gc.collect()
-
-    run(main())
-    assert complaints == []
-
-
-def test_not_connected_yet(serve) -> None:
-    async def main() -> None:
-        script = serve((PURGE, b"\1"))
-        client = async_client(script)
-        for call in (client.purge("k"), client.next_event()):
-            with pytest.raises(
-                errors.ConnectionLost, match=r"^there is no connection to .* yet: connect\(\) makes it$"
-            ):
-                await call
-        await client.connect()
-        await client.connect()
-        assert await client.purge("k")
-        await client.close()
-        with pytest.raises(errors.ConnectionLost, match=r"close\(\) was called$"):
-            await client.connect()
-
-    run(main())
-
-
-def test_closed_while_connecting(serve) -> None:
-    async def main() -> None:
-        script = serve()
-        client = async_client(script)
-        connecting = asyncio.ensure_future(client.connect())
-        await asyncio.sleep(0)
-        await client.close()
-        with pytest.raises(errors.ConnectionLost, match=r"close\(\) was called$"):
-            await connecting
-        assert await asyncio.to_thread(script.ended.wait, PATIENCE)
-
-    run(main())
-
-
-def test_events_with_asyncio(serve) -> None:
-    hold, release = gate()
-    steps = [
-        (PURGE, event(1) + b"\1" + event(2)),
-        hold,
-        (b"", event(3)[:2]),
-        (b"", event(3)[2:]),
-        (PURGE, b"\1"),
-        (b"", None),
-    ]
-
-    async def main() -> None:
-        async with async_client(serve(*steps)) as client:
+@ASYNC
+def test_a_cancelled_wait_loses_no_event(serve, shape: str) -> None:
+    async def scenario() -> None:
+        hold, release = gate()
+        async with opened(made(shape, serve((PURGE, b"\1"), hold, (b"", event(1))))) as client:
             assert await client.purge("k")
-            received = []
-            async for each in client.events():
-                received.append(each)
-                if len(received) == 2:
-                    release()
-                if len(received) == 3:
-                    break
-            assert received == [told(1), told(2), told(3)]
-            assert await client.next_event(0.01) is None
-            assert await client.purge("k")
-            with pytest.raises(errors.ConnectionLost, match=r"the server closed it$"):
-                await client.events().__anext__()
-
-    run(main())
-
-
-def test_a_cancelled_wait_loses_no_event(serve) -> None:
-    hold, release = gate()
-
-    async def main() -> None:
-        async with async_client(serve(hold, (b"", event(1)))) as client:
-            first = asyncio.ensure_future(client.next_event())
-            second = asyncio.ensure_future(client.next_event())
-            await asyncio.sleep(0)
+            first, second = begun(shape, client.next_event), begun(shape, client.next_event)
+            await asyncio.to_thread(wait_until, lambda: len(client._link.calls.listeners) == 2, "both wait")
             first.cancel()
-            await cancelled(first)
+            with pytest.raises(asyncio.CancelledError):
+                await first
             release()
             assert await second == told(1)
             assert await client.next_event(0) is None
-            assert not client._link._waiting
+            assert client._link.calls.listeners == []
 
-    run(main())
-
-
-def test_each_event_goes_to_one(serve) -> None:
-    async def main() -> None:
-        hold, release = gate()
-        async with async_client(serve(hold, (b"", event(1) + event(2) + event(3)))) as client:
-            waiting = [asyncio.ensure_future(client.next_event()) for _ in range(3)]
-            await asyncio.sleep(0)
-            release()
-            assert sorted(await asyncio.gather(*waiting)) == [told(1), told(2), told(3)]
-
-    run(main())
+    run(shape, scenario())
 
 
-def test_events_beyond_the_bound_with_asyncio(serve) -> None:
-    async def main() -> None:
-        burst = b"".join(event(number, 49) for number in range(1, 4))
-        async with async_client(serve((PURGE, burst + b"\1"), (PURGE, event(4) + b"\1")), events_max=200) as client:
-            assert await client.purge("k")
-            events = client.events()
-            assert await events.__anext__() == told(1, 49)
-            with pytest.raises(errors.EventsLost, match=r"^2 events"):
-                await events.__anext__()
-            assert await client.purge("k")
-            assert await events.__anext__() == told(4)
+@ASYNC
+def test_closed_while_connecting(serve, shape: str) -> None:
+    async def scenario() -> None:
+        script = serve()
+        client = made(shape, script)
+        calling = begun(shape, lambda: client.purge("k"))
+        await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises((errors.ConnectionLost, asyncio.CancelledError)):
+            await calling
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", script.port), PATIENCE):
+            pass  # where its connection never began the server waits for one
 
-    run(main())
-
-
-def test_the_socket_is_closed_with_the_client(serve) -> None:
-    """Also where it was given up."""
-
-    async def main() -> None:
-        for answer in (b"\1", b"\7", None):
-            async with async_client(serve((PURGE, answer))) as client:
-                transport = client._link._transport
-                assert transport is not None
-                with contextlib.suppress(errors.CounterdError):
-                    await client.purge("k")
-            assert transport.get_extra_info("socket").fileno() == -1
-
-    run(main())
+    run(shape, scenario())

@@ -29,6 +29,7 @@ from counterd.cli.ctl.common import (
     timeout_below,
     until_interrupted,
 )
+from counterd.cli.ctl.jobs import Tail, id_of, jobs_of, tubes_of
 from counterd.cli.ctl.output import Column, Kind, Output, Row, number, output_option
 from counterd.cli.reading import Reads
 from counterd.units import several
@@ -36,8 +37,8 @@ from counterd.units import several
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from counterd.client._jobs import Link
-    from counterd.client._queue import Figures
+    from counterd.cli.ctl.jobs import Figures
+    from counterd.client.beanstalk import Client
 
 SCHEME = "beanstalk"
 PORT = 11300
@@ -102,11 +103,11 @@ class BeanstalkTarget(Server):
     what = "jobs"
     protocol = "the beanstalk protocol"
 
-    def connect(self) -> Link:
-        """A connection to it."""
-        from counterd.client._jobs import Link
+    def connect(self, tube: bytes = DEFAULT) -> Client:
+        """A client of it, which connects with the first command, and uses that tube."""
+        from counterd.client.beanstalk import Client
 
-        return Link(self.address, self.timeout)
+        return Client(**self.arguments, use=tube)
 
 
 pass_target = click.make_pass_decorator(BeanstalkTarget)
@@ -174,8 +175,8 @@ def tubes(target: BeanstalkTarget, match: str | None, sort: str, limit: int | No
     for longest; paused, for how long no job will be reserved.
     """
     like = glob(match)
-    with target.connect() as link:
-        told = list(link.stats_tubes([name for name in link.tubes() if like(name)]))
+    with target.connect() as client:
+        told = list(tubes_of(client, [name for name in client.list_tubes() if like(name)]))
     # Those that have gone meanwhile are none.
     found = [{name: valued(name, each.get(name)) for name in TUBE_COLUMNS} for each in told if each]
     rows = sorted(found, key=ORDERS[sort])[:limit]
@@ -191,11 +192,11 @@ def stats(target: BeanstalkTarget, tube: bytes | None, job: int | None, output: 
     """Shows the figures of the server, of a tube, or of a job."""
     only_one(tube, job)
     found: Figures | None
-    with target.connect() as link:
+    with target.connect() as client:
         if tube is not None:
-            (found,) = link.stats_tubes([tube])
+            (found,) = tubes_of(client, [tube])
         else:
-            found = link.stats() if job is None else link.stats_job(job)
+            found = client.stats() if job is None else client.stats_job(job)
     if found is None:
         refused(f"there is no job {job}" if tube is None else f"there is no tube {shown(tube)}")
     record(found, output)
@@ -229,8 +230,8 @@ def peek(target: BeanstalkTarget, tube: bytes | None, job: int | None, state: st
     """
     only_one(tube, job)
     tube = tube or DEFAULT
-    with target.connect() as link:
-        found = link.peek_next(tube, state) if job is None else link.peek(job)
+    with target.connect(tube) as client:
+        found = getattr(client, f"peek_{state}")() if job is None else client.peek(job)
     if found is None:
         refused(f"no job of {shown(tube)} is {state}" if job is None else f"there is no job {job}")
     if raw:
@@ -254,10 +255,10 @@ def list_(
     left is what is left of the delay of a job, or of its time to run. The server goes through all jobs for each
     thousand that it shows.
     """
-    with target.connect() as link:
-        if list(link.stats_tubes([tube])) == [None]:
+    with target.connect() as client:
+        if list(tubes_of(client, [tube])) == [None]:
             no_tube(tube)
-        jobs = link.jobs(tube, state or "all", needle=search)
+        jobs = jobs_of(client, tube, state or "all", needle=search)
         names = [column.name for column in JOB_COLUMNS]
         rows = ([valued(name, job.get(name)) for name in names] for job in islice(jobs, limit))
         output.rows(JOB_COLUMNS, rows)
@@ -273,14 +274,12 @@ def tail(target: BeanstalkTarget, tube: bytes, interval: float, output: Output) 
 
     A job that has gone when it looks is not shown. For each look the server goes through all jobs.
     """
-    from counterd.client._jobs import Tail, id_of
-
     add = output.stream([Column("time", Kind.CLOCK), ID_COLUMN, STATE_COLUMN, BODY_COLUMN])
-    with until_interrupted(), target.connect() as link:
-        following = Tail(link, tube)
+    with until_interrupted(), target.connect() as client:
+        following = Tail(client, tube)
         while True:
             for job in following.look():
-                found = link.peek(id_of(job))
+                found = client.peek(id_of(job))
                 add((datetime.now(timezone.utc), job["id"], job.get("state"), found and found.body))
             time.sleep(interval)
 
@@ -321,8 +320,12 @@ def put(
         raise click.UsageError("--unique-for is for a --key")
     if body is None:
         body = read_body(file)
-    with target.connect() as link:
-        job, is_new = link.put(tube, body, priority=pri, delay=delay, ttr=ttr, key=key, keep=unique_for or 0)
+    is_new = True
+    with target.connect(tube) as client:
+        if key is None:
+            job = client.put(body, priority=pri, delay=delay, ttr=ttr)
+        else:
+            job, is_new = client.put_unique(body, key, unique_for or 0, priority=pri, delay=delay, ttr=ttr)
     add = output.stream(
         [ID_COLUMN, Column("status")],
         lambda row: f"put job {row[0]}" if is_new else f"job {row[0]} has this key: nothing was put",
@@ -354,11 +357,12 @@ def kick(target: BeanstalkTarget, bound: int | None, tube: bytes | None, job: in
     only_one(tube, job)
     if (bound is None) == (job is None):
         raise click.UsageError("either a BOUND or a --job")
-    with target.connect() as link:
+    tube = tube or DEFAULT
+    with target.connect(tube) as client:
         if job is None:
             assert bound is not None
-            counted("kicked", link.kick(tube or DEFAULT, bound), tube or DEFAULT, output)
-        elif not link.kick_job(job):
+            counted("kicked", client.kick(bound), tube, output)
+        elif not client.kick_job(job):
             refused(f"there is no job {job} that is buried or delayed")
 
 
@@ -378,8 +382,8 @@ def clear(target: BeanstalkTarget, tube: bytes, state: str, output: Output) -> N
 
     No more are deleted than there are when it begins.
     """
-    with target.connect() as link:
-        jobs = link.clear(tube, state)
+    with target.connect() as client:
+        jobs = client.clear_tube(tube, state)
     if jobs is None:
         no_tube(tube)
     counted("cleared", jobs, tube, output)

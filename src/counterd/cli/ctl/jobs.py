@@ -1,0 +1,90 @@
+"""Pages of the jobs of a tube, those that are put meanwhile, and the figures of many tubes.
+
+Floor 5. What needs more than one command of the client.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from counterd.errors import ProtocolError, ServerError
+from counterd.protocols.beanstalk.errors import Refused
+from counterd.protocols.beanstalk.wire import BATCH_MAX, ID_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from counterd.client.beanstalk import Client
+
+Figures = dict[str, str]
+# Tubes that are asked for together.
+AT_ONCE = 100
+
+
+def tubes_of(client: Client, names: Sequence[bytes]) -> Iterator[Figures | None]:
+    """All that the server tells of these tubes; None for a tube that is not there."""
+    command = "inspect_tube"
+    for at in range(0, len(names), AT_ONCE):
+        asked = names[at : at + AT_ONCE]
+        found = _told(client, command, asked)
+        if isinstance(found[0], Refused):  # beanstalkd does not know it
+            command = "stats_tube"
+            found = _told(client, command, asked)
+        for each in found:
+            if isinstance(each, ServerError):
+                raise each
+            yield each
+
+
+def _told(client: Client, command: str, names: Sequence[bytes]) -> list[Figures | ServerError | None]:
+    pipeline = client.pipeline()
+    for name in names:
+        getattr(pipeline, command)(name)
+    return pipeline.execute()
+
+
+def jobs_of(client: Client, tube: bytes, state: str = "all", first: int = 0, needle: bytes = b"") -> Iterator[Figures]:
+    """The jobs of a tube with at least that id, page by page: each that is there throughout comes once."""
+    # A page may lack jobs that have gone while it was made, so a short one is not the last.
+    while page := client.list_jobs(tube, state, first, BATCH_MAX, search=needle):
+        yield from page
+        if (first := id_of(page[-1]) + 1) > ID_MAX:
+            return
+
+
+def newest_of(client: Client, tube: bytes) -> int:
+    """The highest id of a tube's jobs, 0 if it has none. By halving, as a page has the lowest ids."""
+    low, high = 0, ID_MAX
+    while low < high:
+        middle = low + (high - low + 1) // 2
+        page = client.list_jobs(tube, "all", middle, BATCH_MAX)
+        low, high = (id_of(page[-1]), high) if page else (low, middle - 1)
+    return low
+
+
+class Tail:
+    """The jobs that are put into a tube from now on."""
+
+    def __init__(self, client: Client, tube: bytes) -> None:
+        self._client = client
+        self._tube = tube
+        # A page may lack a job that was put while it was made, and have one that was put after it. What was there when
+        # the page was begun it has: up to the newest job that was known by then all are settled after it.
+        self._newest = self._settled = newest_of(client, tube)
+        self._known: set[int] = set()  # beyond that
+
+    def look(self) -> list[Figures]:
+        """Those that it has not returned before, and that have not gone since."""
+        jobs = jobs_of(self._client, self._tube, first=self._settled + 1)
+        new = [job for job in jobs if id_of(job) not in self._known]
+        self._known |= {id_of(job) for job in new}
+        self._settled, self._newest = self._newest, max(self._known, default=self._newest)
+        self._known = {number for number in self._known if number > self._settled}
+        return new
+
+
+def id_of(job: Figures) -> int:
+    """Its id. ProtocolError."""
+    if not job["id"].isdecimal():
+        raise ProtocolError(f"a job whose id is {job['id']!r}")
+    return int(job["id"])

@@ -1,0 +1,162 @@
+"""The calls of one connection of the counter protocol: no I/O, no clock.
+
+Stands beside the floors, shared by the blocking client and that for asyncio.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from counterd.client._calls import Call, Pending, Request
+from counterd.errors import ProtocolError, ServerError
+from counterd.protocols.counter import wire
+from counterd.protocols.counter.wire import HEADER_SIZE, Opcode, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+# An enumeration's members are looked up slowly before Python 3.12.
+_GET, _ACQUIRE, _RELEASE, _DUMP = map(int, (Opcode.GET, Opcode.ACQUIRE, Opcode.RELEASE, Opcode.DUMP))
+_NOT_AVAILABLE = int(Status.RESOURCE_NOT_AVAILABLE)
+_NUMBERS = struct.Struct(">II")  # of an acquire: resources and maximum
+# Where the name begins.
+_GET_NAME, _ACQUIRE_NAME, _RELEASE_NAME = HEADER_SIZE + 2, HEADER_SIZE + 10, HEADER_SIZE + 6
+
+
+class Batch:
+    """What requests that were sent together are granted, and what of it they release themselves; permits by name."""
+
+    def __init__(self) -> None:
+        self.granted: Counter[bytes] = Counter()  # and not released by a later one
+        self.releasing: Counter[bytes] = Counter()  # by those that are not answered yet
+
+    def take(self) -> Iterator[tuple[bytes, int]]:
+        """What they have, and will not release themselves."""
+        for name, permits in self.granted.items():
+            left = permits - self.releasing[name]
+            if left > 0:
+                self.granted[name] -= left
+                yield name, left
+
+    def answered(self, frame: bytes, permits: int, success: bool) -> None:
+        if frame[1] == _ACQUIRE:
+            self.granted[frame[_ACQUIRE_NAME:]] += permits
+        elif frame[1] == _RELEASE:
+            name, released = frame[_RELEASE_NAME:], _released(frame)
+            self.releasing[name] -= released
+            if success:
+                self.granted[name] = max(self.granted[name] - released, 0)
+
+
+class PermitCalls(Pending):
+    """The calls of one connection of the counter protocol. held: permits."""
+
+    MASK = wire.U32_MAX
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parser = wire.ResponseParser()
+
+    def add(self, call: Call, encode: Callable[..., bytes], *arguments: Any) -> bytes:
+        frame = super().add(call, encode, *arguments)
+        if frame[1] == _RELEASE:
+            self.held -= _released(frame)
+            if call.batch is not None:
+                call.batch.releasing[frame[_RELEASE_NAME:]] += _released(frame)
+        return frame
+
+    def add_all(self, calls: Sequence[Call], requests: Sequence[Request]) -> bytes:
+        if len(calls) > 1:
+            batch = Batch()
+            for call in calls:
+                call.batch = batch
+        return super().add_all(calls, requests)
+
+    def feed(self, data: bytes) -> None:
+        pending = self.pending
+        responses = self._parser.feed(data)
+        for opcode, status, opaque, body in responses:
+            call = pending.get(opaque)
+            if call is None or call.frame[1] != opcode:
+                raise ProtocolError(f"nothing was asked with opcode {opcode:02x} and opaque {opaque:08x}")
+            if status:
+                pending.pop(opaque, None)  # all of it may have ended meanwhile: a signal handler may close()
+                self.held += _released(call.frame)
+                self.refused += status == _NOT_AVAILABLE
+                wanted = call.settle(None, _refusal(call.frame, status, body))
+            elif opcode == _DUMP:
+                self._dumped(call, opaque, body)
+                continue
+            else:
+                result = _DECODERS[opcode](body)
+                pending.pop(opaque, None)
+                if opcode == _ACQUIRE:
+                    self.held += result
+                    call.permits = result
+                wanted = call.settle(result, None)
+            if call.batch is not None:
+                call.batch.answered(call.frame, call.permits, not status)
+            if not wanted:
+                self.forget(call)
+        self.answered = self.answered or bool(responses)
+
+    def forget(self, call: Call) -> None:
+        """As there, and with it all that those were granted that were sent together."""
+        if call.batch is not None:
+            self.give_back += [self.release(name, permits) for name, permits in call.batch.take()]
+        elif call.permits:
+            self.give_back.append(self.release(call.frame[_ACQUIRE_NAME:], call.permits))
+            call.permits = 0
+
+    def release(self, name: bytes, permits: int) -> Request:
+        return wire.release, name, permits
+
+    def may_grant(self, call: Call) -> bool:
+        return call.frame[1] == _ACQUIRE
+
+    def _take_back(self, call: Call) -> None:
+        self.pending.pop(int.from_bytes(call.frame[8:12], "big"), None)
+        self.held += _released(call.frame)
+        call.frame = b""
+
+    def _dumped(self, call: Call, opaque: int, body: bytes) -> None:
+        if call.entries is None:
+            call.entries = []
+        if body:
+            call.entries.append(wire.decode_dump_entry(body))
+        else:
+            self.pending.pop(opaque, None)
+            call.settle(call.entries, None)
+
+
+def _released(frame: bytes) -> int:
+    """The permits that a request gives back."""
+    return int.from_bytes(frame[HEADER_SIZE : HEADER_SIZE + 4], "big") if frame[1] == _RELEASE else 0
+
+
+def _refusal(frame: bytes, status: int, body: bytes) -> ServerError:
+    error = wire.server_error(status, body.decode("utf-8", "backslashreplace"))
+    if frame[1] == _ACQUIRE:
+        error.resources, error.maximum = _NUMBERS.unpack_from(frame, HEADER_SIZE)
+        error.name = frame[_ACQUIRE_NAME:]
+    elif frame[1] == _RELEASE:
+        error.resources, error.name = _released(frame), frame[_RELEASE_NAME:]
+    elif frame[1] == _GET:
+        error.name = frame[_GET_NAME:]
+    return error
+
+
+def _decode_nothing(body: bytes) -> None:
+    if body:
+        raise ProtocolError(f"expected no body, not {body[:16].hex(' ')}")
+
+
+_DECODERS: dict[int, Callable[[bytes], Any]] = {
+    Opcode.NOOP: _decode_nothing,
+    Opcode.GET: wire.decode_consumption,
+    Opcode.ACQUIRE: wire.decode_consumption,
+    Opcode.RELEASE: _decode_nothing,
+    Opcode.STATS: wire.decode_stats,
+}
