@@ -10,6 +10,8 @@ import math
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
+from counterd.protocols.beanstalk import wire
+
 if TYPE_CHECKING:
     from counterd.client._queue import Figures
     from counterd.errors import CounterdError
@@ -29,9 +31,10 @@ class Bury(Exception):
 
 
 class Retry(Exception):
-    """Raise it in a worker's function to release the job, with a delay in seconds."""
+    """Raise it in a worker's function to release the job, with a delay in whole seconds. ValueError or TypeError."""
 
     def __init__(self, delay: int = 0) -> None:
+        wire.release(0, delay=delay)  # refuses what does not fit the protocol here, where the function can be mended
         super().__init__(delay)
         self.delay = delay
 
@@ -73,8 +76,8 @@ class Policy:
         if attempts < 1:
             raise ValueError(f"attempts must be at least 1, not {attempts}")
         first, longest = backoff
-        if not 0 <= first <= longest:
-            raise ValueError(f"backoff must be 0 seconds or more, and at most the second, not {backoff}")
+        if not 0 <= first <= longest <= wire.NUMBER_MAX:
+            raise ValueError(f"backoff must be 0 to {wire.NUMBER_MAX} seconds, the longest last, not {backoff}")
         self._attempts = attempts
         self._first, self._longest = first, longest
 

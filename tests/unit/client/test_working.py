@@ -55,3 +55,18 @@ def test_each_attempt_waits_for_longer() -> None:
         assert min(delays) >= most // 2  # type: ignore[type-var]
         assert len(delays) > 1 or most == 2
     assert Policy(9, (0, 0)).end(OSError(), FIGURES) == End(7, 0)
+
+
+@pytest.mark.parametrize(
+    ("delay", "kind"), [(-1, ValueError), (1 << 32, ValueError), (0.5, TypeError), (None, TypeError)]
+)
+def test_a_delay_that_the_protocol_cannot_have(delay: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind):
+        Retry(delay)
+    assert Retry((1 << 32) - 1).delay == (1 << 32) - 1
+
+
+@pytest.mark.parametrize("backoff", [(2, 1), (-1, 1), (1, math.inf), (1, 1 << 32)])
+def test_a_backoff_that_cannot_be(backoff: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match=r"^backoff must be 0 to 4294967295 seconds"):
+        Policy(1, backoff)

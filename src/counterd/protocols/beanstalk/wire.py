@@ -7,6 +7,7 @@ before anything is encoded; the parser raises ProtocolError.
 
 from __future__ import annotations
 
+import operator
 import re
 from enum import Enum
 from typing import NamedTuple
@@ -87,7 +88,7 @@ class Reply(NamedTuple):
 def _bounded(what: str, number: int, most: int) -> int:
     if not 0 <= number <= most:
         raise ValueError(f"{what} must be from 0 to {most}, not {number}")
-    return number
+    return operator.index(number)  # TypeError for a fraction, which would be cut off silently
 
 
 def check_name(name: bytes) -> bytes:
