@@ -1,4 +1,4 @@
-"""`counterd` and `python -m counterd`: the daemon, whose parts take half a second to be imported."""
+"""`counterd` and `python -m counterd`: starts the daemon. Importing its parts takes half a second."""
 
 import signal
 import sys
@@ -6,7 +6,7 @@ import sys
 
 def main() -> int:
     """Runs the command; returns its exit status."""
-    for number in (signal.SIGHUP, signal.SIGUSR1):  # they end a process that is not ready for them yet
+    for number in (signal.SIGHUP, signal.SIGUSR1):  # by default they would end the process before it is ready
         signal.signal(number, signal.SIG_IGN)
     if sys.argv[1:2] == ["journal"]:
         from counterd.cli import journal  # noqa: PLC0415

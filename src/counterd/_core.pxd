@@ -1,7 +1,7 @@
-# The session machine: bytes in, bytes out, for every protocol; and the store that its sessions share.
+# The session machine (bytes in, bytes out) of every protocol, and the store that its sessions share.
 #
-# Floor 1. No asyncio, no clock, no file, no logger, and no protocol. What a store keeps in the region is the business
-# of the parts that it has (engine/); what requests mean is its protocol's.
+# Floor 1. No asyncio, no clock, no file, no logger, and no protocol. The parts of a store (engine/) define what it
+# keeps in the region. The protocol defines what requests mean.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -10,39 +10,39 @@ from counterd.engine.region cimport Header, Region
 
 cdef enum:
     FRAMES_AHEAD = 64       # frames parsed ahead: their cache lines arrive while the rest is parsed
-    OUTPUT_MAX = 262144     # replies gathered in one piece before the rest of the input has to wait, plus one reply
-    REPLY_ROOM = 65600      # bytes of the longest reply, unless a store says otherwise: a name of 65,535, and a head
+    OUTPUT_MAX = 262144     # bytes of replies in one piece, plus one reply; then the rest of the input waits
+    REPLY_ROOM = 65600      # default bytes of the longest reply: a name of 65,535 bytes and a header
     SLICE_STEPS = 2048      # holdings given back, records expired or swept per tick; at most 250 ns each
-    TURN_STEPS = 4096       # work of all sessions together before one has to wait for its turn; a step is some 40 ns
-    TURN_NS = 1000000       # after which they have that many again, turn or not
-    GRACE_STEPS = 128       # of one call when all are used up, so that only long replies and much input ever wait
-    FRAME_STEP_SHIFT = 6    # a frame is a step, and one more for each 64 bytes that have to be hashed and copied
-    DONE = 0                # what execute_frame returns
-    LATER = 1               # nothing was done: too much for this call
-    PARK = 2                # the request waits, and what follows it too, until resume() is called
-    SKIP = -2               # what parse_frame returns: frame.skip bytes are to be discarded, and then answered
+    TURN_STEPS = 4096       # steps of all sessions together per turn; a step is some 40 ns
+    TURN_NS = 1000000       # the steps are granted again after this time, even within one turn
+    GRACE_STEPS = 128       # steps that a call always has: only long replies and large input ever wait
+    FRAME_STEP_SHIFT = 6    # a frame costs one step, plus one for each 64 bytes to be hashed and copied
+    DONE = 0                # execute_frame: executed
+    LATER = 1               # execute_frame: nothing was done, because it is too much work for this call
+    PARK = 2                # execute_frame: the request and all input after it wait until resume() is called
+    SKIP = -2               # parse_frame: discard frame.skip bytes, then reply
 
 cdef enum State:
-    READING = 0             # what arrives is executed; the start of an unfinished frame is kept
-    STREAMING = 1           # the caller calls take_output() when what it was given has gone out, and reads no further
-    PARKED = 2              # as STREAMING, but there is nothing to take before the session is dirty
+    READING = 0             # input is executed when it arrives; the start of an unfinished frame is kept
+    STREAMING = 1           # the caller stops reading, and calls take_output() when the last output has been sent
+    PARKED = 2              # as STREAMING, but there is no output until the session is dirty
     ENDED = 3               # as STREAMING, and the peer has sent its last byte
-    CLOSING = 4             # write what you were given, then close; nothing is read any more
+    CLOSING = 4             # the caller sends the last output, then closes; it reads nothing more
     STATES = 5
 
-cdef enum Why:              # a wait ends without its event
-    HALF_CLOSED = 0         # the peer will send nothing more, and may still read a reply
+cdef enum Why:              # why a wait ends without its event
+    HALF_CLOSED = 0         # the peer will send nothing more, but may still read a reply
     GONE = 1                # nobody will read a reply
 
 
 cdef struct Frame:          # one parsed request
     const uint8_t* data     # its first byte; valid until the call that parsed it returns
     const uint8_t* key
-    uint32_t size           # of the whole frame
-    uint32_t key_size       # 0 = this request names nothing
+    uint32_t size           # bytes of the whole frame
+    uint32_t key_size       # 0 = the request has no key
     uint32_t tag            # of the key
-    uint8_t verdict         # the protocol's: what parsing already decided
-    uint64_t skip           # bytes to be discarded from `data` on, where parse_frame returned SKIP
+    uint8_t verdict         # what the protocol decided while parsing
+    uint64_t skip           # after SKIP: bytes to discard, from `data` on
 
 
 cdef class Store:
@@ -50,17 +50,17 @@ cdef class Store:
     cdef Header* header         # of the region
     cdef Connections connections
     cdef int64_t budget         # steps that remain until the next turn; may fall below 0
-    cdef int64_t now_ns         # of the call under way, or the last
-    cdef int64_t scheduled_ns   # when tick() will be called, as far as the caller was told
-    cdef uint8_t* out           # replies of the call under way: OUTPUT_MAX + reply_max bytes, shared by all sessions
+    cdef int64_t now_ns         # time of the current or last call
+    cdef int64_t scheduled_ns   # when the caller will call tick(): what next_deadline() last returned
+    cdef uint8_t* out           # replies of the current call: OUTPUT_MAX + reply_max bytes, shared by all sessions
     cdef size_t out_size
-    cdef bint entered           # a call is under way, and so the region is this process's alone
+    cdef bint entered           # a call is under way: only it may use the region
     cdef bint stirred           # tick() or take_dirty() may have become due: look at next_deadline()
     cdef object make_session
-    cdef list dirty             # sessions, each once
+    cdef list dirty             # sessions for take_dirty(), each once
     cdef list orphans           # connections whose sessions were collected during a call: tick() forgets them
-    cdef readonly uint64_t durable  # position up to which the journal is on disk
-    cdef list behind            # sessions with replies that wait for a later one, each once
+    cdef readonly uint64_t durable  # the journal is on disk up to this position
+    cdef list behind            # sessions whose replies wait for a later position, each once
     cdef int64_t budgeted_ns    # when the budget was last filled
     cdef readonly uint64_t sessions_open
     cdef readonly uint64_t sessions_total
@@ -89,35 +89,35 @@ cdef class Store:
 
 cdef class Session:
     cdef readonly Store store
-    cdef public object owner    # whoever made the session may leave a mark here
-    cdef readonly int port      # of its protocol's, that its connection came by
-    cdef uint8_t* kept          # input that could not be used up yet: kept_size bytes at kept_start
+    cdef public object owner    # set by the caller: its connection
+    cdef readonly int port      # number of the protocol's port that the connection came by
+    cdef uint8_t* kept          # input that was not executed yet: kept_size bytes at kept_start
     cdef size_t kept_start
     cdef size_t kept_size
     cdef size_t kept_capacity
-    cdef uint32_t connection    # in the region; 0 once what it held was queued to be given back
+    cdef uint32_t connection    # its number in the region; 0 once its holdings are queued to be given back
     cdef readonly uint64_t requests     # frames executed so far
-    cdef readonly State state   # which settle() changes, and detach() ends
-    cdef uint32_t position      # of the long reply under way: the next record; 0 = none is
-    cdef int64_t budget_floor   # at which this call stops; INT64_MAX: before the next frame, and the state is settled
-    cdef bint unfinished        # requests are kept that can be executed in the next call
-    cdef bint waiting           # for resume(): a request is parked
+    cdef readonly State state   # changed by settle() and detach() only
+    cdef uint32_t position      # next record of the long reply under way; 0 = there is none
+    cdef int64_t budget_floor   # the call stops at this budget; INT64_MAX: before the next frame, and settles the state
+    cdef bint unfinished        # kept requests can be executed in the next call
+    cdef bint waiting           # a request is parked until resume()
     cdef bint input_over        # the peer has sent its last byte, or framing is lost
-    cdef bint hung_up           # the peer will send nothing more; not all of it has been received perhaps
+    cdef bint hung_up           # the peer will send nothing more, but its last bytes may not have been received yet
     cdef bint broken            # framing is lost
-    cdef readonly uint32_t awaited      # answers that are to be posted later: until then the session does not end
+    cdef readonly uint32_t awaited      # replies that will be posted later; the session does not end before
     cdef bint open              # closed() has not been called
     cdef list posted            # messages that wait for take_output(), posted_size bytes; or None
     cdef size_t posted_size
     cdef list held              # (position, replies) that wait for the journal, in order, held_size bytes; or None
     cdef size_t held_size
-    cdef uint64_t barrier       # position that replies of this call wait for, from out[barrier_at] on; 0 = none
+    cdef uint64_t barrier       # position that this call's replies from out[barrier_at] on wait for; 0 = none
     cdef size_t barrier_at
-    cdef uint64_t skipping      # bytes that are to be discarded before `skipped` is executed
+    cdef uint64_t skipping      # bytes to discard before `skipped` is executed
     cdef Frame skipped
-    cdef readonly bint dropped
-    cdef bint is_dirty          # in the store's list
-    cdef bint is_behind         # likewise
+    cdef readonly bint dropped  # the caller closes at once and discards pending output
+    cdef bint is_dirty          # in store.dirty
+    cdef bint is_behind         # in store.behind
     cdef bint blocked           # the caller waits for the peer to read
 
     cpdef bytes receive(self, bytes data, int64_t now_ns)
@@ -163,10 +163,10 @@ cdef class Session:
 
 
 cdef inline bint is_owed(Session session) noexcept:
-    """Whether replies to it are yet to come: from somebody else, or once the journal is on disk."""
+    """Returns True while replies are pending: to be posted later, or held back until the journal is on disk."""
     return session.awaited != 0 or session.held_size != 0
 
 
 cdef inline bint is_streaming(Session session) noexcept:
-    """Whether take_output() is due as soon as what it gave last has gone out."""
+    """Returns True if the caller has to call take_output() when the last output has been sent."""
     return session.state == STREAMING or session.state == ENDED

@@ -1,7 +1,7 @@
-"""The session machine and the region: what every protocol's sessions and stores stand on.
+"""The session machine and the region: the base of every protocol's sessions and stores.
 
-Floor 1. Sans-I/O: bytes and the time come in, bytes come out. A peer can cause replies and closes, never an exception;
-an exception out of here is a bug of ours.
+Floor 1. Sans-I/O: bytes and the time come in, bytes come out. A peer can cause replies and closes, never an exception.
+An exception raised here is a bug in counterd.
 """
 
 cimport cython
@@ -25,21 +25,23 @@ DEBUG = bool(COUNTERD_DEBUG_BUILD)
 LIMIT_CONNECTIONS = CONNECTIONS_MAX
 
 cdef enum:
-    KEPT_MIN = 64               # the first piece of input that is kept, and the smallest tried again
+    KEPT_MIN = 64               # bytes: the smallest buffer for kept input, and the smallest piece added before a retry
 
 
 # ---- store ---------------------------------------------------------------------------------------------------------
 
 cdef class Store:
-    """Everything the sessions of one protocol share. Subclasses have the parts that they need.
+    """The state that all sessions of one protocol share. A subclass has the parts that it needs.
 
-    hash_key: 16 random bytes; make_session: called for each connection with the store, and with the port if it is not
-    the first; reply_max: bytes of the longest reply; posted_max: bytes that others may leave for a session that does
-    not take them; now_ns: the caller's monotonic clock.
+    hash_key: 16 random bytes.
+    make_session: called for each connection with the store, and with the port if the port is not 0.
+    reply_max: bytes of the longest reply.
+    posted_max: bytes of messages from others that may wait for a session that does not take them.
+    now_ns: time on the caller's monotonic clock.
 
-    A subclass reserves its parts' memory in its __cinit__, maps the region (`map_region`) and begins the parts: that is
-    the first call. All code that touches the region runs between `begin_call` and `end_call`, or in a `with store:`,
-    which is the same at the time of the last call; a debug build sees to it.
+    A subclass reserves the memory of its parts in __cinit__, maps the region (`map_region`) and begins the parts. This
+    is the store's first call. All code that touches the region runs between `begin_call` and `end_call`, or in `with
+    store:`, which is a call at the time of the last one. A debug build protects the region outside calls.
     """
 
     def __cinit__(self, *, bytes hash_key not None, make_session, size_t reply_max=REPLY_ROOM, size_t posted_max=0,
@@ -69,7 +71,7 @@ cdef class Store:
             munmap(self.region.memory, self.region.size)
 
     cdef int map_region(self, bytes hash_key) except -1:
-        """Maps what was reserved, once. Raises MemoryError if that is not possible."""
+        """Maps the reserved memory. Called once. Raises MemoryError if the system has not enough."""
         region_map(&self.region)
         self.entered = True
         self.header.version = LAYOUT_VERSION
@@ -79,7 +81,7 @@ cdef class Store:
         return 0
 
     cdef int begin_call(self, int64_t now_ns) except -1:
-        """Begins a call: from here to end_call() the region is its alone. Calls do not nest."""
+        """Opens the region until end_call(). Calls do not nest: raises RuntimeError if one is under way."""
         if self.entered:
             raise RuntimeError("a call is under way")
         self.entered = True
@@ -92,7 +94,7 @@ cdef class Store:
         self.entered = False
 
     cdef Store at(self, int64_t now_ns):
-        """For `with self.at(now_ns):`, a call at that time."""
+        """Sets the time of the next call: `with self.at(now_ns):`."""
         if not self.entered:
             self.now_ns = now_ns
         return self
@@ -104,24 +106,24 @@ cdef class Store:
         self.end_call()
 
     def limit_posted(self, size_t posted_max):
-        """Bounds what others may leave for a session from now on, in bytes."""
+        """Sets how many bytes of posted messages may wait for one session, from now on."""
         self.posted_max = posted_max
 
     cpdef Session session(self, int64_t now_ns=0, int port=0):
-        """A session for a new connection by that port, at now_ns. Raises MemoryError if there is no room for one."""
+        """Makes the session of a new connection to `port`. Raises MemoryError if there is no room for it."""
         self.begin_call(max(now_ns, self.now_ns))
         try:
             return self.make_session(self) if port == 0 else self.make_session(self, port)
         finally:
-            orphans_forget(self)  # such as one for which there was no room after all
+            orphans_forget(self)  # such as the session that was just made, if its subclass found no room
             self.end_call()
 
     cdef void forget(self, uint32_t connection) noexcept:
-        """A connection has ended: its number is free as soon as nothing in the region names it."""
+        """Ends a connection. Its number is free again when nothing in the region refers to it."""
         connections_put(&self.connections, connection)
 
     cpdef int64_t next_deadline(self):
-        """When tick() is due, in ns on the caller's monotonic clock: 0 = now, -1 = nothing is waiting."""
+        """Returns when tick() or take_dirty() is due, in ns on the caller's clock: 0 = now, -1 = nothing is waiting."""
         cdef int64_t due_ns = 0
         if not self.dirty and not self.orphans:
             self.begin_call(self.now_ns)
@@ -133,16 +135,16 @@ cdef class Store:
         return due_ns
 
     cdef int64_t due_ns(self) except? -2:
-        """When run_due() has something to do, as next_deadline() says it."""
+        """Returns when run_due() has work: 0 = now, -1 = never, as in next_deadline()."""
         return -1
 
     cdef void expect(self, int64_t due_ns) noexcept:
-        """Something will be due then: if nothing was to come before it, the caller has to look at next_deadline()."""
+        """Makes the caller look at next_deadline() again if due_ns is earlier than the scheduled tick()."""
         if due_ns < self.scheduled_ns:
             self.stirred = True
 
     cpdef tick(self, int64_t now_ns):
-        """Does due work, half a millisecond of it at most."""
+        """Does due work, for half a millisecond at most."""
         self.begin_call(now_ns)
         try:
             orphans_forget(self)
@@ -151,18 +153,18 @@ cdef class Store:
             self.end_call()
 
     cdef int run_due(self) except -1:
-        """The work of a tick, a slice of it."""
+        """Does one slice of the work of a tick."""
         return 0
 
     cpdef set_wall(self, int64_t unix_ns, int64_t now_ns):
-        """Tells the Unix time that it is at now_ns, the caller's monotonic clock. For protocols that show it."""
+        """Gives both clocks at one instant, to protocols that show Unix time."""
 
     cdef void fill_budget(self, int64_t now_ns) noexcept:
         self.budget = TURN_STEPS
         self.budgeted_ns = now_ns
 
     cpdef list take_dirty(self):
-        """The sessions that another's request, or tick(), gave output to, or dropped, since the last call."""
+        """Returns the sessions that got output from another session or tick(), or were dropped, since the last call."""
         cdef list dirty = self.dirty
         cdef Session session
         if dirty:
@@ -172,7 +174,7 @@ cdef class Store:
         return dirty
 
     def reach(self, uint64_t position, int64_t now_ns):
-        """The journal is on disk up to that position: the replies that waited for it may go out."""
+        """Releases replies that waited for the journal, which is now on disk up to `position`."""
         cdef list behind = self.behind
         cdef Session session
         self.durable = max(self.durable, position)
@@ -187,12 +189,12 @@ cdef class Store:
                     session.tell_dirty()
 
     def snapshot(self):
-        """The store's figures by name, each a number as of now."""
+        """Returns the store's current figures by name."""
         with self:
             return self.figures()
 
     cdef dict figures(self):
-        """What snapshot() returns."""
+        """Returns the figures for snapshot(), within a call."""
         return {
             "curr_connections": self.sessions_open,
             "total_connections": self.sessions_total,
@@ -202,31 +204,31 @@ cdef class Store:
         }
 
     def outcomes(self):
-        """What came of requests: (operation, status, count) for each combination that there has been."""
+        """Returns (operation, status, count) for each combination that has occurred."""
         return []
 
     def begin_drain(self):
-        """From now on nothing is handed out any more; everything else goes on. There is no way back."""
+        """Stops handing anything out, for good. All other requests are served as before."""
 
     def held(self):
-        """How many holdings there are, of connections that have gone too until they are given back: for a drain."""
+        """Returns how many holdings a drain waits for, including those of gone connections not yet given back."""
         return 0
 
     def holdings_of(self, uint32_t connection):
-        """How many holdings a connection has, by Session.number; 0 for a number that no connection ever had."""
+        """Returns how many holdings a connection has. connection: Session.number; 0 if it was never assigned."""
         return 0
 
     def leases(self, size_t limit):
-        """What a drain waits for, `limit` of it at most: (connection, name, amount, since in tenths of a second)."""
+        """Returns at most `limit` of the holdings of held(): (connection, name, amount, since in 1/10 s)."""
         return []
 
     def audit(self):
-        """Walks the whole region and raises AssertionError at the first broken invariant. For tests: O(everything)."""
+        """Checks the whole region. Raises AssertionError at the first broken invariant. For tests."""
         with self:
             self.audit_parts()
 
     cdef int audit_parts(self) except -1:
-        """The same, within a call."""
+        """Checks the parts for audit(), within a call."""
         return 0
 
 
@@ -238,7 +240,7 @@ cdef int orphans_forget(Store store) except -1:
 
 
 def siphash(bytes key not None, bytes data not None):
-    """SipHash-1-3 of data under 16 bytes of key, as the table uses it."""
+    """Returns the SipHash-1-3 of data under a key of 16 bytes, as used by the table."""
     cdef uint64_t[2] words
     if len(key) != 16:
         raise ValueError(f"the key must have 16 bytes, not {len(key)}")
@@ -251,7 +253,7 @@ def siphash(bytes key not None, bytes data not None):
 
 STATE_NAMES = ("reading", "streaming", "parked", "ended", "closing")
 
-# Which state can follow which.
+# The states that can follow each state.
 TRANSITIONS = {
     "reading": ("streaming", "parked", "ended", "closing"),
     "streaming": ("reading", "parked", "ended", "closing"),
@@ -260,26 +262,26 @@ TRANSITIONS = {
     "closing": (),
 }
 
-# The same, as bits.
+# The same as bit masks.
 cdef uint8_t[STATES] FOLLOWERS
 for _state, _followers in TRANSITIONS.items():
     FOLLOWERS[<int>STATE_NAMES.index(_state)] = sum([1 << STATE_NAMES.index(name) for name in _followers])
 
 
 cdef inline bint is_stopped(Session session) noexcept:
-    """Whether the rest of the input has to wait for the next call."""
+    """Returns True if the rest of the input has to wait for the next call."""
     return (
         session.position != 0 or session.store.budget <= session.budget_floor or session.store.out_size >= OUTPUT_MAX
     )
 
 
-@cython.no_gc_clear  # a collected session still gives back, and needs its store for that
+@cython.no_gc_clear  # a collected session gives back its holdings, and needs its store for that
 cdef class Session:
-    """One connection's machine: bytes in, bytes out.
+    """The state machine of one connection: bytes in, bytes out.
 
-    Subclasses say what a frame is (`parse_frame`), what it does (`execute_frame`), how a long reply goes on (`produce`)
-    and what becomes of a request that waits in vain (`end_wait`). The states are those of `State`; `settle` changes
-    them, by what the call has left behind, and `detach` ends them.
+    A subclass defines what a frame is (`parse_frame`), what it does (`execute_frame`), how a long reply continues
+    (`produce`) and what happens to a parked request whose event will not come (`end_wait`). After each call `settle`
+    chooses the next `State` from the work that remains; `detach` sets the last one.
     """
 
     def __cinit__(self, Store store not None, int port=0):
@@ -303,7 +305,7 @@ cdef class Session:
             self.detach()
             store.end_call()
             return
-        if self.connection:  # collected in the midst of another's call, which is not to be disturbed
+        if self.connection:  # collected during another session's call, which must not be disturbed
             store.orphans.append(self.connection)
             store.stirred = True
             self.connection = 0
@@ -311,21 +313,21 @@ cdef class Session:
 
     @property
     def number(self):
-        """Of its connection in the region, which the ledger knows; 0 once what it held was queued to be given back."""
+        """The number of its connection in the region; 0 once its holdings are queued to be given back."""
         return self.connection
 
     @property
     def more(self):
-        """Whether take_output() is due."""
+        """True if the caller has to call take_output() when the last output has been sent."""
         return is_streaming(self)
 
     @property
     def closing(self):
-        """Whether the connection is to be closed once what was given has gone out."""
+        """True if the caller has to close the connection when the last output has been sent."""
         return self.state == CLOSING
 
     cpdef bytes receive(self, bytes data, int64_t now_ns):
-        """Takes what arrived at now_ns (monotonic) and returns the replies, at most OUTPUT_MAX + one reply of them."""
+        """Executes input that arrived at now_ns and returns the replies: at most OUTPUT_MAX bytes plus one reply."""
         cdef const uint8_t* start
         cdef size_t size, used = 0
         if data is None:
@@ -351,10 +353,10 @@ cdef class Session:
             self.store.end_call()
 
     cpdef bytes take_output(self, int64_t now_ns):
-        """The next piece: the rest of a long reply, what others posted, then the replies to requests that were kept.
+        """Returns the next piece of output: of a long reply, then posted messages, then replies to kept requests.
 
-        It may be empty although there is more: the work of one call is bounded too. The caller lets others have their
-        turn between two calls; each gives all sessions TURN_STEPS again.
+        The piece may be empty although more will follow, because the work of one call is bounded. The caller serves
+        other connections between two calls. Each call grants all sessions TURN_STEPS again.
         """
         if not is_streaming(self):
             return b""
@@ -375,9 +377,10 @@ cdef class Session:
             self.store.end_call()
 
     cpdef bytes eof(self, int64_t now_ns):
-        """The peer sent its last byte. What it asked is answered; then all it holds is given back, then `closing`.
+        """Tells the session that the peer sent its last byte.
 
-        A request that waits, waits no longer: `end_wait`.
+        Requests received before are answered, a parked request by `end_wait`. Then the holdings are given back, and the
+        state becomes CLOSING.
         """
         if self.state == CLOSING or self.input_over:
             return b""
@@ -393,7 +396,7 @@ cdef class Session:
             self.store.end_call()
 
     cpdef hang_up(self, int64_t now_ns):
-        """From now on no request waits, nor does one that is yet to be received: the connection is about to end."""
+        """Ends the wait of a parked request, and lets no later request wait, because the connection is about to end."""
         self.hung_up = True
         if not self.waiting:
             return
@@ -405,9 +408,9 @@ cdef class Session:
             self.store.end_call()
 
     cdef int resume(self, bytes reply) except -1:
-        """Ends the wait of the request that execute_frame parked, with its reply or without one.
+        """Ends the wait of the parked request. reply: its reply, or None for no reply.
 
-        What was kept behind it is executed when the caller comes for the output.
+        Input that was kept meanwhile is executed in take_output().
         """
         self.waiting = False
         self.unfinished = self.kept_size != 0
@@ -417,32 +420,32 @@ cdef class Session:
         return self.tell_dirty()
 
     cdef int end_wait(self, Why why) except -1:
-        """Is called where a request waits in vain: takes it out of the queue it is in, and calls resume().
+        """Called when a parked request's event can no longer help: removes the request from its queue, calls resume().
 
-        If the peer is GONE there is nobody to reply to, and nothing to resume.
+        If the peer is GONE, resume() is not called, because nobody would read the reply.
         """
         return 0
 
     cdef void hold_back(self, uint64_t position) noexcept:
-        """Has the replies of this call wait, from here on, until the journal is on disk up to that position."""
+        """Makes this call's replies from here on wait until the journal is on disk up to `position`."""
         if self.barrier == 0:
             self.barrier_at = self.store.out_size
         self.barrier = max(self.barrier, position)
 
     cdef bytes give_up_on(self, bytes replies):
-        """What takes the place of replies that were held back, as the journal cannot be written; not b""."""
+        """Returns what is sent in place of held replies when the journal cannot be written. Must not be empty."""
         return replies
 
     cdef bint has_due(self) noexcept:
-        """Whether replies that were held back may go out."""
+        """Returns True if held replies may be sent."""
         return self.held_size != 0 and <uint64_t>self.held[0][0] <= self.store.durable
 
     cdef uint64_t last_held(self) except? 0:
-        """The position that the last of what is held back waits for."""
+        """Returns the position that the last held replies wait for."""
         return self.held[len(self.held) - 1][0]
 
     cdef bytes take_held(self):
-        """Replies that the journal has reached, OUTPUT_MAX and one piece at most."""
+        """Returns held replies that the journal has reached: at most OUTPUT_MAX bytes plus one piece."""
         cdef list pieces = []
         cdef size_t size = 0
         for position, piece in self.held:
@@ -458,7 +461,7 @@ cdef class Session:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     cdef bytes hold_replies(self):
-        """Ends a call some of whose replies, or earlier ones, wait for the journal: returns those that need not."""
+        """Returns the replies that can be sent at once, and holds the others back. Held replies stop all later ones."""
         cdef Store store = self.store
         cdef size_t free = 0 if self.held_size else self.barrier_at
         cdef size_t size = store.out_size - free
@@ -478,16 +481,16 @@ cdef class Session:
         return PyBytes_FromStringAndSize(<const char*>store.out, free)
 
     cdef bint can_post(self, size_t size) noexcept:
-        """Whether post() of so many bytes is due: not while the caller has yet to fetch about posted_max of them.
+        """Returns False if the sender of `size` bytes should wait, because the caller has not fetched posted_max yet.
 
-        One message is always taken, however long it is. Whoever does not read, or reads a long reply meanwhile, is to
-        be dropped, not waited for.
+        A single message of any length is always accepted. True also for a session whose peer does not read, or that is
+        sending a long reply: the message is posted, and the session is dropped rather than waited for.
         """
         cdef bint fits = self.posted_size == 0 or self.posted_size + size <= self.store.posted_max
         return fits or self.blocked or self.position or self.held_size
 
     cdef int post(self, bytes message) except -1:
-        """Leaves a message that goes out after what this session is sending, and after what waits for the journal."""
+        """Queues a message. It is sent after the current long reply and after replies held for the journal."""
         if self.state == CLOSING:
             return 0
         if self.posted is None:
@@ -503,9 +506,9 @@ cdef class Session:
         return 0
 
     cpdef wait(self):
-        """The caller cannot take output, as the last has not gone out. From here on posted_max is what may wait.
+        """Called in place of take_output() if the last output has not been sent. From now on posted_max is enforced.
 
-        If there is none to take, nothing has to wait, and the next that is posted is told of.
+        With no output pending the session stays unblocked, and the next post() marks it dirty.
         """
         self.blocked = is_streaming(self)
         self.store.begin_call(self.store.now_ns)
@@ -532,21 +535,21 @@ cdef class Session:
         return 0
 
     cdef bytes take_posted(self):
-        """What was posted, OUTPUT_MAX and one message at most; a single message as it is, not copied."""
+        """Returns posted messages: at most OUTPUT_MAX bytes plus one message. A single message is not copied."""
         cdef list posted = self.posted
         cdef Py_ssize_t count = 0, size = 0
         while count < len(posted) and size < OUTPUT_MAX:
             size += PyBytes_GET_SIZE(<bytes>posted[count])
             count += 1
         cdef bytes output = posted[0] if count == 1 else b"".join(posted[:count])
-        PyList_SetSlice(posted, 0, count, ())  # `del` makes a slice, and numbers for it: 300 instructions
+        PyList_SetSlice(posted, 0, count, ())  # `del` creates a slice object and its integers: 300 instructions
         self.posted_size -= size
         self.store.bytes_out += size
         self.settle()
         return output
 
     cpdef closed(self, int64_t now_ns):
-        """The connection is gone. Idempotent; what it held is queued for tick() to give back."""
+        """Ends the session when its connection is gone. Idempotent. tick() gives its holdings back."""
         self.store.begin_call(now_ns)
         try:
             if self.waiting:
@@ -569,25 +572,25 @@ cdef class Session:
             self.store.sessions_open -= 1
 
     cdef Py_ssize_t parse_frame(self, const uint8_t* data, size_t size, Frame* frame) noexcept:
-        """Bytes the frame takes; 0 = more are needed; -1 = the peer broke the framing, and frame.verdict says how.
+        """Returns the frame's size in bytes; 0 = needs more bytes; -1 = framing is lost, frame.verdict says how.
 
-        Or SKIP: frame.skip bytes from `data` on are discarded, as they arrive, and then the frame is executed, with no
-        data and with frame.verdict, which says what to reply.
+        SKIP: the machine discards frame.skip bytes from `data` on as they arrive, and then executes the frame without
+        data. frame.verdict says what to reply.
         """
         return -1
 
     cdef void prefetch_frames(self, const Frame* frames, int count) noexcept:
-        """Asks for the cache lines that the frames will need, once their indexes' lines have had time to arrive."""
+        """Prefetches the cache lines that the frames need, after parsing has prefetched those of the indexes."""
 
     cdef int execute_frame(self, const Frame* frame) except -1:
-        """Does what the frame asks and appends the reply to the store's output: DONE. Or does nothing yet: LATER.
+        """Executes a frame and appends its reply to store.out. Returns DONE, or LATER if it did nothing yet.
 
-        Or PARK: the request waits for something outside, and so does what follows it, until resume().
+        Returns PARK if the request waits for an event. All input after it then waits until resume().
         """
         return DONE
 
     cdef int produce(self) except -1:
-        """Appends the next piece of the long reply at self.position, and clears that when it is done."""
+        """Appends the next piece of the long reply from self.position on. Sets that to 0 at the end."""
         return 0
 
     cdef int begin_call(self, int64_t now_ns) except -1:
@@ -600,12 +603,12 @@ cdef class Session:
         return 0
 
     cdef void break_off(self) noexcept:
-        """Nothing more is read: the connection ends once what it was given has gone out."""
+        """Stops reading. The connection ends when its output has been sent."""
         self.broken = self.input_over = True
         self.budget_floor = INT64_MAX
 
     cdef void settle(self) noexcept:
-        """Decides in which state the session is, by what it has left to do."""
+        """Sets the state from the work that remains."""
         cdef State state
         if self.state == CLOSING:
             return
@@ -629,7 +632,7 @@ cdef class Session:
         self.state = state
 
     cdef bytes end_call(self):
-        """Settles the state that the call leaves behind, and copies the output out."""
+        """Settles the state and returns a copy of the output."""
         cdef Store store = self.store
         cdef bytes output
         if self.barrier or self.held_size:
@@ -638,7 +641,7 @@ cdef class Session:
             output = PyBytes_FromStringAndSize(<const char*>store.out, store.out_size)
             store.bytes_out += store.out_size
         if self.input_over and not self.awaited and not self.waiting and not (self.kept_size and self.has_request()):
-            self.leave()  # nothing is asked any more, and what there is to send needs nothing that it holds
+            self.leave()  # no request remains, and pending output needs no holdings
         if self.state != READING or self.unfinished or self.position or self.budget_floor == INT64_MAX:
             self.settle()
         if self.kept != NULL and (self.kept_size == 0 or self.state == CLOSING):
@@ -646,9 +649,9 @@ cdef class Session:
         return output
 
     cdef size_t run(self, const uint8_t* data, size_t size) except? 0:
-        """Executes the complete frames, FRAMES_AHEAD at a time: parse all and ask for their lines, then execute all.
+        """Executes complete frames: parses and prefetches up to FRAMES_AHEAD, then executes these, and so on.
 
-        Returns how many bytes are done with.
+        Returns how many bytes of the input were used.
         """
         cdef Frame[FRAMES_AHEAD] frames
         cdef size_t position = 0, ahead
@@ -700,10 +703,10 @@ cdef class Session:
         return position
 
     cdef size_t complete_kept(self, const uint8_t* data, size_t size) except? 0:
-        """Completes the unfinished frame from the new input, copying no more than about twice what it lacks.
+        """Completes the kept frame from new input, copying at most about twice the bytes that it lacks.
 
-        Returns how much of the input that took. If the frame is still unfinished, all of it. kept_size is 0 if it was
-        executed.
+        Returns how many bytes of the input were used: all of them if the frame is still unfinished. kept_size is 0 if
+        the frame was executed.
         """
         cdef Frame frame
         cdef Py_ssize_t taken = 0
@@ -723,7 +726,7 @@ cdef class Session:
         return used
 
     cdef size_t skip(self, const Frame* frame, size_t size) except? 0:
-        """Begins to discard what belongs to a frame; returns how much of the input that takes now."""
+        """Begins to discard the bytes of a frame. Returns how many bytes of the input were discarded."""
         self.skipping = frame.skip
         self.skipped.data = self.skipped.key = NULL
         self.skipped.size = self.skipped.key_size = self.skipped.tag = 0
@@ -731,7 +734,7 @@ cdef class Session:
         return self.discard(size)
 
     cdef size_t discard(self, size_t size) except? 0:
-        """Goes on with that; when all of it has been discarded, the frame is executed, which must not be put off."""
+        """Discards more bytes, and executes the frame after the last. execute_frame must return DONE for it."""
         cdef size_t used = <size_t>min(<uint64_t>size, self.skipping)
         cdef int done
         self.skipping -= used
@@ -741,14 +744,14 @@ cdef class Session:
         return used
 
     cdef int park(self) except -1:
-        """The request that was executed last waits; not where nothing more will come from the peer."""
+        """Lets the last executed request wait, or ends its wait at once if the peer has hung up."""
         self.waiting = True
         self.budget_floor = INT64_MAX
         return self.end_wait(HALF_CLOSED) if self.hung_up else 0
 
     cdef int run_kept(self) except -1:
         cdef size_t used = self.run(self.kept + self.kept_start, self.kept_size)
-        if self.state == CLOSING:  # it was dropped by what it had posted to itself
+        if self.state == CLOSING:  # a message that it posted to itself dropped it
             return 0
         self.kept_start += used
         self.kept_size -= used
@@ -774,7 +777,7 @@ cdef class Session:
         return 0
 
     cdef bint has_request(self) noexcept:
-        """Whether what is kept holds one that can be executed; the end of one that is being skipped counts."""
+        """Returns True if the kept input contains a complete frame, or the end of a frame that is being skipped."""
         cdef Frame frame
         if self.skipping:
             return self.skipping <= self.kept_size

@@ -1,8 +1,7 @@
 """The contract: what `net` and `control` may call on a protocol, and what a protocol may call on them.
 
-Floor 0: declarations, to which a type checker holds both sides. A protocol registers itself as a Room. What it
-may have and need not have is an ability (Windows, Files, tables, Extensions, Journal, drain mode); it has those its
-Room names.
+Floor 0: declarations, which a type checker enforces on both sides. A protocol registers itself as a Room. The Room
+names its optional abilities (Windows, Files, tables, Extensions, Journal, Shared, drain mode).
 
 - Time is an argument: nanoseconds on the caller's monotonic clock. No protocol reads a clock, a file or a socket.
 - Calls of one store and its sessions do not nest.
@@ -30,95 +29,95 @@ Figures = Callable[[], Mapping[str, object]]
 
 
 class Store(Protocol):
-    """What the sessions of a protocol share: one for each protocol, whichever listener a connection came by.
+    """The state that a protocol's sessions share. Each protocol has one store for all its listeners.
 
     A subclass of `_core.Store`. `net` also reads its C field `stirred`: tick() or take_dirty() may be due earlier than
-    next_deadline() said last.
+    next_deadline() last returned.
     """
 
     def session(self, now_ns: int, port: int) -> Session:
-        """A session for a new connection by that port, 0 being the first. Raises MemoryError if there is no room."""
+        """Makes the session of a new connection. port: 0 is the first. Raises MemoryError if there is no room."""
 
     def next_deadline(self) -> int:
-        """When tick() or take_dirty() is due; 0 is now, -1 is never as things are."""
+        """Returns when tick() or take_dirty() is due; 0 is now, -1 is never."""
 
     def tick(self, now_ns: int) -> None:
-        """Does due work, half a millisecond of it at most."""
+        """Does due work, for half a millisecond at most."""
 
     def take_dirty(self) -> Sequence[Session]:
-        """The sessions that got output by another's request or by tick(), or were dropped, since the last call."""
+        """Returns the sessions that got output from another session or tick(), or were dropped, since the last call."""
 
     def set_wall(self, unix_ns: int, now_ns: int) -> None:
-        """Both clocks at one instant, at least once a second, for protocols that show Unix time."""
+        """Gives both clocks at one instant, at least once a second, for protocols that show Unix time."""
 
     def snapshot(self) -> Mapping[str, int]:
-        """The figures as of now."""
+        """Returns the current figures by name."""
 
     def outcomes(self) -> Sequence[tuple[str, str, int]]:
-        """What came of requests: (operation, status, count) for each combination that there has been."""
+        """Returns (operation, status, count) for each combination that has occurred."""
 
     def begin_drain(self) -> None:
-        """With drain.mode = wait: from now on nothing is handed out, and no request waits for it; all else goes on."""
+        """With drain.mode = wait: hands out nothing more, and lets no request wait; serves all other requests."""
 
     def held(self) -> int:
-        """How many holdings a drain waits for, those included that are yet to be given back after a connection."""
+        """Returns how many holdings a drain waits for, including those of gone connections not yet given back."""
 
     def leases(self, limit: int) -> Sequence[tuple[int, bytes, int, int]]:
-        """The first `limit` of what held() counts: (connection, name, amount, since in tenths of a second)."""
+        """Returns at most `limit` of the holdings of held(): (connection, name, amount, since in 1/10 s)."""
 
     def holdings_of(self, connection: int) -> int:
-        """How many holdings a connection has, by its number; 0 for a number that no connection ever had."""
+        """Returns how many holdings a connection has, by its number; 0 if the number was never assigned."""
 
 
 class Session(Protocol):
     """The machine of one connection: bytes in, replies out. A subclass of `_core.Session`.
 
-    Its state says what the caller does (`_core.STATE_NAMES`, `_core.TRANSITIONS`):
+    The state tells the caller what to do (`_core.STATE_NAMES`, `_core.TRANSITIONS`):
 
-    reading    reads, and gives what arrives to receive()
-    streaming  reads nothing; calls take_output() when the last output has gone out and others have had their turn
-    parked     reads nothing and calls nothing until the session is dirty; watches for the peer's end
+    reading    read, and pass the input to receive()
+    streaming  read nothing; call take_output() when the last output has been sent and other connections were served
+    parked     read nothing, call nothing until the session is dirty; watch for the end of the connection
     ended      as streaming; nothing more arrives
-    closing    sends what it was given, then closes
+    closing    send the last output, then close
     """
 
     state: int
-    owner: Peer | None  # the connection; net sets it
-    number: int  # of the connection in the store; 0 once what it held was queued to be given back
+    owner: Peer | None  # the connection; set by net
+    number: int  # of the connection in the store; 0 once its holdings are queued to be given back
     requests: int  # executed so far
-    awaited: int  # replies that will be posted; until then it does not close, and is not to be ended
-    dropped: bool  # close at once, and throw away what waits
+    awaited: int  # replies that will be posted later; until then it does not close, and must not be ended
+    dropped: bool  # close at once and discard pending output
 
     def receive(self, data: bytes, now_ns: int) -> bytes:
-        """What arrived, for its replies: 256 KiB and one reply at most, then the rest of the input waits."""
+        """Executes input and returns the replies: 256 KiB and one reply at most, then the rest of the input waits."""
 
     def take_output(self, now_ns: int) -> bytes:
-        """The next piece of a long reply, then what was posted, then replies to the requests that were kept."""
+        """Returns the next piece of output: of a long reply, then posted messages, then replies to kept requests."""
 
     def wait(self) -> None:
-        """In place of take_output(): the last output has not gone out. Bounds what others may leave from here on."""
+        """Called in place of take_output() if the last output was not sent. From now on, bounds posted messages."""
 
     def eof(self, now_ns: int) -> bytes:
-        """The peer's last byte was received: answers what it asked before, gives back, then closes."""
+        """Called when the peer has sent its last byte. Answers earlier requests, gives holdings back, then closes."""
 
     def hang_up(self, now_ns: int) -> None:
-        """From now on no request waits, nor does one that is yet to be received: the connection is about to end."""
+        """Ends the wait of a parked request, and lets no later request wait, because the connection is about to end."""
 
     def closed(self, now_ns: int) -> None:
-        """The connection is gone. What it held is queued, and given back by tick()."""
+        """Called when the connection is gone. Its holdings are queued, and tick() gives them back."""
 
 
 # ---- what a protocol may call ----------------------------------------------------------------------------------------
 
 
 class Peer(Protocol):
-    """The owner of a session: its connection. Asked while a call is under way, so it must call no session or store."""
+    """The owner of a session: its connection. Called during a store's call, so it must not call a session or store."""
 
     def peer(self) -> tuple[str, int]:
-        """Where the connection comes from: an IP address as text and a port, or ("", 0) on a Unix socket."""
+        """Returns the peer's IP address as text and its port, or ("", 0) on a Unix socket."""
 
     def origin(self) -> str:
-        """The same for people: 127.0.0.1:5432, [::1]:5432 or unix uid=0 pid=12."""
+        """Returns the same as text for people: 127.0.0.1:5432, [::1]:5432 or unix uid=0 pid=12."""
 
 
 class Busy(Exception):
@@ -127,10 +126,10 @@ class Busy(Exception):
 
 @dataclass(frozen=True)
 class Context:
-    """The one argument that an extension is made with.
+    """The only argument with which an extension is created.
 
-    default: does the same work where there is no extension, for it to delegate to; of the same type as the extension.
-    timeout: seconds after which nobody waits for an answer any more.
+    default: the built-in implementation, for the extension to delegate to. It has the same methods.
+    timeout: seconds after which an answer is no longer waited for.
     """
 
     default: Any
@@ -138,38 +137,37 @@ class Context:
 
 
 class Plugin(Protocol):
-    """An extension, which is other people's code that a setting names, with the thread that its methods run in."""
+    """An extension (other people's code, named by a setting) and the thread that runs its methods."""
 
-    extension: Any  # what was made of the name
+    extension: Any  # the object that was created from the name
 
     def ask(self, call: str, job: Callable[[], _T], then: Callable[[_T | Exception, int], None]) -> None:
-        """Runs job() in the thread, then then(outcome, now_ns) on the loop's. The outcome is what the job returned,
-        Busy, or another error whose text says what the job raised.
+        """Runs job() in the thread, then then(outcome, now_ns) on the loop's thread.
 
-        Jobs run one after the other. A job that waits for longer than the time limit is not begun, and then() is not
-        called; beside a job that runs for longer another may run. call: the method's name, for the log, where errors
-        are.
+        The outcome is the job's result, Busy, or another error with the text of what the job raised. Jobs run one after
+        the other. A job that waits longer than the time limit is not started, and then() is not called. If a job runs
+        longer, another may run beside it. call: the method's name, for errors in the log.
         """
 
     def refresh(self, call: str, job: Callable[[], _T], take: Callable[[_T], None], interval: str) -> None:
-        """Runs job() at the start, at each reload, and every N seconds as the setting `interval` says.
+        """Runs job() at the start, at each reload, and every N seconds; N is the value of the setting `interval`.
 
-        take() gets what it returned, on the loop's thread. If either raises at the start, that is a mistake in the
-        configuration. Later it is logged, a line for each of the error's `problems`, and what was taken stays.
+        take() gets the result, on the loop's thread. If either raises at the start, the configuration is refused.
+        Later the error is logged, one line for each of its `problems`, and the previous result stays in force.
         """
 
 
 class PluginHost(Protocol):
-    """Makes the extensions of a protocol, and runs them; the protocol sees nothing else of threads and files."""
+    """Creates and runs the extensions of a protocol, so that the protocol needs no threads and files."""
 
     def make(self, key: str, default: object, timeout: float) -> Plugin | None:
-        """What a setting names, made with a Context of default and timeout, in seconds; None if it names nothing."""
+        """Creates the extension that a setting names, with a Context (timeout in s). Returns None if it names none."""
 
     def on_loop(self, function: Callable[[int], _T], timeout: float) -> _T:
-        """From any other thread: function(now_ns), called on the loop's. Raises what it raises, or TimeoutError."""
+        """Runs function(now_ns) on the loop's thread, for any other thread. Raises its error, or TimeoutError."""
 
     def read(self, key: str) -> bytes:
-        """What is in the file that a setting names, b"" if it names none. Raises ValueError with a text for people."""
+        """Reads the file that a setting names, b"" if it names none. Raises ValueError with a text for people."""
 
 
 # ---- how a protocol registers itself ---------------------------------------------------------------------------------
@@ -179,12 +177,12 @@ class WindowedStore(Store, Protocol):
     """The store of a protocol that has Windows."""
 
     def begin_window(self, number: int) -> None:
-        """Begins the stats window of that number; numbers only rise."""
+        """Begins a stats window. number: higher than the last one's."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Stats windows on the wall clock, with a WindowedStore. key: of the setting that is their length in seconds."""
+    """Stats windows on the wall clock, for a WindowedStore. key: the setting for their length in seconds."""
 
     key: str
 
@@ -193,10 +191,10 @@ class Windows:
 class Files:
     """Files that settings name. Control reads them at the start, for `--check`, and at each reload.
 
-    readers: by the key whose value is the path, "" for none. A reader makes of the bytes what load() takes, or raises
-        ValueError, whose `problems`, if it has some, are lines.
-    load: gives a store, new or running, with its settings, what the readers made of the files that there are, by key.
-        It takes over all of it, or raises ValueError or MemoryError and changes nothing.
+    readers: by the setting that holds the path ("" = no file). A reader parses the bytes, or raises ValueError, with
+        one line per mistake in `problems` if it has that attribute.
+    load: called with a new or running store, its settings, and the parsed files by key. It applies all of them, or
+        raises ValueError or MemoryError and changes nothing.
     """
 
     readers: Mapping[str, Callable[[bytes], Any]]
@@ -207,79 +205,81 @@ class JournaledStore(Store, Protocol):
     """The store of a protocol that has a Journal."""
 
     def reach(self, position: int, now_ns: int) -> None:
-        """The journal is on disk up to that position: replies that waited for it may go out."""
+        """Releases replies that waited for the journal, which is now on disk up to `position`."""
 
 
 class JournalSource(Protocol):
-    """The module that knows what a protocol's journal has to be told of its store: in the daemon.
+    """The module that journals a store's changes and restores them. It runs in the daemon.
 
-    For a new store, restore() is called with each piece, then begin(); from then on take() is called in each turn, and
-    reach() of the store when what it gave is on disk. If next_deadline() of the store is over, there may be something.
+    For a new store, control calls restore() with each piece of the journal, then begin(). From then on it calls take()
+    in each turn, and the store's reach() when the piece is on disk. A piece may be due when the store's next_deadline()
+    has passed.
     """
 
     def restore(self, store: Any, piece: bytes, now_ns: int) -> int:
-        """Takes up a piece; returns how many records that were. Raises ValueError or MemoryError."""
+        """Restores a piece. Returns its number of records. Raises ValueError or MemoryError."""
 
     def begin(self, store: Any, **reserved: int) -> None:
-        """From now on changes are told. reserved: what Ledger.reserve() said."""
+        """Records changes from now on. reserved: what Ledger.reserve() returned."""
 
     def take(self, store: Any, now_ns: int) -> tuple[int, bytes] | None:
-        """A position, and a piece of what has changed up to there; None if it is not due."""
+        """Returns a position and a piece with the changes up to it; None if no piece is due."""
 
     def hurry(self, store: Any) -> None:
-        """The daemon is about to stop: from now on, changes are due at once."""
+        """Makes changes due at once from now on, because the daemon is about to stop."""
 
     def refuse(self, store: Any, now_ns: int) -> None:
-        """The journal cannot be written, until reach() is called."""
+        """Called when the journal cannot be written. Ends with the next reach()."""
 
     def end(self, store: Any) -> Mapping[str, int]:
-        """All is written, and nothing may change any more. Returns what Ledger.release() is to be told."""
+        """Called when all is written and nothing may change any more. Returns the arguments of Ledger.release()."""
 
 
 class Ledger(Protocol):
-    """The module that knows what a protocol's journal has in its database, which SQLite opens: in the writer's process.
+    """The module for a protocol's tables in the journal, an SQLite database. It runs in the writer process.
 
-    A piece is what the store told at a time, or what it is to be told after a restart.
+    A piece contains the records that JournalSource.take() returned, or that restore() gets after a restart.
     """
 
     LAYOUT: int  # the version of SCHEMA
-    SCHEMA: str  # makes the tables of a new journal
+    SCHEMA: str  # SQL that creates the tables of a new journal
 
     def write(self, database: sqlite3.Connection, piece: bytes) -> None:
-        """Writes a piece, in a transaction of the caller's. Doing it twice is the same as once."""
+        """Writes a piece, in the caller's transaction. Idempotent."""
 
     def reserve(self, database: sqlite3.Connection) -> Mapping[str, int]:
-        """What begin() is to be told, in a transaction of the caller's."""
+        """Returns the arguments of JournalSource.begin(). Runs in the caller's transaction."""
 
     def release(self, database: sqlite3.Connection, **left: int) -> None:
-        """Takes back what reserve() reserved, in a transaction of the caller's. left: what end() said."""
+        """Undoes reserve(), in the caller's transaction. left: what JournalSource.end() returned."""
 
     def count(self, database: sqlite3.Connection) -> int:
-        """How many records there are."""
+        """Returns the number of records."""
 
     def read(self, database: sqlite3.Connection) -> Iterator[bytes]:
-        """Pieces of all of them. Raises ValueError for a record that is wrong."""
+        """Yields all records, in pieces. Raises ValueError for an invalid record."""
 
     def problems(self, database: sqlite3.Connection) -> Iterator[str]:
-        """What is wrong with records, a sentence each."""
+        """Yields one sentence for each mistake in the records."""
 
     def dump(self, database: sqlite3.Connection) -> Iterator[Mapping[str, object]]:
-        """The records, for people: what can go into JSON."""
+        """Yields the records as JSON objects, for people."""
 
     def rescue(self, database: sqlite3.Connection, damaged: type[Exception]) -> Iterator[bytes]:
-        """Pieces of what can be read and makes sense; b"" for each place where something cannot, or does not.
+        """Yields the readable, valid records in pieces, and b"" for each place that is unreadable or invalid.
 
-        damaged: what reading raises at such a place.
+        damaged: the exception that reading such a place raises.
         """
 
 
 @dataclass(frozen=True)
 class Journal:
-    """What a store is told of itself when the process before has ended, because a journal was told of each change.
+    """A journal of each change of a store, from which a new process restores the store.
 
-    path: key of the setting that is the journal's file, "" for none. sync: key of the setting that says how soon a
-    change is on disk: `always`, before its reply; `never`, when the machine gets to it; or after so many milliseconds.
-    source, ledger: names of modules that are a JournalSource and a Ledger.
+    path: the setting for the journal's file, "" = no journal.
+    sync: the setting that says when a change is on disk: `always` before its reply, `never` when the kernel writes it,
+        or a number of milliseconds.
+    source, ledger: the names of modules that are a JournalSource and a Ledger.
     """
 
     path: str
@@ -289,31 +289,31 @@ class Journal:
 
 
 class SharedSource(Protocol):
-    """The module that knows what a Redis is to be asked for a protocol's store.
+    """The module that makes the Redis calls of a protocol's store.
 
-    alone() is called first, and whenever Redis becomes unavailable; begin() when it is available.
+    Control calls alone() first and whenever Redis becomes unavailable, and begin() when Redis is available.
     """
 
-    SCRIPT: str  # in Lua: what each call runs
+    SCRIPT: str  # the Lua script that each call runs
 
     def begin(self, store: Any, now_ns: int) -> None:
-        """Redis decides from now on."""
+        """Lets Redis decide from now on."""
 
     def take(self, store: Any, now_ns: int) -> tuple[list[bytes], list[bytes | int]] | None:
-        """Keys and arguments of the next call; None if there is none, or the last one has not been settled."""
+        """Returns keys and arguments of the next call; None if there is none, or the last one is not yet settled."""
 
     def settle(self, store: Any, answer: object, now_ns: int) -> None:
-        """What the call that was taken last was answered. Raises ValueError if it is no answer."""
+        """Applies the answer to the call that was taken last. Raises ValueError if the answer is invalid."""
 
     def alone(self, store: Any, now_ns: int) -> None:
-        """The store decides by itself from now on, also about what was taken and not settled."""
+        """Lets the store decide from now on, also about requests that were taken but not settled."""
 
 
 @dataclass(frozen=True)
 class Shared:
-    """State that a store shares with others, in a Redis.
+    """State that several daemons' stores share in a Redis.
 
-    address: key of the setting that says where that is, "" for none. source: name of a module that is a SharedSource.
+    address: the setting for the address of Redis, "" = not shared. source: the name of a module that is a SharedSource.
     """
 
     address: str
@@ -322,11 +322,11 @@ class Shared:
 
 @dataclass(frozen=True)
 class Extensions:
-    """Other people's code in the place of a protocol's own. Control imports it when privileges have been given up.
+    """Other people's code in place of a protocol's own. Control imports it after it has given up privileges.
 
-    methods: that an extension has to have, by the key whose value names it: `package.module:name`, or an entry point of
-        the group `counterd.<protocol>`, of something to be called with a Context; "" for none.
-    extend: joins a new store, with its settings, to the extensions that are named; called once, if any is.
+    methods: the methods that an extension must have, by setting. The setting names a callable that takes a Context:
+        `package.module:name`, or an entry point of the group `counterd.<protocol>`; "" = no extension.
+    extend: connects a new store, with its settings, to its extensions. Called once, unless no extension is named.
     """
 
     methods: Mapping[str, tuple[str, ...]]
@@ -335,19 +335,19 @@ class Extensions:
 
 @dataclass(frozen=True)
 class Room:
-    """A protocol, as it registers itself: its package exports one as ROOM.
+    """A protocol. Its package exports one as ROOM.
 
-    settings: a frozen dataclass whose fields are the protocol's own keys, without `name.` (see counterd.settings);
-        control adds those that every listener has.
-    make_store: makes the store from an object of that class, a function that returns the figures of the floors above,
-        for protocols whose clients can ask for statistics, and the time. May raise ValueError or MemoryError.
-    reload: gives a running store its settings, some of which may have changed.
-    aliases: other spellings of keys, `{accepted: real}`.
-    figures: what the metrics tell of its snapshot.
-    windows, files, tables, extensions, journal, shared: its abilities.
-    drain_mode: likewise; has a running store refuse new work, or take it again, while everything else goes on.
-    ports: names of the ports that it has besides the first, in their order: `NAME_port` and `NAME_socket` are keys of
-        its own, and everything else about them is as for the first.
+    settings: a frozen dataclass whose fields are the protocol's own settings, without `name.` (see counterd.settings).
+        Control adds the settings that every listener has.
+    make_store: makes the store from the settings, a function that returns the figures of the floors above (for
+        protocols that serve statistics to clients), and the time. May raise ValueError or MemoryError.
+    reload: applies the settings, which may have changed, to a running store.
+    aliases: other spellings of settings, `{accepted: real}`.
+    figures: the figures of its snapshot that the metrics show.
+    windows, files, tables, extensions, journal, shared, drain_mode: its abilities, if it has them.
+    drain_mode: makes a running store refuse new work (True) or accept it again (False), and serve all else meanwhile.
+    ports: names of its ports after the first, in order. `NAME_port` and `NAME_socket` are settings of the protocol; all
+        other settings of the port are those of the first.
     """
 
     name: str

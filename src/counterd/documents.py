@@ -1,6 +1,6 @@
-"""Documents in JSON that people write: read to the end, with all that is wrong about them.
+"""Reads JSON documents that people write, and collects all mistakes in them.
 
-Floor 0, pure Python, and knows no file. What a document has to say is its reader's business.
+Floor 0, pure Python, knows no file. The reader of a document checks its contents.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PROBLEMS_MAX = 100  # that are told; what is wrong everywhere is wrong in one way
+PROBLEMS_MAX = 100  # problems that are listed; more are only counted
 
 
 class DocumentError(ValueError):
-    """A document with mistakes; each problem begins with where it is."""
+    """A document has mistakes. Each problem begins with its place."""
 
     def __init__(self, problems: tuple[str, ...]) -> None:
         super().__init__(problems)
@@ -26,7 +26,7 @@ class DocumentError(ValueError):
 
 
 class Members(dict[str, object]):
-    """An object of JSON that knows which of its names were there twice."""
+    """A JSON object that knows its duplicate names."""
 
     twice: tuple[str, ...] = ()
 
@@ -41,7 +41,7 @@ class Members(dict[str, object]):
 
 
 class Problems:
-    """What is wrong, in the order of the document."""
+    """The mistakes, in the order of the document."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -64,7 +64,7 @@ class Problems:
 
 
 def read_document(text: bytes | str) -> object:
-    """What a JSON text, in UTF-8, says; its objects are Members. Raises DocumentError."""
+    """Parses a JSON text, in UTF-8. Its objects become Members. Raises DocumentError."""
     try:
         decoded = text if isinstance(text, str) else text.decode()
         return json.loads(decoded.removeprefix("\ufeff"), object_pairs_hook=Members, parse_int=_whole)
@@ -80,5 +80,5 @@ def read_document(text: bytes | str) -> object:
 
 
 def _whole(text: str) -> int:
-    """Python refuses to read more digits than some thousands; whatever has a thousand is out of all ranges."""
+    """Reads at most 1,000 digits, because Python refuses more than some thousands. 1,000 exceed every range anyway."""
     return int(text[:1000])

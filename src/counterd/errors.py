@@ -1,19 +1,18 @@
-"""What can go wrong between a client and a server.
+"""The errors that clients raise.
 
-Everything a client raises on purpose is a CounterdError, except ValueError for arguments that do not fit the protocol.
+Clients raise only CounterdError and its subclasses, and ValueError for arguments that do not fit the protocol.
 
-Floor 0: imports nothing of counterd. Which status is which error, and the errors that only one protocol has, are in the
-protocol's folder.
+Floor 0: imports nothing of counterd. A protocol's folder has its status codes and the errors that only it has.
 """
 
 from __future__ import annotations
 
 
 class CounterdError(Exception):
-    """Any failure below.
+    """The base class of all errors that clients raise on purpose.
 
-    status: the status byte of the response, or None if it is not the server that refused.
-    text: the message in that response, or "".
+    status: the status byte of the response, or None if the error is not a response.
+    text: the message in the response, or "".
     """
 
     status: int | None = None
@@ -21,24 +20,24 @@ class CounterdError(Exception):
 
 
 class ConnectionLost(CounterdError):
-    """There is no connection (any more): refused, closed by either side, or given up after another failure.
+    """There is no connection: it was refused, closed by either side, or given up after another failure.
 
-    What was held through it is held no more. What was asked through it may have been done or not.
+    Everything that was held through it is released. Pending requests may or may not have been executed.
     """
 
 
 class Timeout(CounterdError):
-    """The server did not answer in time, or accept a connection. What was asked may be done or not, now or later."""
+    """The server did not answer, or accept the connection, in time. It may still execute the request, or never."""
 
 
 class ProtocolError(CounterdError):
-    """The server sent something the protocol does not allow; the message shows the bytes."""
+    """The server sent bytes that the protocol does not allow. The message shows them."""
 
 
 class EventsLost(CounterdError):
-    """Events came faster than they were taken, and there was no room for more; the connection stays.
+    """Events arrived faster than they were taken, and the buffer was full. The connection stays open.
 
-    count: how many are missing at this place, at least 1.
+    count: how many events are missing at this place, at least 1.
     """
 
     def __init__(self, count: int) -> None:
@@ -51,11 +50,11 @@ class EventsLost(CounterdError):
 
 
 class ServerError(CounterdError):
-    """The server refused: it answered with a status that is not a success.
+    """The server refused the request: it answered with a status that is not a success.
 
-    status: of the response, as the protocol has it.
-    text: the message in its body.
-    name, resources, maximum: what was asked for, as far as the request has it; else b"", None and None.
+    status: the response's status, as the protocol defines it.
+    text: the message in the response's body.
+    name, resources, maximum: those of the request; b"", None and None if the request does not have them.
     """
 
     name: bytes = b""
@@ -80,7 +79,7 @@ class ServerError(CounterdError):
 
 
 class NotFound(ServerError):
-    """The server has nothing of this name."""
+    """The name does not exist on the server."""
 
 
 class InvalidArguments(ServerError):
@@ -88,7 +87,7 @@ class InvalidArguments(ServerError):
 
 
 class NotAvailable(ServerError):
-    """The maximum does not leave room for what was asked.
+    """Granting the request would exceed the maximum.
 
     consumption: how much was in use when a hold gave up, or None.
     waited: seconds that a hold waited, or None.
@@ -104,7 +103,7 @@ class NotAvailable(ServerError):
 
 
 class NotAcquired(ServerError):
-    """This connection does not hold as much as it wants to release."""
+    """The connection holds less than it tried to release."""
 
 
 class UnknownCommand(ServerError):
@@ -112,4 +111,4 @@ class UnknownCommand(ServerError):
 
 
 class OutOfMemory(ServerError):
-    """The server has no room for another name or holding."""
+    """The server has no memory for another name or holding."""

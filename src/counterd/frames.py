@@ -1,7 +1,7 @@
-"""Frames on the sockets between the daemon and its other processes: a length, then so many bytes.
+"""Frames on the sockets between the daemon and its child processes: a length of 4 bytes, big-endian, then the body.
 
-Floor 0, without I/O: bytes in, bodies out; and the error that takes the place of an answer. What the bodies say is
-decided by the two ends: control/admin.py and admin/link.py, control/journal.py and journal/__main__.py.
+Floor 0, without I/O: bytes in, bodies out. Also the error that can take the place of an answer. The two ends define
+the bodies: control/admin.py and admin/link.py, control/journal.py and journal/__main__.py.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FRAME_MAX = 16 << 20  # bytes of a body
-PIECE_MAX = 96 << 20  # likewise, to and from the journal process: a piece that ends with the longest record
+PIECE_MAX = 96 << 20  # bytes of a body to or from the journal process: a piece that ends with the longest record
 _LENGTH = struct.Struct(">I")
 
 
 class Refused(Exception):
-    """What comes in the place of an answer. status: as in HTTP; the text is for whoever asked."""
+    """Takes the place of an answer. status: an HTTP status; text: for the person who asked."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -26,21 +26,21 @@ class Refused(Exception):
 
 
 def frame(body: bytes, limit: int = FRAME_MAX) -> bytes:
-    """A frame with this body. Raises ValueError if that is longer than the limit."""
+    """Makes a frame of a body. Raises ValueError if the body is longer than the limit."""
     if len(body) > limit:
         raise ValueError(f"a body of {len(body)} bytes, at most {limit} go into a frame")
     return _LENGTH.pack(len(body)) + body
 
 
 class Frames:
-    """Takes a stream apart. limit: bytes that a body may have."""
+    """Splits a stream into bodies. limit: bytes of the longest body."""
 
     def __init__(self, limit: int = FRAME_MAX) -> None:
         self._limit = limit
         self._rest = bytearray()
 
     def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
-        """The bodies that are complete now. Raises ValueError once the stream announces one that is too long."""
+        """Yields the bodies that are complete now. Raises ValueError if the stream announces one that is too long."""
         self._rest += data
         while len(self._rest) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._rest)

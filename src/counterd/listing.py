@@ -1,6 +1,6 @@
-"""What a protocol shows to people: the figures of its store as metrics, and tables, which a walk fills in steps.
+"""What a protocol shows to people: figures of its store as metrics, and tables, which a walk fills in steps.
 
-Floor 0: declarations, and readers of a table's parameters. Nothing here knows a protocol, or needs what is compiled.
+Floor 0: declarations, and readers of a table's parameters. Knows no protocol and needs no compiled module.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
     from counterd.settings import Reader
 
-ROWS_MAX = 1000  # of an answer
-ROWS = 100  # unless more are asked for
+ROWS_MAX = 1000  # rows of an answer
+ROWS = 100  # the default
 
-CONNECTION = integer(1, (1 << 32) - 1)  # the reader of a parameter that is the engine's number of a connection
+CONNECTION = integer(1, (1 << 32) - 1)  # reads a parameter that is the engine's number of a connection
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One of the figures of `Store.snapshot()`, for the metrics.
+    """A figure of `Store.snapshot()` that becomes a metric.
 
-    key: in the snapshot.
-    name: of the metric, without the prefix `counterd_`, with its unit; it ends in `_total` if the figure only rises.
-    kind: as Prometheus has them.
-    labels: what tells it from others of the same name.
-    over: the key of another figure that this one is shown as a part of, from 0 to 1, or "".
+    key: its key in the snapshot.
+    name: the metric's name with its unit, without the prefix `counterd_`; ends in `_total` if the figure only rises.
+    kind: the Prometheus type.
+    labels: distinguish it from other figures with the same name.
+    over: the key of the figure to divide by, to show a ratio from 0 to 1; or "".
     """
 
     key: str
@@ -40,20 +40,20 @@ class Figure:
     over: str = ""
 
     def value(self, snapshot: Mapping[str, float]) -> float:
-        """What the metric says, from a snapshot."""
+        """Computes the metric's value from a snapshot."""
         return snapshot[self.key] / snapshot[self.over] if self.over else snapshot[self.key]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. Its kind says what its cells are:
+    """A column of a table. Its kind is the type of its cells:
 
     name        bytes that a client chose
     integer
-    text        of a few words
-    connection  the engine's number of a connection, which may have gone meanwhile (int)
-    since       a moment, in tenths of a second on the monotonic clock (int)
-    seconds     how long (float)
+    text        a few words
+    connection  the engine's number of a connection, which may be gone by now (int)
+    since       a point in time, in tenths of a second on the monotonic clock (int)
+    seconds     a duration (float)
     """
 
     name: str
@@ -62,33 +62,33 @@ class Column:
 
 
 class Walk(Protocol):
-    """A walk through a store, in steps between which the store serves others; one of a store at a time.
+    """A walk through a store, in steps. The store serves requests between two steps. A store has one walk at a time.
 
-    Each row was true at one moment, in one of the steps. An entry that exists throughout and ranks high enough is a
-    row, exactly once. An entry that comes, goes or changes between two steps may be among the rows or not.
+    Each row was true at one moment, during one of the steps. An entry that exists throughout and ranks high enough is
+    a row, exactly once. An entry that comes, goes or changes between two steps may or may not be a row.
     """
 
-    total: int  # how many matched, whether or not they are among the rows; final once step() has returned True
+    total: int  # entries that matched, whether or not they are rows; final once step() has returned True
 
     def step(self) -> bool:
-        """Goes on for 250 us at most, by work that is counted and not timed. True once the rows are there."""
+        """Continues for 250 us at most, measured by counting work. Returns True when the rows are ready."""
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """The rows, in order, each in the order of the table's columns."""
+        """Returns the rows in order. The cells are in the order of the table's columns."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """What a protocol can list.
+    """A list that a protocol can show.
 
-    name: of letters, unique among the protocols.
-    sorts: the orders that the parameter `sort` knows, largest first, the default first of all; empty if it has none.
-    parameters: those that it knows besides `match`, `sort` and `limit`, of which the first is needed where it has no
-        order. One that is called `connection` is an id to people, of which control makes the engine's number.
-    open: begins a walk through a store. Parameters are text, a character for each byte of a name (latin-1). Raises
-        ValueError, with a text for people, for a parameter that is unknown, missing or wrong.
-    metrics: of each of its first ROWS_MAX rows, in the default order. A figure's key is a column; the first column,
-        which is a name that no other row has, becomes a label.
+    name: letters only, unique among the protocols.
+    sorts: the values of the parameter `sort`, each largest first; the first one is the default. Empty for no order.
+    parameters: names besides `match`, `sort` and `limit`. Without sorts, the first one is required. For the parameter
+        `connection`, people give a connection's id, which control converts to the engine's number.
+    open: begins a walk through a store. Parameters are text, with one character for each byte of a name (latin-1).
+        Raises ValueError, with a text for people, for a parameter that is unknown, missing or wrong.
+    metrics: figures of each of the first ROWS_MAX rows, in the default order. A figure's key is a column. The first
+        column, a name that no other row has, becomes a label.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Table:
 
 
 def name_of_bytes(text: str) -> bytes:
-    """The reader of a parameter that is a name, or a part of one."""
+    """Reads a parameter that is a name or a part of a name."""
     try:
         return text.encode("latin-1")
     except UnicodeEncodeError:
@@ -109,7 +109,7 @@ def name_of_bytes(text: str) -> bytes:
 
 
 def ranked_parameters(parameters: Mapping[str, str], sorts: Sequence[str]) -> tuple[bytes, str, int]:
-    """(match, sort, limit) of a table that has an order. Raises ValueError."""
+    """Reads (match, sort, limit), the parameters of a table that has sorts. Raises ValueError."""
     values = read_parameters(
         parameters,
         {"match": name_of_bytes, "sort": choice(*sorts), "limit": integer(1, ROWS_MAX)},
@@ -121,7 +121,7 @@ def ranked_parameters(parameters: Mapping[str, str], sorts: Sequence[str]) -> tu
 def read_parameters(
     parameters: Mapping[str, str], readers: Mapping[str, Reader], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The values of a table's parameters. Raises ValueError for one that has no reader, or neither text nor default."""
+    """Reads a table's parameters. Raises ValueError for one without a reader, or with neither text nor default."""
     values = dict(defaults)
     for name, text in parameters.items():
         if name not in readers:

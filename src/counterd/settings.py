@@ -1,8 +1,8 @@
-"""What a setting is: a key, how its text is read, its default and its unit; and classes whose fields are settings.
+"""Settings: a setting has a key, a reader, a default and a unit. Settings are the fields of dataclasses.
 
-Floor 0: plain data. Rooms declare settings, control reads them from files; nothing here knows either.
-A reader takes the text of a value and returns it parsed, or raises ValueError with what was expected.
-Who uses a value takes it from an object of such a class, so that a type checker knows each key.
+Floor 0: plain data. Protocols declare settings and control reads them from files; this module depends on neither.
+A reader parses the text of a value, or raises ValueError that says what was expected.
+Code reads a value from an object of such a dataclass, so that a type checker knows each key.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Reader = Callable[[str], Any]
 
 T = TypeVar("T")
 
-SOCKET_PATH_MAX = 107  # the kernel's, of sun_path, without its final NUL
+SOCKET_PATH_MAX = 107  # bytes of the kernel's sun_path, without the final NUL
 SIZE_SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -31,19 +31,19 @@ class Setting:
     read: Reader
     default: Any
     unit: str = ""
-    reload: bool = False  # can change while the daemon runs
-    secret: bool = False  # is shown to nobody
+    reload: bool = False  # a reload applies a new value
+    secret: bool = False  # never shown
 
 
 def setting(read: Reader, default: Any, unit: str = "", *, reload: bool = False, secret: bool = False) -> Any:
-    """A field of a frozen dataclass that is a setting: `port: int = setting(integer(0, 65535), 80, "TCP port")`."""
+    """Declares a field of a frozen dataclass as a setting: `port: int = setting(integer(0, 65535), 80, "TCP port")`."""
     return field(default=default, metadata={"setting": Setting("", read, default, unit, reload, secret)})
 
 
 def settings_of(kind: type[Any], prefix: str = "") -> Iterator[Setting]:
-    """The settings that the fields of a class are, in order, with this before their keys.
+    """Yields the settings of a class in field order, with the prefix before each key.
 
-    A field whose default is made by another such class has the settings of that: `tls` with `cert` is `tls.cert`.
+    A field whose default_factory is another such class yields that class's settings: `tls` with `cert` is `tls.cert`.
     """
     for one in fields(kind):
         key = prefix + one.name
@@ -54,7 +54,7 @@ def settings_of(kind: type[Any], prefix: str = "") -> Iterator[Setting]:
 
 
 def assembled(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
-    """An object of such a class, of the values of all its keys."""
+    """Makes an object of such a class from the values of all its keys."""
     found = {}
     for one in fields(kind):  # type: ignore[arg-type] # a dataclass, which no annotation can say
         key = prefix + one.name
@@ -68,14 +68,14 @@ def _inner(one: Field[Any]) -> type[Any]:
 
 
 def boolean(text: str) -> bool:
-    """`true` or `false`, as the reference spells them."""
+    """Reads `true` or `false`, spelled as in the reference implementation."""
     if text not in ("true", "false"):
         raise ValueError(f"expected true or false, not {text!r}")
     return text == "true"
 
 
 def integer(minimum: int, maximum: int) -> Reader:
-    """A decimal integer between the two, both included."""
+    """Reads a decimal integer from minimum to maximum, both included."""
 
     def read(text: str) -> int:
         if not re.fullmatch(r"[+-]?[0-9]{1,20}", text):
@@ -86,7 +86,7 @@ def integer(minimum: int, maximum: int) -> Reader:
 
 
 def size(minimum: int, maximum: int) -> Reader:
-    """A number of bytes, with K, M or G for powers of 1,024."""
+    """Reads a number of bytes, with K, M or G for powers of 1,024."""
 
     def read(text: str) -> int:
         match = re.fullmatch(r"([0-9]{1,20})([KMG]?)", text.upper())
@@ -98,14 +98,14 @@ def size(minimum: int, maximum: int) -> Reader:
 
 
 def octal_mode(text: str) -> int:
-    """File permissions in octal, such as 0660."""
+    """Reads file permissions in octal, such as 0660."""
     if not re.fullmatch(r"0?[0-7]{3}", text):
         raise ValueError(f"expected permissions in octal such as 0660, not {text!r}")
     return int(text, 8)
 
 
 def choice(*names: str) -> Reader:
-    """One of a few words."""
+    """Reads one of these words."""
 
     def read(text: str) -> str:
         if text not in names:
@@ -116,7 +116,7 @@ def choice(*names: str) -> Reader:
 
 
 def absolute_path(text: str) -> str:
-    """An absolute path; empty means none."""
+    """Reads an absolute path; empty means none."""
     if text and not text.startswith("/"):
         raise ValueError(f"expected an absolute path, not {text!r}")
     if "\0" in text:
@@ -125,7 +125,7 @@ def absolute_path(text: str) -> str:
 
 
 def socket_path(text: str) -> str:
-    """An absolute path that fits into the address of a Unix socket; empty means none."""
+    """Reads an absolute path that fits into the address of a Unix socket; empty means none."""
     length = len(os.fsencode(absolute_path(text)))
     if length > SOCKET_PATH_MAX:
         raise ValueError(f"the path has {length} bytes, a Unix socket's can have {SOCKET_PATH_MAX}")
@@ -135,21 +135,21 @@ def socket_path(text: str) -> str:
 
 
 def redis_url(text: str) -> str:
-    """Where a Redis is, as its clients write it; empty means none. Errors do not show it: it may have a password."""
+    """Reads the URL of a Redis; empty means none. Errors do not show the URL, because it may contain a password."""
     if text and not re.fullmatch(r"(rediss?|unix)://[!-~]+", text):
         raise ValueError("expected redis://HOST:PORT/DATABASE, rediss://USER:PASSWORD@HOST or unix:///PATH?db=N")
     return text
 
 
 def extension_name(text: str) -> str:
-    """Something of a Python module, such as package.module:name, or the name of an entry point; empty means none."""
+    """Reads package.module:name or the name of an entry point; empty means none."""
     if text and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*|\w[\w.-]*", text):
         raise ValueError(f"expected package.module:name or the name of an entry point, not {text!r}")
     return text
 
 
 def addresses(text: str) -> tuple[str, ...]:
-    """IP addresses separated by blanks or commas; none at all is allowed."""
+    """Reads IP addresses separated by blanks or commas. The list may be empty."""
     words = text.replace(",", " ").split()
     for word in words:
         try:
@@ -162,11 +162,11 @@ def addresses(text: str) -> tuple[str, ...]:
 
 
 def networks(text: str) -> tuple[str, ...]:
-    """Networks in CIDR notation and IP addresses, separated by blanks or commas; none at all is allowed."""
+    """Reads networks in CIDR notation and IP addresses, separated by blanks or commas. The list may be empty."""
     found = []
     for word in text.replace(",", " ").split():
         try:
-            if "%" in word:  # who comes is compared without the interface
+            if "%" in word:  # peer addresses are compared without their interface
                 raise ValueError
             network = ipaddress.ip_network(word, strict=False)
         except ValueError:

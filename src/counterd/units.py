@@ -1,6 +1,6 @@
-"""How numbers and times are read from a command line, and how they and foreign text are written for people.
+"""Reads numbers and times from a command line, and formats them and foreign text for people.
 
-Floor 0, pure Python. Three significant digits, because that is what the histograms have.
+Floor 0, pure Python. Numbers are shown with three significant digits, the precision of the histograms.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _THOUSANDS = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
 def seconds(text: str) -> float:
-    """A time such as 10ms, 1.5s or 2m; without a unit, seconds."""
+    """Reads a time such as 10ms, 1.5s or 2m. A number without a unit is in seconds."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|)", text)
     if not match:
         raise ValueError(f"expected a time such as 10ms or 1.5s, not {text!r}")
@@ -23,7 +23,7 @@ def seconds(text: str) -> float:
 
 
 def number(text: str) -> float:
-    """A number such as 200, 1.5k or 2m (thousands and millions)."""
+    """Reads a number such as 200, 1.5k or 2m (thousands and millions)."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([km]?)", text.lower())
     if not match:
         raise ValueError(f"expected a number such as 5000, 10k or 1.5m, not {text!r}")
@@ -31,7 +31,7 @@ def number(text: str) -> float:
 
 
 def whole_number(text: str) -> int:
-    """A number() without a fraction."""
+    """Reads a number() without a fraction."""
     value = number(text)
     if value != int(value):
         raise ValueError(f"expected a whole number, not {text!r}")
@@ -39,7 +39,7 @@ def whole_number(text: str) -> int:
 
 
 def scaled(value: float, units: tuple[tuple[str, int], ...]) -> tuple[float, str]:
-    """A value in the largest of the units that it fills, rounding considered: 999.9 µs are 1 ms."""
+    """Converts a value to the largest unit of which it is at least 1 after rounding: 999.9 µs are 1 ms."""
     name, size = max(
         (unit for unit in units if float(f"{value:.3g}") >= unit[1]), key=lambda unit: unit[1], default=units[0]
     )
@@ -47,7 +47,7 @@ def scaled(value: float, units: tuple[tuple[str, int], ...]) -> tuple[float, str
 
 
 def digits(value: float) -> str:
-    """Three significant ones, and all that stand before the point; of nothing one."""
+    """Formats a number with three significant digits and all digits before the point; zero as 0."""
     if not value:
         return "0"
     rounded = float(f"{value:.3g}")
@@ -56,43 +56,43 @@ def digits(value: float) -> str:
 
 
 def duration(ns: float) -> str:
-    """0 ns, 62 ns, 143 µs, 1.20 ms, 3,600 s."""
+    """Formats a time: 0 ns, 62 ns, 143 µs, 1.20 ms, 3,600 s."""
     value, unit = scaled(ns, TIMES)
     return f"{value:.0f} ns" if unit == "ns" and value == int(value) else f"{digits(value)} {unit}"
 
 
 def duration_tick(ns: float) -> str:
-    """As on an axis, where the places that all have in common are noise: 1.2 ms."""
+    """Formats a time for an axis, without trailing zeros: 1.2 ms."""
     value, unit = scaled(ns, TIMES)
     return f"{plain_tick(value)} {unit}"
 
 
 def count(value: int) -> str:
-    """1,234,567."""
+    """Formats an integer: 1,234,567."""
     return f"{value:,}"
 
 
 def several(number: int, what: str) -> str:
-    """1 name, 1,000 names."""
+    """Formats a number with its noun: 1 name, 1,000 names."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def plain_tick(value: float) -> str:
-    """As on an axis of seconds, of which nobody says 3k."""
+    """Formats a number for an axis without a suffix such as k: seconds are 3,000, not 3k."""
     return f"{float(f'{value:.6g}'):,.10g}"
 
 
 def count_tick(value: float) -> str:
-    """As on an axis: 0, 2.5, 120k, 1.5M."""
+    """Formats a number for an axis: 0, 2.5, 120k, 1.5M."""
     number, unit = scaled(value, COUNTS)
     return f"{plain_tick(number)}{unit}"
 
 
 def rate(per_second: float) -> str:
-    """123,457/s; with places only below 100, where they say something."""
+    """Formats a rate: 123,457/s. Only rates below 100 have decimals."""
     return f"{digits(per_second)}/s"
 
 
 def printable(text: object) -> str:
-    """A text from outside, on one line: nothing in it moves the cursor, ends a line or is no character at all."""
+    """Makes foreign text safe to show on one line: replaces control characters, line ends and invalid characters."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text))

@@ -1,7 +1,7 @@
-# Store.audit: walks through the parts of a store that raise AssertionError at the first broken invariant.
+# Checks for Store.audit: each walks through a part of a store and raises AssertionError at the first broken invariant.
 #
-# Floor 1, inlined into every store. For tests and for whoever suspects memory: an audit takes as long as the region is
-# large. The simulation calls it at every step, so a message is worded only when something is wrong.
+# Floor 1, inlined into every store. For tests and for debugging: an audit reads the whole region. The simulation calls
+# it at every step, so messages are formatted only on failure.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -21,8 +21,10 @@ from counterd.engine.wheel cimport (
 
 
 cdef inline int audit_index(const Index* index, Pool* pool, str what, uint32_t unlisted=0) except -1:
-    """Every entry can be reached from its home, and as many are used and displaced as the state says; of the cells that
-    are in use, so many are not in the index."""
+    """Checks that every entry is reachable from its home slot, and the counts of used and displaced entries.
+
+    unlisted: cells of the pool that are in use but not in the index.
+    """
     cdef uint64_t slot, step
     cdef uint32_t used = 0, displaced = 0, home
     for slot in range(<uint64_t>index.mask + 1):
@@ -46,7 +48,7 @@ cdef inline int audit_index(const Index* index, Pool* pool, str what, uint32_t u
 
 
 cdef inline bint chain_ends(const Chains* chains, const Chain* chain, uint32_t blocks) noexcept:
-    """Whether that many blocks lead to its last."""
+    """Returns True if the chain has `blocks` blocks and ends at its last."""
     cdef uint32_t block = chain.first, _step
     for _step in range(blocks - 1):
         block = chains.blocks[block].next
@@ -54,7 +56,7 @@ cdef inline bint chain_ends(const Chains* chains, const Chain* chain, uint32_t b
 
 
 cdef inline uint32_t audit_name(const Table* table, Record* record, uint32_t number) except? 0xffffffff:
-    """Returns how many blocks the name has."""
+    """Checks the chain of a long name. Returns the number of its blocks."""
     cdef uint32_t blocks = name_blocks(table, record.name_size)
     if blocks and not chain_ends(&table.chains, name_chain(table, record), blocks):
         raise AssertionError(f"the name of record {number} ends in the wrong block")
@@ -62,7 +64,7 @@ cdef inline uint32_t audit_name(const Table* table, Record* record, uint32_t num
 
 
 cdef inline int audit_pool(const Pool* pool, const void* links, size_t cell_size, str what) except -1:
-    """What is free adds up to what is not in use, and no cell is free twice. links: as for pool_take()."""
+    """Checks that used and free cells add up, and that no cell is free twice. links: as for pool_take()."""
     cdef uint32_t number = pool.free, left = pool.fresh - pool.used
     if pool.used > pool.fresh or pool.fresh > pool.capacity:
         raise AssertionError(f"{what}: {pool.used} used, {pool.fresh} handed out, {pool.capacity} in all")
@@ -77,7 +79,7 @@ cdef inline int audit_pool(const Pool* pool, const void* links, size_t cell_size
 
 
 cdef inline uint32_t audit_table(const Table* table, str what) except? 0xffffffff:
-    """The index and the pool of a table, and its names; returns how many blocks the names have."""
+    """Checks the index, the pool and the names of a table. Returns how many blocks the names have."""
     cdef uint32_t number, used = 0, blocks = 0
     audit_index(&table.index, table.pool, f"{what} index")
     audit_pool(table.pool, &name_chain(table, <Record*>table.records).first, table.record_size, what)
@@ -91,7 +93,7 @@ cdef inline uint32_t audit_table(const Table* table, str what) except? 0xfffffff
 
 
 cdef inline int audit_chains(const Chains* chains, uint32_t blocks) except -1:
-    """That many blocks are in use, and the others are free, each once."""
+    """Checks that `blocks` blocks are in use, and that each other one is free once."""
     if blocks != chains.pool.used:
         raise AssertionError(f"{blocks} blocks of names and values, {chains.pool.used} counted")
     return audit_pool(chains.pool, &chains.blocks.next, sizeof(Block), "blocks")
@@ -102,7 +104,7 @@ cdef inline int audit_connections(const Connections* connections) except -1:
 
 
 cdef inline int audit_permit(const Permits* permits, uint32_t number) except -1:
-    """Its holdings, each of which the ledger finds, add up to its consumption."""
+    """Checks that the ledger finds each holding of a permit, and that the holdings add up to its consumption."""
     cdef const Permit* permit = permit_at(permits, number)
     cdef uint32_t entry = permit.holders, previous = 0
     cdef uint64_t held = 0
@@ -126,7 +128,7 @@ cdef inline int audit_permit(const Permits* permits, uint32_t number) except -1:
 
 
 cdef inline uint32_t audit_holder(const Permits* permits, uint32_t connection) except? 0xffffffff:
-    """Returns how many holdings are in the connection's list."""
+    """Checks a connection's list of holdings. Returns its length."""
     cdef uint32_t entry = permits.holders[connection].first, previous = 0, count = 0
     while entry:
         if permits.holdings[entry].connection != connection:
@@ -142,7 +144,7 @@ cdef inline uint32_t audit_holder(const Permits* permits, uint32_t connection) e
 
 
 cdef inline int audit_leavers(const Permits* permits) except -1:
-    """The queue of leavers ends with its last, and has as many holdings as are counted."""
+    """Checks the end of the queue of leavers and the count of its holdings."""
     cdef uint32_t number = permits.state.leaving_first, last = 0, remaining = permits.connections.pool.used
     cdef uint64_t holdings = 0
     while number and remaining:
@@ -158,7 +160,7 @@ cdef inline int audit_leavers(const Permits* permits) except -1:
 
 
 cdef inline uint32_t audit_permits(const Permits* permits) except? 0xffffffff:
-    """The permits, the ledger and the leavers; returns how many blocks the permits' names have."""
+    """Checks the permits, the ledger and the leavers. Returns how many blocks the permits' names have."""
     cdef uint32_t number, listed = 0, blocks = audit_table(&permits.table, "permits")
     audit_index(&permits.ledger, &permits.state.holdings, "ledger index")
     for number in range(1, permits.table.pool.fresh + 1):
@@ -175,7 +177,7 @@ cdef inline uint32_t audit_permits(const Permits* permits) except? 0xffffffff:
 
 
 cdef inline int audit_ring(const Ring* ring, const Table* table) except -1:
-    """Each record that says it is in the ring is there, once."""
+    """Checks that the ring contains exactly the records with FLAG_IN_RING, each once."""
     cdef uint32_t i, number, count = 0
     cdef uint64_t listed = 0, flagged = 0
     for i in range(ring.state.size):
@@ -197,7 +199,7 @@ cdef inline int audit_ring(const Ring* ring, const Table* table) except -1:
 
 
 cdef inline int audit_chain(const Timers* timers, uint32_t chain, uint32_t last) except -1:
-    """How many records are in it, none of which will be come across too late."""
+    """Checks that no record of a chain would be taken too late. Returns the chain's length."""
     cdef const Wheel* wheel = timers.wheel
     cdef uint32_t number = wheel.heads[chain], previous = CHAIN_FIRST | chain, slot = chain // CHAINS
     cdef bint is_next = slot == <uint32_t>(wheel.elapsed & SLOT_MASK) or wheel.cascading and slot == wheel.cascading
@@ -226,7 +228,7 @@ cdef inline int audit_chain(const Timers* timers, uint32_t chain, uint32_t last)
 
 
 cdef inline int audit_timers(const Timers* timers, uint32_t last) except -1:
-    """The records are 1 to `last`. What is armed is in a slot, and once: a timer has but one predecessor."""
+    """Checks the timers of records 1 to `last`. Each armed one is in one slot, once: a timer has one predecessor."""
     cdef const Wheel* wheel = timers.wheel
     cdef uint32_t number, armed = 0, listed = 0, count
     cdef int slot, chain
@@ -249,7 +251,7 @@ cdef inline int audit_timers(const Timers* timers, uint32_t last) except -1:
 
 
 cdef inline int64_t audit_heap(const Heap* heap, uint32_t first, uint32_t last) except -1:
-    """The nodes of a heap, which are among 1 to `last`: their order, their links, their spines. Returns how many."""
+    """Checks the order, links and spines of a heap's nodes, which are among 1 to `last`. Returns their number."""
     cdef uint32_t number = first, child
     cdef int64_t count = 0
     cdef const Node* node

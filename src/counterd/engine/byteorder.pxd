@@ -1,7 +1,7 @@
 # Byte order and memory hints.
 #
-# Floor 0, header only. Loads and stores go through memcpy, so that no address has to be aligned; compilers turn
-# each into one instruction.
+# Floor 0, header only. Loads and stores use memcpy, so addresses need no alignment. Compilers make one instruction of
+# each.
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy

@@ -1,4 +1,4 @@
-# Chains of blocks: bytes that do not fit into a record. Nothing fragments, and a chain is freed in one step.
+# Chains of blocks: bytes that do not fit into a record. Memory does not fragment, and a chain is freed in one step.
 #
 # Floor 1, header only. Blocks are cells of a pool and are linked by number; a store's tables share one pool of them.
 
@@ -15,11 +15,11 @@ cdef enum:
 
 
 cdef struct Block:
-    uint32_t next           # block; also links the free list
+    uint32_t next           # the next block; also links the free list
     uint8_t payload[BLOCK_PAYLOAD]
 
 
-cdef struct Chain:          # of blocks; the last is known, so that the chain is freed in one step
+cdef struct Chain:          # the last block is stored, so that the chain is freed in one step
     uint32_t first
     uint32_t last
 
@@ -31,7 +31,7 @@ cdef struct Chains:         # this process's view
 
 
 cdef inline int chains_reserve(Chains* chains, Region* region, uint64_t capacity) except -1:
-    """Reserves memory for that many blocks, which are numbered with 32 bits. Raises ValueError for more."""
+    """Reserves memory for `capacity` blocks. Raises ValueError if 32 bits cannot number them."""
     if capacity >= <uint64_t>0xffffffff:
         raise ValueError(f"at most {0xfffffffe} blocks of {BLOCK_SIZE} bytes, not {capacity}")
     chains.capacity = <uint32_t>capacity
@@ -41,21 +41,21 @@ cdef inline int chains_reserve(Chains* chains, Region* region, uint64_t capacity
 
 
 cdef inline void chains_begin(Chains* chains) noexcept nogil:
-    """To be called once, when the region is mapped."""
+    """Called once, after the region is mapped."""
     chains.pool.capacity = chains.capacity
 
 
 cdef inline uint32_t chain_blocks(uint32_t size) noexcept nogil:
-    """How many blocks so many bytes need."""
+    """Returns how many blocks `size` bytes need."""
     return (size + BLOCK_PAYLOAD - 1) // BLOCK_PAYLOAD
 
 
 cdef inline void chain_write(
     const Chains* chains, Chain* chain, uint32_t lead, const uint8_t* data, uint32_t size
 ) noexcept nogil:
-    """Stores lead + size bytes, of which the lead, at most BLOCK_PAYLOAD, are left to the caller.
+    """Makes a chain for lead + size bytes. The caller writes the first `lead` bytes, at most BLOCK_PAYLOAD.
 
-    The caller has seen that enough blocks are left.
+    The caller has checked that enough blocks are free.
     """
     cdef uint32_t position = 0, start = lead
     cdef uint32_t piece, block
@@ -78,7 +78,7 @@ cdef inline void chain_write(
 cdef inline void chain_replace(
     const Chains* chains, const Chain* chain, uint32_t lead, const uint8_t* data, uint32_t size
 ) noexcept nogil:
-    """Writes other bytes, of which there are as many or which need as many blocks, over those of a chain."""
+    """Overwrites the bytes of a chain with others that need as many blocks."""
     cdef uint32_t position = 0, start = lead, block = chain.first
     cdef uint32_t piece
     while position < size:
@@ -117,7 +117,7 @@ cdef inline bint chain_equals(
 
 
 cdef inline void chain_free(const Chains* chains, const Chain* chain, uint32_t count) noexcept nogil:
-    """Returns a chain of so many blocks, at least one, in one step."""
+    """Frees a chain in one step. count: its blocks, at least one."""
     chains.blocks[chain.last].next = chains.pool.free
     chains.pool.free = chain.first
     chains.pool.used -= count

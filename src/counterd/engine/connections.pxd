@@ -1,7 +1,6 @@
-# The numbers of connections: what the region knows a connection by.
+# The numbers of connections, by which the region refers to them.
 #
-# Floor 1, header only. A number is given to another connection once it was put back, which is when nothing in the
-# region names it any more.
+# Floor 1, header only. A number is reused after it was put back, which happens when nothing in the region refers to it.
 
 from libc.stdint cimport uint32_t
 
@@ -9,12 +8,12 @@ from counterd.engine.pool cimport Pool, pool_put, pool_take
 from counterd.engine.region cimport Region, region_reserve
 
 cdef enum:
-    CONNECTIONS_MAX = 1048576   # the default of fs.nr_open, Linux's bound for the files of a process
+    CONNECTIONS_MAX = 1048576   # the default of fs.nr_open, Linux's limit for the open files of a process
 
 
 cdef struct Connections:    # this process's view
     Pool* pool
-    uint32_t* links         # by number; of those that are free
+    uint32_t* links         # by number; link the free ones
 
 
 cdef inline int connections_reserve(Connections* connections, Region* region) except -1:
@@ -26,12 +25,12 @@ cdef inline int connections_reserve(Connections* connections, Region* region) ex
 
 
 cdef inline void connections_begin(Connections* connections) noexcept nogil:
-    """To be called once, when the region is mapped."""
+    """Called once, after the region is mapped."""
     connections.pool.capacity = CONNECTIONS_MAX
 
 
 cdef inline uint32_t connections_take(Connections* connections) noexcept nogil:
-    """A number, or 0 if CONNECTIONS_MAX are open or still leaving."""
+    """Returns a number, or 0 if CONNECTIONS_MAX connections are open or not yet given back."""
     return pool_take(connections.pool, connections.links, sizeof(uint32_t))
 
 

@@ -1,7 +1,7 @@
-# Assertions that exist in the debug build alone (COUNTERD_BUILD=debug).
+# Assertions of the debug build (COUNTERD_BUILD=debug).
 #
-# Floor 0. A failed check aborts the process with the condition and its place: after a broken invariant nothing the
-# daemon could still say would be true, and a fuzzer sees an abort for what it is.
+# Floor 0. A failed check prints its place and aborts the process, because after a broken invariant no reply can be
+# trusted. A fuzzer recognises the abort.
 
 cdef extern from *:
     """

@@ -1,10 +1,10 @@
-# The generic cell rate algorithm: when the next request is on time, exactly.
+# The generic cell rate algorithm (GCRA) with exact arithmetic.
 #
-# Floor 1, header only; no clock, no state of its own. A time is a number of nanoseconds and a number of parts of one,
-# of which a rate says how many there are, so that 7 requests a second are 7 million in a million seconds.
+# Floor 1, header only; no clock, no state. A time is a number of nanoseconds plus a number of fractional parts. The
+# rate defines how many parts a nanosecond has, so 7 requests per second are exactly 7 million in a million seconds.
 #
-# Each request moves `next` on by the interval. As long as it is not ahead of now, requests are let through at once; how
-# far behind now it can be is the burst. What nothing was heard of for long enough is as if it had never been there.
+# Each request advances `next` by the interval. While `next` is not later than now, requests pass at once. It is never
+# more than the burst behind now, so a key that was idle for long enough is like a new one.
 
 from libc.stdint cimport int64_t, uint32_t
 
@@ -12,22 +12,22 @@ cdef extern from *:
     """
     #define COUNTERD_SPAN_MAX_NS INT64_C(316224000000000000)
     """
-    # Ten years: of an interval, of a burst, and what `next` can be ahead of now.
+    # Ten years: the longest interval and burst, and the furthest that `next` can be ahead of now.
     const int64_t SPAN_MAX_NS "COUNTERD_SPAN_MAX_NS"
 
 cdef enum:
-    PARTS_MAX = 2147483647  # so that two times can be added
+    PARTS_MAX = 2147483647  # the sum of two numbers of parts fits into 32 bits
 
 
-cdef struct Span:           # part: less than the rate's parts
+cdef struct Span:
     int64_t ns
-    uint32_t part
+    uint32_t part           # below Rate.parts
 
 
 cdef struct Rate:
     Span interval
     Span burst
-    uint32_t parts          # of a nanosecond
+    uint32_t parts          # in a nanosecond
 
 
 cdef inline Span span_plus(Span one, Span other, uint32_t parts) noexcept nogil:
@@ -53,12 +53,12 @@ cdef inline bint span_is_before(Span one, Span other) noexcept nogil:
 
 
 cdef inline Span gcra_first(const Rate* rate, int64_t now_ns) noexcept nogil:
-    """When the next request is on time, of what nothing has been heard of."""
+    """Returns `next` for a new key: now minus the burst."""
     return span_minus(Span(now_ns, 0), rate.burst, rate.parts)
 
 
 cdef inline Span gcra_next(const Rate* rate, Span stored, int64_t now_ns) noexcept nogil:
-    """The same after a request at that moment. stored: what it was before, at most ten years ahead of now."""
+    """Returns `next` after a request at now_ns, limited to ten years ahead. stored: `next` before the request."""
     cdef Span first = gcra_first(rate, now_ns)
     cdef Span found = span_plus(first if span_is_before(stored, first) else stored, rate.interval, rate.parts)
     if found.ns - now_ns >= SPAN_MAX_NS:

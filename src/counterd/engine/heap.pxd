@@ -1,12 +1,12 @@
-# Heaps: records in an order, of which the first is known. Any number of heaps share one array of records.
+# Heaps of records: the first record in order is always known. Any number of heaps share one array of records.
 #
-# Floor 1, header only. A leftist heap: a node links its two children and its parent by number, so a heap needs
-# its nodes and one word for its first. Numbers begin at 1; 0 means none. Inserting and removing take at most
-# some 2 log2(n) steps, each a cache line, whatever was done before: no work is postponed.
+# Floor 1, header only. A leftist heap: a node links its two children and its parent by number, so a heap consists of
+# its nodes and one word, the number of its first node. Numbers begin at 1; 0 means none. Inserting and removing each
+# take at most about 2 log2(n) steps of one cache line. The bound is not amortised: no work is postponed.
 #
 # Invariants:
 # - a node is not before its parent, by key and then by serial;
-# - `spine` is the number of nodes on the way down along the right children, the node included;
+# - `spine` is the number of nodes on the path along right children, including the node itself;
 # - the left child's spine is not shorter than the right child's, so a spine has at most log2(n + 1) nodes.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -14,12 +14,12 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from counterd.engine.debug cimport debug_check
 
 
-cdef struct Node:           # 32 bytes, in each record at the same place
-    uint64_t key            # by which nodes are ordered; it is changed only outside a heap
-    uint64_t serial         # of two with the same key, the lower one comes first
+cdef struct Node:           # 32 bytes, at the same offset in each record
+    uint64_t key            # the lower key comes first; changed only while the node is in no heap
+    uint64_t serial         # between equal keys, the lower serial comes first
     uint32_t left
     uint32_t right
-    uint32_t parent         # 0: it is the first of its heap
+    uint32_t parent         # 0: the node is the first of its heap
     uint32_t spine
 
 
@@ -42,7 +42,7 @@ cdef inline uint32_t node_spine(const Heap* heap, uint32_t number) noexcept nogi
 
 
 cdef inline bint node_lean(const Heap* heap, Node* node) noexcept nogil:
-    """Has the longer spine at its left; whether its own spine changed."""
+    """Moves the child with the longer spine to the left. Returns True if the node's own spine changed."""
     cdef uint32_t right = node_spine(heap, node.right)
     if node_spine(heap, node.left) < right:
         node.left, node.right = node.right, node.left
@@ -54,7 +54,7 @@ cdef inline bint node_lean(const Heap* heap, Node* node) noexcept nogil:
 
 
 cdef inline uint32_t heap_merge(const Heap* heap, uint32_t one, uint32_t other) noexcept nogil:
-    """One heap of two, either of which may be empty: its first."""
+    """Merges two heaps, either of which may be empty. Returns the first node."""
     cdef uint32_t parent = 0, child
     cdef Node* node
     while one and other:    # down the two right spines, the earlier node first
@@ -77,7 +77,7 @@ cdef inline uint32_t heap_merge(const Heap* heap, uint32_t one, uint32_t other) 
 
 
 cdef inline void heap_insert(const Heap* heap, uint32_t* first, uint32_t number) noexcept nogil:
-    """Into the heap whose first is *first. The caller has set the node's key and serial."""
+    """Inserts a node into the heap that begins at *first. The caller has set the node's key and serial."""
     cdef Node* node = node_at(heap, number)
     node.left = node.right = node.parent = 0
     node.spine = 1
@@ -85,7 +85,7 @@ cdef inline void heap_insert(const Heap* heap, uint32_t* first, uint32_t number)
 
 
 cdef inline void heap_remove(const Heap* heap, uint32_t* first, uint32_t number) noexcept nogil:
-    """Takes a node out of the heap whose first is *first, and in which it is."""
+    """Removes a node from the heap that begins at *first and contains it."""
     cdef const Node* node = node_at(heap, number)
     cdef uint32_t parent = node.parent
     cdef uint32_t merged = heap_merge(heap, node.left, node.right)
@@ -107,7 +107,7 @@ cdef inline void heap_remove(const Heap* heap, uint32_t* first, uint32_t number)
 
 
 cdef inline uint32_t heap_after(const Heap* heap, uint32_t number) noexcept nogil:
-    """The node that comes after that one where each is followed by its left and then by its right child; or 0."""
+    """Returns the next node in preorder (node, left subtree, right subtree), or 0."""
     cdef const Node* node = node_at(heap, number)
     cdef const Node* above
     if node.left:

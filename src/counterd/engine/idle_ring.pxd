@@ -1,9 +1,9 @@
-# The ring of idle records: those that nobody holds, in the order in which they became idle.
+# The ring of idle records: records that nobody holds, in the order in which they became idle.
 #
-# Floor 1, header only. A record enters when it becomes idle, at most once (FLAG_IN_RING in its Record.flags); becoming
-# busy touches nothing, so entries go stale, and a stale one is dropped when it is met.
+# Floor 1, header only. A record enters the ring when it becomes idle, and is in it at most once (FLAG_IN_RING in its
+# Record.flags). A record that becomes busy stays in the ring as a stale entry, which is dropped when it is reached.
 #
-# Invariant: the ring has as many entries as records have the flag, so it never holds more than the table has records.
+# Invariant: exactly the records in the ring have the flag, so the ring never has more entries than the table.
 
 from libc.stdint cimport uint8_t, uint32_t
 
@@ -19,7 +19,7 @@ cdef struct RingState:      # in the region
     uint32_t capacity
     uint32_t head
     uint32_t size
-    uint32_t sweep_left     # entries that a round through the ring has yet to look at
+    uint32_t sweep_left     # entries that the current sweep has not looked at yet
 
 
 cdef struct Ring:           # this process's view
@@ -34,12 +34,12 @@ cdef inline int ring_reserve(Ring* ring, Region* region, uint32_t capacity) exce
 
 
 cdef inline void ring_begin(Ring* ring, uint32_t capacity) noexcept nogil:
-    """To be called once, when the region is mapped. capacity: as it was reserved."""
+    """Called once, after the region is mapped. capacity: as for ring_reserve()."""
     ring.state.capacity = capacity
 
 
 cdef inline void ring_push(Ring* ring, uint32_t number, Record* record) noexcept nogil:
-    """Enters a record behind all others, unless it is in the ring."""
+    """Adds a record at the end, unless it is in the ring."""
     cdef RingState* state = ring.state
     cdef uint32_t slot = state.head + state.size
     if record.flags & FLAG_IN_RING:
@@ -53,13 +53,13 @@ cdef inline void ring_push(Ring* ring, uint32_t number, Record* record) noexcept
 
 
 cdef inline uint32_t ring_first(const Ring* ring) noexcept nogil:
-    """The number of the record that ring_pop() takes out next. The ring is not empty."""
+    """Returns the number of the first record. The ring must not be empty."""
     debug_check(ring.state.size > 0)
     return ring.numbers[ring.state.head]
 
 
 cdef inline void ring_pop(Ring* ring, Record* record) noexcept nogil:
-    """Takes the first record out."""
+    """Removes the first record."""
     cdef RingState* state = ring.state
     record.flags &= <uint8_t>~FLAG_IN_RING
     state.head += 1

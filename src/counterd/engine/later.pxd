@@ -1,4 +1,4 @@
-# Answers that come later: what is asked of somebody else, under a ticket and with a deadline.
+# Questions that are answered later, each with a ticket and a deadline.
 
 from libc.stdint cimport int64_t, uint64_t
 
@@ -11,15 +11,15 @@ cdef class Question:
 
 
 cdef class Later:
-    cdef object settle              # (context, outcome): it came in time
-    cdef object give_up             # (context): its deadline has passed; true if an outcome that still comes matters
-    cdef object recall              # (context, outcome): it came after that
+    cdef object settle              # (context, outcome): the outcome came in time
+    cdef object give_up             # (context): the deadline has passed; returns True if a late outcome matters
+    cdef object recall              # (context, outcome): the outcome came late
     cdef readonly size_t capacity
-    cdef readonly uint64_t overdue  # questions whose deadline passed, ever
+    cdef readonly uint64_t overdue  # questions whose deadline has passed, in total
     cdef uint64_t last_ticket
     cdef dict questions             # {ticket: Question}
-    cdef list heap                  # the same, by deadline and ticket
-    cdef dict abandoned             # {ticket: context}, the oldest first
+    cdef list heap                  # of all questions, by deadline and ticket
+    cdef dict abandoned             # {ticket: context} of questions that were given up, oldest first
 
     cpdef bint is_full(self)
     cpdef uint64_t ask(self, object context, int64_t deadline_ns, bint is_owed=*) except? 0

@@ -1,15 +1,14 @@
-"""Answers that come later: what is asked of somebody else, under a ticket and with a deadline.
+"""Questions that are answered later, each with a ticket and a deadline.
 
-Floor 1. Without a clock: moments are the caller's. A request that the engine cannot decide now is a question: its
-context, an object of the caller's that means nothing here, is kept until somebody answers the ticket or the deadline
-passes. What follows from that (a reply that is posted, a request that is resumed) is the business of three functions
-that the caller gives.
+Floor 1. Without a clock: the caller passes times. A request that the engine cannot decide now becomes a question. Its
+context, an opaque object of the caller's, is kept until the ticket is answered or the deadline passes. Three functions
+of the caller then do the rest, such as posting a reply or resuming a request.
 
-It lives in this process alone, as whoever answers does: tickets mean nothing to another one.
+Questions and tickets are not in the region and are valid in this process only, like the code that answers them.
 
 Invariants:
 - each question is in `questions` and once in `heap`, or in neither; the heap's first has the earliest deadline;
-- each question is settled or given up, and once; what was given up is recalled at most once;
+- each question is either settled or given up, exactly once; a question that was given up is recalled at most once;
 - there are at most 2 * capacity questions, and at most `capacity` that were given up and may be recalled.
 """
 
@@ -17,22 +16,25 @@ from libc.stdint cimport int64_t, uint64_t
 
 
 cdef inline bint is_before(Question one, Question other) noexcept:
-    """Of equal deadlines, the one that was asked first."""
+    """Returns True if `one` has the earlier deadline, or the same one and was asked first."""
     if one.deadline_ns != other.deadline_ns:
         return one.deadline_ns < other.deadline_ns
     return one.ticket < other.ticket
 
 
 cdef class Question:
-    """What was asked, and until when it may be answered."""
+    """An open question and its deadline."""
 
 
 cdef class Later:
-    """Questions that wait for an answer. capacity: how many there may be.
+    """The open questions. capacity: how many there may be.
 
-    settle(context, outcome): the outcome came in time. give_up(context): it did not; returns whether an outcome that
-    still comes matters. recall(context, outcome): such a one came; needed where one may matter. When one of them is
-    called the question is gone, so they may ask others; what they raise is raised by answer() or expire().
+    settle(context, outcome): the outcome came in time.
+    give_up(context): the deadline has passed; returns True if a late outcome matters.
+    recall(context, outcome): a late outcome that matters came; None if none ever matters.
+
+    The question is removed before one of them is called, so they may ask others. answer() and expire() pass on their
+    exceptions.
     """
 
     def __cinit__(self, size_t capacity, *, settle, give_up, recall=None):
@@ -48,13 +50,13 @@ cdef class Later:
         return len(self.questions)
 
     cpdef bint is_full(self):
-        """Whether ask() has no room, but for what is owed."""
+        """Returns True if ask() accepts only questions with is_owed."""
         return <size_t>len(self.questions) >= self.capacity
 
     cpdef uint64_t ask(self, object context, int64_t deadline_ns, bint is_owed=False) except? 0:
-        """A ticket, from 1, by which the question can be answered; or 0 if there is no room for it.
+        """Adds a question. Returns its ticket, from 1, or 0 if there is no room.
 
-        is_owed: it undoes what a late outcome did, and has room of its own, as much again.
+        is_owed: the question undoes a late outcome, for which `capacity` more places are reserved.
         """
         cdef Question question
         if <size_t>len(self.questions) >= (2 * self.capacity if is_owed else self.capacity):
@@ -70,7 +72,7 @@ cdef class Later:
         return question.ticket
 
     cpdef bint answer(self, uint64_t ticket, object outcome) except -1:
-        """Settles a question, or recalls one that was given up; False if nobody waits for an answer to that ticket."""
+        """Settles a question, or recalls one that was given up. Returns False if the ticket is unknown."""
         cdef Question question = self.questions.pop(ticket, None)
         if question is not None:
             self.remove(question)
@@ -82,7 +84,7 @@ cdef class Later:
         return True
 
     cpdef int expire(self, int64_t now_ns) except -1:
-        """Gives up the questions whose deadline has passed, the earliest first."""
+        """Gives up the questions whose deadlines have passed, the earliest first."""
         cdef Question question
         while self.heap:
             question = self.heap[0]
@@ -98,10 +100,10 @@ cdef class Later:
         return 0
 
     cpdef int64_t next_deadline(self):
-        """When expire() has something to do; -1 if nothing waits."""
+        """Returns the earliest deadline in ns; -1 if there is no question."""
         return (<Question>self.heap[0]).deadline_ns if self.heap else -1
 
-    # ---- the heap: each question knows its place, so that one that is answered leaves nothing behind ----
+    # ---- the heap: each question stores its place, so that an answered one is removed without a search ----
 
     cdef int place_at(self, Question question, Py_ssize_t place) except -1:
         self.heap[place] = question
@@ -109,7 +111,7 @@ cdef class Later:
         return 0
 
     cdef int rise(self, Question question, Py_ssize_t place) except -1:
-        """Puts it there, or above."""
+        """Puts a question at `place` or above."""
         cdef Question above
         while place:
             above = self.heap[(place - 1) // 2]
@@ -120,7 +122,7 @@ cdef class Later:
         return self.place_at(question, place)
 
     cdef int sink(self, Question question, Py_ssize_t place) except -1:
-        """Puts it there, or below."""
+        """Puts a question at `place` or below."""
         cdef Py_ssize_t child = 2 * place + 1, size = len(self.heap)
         cdef Question below
         while child < size:
@@ -135,7 +137,7 @@ cdef class Later:
         return self.place_at(question, place)
 
     cdef int remove(self, Question question) except -1:
-        """The last takes its place, and from there its own."""
+        """Removes a question: the last one takes its place, then rises or sinks."""
         cdef Py_ssize_t place = question.place
         cdef Question last = self.heap.pop()
         if last is question:

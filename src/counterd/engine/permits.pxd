@@ -1,12 +1,13 @@
-# Permits: named amounts, the ledger of which connection holds how much of each, and the give-back of those that leave.
+# Permits: named amounts, a ledger of how much each connection holds of each, and the give-back when a connection ends.
 #
-# Floor 1, header only. A permit is a record of a table; a holding is an amount that one connection holds of it. What a
-# permit means is its store's business: one limits it, others only count who is there.
+# Floor 1, header only. A permit is a record of a table. A holding is an amount that one connection holds of a permit.
+# The store defines what a permit means: one store limits the amount, others only count holders.
 #
 # Invariants (audit_permits checks each):
 # - a permit's consumption is the sum of the amounts of its holdings, and no holding has amount 0;
 # - every holding is in the list of its connection and in the list of its permit, and the ledger's index finds it;
-# - a connection that has left is in the queue of leavers until nothing of it is left; its number is not reused before.
+# - a connection that has ended is in the queue of leavers until all its holdings are given back; only then its number
+#   is reused.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -21,10 +22,10 @@ from counterd.engine.table cimport (
 from counterd.engine.chains cimport Chains
 
 cdef enum:
-    PERMIT_CELL = 64        # bytes, a cache line: a Permit, and 12 bytes of its store's
-    NAME_INLINE = 36        # bytes of a name in its permit: 64 - 8 (head) - 8 (numbers) - 12 (the store's)
+    PERMIT_CELL = 64        # bytes, a cache line: a Permit, and 12 bytes for the store
+    NAME_INLINE = 36        # bytes of a name in its permit: 64 - 8 (head) - 8 (numbers) - 12 (for the store)
 
-# What taking, giving back and asking for a permit come to. Protocols have their own numbers on the wire.
+# The outcomes of taking, giving back and reading a permit. Protocols have other numbers on the wire.
 cdef enum Outcome:
     GRANTED = 0
     ABSENT = 1              # there is no such permit
@@ -51,8 +52,8 @@ cdef struct Holding:        # 32 bytes
     uint32_t prev_of_record
 
 
-cdef struct Holder:         # what a connection holds
-    uint32_t first          # holding
+cdef struct Holder:         # the holdings of a connection
+    uint32_t first          # the first holding
     uint32_t holdings
     uint32_t next           # in the queue of leavers
 
@@ -60,12 +61,12 @@ cdef struct Holder:         # what a connection holds
 cdef struct PermitsState:   # in the region
     Pool holdings
     uint32_t holdings_per_connection
-    uint32_t leaving_first  # connections whose holdings are to be given back, in the order in which they left
+    uint32_t leaving_first  # the queue of ended connections whose holdings are to be given back
     uint32_t leaving_last
     uint32_t leaving_holdings
-    uint64_t given_back     # holdings of connections that had left
-    uint32_t cursor         # the next holding of a walk along a permit's holders, between two turns; or 0
-    uint64_t walks          # that ever began; the cursor is the last one's
+    uint64_t given_back     # holdings of ended connections that were given back, in total
+    uint32_t cursor         # the next holding of an interrupted walk along a permit's holders; or 0
+    uint64_t walks          # walks ever begun; the cursor belongs to the last one
 
 
 cdef struct Permits:        # this process's view
@@ -83,7 +84,7 @@ cdef struct Permits:        # this process's view
 cdef inline int permits_reserve(
     Permits* permits, Region* region, Connections* connections, uint32_t records, uint32_t holdings
 ) except -1:
-    """Reserves memory for that many permits and holdings. Raises ValueError if there cannot be as many."""
+    """Reserves memory for `records` permits and `holdings` holdings. Raises ValueError if that is too many."""
     permits.connections = connections
     permits.holdings_max = holdings
     region_reserve(region, b"permits", sizeof(PermitsState), <void**>&permits.state)
@@ -95,7 +96,7 @@ cdef inline int permits_reserve(
 
 
 cdef inline void permits_begin(Permits* permits, const uint64_t* key, const Chains* chains) noexcept nogil:
-    """To be called once, when the region is mapped."""
+    """Called once, after the region is mapped."""
     table_begin(&permits.table, key, chains)
     permits.state.holdings.capacity = permits.holdings_max
     permits.state.holdings_per_connection = permits.holdings_max
@@ -109,9 +110,9 @@ cdef inline Permit* permit_at(const Permits* permits, uint32_t number) noexcept 
 # ---- ledger --------------------------------------------------------------------------------------------------------
 
 cdef inline uint32_t ledger_tag(uint32_t connection, uint32_t tag) noexcept nogil:
-    """Of a holding, from the name's tag: known before the record is, so that both lines are fetched at once.
+    """Returns the tag of a holding. It needs the name's tag but not the record, so both lines are prefetched at once.
 
-    Multiplication by an odd number permutes the tags, which are keyed; the connection shifts that permutation.
+    Multiplication by an odd number permutes the tags, which are keyed hashes; the connection shifts the permutation.
     """
     return <uint32_t>(((<uint64_t>tag << 32 | connection) * <uint64_t>0x9e3779b97f4a7c15) >> 32)
 
@@ -119,7 +120,7 @@ cdef inline uint32_t ledger_tag(uint32_t connection, uint32_t tag) noexcept nogi
 cdef inline uint32_t ledger_find(
     const Permits* permits, uint32_t connection, uint32_t record, uint32_t tag
 ) noexcept nogil:
-    """The holding of that connection on that record, or 0."""
+    """Returns the connection's holding of a permit, or 0."""
     cdef const Index* index = &permits.ledger
     cdef uint32_t own = ledger_tag(connection, tag)
     cdef uint32_t slot = index_home(index, own)
@@ -147,7 +148,7 @@ cdef inline bint ledger_is_full(const Permits* permits, uint32_t connection) noe
 cdef inline void ledger_add(
     Permits* permits, uint32_t connection, uint32_t number, uint32_t amount, uint32_t since_tenths
 ) noexcept nogil:
-    """Enters a holding; the caller has asked `ledger_is_full`."""
+    """Adds a holding. The caller has checked `ledger_is_full`."""
     cdef Permit* permit = permit_at(permits, number)
     cdef Holder* holder = permits.holders + connection
     cdef uint32_t entry = pool_take(&permits.state.holdings, &permits.holdings.next_of_connection, sizeof(Holding))
@@ -195,12 +196,12 @@ cdef inline void ledger_remove(Permits* permits, uint32_t entry) noexcept nogil:
     pool_put(&permits.state.holdings, &permits.holdings.next_of_connection, sizeof(Holding), entry)
 
 
-# ---- permits that are there as long as somebody holds any of them --------------------------------------------------
+# ---- permits that exist as long as somebody holds any of them ------------------------------------------------------
 
 cdef inline uint32_t permit_hold(
     Permits* permits, uint32_t connection, uint32_t tag, const uint8_t* name, uint32_t size, uint32_t since_tenths
 ) noexcept nogil:
-    """Has the connection hold one more of the permit of that name, which is made if need be.
+    """Makes the connection hold one more of the named permit. Creates the permit if it does not exist.
 
     Returns the holding, or 0 if there is no room for it.
     """
@@ -225,7 +226,7 @@ cdef inline uint32_t permit_hold(
 
 
 cdef inline void permit_drop(Permits* permits, uint32_t entry) noexcept nogil:
-    """Ends a holding; the permit is gone with its last one."""
+    """Ends a holding. The permit ends with its last holding."""
     cdef uint32_t number = permits.holdings[entry].record
     cdef Permit* permit = permit_at(permits, number)
     permit.consumption -= permits.holdings[entry].amount
@@ -237,7 +238,7 @@ cdef inline void permit_drop(Permits* permits, uint32_t entry) noexcept nogil:
 cdef inline uint32_t permit_consumption(
     const Permits* permits, uint32_t tag, const uint8_t* name, uint32_t size
 ) noexcept nogil:
-    """How much is held of the permit of that name; 0 if there is none."""
+    """Returns how much is held of the named permit; 0 if it does not exist."""
     cdef uint32_t number = table_find(&permits.table, tag, name, size)
     return permit_at(permits, number).consumption if number else 0
 
@@ -245,7 +246,10 @@ cdef inline uint32_t permit_consumption(
 # ---- give-back -----------------------------------------------------------------------------------------------------
 
 cdef inline bint permits_leave(Permits* permits, uint32_t connection) noexcept nogil:
-    """Queues what the connection holds to be given back, after which its number is put back. It can do nothing more."""
+    """Queues an ended connection's holdings to be given back. Its number is put back after the last one.
+
+    Returns False if it has no holdings; then its number is put back at once.
+    """
     cdef PermitsState* state = permits.state
     cdef Holder* holder = permits.holders + connection
     if holder.holdings == 0:
@@ -262,7 +266,7 @@ cdef inline bint permits_leave(Permits* permits, uint32_t connection) noexcept n
 
 
 cdef inline uint32_t permits_next_left(Permits* permits) noexcept nogil:
-    """A holding of the connection that left first, for the caller to end; or 0 if nothing is left of any."""
+    """Returns a holding of the first connection in the queue, for the caller to end; 0 if none remain."""
     cdef PermitsState* state = permits.state
     cdef uint32_t connection = state.leaving_first
     while connection and permits.holders[connection].first == 0:
@@ -279,7 +283,7 @@ cdef inline uint32_t permits_next_left(Permits* permits) noexcept nogil:
 
 
 cdef inline int permits_give_back(Permits* permits, int steps) noexcept nogil:
-    """Ends holdings of connections that left, the oldest leaving first; returns the steps that remain."""
+    """Ends holdings of ended connections, in the order in which these ended. Returns the steps that remain."""
     cdef uint32_t entry
     while steps > 0:
         entry = permits_next_left(permits)
@@ -290,10 +294,10 @@ cdef inline int permits_give_back(Permits* permits, int steps) noexcept nogil:
     return steps
 
 
-# ---- walks along the holders of a permit, which others' turns interrupt --------------------------------------------
+# ---- walks along the holders of a permit, between whose steps other requests are served ----------------------------
 
 cdef inline uint64_t walk_begin(Permits* permits, uint32_t number) noexcept nogil:
-    """Puts the cursor before the first holder; returns the walk's ticket: the cursor is that of the last one begun."""
+    """Sets the cursor to the first holder. Returns the walk's ticket; a later walk takes the cursor over."""
     permits.state.cursor = permit_at(permits, number).holders if number else 0
     permits.state.walks += 1
     return permits.state.walks

@@ -1,14 +1,14 @@
-# Pools of numbered cells: handed out in order and reused from a free list.
+# Pools of numbered cells, handed out in order and reused from a free list.
 #
-# Floor 1, header only. A cell is addressed by its number, from 1; 0 means none, so zeroed memory is an empty pool of
-# no capacity. A cell never moves while it is in use.
+# Floor 1, header only. Cells are numbered from 1; 0 means none, so zeroed memory is an empty pool without capacity. A
+# cell never moves while it is in use.
 
 from libc.stdint cimport uint8_t, uint32_t
 
 
 cdef struct Pool:           # in the region
     uint32_t capacity
-    uint32_t fresh          # cells ever handed out; those above were never touched
+    uint32_t fresh          # cells ever handed out; the memory of higher ones was never touched
     uint32_t free           # first free cell
     uint32_t used
 
@@ -18,7 +18,7 @@ cdef inline uint32_t pool_left(const Pool* pool) noexcept nogil:
 
 
 cdef inline uint32_t pool_take(Pool* pool, const void* links, size_t cell_size) noexcept nogil:
-    """A free cell, or 0. links: the field of cell 0 that links free cells; each other cell has it at the same place."""
+    """Returns a free cell, or 0. links: the field of cell 0 that links free cells, at the same offset in each cell."""
     cdef uint32_t number = pool.free
     if number:
         pool.free = (<const uint32_t*>(<const uint8_t*>links + number * cell_size))[0]

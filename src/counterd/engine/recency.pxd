@@ -1,8 +1,8 @@
-# Records in the order of their last use: a list through all of them, whose oldest can be taken at any time.
+# A list of records in the order of their last use.
 #
 # Floor 1, header only. The links are embedded in records and addressed by number.
 #
-# Invariant: the list goes through every record that was entered and not taken out, once, and comes back the same way.
+# Invariant: the list contains each record that entered and did not leave, once, in the same order in both directions.
 
 from libc.stdint cimport uint8_t, uint32_t
 
@@ -10,8 +10,8 @@ from counterd.engine.debug cimport debug_check
 from counterd.engine.region cimport Region, region_reserve
 
 
-cdef struct Links:          # in each record at the same place
-    uint32_t newer          # 0 = none is
+cdef struct Links:          # at the same offset in each record
+    uint32_t newer          # 0 = it is the newest
     uint32_t older
 
 
@@ -32,7 +32,7 @@ cdef inline int recency_reserve(Recency* recency, Region* region, const char* na
 
 
 cdef inline void recency_begin(Recency* recency, void* first, size_t stride) noexcept nogil:
-    """To be called once, when the region is mapped. first: the links of record 0; stride: bytes to the next."""
+    """Called once, after the region is mapped. first: the links of record 0; stride: bytes to the next."""
     recency.base = <uint8_t*>first
     recency.stride = stride
 
@@ -43,7 +43,7 @@ cdef inline Links* links_at(const Recency* recency, uint32_t number) noexcept no
 
 
 cdef inline void recency_enter(Recency* recency, uint32_t number) noexcept nogil:
-    """A record that is not in the list is the newest."""
+    """Adds a record that is not in the list, as the newest."""
     cdef RecencyState* state = recency.state
     cdef Links* links = links_at(recency, number)
     links.newer = 0
@@ -69,7 +69,7 @@ cdef inline void recency_leave(Recency* recency, uint32_t number) noexcept nogil
 
 
 cdef inline void recency_touch(Recency* recency, uint32_t number) noexcept nogil:
-    """It was used just now."""
+    """Makes a record in the list the newest."""
     if recency.state.newest != number:
         recency_leave(recency, number)
         recency_enter(recency, number)

@@ -1,10 +1,10 @@
-# The region: one mapping that holds everything a store's parts share, laid out by a list of reservations.
+# The region: one mapping with the data of all parts of a store, laid out by a list of reservations.
 #
-# Floor 1, header only. A part reserves what it needs once, by name and size, and says where it wants the address; the
-# same list counts the bytes and maps them. Pages are zeroed and cost memory from their first use on. Nothing in the
-# region is a pointer.
+# Floor 1, header only. A part reserves each block once, by name and size, with a pointer to where the address is
+# stored. The same list sizes the mapping and places the blocks. Pages are zeroed, and cost memory from their first use
+# on. The region contains no pointers.
 #
-# What is larger than PACKED_MAX begins at a page; the rest is packed into cache lines, at the front.
+# Blocks larger than PACKED_MAX begin at a page. The others are packed into cache lines at the front.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from posix.mman cimport (
@@ -14,18 +14,18 @@ from posix.mman cimport (
 from counterd.engine.debug cimport COUNTERD_DEBUG_BUILD
 
 cdef enum:
-    LAYOUT_VERSION = 1      # to be raised whenever a structure in the region, or the order of reservations, changes
+    LAYOUT_VERSION = 1      # raise it with each change of a structure in the region or of the order of reservations
     RESERVATIONS_MAX = 64
     PACKED_MAX = 1024       # bytes
     LINE = 64
     PAGE = 4096
-    CLOSED_FIRST = 64       # calls
+    CLOSED_FIRST = 64       # calls; see region_close()
     CLOSED_EVERY = 16
 
 
 cdef struct Reservation:
     size_t size             # bytes
-    void** view             # where the address belongs once the region is mapped
+    void** view             # region_map() stores the address here
 
 
 cdef struct Header:         # at the beginning of every region
@@ -36,15 +36,15 @@ cdef struct Header:         # at the beginning of every region
 cdef struct Region:         # this process's view
     uint8_t* memory         # NULL until it is mapped
     size_t size             # bytes
-    size_t front            # bytes of it that are packed
-    bint closed             # of a debug build: nobody may touch the front
-    uint64_t calls          # of a debug build: so many have ended
+    size_t front            # bytes of the packed front
+    bint closed             # debug build: access to the front is a fault
+    uint64_t calls          # debug build: calls that have ended
     int count
     Reservation[RESERVATIONS_MAX] reservations
 
 
 cdef inline int region_reserve(Region* region, const char* name, size_t size, void** view) except -1:
-    """Reserves memory, whose address *view has once the region is mapped. Raises ValueError if there are too many."""
+    """Reserves `size` bytes. region_map() stores their address in *view. Raises ValueError if there are too many."""
     if region.count == RESERVATIONS_MAX or region.memory != NULL:
         raise ValueError(f"no more than {RESERVATIONS_MAX} reservations, before the region is mapped: {name.decode()}")
     region.reservations[region.count] = Reservation(size, view)
@@ -57,8 +57,8 @@ cdef inline size_t round_up(size_t size, size_t unit) noexcept:
 
 
 cdef inline int region_map(Region* region) except -1:
-    """Maps what was reserved, and tells each part where its memory is."""
-    cdef size_t[2] starts = [0, 0]      # of what is packed, and of what begins at a page
+    """Maps the reserved memory and stores the addresses. Raises MemoryError if it cannot be mapped."""
+    cdef size_t[2] starts = [0, 0]      # of packed blocks, and of blocks that begin at a page
     cdef size_t size, total = 0
     cdef bint is_large
     cdef int i
@@ -85,9 +85,10 @@ cdef inline int region_map(Region* region) except -1:
 
 
 cdef inline void region_close(Region* region) noexcept:
-    """A call has ended. In a debug build nobody may touch the front of the region, with the states of all parts, until
-    the next begins: a method that has begun none ends the process. As that costs more than most calls, it is done
-    after the first CLOSED_FIRST, and then after one in CLOSED_EVERY.
+    """Ends a call. In a debug build it then protects the front of the region, with the states of all parts.
+
+    Code that touches the front outside a call then ends the process. Protecting costs more than most calls, so it is
+    done after the first CLOSED_FIRST calls and then after one in CLOSED_EVERY.
     """
     if COUNTERD_DEBUG_BUILD:
         region.calls += 1
@@ -97,7 +98,7 @@ cdef inline void region_close(Region* region) noexcept:
 
 
 cdef inline void region_open(Region* region) noexcept:
-    """A call begins."""
+    """Begins a call."""
     if COUNTERD_DEBUG_BUILD and region.closed:
         mprotect(region.memory, region.front, PROT_READ | PROT_WRITE)
         region.closed = False

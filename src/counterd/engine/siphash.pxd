@@ -1,6 +1,6 @@
-# SipHash-1-3: the keyed hash of names that clients choose, so that nobody can aim many names at one slot.
+# SipHash-1-3: the keyed hash of names that clients choose. The key prevents attacks with many names for one slot.
 #
-# Floor 0, header only. Checked against the reference implementation's published vectors in tests/unit/test_siphash.py.
+# Floor 0, header only. tests/unit/engine/test_siphash.py checks it with the reference implementation's vectors.
 
 from libc.stdint cimport uint8_t, uint64_t
 
@@ -32,7 +32,7 @@ cdef inline void sip_round(SipState* s) noexcept nogil:
 
 
 cdef inline uint64_t siphash13(const uint64_t* key, const uint8_t* data, size_t size) noexcept nogil:
-    """The 64-bit hash of `size` bytes under a key of two 64-bit words."""
+    """Returns the 64-bit hash of `size` bytes. key: two 64-bit words."""
     cdef SipState s
     cdef uint64_t word
     cdef size_t position = 0

@@ -1,11 +1,11 @@
-# Named records in the region: the open-addressed index, names, and records of one size.
+# Named records in the region: an open-addressed index, names, and records of a fixed size.
 #
-# Floor 1, header only. Records are cells of a pool; a name that is too long for its record has its rest in a chain.
-# Nothing in the region is a pointer, so zeroed pages are an empty table. A Table is this process's view of one.
+# Floor 1, header only. Records are cells of a pool. If a name is too long for its record, the rest is in a chain of
+# blocks. The region contains no pointers, so zeroed pages are an empty table. A Table is a process's view of a table.
 #
 # Invariants:
-# - an index has at least two slots for each entry, so a probe always ends; loops are bounded by the slot count anyway;
-# - a probe goes from slot to slot by an odd step, so it comes by all of them;
+# - an index has at least two slots for each entry, so a probe always ends; loops are also bounded by the slot count;
+# - a probe moves by an odd step, so it visits every slot;
 # - a record is in use (RECORD_USED) or on the free list; it never moves while it is in use.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -23,36 +23,36 @@ from counterd.engine.siphash cimport siphash13
 
 cdef enum:
     INDEX_BITS_MAX = 31     # a slot number is the top bits of a 32-bit tag; one bit is left to tell names apart
-    RECORD_USED = 0x80      # of Record.flags; the others are their owner's
+    RECORD_USED = 0x80      # in Record.flags; the other bits belong to the table's owner
     RECORD_HEAD = 8         # bytes of a Record before its name
-    CHAIN_SIZE = 8          # bytes of a Chain, at the end of the place for the name
+    CHAIN_SIZE = 8          # bytes of a Chain, in the last bytes of the field for the name
 
 
 cdef struct IndexEntry:
     uint32_t tag            # its top bits are the home slot
-    uint32_t number         # what it stands for; 0 = empty slot
+    uint32_t number         # of the record or holding; 0 = empty slot
 
 
 cdef struct IndexState:     # in the mapping
     uint32_t used
     uint32_t displaced      # entries that are not in their home slot
-    uint32_t longest        # longest probe that an insertion ever needed
+    uint32_t longest        # most steps that an insertion ever took
 
 
 cdef struct Index:          # this process's view
     IndexEntry* entries
     IndexState* state
     uint32_t mask
-    uint32_t step           # from a slot to the next of a probe
-    uint32_t inverse        # of the step: slots apart, times this, are steps apart
+    uint32_t step           # slots from one to the next in a probe
+    uint32_t inverse        # of the step: a distance in slots times this is a distance in steps
     int shift
 
 
-cdef struct Record:         # what the table needs; name_inline bytes of the name follow, then its owner's fields
+cdef struct Record:         # the head of each record; name_inline bytes of the name follow, then the owner's fields
     uint32_t tag
     uint16_t name_size
     uint8_t flags
-    uint8_t note            # its owner's
+    uint8_t note            # belongs to the table's owner
 
 
 cdef struct Table:          # this process's view
@@ -60,10 +60,10 @@ cdef struct Table:          # this process's view
     const uint64_t* key     # of SipHash
     uint8_t* records
     Pool* pool              # of the records
-    Chains chains           # of names that are longer than name_inline, and of whatever else its owner has there
+    Chains chains           # of names longer than name_inline; shared with other parts of the store
     uint32_t capacity       # records
     uint32_t record_size
-    uint32_t name_inline    # a longer name has so many bytes less CHAIN_SIZE in its record, and the chain of the rest
+    uint32_t name_inline    # of a longer name, a record has name_inline - CHAIN_SIZE bytes and the chain of the rest
 
 
 # ---- index ---------------------------------------------------------------------------------------------------------
@@ -71,9 +71,9 @@ cdef struct Table:          # this process's view
 cdef inline int index_reserve(
     Index* index, Region* region, const char* name, uint32_t capacity, uint32_t step=1
 ) except -1:
-    """Reserves memory for an index of that many entries: at least two slots for each, at least two, a power of two.
+    """Reserves memory for an index of `capacity` entries: the next power of two from 2 * capacity, at least 2 slots.
 
-    step: odd; other than 1 if tags are such that neighbours among the slots are taken by turns.
+    step: odd; not 1 if the tags fill neighbouring slots one after the other. Raises ValueError for too many entries.
     """
     cdef int bits = 1, _digits
     while (<uint64_t>1 << bits) < 2 * <uint64_t>capacity:
@@ -83,7 +83,7 @@ cdef inline int index_reserve(
     index.mask = <uint32_t>((<uint64_t>1 << bits) - 1)
     index.shift = 32 - bits
     index.step = index.inverse = step
-    for _digits in range(4):    # Newton's method: 3 digits are right at first, then 6, 12, 24, 48
+    for _digits in range(4):    # Newton's method: 3 bits are right at first, then 6, 12, 24, 48
         index.inverse *= 2 - step * index.inverse
     region_reserve(region, name, sizeof(IndexState), <void**>&index.state)
     region_reserve(region, name, sizeof(IndexEntry) << bits, <void**>&index.entries)
@@ -95,14 +95,14 @@ cdef inline uint32_t index_home(const Index* index, uint32_t tag) noexcept nogil
 
 
 cdef inline void index_prefetch(const Index* index, uint32_t tag) noexcept nogil:
-    """The line of the home slot, and the next if the slot behind is there: removals always look at that one."""
+    """Prefetches the cache lines of the home slot and of the next slot in the probe, which a removal always reads."""
     cdef uint32_t home = index_home(index, tag)
     prefetch(index.entries + home)
     prefetch(index.entries + ((home + index.step) & index.mask))
 
 
 cdef inline uint32_t index_peek(const Index* index, uint32_t tag) noexcept nogil:
-    """The first number under that tag, or 0. A guess for prefetching: tags of different names can be equal."""
+    """Returns the first number with this tag, or 0. A guess for prefetching: different names can have equal tags."""
     cdef uint32_t slot = index_home(index, tag)
     cdef uint32_t _step
     for _step in range(index.mask + 1):
@@ -131,7 +131,7 @@ cdef inline void index_insert(Index* index, uint32_t tag, uint32_t number) noexc
 
 
 cdef inline void index_remove(Index* index, uint32_t tag, uint32_t number) noexcept nogil:
-    """Takes an entry out and moves those behind it one hole back, so that no tombstone is ever needed."""
+    """Removes an entry and moves later entries of the probe back into the hole, so that no tombstones are needed."""
     cdef uint32_t hole = index_home(index, tag)
     cdef uint32_t slot, home, _step
     for _step in range(index.mask + 1):
@@ -148,7 +148,7 @@ cdef inline void index_remove(Index* index, uint32_t tag, uint32_t number) noexc
             break
         home = index_home(index, index.entries[slot].tag)
         if (((slot - home) * index.inverse) & index.mask) < (((slot - hole) * index.inverse) & index.mask):
-            continue  # its home lies behind the hole: there it would not be found
+            continue  # its home is after the hole, so it would not be found in the hole
         if hole == home:
             index.state.displaced -= 1
         index.entries[hole] = index.entries[slot]
@@ -169,12 +169,12 @@ cdef inline uint8_t* record_name(Record* record) noexcept nogil:
 
 
 cdef inline Chain* name_chain(const Table* table, Record* record) noexcept nogil:
-    """The rest of a name that is longer than name_inline. Free records are linked through its first block's number."""
+    """Returns the chain for the rest of a long name. In a free record, chain.first links the free list."""
     return <Chain*>(record_name(record) + table.name_inline - CHAIN_SIZE)
 
 
 cdef inline uint32_t name_prefix(const Table* table, uint32_t size) noexcept nogil:
-    """How many bytes of a name are in its record."""
+    """Returns how many bytes of a name are in its record."""
     return size if size <= table.name_inline else table.name_inline - CHAIN_SIZE
 
 
@@ -212,7 +212,7 @@ cdef inline bytes name_bytes(const Table* table, Record* record):
 cdef inline int table_reserve(
     Table* table, Region* region, const char* name, uint32_t capacity, size_t record_size, uint32_t name_inline
 ) except -1:
-    """Reserves memory for a table of that many records of that size, of which name_inline bytes are the name's."""
+    """Reserves memory for a table. record_size: bytes, of which name_inline are for the name."""
     table.capacity = capacity
     table.record_size = <uint32_t>record_size
     table.name_inline = name_inline
@@ -223,7 +223,7 @@ cdef inline int table_reserve(
 
 
 cdef inline void table_begin(Table* table, const uint64_t* key, const Chains* chains) noexcept nogil:
-    """To be called once, when the region is mapped. key: of SipHash; chains: for the rest of long names."""
+    """Called once, after the region is mapped. key: of SipHash; chains: for the rest of long names."""
     table.key = key
     table.chains = chains[0]
     table.pool.capacity = table.capacity
@@ -235,7 +235,7 @@ cdef inline Record* record_at(const Table* table, uint32_t number) noexcept nogi
 
 
 cdef inline uint32_t table_find(const Table* table, uint32_t tag, const uint8_t* name, uint32_t size) noexcept nogil:
-    """The record of that name, or 0."""
+    """Returns the number of the record with this name, or 0."""
     cdef const Index* index = &table.index
     cdef uint32_t slot = index_home(index, tag)
     cdef uint32_t _step
@@ -250,7 +250,10 @@ cdef inline uint32_t table_find(const Table* table, uint32_t tag, const uint8_t*
 
 
 cdef inline uint32_t table_insert(Table* table, uint32_t tag, const uint8_t* name, uint32_t size) noexcept nogil:
-    """A record for a new name, its owner's fields as they are; the caller has seen that record and blocks are left."""
+    """Inserts a record for a new name, and leaves the owner's fields as they are. Returns its number.
+
+    The caller has checked that a record and enough blocks are free.
+    """
     cdef uint32_t number = pool_take(
         table.pool, &name_chain(table, <Record*>table.records).first, table.record_size
     )
@@ -268,7 +271,7 @@ cdef inline uint32_t table_insert(Table* table, uint32_t tag, const uint8_t* nam
 
 
 cdef inline void table_remove(Table* table, uint32_t number) noexcept nogil:
-    """Gives a record and its name's blocks to the next name."""
+    """Frees a record and the blocks of its name."""
     cdef Record* record = record_at(table, number)
     index_remove(&table.index, record.tag, number)
     if record.name_size > table.name_inline:

@@ -1,7 +1,6 @@
-# Walks for people, a slice at a time: the records of a table that rank highest among those that match, and what one
-# connection holds.
+# Walks for people, in slices: the highest-ranking matching records of a table, and the holdings of a connection.
 #
-# Floor 1. What they do is in walk.pyx; a room says what a record ranks and what its row is, and where its permits are.
+# Floor 1. See walk.pyx. A protocol defines the rank and the row of a record, and where its permits are.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -10,26 +9,26 @@ from counterd.engine.permits cimport Permits
 from counterd.engine.table cimport Record, Table
 
 cdef enum:
-    BLOCK_WORK = 10         # what a line of memory from anywhere counts, a block for example
+    BLOCK_WORK = 10         # work of reading a cache line from anywhere, such as a block
 
 
 cdef struct Ranked:
     uint64_t rank
-    uint32_t number         # of the record; of two that rank the same, the lower one goes first
+    uint32_t number         # of the record; between equal ranks, the lower number comes first
 
 
 cdef class RankedWalk:
-    cdef Store store        # whose memory the table is in
+    cdef Store store        # keeps the table's memory alive
     cdef const Table* table
-    cdef bytes needle       # what is looked for in names
-    cdef Ranked* best       # a heap of `size`, the lowest at its top; highest first once `is_sorted`
+    cdef bytes needle       # bytes to find in names
+    cdef Ranked* best       # a heap of `size`, the lowest at its top; sorted, highest first, once `is_sorted`
     cdef uint32_t capacity
     cdef uint32_t size
-    cdef uint8_t* name      # room for one that is in blocks
+    cdef uint8_t* name      # a buffer for a name that is in blocks
     cdef uint32_t position  # the next record
-    cdef uint32_t taken     # of the best, how many have become rows
-    cdef int64_t names_left  # bytes that names of rows may still have
-    cdef int64_t work       # that remains of this step
+    cdef uint32_t taken     # entries of `best` that take() has handled
+    cdef int64_t names_left  # bytes that the names of further rows may have
+    cdef int64_t work       # that remains in this step
     cdef bint is_sorted
     cdef readonly uint64_t total
     cdef list found         # (0 for the highest rank, record, row)
@@ -47,9 +46,9 @@ cdef class HoldingsWalk:
     cdef const Permits* permits  # of the store
     cdef uint32_t connection
     cdef uint32_t limit     # rows
-    cdef int64_t names_left  # bytes that names of rows may still have
+    cdef int64_t names_left  # bytes that the names of further rows may have
     cdef readonly uint64_t total
-    cdef list entries       # holdings that are to become rows, the next one last; None before the first step
+    cdef list entries       # holdings that will become rows, the next one last; None before the first step
     cdef list found
 
     cdef int note(self) except -1

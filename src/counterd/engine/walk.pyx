@@ -1,12 +1,11 @@
-"""Walks for people, a slice at a time: the records of a table that rank highest among those that match, and what one
-connection holds.
+"""Walks for people, in slices: the highest-ranking matching records of a table, and the holdings of a connection.
 
-Floor 1. Sans-I/O, without a clock: a slice is so much work, counted, as a long name is worth a thousand short ones.
+Floor 1. Sans-I/O, without a clock. A slice is an amount of counted work, not a number of records, because a long name
+costs as much as a thousand short ones.
 
-Between two slices records come, go and change. So a record's number is all that the heap keeps, besides what it ranked
-when the walk passed it; whatever becomes a row is asked once more whether it is there, whether it matches and what it
-ranks, and its name and numbers are read at that one moment. What is there throughout, and ranks high enough
-throughout, is a row exactly once.
+Records come, go and change between two slices. So the heap keeps only a record's number and its rank when the walk
+passed it. Before a record becomes a row, the walk checks again that it exists and matches, and reads its rank, name and
+numbers at that moment. A record that exists throughout, and ranks high enough throughout, is a row exactly once.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -27,14 +26,14 @@ cdef extern from *:
 
 cdef enum:
     NAME_MAX = 65535
-    # Work is counted in units of some 8 ns. A step begins nothing when it has used up STEP_WORK, 0.1 ms; what it then
-    # ends is at most the search through one of the longest names, which takes as long again.
+    # Work is counted in units of some 8 ns. A step begins nothing new after STEP_WORK, 0.1 ms. The search through one
+    # of the longest names, begun before, can take as long again.
     STEP_WORK = 12288
     MATCH_WORK = 3
-    HEAP_WORK = 8           # of entering the heap; and of each of its entries, when it is sorted
-    BYTES_SHIFT = 3         # eight bytes of a name that is searched or copied
+    HEAP_WORK = 8           # of entering the heap, and of sorting each of its entries
+    BYTES_SHIFT = 3         # searching or copying eight bytes of a name is one unit
     ROW_WORK = 40
-    NAMES_MAX = 4194304     # bytes of the names of all rows: what is made of them is to be sent in one piece
+    NAMES_MAX = 4194304     # bytes of the names of all rows, because the answer is sent in one piece
 
 
 cdef inline bint is_below(const Ranked* one, const Ranked* other) noexcept nogil:
@@ -42,7 +41,7 @@ cdef inline bint is_below(const Ranked* one, const Ranked* other) noexcept nogil
 
 
 cdef void heap_push(Ranked* heap, uint32_t size, Ranked item) noexcept nogil:
-    """Into a heap of so many."""
+    """Adds an item to a heap of `size` items."""
     cdef uint32_t hole = size
     while hole and is_below(&item, &heap[(hole - 1) // 2]):
         heap[hole] = heap[(hole - 1) // 2]
@@ -51,7 +50,7 @@ cdef void heap_push(Ranked* heap, uint32_t size, Ranked item) noexcept nogil:
 
 
 cdef void heap_replace(Ranked* heap, uint32_t size, Ranked item) noexcept nogil:
-    """Puts it in the place of the lowest."""
+    """Replaces the lowest item."""
     cdef uint32_t hole = 0
     cdef uint32_t child = 1
     while child < size:
@@ -66,7 +65,7 @@ cdef void heap_replace(Ranked* heap, uint32_t size, Ranked item) noexcept nogil:
 
 
 cdef void heap_sort(Ranked* heap, uint32_t size) noexcept nogil:
-    """Highest first."""
+    """Sorts the items, highest first."""
     cdef Ranked lowest
     while size > 1:
         size -= 1
@@ -76,10 +75,10 @@ cdef void heap_sort(Ranked* heap, uint32_t size) noexcept nogil:
 
 
 cdef class RankedWalk:
-    """Of records that match, counts all and tells of the highest.
+    """Counts all matching records of a table and makes rows of the highest-ranking ones.
 
-    table: of the store, which is kept as long as the walk. needle: bytes that a name has to have in it, perhaps none.
-    limit: how many rows, from 1. There are fewer if their names take more than NAMES_MAX.
+    A subclass sets `table`, a table of the store. needle: bytes that a name has to contain, b"" for all names. limit:
+    how many rows, at least 1; there are fewer if their names exceed NAMES_MAX.
     """
 
     def __cinit__(self, Store store not None, bytes needle not None, uint32_t limit, *_):
@@ -101,15 +100,15 @@ cdef class RankedWalk:
         PyMem_RawFree(self.name)
 
     cdef bint rank(self, const Record* record, uint64_t* rank) noexcept:
-        """Whether a record, in use, is to be told of; then where it stands."""
+        """Returns False if a record, which is in use, is not to be listed. Else sets *rank."""
         return False
 
     cdef tuple row(self, bytes name, const Record* record):
-        """What is told of it."""
+        """Returns the row of a record."""
         return ()
 
     def step(self):
-        """Goes on for 250 us at most, a call of the store. True once the rows are there."""
+        """Continues for 250 us at most, in a call of the store. Returns True when the rows are ready."""
         with self.store:
             return self.go_on()
 
@@ -165,7 +164,7 @@ cdef class RankedWalk:
         self.work -= HEAP_WORK
 
     cdef int take(self, uint32_t number) except -1:
-        """Makes a row of one of the best, if it is still there."""
+        """Makes a row of a record in `best`, if it still exists and matches."""
         cdef Record* record = record_at(self.table, number)
         cdef uint64_t rank
         debug_check(self.is_sorted)
@@ -182,19 +181,18 @@ cdef class RankedWalk:
         return 0
 
     def rows(self):
-        """The rows, highest rank first, as they were when they were taken. Of use once step() has returned True."""
+        """Returns the rows, highest rank first, each as it was when it was read. Call it after step() returned True."""
         self.found.sort()
         return [row for _, _, row in self.found]
 
 
 cdef class HoldingsWalk:
-    """What a connection holds of permits, the latest first: (name, amount, since). Counts all, and tells of `limit`.
+    """Counts the holdings of a connection and lists the latest `limit`: (name, amount, since), the latest first.
 
-    connection: the engine's number. A subclass sets `permits`. There are fewer rows if their names take more than
-    NAMES_MAX.
+    connection: the engine's number. A subclass sets `permits`. There are fewer rows if their names exceed NAMES_MAX.
 
-    The first step notes the holdings, by number. A holding keeps its number, so one that is there throughout is a row
-    exactly once; a number that was given to another holding of the same connection meanwhile is a row of that one.
+    The first step notes the numbers of the holdings. A holding keeps its number, so one that exists throughout is a row
+    exactly once. If a number was reused for another holding of the same connection meanwhile, the row shows that one.
     """
 
     def __cinit__(self, Store store not None, uint32_t connection, uint32_t limit):
@@ -207,7 +205,7 @@ cdef class HoldingsWalk:
         self.found = []
 
     cpdef bint step(self) except -1:
-        """Goes on for 250 us at most. True once the rows are there."""
+        """Continues for 250 us at most. Returns True when the rows are ready."""
         with self.store:
             if self.entries is None:
                 self.note()
@@ -217,7 +215,7 @@ cdef class HoldingsWalk:
             return not self.entries
 
     cdef int note(self) except -1:
-        """At most `limit` holdings, each a cache line from anywhere: a thousand take 0.1 ms."""
+        """Notes at most `limit` holdings. Each is a cache line from anywhere: a thousand take 0.1 ms."""
         cdef uint32_t entry = self.permits.holders[self.connection].first
         self.entries = []
         while entry and <size_t>len(self.entries) < self.limit:
@@ -227,7 +225,7 @@ cdef class HoldingsWalk:
         return 0
 
     cdef int collect(self) except -1:
-        """Makes rows of those that the connection still has."""
+        """Makes rows of the noted holdings that the connection still has."""
         cdef int64_t work = STEP_WORK
         cdef const Holding* holding
         cdef Record* record
@@ -246,5 +244,5 @@ cdef class HoldingsWalk:
         return 0
 
     def rows(self):
-        """The rows, each as it was when it was taken. Of use once step() has returned True."""
+        """Returns the rows, each as it was when it was read. Call it after step() has returned True."""
         return self.found

@@ -1,28 +1,29 @@
-# A hierarchical timing wheel: when which record is due. Its nodes are embedded in records and addressed by number.
+# A hierarchical timing wheel, which finds the records that are due. Timers are embedded in records and addressed by
+# number.
 #
-# Floor 1, header only; no clock, no allocation. The moments are the caller's, in ns on a clock that does not run back.
-# A tick is 2^20 ns, and a record's is the first that begins at or after its due_ns: it is never taken early, and can be
-# taken at most a tick after. Eight levels of 64 slots have a place for each tick of an int64.
+# Floor 1, header only; no clock, no allocation. The caller passes times in ns on a clock that never goes back. A tick
+# is 2^20 ns. A record's tick is the first that begins at or after its due_ns, so a record is never taken early, and can
+# be taken at most one tick late. Eight levels of 64 slots have a place for each tick of an int64.
 #
-# A level's slot is 64 times as wide as one of the level below. A record is on the level of the highest digit (of six
-# bits) in which its tick differs from `elapsed`, in the slot which that digit numbers. So the slots of a level lie all
-# ahead of `elapsed` and before the next level's, and what is next is the lowest bit of the lowest level in use. When
-# `elapsed` comes to the beginning of a slot, it shares that digit with all that is in it, and they cascade: each goes
-# to a level below.
+# A slot is 64 times as wide as a slot of the level below. A record's level is that of the highest digit (of six bits)
+# in which its tick differs from `elapsed`; that digit is its slot. So all slots in use of a level are later than
+# `elapsed` and earlier than those of the next level, and the next slot is the lowest bit of the lowest level in use.
+# When `elapsed` reaches the beginning of a slot, the slot's records agree with it in that digit, and they cascade: each
+# moves to a lower level.
 #
-# A slot is not one list but eight, and what is taken from it comes from each in turn: a list can only be followed as
-# fast as memory answers, and eight are followed at a time.
+# A slot has eight lists (chains), and records are taken from each in turn. A single list can be followed only at the
+# speed of memory latency; with eight lists, eight cache misses overlap.
 #
-# What is armed for later than before stays where it is, and is put in its place when the slot's time comes: a lease is
-# extended many times for each time that it would have ended.
+# A record that is armed again for a later time stays where it is, and moves when its slot's time comes, because a lease
+# is extended many times before it ends.
 #
 # Invariants (`audit_timers` checks each):
-# - elapsed never passes the beginning of a slot in use, and only comes to it when nothing is due and nothing cascades;
-# - the slot of level 0 where `elapsed` is has everything that is due by then, but for what has yet to cascade;
+# - elapsed never passes the beginning of a slot in use, and reaches it only when nothing is due and nothing cascades;
+# - the slot of level 0 at `elapsed` contains every record that is due by then, except those that have yet to cascade;
 # - one slot of another level may be `cascading`: `elapsed` is at its beginning, and stays there until it is empty;
-# - every other slot in use begins after `elapsed`, and not after the tick of anything in it;
+# - every other slot in use begins after `elapsed`, and not after the tick of any record in it;
 # - a bit is set for each slot in use, and for no other;
-# - a timer that is not armed has prev 0; of one that is, prev is a number, or says which chain it is the first of.
+# - prev of a timer is 0 if it is not armed, else a record's number, or CHAIN_FIRST | the chain that it is the first of.
 
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 
@@ -31,31 +32,31 @@ from counterd.engine.region cimport Region, region_reserve
 
 cdef enum:
     TICK_SHIFT = 20         # ns to ticks: 1.05 ms
-    LEVEL_SHIFT = 6         # 64 slots a level, so that one word says which are in use
+    LEVEL_SHIFT = 6         # 64 slots in a level, so one word has a bit for each
     SLOT_MASK = 63
     LEVELS = 8              # of 6 bits, for ticks up to 2^(63 - 20)
     SLOTS = 512
-    CHAINS = 8              # lists a slot has, by the records' numbers, to be walked in turn
+    CHAINS = 8              # lists in a slot; a record is in list number % CHAINS
 
 cdef extern from *:
     """
     #define COUNTERD_CHAIN_FIRST 0x80000000u
     """
-    const uint32_t CHAIN_FIRST "COUNTERD_CHAIN_FIRST"   # in Timer.prev, before a chain; records' numbers are below
+    const uint32_t CHAIN_FIRST "COUNTERD_CHAIN_FIRST"   # marks a chain in Timer.prev; records' numbers are lower
     int trailing_zeros "__builtin_ctzll"(uint64_t value) noexcept nogil     # of 0 undefined
     int leading_zeros "__builtin_clzll"(uint64_t value) noexcept nogil      # of 0 undefined
 
 
-cdef struct Timer:          # 16 bytes, in each record at the same place. Zeroed memory is one that is not armed
+cdef struct Timer:          # 16 bytes, at the same offset in each record. Zeroed memory is a timer that is not armed
     int64_t due_ns
-    uint32_t next           # record in the same chain; 0 = the last
-    uint32_t prev           # or, of the first, CHAIN_FIRST | chain: taking one out needs no search
+    uint32_t next           # record in the same chain; 0 = this is the last
+    uint32_t prev           # record in the same chain; for the first, CHAIN_FIRST | chain, so removal needs no search
 
 
-cdef struct Wheel:          # in shared memory, plain numbers only. Zeroed memory is an empty one at tick 0
-    uint64_t elapsed        # tick up to which everything due is in its place to be taken
+cdef struct Wheel:          # in the region. Zeroed memory is an empty wheel at tick 0
+    uint64_t elapsed        # every record due by this tick is in the slot it is taken from, or cascading
     uint32_t armed
-    uint32_t cascading      # slot whose nodes are going down; 0 = none, for there is nothing below level 0
+    uint32_t cascading      # the slot whose records move down; 0 = none, because level 0 does not cascade
     uint64_t occupied[LEVELS]
     uint64_t turn           # chains that were looked at so far
     uint32_t heads[SLOTS * CHAINS]  # first record of each chain
@@ -73,9 +74,9 @@ cdef inline int timers_reserve(Timers* timers, Region* region, const char* name)
 
 
 cdef inline void timers_begin(Timers* timers, void* first, size_t stride, int64_t now_ns) noexcept nogil:
-    """To be called once, when the region is mapped. first: the timer of record 0; stride: bytes to the next.
+    """Called once, after the region is mapped. first: the timer of record 0; stride: bytes to the next.
 
-    The wheel starts at now_ns: one that started at 0 would have everything that is armed cascade down from there.
+    The wheel starts at now_ns. If it started at 0, the first timers would cascade from the highest levels.
     """
     timers.base = <uint8_t*>first
     timers.stride = stride
@@ -92,17 +93,17 @@ cdef inline bint timer_is_armed(const Timer* timer) noexcept nogil:
 
 
 cdef inline uint64_t tick_from_ns(int64_t due_ns) noexcept nogil:
-    """The first tick that begins at or after it."""
+    """Returns the first tick that begins at or after due_ns."""
     return 0 if due_ns <= 0 else <uint64_t>((due_ns - 1) >> TICK_SHIFT) + 1
 
 
 cdef inline int64_t tick_to_ns(uint64_t tick) noexcept nogil:
-    """When it begins. The last one begins at 2^63 ns, when no int64 can say so: what is due in it never is."""
+    """Returns when a tick begins. The last tick begins at 2^63 ns, beyond an int64, so its records are never due."""
     return INT64_MAX if tick > <uint64_t>INT64_MAX >> TICK_SHIFT else <int64_t>(tick << TICK_SHIFT)
 
 
 cdef inline uint32_t wheel_slot(const Wheel* wheel, uint64_t tick) noexcept nogil:
-    """Where it belongs: the level, then six bits for the slot of that level."""
+    """Returns the slot of a tick: its level, then six bits for the slot within the level."""
     cdef uint32_t level
     if tick <= wheel.elapsed:
         return wheel.elapsed & SLOT_MASK
@@ -112,13 +113,13 @@ cdef inline uint32_t wheel_slot(const Wheel* wheel, uint64_t tick) noexcept nogi
 
 
 cdef inline uint64_t wheel_start(const Wheel* wheel, uint32_t slot) noexcept nogil:
-    """The tick at which a slot begins: `elapsed` with that digit, above which they agree, and zeros below."""
+    """Returns the tick at which a slot begins: `elapsed` with the slot's digit, and zeros in the digits below."""
     cdef uint32_t shift = (slot >> LEVEL_SHIFT) * LEVEL_SHIFT
     return ((wheel.elapsed >> shift) & ~<uint64_t>SLOT_MASK | slot & SLOT_MASK) << shift
 
 
 cdef inline uint32_t wheel_next(const Wheel* wheel) noexcept nogil:
-    """The slot in use that begins first; something is in one, and nothing is due or cascades."""
+    """Returns the slot in use that begins first. There must be one, and nothing may be due or cascading."""
     cdef int level
     for level in range(LEVELS):
         if wheel.occupied[level]:
@@ -128,9 +129,9 @@ cdef inline uint32_t wheel_next(const Wheel* wheel) noexcept nogil:
 
 
 cdef inline bint wheel_advance(Wheel* wheel, uint64_t now) noexcept nogil:
-    """Moves on to the next slot that begins up to tick `now`, or, there being none, to `now`; whether there was one.
+    """Advances to the next slot in use if it begins by tick `now`, and returns True. Else advances to `now`.
 
-    Nothing is due or cascades. If the last time was later than `now`, it stays there.
+    Nothing may be due or cascading. `elapsed` never goes back.
     """
     cdef uint32_t slot
     cdef uint64_t start
@@ -152,7 +153,7 @@ cdef inline bint slot_is_used(const Wheel* wheel, uint32_t slot) noexcept nogil:
 
 
 cdef inline uint32_t slot_first(Wheel* wheel, uint32_t slot) noexcept nogil:
-    """A record of a slot in use, from the chain whose turn it is. The line of the one behind it is on its way since."""
+    """Returns a record of a slot in use, from the chain whose turn it is. Earlier turns have fetched its line."""
     cdef const uint32_t* heads = wheel.heads + slot * CHAINS
     cdef uint32_t number
     cdef int _chain
@@ -180,7 +181,7 @@ cdef inline void slot_push(Timers* timers, uint32_t slot, uint32_t number) noexc
 
 
 cdef inline void slot_remove(Timers* timers, Timer* timer) noexcept nogil:
-    """Takes it out of whatever slot it is in."""
+    """Removes an armed timer from its slot."""
     cdef Wheel* wheel = timers.wheel
     cdef uint32_t chain
     debug_check(timer_is_armed(timer))
@@ -197,7 +198,7 @@ cdef inline void slot_remove(Timers* timers, Timer* timer) noexcept nogil:
 
 
 cdef inline void slot_vacate(Wheel* wheel, uint32_t slot) noexcept nogil:
-    """One of its chains has become empty: if all are, it is not in use."""
+    """Called when a chain has become empty: clears the slot's bit if all its chains are empty."""
     cdef const uint32_t* heads = wheel.heads + slot * CHAINS
     cdef uint32_t some = 0
     cdef int chain
@@ -208,11 +209,11 @@ cdef inline void slot_vacate(Wheel* wheel, uint32_t slot) noexcept nogil:
 
 
 cdef inline void timers_arm(Timers* timers, uint32_t number, int64_t due_ns) noexcept nogil:
-    """The record will be due then, instead of when it was before. What is due already can be taken at once."""
+    """Makes the record due at due_ns, in place of an earlier time. A record with a past due_ns can be taken at once."""
     cdef Wheel* wheel = timers.wheel
     cdef Timer* timer = timer_at(timers, number)
     if timer_is_armed(timer):
-        if due_ns >= timer.due_ns:  # it moves on when it is come across; no neighbour is touched until then
+        if due_ns >= timer.due_ns:  # it moves when its slot's time comes; until then no neighbour is touched
             timer.due_ns = due_ns
             return
         slot_remove(timers, timer)
@@ -223,7 +224,7 @@ cdef inline void timers_arm(Timers* timers, uint32_t number, int64_t due_ns) noe
 
 
 cdef inline void timers_disarm(Timers* timers, uint32_t number) noexcept nogil:
-    """Whether it is armed or not."""
+    """Disarms a record's timer if it is armed."""
     cdef Timer* timer = timer_at(timers, number)
     if timer_is_armed(timer):
         slot_remove(timers, timer)
@@ -231,9 +232,9 @@ cdef inline void timers_disarm(Timers* timers, uint32_t number) noexcept nogil:
 
 
 cdef inline int64_t timers_next_ns(const Timers* timers) noexcept nogil:
-    """The first moment at which take() has something to do, in the past perhaps; -1 if nothing is armed.
+    """Returns when timers_take() has work, perhaps in the past; -1 if nothing is armed.
 
-    It may find nothing due then, only slots that have to cascade, or what was extended.
+    It may then find no record that is due, only slots to cascade or records that were extended.
     """
     cdef const Wheel* wheel = timers.wheel
     if wheel.armed == 0:
@@ -244,10 +245,10 @@ cdef inline int64_t timers_next_ns(const Timers* timers) noexcept nogil:
 
 
 cdef inline uint32_t timers_take(Timers* timers, int64_t now_ns, int* steps) noexcept nogil:
-    """A record that is due, no longer armed; or 0: if steps are left then nothing is due, otherwise ask again.
+    """Disarms and returns a record that is due; or 0: nothing is due if *steps is not 0, otherwise call again.
 
-    A step is one record taken, or moved: down a level, or on if it was extended, so at most eight times for each arm.
-    In which order records that are due come is left open. A moment before one that was given earlier counts as that.
+    A step is one record taken or moved: down a level, or to a later slot if it was extended. A record moves at most
+    eight times for each arm. The order of due records is undefined. A now_ns before an earlier one counts as that one.
     """
     cdef Wheel* wheel = timers.wheel
     cdef uint64_t now = <uint64_t>now_ns >> TICK_SHIFT if now_ns > 0 else 0
@@ -267,7 +268,7 @@ cdef inline uint32_t timers_take(Timers* timers, int64_t now_ns, int* steps) noe
         timer = timer_at(timers, number)
         slot_remove(timers, timer)
         tick = tick_from_ns(timer.due_ns)
-        if tick <= wheel.elapsed or tick <= now:  # if this comes late, it need not go all the way down
+        if tick <= wheel.elapsed or tick <= now:  # if called late, the record need not cascade to level 0
             wheel.armed -= 1
             return number
         slot_push(timers, wheel_slot(wheel, tick), number)

@@ -1,1 +1,1 @@
-"""Floor 3: sockets. The only place on the way of a request that knows asyncio."""
+"""Floor 3: sockets. The only code in the path of a request that uses asyncio."""

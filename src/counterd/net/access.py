@@ -1,7 +1,7 @@
 """Who may connect: networks over TCP, users and groups over a Unix socket.
 
-Floor 3. Asked once for each connection, before anything else is done for it; names of users and groups are the caller's
-to look up.
+Floor 3. Checked once for each connection, before anything else. The caller converts names of users and groups to
+numbers.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @dataclass(frozen=True)
 class Access:
-    """Those who may connect. Empty networks let in every address; no users and no groups, every process.
+    """The peers that may connect. Without networks, every address may; without users and groups, every process.
 
-    users and groups are numbers. A process may connect if its user is named, or one of its groups is.
+    users and groups are numbers. A process may connect if its user or one of its groups is listed.
     """
 
     networks: tuple[Network, ...] = ()
     users: frozenset[int] = frozenset()
     groups: frozenset[int] = frozenset()
-    # By length of an address in bits and of the rest that does not count: however many networks, a few lookups.
+    # Network prefixes by (bits of an address, bits after the prefix), so any number of networks takes a few lookups.
     _prefixes: dict[tuple[int, int], set[int]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -37,14 +37,14 @@ class Access:
             self._prefixes.setdefault((network.max_prefixlen, rest), set()).add(number)
 
     def allows_address(self, address: bytes) -> bool:
-        """Whether an IP address of 4 or 16 bytes may connect."""
+        """Returns True if an IP address of 4 or 16 bytes may connect."""
         if not self.networks:
             return True
         bits, number = len(address) * 8, int.from_bytes(address, "big")
         return any(number >> rest in known for (length, rest), known in self._prefixes.items() if length == bits)
 
     def allows_process(self, uid: int, gids: Iterable[int]) -> bool:
-        """Whether a process with that user and those groups may connect."""
+        """Returns True if a process with this user and these groups may connect."""
         return not (self.users or self.groups) or uid in self.users or not self.groups.isdisjoint(gids)
 
 
@@ -52,5 +52,5 @@ EVERYONE = Access()
 
 
 def address_text(address: bytes) -> str:
-    """An IP address of 4 or 16 bytes as people write it."""
+    """Formats an IP address of 4 or 16 bytes."""
     return socket.inet_ntop(socket.AF_INET if len(address) == 4 else socket.AF_INET6, address)

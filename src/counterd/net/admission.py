@@ -1,7 +1,7 @@
-"""Whom the limits of a server let in: a decision, without a socket.
+"""Decides which connections the limits of a server admit, without using a socket.
 
-Floor 3. Asked once for each connection, before anything else is done for it; in one order, so that who is refused for
-several reasons is always told the same one.
+Floor 3. Called once for each connection, before anything else. The checks have a fixed order, so that a connection
+that violates several limits is always counted under the same cause.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ REJECTED = ("max_connections", "memory", "descriptors", "allow", "per_address")
 
 @dataclass(frozen=True)
 class Limits:
-    """What may change while the server runs. Timeouts are in seconds; 0 is no limit, except of max_connections.
+    """Limits that may change while the server runs. Timeouts are in seconds. 0 is no limit, except in max_connections.
 
-    max_per_address: connections of one IP address. requests_per_second: of one connection, which is read more slowly
-    then. idle_timeout: how long a connection may send nothing. handshake_timeout: for TLS, from being accepted on.
+    max_per_address: connections of one IP address.
+    requests_per_second: of one connection; a connection that exceeds it is read more slowly.
+    idle_timeout: how long a connection may send nothing.
+    handshake_timeout: how long a TLS handshake may take after the connection was accepted.
     """
 
     max_connections: int
@@ -36,7 +38,7 @@ class Limits:
 
     @property
     def is_open(self) -> bool:
-        """Whether everybody is let in as long as there is room."""
+        """True if only max_connections restricts who may connect."""
         return self.access == EVERYONE and not self.max_per_address
 
 
@@ -47,10 +49,11 @@ def refusal(
     count: int,
     of_address: int,
 ) -> tuple[str, str] | None:
-    """Why one more connection is not let in: a cause and a sentence; or None.
+    """Returns the cause and a sentence if a new connection is refused, else None.
 
-    address: of its peer, None on a Unix socket. process: gives the number, user and groups of a peer there. count: how
-    many connections there are; of_address: how many of them have that address.
+    address: the peer's, None on a Unix socket.
+    process: returns the pid, user and groups of a peer on a Unix socket.
+    count: open connections; of_address: how many of them have this address.
     """
     access = limits.access
     if address is None:

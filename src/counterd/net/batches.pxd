@@ -1,12 +1,12 @@
-# Histograms of what reads bring and take.
+# Histograms of batches: a batch is the bytes that one read returned.
 
 cimport cython
 from libc.stdint cimport int64_t, uint64_t
 
 cdef enum:
-    TIMES = 21              # bounds of the histogram in time: 1.024 us to 1.07 s, each twice the last
+    TIMES = 21              # bounds of the time histogram: 1.024 us to 1.07 s, each twice the last
     TIME_BITS = 10
-    SIZES = 15              # and in bytes: 16 to 262,144
+    SIZES = 15              # bounds of the size histogram: 16 to 262,144 bytes
     SIZE_BITS = 4
 
 

@@ -1,6 +1,6 @@
-"""What is counted of batches, which are what one read brought: how long until they were answered, and their bytes.
+"""Histograms of batches (the bytes that one read returned): the time to answer a batch, and its size.
 
-Floor 3. Counting one is two additions to each histogram, and no Python.
+Floor 3. Counting a batch takes two additions for each histogram, and no Python objects.
 """
 
 cimport cython
@@ -18,14 +18,14 @@ cdef class Batches:
     """The histograms of one server."""
 
     cdef void count(self, Py_ssize_t size, int64_t took_ns) noexcept:
-        """One read of so many bytes, answered within that time."""
+        """Counts a read of `size` bytes that took took_ns to answer."""
         self.times[power_above(took_ns, TIME_BITS, TIMES)] += 1
         self.ns += took_ns
         self.sizes[power_above(size, SIZE_BITS, SIZES)] += 1
         self.bytes += size
 
     def counts(self):
-        """By time, all nanoseconds, by size, all bytes; the last count of each is what was above all bounds."""
+        """Returns (counts by time, total ns, counts by size, total bytes). The last counts are above all bounds."""
         return (
             tuple([self.times[i] for i in range(TIMES + 1)]), self.ns,
             tuple([self.sizes[i] for i in range(SIZES + 1)]), self.bytes,
@@ -33,6 +33,6 @@ cdef class Batches:
 
 
 cdef inline int power_above(uint64_t value, int first, int count) noexcept:
-    """Which of so many powers of two, from 2**first on, is the least that is not below the value; count if none is."""
+    """Returns the index of the first of `count` powers of two, from 2**first on, that is >= value; count if none is."""
     cdef int bits = 64 - __builtin_clzll(value - 1) if value > 1 else 0
     return min(max(bits - first, 0), count)

@@ -1,6 +1,6 @@
-# The clock that sessions are given: monotonic, in nanoseconds.
+# The monotonic clock, in nanoseconds, whose time is passed to sessions.
 #
-# Floor 3: the engine reads no clock.
+# Floor 3. The engine itself reads no clock.
 
 from libc.stdint cimport int64_t
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec

@@ -1,4 +1,4 @@
-# A connection, and what all connections of a server share.
+# A connection, and the objects that all connections of a server share.
 
 cimport cython
 from libc.stdint cimport int64_t, uint16_t, uint64_t
@@ -8,7 +8,7 @@ from counterd.net.batches cimport Batches
 from counterd.net.driver cimport Driver
 from counterd.net.stream cimport Handler, Stream
 
-# What a connection is doing: see connection.pyx.
+# The states of a connection: see connection.pyx.
 cdef enum State:
     ARRIVING
     OPEN
@@ -18,30 +18,30 @@ cdef enum State:
     GONE
 
 
-cdef class Events:              # what happens to connections: functions of the one that keeps the books
-    cdef object entered         # (connection): it has a session from now on
+cdef class Events:              # callbacks of the server
+    cdef object entered         # (connection): it has a session now
     cdef object left            # (connection): it is gone
-    cdef object lost            # (connection, error or None): if it went by an error, or was owed output, or all part
-    cdef object rejected        # (cause, sentence): a connection that was to come in
+    cdef object lost            # (connection, error or None): gone by an error, with unsent output, or after part()
+    cdef object rejected        # (cause, sentence): a new connection was refused
     cdef object tls_failed      # (connection, cause, sentence)
     cdef object slowed          # (connection)
-    cdef object stuck           # (connection): its peer reads slower than it asks
-    cdef object moved           # (connection): it was stuck, and is no more
-    cdef object dropped         # (connection): its session gave it up, as its peer does not take what others send it
+    cdef object stuck           # (connection): its peer reads output more slowly than it sends requests
+    cdef object moved           # (connection): it is no longer stuck
+    cdef object dropped         # (connection): the session dropped it, because its peer does not read posted messages
 
 
 @cython.final
-cdef class Common:              # what the connections of a server share
+cdef class Common:              # shared by the connections of a server
     cdef readonly object loop
     cdef readonly Store store
     cdef readonly Driver driver
     cdef readonly Batches batches
     cdef Events events
-    cdef public bint parting            # the server takes leave of all
-    cdef public int64_t request_ns      # of a connection's time that a request takes up; 0 = any number may come
-    cdef public object handshake_s      # how long a TLS handshake may take
-    cdef readonly int handshakes        # that are under way
-    cdef readonly uint64_t slowed       # pauses of connections that sent more than they may
+    cdef public bint parting            # the server ends all its connections
+    cdef public int64_t request_ns      # time that a request costs its connection; 0 = the request rate is not limited
+    cdef public object handshake_s      # seconds that a TLS handshake may take
+    cdef readonly int handshakes        # TLS handshakes under way
+    cdef readonly uint64_t slowed       # how often a connection was paused because it exceeded the request rate
 
 
 @cython.final
@@ -49,22 +49,22 @@ cdef class Connection(Handler):
     cdef Common common
     cdef Store store
     cdef readonly Stream stream
-    cdef Session session                # None while it arrives
+    cdef Session session                # None while the state is ARRIVING
     cdef State state
-    cdef object timer                   # of a handshake, of being slowed down, or of lingering; or None
+    cdef object timer                   # of the handshake, of a pause by slow_down(), or of lingering; or None
     cdef readonly object patience       # name of the server's limit on how long output may be stuck
-    cdef readonly bytes address         # of its peer, 4 or 16 bytes; None on a Unix socket
+    cdef readonly bytes address         # of the peer, 4 or 16 bytes; None on a Unix socket
     cdef uint16_t port
-    cdef int entrance                   # by which it came
-    cdef public int64_t number          # the engine's; 0 until it has entered, negative once another has it
-    cdef public uint64_t serial         # which never repeats; 0 until it has entered
-    cdef readonly int64_t since_ns      # when it came, on the monotonic clock
-    cdef readonly int64_t entered_ns    # when its session began, and it had its number
+    cdef int entrance                   # number of the protocol's port that it came by
+    cdef public int64_t number          # the engine's; 0 without a session, negative once another connection has it
+    cdef public uint64_t serial         # unique within the server; 0 until it has a session
+    cdef readonly int64_t since_ns      # when it was accepted, on the monotonic clock
+    cdef readonly int64_t entered_ns    # when its session began
     cdef readonly int64_t active_ns     # when it last sent something
-    cdef readonly int64_t paid_ns       # the moment up to which its requests take up its time
-    cdef Py_ssize_t discarded           # bytes thrown away while lingering
+    cdef readonly int64_t paid_ns       # its requests so far have used up its time until this moment
+    cdef Py_ssize_t discarded           # bytes discarded while lingering
     cdef bint pulling                   # it waits for the driver to call pull()
-    cdef bint hasty                     # the peer has sent its last byte while it was slowed down: it is so no more
+    cdef bint hasty                     # the peer's last byte has arrived during a pause: it is no longer slowed down
 
     cdef int begin(self) except -1
     cdef bint is_idle(self, int64_t before_ns) noexcept

@@ -1,19 +1,19 @@
-"""One connection: bytes from a stream into the session, one write per read out of it.
+"""One connection: passes bytes from its stream to its session, and writes the replies, once per read.
 
-Floor 3. It knows its stream and the contract of a session, and no protocol. What happens to it is told to the server by
-Events; what it shares with the others is in Common.
+Floor 3. It knows its stream and the contract of a session, but no protocol. It notifies the server through Events.
+Common has the objects that it shares with other connections.
 
-States of a connection, in this order; a step may be left out, and none is taken back:
-- arriving   it was let in and counts, and its handshake is under way: it has no session yet, and takes no part
-- open       what arrives goes to the session
-- parting    the daemon is stopping: what the kernel has received by now is still read and answered
-- ended      the peer has sent its last byte: what it asked before that is still answered, then it is closed
-- lingering  nothing is owed any more; writing is shut down and input is discarded, so that the peer can read the last
-             answer before a reset could throw it away; for LINGER_S or LINGER_BYTES at most
-- gone       the stream is closed, and the session told so
+The states of a connection, in this order; states may be skipped, but the order never goes back:
+- arriving   it was admitted and counts; its TLS handshake is under way, so it has no session yet
+- open       input goes to the session
+- parting    the daemon is stopping: input that the kernel has already received is still read and answered
+- ended      the peer has sent its last byte: requests before it are still answered, then the connection is closed
+- lingering  all replies were sent; writing is shut down and input is discarded, so that the peer can read the last
+             reply before a reset would discard it; for at most LINGER_S and LINGER_BYTES
+- gone       the stream is closed, and the session was notified
 
-Reading is paused only while output is queued, while the session has more to say, while a request of its waits
-(parked), and while it has sent more than it may (it is slowed down: open, with a timer).
+Reading is paused only while output is queued, while the session has more output, while a request is parked, and while
+the connection exceeds the request rate (slow_down(): state open, with a timer).
 """
 
 import array
@@ -32,15 +32,15 @@ from counterd.net.stream cimport Handler, Stream
 from counterd.net.access import address_text
 
 cdef int64_t SECOND = 1000000000
-cdef int64_t SLOW_CHECK_NS = SECOND     # between two looks whether a connection that is slowed down has another limit
+cdef int64_t SLOW_CHECK_NS = SECOND     # how often a connection that is slowed down checks for a new limit
 
 cdef enum:
-    LINGER_S = 1            # long enough for a reply to cross any network, and for its reader to look
-    LINGER_BYTES = 1048576  # no honest peer has more under way
+    LINGER_S = 1            # enough for a reply to cross any network and be read
+    LINGER_BYTES = 1048576  # an honest peer does not have more in flight
 
 
 cdef class Events:
-    """What happens to connections; connection.pxd has what each is called with."""
+    """The callbacks for what happens to connections; connection.pxd lists their arguments."""
 
     def __cinit__(self, *, entered, left, lost, rejected, tls_failed, slowed, stuck, moved, dropped):
         self.entered = entered
@@ -56,7 +56,7 @@ cdef class Events:
 
 @cython.final
 cdef class Common:
-    """What the connections of a server share."""
+    """The objects that the connections of a server share."""
 
     def __cinit__(self, loop, Store store not None, Driver driver not None, Events events not None):
         self.loop = loop
@@ -68,9 +68,11 @@ cdef class Common:
 
 @cython.final
 cdef class Connection(Handler):
-    """A connection that was let in. patience: name of the limit on how long its output may be stuck.
+    """An admitted connection.
 
-    address, port: of its peer; None and 0 on a Unix socket. entrance: the port of its protocol by which it came.
+    patience: name of the limit on how long its output may be stuck.
+    address, port: the peer's; None and 0 on a Unix socket.
+    entrance: number of the protocol's port that it came by.
     """
 
     def __cinit__(
@@ -85,7 +87,7 @@ cdef class Connection(Handler):
         self.entrance = entrance
 
     cdef int begin(self) except -1:
-        """Serves its stream from now on."""
+        """Starts serving the stream."""
         self.since_ns = self.active_ns = monotonic_ns()
         self.stream.begin(self)
         if self.stream.tls is None:
@@ -98,14 +100,14 @@ cdef class Connection(Handler):
     # ---- called by the stream ----
 
     cpdef established(self):
-        """Its session begins."""
+        """Starts the session."""
         cdef Session session
         cdef int64_t now_ns = monotonic_ns()
         try:
             session = self.store.session(now_ns, self.entrance)
         except MemoryError as error:
             self.common.events.rejected("memory", str(error))
-            self.common.driver.wake()  # what it has already had may have to be given back
+            self.common.driver.wake()  # its number in the region may have to be given back
             self.abort()
             return
         self.entered_ns = self.active_ns = now_ns
@@ -151,11 +153,10 @@ cdef class Connection(Handler):
         self.settle()
 
     cpdef end_sent(self):
-        """It is slowed down, or a request of its waits, and its peer has sent its last byte, though not all that came
-        before has been read.
+        """Called when the peer's last byte has arrived but earlier input is not read yet, because of a pause.
 
-        Whether the peer has gone, or half-closed and waits for its answers, nobody can tell. It can ask no more than
-        that, so all of it is read now: what it holds is not to wait until the time of its last requests has passed.
+        The peer may be gone, or it half-closed and waits for replies; the two look the same. It can send nothing more,
+        so the rest is read now, without a request rate. Else its holdings would be given back only after the pause.
         """
         self.hasty = True
         self.session.hang_up(monotonic_ns())
@@ -166,7 +167,7 @@ cdef class Connection(Handler):
         self.common.events.stuck(self)
 
     cpdef output_moved(self):
-        self.active_ns = monotonic_ns()  # it may have waited for its answers
+        self.active_ns = monotonic_ns()  # the peer may have waited for its replies
         self.common.events.moved(self)
         self.settle()
 
@@ -189,7 +190,7 @@ cdef class Connection(Handler):
     # ---- called by the server and the driver ----
 
     def pull(self):
-        """Fetches the session's next output, if the last has gone out."""
+        """Sends the session's next output, if the last has been sent."""
         cdef bytes output
         cdef uint64_t before
         cdef int64_t now_ns
@@ -210,15 +211,15 @@ cdef class Connection(Handler):
             output = self.session.take_output(now_ns)
             if self.common.request_ns:
                 self.charge(self.session.requests - before, now_ns)
-            if self.state != LINGERING:  # what others say after its end is thrown away: nobody is to wait for it
+            if self.state != LINGERING:  # messages posted after the end are discarded, so that nothing waits for them
                 self.stream.send(output)
                 self.settle()
-        except Exception as error:  # where no stream is the caller, closing the connection is up to us
+        except Exception as error:  # not called by a stream, so the connection has to be closed here
             self.common.loop.call_exception_handler({"message": "fetching output failed", "exception": error})
             self.abort()
 
     def part(self):
-        """Ends the connection once what it has asked so far is answered; at once, if it has had no way to ask."""
+        """Ends the connection when the requests so far are answered, or at once if it has no session."""
         if self.session is None:
             self.abort()
         elif self.state == OPEN and not self.stream.closed:
@@ -228,46 +229,46 @@ cdef class Connection(Handler):
             self.settle()
 
     def abort(self):
-        """Ends the connection now."""
+        """Ends the connection at once."""
         self.stream.abort()
 
     def close(self):
-        """Ends the connection as soon as what it was answered has gone out."""
+        """Ends the connection when its queued output has been sent."""
         self.stream.close()
 
-    # ---- what is known of it ----
+    # ---- properties ----
 
     @property
     def id(self):
-        """NUMBER-SERIAL: the engine's number of it, and one that no other connection of this server ever has."""
+        """NUMBER-SERIAL: the engine's number, and a serial number that is unique within the server."""
         return f"{self.number}-{self.serial}"
 
     @property
     def fd(self):
-        """Its descriptor, -1 once it is closed."""
+        """The descriptor, -1 after it was closed."""
         return self.stream.fd
 
     @property
     def requests(self):
-        """How many it has made so far."""
+        """Requests executed so far."""
         return self.session.requests if self.session is not None else 0
 
     @property
     def queued(self):
-        """Bytes that the kernel has not taken."""
+        """Bytes of output that the kernel has not accepted yet."""
         return self.stream.queued
 
     @property
     def owed(self):
-        """Whether anything was queued when it was closed."""
+        """True if output was queued when the connection was closed."""
         return self.stream.owed
 
     def peer(self):
-        """Where it comes from: an IP address as text and a port, or ("", 0) on a Unix socket."""
+        """Returns the peer's IP address as text and its port, or ("", 0) on a Unix socket."""
         return ("", 0) if self.address is None else (address_text(self.address), self.port)
 
     def origin(self):
-        """Where it comes from, for people: 127.0.0.1:5432, [::1]:5432 or unix uid=0 pid=12; unix once that has gone."""
+        """Returns the peer as text: 127.0.0.1:5432, [::1]:5432 or unix uid=0 pid=12; "unix" after it was closed."""
         if self.address is None:
             if self.stream.fd < 0:
                 return "unix"
@@ -277,23 +278,23 @@ cdef class Connection(Handler):
         return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
     def tls(self):
-        """Of a connection over TLS, its version, cipher, and the subject of the peer's certificate or ""; else None."""
+        """Returns TLS version, cipher, and subject of the peer's certificate or ""; None without TLS."""
         return self.stream.tls.describe() if self.stream.tls is not None else None
 
     cdef bint is_idle(self, int64_t before_ns) noexcept:
-        """Whether it has sent nothing since that moment, and was neither owed anything nor kept from sending."""
+        """Returns True if the peer sent nothing since before_ns, though nothing kept it, and expects no output."""
         if (
             self.active_ns >= before_ns or self.state != OPEN or self.timer is not None or self.stream.queued
             or self.pulling or is_owed(self.session) or self.session.state == PARKED
         ):
             return False
-        self.stream.mark_input()  # it may have sent something while this process was stopped, or busy
+        self.stream.mark_input()  # the peer may have sent something while this process was stopped or busy
         return self.stream.all_passed_on()
 
     # ---- inside ----
 
     cdef int become(self, State state) except -1:
-        """The next state. What was timed in the last is timed no more."""
+        """Changes the state and stops the timer of the last one."""
         if self.state == ARRIVING and self.timer is not None:
             self.common.handshakes -= 1
         self.stop_timer()
@@ -308,14 +309,14 @@ cdef class Connection(Handler):
         return 0
 
     def give_up(self):
-        """Its handshake has taken too long."""
+        """Called when the handshake has taken too long."""
         self.common.events.tls_failed(self, "timeout", "the handshake took too long")
         self.abort()
 
     cdef int charge(self, uint64_t requests, int64_t now_ns) except -1:
-        """Takes the time for them. Up to a second is saved up; what is overdrawn passes before more is read.
+        """Charges the time for requests. Unused time is saved, up to a second. Overdrawn time must pass before a read.
 
-        So whoever sends steadily at the rate is never stopped, and a read with any number of requests is answered.
+        So a client that sends steadily at the rate is never paused, and all requests of one read are answered.
         """
         if requests == 0 or self.state != OPEN or self.hasty or self.session.state == CLOSING:
             return 0
@@ -334,9 +335,9 @@ cdef class Connection(Handler):
         return 0
 
     def look_again(self, int64_t request_ns):
-        """Has it read again if the time that its requests took is over.
+        """Resumes reading when the overdrawn time has passed.
 
-        request_ns: of the server, when the time was reckoned. Under another limit nothing is held against it.
+        request_ns: the server's value when the timer was set. If the limit has changed since, the debt is cancelled.
         """
         cdef int64_t now_ns = monotonic_ns()
         if self.common.request_ns != request_ns:
@@ -352,7 +353,7 @@ cdef class Connection(Handler):
         return self.settle()
 
     cdef int settle(self) except -1:
-        """Decides what comes next, after anything that may have changed the session's state."""
+        """Decides what to do next. Called after anything that may have changed the session's state."""
         self.wake_store()
         if self.session is None or self.state >= LINGERING:
             return 0
@@ -370,7 +371,7 @@ cdef class Connection(Handler):
             self.stream.heed_end(self.state == OPEN and not self.hasty)
         elif self.state == PARTING and self.stream.all_passed_on():
             if is_owed(self.session):
-                self.stream.pause()  # what it asks from now on is too late, what it has asked is answered
+                self.stream.pause()  # requests from now on are too late; earlier ones are answered
             else:
                 self.finish()
         elif self.state != ENDED and self.timer is None:
@@ -379,7 +380,7 @@ cdef class Connection(Handler):
         return 0
 
     cdef int finish(self) except -1:
-        """Nothing is owed any more."""
+        """Called when all replies were sent: closes, or lingers if the peer may still send."""
         if self.state == ENDED:
             self.stream.close()
             return 0
@@ -397,7 +398,7 @@ cdef class Connection(Handler):
 
 
 def peer_process(int fd):
-    """Process, user and set of all groups of who connected to a Unix socket, as they were then."""
+    """Returns pid, user and the set of all groups of the process that connected to a Unix socket, as of then."""
     cdef ucred peer
     cdef unsigned int size = sizeof(peer)
     cdef bytes groups = b""
@@ -405,7 +406,7 @@ def peer_process(int fd):
         raise os_error(errno)
     size = 0
     while getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, <char*>PyBytes_AS_STRING(groups), &size) < 0:
-        if errno != ERANGE:  # which comes with the size that would do
+        if errno != ERANGE:  # ERANGE comes with the size that is needed
             raise os_error(errno)
         groups = PyBytes_FromStringAndSize(NULL, size)
     return peer.pid, peer.uid, frozenset((peer.gid, *array.array("I", groups[:size])))

@@ -1,4 +1,4 @@
-# The driver of a store, for the connections that wake it.
+# The driver of a store, which connections wake.
 
 from libc.stdint cimport int64_t
 
@@ -8,12 +8,12 @@ from counterd._core cimport Store
 cdef class Driver:
     cdef object loop
     cdef Store store
-    cdef object clock       # gives nanoseconds on the monotonic clock
+    cdef object clock       # returns nanoseconds on the monotonic clock
     cdef object handle      # of the next turn, or None
-    cdef int64_t due_ns     # when that is; 0 = as soon as possible
-    cdef int64_t rest_until_ns  # no tick before, since the last one failed
-    cdef public object outside  # what tells others of the store: its turn() is called in each turn; or None
-    cdef object waiting     # connections to be pulled, in their order
+    cdef int64_t due_ns     # when the next turn is due; 0 = as soon as possible
+    cdef int64_t rest_until_ns  # no tick before this time, because the last one failed
+    cdef public object outside  # the journal or Redis link of the store, whose turn() is called in each turn; or None
+    cdef object waiting     # connections to be pulled, in order
 
     cpdef enqueue(self, connection)
     cpdef wake(self)

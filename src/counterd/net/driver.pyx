@@ -1,9 +1,9 @@
-"""Gives a store its turns: tick() when it is due, and output that is not the answer to a read fetched and sent.
+"""Gives a store its turns: calls tick() when it is due, and sends output that is not the answer to a read.
 
-Floor 3. Each turn is one slice, well below a millisecond; between two turns the loop serves requests. However many
-connections stream a Dump or are published to, another client's request waits for one turn.
+Floor 3. A turn is one slice, well below a millisecond. The loop serves requests between two turns. So a request waits
+for one turn at most, however many connections receive a Dump or published messages.
 
-In Cython because every connection that goes brings a wake() and a turn.
+In Cython because each connection that ends causes a wake() and a turn.
 """
 
 from collections import deque
@@ -12,15 +12,15 @@ from libc.stdint cimport int64_t
 
 from counterd._core cimport Session, Store
 
-# A turn ends with the connection that exceeds it. Short, because each turn of the loop accepts only a few connections.
+# A turn ends after the connection that exceeds it. Short, because each turn of the loop accepts only a few connections.
 SLICE_NS = 250_000
 
 cdef int64_t MS = 1000000
-cdef int64_t RETRY_NS = 1000000000   # after a tick that failed
+cdef int64_t RETRY_NS = 1000000000   # from a failed tick to the next
 
 
 cdef class Driver:
-    """The turns of one store on one loop. clock: the monotonic one, in nanoseconds."""
+    """Runs the turns of one store on one loop. clock: returns nanoseconds on the monotonic clock."""
 
     def __cinit__(self, loop, Store store not None, clock):
         self.loop = loop
@@ -30,12 +30,12 @@ cdef class Driver:
         self.waiting = deque()
 
     cpdef enqueue(self, connection):
-        """Has connection.pull() called in one of the next turns."""
+        """Schedules connection.pull() for one of the next turns."""
         self.waiting.append(connection)
         self.wake()
 
     cpdef wake(self):
-        """Looks whether there is something to do, now or later; called after anything that may have brought it."""
+        """Schedules the next turn if there is work, now or later. Called after anything that may have created work."""
         cdef int64_t due_ns = 0 if self.waiting else self.store.next_deadline()
         cdef int64_t wait_ns = 0
         if due_ns >= 0 and not self.waiting:
@@ -50,7 +50,7 @@ cdef class Driver:
         if wait_ns <= 0:
             self.handle = self.loop.call_soon(self.turn)
         else:
-            # Rounded up to the loop's milliseconds: a timer that comes early finds nothing due, again and again.
+            # Rounded up to the loop's milliseconds, because an early timer would find nothing due, again and again.
             self.handle = self.loop.call_later((wait_ns + MS - 1) // MS / 1e3, self.turn)
 
     def turn(self):
@@ -61,13 +61,13 @@ cdef class Driver:
         try:
             if self.store.next_deadline() >= 0 and now_ns >= self.rest_until_ns:
                 self.store.tick(now_ns)
-        except Exception as error:  # a bug of ours; what is due is still due, and would fail again at once, and again
+        except Exception as error:  # a bug in counterd; the work is still due, and would fail again at once
             self.rest_until_ns = now_ns + RETRY_NS
             self.loop.call_exception_handler({"message": "a tick failed", "exception": error})
         if self.outside is not None:
             self.outside.turn(now_ns)
         for session in self.store.take_dirty():
-            if session.owner is not None:  # else its connection has gone
+            if session.owner is not None:  # else its connection is gone
                 self.waiting.append(session.owner)
         while self.waiting:
             self.waiting.popleft().pull()

@@ -1,6 +1,6 @@
-# Sockets and epoll, as the kernel has them.
+# The kernel's functions for sockets and epoll.
 #
-# Floor 3, header only: declarations, and what takes more than a line.
+# Floor 3, header only: declarations and small helpers.
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport strerror
@@ -52,12 +52,12 @@ cdef extern from "<sys/socket.h>" nogil:
 
 
 cdef inline os_error(int number):
-    """Of an errno; None of 0."""
+    """Makes an OSError from an errno. Returns None for 0."""
     return OSError(number, strerror(number).decode()) if number else None
 
 
 cdef inline int socket_error(int fd) noexcept:
-    """What the kernel holds against a socket, as an errno; 0 = nothing."""
+    """Returns the pending error of a socket (SO_ERROR) as an errno; 0 = none."""
     cdef int error = 0
     cdef unsigned int size = sizeof(error)
     getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size)

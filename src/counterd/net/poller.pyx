@@ -1,14 +1,14 @@
-"""An epoll set of our own within the loop: sockets are served in batches, and plain ones as cheaply as the kernel does.
+"""A separate epoll set within the loop, which serves sockets in batches.
 
-Floor 3. To the loop all sockets of a server are one descriptor, that of the epoll set. When that is readable, run()
-takes one batch of what is ready, so timers, signals and turns of the driver come between two batches. What it saves
-against the loop's own transports is their bookkeeping for each read and each connection: docs/PERFORMANCE.md.
+Floor 3. The loop sees one descriptor for all sockets of a server: that of the epoll set. When it is readable, run()
+serves one batch of ready sockets. Timers, signals and turns of the driver run between two batches. This avoids the
+bookkeeping that the loop's own transports do for each read and each connection: docs/PERFORMANCE.md.
 
-It knows when a socket is ready, and nothing of what is sent or received: that is each Socket's own (stream.pyx).
+The poller knows when a socket is ready; each Socket (stream.pyx) sends and receives by itself.
 
 - The set holds a reference to each Socket that it watches.
-- A socket that ends keeps its descriptor until the batch is over, which may still have an event of it.
-- An exception is a bug of ours: it costs the socket that it came from, and the others are served on.
+- A socket that ends keeps its descriptor until the end of the batch, because the batch may still have an event for it.
+- An exception is a bug in counterd. It ends the socket that raised it; the others are served as before.
 """
 
 from collections import deque
@@ -34,15 +34,15 @@ cdef extern from "<fcntl.h>" nogil:
     int O_CLOEXEC
 
 cdef enum:
-    BATCH = 64          # sockets served before the loop has its turn
-    ACCEPTS = 32        # connections accepted in one batch, of each listening socket: some 10 us each
+    BATCH = 64          # sockets served in one batch
+    ACCEPTS = 32        # connections accepted in one batch from each listening socket: some 10 us each
 
 READ_MAX = 262144           # bytes of one read
-REST_S = 0.1                # before accepting is tried again where it could not be done
+REST_S = 0.1                # seconds before the next try, after accept4() ran out of a resource
 
 
 cdef class Poller:
-    """The epoll set of a server. reject: called for a connection that is turned away, with the cause and a sentence."""
+    """The epoll set of a server. reject: called with a cause and a sentence for a connection that had to be closed."""
 
     def __cinit__(self, loop, reject):
         self.epoll = self.spare = -1
@@ -69,7 +69,7 @@ cdef class Poller:
         PyMem_Free(self.buffer)
 
     def listen(self, int fd, Acceptor acceptor not None):
-        """Accepts connections on a listening socket from now on, and hands them over."""
+        """Starts accepting connections on a listening socket, and passes them to the acceptor."""
         cdef Listener listener = Listener.__new__(Listener)
         listener.poller = self
         listener.fd = fd
@@ -78,8 +78,8 @@ cdef class Poller:
         self.listeners.append(listener)
 
     def unlisten(self):
-        """Accepts those that wait, and then no more; not to be called from within a batch. The listening sockets stay
-        the caller's."""
+        """Accepts the waiting connections, and then no more. The caller closes the listening sockets. Not to be called
+        within a batch."""
         cdef Listener listener
         for listener in self.listeners:
             listener.accept(BACKLOG)
@@ -87,11 +87,11 @@ cdef class Poller:
         self.listeners.clear()
 
     def limit_reads(self, size):
-        """Reads so many bytes at once from now on, within READ_MAX."""
+        """Sets how many bytes one read takes, at most READ_MAX."""
         self.read_size = min(size, READ_MAX)
 
     def run(self):
-        """One batch of what is ready."""
+        """Serves one batch of ready sockets."""
         cdef epoll_event[BATCH] events
         cdef int count = epoll_wait(self.epoll, events, BATCH, 0)
         cdef int i = 0
@@ -115,10 +115,10 @@ cdef class Poller:
     # ---- turns of costly reads ----
 
     cdef bint has_turn(self, Socket entry) except -1:
-        """Whether a costly read may be now. If not, it waits for a later batch, and is read when it is ready then.
+        """Returns True if a costly read is allowed now. If not, the socket waits, in order, for a later batch.
 
-        Till then the epoll set is silent about it: if it told of all that wait, again and again, it would tell of the
-        others the later the more these are.
+        Until then the epoll set does not report the socket. Else each batch would be full of waiting sockets, and the
+        others would be served late.
         """
         if self.costly < COSTLY and (entry.called or not self.waiting):
             entry.called = False
@@ -132,7 +132,7 @@ cdef class Poller:
         return False
 
     def call_up(self):
-        """Those that have waited longest have their turn in the next batch."""
+        """Lets the sockets that have waited longest read in the next batch."""
         cdef Socket entry
         cdef int _turn
         for _turn in range(min(COSTLY, len(self.waiting))):
@@ -149,9 +149,9 @@ cdef class Poller:
         self.spare = c_open(b"/dev/null", O_RDONLY | O_CLOEXEC)
 
     def turn_away(self, int listening):
-        """No descriptor is left: the one in reserve serves to close the next connection, which would wait for ever.
+        """Closes the next connection, with the reserve descriptor, because no other is left and it would wait for ever.
 
-        Returns whether there was one.
+        Returns False if no connection waits.
         """
         cdef int fd
         if self.spare >= 0:
@@ -165,7 +165,7 @@ cdef class Poller:
         return fd >= 0
 
     def rest(self):
-        """Nothing can be accepted for now, and asking again at once would take all of the CPU."""
+        """Stops accepting for REST_S, because trying again at once would use all of the CPU."""
         cdef Listener listener
         for listener in self.listeners:
             self.watch(listener, 0)
@@ -177,7 +177,7 @@ cdef class Poller:
             self.watch(listener, EPOLLIN)
 
     cdef int release_later(self, Socket entry) except -1:
-        """It has ended: its descriptor is released at the end of the batch, or in the loop's next turn."""
+        """Schedules the release of an ended socket's descriptor: at the end of the batch or in the loop's next turn."""
         self.closing.append(entry)
         if not self.running and not self.releasing:
             self.releasing = True
@@ -196,7 +196,7 @@ cdef class Poller:
                 self.fail(entry, error)
 
     cdef int watch(self, Socket entry, uint32_t events) except -1:
-        """Has the epoll set tell of these events, and of errors always."""
+        """Makes the epoll set report these events of a socket. Errors are always reported."""
         cdef epoll_event event
         memset(&event, 0, sizeof(event))
         event.events = events
@@ -210,8 +210,8 @@ cdef class Poller:
         return 0
 
     cdef int unwatch(self, Socket entry) except -1:
-        """To be called before its descriptor is closed. Closing alone would leave it in the set for as long as another
-        process has a copy, and a child that this one starts has copies until it is another program."""
+        """Removes a socket from the set. Called before its descriptor is closed, because a closed one stays in the set
+        while another process has a copy, and a child process has copies until it calls exec()."""
         if entry.watched:
             entry.watched = False
             epoll_ctl(self.epoll, EPOLL_CTL_DEL, entry.fd, NULL)
@@ -224,31 +224,31 @@ cdef class Poller:
 
 
 cdef class Socket:
-    """What the epoll set tells of: an interface. Each method but ready() has nothing to do where nothing is open."""
+    """A member of the epoll set: an interface. A listening socket needs ready() only."""
 
     cdef int ready(self, uint32_t events) except -1:
         return 0
 
     cdef int resume(self) except -1:
-        """It has waited for a costly read, and is to be watched again."""
+        """Called when its wait for a costly read is over: watches it again."""
         return 0
 
     cdef int release(self) except -1:
-        """It has ended, and nothing refers to its descriptor any more."""
+        """Called after its end, when nothing uses its descriptor any more: closes it."""
         return 0
 
     cdef int give_up(self) except -1:
-        """An exception came out of it."""
+        """Called when one of its methods raised an exception: ends it."""
         return 0
 
 
 cdef class Acceptor:
-    """What a listener hands connections over to: an interface."""
+    """Takes the connections that a listener accepts: an interface."""
 
     cpdef accepted(self, int fd, bytes address, uint16_t port):
-        """A connection. Takes the descriptor over, whatever comes of it.
+        """Takes a new connection. Owns the descriptor from now on, even if it raises an exception.
 
-        address: of the peer, 4 or 16 bytes; None on a Unix socket, where the port is 0.
+        address: the peer's, 4 or 16 bytes; None on a Unix socket, where the port is 0.
         """
 
 
@@ -275,7 +275,7 @@ cdef class Listener(Socket):
                 self.acceptor.accepted(fd, address, ntohs(peer.sin6_port))
             elif errno == EAGAIN:
                 return 0
-            elif errno == EMFILE or errno == ENFILE:  # which the kernel says before it looks whether somebody waits
+            elif errno == EMFILE or errno == ENFILE:  # the kernel returns it even if no connection waits
                 if not self.poller.turn_away(self.fd):
                     if self.poller.spare < 0:
                         self.poller.rest()
@@ -286,12 +286,12 @@ cdef class Listener(Socket):
         return 0
 
 
-cdef bytes MAPPED = bytes(10) + b"\xff\xff"  # before an IPv4 address in an IPv6 one
-cdef bytes LOOPBACK = bytes(15) + b"\x01"       # of IPv6
+cdef bytes MAPPED = bytes(10) + b"\xff\xff"  # the prefix of an IPv4 address in an IPv6 address
+cdef bytes LOOPBACK = bytes(15) + b"\x01"       # ::1
 
 
 cdef bytes address_of(sockaddr_in6* peer):
-    """The bytes of an IP address: 4, also of one that came to an IPv6 socket, or 16. None of another family."""
+    """Returns an IP address as bytes: 4 for IPv4, also on an IPv6 socket, 16 for IPv6; None for other families."""
     cdef sockaddr_in* older = <sockaddr_in*>peer
     cdef bytes address
     if peer.sin6_family == AF_INET:
@@ -303,10 +303,10 @@ cdef bytes address_of(sockaddr_in6* peer):
 
 
 cdef bint is_loopback(bytes address):
-    """Whether the peer is on this machine: it cannot vanish without the kernel, which is its own, saying so.
+    """Returns True if the peer is on this machine. Then the kernel reports its death, so keepalive is off.
 
-    So it is not probed. Probes to thousands of such peers fall due together, and loopback drops what its queue has no
-    room for (net.core.netdev_max_backlog, 1,000 packets): those whose probes are lost three times would be given up.
+    Keepalive would do harm: probes to thousands of local peers are due together, and loopback drops packets beyond its
+    queue (net.core.netdev_max_backlog, 1,000 packets). A peer whose probes are lost three times would be given up.
     """
     if address is None:
         return False

@@ -1,8 +1,7 @@
-"""The sockets and connections of one room: where it listens, who is cut off, and the books about it.
+"""The server of one protocol: listens, closes connections that exceed a limit, counts and reports what happens.
 
-Floor 3. It has a table of connections (table.pyx), a poller and a driver. What happens to a connection is told to it by
-Events, which it counts and reports. It asks nobody anything: its limits, its clock and the function it reports to are
-handed down when it is made.
+Floor 3. A server has a connection table (table.pyx), a poller and a driver. Connections notify it through Events, which
+it counts and reports. Its limits, its clock and the report function are passed in when it is created.
 """
 
 from __future__ import annotations
@@ -30,18 +29,17 @@ if TYPE_CHECKING:
 
     from counterd.contract import Store
 
-    # Told a cause that repeats, by which log lines are bounded, and a sentence.
+    # Called with a cause, by which the log limits repeated lines, and a sentence.
     Report = Callable[[str, str], None]
 
 HANDSHAKES_FAILED = ("timeout", "protocol", "certificate")
 
 STUCK_CHECK_S = 1.0
-STUCK_CHECKS = 128  # connections looked at in one go: some 2 us each
-IDLE_CHECKS = 1024  # numbers of connections looked at in one go: some 0.1 us each
+STUCK_CHECKS = 128  # connections checked in one go: some 2 us each
+IDLE_CHECKS = 1024  # connection numbers checked in one go: some 0.1 us each
 
-# Requests that are limited are read in pieces of a second's worth at most, by the size of a short one, so that a
-# connection is never paused for long because of a single read: it is between two of them that a peer turns out to have
-# gone, which is when it is sent answers.
+# With a request rate, one read takes at most as many bytes as a second's worth of short requests. So one read never
+# causes a long pause. That matters because a dead peer is noticed when replies are sent to it, between two reads.
 REQUEST_SIZE = 12
 LIMITED_READ_MIN = 512
 SECOND = 1_000_000_000
@@ -49,7 +47,10 @@ SECOND = 1_000_000_000
 
 @dataclass(frozen=True)
 class Histogram:
-    """counts has one more than bounds: what was above them all. A bound belongs to its own count; sum is of all."""
+    """A histogram. counts[i] counts values up to and including bounds[i]; the last count is above all bounds.
+
+    sum: of all values.
+    """
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -57,10 +58,11 @@ class Histogram:
 
 
 class Server:
-    """Serves one store on any number of listening sockets. clock: the monotonic one, in nanoseconds.
+    """Serves one store on any number of listening sockets. clock: returns nanoseconds on the monotonic clock.
 
-    connections: those that have a session, by the engine's number. arriving: those that were let in, and are still in
-    their handshake. addresses: how many connections each IP address has, in bytes.
+    connections: the connections with a session, by the engine's number.
+    arriving: admitted connections whose handshake is under way.
+    addresses: the number of connections by IP address (4 or 16 bytes).
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class Server:
         self._common = Common(loop, store, self.driver, events)
         self._poller: Poller | None = None
         self._listening: list[socket.socket] = []
-        self._stuck: dict[Connection, tuple[int, int]] = {}  # since when (ns), and bytes owed when last looked
+        self._stuck: dict[Connection, tuple[int, int]] = {}  # since when (ns), and bytes owed at the last check
         self._unchecked: deque[Connection] = deque()
         self._stuck_timer: asyncio.Handle | None = None
         self._departure = asyncio.Event()
@@ -111,7 +113,7 @@ class Server:
 
     @property
     def limits(self) -> Limits:
-        """What may change while the server runs: takes effect when it is assigned."""
+        """The limits. New ones take effect when they are assigned."""
         return self._table.limits
 
     @limits.setter
@@ -121,7 +123,7 @@ class Server:
 
     @property
     def context(self) -> ssl.SSLContext | None:
-        """TLS of the connections that are accepted over TCP from now on; None for plain ones. Renegotiation is off."""
+        """The TLS context of new TCP connections; None for plain ones. Assigning it turns renegotiation off."""
         return self._table.context
 
     @context.setter
@@ -132,34 +134,34 @@ class Server:
 
     @property
     def watch(self) -> Callable[[str, Connection], None] | None:
-        """Told "opened" or "closed" and the connection; None if nobody wants to know."""
+        """A function that is called with "opened" or "closed" and the connection; or None."""
         return self._table.watch
 
     @watch.setter
     def watch(self, watch: Callable[[str, Connection], None] | None) -> None:
         self._table.watch = watch
 
-    # ---- who is there ----
+    # ---- its connections ----
 
     @property
     def handshakes(self) -> int:
-        """TLS handshakes that are under way."""
+        """The number of TLS handshakes under way."""
         return self._common.handshakes
 
     def find(self, connection_id: str) -> Connection | None:
-        """The connection whose id that is, if it is still there."""
+        """Returns the connection with this id, or None."""
         return self._table.find(connection_id)
 
     # ---- its life ----
 
     def listen(self, listening: socket.socket, port: int = 0) -> None:
-        """Begins to accept connections on a socket that is bound and listens; unlisten() closes it.
+        """Starts accepting connections on a listening socket. unlisten() closes the socket.
 
-        port: which of the protocol's, 0 being the first.
+        port: the number of the protocol's port, from 0.
         """
         if self._poller is None:
             self._poller = Poller(self.loop, self._on_rejected)
-            self._apply_limits()  # which it has to know
+            self._apply_limits()  # sets the poller's read size
         local = listening.family == socket.AF_UNIX
         patience = "write_timeout" if local else "user_timeout"
         entrance = Entrance(self._table, self._common, self._poller, not local, patience, port)
@@ -167,14 +169,14 @@ class Server:
         self._listening.append(listening)
 
     def unlisten(self) -> None:
-        """Accepts no more; connections that are there go on."""
+        """Stops accepting. Existing connections are served as before."""
         if self._poller is not None:
             self._poller.unlisten()
         for listening in self._listening:
             listening.close()
 
     def part(self) -> None:
-        """Accepts no more, and ends each connection once what it has asked so far is answered."""
+        """Stops accepting, and ends each connection when its requests so far are answered."""
         self.unlisten()
         self._common.parting = True
         self._apply_limits()
@@ -182,18 +184,18 @@ class Server:
             connection.part()
 
     async def emptied(self) -> None:
-        """Returns when the last connection is gone; to be awaited after part()."""
+        """Returns when the last connection is gone. Await it after part()."""
         while len(self._table):
             self._departure.clear()
             await self._departure.wait()
 
     def kill(self, connection: Connection) -> None:
-        """Ends a connection now; what it holds comes back."""
+        """Ends a connection at once. Its holdings are given back."""
         self.killed += 1
         connection.abort()
 
     def histograms(self) -> dict[str, Histogram]:
-        """Of batches, which are what one read brought: how long until they were answered, and their bytes."""
+        """Returns histograms of batches (the bytes that one read returned): times to answer them, and sizes."""
         by_time, all_ns, by_size, all_bytes = self._common.batches.counts()
         return {
             "batch_seconds": Histogram(SECONDS_BOUNDS, by_time, all_ns / SECOND),
@@ -201,7 +203,7 @@ class Server:
         }
 
     def figures(self) -> dict[str, int]:
-        """What only this floor counts."""
+        """Returns the figures that the server itself counts."""
         return {
             "connections_max": self.limits.max_connections,
             **{f"rejected:{cause}": self.rejected[cause] for cause in REJECTED},
@@ -222,17 +224,17 @@ class Server:
         self._report(f"rejected:{cause}", f"connection refused: {text}")
 
     def _on_tls_failed(self, connection: Connection, cause: str, reason: str) -> None:
-        """Its handshake led nowhere, or it sent what is no TLS: it is ended."""
+        """Called when a handshake failed, or the peer sent invalid TLS. The connection ends."""
         self.handshakes_failed[cause] += 1
         self._report(f"handshake:{cause}", f"TLS with {connection.origin()} failed: {reason}")
 
     def _on_slowed(self, connection: Connection) -> None:
-        """It has sent more than it may, and is not read for a while."""
+        """Called when a connection exceeded the request rate, and is paused."""
         rate = self.limits.requests_per_second
         self._report("slowed", f"{connection.origin()} sends more than {rate} requests a second: it is slowed down")
 
     def _on_stuck(self, connection: Connection) -> None:
-        """Its peer reads slower than it asks: the clock of its patience starts."""
+        """Called when a connection's output got stuck. Starts the time limit."""
         self._stuck[connection] = (self._clock(), self._owed(connection))
         if self._stuck_timer is None:
             self._stuck_timer = self.loop.call_later(STUCK_CHECK_S, self._check_stuck)
@@ -241,11 +243,11 @@ class Server:
         self._stuck.pop(connection, None)
 
     def _on_dropped(self, connection: Connection) -> None:
-        """Its session gave it up: the peer takes less than others send it."""
+        """Called when the session dropped a connection, because the peer does not read what others send it."""
         self._count_slow_reader("dropped a peer that has not taken what others sent it")
 
     def _on_lost(self, connection: Connection, error: BaseException | None) -> None:
-        """It has left the table, by an error, with output that was owed to it, or because all part."""
+        """Called when a connection has left the table by an error, with unsent output, or after part()."""
         self._stuck.pop(connection, None)
         if self._common.parting and not len(self._table):
             self._departure.set()
@@ -259,7 +261,7 @@ class Server:
     # ---- inside ----
 
     def _apply_limits(self) -> None:
-        """Has what others go by follow the limits."""
+        """Passes the limits on to the connections and the poller, and restarts the idle timer."""
         rate, timeout = self.limits.requests_per_second, self.limits.idle_timeout
         self._common.request_ns = SECOND // rate if rate else 0
         self._common.handshake_s = self.limits.handshake_timeout
@@ -277,12 +279,12 @@ class Server:
 
     @staticmethod
     def _owed(connection: Connection) -> int:
-        """Bytes its peer has not acknowledged: in our queue and in the kernel's."""
+        """Returns how many bytes the peer has not acknowledged, in the connection's queue and in the kernel's."""
         unsent: bytes = fcntl.ioctl(connection.fd, termios.TIOCOUTQ, struct.pack("i", 0)) if connection.fd >= 0 else b""
         return connection.queued + (struct.unpack("i", unsent)[0] if unsent else 0)
 
     def _check_stuck(self) -> None:
-        """Cuts off those whose output has not moved at all for as long as their limit allows."""
+        """Closes connections none of whose output was taken for longer than their limit."""
         now = self._clock()
         if not self._unchecked:
             self._unchecked.extend(self._stuck)
@@ -310,11 +312,11 @@ class Server:
         self._stuck[connection] = (since, left)
 
     def _idle_period(self) -> float:
-        """Between two rounds of looking, in seconds: a connection is closed at most that much late."""
+        """Returns the seconds between two rounds of idle checks. A connection is closed at most that much too late."""
         return min(max(self.limits.idle_timeout / 8, 0.25), 10.0)
 
     def _check_idle(self, first: int) -> None:
-        """Closes those that have sent nothing for too long, among the next few numbers."""
+        """Closes idle connections among the next IDLE_CHECKS numbers."""
         before = self._clock() - self.limits.idle_timeout * SECOND
         idle, more = self._table.idle_among(first, IDLE_CHECKS, before)
         for connection in idle:

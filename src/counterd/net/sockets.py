@@ -1,6 +1,6 @@
-"""Listening sockets, opened with everything that the accepted ones inherit from them.
+"""Opens listening sockets, with the options that accepted sockets inherit.
 
-Floor 3. Errors are OSError with a text for the operator; where the address comes from is the caller's to say.
+Floor 3. Errors are OSError with a text for the operator. The caller adds which setting the address comes from.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BACKLOG = 4096  # a burst of connections beyond it would wait a second for its SYN to be sent again
+BACKLOG = 4096  # connections of a burst beyond it wait a second until their SYN is sent again
 LOCK_SUFFIX = ".lock"
-TIMEOUT_S = 1.0  # for asking whether somebody serves an existing socket file
+TIMEOUT_S = 1.0  # for connecting to an existing socket file, to find out if a process serves it
 
 
 @dataclass(frozen=True)
 class Keepalive:
-    """When a silent TCP peer is given up: seconds, except count."""
+    """When a connection with a silent TCP peer is closed: seconds, except count."""
 
     idle: int
     interval: int
@@ -35,7 +35,7 @@ class Keepalive:
 
 
 def set_keepalive(listening: socket.socket, keepalive: Keepalive) -> None:
-    """Sets it on a listening TCP socket: Linux copies it to each socket accepted from then on."""
+    """Sets keepalive on a listening TCP socket. Linux copies it to each socket accepted from then on."""
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, keepalive.idle)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, keepalive.interval)
@@ -44,12 +44,12 @@ def set_keepalive(listening: socket.socket, keepalive: Keepalive) -> None:
 
 
 def open_tcp(address: str, port: int, keepalive: Keepalive) -> socket.socket:
-    """Binds and listens on one IPv4 or IPv6 address. Raises OSError, EADDRINUSE when the port is taken."""
+    """Binds and listens on one IPv4 or IPv6 address. Raises OSError; EADDRINUSE if the port is in use."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # After a restart the port is not refused for the sake of old connections. Two daemons on one port would be
-        # two limits: SO_REUSEPORT stays off.
+        # SO_REUSEADDR: after a restart, old connections do not block the port. SO_REUSEPORT stays off: two daemons on
+        # one port would each have their own limits.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -65,17 +65,17 @@ def open_tcp(address: str, port: int, keepalive: Keepalive) -> socket.socket:
 
 
 class UnixSocket:
-    """A listening Unix socket and its file, which is removed at the end if it is still ours."""
+    """A listening Unix socket and its file. unlink() removes the file if it is still this daemon's."""
 
     def __init__(self, path: str, mode: int) -> None:
-        """Takes over a stale file, never that of a running daemon, never anything that is not a socket."""
+        """Replaces a stale socket file, but never that of a running daemon or a file that is not a socket."""
         self.path = Path(path)
         with locked(self.path):
             self._remove_stale()
             self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 self.socket.setblocking(False)
-                before = os.umask(0o777 & ~mode)  # it never has wider permissions, not even at first
+                before = os.umask(0o777 & ~mode)  # the file never has wider permissions, not even briefly
                 try:
                     self.socket.bind(path)
                 finally:
@@ -87,11 +87,11 @@ class UnixSocket:
                 raise
 
     def chown(self, uid: int, gid: int) -> None:
-        """Gives the file to the user the daemon is going to be."""
+        """Gives the file to the user that the daemon will run as."""
         os.chown(self.path, uid, gid, follow_symlinks=False)
 
     def unlink(self) -> None:
-        """Removes the file, unless another daemon has put its own in that place, or we no longer may."""
+        """Removes the file, unless another daemon has replaced it, or permission is missing."""
         with contextlib.suppress(OSError):
             if self._identify() == self._identity:
                 self.path.unlink()
@@ -117,16 +117,16 @@ class UnixSocket:
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.ETIMEDOUT) and not isinstance(error, TimeoutError):
                     raise
-                # Its backlog is full: somebody listens.
+                # The backlog is full, so a process listens.
         raise OSError(errno.EADDRINUSE, "another process is already running on it", str(self.path))
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Lets one daemon at a time look at a socket's file and put its own there: a bound file does not answer yet.
+    """Lets one daemon at a time check and replace a socket's file, because a socket that is only bound looks stale.
 
-    The lock is a file beside the socket that only its owner can open, so no other user can take it, and that is gone at
-    the end. One that a killed daemon left is locked by nobody, and is used again. Raises OSError.
+    The lock is a file beside the socket. Only its owner can open it, so another user cannot lock it. It is removed at
+    the end. The file of a killed daemon is no longer locked and is used again. Raises OSError.
     """
     lock = path.with_name(path.name + LOCK_SUFFIX)
     deadline = time.monotonic() + 2 * TIMEOUT_S  # another daemon needs TIMEOUT_S at most
@@ -137,16 +137,17 @@ def locked(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # While it is locked: whoever takes it after that finds that its name is gone, and makes a new one.
+        # Removed while locked: a daemon that locks the removed file finds that its name is gone, and makes a new one.
         with contextlib.suppress(OSError):
             lock.unlink()
         os.close(descriptor)
 
 
 def _take_lock(lock: Path) -> int | None:
-    """The descriptor of the file, locked; None if somebody else has it. Raises OSError if it cannot be a lock of ours.
+    """Returns the locked file's descriptor; None if another process has the lock. Raises OSError for a foreign file.
 
-    Nothing is followed, waited for, written or truncated: in a folder that others can write to, it may be anything.
+    In a folder that others can write to, the path may be anything, so opening it follows no link, waits for nothing,
+    and writes or truncates nothing.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
@@ -162,7 +163,7 @@ def _take_lock(lock: Path) -> int | None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(descriptor), os.lstat(lock)):
             return descriptor
-    except (BlockingIOError, FileNotFoundError):  # somebody has it, or has removed it since
+    except (BlockingIOError, FileNotFoundError):  # another process has the lock, or has removed the file since
         pass
     except BaseException:
         os.close(descriptor)
@@ -172,9 +173,9 @@ def _take_lock(lock: Path) -> int | None:
 
 
 def _foreign(status: os.stat_result) -> str:
-    """Why somebody else could lock a file, or "": the rest of a sentence.
+    """Returns why another user could lock a file, as the rest of a sentence; or "".
 
-    A hard link to a file of ours is none of these, if nobody else can open that. A lock on it is ours alone.
+    A hard link to a file of this user that no one else can open is accepted, because only this user can lock it.
     """
     if not stat.S_ISREG(status.st_mode):
         return "is not a regular file"

@@ -1,4 +1,4 @@
-# One connected socket, and what is told of it.
+# One connected socket, and the interface of its handler.
 
 cimport cython
 from libc.stdint cimport uint32_t
@@ -7,7 +7,7 @@ from counterd.net.poller cimport Poller, Socket
 from counterd.net.tls cimport Tls
 
 
-cdef class Handler:             # of one stream: an interface
+cdef class Handler:             # an interface
     cpdef established(self)
     cpdef received(self, bytes data)
     cpdef received_nothing(self)
@@ -22,19 +22,19 @@ cdef class Handler:             # of one stream: an interface
 
 @cython.final
 cdef class Stream(Socket):
-    cdef Handler handler        # None once it was told of the end
-    cdef readonly Tls tls       # what it encrypts with, or None
-    cdef list queue             # of bytes that the kernel did not take
-    cdef readonly Py_ssize_t queued     # how many they are
-    cdef Py_ssize_t sent        # of the first of them
-    cdef readonly Py_ssize_t unread     # bytes that the kernel had at mark_input(), and that were not read yet
+    cdef Handler handler        # None after stream_closed()
+    cdef readonly Tls tls       # encrypts and decrypts; or None
+    cdef list queue             # output that the kernel did not accept
+    cdef readonly Py_ssize_t queued     # bytes in the queue that were not sent
+    cdef Py_ssize_t sent        # bytes of the queue's first item that were sent
+    cdef readonly Py_ssize_t unread     # bytes that the kernel had at mark_input() and that were not read yet
     cdef readonly bint reading
-    cdef readonly bint heeding  # while it is paused, the handler is told once of the peer's last byte
-    cdef readonly bint ending   # output is shut down as soon as the queue is empty: nothing more is sent
-    cdef readonly bint closing  # it is closed as soon as the queue is empty
+    cdef readonly bint heeding  # while paused, end_sent() is called once when the peer's last byte has arrived
+    cdef readonly bint ending   # nothing more is sent; output is shut down when the queue is empty
+    cdef readonly bint closing  # the stream is closed when the queue is empty
     cdef readonly bint closed
-    cdef readonly bint owed     # when it was closed, something was to be sent
-    cdef object error           # that closed it, or None
+    cdef readonly bint owed     # output was lost when the stream was closed
+    cdef object error           # that closed the stream, or None
 
     cpdef int begin(self, Handler handler) except -1
     cpdef int send(self, bytes data) except -1

@@ -1,20 +1,20 @@
-"""One connected socket: the only place that receives from it, sends to it, and closes it.
+"""One connected socket: the only code that receives from it, sends to it, and closes it.
 
-Floor 3. A Stream reads when its poller says so, and passes on what arrives to its Handler. What it is to send goes to
-the kernel at once; what the kernel does not take is queued here, in order, until it does. With a Tls (tls.pyx) bytes
-pass through that on their way in and out, and all else is the same.
+Floor 3. A Stream reads when its poller calls ready(), and passes input to its Handler. Output goes to the kernel at
+once; bytes that the kernel does not accept are queued here, in order. With a Tls (tls.pyx), input and output pass
+through it.
 
 States, in this order:
-- open      it reads (unless paused) and sends
-- ending    nothing more is sent, and output is shut down once the queue is empty; it reads on
-- closing   nothing is read or sent any more but the queue, and it is closed once that is empty
-- closed    the handler is told at the end of the batch, and only then the descriptor is free for another
+- open      reads (unless paused) and sends
+- ending    sends nothing new, and shuts output down when the queue is empty; still reads
+- closing   reads nothing, sends nothing new, and closes when the queue is empty
+- closed    the handler is notified at the end of the batch; only then the descriptor can be reused
 
-While it is paused a reset is still noticed; so is the peer's last byte, if heed_end() asked for that.
+While a stream is paused it still notices a reset, and after heed_end() also the peer's last byte.
 
-A read passes on poller.read_size bytes at most. A record of TLS may hold more, and is all read before any of it is
-known: the rest waits in the Tls, for the next batches. Meanwhile the epoll set is asked whether there is room to send,
-which there is: so this stream waits for its turns as any other, and for nothing while it is paused.
+A read passes on at most poller.read_size bytes. A TLS record may contain more, and must be read completely before it
+can be decrypted. The rest of its data waits in the Tls for the next batches. Meanwhile the stream waits for EPOLLOUT,
+which is always ready, so it has its turn in each batch unless it is paused.
 """
 
 cimport cython
@@ -33,42 +33,42 @@ from counterd.net.tls import TlsFailed
 
 
 cdef class Handler:
-    """What a stream tells: an interface. Nothing is called after stream_closed()."""
+    """Gets the notifications of a stream: an interface. stream_closed() is the last call."""
 
     cpdef established(self):
-        """The TLS handshake is over: data may come, and may be sent."""
+        """The TLS handshake is complete: data can be received and sent."""
 
     cpdef received(self, bytes data):
-        """Data that arrived with one read."""
+        """One read returned this data."""
 
     cpdef received_nothing(self):
-        """A read brought no data: the records of TLS that it completed had none."""
+        """One read returned no data: its TLS records were incomplete or contained none."""
 
     cpdef input_ended(self):
-        """The peer has sent its last byte, and all before that was passed on."""
+        """The peer has sent its last byte, and all input was passed on."""
 
     cpdef end_sent(self):
-        """The peer has sent its last byte; what came before that is not read, as the stream is paused."""
+        """The peer's last byte has arrived, but earlier input was not read, because the stream is paused."""
 
     cpdef output_stuck(self):
-        """The kernel did not take everything: something is queued now."""
+        """The kernel did not accept all output: some is queued now."""
 
     cpdef output_moved(self):
-        """All that was queued has gone out."""
+        """All queued output was sent."""
 
     cpdef tls_failed(self, cause, reason):
-        """What the peer sent is no TLS, or none that may be: one of server.HANDSHAKES_FAILED, and a sentence."""
+        """The peer's TLS is invalid or refused. cause: one of server.HANDSHAKES_FAILED; reason: a sentence."""
 
     cpdef stream_broken(self):
-        """What arrives from now on cannot be understood, and the peer was told why: the stream is to be ended."""
+        """No more input can be decrypted. The peer was sent an alert. The handler has to end the stream."""
 
     cpdef stream_closed(self, error):
-        """It is closed; error is what closed it, if that was not this side."""
+        """The stream is closed. error: what closed it, or None if this side did."""
 
 
 @cython.final
 cdef class Stream(Socket):
-    """Owns a descriptor from the moment it is made. tls: what it encrypts with, or None."""
+    """Owns the descriptor from its creation on. tls: encrypts and decrypts; or None."""
 
     def __cinit__(self, Poller poller not None, int fd, Tls tls):
         self.poller = poller
@@ -76,7 +76,7 @@ cdef class Stream(Socket):
         self.tls = tls
 
     cpdef int begin(self, Handler handler) except -1:
-        """Tells the handler what happens, from now on."""
+        """Starts reading, and notifies the handler from now on."""
         self.handler = handler
         self.reading = True
         return self.update()
@@ -84,13 +84,13 @@ cdef class Stream(Socket):
     # ---- called by the handler ----
 
     cpdef int send(self, bytes data) except -1:
-        """Sends it, behind what is queued; nothing once the stream is ending."""
+        """Sends data after the queued output. Does nothing once the stream is ending."""
         if PyBytes_GET_SIZE(data) == 0 or self.ending or self.closing:
             return 0
         return self.transmit(data) if self.tls is None else self.encrypt(data)
 
     cpdef int pause(self) except -1:
-        """Reads no more for now."""
+        """Stops reading until read_on()."""
         self.reading = False
         return self.update()
 
@@ -99,23 +99,23 @@ cdef class Stream(Socket):
         return self.update()
 
     cpdef int heed_end(self, bint heeding) except -1:
-        """Whether end_sent() is called, once, when the peer has sent its last byte while the stream is paused."""
+        """Sets whether end_sent() is called, once, when the peer's last byte arrives while the stream is paused."""
         self.heeding = heeding
         return self.update()
 
     cpdef int mark_input(self) except -1:
-        """What has arrived by now is what all_passed_on() is about."""
+        """Marks the end of the input that has arrived by now, for all_passed_on()."""
         cdef int unread = 0
         ioctl(self.fd, FIONREAD, &unread)
         self.unread = unread
         return 0
 
     cdef bint all_passed_on(self) noexcept:
-        """Whether the handler has had all that had arrived at mark_input()."""
+        """Returns True if the handler got all input that had arrived at mark_input()."""
         return self.unread <= 0 and not self.keeps()
 
     cpdef int end_output(self) except -1:
-        """Ends the peer's stream behind what is queued. What still arrives goes to the handler, TLS or not."""
+        """Shuts output down after the queue. Input still goes to the handler, undecrypted."""
         self.ending = True
         if self.tls is not None:
             self.transmit(self.tls.say_goodbye())
@@ -124,9 +124,9 @@ cdef class Stream(Socket):
         return 0
 
     cpdef close(self):
-        """Once everything that is queued has gone out.
+        """Closes the stream when all queued output was sent.
 
-        A goodbye of TLS that the kernel does not take is not waited for: nobody would look after that.
+        Does not wait until the kernel accepts a close_notify of TLS, because no time limit would apply.
         """
         cdef bint owed = self.queued > 0
         if self.closed or self.closing:
@@ -140,11 +140,11 @@ cdef class Stream(Socket):
             self.end(None)
 
     cpdef abort(self):
-        """Now."""
+        """Closes the stream at once."""
         self.end(None)
 
     cpdef int end(self, error) except -1:
-        """Now. error: what ended it, if that was not this side."""
+        """Closes the stream at once. error: the cause, or None if this side ends it."""
         if self.closed:
             return 0
         if error is not None and self.tls is not None and self.tls.shaking and self.tls.heard:
@@ -189,7 +189,7 @@ cdef class Stream(Socket):
     cdef int give_up(self) except -1:
         return self.end(None)
 
-    # ---- what arrives ----
+    # ---- input ----
 
     cdef int read(self) except -1:
         cdef ssize_t size
@@ -213,14 +213,14 @@ cdef class Stream(Socket):
         return 0
 
     cdef int decrypt(self, size_t size) except -1:
-        """Passes on the data in so many bytes, which are in the poller's buffer."""
+        """Passes on the data of `size` received bytes, which are in the poller's buffer."""
         cdef bytes data
         cdef bint shaking = self.tls.shaking, kept = self.tls.kept
         try:
             data = self.tls.decrypt(self.poller.buffer, size, self.poller.read_size)
         except TlsFailed as failure:
             return self.fail(failure)
-        self.transmit(self.tls.take_output())  # of the handshake, or answers to what was no data
+        self.transmit(self.tls.take_output())  # of the handshake, or answers to records without data
         if shaking and not self.tls.shaking and not self.closed:
             self.handler.established()
         if self.closed:
@@ -236,17 +236,17 @@ cdef class Stream(Socket):
         return 0
 
     cdef int end_input(self) except -1:
-        """The peer has sent its last byte, in its stream or by the word of TLS."""
+        """Called when the peer has ended its stream, by a FIN or by a close_notify of TLS."""
         if self.tls is not None and self.tls.shaking:
             if self.tls.heard:
                 self.handler.tls_failed("protocol", "it ended in the middle of the handshake")
             return self.end(None)
         self.reading = False
         self.handler.input_ended()
-        return self.update()  # mostly it is closed by now, and the epoll set need not be told
+        return self.update()  # usually the stream is closed by now, and the epoll set needs no change
 
     cdef int fail(self, failure) except -1:
-        """The peer is told why, and has time to read that."""
+        """Ends TLS: sends the alert, and lets the peer read it."""
         self.handler.tls_failed(failure.cause, failure.reason)
         self.ending = True
         self.transmit(self.tls.take_output())
@@ -254,7 +254,7 @@ cdef class Stream(Socket):
             self.handler.stream_broken()
         return 0
 
-    # ---- what goes out ----
+    # ---- output ----
 
     cdef int encrypt(self, bytes data) except -1:
         cdef bytes records
@@ -265,7 +265,7 @@ cdef class Stream(Socket):
         return self.transmit(records)
 
     cdef int transmit(self, bytes data) except -1:
-        """To the kernel; what it does not take is queued, and the handler told unless it has nothing more to say."""
+        """Sends bytes, and queues those that the kernel does not accept."""
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         cdef ssize_t sent = 0
         if size == 0 or self.closed:
@@ -277,7 +277,7 @@ cdef class Stream(Socket):
         return self.enqueue(data, sent)
 
     cdef int enqueue(self, bytes data, ssize_t sent) except -1:
-        """The kernel has taken so much of it."""
+        """Queues data, of which the kernel accepted `sent` bytes. Notifies the handler unless it ends the stream."""
         cdef bint first = self.queued == 0
         if self.closed:
             return 0
@@ -292,7 +292,7 @@ cdef class Stream(Socket):
         return 0
 
     cdef ssize_t push(self, const char* data, size_t size) except? -1:
-        """How much the kernel takes. An error closes the stream."""
+        """Sends bytes and returns how many the kernel accepted. An error closes the stream."""
         cdef ssize_t sent = c_send(self.fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL)
         if sent >= 0:
             return sent
@@ -302,7 +302,7 @@ cdef class Stream(Socket):
         return 0
 
     cdef int drain(self) except -1:
-        """There is room again for what is queued."""
+        """Sends queued output, when the kernel has room again."""
         cdef bytes first
         cdef ssize_t sent
         while self.queued:
@@ -326,11 +326,11 @@ cdef class Stream(Socket):
     # ---- both ----
 
     cdef bint keeps(self) noexcept:
-        """Whether it has read more than it has passed on."""
+        """Returns True if the Tls has decrypted data that was not passed on yet."""
         return self.tls is not None and self.tls.kept
 
     cdef int update(self) except -1:
-        """Has the epoll set tell of what is waited for."""
+        """Makes the epoll set report the events that the stream waits for."""
         cdef uint32_t events = EPOLLIN if self.reading else EPOLLRDHUP if self.heeding else 0
         if self.queued or (self.reading and self.keeps()):
             events |= EPOLLOUT

@@ -1,12 +1,11 @@
-"""The connection table of a server: who is let in, and who is there.
+"""The connection table of a server: admits connections and finds them.
 
-Floor 3. A connection is in one of two places. As soon as it is let in it is in `arriving`, and counts against every
-limit. When it gets its session, which is at once unless there is a TLS handshake first, it enters the table under the
-engine's number.
+Floor 3. An admitted connection is first in `arriving`, and counts against every limit. When it gets its session, at
+once or after the TLS handshake, it moves to `connections`, under the engine's number.
 
-- The engine gives a number to another connection as soon as it has let go of it. One that has ended and is still being
-  answered makes way then, and is found under minus its serial.
-- The keys of `connections` are the numbers of its connections, and no address in `addresses` has none.
+- The engine reuses a number as soon as its session has left. If that connection is still sending replies, it moves to
+  the key minus its serial.
+- The keys of `connections` are the numbers of its connections. Each address in `addresses` has a connection.
 """
 
 from functools import partial
@@ -24,18 +23,18 @@ from counterd.net.connection import peer_process
 
 
 cdef class Table:
-    """Of a server with these limits."""
+    """The connections of a server with these limits."""
 
     cdef object _limits
     cdef Py_ssize_t max_connections
-    cdef bint guarded               # not everybody may connect, or not as often as they like
-    cdef public object context      # TLS of the connections to come over TCP; None = they are plain
-    cdef public object watch        # told "opened" or "closed" and the connection; None = nobody wants to know
-    cdef readonly dict connections  # those that have a session, by the engine's number
-    cdef readonly set arriving      # those that were let in, and are still in their handshake
-    cdef readonly dict addresses    # how many connections each IP address has, in bytes
+    cdef bint guarded               # there are limits on who may connect, or how often
+    cdef public object context      # TLS context of new TCP connections; None = they are plain
+    cdef public object watch        # called with "opened" or "closed" and the connection; or None
+    cdef readonly dict connections  # connections with a session, by the engine's number
+    cdef readonly set arriving      # admitted connections whose handshake is under way
+    cdef readonly dict addresses    # the number of connections by IP address (4 or 16 bytes)
     cdef uint64_t serial            # of the last connection that entered
-    cdef uint32_t highest           # number that any has had
+    cdef uint32_t highest           # the highest number that a connection has had
 
     def __cinit__(self, limits):
         self.connections = {}
@@ -44,12 +43,12 @@ cdef class Table:
         self.limits = limits
 
     def __len__(self):
-        """How many connections there are, whether or not they have a session yet."""
+        """Returns the number of connections, with or without a session."""
         return len(self.connections) + len(self.arriving)
 
     @property
     def limits(self):
-        """What may change while the server runs; of the limits, those on coming in are looked at here."""
+        """The server's limits, which may change while it runs. The table applies those on new connections."""
         return self._limits
 
     @limits.setter
@@ -59,14 +58,14 @@ cdef class Table:
         self.guarded = not limits.is_open
 
     cdef refused(self, int fd, bytes address):
-        """A cause and a sentence, or None. Costs next to nothing where no limit is met and none is set."""
+        """Returns a cause and a sentence if a connection is refused, else None. Fast if only max_connections is set."""
         if not self.guarded and len(self) < self.max_connections:
             return None
         of_address = self.addresses.get(address, 0)
         return refusal(self._limits, address, partial(peer_process, fd), len(self), of_address)
 
     def enter(self, Connection connection not None):
-        """It has its session, and the engine's number."""
+        """Called when a connection has its session and the engine's number."""
         cdef Connection former = self.connections.pop(connection.number, None)
         if former is not None:
             former.number = -<int64_t>former.serial
@@ -80,7 +79,7 @@ cdef class Table:
             self.watch("opened", connection)
 
     def remove(self, Connection connection not None):
-        """It is gone."""
+        """Called when a connection is gone."""
         if connection.address is not None:
             count = self.addresses.pop(connection.address)
             if count > 1:
@@ -93,7 +92,7 @@ cdef class Table:
             self.watch("closed", connection)
 
     def find(self, str connection_id not None):
-        """The connection whose id that is, if it is still there."""
+        """Returns the connection with this id, or None."""
         number, _, _serial = connection_id.rpartition("-")
         try:
             connection = self.connections.get(int(number))
@@ -102,8 +101,10 @@ cdef class Table:
         return connection if connection is not None and connection.id == connection_id else None
 
     def idle_among(self, uint32_t first, uint32_t count, int64_t before_ns):
-        """Of the connections with so many numbers from first on, those that have sent nothing since that moment, though
-        nothing hindered them. And whether there may be any beyond."""
+        """Returns the idle connections among `count` numbers from `first` on, and whether there are higher numbers.
+
+        A connection is idle if it has sent nothing since before_ns, though nothing kept it from sending.
+        """
         cdef Connection connection
         cdef int64_t number
         cdef list idle = []
@@ -115,10 +116,11 @@ cdef class Table:
 
 
 cdef class Entrance(Acceptor):
-    """The way into a table, of one listening socket.
+    """Admits the connections of one listening socket to a table.
 
-    common: what its connections share; the events there have enter() and remove() called. secure: whether they begin
-    with a TLS handshake, if the table has a context. patience: see Connection. number: of the protocol's port.
+    common: shared by the connections; its events call the table's enter() and remove().
+    secure: connections begin with a TLS handshake if the table has a context.
+    patience: see Connection. number: of the protocol's port.
     """
 
     cdef Table table
@@ -139,7 +141,7 @@ cdef class Entrance(Acceptor):
         self.number = number
 
     cpdef accepted(self, int fd, bytes address, uint16_t port):
-        """Serves a connection, or closes it if it is not let in."""
+        """Serves a connection, or closes it if it is refused."""
         cdef Table table = self.table
         cdef Connection connection
         cdef Stream stream

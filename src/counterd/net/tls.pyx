@@ -1,19 +1,20 @@
-"""TLS as a filter of bytes, within a stream: what arrives is decrypted, what goes out is encrypted.
+"""TLS as a filter within a stream: decrypts input and encrypts output.
 
-Floor 3. OpenSSL sees no socket: what a read brings is put into one buffer, and what it has to say is taken out of
-another; so reads, writes and what lies between are bounded as for a plain stream. The handshake is over before anything
-is encrypted: until then the connection counts, but nobody knows who it is, and it has no session.
+Floor 3. OpenSSL has no socket: received bytes are put into one buffer, and its output is taken from another. So reads,
+writes and queues are bounded as for a plain stream. Until the handshake is complete the connection counts, but has no
+session, and no replies are encrypted.
 
 What a peer may do, and what it costs:
-- end without close_notify (a FIN between two records or within one): taken for the end as well. Whoever can cut the
-  stream can do so at any point, also by a reset, so close_notify would protect nothing here: requests carry their own
-  length, one that is cut is never executed, and what the peer holds comes back either way, as it does when it dies.
-- never answer our close_notify: it is not waited for.
-- ask for new keys, send empty records or records of a byte: OpenSSL bounds some of it, and a read takes no more than
-  the rest of a record and READ_BEYOND bytes, so that it is never much work: new keys take some 15 us each.
-- renegotiate: refused (Server.context). Not read: what OpenSSL has to say is queued, and that stops reading.
-- begin handshakes without end: a read during one is costly to the poller. A few are made in a batch, the rest wait, in
-  order, while others are served.
+- End without close_notify (a FIN between two records or within one): taken as the end of input. An attacker who can cut
+  the stream can do so at any point, also by a reset, so requiring close_notify would protect nothing. Requests carry
+  their length, so a cut request is never executed. The peer's holdings are given back in either case.
+- Never answer this side's close_notify: it is not waited for.
+- Ask for new keys, send empty records or records of one byte: OpenSSL limits some of it. A read takes at most the rest
+  of a record and READ_BEYOND bytes, so the work per read is bounded. New keys take some 15 us.
+- Renegotiate: refused (see Server.context).
+- Not read: OpenSSL's output is queued, and queued output stops reading.
+- Begin many handshakes: a read during a handshake is costly to the poller. A batch contains a few of these reads; the
+  others wait, in order, while other connections are served.
 """
 
 import ssl
@@ -23,10 +24,10 @@ from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint16_t
 
 cdef enum:
-    RECORD = 16384          # bytes of data in a record at most, and of what is encrypted in one go
-    HEADER = 5              # of a record; the last two are the length of what follows
-    READ_SHAKING = 2048     # bytes of a read while the handshake is under way: a hello with all that is in them today
-    READ_BEYOND = 512       # bytes of a read besides what is missing of a record: at most 23 further records
+    RECORD = 16384          # most bytes of data in a record, and encrypted in one call
+    HEADER = 5              # bytes of a record's header; the last two are the length of the rest
+    READ_SHAKING = 2048     # bytes of a read during the handshake: enough for a ClientHello of today
+    READ_BEYOND = 512       # bytes of a read beyond the end of the current record: at most 23 more records
 
 cdef WantRead = ssl.SSLWantReadError
 cdef ZeroReturn = ssl.SSLZeroReturnError
@@ -34,7 +35,7 @@ cdef Error = ssl.SSLError
 
 
 class TlsFailed(Exception):
-    """What the peer sent is no TLS, or none that may be. cause: "certificate" or "protocol"; reason: a sentence."""
+    """The peer's TLS is invalid or refused. cause: "certificate" or "protocol"; reason: a sentence."""
 
     def __init__(self, cause, reason):
         super().__init__(cause, reason)
@@ -44,7 +45,7 @@ class TlsFailed(Exception):
 
 @cython.final
 cdef class Tls:
-    """The server's side of one connection. context: with certificate and all else."""
+    """The server's side of one TLS connection. context: an ssl.SSLContext with the certificate."""
 
     def __cinit__(self, context):
         self.incoming = ssl.MemoryBIO()
@@ -53,12 +54,14 @@ cdef class Tls:
         self.shaking = True
 
     cdef size_t wanted(self) noexcept:
-        """Bytes of the next read at most."""
+        """Returns the most bytes that the next read may take."""
         return READ_SHAKING if self.shaking else self.missing + READ_BEYOND
 
     cdef bytes decrypt(self, const uint8_t* data, size_t size, size_t most):
-        """The data in what was kept and has arrived, so many bytes at most: the rest is kept. Nothing as long as the
-        handshake is under way. Raises TlsFailed."""
+        """Decrypts kept and new input, and returns at most `most` bytes of data. The rest is kept.
+
+        Returns b"" during the handshake. Raises TlsFailed.
+        """
         self.heard = True
         self.incoming.write(PyBytes_FromStringAndSize(<const char*>data, size))
         self.follow(data, size)
@@ -73,7 +76,7 @@ cdef class Tls:
             self.fail(error)
 
     cdef void follow(self, const uint8_t* data, size_t size) noexcept:
-        """Finds out where in a record these bytes have led."""
+        """Follows the record headers in the input, to know how many bytes the current record lacks."""
         cdef size_t position = 0, step
         while position < size:
             if self.missing:
@@ -89,7 +92,7 @@ cdef class Tls:
                     self.missing = self.length
 
     cdef bytes read_all(self, size_t most):
-        """The data of however many records: a read is a read to the connection."""
+        """Returns the data of all complete records, so that one read is one batch of the connection."""
         cdef bytes data = b""
         cdef bytes piece
         cdef list pieces = None
@@ -119,7 +122,7 @@ cdef class Tls:
         return data if pieces is None else b"".join(pieces)
 
     cdef bytes encrypt(self, bytes data):
-        """The records of it. Raises TlsFailed."""
+        """Encrypts data and returns the records. Raises TlsFailed."""
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         cdef Py_ssize_t written = 0
         cdef list pieces
@@ -128,7 +131,7 @@ cdef class Tls:
             if written == size:
                 return self.outgoing.read()
             pieces = [self.outgoing.read()]
-            while written < size:  # a peer may have asked for shorter records
+            while written < size:  # the peer may have negotiated shorter records
                 written += self.ssl.write(data[written : written + RECORD])
                 pieces.append(self.outgoing.read())
         except Error as error:
@@ -136,17 +139,17 @@ cdef class Tls:
         return b"".join(pieces)
 
     cdef bytes take_output(self):
-        """What OpenSSL has to say by itself."""
+        """Returns output that OpenSSL made by itself: of the handshake, alerts, answers."""
         return self.outgoing.read() if self.outgoing.pending else b""
 
     cdef bytes say_goodbye(self):
-        """Ends the peer's stream as TLS would have it; what was kept of its data is thrown away."""
+        """Returns a close_notify, if one can be sent. Discards kept data."""
         self.kept = False
         if not self.broken and not self.shaking:
             self.broken = True
             try:
                 self.ssl.unwrap()
-            except Error:  # it says ours, and complains that the peer's is not there yet
+            except Error:  # it has sent this side's, and complains that the peer's has not arrived
                 pass
         return self.take_output()
 
@@ -162,12 +165,12 @@ cdef class Tls:
         raise TlsFailed("certificate" if about_certificate else "protocol", reason)
 
     def describe(self):
-        """Version, cipher, and the subject of the peer's certificate; empty as long as they are not known."""
+        """Returns version, cipher, and the subject of the peer's certificate; empty if they are not known."""
         if self.shaking:
             return "", "", ""
         try:
             certificate = self.ssl.getpeercert() or {}
-        except ValueError:  # there was no end of the handshake, or what came after it was no TLS
+        except ValueError:  # the handshake was not completed, or TLS failed later
             return "", "", ""
         subject = ", ".join(f"{name}={value}" for part in certificate.get("subject", ()) for name, value in part)
         return self.ssl.version() or "", self.ssl.cipher()[0], subject

@@ -93,7 +93,7 @@ cdef inline int jobs_reserve(Jobs* jobs, Region* region, uint32_t capacity) exce
 
 
 cdef inline void jobs_begin(Jobs* jobs, const uint64_t* hash_key, const Chains* chains) noexcept nogil:
-    """To be called once, when the region is mapped. chains: for bodies."""
+    """Called once, after the region is mapped. chains: for bodies."""
     jobs.pool.capacity = jobs.capacity
     jobs.heap = Heap(<uint8_t*>&jobs.records.node, sizeof(Job))
     jobs.chains = chains[0]

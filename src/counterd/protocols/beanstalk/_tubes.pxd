@@ -79,7 +79,7 @@ cdef inline int tubes_reserve(Tubes* tubes, Region* region, uint32_t capacity) e
 cdef inline void tubes_begin(
     Tubes* tubes, const uint64_t* hash_key, const Chains* chains, int64_t now_ns
 ) noexcept nogil:
-    """To be called once, when the region is mapped. chains: for the rest of long names."""
+    """Called once, after the region is mapped. chains: for the rest of long names."""
     table_begin(&tubes.table, hash_key, chains)
     timers_begin(&tubes.timers, &(<Tube*>tubes.table.records).timer, sizeof(Tube), now_ns)
 

@@ -82,7 +82,7 @@ cdef inline int workers_reserve(Workers* workers, Region* region, Connections* c
 
 
 cdef inline void workers_begin(Workers* workers, int64_t now_ns) noexcept nogil:
-    """To be called once, when the region is mapped."""
+    """Called once, after the region is mapped."""
     workers.pool.capacity = workers.capacity
     timers_begin(&workers.timers, &workers.records.timer, sizeof(Worker), now_ns)
 

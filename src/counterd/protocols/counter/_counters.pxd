@@ -63,7 +63,7 @@ cdef inline int counters_reserve(
 
 
 cdef inline void counters_begin(Counters* counters, const uint64_t* key) noexcept nogil:
-    """To be called once, when the region is mapped."""
+    """Called once, after the region is mapped."""
     debug_check(sizeof(Counter) == 64)
     chains_begin(&counters.chains)
     permits_begin(&counters.permits, key, &counters.chains)

@@ -91,7 +91,7 @@ cdef inline int rates_reserve(
 
 
 cdef inline void rates_begin(Rates* rates, const uint64_t* key, const Chains* chains, int64_t now_ns) noexcept nogil:
-    """To be called once, when the region is mapped."""
+    """Called once, after the region is mapped."""
     debug_check(SAMPLE_BLOCKS_MAX == tally_blocks(SAMPLES_MAX) and sizeof(Value) == 88)
     table_begin(&rates.values, key, chains)
     timers_begin(&rates.timers, &(<Value*>rates.values.records).timer, sizeof(Value), now_ns)

@@ -113,7 +113,7 @@ cdef inline int rules_reserve(Rules* rules, Region* region, const Permits* permi
 
 
 cdef inline void rules_begin(Rules* rules, const uint64_t* key, const Chains* chains) noexcept nogil:
-    """To be called once, when the region is mapped."""
+    """Called once, after the region is mapped."""
     chains_begin(&rules.resources)
     table_begin(&rules.flows, key, chains)
     table_begin(&rules.params, key, chains)

@@ -112,7 +112,7 @@ cdef inline int tokens_reserve(Tokens* tokens, Region* region, Rules* rules, uin
 cdef inline void tokens_begin(
     Tokens* tokens, const uint64_t* key, const uint64_t* id_key, const Chains* chains, int64_t now_ns
 ) noexcept nogil:
-    """To be called once, when the region is mapped. id_key: what ids are made with, besides the key of the tables."""
+    """Called once, after the region is mapped. id_key: what ids are made with, besides the key of the tables."""
     debug_check(sizeof(Token) == 64 and sizeof(Owner) == 32)
     table_begin(&tokens.table, key, chains)
     timers_begin(&tokens.timers, &(<Token*>tokens.table.records).timer, sizeof(Token), now_ns)

@@ -86,7 +86,7 @@ cdef inline int throttles_reserve(Throttles* throttles, Region* region, uint32_t
 cdef inline void throttles_begin(
     Throttles* throttles, const uint64_t* hash_key, const Chains* domains, const Chains* identifiers, int64_t now_ns
 ) noexcept nogil:
-    """To be called once, when the region is mapped. domains, identifiers: chains for the long names of each."""
+    """Called once, after the region is mapped. domains, identifiers: chains for the long names of each."""
     cdef Identifier* first = <Identifier*>throttles.identifiers.records
     throttles.hash_key = hash_key
     table_begin(&throttles.domains, hash_key, domains)

@@ -82,7 +82,7 @@ cdef inline int keys_reserve(Keys* keys, Region* region, uint32_t capacity, int6
 
 
 cdef inline void keys_begin(Keys* keys, const uint64_t* hash_key, const Chains* chains, int64_t now_ns) noexcept nogil:
-    """To be called once, when the region is mapped. chains: for long names and for values."""
+    """Called once, after the region is mapped. chains: for long names and for values."""
     table_begin(&keys.table, hash_key, chains)
     timers_begin(&keys.timers, &(<Key*>keys.table.records).timer, sizeof(Key), now_ns)
 

@@ -61,7 +61,7 @@ cdef inline int members_reserve(Members* members, Region* region, uint32_t capac
 
 
 cdef inline void members_begin(Members* members, const uint64_t* hash_key) noexcept nogil:
-    """To be called once, when the region is mapped. Ids have a key made of hashes of what is too long for a name."""
+    """Called once, after the region is mapped. Ids have a key made of hashes of what is too long for a name."""
     cdef uint8_t[NAME_MAX + 1] message
     cdef int i
     memset(message, 0, sizeof(message))
