@@ -1,7 +1,7 @@
-"""Finds the protocols: one folder here for each, so that deleting the folder removes the protocol.
+"""Finds the protocols. Each has a folder here, and deleting the folder removes the protocol.
 
-Floor 2. A protocol's package exports ROOM, the one thing that the floors above read of it (contract.py). Protocols
-never import each other. What they register needs nothing that is compiled, so that any program can show it.
+Floor 2. A protocol's package exports ROOM (contract.py), and the floors above use nothing else of it. Protocols never
+import each other. Importing the package needs no compiled module, so that any program can show what it registers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def find_rooms() -> tuple[Room, ...]:
-    """Every protocol that is installed, by name. Raises ValueError if two have a table of the same name."""
+    """Returns the installed protocols, sorted by name. Raises ValueError if two have a table of the same name."""
     packages = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
     rooms = tuple(importlib.import_module(f"{__name__}.{name}").ROOM for name in packages)
     check_tables(rooms)

@@ -22,19 +22,19 @@ JOB_SIZE_MAX = 1 << 26  # as in _wire.pxd
 TUBES_MAX = 1 << 24
 JOBS_MAX = 1 << 29
 SYNC_MAX_MS = 10_000
-LAG_MAX_NS = 1_000_000_000  # of a journal for which no reply waits: then they do, or it would never catch up
+LAG_MAX_NS = 1_000_000_000  # with sync = never, replies wait only if the journal lags more: else it never catches up
 SORTS = ("ready", "reserved", "delayed", "buried", "waiting", "oldest")  # as in _tables.pyx
 
 
 def sync(text: str) -> str:
-    """How soon a change is on disk."""
+    """Reads when a change has to be on disk: always, never or a number of milliseconds."""
     if text in ("always", "never") or (text.isdecimal() and 1 <= int(text) <= SYNC_MAX_MS):
         return text
     raise ValueError(f"expected always, never or milliseconds from 1 to {SYNC_MAX_MS}, not {text!r}")
 
 
 def timing(text: str) -> tuple[int, int]:
-    """The same as the store has it: nanoseconds between two times at which the journal is told all, and of its lag."""
+    """Converts sync() to the store's values: the period between two pieces and the lag that holds replies, in ns."""
     if text == "always":
         return 0, -1
     if text == "never":
@@ -45,7 +45,7 @@ def timing(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class BeanstalkSettings:
-    """The protocol's own keys."""
+    """The protocol's own settings."""
 
     journal: str = setting(absolute_path, "", "absolute path; empty is none")
     sync: str = setting(sync, "always", "always, never or milliseconds")
@@ -57,7 +57,7 @@ class BeanstalkSettings:
 
 
 def make_store(settings: BeanstalkSettings, figures: Figures, now_ns: int) -> BeanstalkStore:
-    """The store for these settings. figures: of the floors above, for stats."""
+    """Makes the store for these settings. figures: returns the figures of the floors above, for stats."""
     from counterd.protocols.beanstalk._session import open_store  # noqa: PLC0415 - settings are read before it is built
 
     machine = os.uname()
@@ -82,11 +82,11 @@ def make_store(settings: BeanstalkSettings, figures: Figures, now_ns: int) -> Be
 
 
 def reload(_store: BeanstalkStore, _settings: BeanstalkSettings) -> None:
-    """None of its own keys may change while the store runs."""
+    """Does nothing: none of the protocol's own settings may change while the store runs."""
 
 
 def set_drain_mode(store: BeanstalkStore, on: bool) -> None:
-    """Has it answer put with DRAINING, or take jobs again."""
+    """Makes the store answer put with DRAINING, or accept jobs again."""
     store.refuse_puts(on)
 
 

@@ -1,6 +1,6 @@
-# Audits of the beanstalk protocol's store: every invariant that its parts have, of every record.
+# Audits of the beanstalk protocol's store: they check every invariant of its parts for every record.
 #
-# Floor 2, header only. For tests: they take as long as there are records.
+# Floor 2, header only. For tests: an audit reads all records.
 
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t
 
@@ -22,12 +22,12 @@ from counterd.protocols.beanstalk._workers cimport Watch, Worker, Workers
 
 
 cdef inline bint is_expected(const Timer* timer, int64_t due_ns) noexcept:
-    """Whether a timer is armed for no later."""
+    """Returns True if a timer is armed for due_ns or earlier."""
     return timer_is_armed(timer) and timer.due_ns <= due_ns
 
 
 cdef inline uint32_t audit_jobs(Queues* queues) except? 0xffffffff:
-    """Returns the blocks that bodies take."""
+    """Checks the jobs. Returns how many blocks their bodies use."""
     cdef Jobs* jobs = &queues.jobs
     cdef uint32_t number, blocks = 0, size, changed = 0, ended = 0
     cdef const Job* job
@@ -60,7 +60,7 @@ cdef inline uint32_t audit_jobs(Queues* queues) except? 0xffffffff:
 
 
 cdef inline int audit_queue(Queues* queues, uint32_t first, JobState state, uint32_t owner, uint32_t counted) except -1:
-    """A heap: its jobs are in that state, of that tube or connection, and as many as were counted."""
+    """Checks a heap: its jobs have this state and this tube or connection, and their number is `counted`."""
     cdef Jobs* jobs = &queues.jobs
     cdef const Job* job
     cdef uint32_t number = first
@@ -76,7 +76,7 @@ cdef inline int audit_queue(Queues* queues, uint32_t first, JobState state, uint
 
 
 cdef inline int audit_line(Queues* queues, const Line* line, JobState state, uint32_t tube, uint32_t counted) except -1:
-    """A line: its jobs are in that state, the earliest first, and as many as were counted."""
+    """Checks a line: its jobs have this state, the earliest is first, and their number is `counted`."""
     cdef const Job* job
     cdef uint32_t number = line.first, before = 0, count = 0
     cdef int64_t since_ns = INT64_MIN
@@ -94,7 +94,7 @@ cdef inline int audit_line(Queues* queues, const Line* line, JobState state, uin
 
 
 cdef inline uint32_t audit_keys(Queues* queues) except? 0xffffffff:
-    """Returns the blocks that they take."""
+    """Checks the keys. Returns how many blocks their names use."""
     cdef const Keys* keys = &queues.keys
     cdef const Key* key
     cdef uint32_t number, named = 0, naming = 0
@@ -119,7 +119,7 @@ cdef inline uint32_t audit_keys(Queues* queues) except? 0xffffffff:
 
 
 cdef inline int audit_waiting(Queues* queues, uint32_t number) except -1:
-    """Those who wait in a tube."""
+    """Checks the wait queue of a tube."""
     cdef const Tube* tube = tube_at(&queues.tubes, number)
     cdef const Watch* watch
     cdef uint32_t entry = tube.waiting_first, before = 0, count = 0
@@ -199,7 +199,7 @@ cdef inline int audit_workers(Queues* queues) except -1:
 
 
 cdef inline int audit_queues(Queues* queues) except -1:
-    """The jobs by the queue that each is in, the tubes, and who waits where."""
+    """Checks jobs, keys, tubes and workers, and that each is in the right queues."""
     audit_chains(
         &queues.jobs.chains,
         audit_table(&queues.tubes.table, "tubes") + audit_jobs(queues) + audit_keys(queues),

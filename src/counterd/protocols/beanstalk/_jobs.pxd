@@ -1,14 +1,14 @@
 # The jobs of the beanstalk protocol: records with a number and an id, and their bodies.
 #
-# Floor 2, header only. In which queue a job is, and why, is in _queues.pxd.
+# Floor 2, header only. _queues.pxd moves jobs between queues.
 #
 # Invariants (audit_jobs checks them):
-# - a job has a state from job_make() until job_free(), and is in the queue of that state from one call to the next;
-# - an id is given once: ids rise;
+# - a job has a state from job_make() until job_free(); between calls it is in the queue of that state;
+# - ids rise, so an id is used once;
 # - the index has an entry for each job.
 #
-# If jobs are journaled, each job that has changed since it was written last is among the changes, in the order in which
-# they changed first. So is a job that was ended, if the journal may have it; only its record is left.
+# If jobs are journaled, each job that has changed since it was last written is in the list of changes, in the order of
+# the first change. This includes an ended job that may be in the journal; only its record remains.
 
 from libc.stdint cimport UINT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 
@@ -21,8 +21,8 @@ from counterd.engine.siphash cimport siphash13
 from counterd.engine.table cimport Index, IndexEntry, index_home, index_insert, index_remove, index_reserve
 
 cdef enum:
-    URGENT = 1024           # priorities below count as urgent, in statistics
-    IDS_BITS = 9            # ids that follow each other are neighbours in the index: 512 of them take 4 KiB
+    URGENT = 1024           # statistics count lower priorities as urgent
+    IDS_BITS = 9            # 512 consecutive ids are neighbours in the index: together they take 4 KiB
     JOB_COST = 136          # bytes of a job besides its body's blocks: the record and two slots of the index
 
 cdef enum JobState:
@@ -35,40 +35,40 @@ cdef enum JobState:
 
 
 cdef struct Job:            # 120 bytes
-    Node node               # serial: its id. Key: priority if READY, and when its time is over if DELAYED or RESERVED
-    uint32_t line_next      # of those that are READY or BURIED, in the order in which they became so
+    Node node               # serial: its id. Key: its priority if READY, the end of its time if DELAYED or RESERVED
+    uint32_t line_next      # if READY or BURIED: in the order in which the jobs entered the state
     uint32_t line_prev
     uint32_t tube
     uint32_t holder         # connection, if RESERVED
     uint32_t priority
-    uint32_t delay          # seconds, as they were asked for last
+    uint32_t delay          # seconds, of the last put or release
     uint32_t ttr            # seconds
     uint32_t size           # bytes of the body
-    Chain body              # of as many blocks as they need, perhaps none
+    Chain body              # no blocks if the body is empty
     int64_t created_ns
-    int64_t since_ns        # when it came into its state
+    int64_t since_ns        # when it entered its state
     uint32_t reserves
     uint32_t timeouts
     uint32_t releases
     uint32_t buries
     uint32_t kicks
     uint32_t next_changed
-    uint32_t key            # 0: it has none
+    uint32_t key            # 0: it has no key
     uint8_t state
-    uint8_t is_changed      # is among the changes
-    uint8_t is_written      # the journal may have it
+    uint8_t is_changed      # it is in the list of changes
+    uint8_t is_written      # it may be in the journal
 
 
 cdef struct JobsState:      # in the region
     uint64_t last_id
-    uint64_t id_limit       # the last that may be given
-    uint64_t factor         # odd and secret: nobody can choose ids that meet in the index
+    uint64_t id_limit       # the highest id that may be used
+    uint64_t factor         # odd and secret, so that clients cannot cause collisions in the index
     uint64_t total          # jobs ever made
     uint64_t edits          # how often any job was changed
-    uint64_t changes        # how often a job came among the changes
+    uint64_t changes        # how often a job was added to the list of changes
     uint32_t changed_first
     uint32_t changed_last
-    uint32_t ended          # jobs of which only the record is left
+    uint32_t ended          # ended jobs whose record stays for the journal
     uint8_t is_journaled
 
 
@@ -77,13 +77,13 @@ cdef struct Jobs:           # this process's view
     Pool* pool
     Job* records
     Index index
-    Heap heap               # of any state: each queue has its own first
+    Heap heap               # the view of all heaps; each queue has its own first node
     Chains chains
     uint32_t capacity
 
 
 cdef inline int jobs_reserve(Jobs* jobs, Region* region, uint32_t capacity) except -1:
-    """Reserves memory for that many jobs. Raises ValueError for more than can be numbered."""
+    """Reserves memory for `capacity` jobs. Raises ValueError if they cannot be numbered."""
     jobs.capacity = capacity
     region_reserve(region, b"jobs", sizeof(JobsState), <void**>&jobs.state)
     region_reserve(region, b"jobs", sizeof(Pool), <void**>&jobs.pool)
@@ -116,7 +116,7 @@ cdef inline uint32_t id_tag(const Jobs* jobs, uint64_t id) noexcept nogil:
 
 
 cdef inline uint32_t job_find(const Jobs* jobs, uint64_t id) noexcept nogil:
-    """The job of that id, or 0."""
+    """Returns the job with this id, or 0."""
     cdef const Index* index = &jobs.index
     cdef uint32_t tag = id_tag(jobs, id)
     cdef uint32_t slot = index_home(index, tag)
@@ -131,7 +131,7 @@ cdef inline uint32_t job_find(const Jobs* jobs, uint64_t id) noexcept nogil:
 
 
 cdef inline void job_edited(Jobs* jobs, uint32_t number) noexcept nogil:
-    """A job has changed in what the journal has of it, if there is one."""
+    """Called when a job has changed: adds it to the list of changes, if there is a journal."""
     cdef JobsState* state = jobs.state
     cdef Job* job = job_at(jobs, number)
     if not state.is_journaled:
@@ -152,8 +152,8 @@ cdef inline void job_edited(Jobs* jobs, uint32_t number) noexcept nogil:
 cdef inline uint32_t job_place(
     Jobs* jobs, uint64_t id, uint32_t tube, const uint8_t* body, uint32_t size
 ) noexcept nogil:
-    """A job with that id and body, nothing else of which is set, in no queue yet. The caller has seen that there is
-    room for both."""
+    """Makes a job with an id and a body, in no queue. The caller sets the other fields, and has checked that there is
+    room for the job and the body."""
     cdef uint32_t number = pool_take(jobs.pool, &jobs.records.line_next, sizeof(Job))
     cdef Job* job = job_at(jobs, number)
     debug_check(number != 0)
@@ -175,7 +175,7 @@ cdef inline uint32_t job_make(
     Jobs* jobs, uint32_t tube, uint32_t priority, uint32_t delay, uint32_t ttr, const uint8_t* body, uint32_t size,
     int64_t now_ns
 ) noexcept nogil:
-    """A job with the next id, in no queue yet. The caller has seen that there is room for it and for its body."""
+    """Makes a job with the next id, in no queue. The caller has checked that there is room for it and its body."""
     cdef uint32_t number
     cdef Job* job
     jobs.state.last_id += 1
@@ -190,7 +190,7 @@ cdef inline uint32_t job_make(
 
 
 cdef inline void job_free(Jobs* jobs, uint32_t number) noexcept nogil:
-    """Ends a job that is in no queue any more. Its record stays until the journal has been told."""
+    """Ends a job that is in no queue. Its record stays until its end is in a piece for the journal."""
     cdef Job* job = job_at(jobs, number)
     debug_check(job.state == GONE_JOB)
     index_remove(&jobs.index, id_tag(jobs, job_id(job)), number)
@@ -204,13 +204,13 @@ cdef inline void job_free(Jobs* jobs, uint32_t number) noexcept nogil:
 
 
 cdef inline bint job_is_ended(const Job* job) noexcept nogil:
-    """Whether only its record is left, for the journal."""
+    """Returns True if the job has ended and its record stays for the journal."""
     return job.state == GONE_JOB and job.is_changed
 
 
 cdef inline uint32_t job_next_changed(Jobs* jobs) noexcept nogil:
-    """Takes the first of the changes from among them, which were not none. The record of a job that was ended is free:
-    what the caller needs of it has to be read before anything else happens."""
+    """Removes the first job from the list of changes, which must not be empty, and returns it. Frees the record of an
+    ended job, so the caller must read it before anything else uses it."""
     cdef JobsState* state = jobs.state
     cdef uint32_t number = state.changed_first
     cdef Job* job = job_at(jobs, number)
@@ -228,5 +228,5 @@ cdef inline uint32_t job_next_changed(Jobs* jobs) noexcept nogil:
 
 
 cdef inline void job_read(const Jobs* jobs, const Job* job, uint8_t* target) noexcept nogil:
-    """Writes its body there."""
+    """Copies the body of a job to `target`."""
     chain_read(&jobs.chains, &job.body, 0, target, job.size)

@@ -1,11 +1,11 @@
-"""Jobs on their way to the journal and back: pieces of rows.
+"""Pieces of rows: jobs on their way to the journal and back.
 
-Floor 2. The store tells what has changed in pieces, each when the one before is on disk; a job that changed twice
-meanwhile is told once, one that came and went not at all. journal.py puts the rows of a piece into a database, in
-another process, and after a restart makes pieces of the database.
+Floor 2. The store's changes are put into pieces, each after the previous one is on disk. A job that changed twice
+meanwhile has one row; a job that was put and deleted meanwhile has none. journal.py, in another process, writes the
+rows of a piece to a database, and after a restart makes pieces of the database.
 
-A piece is a Head, then rows: a Row each, the name of its tube, its key, and its body if it is WHOLE. Numbers are as
-this machine has them: a piece is never stored.
+A piece is a Head, then rows. A row is a Row, the name of its tube, its key, and its body if it is WHOLE. Numbers have
+the machine's byte order, because a piece is never stored.
 """
 
 from zlib import crc32
@@ -31,18 +31,18 @@ from counterd.protocols.beanstalk._tubes cimport tube_at, tube_find, tube_make, 
 from counterd.protocols.beanstalk._wire cimport JOB_SIZE_MAX, read_name
 
 cdef enum:
-    PIECE_SIZE = 1 << 18        # bytes of a piece, and one row: some 0.3 ms
-    CHANGES_MAX = 4096          # changes that a piece has
+    PIECE_SIZE = 1 << 18        # bytes of a piece, plus one row: some 0.3 ms
+    CHANGES_MAX = 4096          # changes in a piece
 
 cdef enum RowKind:
-    GONE = 0                    # the job was ended; of a row only id and size count; with a key, it is a KEY too
-    CHANGED = 1                 # the journal has its body
+    GONE = 0                    # the job has ended: only id and size are used; if it has a key, it is also a KEY
+    CHANGED = 1                 # the journal has its body already
     WHOLE = 2
-    LIMIT = 3                   # of a tube: its name, `priority` for the reserves, and a tube's name for a body
-    KEY = 4                     # of a job that has ended: its id, the key, and `due` for when that is free
+    LIMIT = 3                   # of a tube: its name; `priority` is the number of reserves, the body a tube's name
+    KEY = 4                     # the key of an ended job: its id and the key; `due` is when the key becomes free
 
 
-# The last that a job may have: a database must have a number for the end of the block behind it.
+# The highest id of a job: the end of the block after it must fit into the database's integers.
 cdef uint64_t ID_MAX = <uint64_t>INT64_MAX - ID_BLOCK
 
 CONSTANTS = {"ID_BLOCK": ID_BLOCK, "ID_MAX": ID_MAX, "CHANGES_MAX": CHANGES_MAX}  # for journal.py, and tests
@@ -51,13 +51,13 @@ CONSTANTS = {"ID_BLOCK": ID_BLOCK, "ID_MAX": ID_MAX, "CHANGES_MAX": CHANGES_MAX}
 cdef packed struct Head:
     uint64_t position           # of the last change in it
     int64_t now                 # Unix time in nanoseconds
-    uint64_t id_limit           # ids up to this one may be given as soon as the piece is on disk
+    uint64_t id_limit           # ids up to this one may be used when the piece is on disk
 
 
 cdef packed struct Row:         # times are Unix times in nanoseconds
     uint64_t id
     int64_t created
-    int64_t since               # when it came into its state
+    int64_t since               # when it entered its state
     int64_t due                 # if DELAYED or RESERVED: when that ends
     uint32_t priority
     uint32_t delay
@@ -67,7 +67,7 @@ cdef packed struct Row:         # times are Unix times in nanoseconds
     uint32_t releases
     uint32_t buries
     uint32_t kicks
-    uint32_t keep               # seconds for which the key is taken after the end of the job
+    uint32_t keep               # seconds for which the key stays taken after the end of the job
     uint32_t size               # of the body
     uint8_t kind
     uint8_t state
@@ -78,12 +78,12 @@ cdef packed struct Row:         # times are Unix times in nanoseconds
 # ---- in the daemon -------------------------------------------------------------------------------------------------
 
 cdef inline int64_t unix_ns(BeanstalkStore store, int64_t ns) noexcept:
-    """A time of the store's clock as a Unix time; of one before 1970, as clocks are set wrongly, 0."""
+    """Converts a time of the store's clock to Unix time; 0 for a time before 1970, which a wrong clock can cause."""
     return max(0, ns + store.wall_ns)
 
 
 cdef inline uint8_t* write_row(BeanstalkStore store, uint8_t* target, const Job* job) noexcept:
-    """Writes what the journal is to have of a job, and returns what is behind it."""
+    """Writes the row of a job. Returns the end."""
     cdef const Keys* keys = &store.queues.keys
     cdef Key* key = key_at(keys, job.key) if job.key else NULL
     cdef Row row
@@ -124,7 +124,7 @@ cdef inline uint8_t* write_row(BeanstalkStore store, uint8_t* target, const Job*
 
 
 cdef inline uint8_t* write_key(const Keys* keys, Key* key, uint8_t* target) noexcept:
-    """Writes a key, or nothing if it is NULL; returns what is behind it."""
+    """Writes a key, or nothing if it is NULL. Returns the end."""
     if key == NULL:
         return target
     name_read(&keys.table, &key.record, target)
@@ -132,7 +132,7 @@ cdef inline uint8_t* write_key(const Keys* keys, Key* key, uint8_t* target) noex
 
 
 cdef inline size_t row_size(BeanstalkStore store, const Job* job) noexcept:
-    """Bytes of its row; 0: the journal need not know of it, as it came and went."""
+    """Returns the bytes of a job's row; 0: it needs none, because it was put and deleted since the last piece."""
     cdef size_t key_size = key_at(&store.queues.keys, job.key).record.name_size if job.key else 0
     if job_is_ended(job):
         return sizeof(Row) + key_size if job.is_written or key_size else 0
@@ -142,7 +142,7 @@ cdef inline size_t row_size(BeanstalkStore store, const Job* job) noexcept:
 
 
 cdef bytes limit_row(tuple limit):
-    """The row of one of BeanstalkStore.limits."""
+    """Makes the row of an item of BeanstalkStore.limits."""
     cdef Row row
     _, name, reserves_max, target = limit
     memset(&row, 0, sizeof(Row))
@@ -154,7 +154,7 @@ cdef bytes limit_row(tuple limit):
 
 
 def take(BeanstalkStore store not None, int64_t now_ns):
-    """The position and the piece of what has changed since the last piece; None as long as that is not due."""
+    """Returns a position and the piece with the changes since the last one; None if it is not due."""
     cdef Jobs* jobs = &store.queues.jobs
     cdef size_t size = sizeof(Head), row
     cdef uint32_t number, jobs_told = 0, rows = 0, _i
@@ -209,26 +209,26 @@ def take(BeanstalkStore store not None, int64_t now_ns):
 
 
 def hurry(BeanstalkStore store not None):
-    """From now on, changes are due at once."""
+    """Makes changes due at once from now on."""
     store.journal_period_ns = 0
 
 
 def refuse(BeanstalkStore store not None, int64_t now_ns):
-    """The journal cannot be written: until reach() is called, jobs that are put are refused. All else goes on."""
+    """Called when the journal cannot be written: refuses puts until reach() is called. Other requests are served."""
     with store.at(now_ns):
         store.state.is_failing = True
         store.give_up()
 
 
 def end(BeanstalkStore store not None):
-    """No id is given any more. Returns the last that was."""
+    """Stops using new ids. Returns the last one used."""
     with store:
         store.queues.jobs.state.id_limit = store.queues.jobs.state.last_id
         return {"last_id": store.queues.jobs.state.last_id}
 
 
 def begin(BeanstalkStore store not None, uint64_t last_id, uint64_t id_limit):
-    """From now on changes are told. last_id: that may have been given before; id_limit: the last that may be given."""
+    """Records changes from now on. last_id: the highest that may have been used; id_limit: the highest to use."""
     with store:
         store.queues.jobs.state.last_id = last_id
         store.queues.jobs.state.id_limit = store.state.id_limit_asked = id_limit
@@ -236,9 +236,9 @@ def begin(BeanstalkStore store not None, uint64_t last_id, uint64_t id_limit):
 
 
 def restore(BeanstalkStore store not None, bytes piece not None, int64_t now_ns):
-    """Takes up the jobs of a piece, which come in the order in which they came into their states; returns how many.
+    """Restores the jobs of a piece, which are in the order in which they entered their states. Returns their number.
 
-    To be called before begin(). Raises ValueError if a row makes no sense, MemoryError if there is no room.
+    Called before begin(). Raises ValueError if a row is invalid, MemoryError if there is no room.
     """
     cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(piece)
     cdef const uint8_t* end = data + PyBytes_GET_SIZE(piece)
@@ -264,7 +264,7 @@ def restore(BeanstalkStore store not None, bytes piece not None, int64_t now_ns)
 
 
 cdef uint32_t restore_tube(BeanstalkStore store, const uint8_t* name, uint32_t size) except 0:
-    """The tube of that name, which is made if need be."""
+    """Returns the tube with this name, and makes it if it does not exist."""
     cdef uint32_t tag = name_tag(&store.queues.tubes.table, name, size)
     cdef uint32_t number = tube_find(&store.queues.tubes, tag, name, size)
     if number == 0:
@@ -275,7 +275,7 @@ cdef uint32_t restore_tube(BeanstalkStore store, const uint8_t* name, uint32_t s
 
 
 cdef int restore_limit(BeanstalkStore store, const Row* row, const uint8_t* data) except -1:
-    """Limits the reserves of a tube again. data: its name, and that of another."""
+    """Restores the limit of reserves of a tube. data: its name, then the name of the tube of retired jobs."""
     cdef uint32_t number = restore_tube(store, data, row.name_size)
     cdef uint32_t target = 0
     if row.size:
@@ -286,9 +286,9 @@ cdef int restore_limit(BeanstalkStore store, const Row* row, const uint8_t* data
 
 
 cdef uint32_t restore_key(BeanstalkStore store, const Row* row, const uint8_t* name) except? 0xffffffff:
-    """Takes up a key, or returns 0: of an ended job, if it is free by now, or a later job has it.
+    """Restores a key. Returns 0 if it is that of an ended job and is free by now, or a later job has it.
 
-    The clock may have been set back meanwhile, so that a key is not yet free which was when that job was put.
+    If the clock was set back meanwhile, the old key can seem to be taken although the later job has got it.
     """
     cdef Keys* keys = &store.queues.keys
     cdef int64_t until_ns = min(row.due - store.wall_ns, store.now_ns + seconds_ns(row.keep))
@@ -309,9 +309,10 @@ cdef uint32_t restore_key(BeanstalkStore store, const Row* row, const uint8_t* n
 
 
 cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) except -1:
-    """Takes up a job. data: the name of its tube, its key, and its body.
+    """Restores a job. data: the name of its tube, its key, and its body.
 
-    The clock may have been set back meanwhile: nothing of it is later than now, no time of its longer than was asked.
+    The clock may have been set back meanwhile, so no start is set later than now, and no remaining time longer than the
+    job's delay or time to run.
     """
     cdef uint32_t tube, number, key = 0
     cdef int64_t since_ns = min(row.since - store.wall_ns, store.now_ns)
@@ -320,7 +321,7 @@ cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) 
     cdef Job* job
     if job_find(&store.queues.jobs, row.id):
         raise ValueError(f"job {row.id} is there twice")
-    if row.size > store.job_size_max:  # it would not fit into what replies are written to
+    if row.size > store.job_size_max:  # it would not fit into the buffer for replies
         raise MemoryError(f"job {row.id} has {row.size} bytes, more than beanstalk.max_job_size allows")
     tube = restore_tube(store, data, row.name_size)
     data += row.name_size
@@ -354,18 +355,18 @@ cdef int restore_job(BeanstalkStore store, const Row* row, const uint8_t* data) 
     return 0
 
 
-# ---- in the process that writes ------------------------------------------------------------------------------------
+# ---- in the writer process -----------------------------------------------------------------------------------------
 
 def rows(bytes piece not None, uint32_t inline_max):
-    """What a piece says: (now, id_limit, whole, bodies, changed, gone, limits, keys), in which
+    """Parses a piece into (now, id_limit, whole, bodies, changed, gone, limits, keys):
 
     whole    (id, tube, state, priority, delay, ttr, created, since, due, reserves, timeouts, releases, buries, kicks,
-             key or None, keep, CRC-32 of the body, body) for jobs that the journal does not have yet
-    bodies   (id, body) of those of them whose body is longer than inline_max: there it is None
-    changed  as whole from tube to kicks, and the id at the end
-    gone     (id, bytes that its body had)
+             key or None, keep, CRC-32 of the body, body) of jobs that the journal does not have yet
+    bodies   (id, body) of those jobs whose body is longer than inline_max: in `whole` it is None
+    changed  as whole from tube to kicks, then the id
+    gone     (id, bytes of its body)
     limits   (tube, reserves, name of another tube or "")
-    keys     (key, id, Unix time when it is free, seconds it was to be taken) of jobs that have ended
+    keys     (key, id, Unix time when it becomes free, seconds from the end of the job to then) of ended jobs
     """
     cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(piece)
     cdef const uint8_t* end = data + PyBytes_GET_SIZE(piece)
@@ -412,14 +413,14 @@ def rows(bytes piece not None, uint32_t inline_max):
 
 
 cdef bint is_name(bytes name):
-    """Whether it can be the name of a tube, or a key."""
+    """Returns True for a valid name of a tube or key."""
     cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(name)
     cdef const uint8_t* end = start + PyBytes_GET_SIZE(name)
     return read_name(start, end) == end
 
 
 def packed_keys(list keys not None):
-    """A piece of rows as rows() has them in `keys`. Raises ValueError for one that makes no sense."""
+    """Makes a piece of rows that are like `keys` of rows(). Raises ValueError for an invalid one."""
     cdef list pieces = [b"\0" * sizeof(Head)]
     cdef Row row
     memset(&row, 0, sizeof(Row))
@@ -438,7 +439,7 @@ def packed_keys(list keys not None):
 
 
 def packed_limits(list limits not None):
-    """A piece of rows as rows() has them in `limits`. Raises ValueError for one that makes no sense."""
+    """Makes a piece of rows that are like `limits` of rows(). Raises ValueError for an invalid one."""
     cdef list pieces = [b"\0" * sizeof(Head)]
     for tube, reserves_max, target in limits:
         try:
@@ -452,8 +453,8 @@ def packed_limits(list limits not None):
 
 
 def packed(list jobs not None, uint64_t id_limit=0):
-    """A piece of rows as rows() has them in `whole`, but for the checksum. Raises ValueError for one that makes no
-    sense, with its id.
+    """Makes a piece of rows that are like `whole` of rows() without the checksum. Raises ValueError, with the id of
+    the job, for an invalid one.
     """
     if id_limit > ID_MAX:
         raise ValueError(f"the last id cannot be {id_limit}")

@@ -1,10 +1,10 @@
-# The keys of the beanstalk protocol: names of jobs, so that a job that is put twice is there once.
+# The keys of the beanstalk protocol: unique names of jobs, so that a job that is put twice exists once.
 #
-# Floor 2, header only. A key is taken as long as its job exists, and for a time afterwards.
+# Floor 2, header only. A key is taken as long as its job exists, and for some time afterwards.
 #
 # Invariants (audit_keys checks them):
-# - a key and the record of its job name each other, also if nothing else is left of that, for the journal;
-# - a key whose job has ended has a timer for the time at which it is free.
+# - a key and the record of its job refer to each other, also if the job has ended and the record stays for the journal;
+# - a key whose job has ended has a timer for the time at which the key becomes free.
 
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 
@@ -24,10 +24,10 @@ cdef enum:
 cdef struct Key:            # 88 bytes
     Record record
     uint8_t name[KEY_NAME_INLINE]
-    uint32_t job            # record of its job, or of what is left of that; 0: none is
-    uint32_t keep           # seconds for which it is taken after the end of its job
+    uint32_t job            # the record of its job, which may have ended; 0: there is no record
+    uint32_t keep           # seconds for which the key stays taken after the end of its job
     uint64_t id             # of its job
-    int64_t until_ns        # when it is free; INT64_MAX: its job has not ended
+    int64_t until_ns        # when the key becomes free; INT64_MAX: its job has not ended
     Timer timer
 
 
@@ -55,7 +55,7 @@ cdef inline Key* key_at(const Keys* keys, uint32_t number) noexcept nogil:
 
 
 cdef inline void key_let_go(Keys* keys, Jobs* jobs, uint32_t number) noexcept nogil:
-    """The record of its job and the key need each other no longer."""
+    """Separates a key from the record of its job."""
     cdef Key* key = key_at(keys, number)
     if key.job:
         job_at(jobs, key.job).key = 0
@@ -63,7 +63,7 @@ cdef inline void key_let_go(Keys* keys, Jobs* jobs, uint32_t number) noexcept no
 
 
 cdef inline void key_free(Keys* keys, Jobs* jobs, uint32_t number) noexcept nogil:
-    """Whoever wants it can have it."""
+    """Frees a key: another job can take it."""
     key_let_go(keys, jobs, number)
     timers_disarm(&keys.timers, number)
     table_remove(&keys.table, number)
@@ -72,7 +72,7 @@ cdef inline void key_free(Keys* keys, Jobs* jobs, uint32_t number) noexcept nogi
 cdef inline uint32_t key_find(
     Keys* keys, Jobs* jobs, uint32_t tag, const uint8_t* name, uint32_t size, int64_t now_ns
 ) noexcept nogil:
-    """The key of that name if it is taken, or 0."""
+    """Returns the key with this name if it is taken, else 0."""
     cdef uint32_t number = table_find(&keys.table, tag, name, size)
     if number and key_at(keys, number).until_ns <= now_ns:
         key_free(keys, jobs, number)
@@ -83,7 +83,7 @@ cdef inline uint32_t key_find(
 cdef inline uint32_t key_make(
     Keys* keys, uint32_t tag, const uint8_t* name, uint32_t size, uint64_t id, uint32_t keep
 ) noexcept nogil:
-    """A key for the job of that id, which has no record yet. The caller has seen that there is room for it."""
+    """Makes a key for a job that has no record yet. The caller has checked that there is room. id: of the job."""
     cdef uint32_t number = table_insert(&keys.table, tag, name, size)
     cdef Key* key = key_at(keys, number)
     key.job = 0
@@ -94,19 +94,19 @@ cdef inline uint32_t key_make(
 
 
 cdef inline void key_join(Keys* keys, Jobs* jobs, uint32_t number, uint32_t job) noexcept nogil:
-    """Has a key and the record of its job name each other."""
+    """Makes a key and the record of its job refer to each other."""
     key_at(keys, number).job = job
     job_at(jobs, job).key = number
 
 
 cdef inline void key_end_at(Keys* keys, uint32_t number, int64_t until_ns) noexcept nogil:
-    """It is free from then on."""
+    """Sets when the key of an ended job becomes free."""
     key_at(keys, number).until_ns = until_ns
     timers_arm(&keys.timers, number, until_ns)
 
 
 cdef inline void job_end_key(Keys* keys, Jobs* jobs, uint32_t job, int64_t now_ns) noexcept nogil:
-    """A job is about to end: its key is free at once, or in a while."""
+    """Called before a job ends: frees its key at once, or after `keep` seconds."""
     cdef const Job* ended = job_at(jobs, job)
     cdef uint32_t number = ended.key
     cdef uint32_t keep = key_at(keys, number).keep
@@ -114,5 +114,5 @@ cdef inline void job_end_key(Keys* keys, Jobs* jobs, uint32_t job, int64_t now_n
         key_free(keys, jobs, number)
         return
     key_end_at(keys, number, now_ns + <int64_t>keep * 1000000000)
-    if not ended.is_changed and not ended.is_written:  # nothing is left of it
+    if not ended.is_changed and not ended.is_written:  # its record does not stay for the journal
         key_let_go(keys, jobs, number)

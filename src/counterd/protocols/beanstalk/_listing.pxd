@@ -1,4 +1,4 @@
-# Lists of tubes and of jobs, gathered in slices.
+# Lists of tubes and of jobs, collected in slices.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -8,7 +8,7 @@ from counterd.protocols.beanstalk._store cimport BeanstalkStore
 
 cdef class Listing:
     cdef BeanstalkStore store
-    cdef uint32_t tube          # which does not end meanwhile; 0 = none
+    cdef uint32_t tube          # a tube that keep() preserves; 0 = none
     cdef list pieces
     cdef Py_ssize_t size
 
@@ -19,17 +19,17 @@ cdef class Listing:
 
 
 cdef class TubeList(Listing):
-    cdef uint32_t watch         # the next of a connection; 0 = none
+    cdef uint32_t watch         # the connection's next watch; 0 = none
 
 
 cdef class JobList(Listing):
     cdef uint8_t state          # 0 = any
-    cdef uint64_t first         # no id is lower
+    cdef uint64_t first         # the lowest id to list
     cdef uint32_t most
     cdef bytes needle
-    cdef bytes body             # room for one
-    cdef uint32_t position      # of the next record
-    cdef list ids               # a heap of ids, negative, the highest at its top; then sorted, the lowest last
+    cdef bytes body             # a buffer for one body
+    cdef uint32_t position      # the next record
+    cdef list ids               # a heap of negative ids, the highest id at its top; then sorted, the lowest id last
     cdef bint is_sorted
 
     cdef bint matches(self, const Job* job) except -1

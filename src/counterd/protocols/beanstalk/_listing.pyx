@@ -1,7 +1,7 @@
-"""Lists of tubes and of jobs, gathered in slices: list-tubes, list-tubes-watched, list-jobs and search-jobs.
+"""Lists of tubes and of jobs, collected in slices: list-tubes, list-tubes-watched, list-jobs and search-jobs.
 
-Floor 2. A reply begins with its length, so all of it is gathered before it is sent. Between two slices tubes and jobs
-come and go: the tube that matters to a list is kept by it, and what is there throughout is listed once.
+Floor 2. A reply begins with its length, so it is collected completely before it is sent. Tubes and jobs come and go
+between two slices. A list keeps the tube that it needs from ending. An entry that exists throughout is listed once.
 """
 
 from heapq import heappush, heappushpop
@@ -22,12 +22,12 @@ cdef extern from *:
     void* memmem(const void* haystack, size_t size, const void* needle, size_t needle_size) noexcept nogil
 
 cdef enum:
-    TUBE_STEPS = 8          # a name becomes an object: some 0.3 us
-    JOB_STEPS = 300         # what is told of a job: some 10 us
+    TUBE_STEPS = 8          # making an object of a name: some 0.3 us
+    JOB_STEPS = 300         # formatting a job: some 10 us
 
 
 cdef class Listing:
-    """What lists have in common. A call of the store is under way whenever one is made, or goes on."""
+    """The base of the lists. A list is made, and continues, within a call of the store."""
 
     def __cinit__(self, BeanstalkStore store not None, *_):
         self.store = store
@@ -45,7 +45,7 @@ cdef class Listing:
         self.store.end_call()
 
     cdef void keep(self, uint32_t tube) noexcept:
-        """Has that tube stay, and lets go of the one before. 0: none."""
+        """Keeps a tube (0: none) from ending, and releases the one that was kept before."""
         cdef Tubes* tubes = &self.store.queues.tubes
         cdef uint32_t before = self.tube
         if tube:
@@ -61,16 +61,16 @@ cdef class Listing:
         return 0
 
     cdef bint go_on(self, int64_t budget_floor) except -1:
-        """Gathers more; True once it has all."""
+        """Collects more entries. Returns True when the list is complete."""
         return True
 
     cdef bytes reply(self):
-        """The whole reply."""
+        """Returns the whole reply."""
         return b"OK %d\r\n%b\r\n" % (self.size, b"".join(self.pieces))
 
 
 cdef class TubeList(Listing):
-    """The tubes that there are, the oldest first; or those that a connection watches, which does nothing meanwhile.
+    """Lists all tubes, the oldest first, or those that a connection watches. The connection does nothing meanwhile.
 
     connection: the engine's number, 0 for all tubes.
     """
@@ -98,8 +98,10 @@ cdef class TubeList(Listing):
 
 
 cdef class JobList(Listing):
-    """The jobs of a tube that are in a state, 0 for any, and have a needle in their bodies: the `most` lowest ids from
-    `first` on. What is told of a job is true at one moment; a job that exists throughout is listed exactly once.
+    """Lists jobs of a tube: the `most` lowest ids from `first` on.
+
+    state: of the jobs, 0 for any. needle: bytes that their bodies contain, b"" for any. Each entry was true at one
+    moment. A job that exists throughout is listed exactly once.
     """
 
     def __cinit__(self, BeanstalkStore store not None, uint32_t tube, uint8_t state, uint64_t first, uint32_t most,
@@ -143,7 +145,7 @@ cdef class JobList(Listing):
         return memmem(target, job.size, PyBytes_AS_STRING(self.needle), size) != NULL
 
     cdef int visit(self, uint32_t number) except -1:
-        """Notes the id of a job that is to be listed, as far as is known by now."""
+        """Notes a job's id if the job matches and its id is among the lowest so far."""
         cdef const Job* job = job_at(&self.store.queues.jobs, number)
         self.store.budget -= 1
         if job_id(job) < self.first or not self.matches(job):

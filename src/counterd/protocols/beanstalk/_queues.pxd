@@ -1,14 +1,14 @@
-# The queues of the beanstalk protocol: what moves jobs between them, and in what order they are reserved.
+# The queues of the beanstalk protocol: moves jobs between them, and finds the job that is reserved next.
 #
 # Floor 2, header only. A job is in the queue of its state:
 #
-#   READY      the heap of its tube, by priority and id; and the tube's line, by the time since when
-#   DELAYED    the heap of its tube, by the time at which its delay ends
-#   RESERVED   the heap of the connection that holds it, by the time at which its time to run ends
+#   READY      the heap of its tube, by priority and id; and the tube's line, by the time when it became ready
+#   DELAYED    the heap of its tube, by the end of its delay
+#   RESERVED   the heap of the connection that holds it, by the end of its time to run
 #   BURIED     the tube's line of buried jobs
 #
-# Heaps of times need but one timer each: it is armed no later than for the first job. A timer that comes too early, as
-# that job has gone, finds nothing due and is armed again.
+# A heap of times needs one timer, which is armed for its first job or earlier. If the timer is early, because that job
+# has left the heap, it finds nothing due and is armed again.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -24,7 +24,7 @@ from counterd.protocols.beanstalk._workers cimport Worker, Workers, worker_expec
 
 cdef enum:
     SECOND_NS = 1000000000
-    MARGIN_NS = SECOND_NS   # before a job's time is over, its worker is not made to wait
+    MARGIN_NS = SECOND_NS   # a worker does not wait if the time of one of its jobs ends sooner
 
 
 cdef struct Queues:         # this process's view
@@ -33,7 +33,7 @@ cdef struct Queues:         # this process's view
     Workers workers
     Keys keys
     uint64_t* counts        # jobs by state, in the region
-    uint64_t* urgent        # ready jobs with a priority below URGENT, likewise
+    uint64_t* urgent        # ready jobs with a priority below URGENT, in the region
 
 
 cdef inline int64_t seconds_ns(uint32_t seconds) noexcept nogil:
@@ -41,7 +41,7 @@ cdef inline int64_t seconds_ns(uint32_t seconds) noexcept nogil:
 
 
 cdef inline uint32_t* queue_first(const Queues* queues, const Job* job) noexcept nogil:
-    """Where the first of the heap is in which a job of that state belongs; NULL: it belongs in none."""
+    """Returns the place of the first job of the heap for a job in its state; NULL: the state has no heap."""
     if job.state == READY:
         return &tube_at(&queues.tubes, job.tube).ready
     if job.state == DELAYED:
@@ -52,7 +52,7 @@ cdef inline uint32_t* queue_first(const Queues* queues, const Job* job) noexcept
 
 
 cdef inline Line* queue_line(const Queues* queues, const Job* job) noexcept nogil:
-    """The line in which a job of that state belongs, or NULL."""
+    """Returns the line for a job in its state; NULL: the state has no line."""
     if job.state == READY:
         return &tube_at(&queues.tubes, job.tube).ready_line
     if job.state == BURIED:
@@ -86,7 +86,7 @@ cdef inline void line_remove(Jobs* jobs, Line* line, uint32_t number) noexcept n
 cdef inline void job_enter(
     Queues* queues, uint32_t number, JobState state, uint64_t key, int64_t now_ns
 ) noexcept nogil:
-    """Has a job that is in no queue come into that state. key: as Job.node has it, of those that are in a heap."""
+    """Puts a job that is in no queue into the queue of a state. key: of Job.node, if the state has a heap."""
     cdef Job* job = job_at(&queues.jobs, number)
     cdef Tube* tube = tube_at(&queues.tubes, job.tube)
     cdef uint32_t* first
@@ -110,7 +110,7 @@ cdef inline void job_enter(
 
 
 cdef inline void job_leave(Queues* queues, uint32_t number) noexcept nogil:
-    """Takes a job out of the queue that it is in: it is to enter another, or to be freed."""
+    """Removes a job from its queue. The caller then puts it into another or frees it."""
     cdef Job* job = job_at(&queues.jobs, number)
     cdef Tube* tube = tube_at(&queues.tubes, job.tube)
     cdef uint32_t* first = queue_first(queues, job)
@@ -131,20 +131,20 @@ cdef inline void job_leave(Queues* queues, uint32_t number) noexcept nogil:
 
 
 cdef inline void tube_expect(Queues* queues, uint32_t number, int64_t due_ns) noexcept nogil:
-    """Something happens to the tube then: its timer has to be no later."""
+    """Arms the tube's timer for due_ns, unless it is armed for an earlier time."""
     cdef const Timer* timer = &tube_at(&queues.tubes, number).timer
     if not timer_is_armed(timer) or due_ns < timer.due_ns:
         timers_arm(&queues.tubes.timers, number, due_ns)
 
 
-# ---- what becomes of a job -----------------------------------------------------------------------------------------
+# ---- states of a job -----------------------------------------------------------------------------------------------
 
 cdef inline void job_ready(Queues* queues, uint32_t number, int64_t now_ns) noexcept nogil:
     job_enter(queues, number, READY, job_at(&queues.jobs, number).priority, now_ns)
 
 
 cdef inline void job_delay(Queues* queues, uint32_t number, int64_t now_ns) noexcept nogil:
-    """For as long as its `delay` says."""
+    """Delays a job for its `delay`."""
     cdef const Job* job = job_at(&queues.jobs, number)
     cdef int64_t due_ns = now_ns + seconds_ns(job.delay)
     job_enter(queues, number, DELAYED, due_ns, now_ns)
@@ -159,7 +159,7 @@ cdef inline void job_bury(Queues* queues, uint32_t number, int64_t now_ns) noexc
 cdef inline void job_hold(
     Queues* queues, uint32_t number, uint32_t connection, int64_t due_ns, int64_t now_ns
 ) noexcept nogil:
-    """Has a connection hold a job that is in no queue, until then."""
+    """Makes a connection hold a job that is in no queue, until due_ns."""
     cdef Worker* worker = queues.workers.records + connection
     job_at(&queues.jobs, number).holder = connection
     worker.jobs += 1
@@ -168,7 +168,7 @@ cdef inline void job_hold(
 
 
 cdef inline void job_reserve(Queues* queues, uint32_t number, uint32_t connection, int64_t now_ns) noexcept nogil:
-    """For as long as its `ttr` says."""
+    """Reserves a job for its `ttr`."""
     cdef Job* job = job_at(&queues.jobs, number)
     cdef Tube* tube = tube_at(&queues.tubes, job.tube)
     if job.state == READY:
@@ -181,7 +181,7 @@ cdef inline void job_reserve(Queues* queues, uint32_t number, uint32_t connectio
 
 
 cdef inline void job_touch(Queues* queues, uint32_t number, uint32_t connection, int64_t now_ns) noexcept nogil:
-    """Begins the time to run of a reserved job anew, and has the connection hold it."""
+    """Restarts the time to run of a reserved job. The connection holds it from now on."""
     cdef const Job* job = job_at(&queues.jobs, number)
     cdef int64_t since_ns = job.since_ns
     job_leave(queues, number)
@@ -189,7 +189,7 @@ cdef inline void job_touch(Queues* queues, uint32_t number, uint32_t connection,
 
 
 cdef inline void job_move(Queues* queues, uint32_t number, uint32_t target) noexcept nogil:
-    """Takes a job that is in no queue to another tube; the one before may end with that."""
+    """Moves a job that is in no queue to another tube. The previous tube may end."""
     cdef Job* job = job_at(&queues.jobs, number)
     cdef uint32_t before = job.tube
     job.tube = target
@@ -198,12 +198,12 @@ cdef inline void job_move(Queues* queues, uint32_t number, uint32_t target) noex
 
 
 cdef inline uint32_t tube_count(const Tube* tube) noexcept nogil:
-    """How many jobs it has."""
+    """Returns how many jobs a tube has."""
     return tube.jobs[<int>READY] + tube.jobs[<int>DELAYED] + tube.jobs[<int>BURIED] + tube.jobs[<int>RESERVED]
 
 
 cdef inline void tube_limit(Queues* queues, uint32_t number, uint32_t reserves_max, uint32_t target) noexcept nogil:
-    """Has jobs retire that have been reserved so often, 0: never, to another tube, 0: buried."""
+    """Sets the limit of reserves of a tube's jobs (0: none), and the tube where they then go (0: they are buried)."""
     cdef Tube* tube = tube_at(&queues.tubes, number)
     cdef uint32_t before = tube.retire_to
     tube.reserves_max = reserves_max
@@ -217,7 +217,7 @@ cdef inline void tube_limit(Queues* queues, uint32_t number, uint32_t reserves_m
 
 
 cdef inline void job_delete(Queues* queues, uint32_t number, int64_t now_ns) noexcept nogil:
-    """Ends a job, and its tube if that was the last that needed it."""
+    """Ends a job, and its tube if nothing else needs it."""
     cdef uint32_t tube = job_at(&queues.jobs, number).tube
     if job_at(&queues.jobs, number).key:
         job_end_key(&queues.keys, &queues.jobs, number, now_ns)
@@ -226,14 +226,14 @@ cdef inline void job_delete(Queues* queues, uint32_t number, int64_t now_ns) noe
     tube_settle(&queues.tubes, tube)
 
 
-# ---- what is reserved next -----------------------------------------------------------------------------------------
+# ---- the next job to reserve ---------------------------------------------------------------------------------------
 
 cdef inline uint32_t queues_next_ready(
     const Queues* queues, uint32_t connection, int64_t now_ns, int64_t* budget
 ) noexcept nogil:
-    """The ready job that comes first, by priority and id, in what the connection watches and is not paused; or 0.
+    """Returns the first ready job, by priority and id, of the watched tubes that are not paused; or 0.
 
-    Pays a step for each tube.
+    Charges a step of the budget for each tube.
     """
     cdef uint32_t number = queues.workers.records[connection].watch_first
     cdef uint32_t best = 0
@@ -249,6 +249,6 @@ cdef inline uint32_t queues_next_ready(
 
 
 cdef inline bint worker_is_pressed(const Queues* queues, uint32_t connection, int64_t now_ns) noexcept nogil:
-    """Whether the time of one of its jobs is nearly over: it is not made to wait then."""
+    """Returns True if the time of one of the connection's jobs ends within MARGIN_NS. Then it must not wait."""
     cdef uint32_t first = queues.workers.records[connection].reserved
     return first != 0 and <int64_t>job_at(&queues.jobs, first).node.key - MARGIN_NS <= now_ns

@@ -1,4 +1,4 @@
-# The replies of the beanstalk protocol: a word, which may be followed by a number, a name, or a job with its body.
+# The replies of the beanstalk protocol: a word, then perhaps a number, a name, or a job with its body.
 #
 # Floor 2, header only.
 
@@ -12,8 +12,8 @@ from counterd.protocols.beanstalk._tubes cimport Tube, tube_at
 from counterd.protocols.beanstalk._wire cimport CRLF_SIZE, NAME_MAX
 
 cdef enum:
-    DIGITS_MAX = 20         # of 64 bits
-    JOB_HEAD_MAX = 64       # bytes of what comes before a body, JOBS included, and of the CRLF behind it
+    DIGITS_MAX = 20         # of a number of 64 bits
+    JOB_HEAD_MAX = 64       # bytes of the lines before a body, including JOBS, and of the CRLF after it
 
 cdef enum Reply:
     INSERTED = 0            # and an id
@@ -28,10 +28,10 @@ cdef enum Reply:
     KICKED
     KICKED_JOBS             # and a number
     PAUSED
-    JOBS                    # and a number: so many replies with a job follow
+    JOBS                    # and a number N: N replies with a job follow
     CLEARED                 # and a number
     LIMITED
-    GOOD                    # these are no refusals
+    GOOD                    # the replies from here on are refusals
     NOT_FOUND = GOOD
     EXISTS                  # and a number
     NOT_IGNORED
@@ -45,7 +45,7 @@ cdef enum Reply:
     BAD_FORMAT
     UNKNOWN_COMMAND
     REPLIES
-    WRITTEN = REPLIES       # it is in the output already
+    WRITTEN = REPLIES       # the reply is already in the output
 
 cdef extern from *:
     """
@@ -61,18 +61,18 @@ cdef extern from *:
 
 cdef struct Answer:
     Reply reply
-    uint64_t number         # that follows the word; or the number of a job or of a tube
+    uint64_t number         # to be written after the word; or the record of a job or tube
 
 
 cdef inline uint8_t* write_word(uint8_t* target, Reply reply) noexcept nogil:
-    """Writes the word of a reply, and returns what is behind it."""
+    """Writes the word of a reply. Returns the end."""
     cdef size_t size = strlen(REPLY_WORDS[<int>reply])
     memcpy(target, REPLY_WORDS[<int>reply], size)
     return target + size
 
 
 cdef inline uint8_t* write_number(uint8_t* target, uint64_t number) noexcept nogil:
-    """Writes a blank and the number in decimal."""
+    """Writes a blank and the number in decimal. Returns the end."""
     cdef uint8_t[DIGITS_MAX] digits
     cdef int at = DIGITS_MAX
     while True:
@@ -93,7 +93,7 @@ cdef inline uint8_t* write_end(uint8_t* target) noexcept nogil:
 
 
 cdef inline uint8_t* write_job_line(uint8_t* target, const Job* job, Reply reply) noexcept nogil:
-    """The line before its body, with its id and size: less than JOB_HEAD_MAX bytes."""
+    """Writes the line before a job's body, with its id and size: less than JOB_HEAD_MAX bytes."""
     return write_end(write_number(write_number(write_word(target, reply), job_id(job)), job.size))
 
 
@@ -109,7 +109,7 @@ cdef inline bint has_number(Reply reply) noexcept nogil:
 
 
 cdef inline uint8_t* write_reply(uint8_t* target, const Queues* queues, const Answer* answer) noexcept nogil:
-    """Writes a reply, and returns what is behind it."""
+    """Writes a reply. Returns the end."""
     cdef const Job* job
     cdef Tube* tube
     if answer.reply == RESERVED_JOB or answer.reply == FOUND:

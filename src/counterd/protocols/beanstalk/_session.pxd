@@ -1,4 +1,4 @@
-# The beanstalk protocol's session, for the store, which answers those that wait.
+# The beanstalk protocol's session.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -9,12 +9,12 @@ from counterd.protocols.beanstalk._wire cimport Command, Request
 
 
 cdef class BeanstalkSession(Session):
-    cdef Command discarding         # TOO_LONG_STILL or TOO_LONG_AT_CR: up to the end of the line; else PUT
-    cdef Listing listing            # under way, or None
+    cdef Command discarding         # TOO_LONG_STILL or TOO_LONG_AT_CR while a line is discarded up to its end; else PUT
+    cdef Listing listing            # the list under way, or None
     cdef Command sweeping           # KICK or CLEAR_TUBE, if sweep_tube is not 0
-    cdef uint32_t sweep_tube        # which does not end meanwhile
+    cdef uint32_t sweep_tube        # kept from ending meanwhile
     cdef uint8_t sweep_state        # of the jobs; 0 = all that are not reserved
-    cdef uint32_t sweep_left        # jobs at most
+    cdef uint32_t sweep_left        # the most jobs that remain
     cdef uint32_t swept
 
     cdef Py_ssize_t parse_body(self, const uint8_t* data, size_t size, uint32_t line, Frame* frame) noexcept

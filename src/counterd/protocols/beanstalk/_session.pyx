@@ -1,10 +1,10 @@
-"""The beanstalk protocol, sans-I/O: a connection's commands, each of which is decoded, decided and answered.
+"""The beanstalk protocol, sans-I/O: decodes, executes and answers the commands of a connection.
 
 Floor 2. Section names below are those of docs/protocols/beanstalk.md, which says where and why this differs from the
 reference implementation.
 
-A frame is a line, and for a put the body behind it. What a line says is in _wire.pxd, how a reply is written in
-_replies.pxd; the store decides who has which job.
+A frame is a line, followed by a body in a put and a search. _wire.pxd parses lines, _replies.pxd writes replies, and
+the store decides which connection gets which job.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -48,10 +48,10 @@ from counterd.protocols.beanstalk._workers cimport (
 )
 
 cdef enum:
-    SWEEP_STEPS = 8         # a job changes its queue, and perhaps its worker, or is deleted
-    TEXT_STEPS = 300        # statistics take some 10 us in Python
-    LOOKUPS_MAX = 32768     # of a batch: each of its jobs is looked for in all tubes that are watched
-    LIMITS_MAX = 4096       # limits of reserves that the journal was not told yet
+    SWEEP_STEPS = 8         # of kicking or deleting a job
+    TEXT_STEPS = 300        # of statistics, which take some 10 us in Python
+    LOOKUPS_MAX = 32768     # of a batch: to find each of its jobs, all watched tubes are looked at
+    LIMITS_MAX = 4096       # limits of reserves that the journal was not given yet
 
 
 cdef class BeanstalkSession(Session):
@@ -62,7 +62,7 @@ cdef class BeanstalkSession(Session):
         store.sessions[self.connection] = <void*>self
 
     def __dealloc__(self):
-        if self.connection and self.store is not None:  # nobody is to answer it, even if it is forgotten later
+        if self.connection and self.store is not None:  # the store must not answer it, even before forget()
             (<BeanstalkStore>self.store).sessions[self.connection] = NULL
 
     # ---- frames ----
@@ -86,7 +86,7 @@ cdef class BeanstalkSession(Session):
         return -1 if command == QUIT and line == COMMAND_WORDS[<int>QUIT].size + CRLF_SIZE else line
 
     cdef Py_ssize_t parse_body(self, const uint8_t* data, size_t size, uint32_t line, Frame* frame) noexcept:
-        """Sections "put", "put-unique", "search-jobs": a line, and as many bytes as it says, with a CRLF behind."""
+        """Parses a line with a body and its CRLF. Sections "put", "put-unique", "search-jobs"."""
         cdef const Word* word = COMMAND_WORDS + frame.verdict
         cdef Request request
         cdef uint64_t whole
@@ -108,7 +108,7 @@ cdef class BeanstalkSession(Session):
         return frame.size
 
     cdef Py_ssize_t parse_long(self, const uint8_t* data, size_t size, Frame* frame) noexcept:
-        """A line that is too long, or a part of one: it is thrown away up to its end."""
+        """Discards a line that is too long, or a part of it, up to its end."""
         cdef uint32_t line = line_size(data, size)
         if self.discarding == TOO_LONG_AT_CR and data[0] == b"\n":
             line = 1
@@ -155,7 +155,7 @@ cdef class BeanstalkSession(Session):
         return DONE
 
     cdef Reply refuse_line(self, Command command, const Frame* frame) noexcept:
-        """The reply to what is no command."""
+        """Returns the reply to a line that is not a valid command."""
         if command == TOO_BIG:
             (<BeanstalkStore>self.store).state.requests[<int>PUT] += 1
             return JOB_TOO_BIG
@@ -167,7 +167,8 @@ cdef class BeanstalkSession(Session):
         return BAD_FORMAT
 
     cdef void edited(self, Command command) noexcept:
-        """A command has changed jobs. That one is reserved is told at once: nothing is promised by that."""
+        """Called when a command has changed jobs. Holds its reply back for the journal, except for reserves, which
+        promise nothing about the disk."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         if RESERVE <= command <= RESERVE_JOB or command == BATCH_RESERVE:
             store.expect(store.journal_due_ns())
@@ -177,7 +178,7 @@ cdef class BeanstalkSession(Session):
     # ---- commands ----
 
     cdef int decide(self, Command command, const Request* request, const Frame* frame, Answer* answer) except -1:
-        """What a command does, and its answer: DONE, LATER or PARK."""
+        """Executes a command and sets its answer. Returns DONE, LATER or PARK."""
         if command == PUT or command == PUT_UNIQUE:
             answer.reply = self.put(command, request, frame, answer)
         elif command == RESERVE or command == RESERVE_WITH_TIMEOUT or command == BATCH_RESERVE:
@@ -221,7 +222,7 @@ cdef class BeanstalkSession(Session):
             key = key_find(&queues.keys, &queues.jobs, tag, request.other, request.other_size, store.now_ns)
             if key:
                 answer.number = key_at(&queues.keys, key).id
-                store.promise(self)  # that job may not be on disk yet
+                store.promise(self)  # the existing job may not be on disk yet
                 return EXISTS
             bytes += KEY_COST
             blocks += name_blocks(&queues.keys.table, request.other_size)
@@ -249,13 +250,13 @@ cdef class BeanstalkSession(Session):
         return INSERTED
 
     cdef void count_worker(self) noexcept:
-        """It has sent a reserve."""
+        """Counts the connection as a worker, because it has sent a reserve."""
         cdef Worker* worker = (<BeanstalkStore>self.store).queues.workers.records + self.connection
         (<BeanstalkStore>self.store).queues.workers.state.workers += not worker.is_worker
         worker.is_worker = True
 
     cdef int reserve(self, Command command, const Request* request, Answer* answer) except -1:
-        """Sections "reserve", "reserve-with-timeout", "batch-reserve": what is ready, or else the connection waits."""
+        """Reserves a ready job, or waits. Sections "reserve", "reserve-with-timeout", "batch-reserve"."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef Queues* queues = &store.queues
         cdef Worker* worker = queues.workers.records + self.connection
@@ -290,7 +291,7 @@ cdef class BeanstalkSession(Session):
         return PARK
 
     cdef Reply reserve_more(self, uint32_t number, uint32_t most) except *:
-        """Reserves that job and those after it, so many at most, and answers with all. Section "batch-reserve"."""
+        """Reserves a job and the next ones, at most `most` in all, and writes the replies. Section "batch-reserve"."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef Queues* queues = &store.queues
         cdef uint32_t[BATCH_MAX] numbers
@@ -315,7 +316,7 @@ cdef class BeanstalkSession(Session):
         return WRITTEN
 
     cdef int end_wait(self, Why why) except -1:
-        """Its peer sends nothing more, or is gone."""
+        """As Session.end_wait: the peer sends nothing more, or is gone."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         if why == HALF_CLOSED:
             return store.end_waiting(self.connection, TIMED_OUT)
@@ -324,7 +325,7 @@ cdef class BeanstalkSession(Session):
         return 0
 
     cdef Reply decide_on_job(self, Command command, const Request* request, Answer* answer) except *:
-        """Commands about the job of an id: what it is to be in, for each of them, and what becomes of it."""
+        """Executes commands on a job. NOT_FOUND: there is no such job, or it is in a state that does not fit."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef Queues* queues = &store.queues
         cdef uint32_t number = job_find(&queues.jobs, request.id)
@@ -367,7 +368,7 @@ cdef class BeanstalkSession(Session):
         return RELEASED
 
     cdef Reply peek(self, Command command, Answer* answer) except *:
-        """Sections "peek-ready", "peek-delayed" and "peek-buried": the next one of the tube that is used."""
+        """Finds the next job of the used tube. Sections "peek-ready", "peek-delayed" and "peek-buried"."""
         cdef Queues* queues = &(<BeanstalkStore>self.store).queues
         cdef const Tube* tube = tube_at(&queues.tubes, queues.workers.records[self.connection].used)
         if command == PEEK_READY:
@@ -415,7 +416,7 @@ cdef class BeanstalkSession(Session):
         return WATCHING
 
     cdef Reply pause(self, uint32_t number, uint32_t seconds) except *:
-        """Section "pause-tube". 0 ends a pause."""
+        """Section "pause-tube". seconds: 0 ends a pause."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef int64_t due_ns
         cdef Tube* tube
@@ -425,7 +426,7 @@ cdef class BeanstalkSession(Session):
         tube.pause = seconds
         tube.pauses += 1
         tube.paused_until_ns = store.now_ns + seconds_ns(seconds)
-        due_ns = tube.paused_until_ns if seconds else 0  # not only when the next tick of the wheel begins
+        due_ns = tube.paused_until_ns if seconds else 0  # at once, not at the next tick of the wheel
         tube_expect(&store.queues, number, due_ns)
         store.expect(due_ns)
         return PAUSED
@@ -435,7 +436,7 @@ cdef class BeanstalkSession(Session):
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef Tubes* tubes = &store.queues.tubes
         cdef uint32_t target
-        tube_at(tubes, number).walks += 1  # it stays, although nothing may need it yet
+        tube_at(tubes, number).walks += 1  # keeps the tube from ending, although nothing may need it yet
         target = store.find_tube(
             name_tag(&tubes.table, request.other, request.other_size), request.other, request.other_size
         )
@@ -448,10 +449,10 @@ cdef class BeanstalkSession(Session):
         tube_settle(tubes, number)
         return LIMITED if target else OUT_OF_MEMORY
 
-    # ---- what takes long ----
+    # ---- long commands ----
 
     cdef Reply answer_at_length(self, Command command, const Request* request, const Frame* frame) except *:
-        """Sections "kick", "clear-tube", "list-tubes", "list-tubes-watched": produce() goes on. And statistics."""
+        """Writes statistics, or begins a kick, a clear-tube or a list, which produce() continues."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef bytes text
         if command == KICK or command == CLEAR_TUBE:
@@ -474,7 +475,7 @@ cdef class BeanstalkSession(Session):
         return WRITTEN
 
     cdef void append(self, bytes reply) noexcept:
-        """Adds a reply of less than REPLY_ROOM to the output."""
+        """Appends a reply of less than REPLY_ROOM bytes to the output."""
         cdef Store store = self.store
         debug_check(store.out_size + PyBytes_GET_SIZE(reply) <= OUTPUT_MAX + REPLY_ROOM)
         memcpy(store.out + store.out_size, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply))
@@ -497,14 +498,14 @@ cdef class BeanstalkSession(Session):
         return self.go_on_later()
 
     cdef Reply go_on_later(self) except *:
-        """A long command has begun: as long as it goes on, what the connection has must stay, half-closed or not."""
+        """Begins a long command. While it runs, the connection keeps its jobs, even if the peer has half-closed."""
         self.position = 1
         self.awaited += 1
         self.produce()
         return WRITTEN
 
     cdef int produce(self) except -1:
-        """Goes on with a list, a kick or a clear-tube, whose reply comes when it is done."""
+        """Continues a list, a kick or a clear-tube. The reply is written when it is complete."""
         if self.listing is not None:
             if self.listing.go_on(self.budget_floor):
                 self.post(self.listing.reply())
@@ -519,7 +520,7 @@ cdef class BeanstalkSession(Session):
         return 0
 
     cdef Reply begin_sweep(self, Command command, const Request* request) except *:
-        """Which jobs are kicked or cleared: as many as there are now, whatever comes meanwhile."""
+        """Begins to kick or clear jobs, at most as many as exist now."""
         cdef Queues* queues = &(<BeanstalkStore>self.store).queues
         cdef uint32_t number = queues.workers.records[self.connection].used
         cdef Tube* tube
@@ -545,7 +546,7 @@ cdef class BeanstalkSession(Session):
         return self.go_on_later()
 
     cdef bint sweep(self) except -1:
-        """Kicks or clears as many jobs as this call may; True, with the reply written, once that is all."""
+        """Kicks or clears jobs within the budget of this call. When all are done, writes the reply and returns True."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef Queues* queues = &store.queues
         cdef Answer answer
@@ -571,7 +572,7 @@ cdef class BeanstalkSession(Session):
         return True
 
     cdef void let_go(self) noexcept:
-        """Of the tube that is swept."""
+        """Lets the tube of a kick or clear-tube end again."""
         cdef Queues* queues = &(<BeanstalkStore>self.store).queues
         if self.sweep_tube:
             tube_at(&queues.tubes, self.sweep_tube).walks -= 1
@@ -583,7 +584,7 @@ cdef class BeanstalkSession(Session):
         Session.leave(self)
 
     cdef bytes give_up_on(self, bytes replies):
-        """Jobs that were put are taken back, unless a worker was given them. Section "The journal"."""
+        """Deletes jobs that were put, unless a worker has got them. Section "The journal"."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         cdef Jobs* jobs = &store.queues.jobs
         cdef list kept = []
@@ -600,7 +601,7 @@ cdef class BeanstalkSession(Session):
                 command = PUT if number and not job_at(jobs, number).key else PUT_UNIQUE
                 store.state.given_up[<int>command] += 1
             if number and job_at(jobs, number).reserves == 0:
-                if job_at(jobs, number).key:  # it is for who puts it again
+                if job_at(jobs, number).key:  # free for a client that puts the job again
                     key_free(&store.queues.keys, jobs, job_at(jobs, number).key)
                 store.end_job(number)
             kept.append(b"INTERNAL_ERROR\r\n" if number or words[0] == b"EXISTS" else replies[at:end])
@@ -609,7 +610,7 @@ cdef class BeanstalkSession(Session):
 
 
 cdef inline bint is_long(Command command) noexcept nogil:
-    """Whether it is not begun where the turn's work is used up."""
+    """Returns True for commands that are not begun when the turn's budget is used up."""
     return (
         STATS <= command <= LIST_TUBES or command == LIST_TUBES_WATCHED or command == KICK
         or CLEAR_TUBE <= command <= INSPECT_TUBE
@@ -617,7 +618,7 @@ cdef inline bint is_long(Command command) noexcept nogil:
 
 
 cdef inline uint32_t tube_next(const Tube* tube, uint8_t state) noexcept nogil:
-    """A job of that state, the next one to be kicked if it is buried or delayed; 0: none. State 0: any but RESERVED."""
+    """Returns the next job to kick or clear in a state, or 0. State 0: any but RESERVED."""
     if tube.ready and (state == READY or state == 0):
         return tube.ready
     if tube.delayed and (state == DELAYED or state == 0):
@@ -626,6 +627,6 @@ cdef inline uint32_t tube_next(const Tube* tube, uint8_t state) noexcept nogil:
 
 
 def open_store(*, job_size_max, **sizes):
-    """A store, whose sizes are those of BeanstalkStore."""
+    """Makes a store. sizes: arguments of BeanstalkStore."""
     reply_max = max(<size_t>REPLY_ROOM, <size_t>job_size_max + JOB_HEAD_MAX)
     return BeanstalkStore(make_session=BeanstalkSession, job_size_max=job_size_max, reply_max=reply_max, **sizes)

@@ -1,4 +1,4 @@
-# The beanstalk protocol's store: for the modules that build sessions, listings and tables on it.
+# The beanstalk protocol's store, for the modules with its sessions, listings and tables.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -12,26 +12,26 @@ from counterd.protocols.beanstalk._wire cimport COMMANDS
 
 
 cdef enum:
-    ID_BLOCK = 1 << 20          # ids that the journal reserves at a time, none of which is given again after a crash
+    ID_BLOCK = 1 << 20          # ids that the journal reserves at a time; after a crash none of them is used again
 
 
 cdef struct BeanstalkState:     # in the region
     uint64_t counts[JOB_STATES]     # jobs by state
     uint64_t urgent
-    uint64_t timeouts           # jobs whose time to run was over
+    uint64_t timeouts           # how often the time to run of a job ended
     uint64_t retired            # jobs that were reserved too often
     uint64_t requests[COMMANDS]     # well-formed ones
-    uint64_t unanswered[COMMANDS]   # of those: that wait, or did until their connection was gone
-    uint64_t refusals[COMMANDS + 1][REPLIES]    # by command, the last for what is none
-    uint64_t given_up[COMMANDS + 1]             # that could not be written, and had been counted already
+    uint64_t unanswered[COMMANDS]   # of these: requests that wait, or waited until their connection was gone
+    uint64_t refusals[COMMANDS + 1][REPLIES]    # by command, the last for lines that are not a command
+    uint64_t given_up[COMMANDS + 1]             # refused because the journal failed, after they were counted as ok
     uint32_t default_tube
-    uint32_t ending             # connection up to which waits were ended by a drain
-    uint64_t changes_taken      # position up to which the journal was told
-    uint64_t id_limit_asked     # what the journal was asked for last
+    uint32_t ending             # the drain has ended waits up to this connection
+    uint64_t changes_taken      # the changes up to this position were given to the journal
+    uint64_t id_limit_asked     # the id limit that the journal was last asked to reserve
     uint64_t records_written
-    int64_t taken_ns            # when the journal was told all there was
-    int64_t behind_ns           # since when it does not have all; 0: it has
-    uint32_t lost_worker        # connection that has the jobs of workers that the process before had; 0: none does
+    int64_t taken_ns            # when the journal was last given all changes
+    int64_t behind_ns           # since when changes are not on disk; 0: all are
+    uint32_t lost_worker        # a connection number for jobs that workers of the previous process hold; 0: none
     uint8_t refuses_puts        # in the protocol's drain mode
     uint8_t draining            # the daemon is about to stop
     uint8_t is_failing          # the journal cannot be written
@@ -41,18 +41,18 @@ cdef class BeanstalkStore(Store):
     cdef BeanstalkState* state
     cdef Chains chains          # of long names and of bodies
     cdef Queues queues
-    # What follows is this process's.
+    # Not in the region:
     cdef void** sessions        # by connection: a Session of this process, or NULL
     cdef uint32_t job_size_max
     cdef uint32_t tube_jobs_max
     cdef uint64_t memory_max
-    cdef int64_t journal_period_ns  # between two times at which the journal is told all; 0: as soon as it can be
-    cdef int64_t journal_lag_ns     # replies wait if it is behind for longer; -1: always
-    cdef int steps              # of the part of a tick under way, which remain
+    cdef int64_t journal_period_ns  # from one piece for the journal to the next; 0: as soon as possible
+    cdef int64_t journal_lag_ns     # replies wait if the journal is behind for longer; -1: always
+    cdef int steps              # that remain for the current part of a tick
     cdef int64_t wall_ns        # Unix time when the monotonic clock was 0
-    cdef list limits            # (position, tube, reserves_max, target), which the journal was not told yet
-    cdef object others          # what the floors above count
-    cdef dict host              # what stats tells of the machine
+    cdef list limits            # (position, tube, reserves_max, target) that the journal was not given yet
+    cdef object others          # returns the figures of the floors above
+    cdef dict host              # the figures of the machine, for stats
 
     cdef uint64_t memory_used(self) noexcept
     cdef int give_up(self) except -1

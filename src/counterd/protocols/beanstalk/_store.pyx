@@ -1,10 +1,10 @@
 """The beanstalk protocol's store: jobs, tubes, and the connections that wait for jobs.
 
-Floor 2. A store has its parts in the region (_queues.pxd has them all), and also what is counted (BeanstalkState). What
-only this process can do is not in the region: to answer the session of a connection that waits.
+Floor 2. The store's parts (see _queues.pxd) and counts (BeanstalkState) are in the region. The sessions, which answer
+waiting connections, are not, because they belong to this process.
 
-Whatever makes a job ready goes through make_ready(): if somebody waits for it, it is his at once. So no tube has both
-ready jobs and waiting connections, unless it is paused, or its pause has just ended.
+Every job that becomes ready goes through make_ready(), which gives it to a waiting connection at once. So no tube has
+both ready jobs and waiting connections, unless it is paused or its pause has just ended.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -49,12 +49,12 @@ from counterd.protocols.beanstalk._workers cimport (
 STATE_NAMES = ("", "ready", "reserved", "delayed", "buried")
 
 cdef enum:
-    SLICE = 512             # steps of a tick, of each kind: jobs given back, or that become due, some 0.3 ms
+    SLICE = 512             # steps per tick for each kind of work (jobs given back, jobs due, ...): some 0.3 ms
     REPLY_SHIFT = 4         # a step for each 16 bytes of replies that are given up
-    BODY_SHIFT = 11         # and one for each 2 KiB of a body
-    WATCH_SHIFT = 4         # and one for each 16 watches of a connection that waits no longer
+    BODY_SHIFT = 11         # a step for each 2 KiB of a body
+    WATCH_SHIFT = 4         # a step for each 16 watches of a connection whose wait ends
 
-# What the clients' side of the protocol says as well: a test compares them.
+# wire.py, for clients, has the same constants: a test compares them.
 CONSTANTS = {
     "LINE_MAX": LINE_MAX, "NAME_MAX": NAME_MAX, "JOB_SIZE_MAX": JOB_SIZE_MAX, "TIMEOUT_MAX": TIMEOUT_MAX,
     "URGENT": URGENT, "BATCH_MAX": BATCH_MAX, "NEEDLE_MAX": NEEDLE_MAX,
@@ -66,12 +66,14 @@ assert TUBE_COST == sizeof(Tube) + 2 * sizeof(IndexEntry), sizeof(Tube)
 
 
 cdef class BeanstalkStore(Store):
-    """Made by open_store() in _session.pyx.
+    """The store; open_store() in _session.pyx makes it.
 
-    memory_limit: bytes that count; job_size_max: of a body; tubes: how many there can be; tube_jobs_max: jobs in one;
-    journal_period_ns: between two times at which the journal is told all; journal_lag_ns: if it is behind for longer,
-    replies wait for it, always if that is -1; figures: what the floors above count; host: what stats tells of the
-    machine. Raises ValueError for impossible sizes, MemoryError if they cannot be mapped.
+    memory_limit: bytes, as memory_used() counts them. job_size_max: bytes of a body. tubes: the most tubes.
+    tube_jobs_max: the most jobs in a tube. journal_period_ns: from one piece for the journal to the next.
+    journal_lag_ns: replies wait for the journal if it is behind for longer; -1: always. figures: returns the figures of
+    the floors above. host: figures of the machine, for stats.
+
+    Raises ValueError for impossible sizes, MemoryError if they cannot be mapped.
     """
 
     def __cinit__(self, *, uint64_t memory_limit, uint32_t job_size_max, uint32_t tubes, uint32_t tube_jobs_max,
@@ -114,7 +116,7 @@ cdef class BeanstalkStore(Store):
         self.state.default_tube = self.find_tube(
             name_tag(&self.queues.tubes.table, name, 7), name, 7
         )
-        tube_at(&self.queues.tubes, self.state.default_tube).walks = 1  # it never ends
+        tube_at(&self.queues.tubes, self.state.default_tube).walks = 1  # so that it never ends
 
     def __dealloc__(self):
         PyMem_RawFree(self.sessions)
@@ -122,7 +124,7 @@ cdef class BeanstalkStore(Store):
     # ---- room ----
 
     cdef uint64_t memory_used(self) noexcept:
-        """Bytes that count against the limit. The first watch of a connection is free."""
+        """Returns the bytes that count against the limit. The first watch of each connection does not count."""
         cdef uint64_t watches = self.queues.workers.pool.used
         return (
             <uint64_t>self.queues.jobs.pool.used * JOB_COST + <uint64_t>self.chains.pool.used * BLOCK_SIZE
@@ -132,14 +134,14 @@ cdef class BeanstalkStore(Store):
         )
 
     cdef bint has_room(self, uint64_t bytes, uint64_t blocks) noexcept:
-        """Whether the limit leaves so many bytes of records, and blocks besides."""
+        """Returns True if the limit leaves room for `bytes` bytes of records, and for `blocks` blocks besides."""
         return (
             pool_left(self.chains.pool) >= blocks
             and self.memory_used() + bytes + blocks * BLOCK_SIZE <= self.memory_max
         )
 
     cdef uint32_t find_tube(self, uint32_t tag, const uint8_t* name, uint32_t size) noexcept:
-        """The tube of that name, which is made if need be; 0 if there is no room for it."""
+        """Returns the tube with this name, and makes it if it does not exist; 0 if there is no room for it."""
         cdef uint32_t number = tube_find(&self.queues.tubes, tag, name, size)
         if number:
             return number
@@ -152,7 +154,7 @@ cdef class BeanstalkStore(Store):
     # ---- the journal; _journal.pyx makes its pieces ----
 
     def reach(self, uint64_t position, int64_t now_ns):
-        """As Store.reach. Whatever was wrong with the journal is over."""
+        """As Store.reach. The journal works again."""
         with self.at(now_ns):
             self.state.is_failing = False
             if position >= self.state.changes_taken:
@@ -164,7 +166,7 @@ cdef class BeanstalkStore(Store):
         Store.reach(self, position, now_ns)
 
     cdef int give_up(self) except -1:
-        """The journal cannot be written: replies that wait for it go out, as give_up_on() has them, a slice of them."""
+        """Sends a slice of the held replies, as give_up_on() changes them, because the journal cannot be written."""
         cdef Session session
         cdef list held
         self.steps = SLICE
@@ -185,7 +187,7 @@ cdef class BeanstalkStore(Store):
         return 0
 
     cdef void promise(self, Session session) noexcept:
-        """A request of that session has changed jobs: its reply waits for a journal that is behind for too long."""
+        """Called when a request has changed jobs: holds its reply back if the journal is behind for too long."""
         if self.state.is_failing or self.durable >= self.queues.jobs.state.changes:
             return
         if self.state.behind_ns == 0:
@@ -195,20 +197,20 @@ cdef class BeanstalkStore(Store):
         self.expect(self.journal_due_ns())
 
     cdef int64_t journal_due_ns(self) noexcept:
-        """When the journal is to be told of changes; INT64_MAX: not as things are."""
+        """Returns when the next piece for the journal is due; INT64_MAX: none is."""
         if self.queues.jobs.state.changed_first == 0 and not self.limits or self.durable < self.state.changes_taken:
             return INT64_MAX
         if self.queues.jobs.state.id_limit - self.queues.jobs.state.last_id < ID_BLOCK // 2:
-            return 0  # it is asked for more ids before there are none
+            return 0  # the piece asks for more ids before the reserved ones are used up
         return self.state.taken_ns + self.journal_period_ns if self.journal_period_ns else 0
 
     cdef int limit_reserves(self, uint32_t number, uint32_t reserves_max, uint32_t target) except -1:
-        """Section "limit-reserves": jobs of a tube go to another one, or are buried, if that is 0 or the same."""
+        """Section "limit-reserves". target: the tube of retired jobs; 0 or the same tube: they are buried."""
         cdef JobsState* jobs = self.queues.jobs.state
         cdef Tubes* tubes = &self.queues.tubes
         if target == number or reserves_max == 0:
             target = 0
-        jobs.edits += 1  # also if it is so already: that may not be on disk yet
+        jobs.edits += 1  # also if nothing changes, because the same limit may not be on disk yet
         if tube_at(tubes, number).reserves_max == reserves_max and tube_at(tubes, number).retire_to == target:
             return 0
         if jobs.is_journaled:
@@ -221,50 +223,50 @@ cdef class BeanstalkStore(Store):
         return 0
 
     cdef bint is_held_by(self, const Job* job, uint32_t connection) noexcept:
-        """Whether a connection may end a reserved job: if its worker was lost with the process before, any may."""
+        """Returns True if a connection may end a job. Any may if the job's worker belonged to the previous process."""
         return job.state == RESERVED and (job.holder == connection or job.holder == self.state.lost_worker)
 
-    # ---- what becomes of jobs ----
+    # ---- jobs ----
 
     cdef int reserve(self, uint32_t number, uint32_t connection) except -1:
-        """Gives a job to a connection, which is told by the caller."""
+        """Gives a job to a connection. The caller sends the reply."""
         job_reserve(&self.queues, number, connection, self.now_ns)
         self.expect(<int64_t>job_at(&self.queues.jobs, number).node.key)
         return 0
 
     cdef int make_ready(self, uint32_t number) except -1:
-        """A job that is in no queue is ready: the connection that has waited longest has it, or else its tube."""
+        """Makes a job that is in no queue ready. The connection that has waited longest gets it at once."""
         cdef const Tube* tube = tube_at(&self.queues.tubes, job_at(&self.queues.jobs, number).tube)
-        job_ready(&self.queues, number, self.now_ns)  # which it stays if there is no memory to tell somebody of it
+        job_ready(&self.queues, number, self.now_ns)  # it stays ready if there is no memory for the reply
         if self.first_waiting(tube) and not tube_is_paused(tube, self.now_ns):
             self.hand_over(number, self.first_waiting(tube))
         return 0
 
     cdef uint32_t first_waiting(self, const Tube* tube) noexcept:
-        """The connection that has waited longest for a job of a tube; 0: none waits."""
+        """Returns the connection that has waited longest for a job of a tube; 0: none waits."""
         cdef uint32_t connection
         while tube.waiting_first:
             connection = self.queues.workers.watches[tube.waiting_first].connection
             if self.sessions[connection] != NULL:
                 return connection
-            self.wake(connection)  # its session was collected in the midst of a call
+            self.wake(connection)  # its session was collected during a call
         return 0
 
     cdef void wake(self, uint32_t connection) noexcept:
-        """It waits no longer."""
+        """Ends the wait of a connection, and charges the work."""
         cdef uint32_t watches = self.queues.workers.records[connection].watches
         self.steps -= <int>(watches >> WATCH_SHIFT)
         self.budget -= watches
         worker_wake(&self.queues.workers, &self.queues.tubes, connection)
 
     cdef int delay(self, uint32_t number) except -1:
-        """A job that is in no queue is ready when its delay is over."""
+        """Delays a job that is in no queue."""
         job_delay(&self.queues, number, self.now_ns)
         self.expect(<int64_t>job_at(&self.queues.jobs, number).node.key)
         return 0
 
     cdef int hand_over(self, uint32_t number, uint32_t connection) except -1:
-        """Gives a ready job to a connection that waits, and tells it."""
+        """Gives a ready job to a waiting connection, and sends it."""
         cdef const Job* job = job_at(&self.queues.jobs, number)
         cdef Session session = <Session>self.sessions[connection]
         cdef uint8_t[JOB_HEAD_MAX] line
@@ -282,7 +284,7 @@ cdef class BeanstalkStore(Store):
         return 0
 
     cdef int end_waiting(self, uint32_t connection, Reply reply) except -1:
-        """Ends a wait in vain."""
+        """Ends a wait without a job. reply: says why."""
         cdef Session session
         cdef uint8_t[JOB_HEAD_MAX] line
         cdef uint8_t* end = write_end(write_word(line, reply))
@@ -303,7 +305,7 @@ cdef class BeanstalkStore(Store):
         self.stirred = True
 
     cpdef set_wall(self, int64_t unix_ns, int64_t now_ns):
-        """As Store.set_wall. And the store knows the time although nobody asks it anything: tables show ages."""
+        """As Store.set_wall. This call also keeps now_ns current without requests, because tables show ages."""
         with self.at(now_ns):
             self.wall_ns = unix_ns - now_ns
 
@@ -325,7 +327,7 @@ cdef class BeanstalkStore(Store):
         return -1 if due_ns == INT64_MAX else due_ns
 
     cdef int run_due(self) except -1:
-        """Gives back jobs of connections that left; then what is due by time. Each has a slice of its own."""
+        """Gives back jobs of ended connections, then does the work that is due by time. Each kind has its own slice."""
         self.steps = SLICE
         self.give_back()
         self.steps = SLICE
@@ -342,7 +344,7 @@ cdef class BeanstalkStore(Store):
         return 0
 
     cdef int give_back(self) except -1:
-        """Makes jobs ready whose worker has gone."""
+        """Makes jobs ready whose worker is gone."""
         cdef uint32_t number
         while self.steps > 0:
             number = workers_next_left(&self.queues.workers)
@@ -362,7 +364,7 @@ cdef class BeanstalkStore(Store):
         return 0
 
     cdef int serve_worker(self, uint32_t connection) except -1:
-        """Takes back what a connection has held for too long, and ends a wait whose time is over."""
+        """Takes back jobs that a connection has held for too long, and ends its wait when the time is over."""
         cdef Worker* worker = self.queues.workers.records + connection
         cdef int64_t due_ns = INT64_MAX
         cdef Job* job
@@ -387,7 +389,7 @@ cdef class BeanstalkStore(Store):
         return 0
 
     cdef int end_job(self, uint32_t number) except -1:
-        """Ends a job; its key may be taken for a while."""
+        """Ends a job. Its key may stay taken for some time."""
         cdef int64_t due_ns
         job_delete(&self.queues, number, self.now_ns)
         due_ns = timers_next_ns(&self.queues.keys.timers)
@@ -396,12 +398,12 @@ cdef class BeanstalkStore(Store):
         return 0
 
     cdef int take_back(self, uint32_t number) except -1:
-        """A job that is not reserved is ready."""
+        """Makes a delayed or buried job ready."""
         job_leave(&self.queues, number)
         return self.make_ready(number)
 
     cdef int come_back(self, uint32_t number, bint is_delayed) except -1:
-        """A reserved job is ready, perhaps after its delay; unless it has been reserved too often, and is retired."""
+        """Makes a reserved job ready, or delays it. A job that has been reserved too often is retired instead."""
         cdef const Job* job = job_at(&self.queues.jobs, number)
         cdef const Tube* tube = tube_at(&self.queues.tubes, job.tube)
         cdef uint32_t target = tube.retire_to
@@ -416,7 +418,7 @@ cdef class BeanstalkStore(Store):
         return self.make_ready(number)
 
     cdef void expect_worker(self, uint32_t connection) noexcept:
-        """Arms its timer for whatever is next."""
+        """Arms a connection's timer for its next deadline."""
         cdef const Worker* worker = self.queues.workers.records + connection
         cdef int64_t due_ns = INT64_MAX
         if worker.is_waiting:
@@ -430,7 +432,7 @@ cdef class BeanstalkStore(Store):
             self.expect(due_ns)
 
     cdef int serve_keys(self) except -1:
-        """Frees keys whose jobs have ended long enough ago."""
+        """Frees keys of ended jobs when their time is over."""
         cdef uint32_t number
         while self.steps > 0:
             number = timers_take(&self.queues.keys.timers, self.now_ns, &self.steps)
@@ -450,7 +452,7 @@ cdef class BeanstalkStore(Store):
         return 0
 
     cdef int serve_tube(self, uint32_t number) except -1:
-        """Makes jobs ready whose delay is over; after a pause, hands ready jobs to those that wait."""
+        """Makes jobs ready whose delay is over. After a pause, gives ready jobs to waiting connections."""
         cdef Tube* tube = tube_at(&self.queues.tubes, number)
         cdef int64_t due_ns = INT64_MAX
         while tube.delayed:
@@ -469,7 +471,7 @@ cdef class BeanstalkStore(Store):
             tube.pause = 0
             while tube.ready and self.first_waiting(tube):
                 if self.steps <= 0:
-                    due_ns = 0  # at once, and not only when the next tick of the wheel begins
+                    due_ns = 0  # at once, not at the next tick of the wheel
                     break
                 self.steps -= 1
                 self.hand_over(tube.ready, self.first_waiting(tube))
@@ -480,14 +482,14 @@ cdef class BeanstalkStore(Store):
     # ---- drains ----
 
     def begin_drain(self):
-        """As Store.begin_drain: waits end, puts and reserves are refused."""
+        """As Store.begin_drain: ends waits, and refuses puts and reserves."""
         with self:
             self.state.draining = True
             self.state.ending = 0
             self.stirred = True
 
     cdef int end_waits(self) except -1:
-        """Ends waits, by connection."""
+        """Ends the waits of a slice of the connections."""
         if self.queues.workers.state.waiting == 0:
             return 0
         if self.state.ending >= self.connections.pool.fresh:
@@ -500,12 +502,12 @@ cdef class BeanstalkStore(Store):
         return 0
 
     def refuse_puts(self, bint refused):
-        """The protocol's drain mode: puts are answered DRAINING, and everything else goes on."""
+        """Sets the protocol's drain mode: puts are answered DRAINING, all other requests as before."""
         with self:
             self.state.refuses_puts = refused
 
     def held(self):
-        """As Store.held: reserved jobs whose worker may come back in time."""
+        """As Store.held: reserved jobs, except those of workers of the previous process."""
         with self:
             return self.state.counts[<int>RESERVED] - self.queues.workers.records[self.state.lost_worker].jobs
 
@@ -517,13 +519,13 @@ cdef class BeanstalkStore(Store):
             return self.queues.workers.records[connection].jobs
 
     def leases(self, size_t limit):
-        """As Store.leases: the first reserved jobs, by connection; the names are those of their tubes."""
+        """As Store.leases: the first reserved jobs, by connection. The names are those of their tubes."""
         cdef const Job* job
         cdef uint32_t connection, number
         cdef list found = []
         with self:
             for connection in range(1, self.connections.pool.fresh + 1):
-                if connection == self.state.lost_worker:  # of a process before this one: held() leaves them out too
+                if connection == self.state.lost_worker:  # held() leaves its jobs out, too
                     continue
                 number = self.queues.workers.records[connection].reserved
                 while number:
@@ -538,12 +540,12 @@ cdef class BeanstalkStore(Store):
     # ---- statistics ----
 
     cdef uint32_t tube_named(self, const uint8_t* name, uint32_t size) noexcept:
-        """The tube of that name, or 0."""
+        """Returns the tube with this name, or 0."""
         cdef Tubes* tubes = &self.queues.tubes
         return tube_find(tubes, name_tag(&tubes.table, name, size), name, size)
 
     cdef bytes job_stats(self, uint32_t number):
-        """Section "stats-job"; None if there is no such job."""
+        """Returns the document of section "stats-job"; None if number is 0."""
         cdef const Job* job
         cdef int64_t left_ns = 0
         if number == 0:
@@ -572,7 +574,7 @@ cdef class BeanstalkStore(Store):
         return document(told)
 
     cdef bytes tube_stats(self, uint32_t number, bint whole):
-        """Section "stats-tube" or, whole, "inspect-tube"; None if there is no such tube."""
+        """Returns the document of section "stats-tube" or, if whole, "inspect-tube"; None if number is 0."""
         cdef const Tube* tube
         cdef Tube* retire_to = NULL
         cdef int64_t left_ns
@@ -606,16 +608,16 @@ cdef class BeanstalkStore(Store):
         return document(told)
 
     cdef int64_t oldest_ready_ns(self, const Tube* tube) noexcept:
-        """For how long the first of a tube's ready jobs has been ready."""
+        """Returns for how long a tube's oldest ready job has been ready."""
         if tube.ready_line.first == 0:
             return 0
         return self.now_ns - job_at(&self.queues.jobs, tube.ready_line.first).since_ns
 
     cdef bytes stats(self):
-        """Section "stats"."""
+        """Returns the document of section "stats"."""
         cdef BeanstalkState* state = self.state
         cdef const WorkersState* workers = self.queues.workers.state
-        cdef dict others = self.others()  # a call is under way: nobody may come back here meanwhile
+        cdef dict others = self.others()  # must not call the store, because a call is under way
         cdef int command
         figures = {
             "current-jobs-urgent": state.urgent,
@@ -679,8 +681,8 @@ cdef class BeanstalkStore(Store):
         return figures
 
     def outcomes(self):
-        """As Store.outcomes. Refusals are counted; the rest of the requests was "ok". What was refused when its reply
-        had waited is counted twice, as no count may fall."""
+        """As Store.outcomes. Refusals are counted, and all other requests were "ok". A request that was refused after
+        its reply had been held back counts as both, because a count must not decrease."""
         cdef BeanstalkState* state = self.state
         cdef int command, reply
         cdef uint64_t refused, count
@@ -699,20 +701,20 @@ cdef class BeanstalkStore(Store):
         return [each for each in found if each[2]]
 
     cdef int audit_parts(self) except -1:
-        """The jobs by the queue that each is in, the tubes, the keys, and who waits where."""
+        """As Store.audit_parts: checks jobs, keys, tubes and workers, and that each is in the right queues."""
         audit_queues(&self.queues)
         return 0
 
 
 cdef inline uint8_t* write_given_line(uint8_t* target, const Job* job, uint8_t command) noexcept:
-    """What comes before the body of a job that ends a wait."""
+    """Writes the lines before the body of a job that ends a wait. Returns the end."""
     if command == BATCH_RESERVE:
         target = write_end(write_number(write_word(target, JOBS), 1))
     return write_job_line(target, job, RESERVED_JOB)
 
 
 def document(values):
-    """A document of YAML: a dictionary of names to numbers, words as they are, and bytes, which are quoted."""
+    """Formats a dictionary as YAML. Numbers and strings are written as they are, bytes in quotes."""
     lines = ["---"]
     for name, value in values.items():
         lines.append(f'{name}: "{value.decode()}"' if isinstance(value, bytes) else f"{name}: {value}")

@@ -1,4 +1,4 @@
-"""The beanstalk protocol's tables for people: its tubes, and the jobs that a connection has reserved.
+"""The beanstalk protocol's tables for people: the tubes, and the jobs that a connection has reserved.
 
 Floor 2. Walks in slices, see engine/walk.pyx.
 """
@@ -17,13 +17,13 @@ cdef double NS_PER_S = 1e9
 
 cdef enum:
     NS_PER_TENTH = 100000000
-    ROWS_STEP = 100         # of a step: some 0.1 ms
+    ROWS_STEP = 100         # rows of a step: some 0.1 ms
 
 SORTS = ("ready", "reserved", "delayed", "buried", "waiting", "oldest")
 
 
 cdef class TubesWalk(RankedWalk):
-    """Tubes that have `match` in their names; `sort`: one of SORTS. oldest: the ready job that has waited longest."""
+    """Lists the tubes that have `match` in their names. sort: one of SORTS; "oldest": age of the oldest ready job."""
 
     cdef int order
 
@@ -32,7 +32,7 @@ cdef class TubesWalk(RankedWalk):
         self.order = SORTS.index(sort)
 
     cdef int64_t oldest_ns(self, const Tube* tube) noexcept:
-        """For how long the first of its ready jobs has been ready."""
+        """Returns for how long the tube's oldest ready job has been ready."""
         cdef BeanstalkStore store = <BeanstalkStore>self.store
         self.work -= BLOCK_WORK if tube.ready_line.first else 0
         return store.oldest_ready_ns(tube)
@@ -55,17 +55,17 @@ cdef class TubesWalk(RankedWalk):
 
 
 cdef class ReservedWalk:
-    """The jobs that a connection has reserved. Counts all, and lists `limit` of them.
+    """Counts the jobs that a connection has reserved, and lists `limit` of them.
 
-    connection: the engine's number. The first step notes the jobs by number. A job that the connection has throughout
-    is listed exactly once.
+    connection: the engine's number. The first step notes the numbers of the jobs. A job that the connection holds
+    throughout is listed exactly once.
     """
 
     cdef BeanstalkStore store
     cdef uint32_t connection
     cdef uint32_t limit
     cdef readonly uint64_t total
-    cdef list entries       # jobs that are to become rows, the next one last; None before the first step
+    cdef list entries       # jobs that will become rows, the next one last; None before the first step
     cdef list found
 
     def __cinit__(self, BeanstalkStore store not None, uint32_t connection, uint32_t limit):
@@ -77,7 +77,7 @@ cdef class ReservedWalk:
         self.found = []
 
     def step(self):
-        """Goes on for 250 us at most. True once the rows are there."""
+        """Continues for 250 us at most. Returns True when the rows are ready."""
         with self.store:
             if self.entries is None:
                 self.note()
@@ -112,5 +112,5 @@ cdef class ReservedWalk:
         return 0
 
     def rows(self):
-        """The rows, each as it was when it was taken. Of use once step() has returned True."""
+        """Returns the rows, each as it was when it was read. Call it after step() has returned True."""
         return self.found

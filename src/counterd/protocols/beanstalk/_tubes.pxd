@@ -1,9 +1,9 @@
-# The tubes of the beanstalk protocol: names, each with its queues.
+# The tubes of the beanstalk protocol: names with queues of jobs.
 #
-# Floor 2, header only. What moves a job from one queue to another is in _queues.pxd.
+# Floor 2, header only. _queues.pxd moves jobs between queues.
 #
-# A tube exists while something needs it: its jobs, connections that use or watch it, and walks that have come to it.
-# Tubes are in a list in the order in which they were made.
+# A tube exists while something needs it: its jobs, connections that use or watch it, walks that are at it, and limits
+# of reserves. Tubes are in a list in the order in which they were made.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
@@ -31,31 +31,31 @@ cdef struct Line:           # of jobs, by their line_next and line_prev
 cdef struct Tube:           # 208 bytes
     Record record
     uint8_t name[TUBE_NAME_INLINE]
-    uint32_t next           # in the order in which they were made
+    uint32_t next           # in the order in which tubes were made
     uint32_t prev
     uint32_t ready          # first of the heap, by priority
     uint32_t delayed        # first of the heap, by time
-    Line ready_line         # in the order in which they became ready
+    Line ready_line         # in the order in which jobs became ready
     Line buried_line
-    uint32_t waiting_first  # watch of the connection that began to wait first
+    uint32_t waiting_first  # watch of the connection that has waited longest
     uint32_t waiting_last
     uint32_t waiting
     uint32_t urgent         # ready jobs with a priority below URGENT
     uint32_t jobs[JOB_STATES]   # by state
     uint32_t using
     uint32_t watching
-    uint32_t walks          # that have come to it
-    uint32_t pause          # seconds it was paused for last
-    uint32_t reserves_max   # of a job: one that has had so many, and comes back, is retired; 0: no limit
-    uint32_t retire_to      # tube that it goes to; 0: it is buried
-    uint32_t retired_here   # tubes whose jobs come here
-    Timer timer             # not later than its first delayed job, or than the end of its pause
+    uint32_t walks          # walks that are at this tube
+    uint32_t pause          # seconds of the last pause
+    uint32_t reserves_max   # a job that comes back after this many reserves is retired; 0: no limit
+    uint32_t retire_to      # the tube of retired jobs; 0: they are buried
+    uint32_t retired_here   # tubes whose retired jobs come here
+    Timer timer             # armed for the first delayed job or the end of the pause, or earlier
     int64_t paused_until_ns
     uint64_t total          # jobs ever put into it
     uint64_t deletes
     uint64_t pauses
     uint64_t reserves       # jobs ever reserved from it
-    uint64_t queued_ns      # sum of the times that these had been ready
+    uint64_t queued_ns      # total time that these had been ready
 
 
 cdef struct TubesState:     # in the region
@@ -89,19 +89,19 @@ cdef inline Tube* tube_at(const Tubes* tubes, uint32_t number) noexcept nogil:
 
 
 cdef inline uint32_t tube_find(const Tubes* tubes, uint32_t tag, const uint8_t* name, uint32_t size) noexcept nogil:
-    """The tube of that name, or 0."""
+    """Returns the tube with this name, or 0."""
     return table_find(&tubes.table, tag, name, size)
 
 
 cdef inline bint tubes_have_room(const Tubes* tubes, uint32_t name_size) noexcept nogil:
-    """For another with a name of so many bytes."""
+    """Returns True if there is room for another tube with a name of name_size bytes."""
     return pool_left(tubes.table.pool) != 0 and (
         pool_left(tubes.table.chains.pool) >= name_blocks(&tubes.table, name_size)
     )
 
 
 cdef inline uint32_t tube_make(Tubes* tubes, uint32_t tag, const uint8_t* name, uint32_t size) noexcept nogil:
-    """A new one, which nothing needs yet. The caller has seen that there is room for it, and no other of that name."""
+    """Makes a tube. The caller has checked that there is room and that the name is new, and needs the tube at once."""
     cdef uint32_t number = table_insert(&tubes.table, tag, name, size)
     cdef Tube* tube = tube_at(tubes, number)
     memset(&tube.next, 0, <uint8_t*>(tube + 1) - <uint8_t*>&tube.next)
@@ -123,7 +123,7 @@ cdef inline bint tube_is_needed(const Tube* tube) noexcept nogil:
 
 
 cdef inline void tube_settle(Tubes* tubes, uint32_t number) noexcept nogil:
-    """Something has left the tube: if nothing needs it any more, it is gone."""
+    """Ends a tube if nothing needs it any more."""
     cdef Tube* tube = tube_at(tubes, number)
     if tube_is_needed(tube):
         return

@@ -1,8 +1,8 @@
-# The wire of the beanstalk protocol: what a line asks. How replies are written is in _replies.pxd.
+# The wire of the beanstalk protocol: parses command lines. _replies.pxd writes replies.
 #
 # Floor 2, header only. Section names are those of docs/protocols/beanstalk.md. A line ends with CRLF and has at most
-# LINE_MAX bytes, these two included. It is looked at twice: `line_command` says which command it is, as soon as the
-# line is there, and `line_decode` reads its arguments, when it is executed.
+# LINE_MAX bytes, including the CRLF. It is parsed in two steps: `line_command` finds the command when the line is
+# complete, and `line_decode` reads its arguments when it is executed.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp
@@ -13,10 +13,10 @@ cdef enum:
     JOB_SIZE_MAX = 1 << 26  # bytes of a job's body, whatever the settings say
     TIMEOUT_MAX = 0x7fffffff  # seconds that a reserve may wait
     BATCH_MAX = 1000        # jobs of a batch-reserve, a list-jobs or a search-jobs
-    NEEDLE_MAX = 1024       # bytes that are searched for
+    NEEDLE_MAX = 1024       # bytes of the text of a search
     CRLF_SIZE = 2
 
-cdef enum Command:          # what a line asks for; in the order in which stats counts them
+cdef enum Command:          # in the order in which stats counts them
     PUT = 0
     PEEK
     PEEK_READY
@@ -42,7 +42,7 @@ cdef enum Command:          # what a line asks for; in the order in which stats 
     LIST_TUBES_WATCHED
     PAUSE_TUBE
     QUIT
-    # Those that beanstalkd does not have.
+    # Commands that beanstalkd does not have.
     BATCH_RESERVE
     CLEAR_TUBE
     LIST_JOBS
@@ -51,13 +51,13 @@ cdef enum Command:          # what a line asks for; in the order in which stats 
     LIMIT_RESERVES
     PUT_UNIQUE
     COMMANDS
-    # What a line can be besides.
-    UNKNOWN                 # its first word is no command
-    MALFORMED               # its arguments are not the command's
-    TOO_BIG                 # a put of more bytes than a job may have: they are thrown away
-    TOO_LONG                # the rest of a line that was too long: thrown away, and answered
-    TOO_LONG_STILL          # a part of such a line that is not its end
-    TOO_LONG_AT_CR          # likewise; its last byte may be the first half of the end
+    # Lines that are not a command.
+    UNKNOWN                 # the first word is not a command
+    MALFORMED               # the arguments do not fit the command
+    TOO_BIG                 # a put of more bytes than a job may have: they are discarded
+    TOO_LONG                # the end of a line that was too long: discarded, then answered
+    TOO_LONG_STILL          # a part of such a line before its end
+    TOO_LONG_AT_CR          # likewise, and its last byte may be the first half of the CRLF
 
 
 cdef extern from *:
@@ -82,7 +82,7 @@ cdef extern from *:
     ctypedef struct Word "counterd_beanstalk_word":
         const char* text
         size_t size
-        const char* arguments   # a letter each: line_decode
+        const char* arguments   # one letter for each: see line_decode
     const Word* COMMAND_WORDS "counterd_beanstalk_commands"     # in the order of Command
 
 cdef extern from *:
@@ -99,7 +99,7 @@ cdef extern from *:
     const StateWord* STATE_WORDS "counterd_beanstalk_states"
 
 
-cdef struct Request:        # what a line says
+cdef struct Request:        # the arguments of a line
     uint64_t id
     uint32_t priority
     uint32_t delay          # seconds
@@ -111,15 +111,15 @@ cdef struct Request:        # what a line says
     uint32_t name_size
     uint32_t other_size
     const uint8_t* name     # of a tube
-    const uint8_t* other    # likewise, if there are two; or a key
+    const uint8_t* other    # of a second tube, or a key
 
 
 # ---- lines ---------------------------------------------------------------------------------------------------------
 
 cdef inline uint32_t line_size(const uint8_t* data, size_t size) noexcept nogil:
-    """Bytes of the line at `data`, its CRLF included; 0 if there is no CRLF among the first `size` bytes.
+    """Returns the bytes of the line at `data`, including its CRLF; 0 if the first `size` bytes contain no CRLF.
 
-    A CR that no LF follows is a byte like others.
+    A CR without a LF is an ordinary byte.
     """
     cdef const uint8_t* start = data
     cdef const uint8_t* end = data + size
@@ -134,7 +134,7 @@ cdef inline uint32_t line_size(const uint8_t* data, size_t size) noexcept nogil:
 
 
 cdef inline Command line_command(const uint8_t* data, uint32_t line) noexcept nogil:
-    """Which command a line is, by its first word; UNKNOWN if none. line: bytes of it, with its CRLF."""
+    """Returns the command of a line, by its first word, or UNKNOWN. line: bytes of the line with its CRLF."""
     cdef const uint8_t* blank = <const uint8_t*>memchr(data, b" ", line - CRLF_SIZE)
     cdef size_t size = line - CRLF_SIZE if blank == NULL else blank - data
     cdef int command
@@ -145,7 +145,7 @@ cdef inline Command line_command(const uint8_t* data, uint32_t line) noexcept no
 
 
 cdef inline bint is_name_byte(uint8_t byte) noexcept nogil:
-    """Section "Names"."""
+    """Returns True for a byte that names may contain. Section "Names"."""
     return (
         b"a" <= byte <= b"z" or b"A" <= byte <= b"Z" or b"0" <= byte <= b"9" or byte == b"-" or byte == b"+"
         or byte == b"/" or byte == b";" or byte == b"." or byte == b"$" or byte == b"_" or byte == b"(" or byte == b")"
@@ -155,7 +155,7 @@ cdef inline bint is_name_byte(uint8_t byte) noexcept nogil:
 cdef inline const uint8_t* read_number(
     const uint8_t* start, const uint8_t* end, uint64_t most, uint64_t* number
 ) noexcept nogil:
-    """Reads decimal digits; returns what follows them, or NULL if there are none or they say more than `most`."""
+    """Reads decimal digits. Returns their end, or NULL if there are none or the number is larger than `most`."""
     cdef const uint8_t* at = start
     cdef uint64_t value = 0
     cdef uint8_t digit
@@ -170,7 +170,7 @@ cdef inline const uint8_t* read_number(
 
 
 cdef inline const uint8_t* read_name(const uint8_t* start, const uint8_t* end) noexcept nogil:
-    """Returns what follows the name of a tube, or NULL if that is none."""
+    """Reads the name of a tube. Returns its end, or NULL if it is not a valid name."""
     cdef const uint8_t* at = start
     while at < end and is_name_byte(at[0]):
         at += 1
@@ -178,7 +178,7 @@ cdef inline const uint8_t* read_name(const uint8_t* start, const uint8_t* end) n
 
 
 cdef inline const uint8_t* read_state(const uint8_t* start, const uint8_t* end, uint8_t* state) noexcept nogil:
-    """Reads the state of jobs, or "all"; returns what follows it, or NULL."""
+    """Reads the state of jobs, or "all". Returns its end, or NULL."""
     cdef const StateWord* word
     cdef int i
     for i in range(5):
@@ -192,7 +192,7 @@ cdef inline const uint8_t* read_state(const uint8_t* start, const uint8_t* end, 
 cdef inline bint line_decode(
     const uint8_t* start, const uint8_t* end, const char* arguments, Request* request
 ) noexcept nogil:
-    """Reads the arguments of a command: those of its Word, each after at least one blank, and nothing else."""
+    """Reads the arguments of a command, each after at least one blank. Returns False if they do not match its Word."""
     cdef const uint8_t* word
     cdef uint64_t number = 0
     cdef char kind
@@ -234,7 +234,7 @@ cdef inline bint line_decode(
 
 
 cdef inline uint64_t number_max(char kind) noexcept nogil:
-    """The largest number that an argument of that kind may be."""
+    """Returns the largest number allowed for an argument of a kind."""
     if kind == b"i":
         return 0xffffffffffffffff
     return <uint64_t>TIMEOUT_MAX if kind == b"w" else 0xffffffff

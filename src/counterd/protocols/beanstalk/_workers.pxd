@@ -1,12 +1,12 @@
-# The connections of the beanstalk protocol: what each uses, watches, has reserved and waits for.
+# The connections of the beanstalk protocol: the tubes that each uses and watches, its reserved jobs, and its wait.
 #
-# Floor 2, header only. A worker is a record by its connection's number; a watch says that a connection watches a tube.
+# Floor 2, header only. A worker is the record of a connection, by its number. A watch is a pair of connection and tube.
 #
 # Invariants (audit_workers checks them):
-# - a worker is open from worker_enter() until worker_leave(). After that it has no watches and does not wait, and is
-#   among those that leave until the last of its jobs was given back;
-# - the watches of a worker that waits are in the queues of their tubes, and no others are. A watch enters each queue at
-#   its end: whoever has waited longest is first.
+# - a worker is open from worker_enter() until worker_leave(). After that it has no watches and does not wait; it is in
+#   the queue of leavers until its last job was given back;
+# - exactly the watches of waiting workers are in the wait queues of their tubes. A watch enters at the end of a queue,
+#   so the first one has waited longest.
 
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 
@@ -27,27 +27,27 @@ cdef enum:
 cdef struct Watch:
     uint32_t connection
     uint32_t tube
-    uint32_t next           # of the same connection, in the order in which they were watched
+    uint32_t next           # of the same connection, in the order of the watch commands
     uint32_t prev
-    uint32_t waiting_next   # of the same tube, in the order in which they began to wait
+    uint32_t waiting_next   # in the wait queue of the tube
     uint32_t waiting_prev
     uint32_t spare[2]
 
 
 cdef struct Worker:
-    uint32_t used           # tube; 0: the connection is not open
+    uint32_t used           # the tube that it uses; 0: the connection is not open
     uint32_t watch_first
     uint32_t watch_last
     uint32_t watches
-    uint32_t reserved       # first of the heap of its jobs, by the end of their time
+    uint32_t reserved       # first of the heap of its jobs, by the end of their time to run
     uint32_t jobs
     uint32_t next_leaving   # connection
     uint8_t is_waiting
     uint8_t is_producer     # has sent a put
     uint8_t is_worker       # has sent a reserve
-    uint8_t command         # the reserve that waits, or was the last to
+    uint8_t command         # the reserve command that waits, or was the last to wait
     int64_t wait_until_ns   # if it waits; INT64_MAX: for ever
-    Timer timer             # not later than anything that happens to it by time
+    Timer timer             # armed for its next deadline or earlier
 
 
 cdef struct WorkersState:   # in the region
@@ -56,7 +56,7 @@ cdef struct WorkersState:   # in the region
     uint32_t waiting
     uint32_t producers
     uint32_t workers
-    uint64_t given_back     # jobs of connections that left
+    uint64_t given_back     # jobs of ended connections that were given back, in total
 
 
 cdef struct Workers:        # this process's view
@@ -70,7 +70,7 @@ cdef struct Workers:        # this process's view
 
 
 cdef inline int workers_reserve(Workers* workers, Region* region, Connections* connections, uint32_t watches) except -1:
-    """Reserves memory for the most connections that there can be, and for that many watches."""
+    """Reserves memory for CONNECTIONS_MAX connections and `watches` watches."""
     workers.connections = connections
     workers.capacity = watches
     region_reserve(region, b"workers", sizeof(WorkersState), <void**>&workers.state)
@@ -92,7 +92,7 @@ cdef inline void workers_begin(Workers* workers, int64_t now_ns) noexcept nogil:
 cdef inline uint32_t watch_find(
     const Workers* workers, uint32_t connection, uint32_t tube, int64_t* budget
 ) noexcept nogil:
-    """The watch of a tube, or 0. Pays a step for each watch that it looks at."""
+    """Returns the connection's watch of a tube, or 0. Charges a step for each watch that it checks."""
     cdef uint32_t number = workers.records[connection].watch_first
     while number and workers.watches[number].tube != tube:
         budget[0] -= 1
@@ -101,7 +101,7 @@ cdef inline uint32_t watch_find(
 
 
 cdef inline void watch_add(Workers* workers, Tubes* tubes, uint32_t connection, uint32_t tube) noexcept nogil:
-    """The caller has seen that there is room for it. The connection does not wait."""
+    """Adds a watch to a connection that does not wait. The caller has checked that there is room for it."""
     cdef Worker* worker = workers.records + connection
     cdef uint32_t number = pool_take(workers.pool, &workers.watches.next, sizeof(Watch))
     cdef Watch* watch = workers.watches + number
@@ -120,7 +120,7 @@ cdef inline void watch_add(Workers* workers, Tubes* tubes, uint32_t connection, 
 
 
 cdef inline void watch_remove(Workers* workers, Tubes* tubes, uint32_t number) noexcept nogil:
-    """Ends a watch of a connection that does not wait; the tube is gone if that was all that needed it."""
+    """Ends a watch of a connection that does not wait. The tube ends if nothing else needs it."""
     cdef Watch* watch = workers.watches + number
     cdef Worker* worker = workers.records + watch.connection
     debug_check(not worker.is_waiting)
@@ -142,14 +142,14 @@ cdef inline void watch_remove(Workers* workers, Tubes* tubes, uint32_t number) n
 # ---- waiting -------------------------------------------------------------------------------------------------------
 
 cdef inline void worker_expect(Workers* workers, uint32_t connection, int64_t due_ns) noexcept nogil:
-    """Something happens to it then: its timer has to be no later."""
+    """Arms the connection's timer for due_ns, unless it is armed for an earlier time."""
     cdef const Timer* timer = &workers.records[connection].timer
     if not timer_is_armed(timer) or due_ns < timer.due_ns:
         timers_arm(&workers.timers, connection, due_ns)
 
 
 cdef inline void worker_wait(Workers* workers, Tubes* tubes, uint32_t connection, int64_t until_ns) noexcept nogil:
-    """Has it wait in all the tubes that it watches, behind those that wait already."""
+    """Adds a connection to the wait queues of all tubes that it watches, at the end."""
     cdef Worker* worker = workers.records + connection
     cdef uint32_t number = worker.watch_first
     cdef Watch* watch
@@ -175,7 +175,7 @@ cdef inline void worker_wait(Workers* workers, Tubes* tubes, uint32_t connection
 
 
 cdef inline void worker_wake(Workers* workers, Tubes* tubes, uint32_t connection) noexcept nogil:
-    """It waits no longer."""
+    """Ends the wait of a connection: removes it from all wait queues."""
     cdef Worker* worker = workers.records + connection
     cdef uint32_t number = worker.watch_first
     cdef Watch* watch
@@ -198,10 +198,10 @@ cdef inline void worker_wake(Workers* workers, Tubes* tubes, uint32_t connection
         number = watch.next
 
 
-# ---- coming and going ----------------------------------------------------------------------------------------------
+# ---- begin and end of a connection ---------------------------------------------------------------------------------
 
 cdef inline void worker_enter(Workers* workers, Tubes* tubes, uint32_t connection, uint32_t tube) noexcept nogil:
-    """A new connection, which uses and watches that tube. The caller has seen that there is room for a watch."""
+    """Begins a connection, which uses and watches `tube`. The caller has checked that there is room for a watch."""
     cdef Worker* worker = workers.records + connection
     debug_check(worker.used == 0 and worker.watches == 0 and worker.reserved == 0)
     worker.used = tube
@@ -211,7 +211,7 @@ cdef inline void worker_enter(Workers* workers, Tubes* tubes, uint32_t connectio
 
 
 cdef inline void worker_use(Workers* workers, Tubes* tubes, uint32_t connection, uint32_t tube) noexcept nogil:
-    """Has it use that tube; 0: none any more."""
+    """Makes a connection use another tube; 0: none, because it ends."""
     cdef Worker* worker = workers.records + connection
     cdef uint32_t before = worker.used
     if tube:
@@ -222,7 +222,7 @@ cdef inline void worker_use(Workers* workers, Tubes* tubes, uint32_t connection,
 
 
 cdef inline void worker_leave(Workers* workers, Tubes* tubes, uint32_t connection) noexcept nogil:
-    """The connection has ended: it waits, uses and watches no longer, and what it reserved is to be given back."""
+    """Ends a connection: it waits, uses and watches no longer, and its jobs are queued to be given back."""
     cdef Worker* worker = workers.records + connection
     cdef WorkersState* state = workers.state
     if worker.is_waiting:
@@ -241,7 +241,7 @@ cdef inline void worker_leave(Workers* workers, Tubes* tubes, uint32_t connectio
 
 
 cdef inline uint32_t workers_next_left(Workers* workers) noexcept nogil:
-    """A job of the connection that left first, for the caller to give back; or 0 if nothing is left of any."""
+    """Returns a job of the first connection in the queue of leavers, for the caller to give back; 0 if none remain."""
     cdef WorkersState* state = workers.state
     cdef uint32_t connection = state.leaving_first
     while connection and workers.records[connection].reserved == 0:

@@ -1,4 +1,4 @@
-"""What a server of the beanstalk protocol refuses.
+"""The errors of the beanstalk protocol.
 
 Floor 2, pure Python.
 """
@@ -35,7 +35,7 @@ class Refused(ServerError):
 
 
 class DeadlineSoon(Refused):
-    """A reserve was refused: a job that this client has reserved has less than a second left. Touch or end it."""
+    """A reserve was refused, because a job of this client has less than a second left. Touch or end that job."""
 
 
 class Draining(Refused):
@@ -59,5 +59,5 @@ _ERRORS = {
 
 
 def refused(status: Status) -> Refused | None:
-    """The error for a reply; None if that refuses nothing."""
+    """Makes the error for a reply; None if the status is not a refusal."""
     return _ERRORS.get(status, Refused)(status) if status in _TEXTS else None

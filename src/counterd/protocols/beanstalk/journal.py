@@ -1,7 +1,7 @@
 """The journal of the beanstalk protocol: jobs as rows of an SQLite database.
 
-Floor 2. All of this runs in the process that has the database open, which hands it in: the writer, or
-`counterd journal`. A row has the checksum of its body, as SQLite would not notice that it was damaged.
+Floor 2. Runs in the process that has opened the database: the writer process or `counterd journal`. Each row has the
+checksum of its body, because SQLite would not notice damage.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ INSERT INTO numbers VALUES ('id_limit', 0);     -- the last id that may have bee
 
 STATES = ("ready", "reserved", "delayed", "buried")
 
-# A job whose state changes is written anew, with a body of up to so many bytes.
+# Longer bodies are in their own table, because a change of state writes a job's row again, including its body.
 BODY_INLINE_MAX = 1000
 ROWS_AT_ONCE = 512
-BYTES_AT_ONCE = 1 << 18  # of bodies, and one more: how much is restored in a turn
-KEYS_AT_ONCE = 10_000  # keys that are free by now, which are taken out with a piece
-HALVED_MAX = 20_000  # ranges of ids, some seconds: what is damaged may be as wide as all ids
+BYTES_AT_ONCE = 1 << 18  # of bodies, plus one more body: restored in a turn
+KEYS_AT_ONCE = 10_000  # most free keys that are deleted with one piece
+HALVED_MAX = 20_000  # ranges of ids to divide, some seconds: the damage may be as wide as all ids
 KEY, BODY = 14, 16  # their places in a row of JOBS
 
-AT_ONCE = 16  # jobs that a statement inserts, which takes two thirds of the time of one at a time
+AT_ONCE = 16  # jobs per INSERT: takes two thirds of the time of one job per INSERT
 WHOLE = f"INSERT OR REPLACE INTO jobs VALUES ({', '.join('?' * 18)})"
 SEVERAL = WHOLE + f", ({', '.join('?' * 18)})" * (AT_ONCE - 1)
 CHANGED = """
@@ -84,7 +84,7 @@ FROM jobs LEFT JOIN bodies ON bodies.id = jobs.id AND jobs.body IS NULL
 
 
 def packed_last_id(rows: list[tuple[Any]]) -> bytes:
-    """A piece of the last id that may have been given. Raises ValueError if it makes no sense."""
+    """Makes a piece of the last id that may have been used. Raises ValueError if it is invalid."""
     ((last_id,),) = rows
     try:
         return packed([], last_id)
@@ -97,7 +97,7 @@ LAST_ID = "(SELECT value FROM numbers WHERE name = 'id_limit')"
 
 FREE_KEYS = f"DELETE FROM keys WHERE key IN (SELECT key FROM keys WHERE until <= ? LIMIT {KEYS_AT_ONCE})"
 
-# What there is besides jobs, and what makes a piece of rows of it.
+# Queries for all records except jobs, each with the function that packs their rows into a piece.
 OTHERS: tuple[tuple[str, Callable[[list[Any]], bytes]], ...] = (
     (f"SELECT {LAST_ID}", packed_last_id),
     ("SELECT * FROM limits", packed_limits),
@@ -106,7 +106,7 @@ OTHERS: tuple[tuple[str, Callable[[list[Any]], bytes]], ...] = (
 
 
 def write(database: sqlite3.Connection, piece: bytes) -> None:
-    """Writes what a piece says, in a transaction of the caller's. Doing it twice is the same as once."""
+    """Writes a piece, in the caller's transaction. Idempotent."""
     now, id_limit, whole, bodies, changed, gone, limits, keys = rows(piece, BODY_INLINE_MAX)
     insert(database, whole)
     if bodies:
@@ -127,7 +127,7 @@ def write(database: sqlite3.Connection, piece: bytes) -> None:
 
 
 def insert(database: sqlite3.Connection, jobs: Sequence[tuple[object, ...]]) -> None:
-    """Writes rows of the table of jobs."""
+    """Writes rows to the table of jobs."""
     few = len(jobs) % AT_ONCE
     database.executemany(WHOLE, jobs[:few])
     blocks = (jobs[first : first + AT_ONCE] for first in range(few, len(jobs), AT_ONCE))
@@ -135,7 +135,7 @@ def insert(database: sqlite3.Connection, jobs: Sequence[tuple[object, ...]]) -> 
 
 
 def reserve(database: sqlite3.Connection) -> dict[str, int]:
-    """Reserves ids that no job has had, for begin(), in a transaction of the caller's."""
+    """Reserves ids that no job has had, in the caller's transaction. Returns the arguments of begin()."""
     ((last_id, newest),) = database.execute(f"SELECT {LAST_ID}, (SELECT ifnull(max(id), 0) FROM jobs)")
     packed_last_id([(last_id,)])
     last_id = max(last_id, newest)
@@ -144,23 +144,23 @@ def reserve(database: sqlite3.Connection) -> dict[str, int]:
 
 
 def release(database: sqlite3.Connection, last_id: int) -> None:
-    """Takes back the ids that were reserved and not given."""
+    """Takes back the reserved ids that were not used."""
     database.execute("UPDATE numbers SET value = ? WHERE name = 'id_limit'", (last_id,))
 
 
 def count(database: sqlite3.Connection) -> int:
-    """How many jobs there are."""
+    """Returns the number of jobs."""
     ((jobs,),) = database.execute("SELECT count(*) FROM jobs")
     return int(jobs)
 
 
 def read(database: sqlite3.Connection) -> Iterator[bytes]:
-    """Pieces of all jobs, by when they came into their states. Raises ValueError for one that is wrong."""
+    """Yields all records in pieces, jobs by when they entered their states. Raises ValueError for an invalid one."""
     if limits := database.execute("SELECT * FROM limits").fetchall():
         yield packed_limits(limits)
     some: list[tuple[object, ...]] = []
     size = 0
-    # Only ids are sorted, not the bodies with them. With a LIMIT the order of a subquery counts.
+    # Sorts ids only, without the bodies. The LIMIT makes SQLite keep the order of the subquery.
     in_order = "(SELECT id AS at FROM jobs ORDER BY since, id LIMIT -1) CROSS JOIN jobs ON jobs.id = at"
     for row in database.execute(JOBS.replace("FROM jobs", f"FROM {in_order}")):
         some.append(checked(row))
@@ -176,7 +176,7 @@ def read(database: sqlite3.Connection) -> Iterator[bytes]:
 
 
 def checked(row: tuple[object, ...]) -> tuple[object, ...]:
-    """A row of JOBS without its checksum. Raises ValueError if that is wrong."""
+    """Returns a row of JOBS without its checksum. Raises ValueError if the checksum is wrong."""
     *job, checksum = row
     if not isinstance(job[16], bytes) or zlib.crc32(job[16]) != checksum:
         raise ValueError(f"job {job[0]}: its body is damaged")
@@ -187,7 +187,7 @@ def checked(row: tuple[object, ...]) -> tuple[object, ...]:
 
 
 def problems(database: sqlite3.Connection) -> Iterator[str]:
-    """What is wrong with the records, a sentence each."""
+    """Yields one sentence for each mistake in the records."""
     for query, pack in OTHERS:
         for row in database.execute(query):
             try:
@@ -207,7 +207,7 @@ def problems(database: sqlite3.Connection) -> Iterator[str]:
 
 
 def dump(database: sqlite3.Connection) -> Iterator[dict[str, object]]:
-    """The records as people may read them, by id."""
+    """Yields the jobs as JSON objects, by id."""
     found = database.execute(f"{JOBS} ORDER BY jobs.id")
     names = [*(column[0] for column in found.description[:16]), "body"]
     for row in found:
@@ -217,7 +217,7 @@ def dump(database: sqlite3.Connection) -> Iterator[dict[str, object]]:
 
 
 def shown(name: str, value: Any) -> tuple[str, Any]:
-    """As `counterctl` shows bytes: what is no UTF-8 is in Base64, and its name says so."""
+    """Converts bytes to text as `counterctl` does: bytes that are not UTF-8 are in Base64, and the name says so."""
     if not isinstance(value, bytes):
         return name, value
     try:
@@ -227,9 +227,9 @@ def shown(name: str, value: Any) -> tuple[str, Any]:
 
 
 def rescue(database: sqlite3.Connection, damaged: type[Exception]) -> Iterator[bytes]:
-    """Pieces of all records that can be read and make sense, and b"" for each place where something cannot.
+    """Yields the readable, valid records in pieces, and b"" for each place that is unreadable or invalid.
 
-    damaged: what reading raises there.
+    damaged: the exception that reading such a place raises.
     """
     for query, pack in OTHERS:
         try:
@@ -238,7 +238,7 @@ def rescue(database: sqlite3.Connection, damaged: type[Exception]) -> Iterator[b
                     yield pack([row])
                 except ValueError:
                     yield b""
-        except damaged:  # of the last id: ids go on behind those of the jobs that are left
+        except damaged:  # if the last id is lost, new ids begin after those of the jobs that remain
             yield b""
     keys: set[object] = set()
     for row in readable(database, damaged):
@@ -251,7 +251,7 @@ def rescue(database: sqlite3.Connection, damaged: type[Exception]) -> Iterator[b
         except ValueError:
             yield b""
             continue
-        if row[KEY] in keys:  # of two jobs with a key, one keeps it
+        if row[KEY] in keys:  # of two jobs with the same key, the first keeps it
             piece = packed([(*job[:KEY], None, *job[KEY + 1 :])])
             yield b""
         keys |= {row[KEY]} - {None}
@@ -259,11 +259,11 @@ def rescue(database: sqlite3.Connection, damaged: type[Exception]) -> Iterator[b
 
 
 def readable(database: sqlite3.Connection, damaged: type[Exception]) -> Iterator[tuple[Any, ...] | None]:
-    """The jobs that can be read, and None for each place where none can.
+    """Yields the readable jobs, and None for each unreadable place.
 
-    A range of ids is read from both its ends up to what is damaged; then the halves of what is between are.
+    Reads a range of ids from both ends up to the damage, then halves the range between, and so on.
     """
-    ranges = [(0, -1 << 63, (1 << 63) - 1)]  # the widest is first
+    ranges = [(0, -1 << 63, (1 << 63) - 1)]  # a heap, the widest range first
     lost = []
     halved = 0
     while ranges:

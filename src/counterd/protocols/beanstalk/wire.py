@@ -1,8 +1,8 @@
-"""The beanstalk protocol from the client's side: commands to bytes, bytes to replies.
+"""The client's side of the beanstalk protocol: encodes commands and parses replies.
 
-Floor 2, pure Python: needs the standard library and counterd.errors only, never touches a socket, and works where
-nothing is compiled. Section names are commands, as docs/protocols/beanstalk.md has them. Encoders raise ValueError
-before anything is encoded; the parser raises ProtocolError.
+Floor 2, pure Python: needs the standard library and counterd.errors only, uses no sockets, and works without compiled
+modules. Section names are those of docs/protocols/beanstalk.md. Encoders raise ValueError for invalid arguments; the
+parser raises ProtocolError.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ NUMBER_MAX = (1 << 32) - 1  # of a priority, of seconds, of a count
 ID_MAX = (1 << 64) - 1
 TIMEOUT_MAX = (1 << 31) - 1  # seconds that a reserve may wait
 BATCH_MAX = 1000  # jobs of a batch-reserve, a list-jobs or a search-jobs
-NEEDLE_MAX = 1024  # bytes that are searched for
+NEEDLE_MAX = 1024  # bytes of the text of a search
 STATES = ("ready", "reserved", "delayed", "buried")
-URGENT = 1024  # priorities below count as urgent, in statistics
-# Bytes of a body, unless a parser is given another bound: what a server gone mad can make a client keep.
+URGENT = 1024  # statistics count lower priorities as urgent
+# The default limit for bytes of a body, which bounds the memory that a faulty server can make a client use.
 BODY_MAX = 64 << 20
 
 _NAME = re.compile(rb"[A-Za-z0-9+/;.$_()][A-Za-z0-9\-+/;.$_()]{0,199}")
-_SHOWN = 60  # bytes that an error shows
+_SHOWN = 60  # bytes of a reply that an error shows
 
 
 class Status(str, Enum):
@@ -63,8 +63,8 @@ class Status(str, Enum):
     UNKNOWN_COMMAND = "UNKNOWN_COMMAND"
 
 
-# What follows the first word: so many numbers, of which the last is the length of a body where there is one. KICKED and
-# BURIED come with a number or without one.
+# How many numbers follow the first word. If there is a body, the last number is its length. KICKED and BURIED come with
+# or without a number.
 _NUMBERS = {
     Status.INSERTED: (1,), Status.RESERVED: (2,), Status.FOUND: (2,), Status.OK: (1,), Status.WATCHING: (1,),
     Status.JOBS: (1,), Status.CLEARED: (1,), Status.EXISTS: (1,), Status.KICKED: (0, 1), Status.BURIED: (0, 1),
@@ -74,7 +74,7 @@ _STATUSES = {status.value.encode(): status for status in Status}
 
 
 class Reply(NamedTuple):
-    """number: the id of a job, or a count; None if the reply has none. name: of the tube, after USING."""
+    """A reply. number: the id of a job, or a count; None if there is none. name: of the tube, after USING."""
 
     status: Status
     number: int | None = None
@@ -92,7 +92,7 @@ def _bounded(what: str, number: int, most: int) -> int:
 
 
 def check_name(name: bytes) -> bytes:
-    """The name of a tube, if it can be one ("Names"). ValueError."""
+    """Returns the name of a tube if it is valid. Raises ValueError. Section "Names"."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"a tube's name has 1 to {NAME_MAX} of A-Z a-z 0-9 + / ; . $ _ ( ) and -, not first: {name!r}")
     return name
@@ -109,7 +109,7 @@ def put(body: bytes, priority: int = 1 << 16, delay: int = 0, ttr: int = 60) -> 
 def put_unique(
     body: bytes, key: bytes, keep: int = 0, *, priority: int = 1 << 16, delay: int = 0, ttr: int = 60
 ) -> bytes:
-    """Section "put-unique". key: has the form of a tube's name. keep: seconds after the end of the job."""
+    """Section "put-unique". key: like a tube's name. keep: seconds for which it stays taken after the job's end."""
     line, rest = put(body, priority, delay, ttr)[4:].split(b"\r\n", 1)
     asked = b"put-unique %b %b %d\r\n" % (line, check_name(key), _bounded("keep", keep, TIMEOUT_MAX))
     if len(asked) > LINE_MAX:
@@ -130,7 +130,7 @@ def reserve(timeout: int | None = None) -> bytes:
 
 
 def batch_reserve(count: int, timeout: int) -> bytes:
-    """Section "batch-reserve": JOBS says how many replies with a job follow it. timeout: seconds."""
+    """Section "batch-reserve". The reply JOBS N is followed by N replies with a job. timeout: seconds."""
     if not 1 <= count <= NUMBER_MAX:
         raise ValueError(f"count must be from 1 to {NUMBER_MAX}, not {count}")
     return b"batch-reserve %d %d\r\n" % (count, _bounded("timeout", timeout, TIMEOUT_MAX))
@@ -243,13 +243,13 @@ def clear_tube(name: bytes, state: str = "all") -> bytes:
 
 
 def limit_reserves(name: bytes, reserves: int, target: bytes) -> bytes:
-    """Section "limit-reserves". reserves: 0 is no limit. target: a tube; the same one has jobs buried."""
+    """Section "limit-reserves". reserves: 0 is no limit. target: the tube of retired jobs; `name` buries them."""
     checked = check_name(name), _bounded("reserves", reserves, NUMBER_MAX), check_name(target)
     return b"limit-reserves %b %d %b\r\n" % checked
 
 
 def list_jobs(name: bytes, state: str = "all", first: int = 0, count: int = 100, needle: bytes = b"") -> bytes:
-    """Sections "list-jobs" and, with a needle, "search-jobs". first: no id is lower. state: of STATES, or all."""
+    """Sections "list-jobs" and, with a needle, "search-jobs". first: the lowest id. state: one of STATES, or all."""
     if state not in (*STATES, "all"):
         raise ValueError(f"state must be {', '.join(STATES)} or all, not {state!r}")
     if len(needle) > NEEDLE_MAX:
@@ -268,16 +268,16 @@ def quit() -> bytes:
 
 
 class Parser:
-    """Replies out of a stream, however it is cut. body_max: bytes of a body at most."""
+    """Parses replies from a stream, in pieces of any size. body_max: the most bytes of a body."""
 
     def __init__(self, body_max: int = BODY_MAX) -> None:
         self._body_max = body_max
         self._buffer = bytearray()
-        self._head: Reply | None = None  # of a reply whose body is yet to come
-        self._size = 0  # of that body
+        self._head: Reply | None = None  # a reply whose body has not arrived yet
+        self._size = 0  # bytes of that body
 
     def feed(self, data: bytes) -> list[Reply]:
-        """What arrived; returns the replies that are complete with it. Raises ProtocolError, and is of no use then."""
+        """Takes data that arrived. Returns the replies that are complete now. Is unusable after a ProtocolError."""
         self._buffer += data
         replies: list[Reply] = []
         while (reply := self._next()) is not None:
@@ -286,7 +286,7 @@ class Parser:
 
     @property
     def is_within(self) -> bool:
-        """Whether the start of a reply is there, and not its end."""
+        """True if only a part of a reply has arrived."""
         return bool(self._buffer) or self._head is not None
 
     def _next(self) -> Reply | None:
@@ -311,7 +311,7 @@ class Parser:
         return reply
 
     def _line(self, line: bytes) -> Reply:
-        """The reply that a line is, or begins."""
+        """Parses the line of a reply, or the line before a body."""
         word, *arguments = line.split(b" ")
         status = _STATUSES.get(word)
         if status is None:
@@ -333,7 +333,7 @@ class Parser:
 
 
 def read_list(body: bytes) -> list[bytes]:
-    """The names in what list-tubes and list-tubes-watched return. ProtocolError."""
+    """Parses the names in the body of list-tubes and list-tubes-watched. Raises ProtocolError."""
     head, *lines = body.split(b"\n")
     if head != b"---" or not lines or lines.pop() != b"" or not all(line.startswith(b"- ") for line in lines):
         raise ProtocolError(f"this is no list: {body[:_SHOWN]!r}")
@@ -341,7 +341,7 @@ def read_list(body: bytes) -> list[bytes]:
 
 
 def read_jobs(body: bytes) -> list[dict[str, str]]:
-    """The jobs in what list-jobs and search-jobs return, as stats-job tells of them. ProtocolError."""
+    """Parses the jobs in the body of list-jobs and search-jobs, as stats-job shows them. Raises ProtocolError."""
     head, *jobs = body.split(b"- id: ")
     if head != b"---\n":
         raise ProtocolError(f"this is no list: {body[:_SHOWN]!r}")
@@ -349,7 +349,7 @@ def read_jobs(body: bytes) -> list[dict[str, str]]:
 
 
 def read_dictionary(body: bytes) -> dict[str, str]:
-    """The figures in what stats and its variants return; strings without their quotes. ProtocolError."""
+    """Parses the figures in the body of stats and its variants; strings without quotes. Raises ProtocolError."""
     head, *lines = body.decode("utf-8", "replace").split("\n")
     entries = [line.partition(": ") for line in lines if line]
     if head != "---" or not all(colon for _, colon, _ in entries):

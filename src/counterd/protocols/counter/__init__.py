@@ -1,4 +1,4 @@
-"""The counter room: the yrmcds counter protocol, its store of counters and its sessions. Floor 2."""
+"""The counter protocol of yrmcds: a store of counters, and sessions. Floor 2."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from counterd.listing import Walk
     from counterd.protocols.counter._store import CounterStore
 
-# An index has at most 2^31 slots of the 32-bit tag's home range, at least two for each entry; the default of
-# counter.holdings doubles the buckets once more.
+# An index has at most 2^31 slots, numbered by a 32-bit tag, and at least two for each entry. The default of
+# counter.holdings is twice the number of buckets.
 BUCKETS_MAX = 1 << 29
 HOLDINGS_MAX = 1 << 30
 # Blocks of names are numbered with 32 bits and hold 64 bytes each.
@@ -36,7 +36,7 @@ SORTS = ("consumption", "usage", "peak", "limit")
 
 @dataclass(frozen=True)
 class CounterSettings:
-    """The room's own keys."""
+    """The protocol's own settings."""
 
     buckets: int = setting(integer(1, BUCKETS_MAX), 1_000_000, "counters")
     holdings: int = setting(integer(0, HOLDINGS_MAX), 0, "holdings; 0 is twice counter.buckets")
@@ -46,7 +46,7 @@ class CounterSettings:
 
 
 def make_store(settings: CounterSettings, figures: Figures, now_ns: int) -> CounterStore:
-    """The store for these settings; figures are added to what Stats answers."""
+    """Makes the store for these settings. figures: returns the figures of the floors above, for Stats."""
     from counterd.protocols.counter._session import open_store  # noqa: PLC0415 - settings are read before it is built
 
     return open_store(
@@ -61,7 +61,7 @@ def make_store(settings: CounterSettings, figures: Figures, now_ns: int) -> Coun
 
 
 def reload(store: CounterStore, settings: CounterSettings) -> None:
-    """Applies what may change while the store runs."""
+    """Applies the settings that may change while the store runs."""
     store.limit_holdings(settings.holdings_per_connection)
 
 
@@ -82,7 +82,7 @@ def open_holders(store: CounterStore, parameters: Mapping[str, str]) -> Walk:
 
 
 def open_holdings(store: CounterStore, parameters: Mapping[str, str]) -> Walk:
-    """Begins a walk along what one connection holds."""
+    """Begins a walk along the holdings of one connection."""
     from counterd.protocols.counter._tables import HeldWalk  # noqa: PLC0415 - as above
 
     readers = {"connection": CONNECTION, "limit": integer(1, ROWS_MAX)}

@@ -1,7 +1,7 @@
-# Counters: permits with a maximum that each acquire brings, which stay for the rest of their stats window when idle.
+# Counters: permits whose maximum each acquire states. An idle counter exists until the end of its stats window.
 #
-# Floor 2, header only. What yrmcds calls objects, conflicts and garbage collection. The permits and the ledger are the
-# engine's (engine/permits.pxd); here are windows, peaks, and what happens to a counter that nobody holds.
+# Floor 2, header only. yrmcds calls them objects, and their reclaim garbage collection. The permits and the ledger are
+# in engine/permits.pxd. This file has the windows, the peaks, and the reclaim of counters that nobody holds.
 #
 # Invariants (CounterStore.audit checks each):
 # - a counter with consumption 0 is in the ring of idle counters;
@@ -22,12 +22,12 @@ from counterd.engine.region cimport Region, region_reserve
 from counterd.engine.table cimport name_blocks, table_find, table_insert, table_remove
 
 cdef enum:
-    RECLAIM_STEPS = 64      # ring entries that one request may look at
+    RECLAIM_STEPS = 64      # ring entries that one request may check
 
 
 cdef struct Counter:        # 64 bytes, one cache line
     Permit permit
-    uint32_t limit          # the maximum that the last acquire gave, granted or not; only shown, never compared with
+    uint32_t limit          # the maximum of the last acquire, granted or not; shown to people only
     uint32_t peak           # the largest consumption in `window`
     uint32_t window         # number of the stats window of the last acquire or release
 
@@ -37,9 +37,9 @@ cdef struct CountersState:  # in the region
     uint32_t busy           # counters with consumption > 0
     uint32_t idle           # counters with consumption 0, last used in the current window
     int64_t sweep_started_ns
-    uint64_t created        # counters, ever
-    uint64_t reclaimed      # idle counters that made room for another
-    uint64_t expired        # idle counters freed by the sweep after their window had turned
+    uint64_t created        # counters, in total
+    uint64_t reclaimed      # idle counters freed early, to make room for another
+    uint64_t expired        # idle counters freed after the end of their window
     uint64_t sweeps
     uint64_t last_sweep_us
     uint64_t total_sweep_us
@@ -75,21 +75,21 @@ cdef inline Counter* counter_at(const Counters* counters, uint32_t number) noexc
 
 
 cdef inline bint counter_exists(const Counters* counters, const Counter* counter) noexcept nogil:
-    """A counter at zero whose last use lies in an earlier window is gone, whether or not the sweep has been there."""
+    """Returns False if a counter is at zero and was last used in an earlier window, even if it is not freed yet."""
     return counter.permit.consumption != 0 or counter.window == counters.state.window
 
 
 # ---- making room ---------------------------------------------------------------------------------------------------
 
 cdef inline uint32_t counter_pop(Counters* counters) noexcept nogil:
-    """Takes the first out of the ring, which is not empty."""
+    """Removes and returns the first counter of the ring, which must not be empty."""
     cdef uint32_t number = ring_first(&counters.ring)
     ring_pop(&counters.ring, &permit_at(&counters.permits, number).record)
     return number
 
 
 cdef inline void counter_free(Counters* counters, uint32_t number) noexcept nogil:
-    """Gives the record of an idle counter, already out of the ring, to the next name."""
+    """Frees the record of an idle counter, which must not be in the ring."""
     debug_check(counter_at(counters, number).permit.consumption == 0)
     debug_check(counter_at(counters, number).permit.holders == 0)
     debug_check(not counter_at(counters, number).permit.record.flags & FLAG_IN_RING)
@@ -102,10 +102,10 @@ cdef inline void sweep_begin(Counters* counters) noexcept nogil:
 
 
 cdef inline bint make_room(Counters* counters, uint32_t blocks, int64_t* budget) noexcept nogil:
-    """Finds a free record and that many free blocks, if need be in the place of idle counters, the oldest first.
+    """Makes sure that a record and `blocks` blocks are free. Frees idle counters if necessary, the oldest first.
 
-    When blocks are short, counters that have none are spared. When RECLAIM_STEPS have not brought enough, the sweep
-    is left to clear the ring of its stale entries. Each step is taken off the budget.
+    If only blocks are short, counters without blocks are kept. If RECLAIM_STEPS do not free enough, it returns False
+    and starts a sweep, which drops the ring's stale entries. Each step is charged to the budget.
     """
     cdef CountersState* state = counters.state
     cdef bint records_short, blocks_short
@@ -137,14 +137,14 @@ cdef inline bint make_room(Counters* counters, uint32_t blocks, int64_t* budget)
             state.expired += 1
         counter_free(counters, number)
     if counters.ring.state.sweep_left == 0 and (records_short or counters.ring.state.size > state.idle):
-        sweep_begin(counters)  # where only blocks are short, no sooner than it can drop something
+        sweep_begin(counters)  # if only blocks are short, only when the ring has stale entries
     return False
 
 
 cdef inline uint32_t counter_create(
     Counters* counters, uint32_t tag, const uint8_t* name, uint32_t size, int64_t* budget
 ) noexcept nogil:
-    """A record for a new name; 0 if there is no room for it."""
+    """Makes a counter for a new name. Returns 0 if there is no room for it."""
     cdef uint32_t number
     cdef Counter* counter
     if not make_room(counters, name_blocks(&counters.permits.table, size), budget):
@@ -154,13 +154,13 @@ cdef inline uint32_t counter_create(
     counter.permit.consumption = 0
     counter.permit.holders = 0
     counter.peak = 0
-    counter.window = counters.state.window - 1  # it exists once something is consumed
+    counter.window = counters.state.window - 1  # it exists from its first consumption on
     counters.state.created += 1
     return number
 
 
 cdef inline int sweep(Counters* counters, int steps) noexcept nogil:
-    """Frees expired counters and drops the ring's stale entries, one round of the ring in all.
+    """Continues a sweep: one round through the ring that frees expired counters and drops stale entries.
 
     Returns the steps that remain.
     """
@@ -184,7 +184,7 @@ cdef inline int sweep(Counters* counters, int steps) noexcept nogil:
 # ---- requests ------------------------------------------------------------------------------------------------------
 
 cdef inline void counter_consume(Counters* counters, Counter* counter, uint32_t resources) noexcept nogil:
-    """Adds to the consumption, which the caller has found to fit, and keeps the peak of the window."""
+    """Adds to the consumption and updates the peak of the window. The caller has checked the maximum."""
     cdef CountersState* state = counters.state
     if counter.permit.consumption == 0:
         state.busy += 1
@@ -217,7 +217,7 @@ cdef inline Outcome counter_acquire(
     Counters* counters, uint32_t connection, uint32_t tag, const uint8_t* name, uint32_t size,
     uint32_t resources, uint32_t maximum, uint32_t since_tenths, int64_t* budget
 ) noexcept nogil:
-    """Grants `resources` of `maximum` to the connection, all or nothing. 0 < resources <= maximum."""
+    """Grants all of `resources`, or nothing, if the consumption stays within `maximum`. 0 < resources <= maximum."""
     cdef Permits* permits = &counters.permits
     cdef uint32_t number = table_find(&permits.table, tag, name, size)
     cdef uint32_t entry
@@ -253,7 +253,7 @@ cdef inline Outcome counter_acquire(
 cdef inline Outcome counter_release(
     Counters* counters, uint32_t connection, uint32_t tag, const uint8_t* name, uint32_t size, uint32_t resources
 ) noexcept nogil:
-    """Gives back `resources` of what this connection holds; 0 asks only whether the counter exists."""
+    """Gives back `resources` that the connection holds. With 0, only checks that the counter exists."""
     cdef Permits* permits = &counters.permits
     cdef uint32_t number = table_find(&permits.table, tag, name, size)
     cdef uint32_t entry
@@ -286,7 +286,7 @@ cdef inline Outcome counter_get(
 
 
 cdef inline int counters_give_back(Counters* counters, int steps) noexcept nogil:
-    """Gives back what connections held that left, the oldest leaving first; returns the steps that remain."""
+    """Gives back holdings of ended connections, in the order in which these ended. Returns the steps that remain."""
     cdef Permits* permits = &counters.permits
     cdef uint32_t entry, number, amount
     while steps > 0:

@@ -1,7 +1,7 @@
-# Requests and replies of the counter protocol, as they are on the wire: decoding the one, encoding the other.
+# The wire of the counter protocol: decodes requests and encodes replies.
 #
-# Floor 2, header only. Section names are those of the protocol's document ("Counter support"). Between the two
-# something decides, and what it says is an Answer.
+# Floor 2, header only. Section names are those of the protocol's document ("Counter support"). The decision about a
+# request is an Answer.
 
 from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memcpy, strlen
@@ -34,24 +34,24 @@ cdef enum:
     REQUEST_MAGIC = 0x90
     RESPONSE_MAGIC = 0x91
     HEADER_SIZE = 12
-    BODY_MAX = 65545        # of a request; an Acquire with the longest name: 4 + 4 + 2 + 65,535
-    REPLY_MAX = 65573       # the longest: a Dump entry of a name of 65,535 bytes, 12 + 10 + 65,535 + 4, and its end, 12
+    BODY_MAX = 65545        # bytes of the longest request body: an Acquire, 4 + 4 + 2 + a name of 65,535
+    REPLY_MAX = 65573       # bytes of the longest reply: a Dump entry, 12 + 10 + a name of 65,535 + 4, and its end, 12
 
 
-cdef struct Request:        # but for the name, which is the frame's key
+cdef struct Request:        # without the name, which is the frame's key
     uint8_t opcode
     uint32_t resources      # ACQUIRE, RELEASE
     uint32_t maximum        # ACQUIRE
 
 
-cdef struct Answer:         # what was decided
+cdef struct Answer:
     uint8_t status
     uint32_t number         # GET: consumption; ACQUIRE: resources
-    const char* text        # why not; NULL is what the status says
+    const char* text        # of a refusal; NULL: the text of the status
 
 
 cdef inline const char* error_text(uint8_t status) noexcept nogil:
-    """As the reference words it. Section "Response status"."""
+    """Returns the text of a status, as in the reference implementation. Section "Response status"."""
     if status == NOT_FOUND:
         return b"Not found"
     if status == INVALID_ARGUMENTS:
@@ -66,7 +66,7 @@ cdef inline const char* error_text(uint8_t status) noexcept nogil:
 
 
 cdef inline Request request_decode(const Frame* frame) noexcept nogil:
-    """What a frame asks. Of one that parsing has refused, the numbers are 0."""
+    """Decodes a request. The numbers are 0 if parsing has refused the frame."""
     cdef const uint8_t* body = frame.data + HEADER_SIZE
     cdef Request request = Request(frame.data[1], 0, 0)
     if request.opcode == ACQUIRE and frame.verdict == OK:
@@ -78,19 +78,19 @@ cdef inline Request request_decode(const Frame* frame) noexcept nogil:
 
 
 cdef inline uint8_t request_kind(const Frame* frame) noexcept nogil:
-    """The opcode, or OPCODES if there is no such request. Where the magic is wrong, so may be the opcode."""
+    """Returns the opcode, or OPCODES if the opcode is unknown or the magic is wrong."""
     return frame.data[1] if frame.data[0] == REQUEST_MAGIC and frame.data[1] < OPCODES else <uint8_t>OPCODES
 
 
 cdef inline uint32_t frame_opaque(const Frame* frame) noexcept nogil:
-    """What the reply echoes, as it is in memory."""
+    """Returns the opaque field, which the reply echoes, without changing its byte order."""
     return load_le32(frame.data + 8)
 
 
 cdef inline uint8_t* header_encode(
     uint8_t* target, uint8_t opcode, uint8_t status, uint32_t opaque, uint32_t size
 ) noexcept nogil:
-    """Writes the header of a reply with a body of that size, and returns where it goes. Section "Response header"."""
+    """Writes the header of a reply. Returns where the body of `size` bytes goes. Section "Response header"."""
     target[0] = RESPONSE_MAGIC
     target[1] = opcode
     target[2] = status
@@ -101,7 +101,7 @@ cdef inline uint8_t* header_encode(
 
 
 cdef inline uint32_t reply_encode(uint8_t* target, const Frame* frame, const Answer* answer) noexcept nogil:
-    """Writes the reply to a request for one counter, or a refusal; returns its size."""
+    """Writes the reply to a request for one counter, or a refusal. Returns its size."""
     cdef uint8_t opcode = frame.data[1]
     cdef const char* text
     cdef uint32_t size

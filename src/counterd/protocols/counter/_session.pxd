@@ -1,4 +1,4 @@
-# The counter protocol's session, for whoever subclasses it in Cython (the benchmarks do).
+# The counter protocol's session, for subclasses in Cython (the benchmarks have one).
 
 from libc.stdint cimport uint8_t, uint32_t
 
@@ -7,7 +7,7 @@ from counterd._core cimport Frame, Session
 
 cdef class CounterSession(Session):
     cdef uint32_t dump_opaque   # of the Dump under way
-    cdef uint8_t dump_flags     # of it
+    cdef uint8_t dump_flags     # likewise
 
     cdef int reply_at_length(self, const Frame* frame) except -1
     cdef void parse_named(

@@ -1,11 +1,10 @@
-"""The counter protocol, sans-I/O: a connection's requests, each of which is decoded, decided and answered.
+"""The counter protocol, sans-I/O: decodes, executes and answers the requests of a connection.
 
 Floor 2. Section names below are those of the protocol's document ("Counter support"); docs/protocols/counter.md says
 where and why this differs from the reference implementation.
 
-A frame is a 12-byte header and a body. Its parser answers with the bytes it takes, 0 for "more are needed", or -1 when
-framing is lost: a wrong magic, or a body longer than any request can have (BODY_MAX). What a frame says and how a reply
-is written is in _messages.pxd; the counters decide.
+A frame is a 12-byte header and a body. Framing is lost if the magic is wrong, or the body is longer than that of any
+request (BODY_MAX). _messages.pxd decodes and encodes, _counters.pxd decides.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
@@ -30,9 +29,9 @@ from counterd.protocols.counter._store cimport CounterStore
 cdef enum:
     NS_PER_TENTH = 100000000
     UNKNOWN = 255
-    DUMP_PIECE = 65536      # bytes of a Dump produced at a time: about 1,700 counters with 16-byte names
+    DUMP_PIECE = 65536      # bytes of a Dump that one call produces: about 1,700 counters with 16-byte names
     STATS_STEPS = 500       # a Stats takes some 20 us in Python
-    LIMIT_SIZE = 4          # bytes of an entry of a Dump with LIMITS, after its name
+    LIMIT_SIZE = 4          # bytes of the limit, after the name of a Dump's entry, with LIMITS
 
 # Bytes of each request's body before the name; 0 = the request has no body. Section "Operations".
 cdef uint8_t[OPCODES] BODY_FIXED = [
@@ -40,14 +39,14 @@ cdef uint8_t[OPCODES] BODY_FIXED = [
     UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, 0, 0,
 ]
 
-# What the engine's outcomes are on the wire, in their order.
+# The status for each of the engine's outcomes, in their order.
 cdef uint8_t[5] STATUS_OF_OUTCOME = [OK, NOT_FOUND, NOT_AVAILABLE, NOT_ACQUIRED, OUT_OF_MEMORY]
 
 assert REPLY_MAX <= REPLY_ROOM
 
 
 cdef inline uint8_t* reply(Store store, uint8_t opcode, uint32_t opaque, uint32_t size) noexcept:
-    """Appends the header of a reply with a body of that size, and returns where it goes."""
+    """Appends the header of a reply. Returns where the body of `size` bytes goes."""
     cdef uint8_t* target = store.out + store.out_size
     debug_check(store.out_size + HEADER_SIZE + size <= OUTPUT_MAX + REPLY_MAX)
     store.out_size += HEADER_SIZE + size
@@ -55,7 +54,7 @@ cdef inline uint8_t* reply(Store store, uint8_t opcode, uint32_t opaque, uint32_
 
 
 cdef inline Answer decide(CounterSession session, const Frame* frame, const Request* request) noexcept:
-    """The answer to a request for one counter, or for none."""
+    """Decides about a request for one counter, or a Noop."""
     cdef Counters* counters = &(<CounterStore>session.store).counters
     cdef uint32_t number = request.resources
     cdef Outcome outcome = GRANTED
@@ -81,7 +80,7 @@ cdef class CounterSession(Session):
     """One connection of the counter protocol."""
 
     def __cinit__(self, CounterStore store not None):
-        pass  # its type is what matters: the methods below cast
+        pass  # checks the type of the store, because the methods below cast it
 
     cdef Py_ssize_t parse_frame(self, const uint8_t* data, size_t size, Frame* frame) noexcept:
         cdef uint32_t body
@@ -112,7 +111,7 @@ cdef class CounterSession(Session):
     cdef void parse_named(
         self, const uint8_t* body, uint32_t size, uint8_t opcode, uint8_t fixed, Frame* frame
     ) noexcept:
-        """Sections "Get", "Acquire" and "Release": numbers, the length of the name, the name, and not a byte more."""
+        """Parses a body: numbers, the length of the name, the name. Sections "Get", "Acquire" and "Release"."""
         cdef uint16_t name_size = load_be16(body + fixed - 2)
         cdef Permits* permits = &(<CounterStore>self.store).counters.permits
         if name_size == 0 or fixed + <uint32_t>name_size != size:
@@ -162,7 +161,7 @@ cdef class CounterSession(Session):
         return DONE
 
     cdef int reply_at_length(self, const Frame* frame) except -1:
-        """Stats, whose body is composed in Python, and Dump, whose first piece this is."""
+        """Executes Stats, whose body is made in Python, or begins a Dump."""
         cdef bytes stats
         cdef uint8_t* target
         if frame.data[1] == DUMP:
@@ -180,9 +179,9 @@ cdef class CounterSession(Session):
         return DONE
 
     cdef int produce(self) except -1:
-        """The next piece of a Dump. Section "Dump".
+        """Writes the next piece of a Dump. Section "Dump".
 
-        It walks record numbers, and records never move: what exists throughout appears exactly once.
+        A Dump walks record numbers. Records never move, so a counter that exists throughout appears exactly once.
         """
         cdef Store store = self.store
         cdef Counters* counters = &(<CounterStore>store).counters
@@ -214,5 +213,5 @@ cdef class CounterSession(Session):
 
 
 def open_store(*, make_session=CounterSession, **sizes):
-    """A store, whose sizes are those of CounterStore. make_session: benchmarks and tests have others."""
+    """Makes a store. make_session: benchmarks and tests have others. sizes: arguments of CounterStore."""
     return CounterStore(make_session=make_session, **sizes)

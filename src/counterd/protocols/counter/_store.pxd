@@ -1,4 +1,4 @@
-# The counter protocol's store, for the modules that build sessions and tables on it.
+# The counter protocol's store, for the modules with its sessions and tables.
 
 from libc.stdint cimport uint64_t
 
@@ -9,10 +9,10 @@ from counterd.protocols.counter._messages cimport OPCODES
 
 cdef class CounterStore(Store):
     cdef Counters counters
-    # What follows is this process's.
-    cdef object others          # what the floors above count, for Stats
+    # Not in the region:
+    cdef object others          # returns the figures of the floors above, for Stats
     cdef bint draining          # nothing is handed out any more
-    cdef uint64_t[OPCODES] requests  # by Opcode, those that parsed
-    cdef uint64_t[OPCODES + 1][256] refusals  # by Opcode, the last for whatever is none; by Status
+    cdef uint64_t[OPCODES] requests  # valid requests by Opcode
+    cdef uint64_t[OPCODES + 1][256] refusals  # by Opcode, the last for unknown ones; by Status
 
     cdef bytes stats_body(self)

@@ -1,6 +1,6 @@
-"""The counter protocol's store: the counters, and what is counted of requests.
+"""The counter protocol's store: the counters, and statistics of requests.
 
-Floor 2. The counters are in the region (_counters.pxd); what is counted of requests is this process's.
+Floor 2. The counters are in the region (_counters.pxd); the statistics of requests belong to this process.
 """
 
 from collections import Counter as Tally
@@ -29,7 +29,7 @@ REFUSAL_NAMES = {
     NOT_ACQUIRED: "not_acquired", UNKNOWN_COMMAND: "unknown_command", OUT_OF_MEMORY: "out_of_memory",
 }
 PARSED_REFUSALS = (NOT_FOUND, NOT_AVAILABLE, NOT_ACQUIRED, OUT_OF_MEMORY)
-# The reference's names, in its order; counterd's own follow.
+# The names of the reference implementation, in its order. counterd's own names follow these.
 REFERENCE_FIGURES = (
     "objects", "total_objects", "used_memory", "conflicts", "gc_count", "last_gc_elapsed", "total_gc_elapsed",
     "curr_connections", "total_connections",
@@ -39,12 +39,13 @@ assert sizeof(Counter) == PERMIT_CELL
 
 
 cdef class CounterStore(Store):
-    """Made by open_store() in _session.pyx.
+    """The store; open_store() in _session.pyx makes it.
 
-    buckets: counters; holdings: entries of the ledger; holdings_per_connection: of one connection, 0 is no bound but
-    the ledger's; name_memory: bytes for names longer than fit their record; figures: called for each Stats, returns
-    what the floors above count, a mapping of names to values. Raises ValueError or OverflowError for impossible sizes,
-    MemoryError if they cannot be mapped.
+    buckets: the most counters. holdings: the most holdings, in all. holdings_per_connection: the most of one
+    connection; 0 is no limit. name_memory: bytes for names that do not fit into their record. figures: called for each
+    Stats, returns the figures of the floors above by name.
+
+    Raises ValueError or OverflowError for impossible sizes, MemoryError if they cannot be mapped.
     """
 
     def __cinit__(self, *, uint32_t buckets, uint32_t holdings, uint32_t holdings_per_connection=0,
@@ -60,7 +61,7 @@ cdef class CounterStore(Store):
         self.counters.permits.state.holdings_per_connection = holdings_per_connection or holdings
 
     def limit_holdings(self, uint32_t holdings_per_connection):
-        """Bounds how many holdings one connection may have from now on; 0 is no bound but the ledger's."""
+        """Sets how many holdings one connection may have from now on; 0 is no limit."""
         cdef Permits* permits = &self.counters.permits
         with self:
             permits.state.holdings_per_connection = holdings_per_connection or permits.state.holdings.capacity
@@ -73,7 +74,7 @@ cdef class CounterStore(Store):
         return 0 if self.counters.permits.state.leaving_first or self.counters.ring.state.sweep_left else -1
 
     cdef int run_due(self) except -1:
-        """Gives back what leavers held, then sweeps idle counters."""
+        """Gives back holdings of ended connections, then sweeps idle counters."""
         cdef CountersState* state = self.counters.state
         cdef int steps = counters_give_back(&self.counters, SLICE_STEPS)
         if self.counters.ring.state.sweep_left == 0 or steps == 0:
@@ -89,9 +90,10 @@ cdef class CounterStore(Store):
         return 0
 
     def begin_window(self, uint32_t number):
-        """Starts the stats window of that number; numbers only rise, others are ignored.
+        """Begins a stats window. Ignores a number that is not higher than the last one.
 
-        Touches no counter: what was idle before is gone from this instant, and the sweep frees its records.
+        Touches no counter: idle counters of earlier windows no longer exist from now on, and the sweep frees their
+        records.
         """
         cdef CountersState* state = self.counters.state
         with self:
@@ -116,8 +118,8 @@ cdef class CounterStore(Store):
     def leases(self, size_t limit):
         """As Store.leases: the first holdings, by connection.
 
-        A connection that net does not know any more is giving back. It takes a look, of about a nanosecond, at each of
-        as many connections as there ever were at once.
+        Includes holdings of ended connections, which net no longer knows. Checks every connection number ever used,
+        which takes about 1 ns each.
         """
         cdef Permits* permits = &self.counters.permits
         cdef Holding* holding
@@ -136,7 +138,7 @@ cdef class CounterStore(Store):
         return found
 
     cdef int audit_parts(self) except -1:
-        """The counters, who holds them, and the ring of those that are idle."""
+        """As Store.audit_parts: checks the counters, their holdings and the ring of idle counters."""
         cdef Counters* counters = &self.counters
         cdef uint32_t number, busy = 0, idle = 0
         cdef Counter* counter
@@ -195,7 +197,7 @@ cdef class CounterStore(Store):
         return figures
 
     def outcomes(self):
-        """As Store.outcomes. What was granted is not counted, but what is left of the requests that parsed."""
+        """As Store.outcomes. "ok" is the number of valid requests minus their refusals."""
         cdef int opcode, status
         found = Tally()
         for opcode in range(OPCODES + 1):
@@ -211,11 +213,11 @@ cdef class CounterStore(Store):
         self.draining = True
 
     cdef bytes stats_body(self):
-        """Section "Stats": name length, value length, name, value, for each figure."""
+        """Returns the body of a Stats: name length, value length, name, value for each figure. Section "Stats"."""
         cdef dict figures = self.figures()
         ordered = {name: figures.pop(name) for name in REFERENCE_FIGURES}
         ordered.update((f"command:{name}", figures.pop(f"command:{name}")) for name in COMMAND_NAMES.values())
-        ordered.update(self.others())  # a call is under way: nobody may come back here meanwhile
+        ordered.update(self.others())  # must not call the store, because a call is under way
         ordered.update(figures)
         pieces = []
         for name, value in ordered.items():

@@ -1,7 +1,7 @@
-"""The counter room's tables for people: the counters, who holds of one, and what a connection holds.
+"""The counter protocol's tables for people: the counters, the holders of a counter, and the holdings of a connection.
 
-Floor 2. All are walks in slices, see engine/walk.pyx; the holders of one counter are walked along their list, by the
-region's cursor, which the ledger moves on when the holding that it is at goes.
+Floor 2. All are walks in slices, see engine/walk.pyx. The walk along the holders of a counter uses the cursor in the
+region. When the holding at the cursor ends, the ledger moves the cursor to the next one.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
@@ -14,7 +14,7 @@ from counterd.protocols.counter._counters cimport Counter, Counters, counter_exi
 from counterd.protocols.counter._store cimport CounterStore
 
 cdef enum:
-    HOLDERS_STEP = 1024     # holdings that a step counts, each a cache line from anywhere: 0.1 ms
+    HOLDERS_STEP = 1024     # holdings that a step counts, each in a cache line from anywhere: 0.1 ms
 
 cdef enum Order:
     CONSUMPTION
@@ -26,12 +26,12 @@ cdef dict ORDERS = {"consumption": CONSUMPTION, "usage": USAGE, "peak": PEAK, "l
 
 
 cdef inline uint32_t peak_of(const Counters* counters, const Counter* counter) noexcept:
-    """As a Dump tells it: of the window, and what is held is its beginning."""
+    """Returns the peak of the current window, as in a Dump; the consumption if the window had no request yet."""
     return counter.peak if counter.window == counters.state.window else counter.permit.consumption
 
 
 cdef class CountersWalk(RankedWalk):
-    """Counters that exist and have `match` in their names, those first that have most of what `sort` says."""
+    """Lists counters that have `match` in their names, the largest by `sort` first."""
 
     cdef Counters* counters
     cdef Order order
@@ -61,15 +61,15 @@ cdef class CountersWalk(RankedWalk):
 
 
 cdef class HoldersWalk:
-    """Who holds of the counter of that name, who came last first: counts all, and tells of `limit`.
+    """Counts the holders of a counter, and lists the latest `limit`, the latest first.
 
-    A store's cursor is that of the last such walk that was begun: another one that is under way stops counting then.
+    A new walk takes the store's cursor over, and an earlier one then stops counting.
     """
 
     cdef CounterStore store
     cdef bytes name
     cdef size_t limit
-    cdef uint64_t ticket    # of the store, when this walk began; 0 = it has not
+    cdef uint64_t ticket    # from walk_begin(); 0 = the walk has not begun
     cdef bint counted
     cdef readonly uint64_t total
     cdef list found
@@ -81,14 +81,14 @@ cdef class HoldersWalk:
         self.found = []
 
     cdef uint32_t number(self) noexcept:
-        """Of the counter's record, or 0."""
+        """Returns the number of the counter's record, or 0."""
         cdef const Table* table = &self.store.counters.permits.table
         cdef const uint8_t* name = <const uint8_t*>PyBytes_AS_STRING(self.name)
         cdef uint32_t size = <uint32_t>len(self.name)
         return table_find(table, name_tag(table, name, size), name, size)
 
     def step(self):
-        """Goes on for 250 us at most, a call of the store. True once the rows are there."""
+        """Continues for 250 us at most, in a call of the store. Returns True when the rows are ready."""
         with self.store:
             if self.counted:
                 self.collect()
@@ -97,7 +97,7 @@ cdef class HoldersWalk:
             return False
 
     cdef bint count(self) noexcept:
-        """Goes on counting; True if that is done."""
+        """Counts more holders. Returns True when all are counted."""
         cdef Permits* permits = &self.store.counters.permits
         cdef uint32_t _step
         if self.ticket == 0:
@@ -112,7 +112,7 @@ cdef class HoldersWalk:
         return False
 
     cdef int collect(self) except -1:
-        """At one moment, and the last: connections that are told of are those that have these numbers now."""
+        """Collects the rows, in one go at the end, so that their connection numbers are current."""
         cdef uint32_t number = self.number()
         cdef uint32_t entry = permit_at(&self.store.counters.permits, number).holders if number else 0
         cdef Holding* holding
@@ -125,12 +125,12 @@ cdef class HoldersWalk:
         return 0
 
     def rows(self):
-        """(connection, amount, since in tenths of a second on the caller's clock)."""
+        """Returns rows of (connection, amount, since in tenths of a second on the caller's clock)."""
         return self.found
 
 
 cdef class HeldWalk(HoldingsWalk):
-    """What a connection holds, what it acquired last first."""
+    """Lists the holdings of a connection, the latest first."""
 
     def __cinit__(self, CounterStore store not None, uint32_t connection, uint32_t limit):
         self.permits = &store.counters.permits

@@ -1,8 +1,8 @@
-"""The counter protocol from the client's side: requests to bytes, bytes to responses.
+"""The client's side of the counter protocol: encodes requests and decodes responses.
 
-Floor 2, pure Python: needs the standard library and counterd.errors only, never touches a socket, and works where
-nothing is compiled. Section names are those of the protocol document, "Counter support". All integers on the wire
-are unsigned and big-endian. Encoders raise ValueError before anything is encoded; decoders raise ProtocolError.
+Floor 2, pure Python: needs the standard library and counterd.errors only, uses no sockets, and works without compiled
+modules. Section names are those of the protocol document, "Counter support". All integers on the wire are unsigned and
+big-endian. Encoders raise ValueError for invalid arguments; decoders raise ProtocolError.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from counterd.errors import (
 
 REQUEST_MAGIC = 0x90
 RESPONSE_MAGIC = 0x91
-HEADER_SIZE = 12  # bytes, of requests and responses alike
+HEADER_SIZE = 12  # bytes, of requests and responses
 U32_MAX = 0xFFFFFFFF
 NAME_MAX = 65535  # bytes
 BODY_MAX = 10 + NAME_MAX  # bytes of a request's body: an Acquire with the longest name
-# Bytes of a response's body. Dump entries and the reference's Stats stay below 64 KiB + 14; the rest is room for
-# longer statistics, and a bound for what a server gone mad can make a client keep.
+# Bytes of a response's body. Dump entries and the reference's Stats stay below 64 KiB + 14; more is allowed for longer
+# statistics. The limit bounds the memory that a faulty server can make a client use.
 RESPONSE_BODY_MAX = 1 << 20
 
 _HEADER = struct.Struct(">BBBBII")
 _U32 = struct.Struct(">I")
-# Whole requests: magic, opcode, flags and a reserved byte; body length, opaque; the body before the name, which has so
-# many bytes.
+# Layouts of requests up to the name: magic, opcode, flags and a reserved byte; body length, opaque; the fixed part of
+# the body. Each with the size of that part.
 _GET, _GET_FIXED = struct.Struct(">4sIIH"), 2
 _ACQUIRE, _ACQUIRE_FIXED = struct.Struct(">4sIIIIH"), 10
 _RELEASE, _RELEASE_FIXED = struct.Struct(">4sIIIH"), 6
@@ -60,9 +60,9 @@ _GET_HEAD, _ACQUIRE_HEAD, _RELEASE_HEAD = (
 
 
 class Flag(IntFlag):
-    """The third byte of a request's header. The document defines none, so these are counterd's; others ignore them."""
+    """The third byte of a request's header. The flags are counterd's own: the document has none, others ignore them."""
 
-    LIMITS = 0x01  # of a Dump: each entry tells the limit too
+    LIMITS = 0x01  # of a Dump: each entry includes the limit
 
 
 class Status(IntEnum):
@@ -77,7 +77,7 @@ class Status(IntEnum):
     OUT_OF_MEMORY = 0x82
 
 
-# The bodies of error responses, as the reference words them.
+# The bodies of error responses, as in the reference implementation.
 ERROR_TEXTS: dict[Status, str] = {
     Status.NOT_FOUND: "Not found",
     Status.INVALID_ARGUMENTS: "Invalid arguments",
@@ -98,12 +98,12 @@ ERRORS: dict[int, type[ServerError]] = {
 
 
 def server_error(status: int, text: str) -> ServerError:
-    """The error to raise for a status byte: of its own class, or ServerError itself for an unknown status."""
+    """Makes the error for a status byte: of its own class, or ServerError itself for an unknown status."""
     return ERRORS.get(status, ServerError)(status, text)
 
 
 class Response(NamedTuple):
-    """One response (section "Response header"). opcode and status stay plain numbers: a server may send any byte."""
+    """One response (section "Response header"). opcode and status are plain numbers, as a server may send any byte."""
 
     opcode: int
     status: int
@@ -116,7 +116,7 @@ class DumpEntry(NamedTuple):
 
     consumption: permits that are held now.
     peak: the most that were held at once in the current stats window.
-    limit: the maximum that the last Acquire gave; None where it was not asked for, or the server does not tell.
+    limit: the maximum of the last Acquire; None if it was not requested, or the server does not support it.
     """
 
     name: bytes
@@ -143,16 +143,16 @@ def frame(
     reserved: int = 0,
     body_length: int | None = None,
 ) -> bytes:
-    """Any frame at all, right or wrong, for tests and tools (section "Request header").
+    """Makes any frame, valid or not, for tests and tools (section "Request header").
 
-    flags: the third byte, which is the Status in a response. body_length: what the header claims, normally the truth.
+    flags: the third byte, which is the Status in a response. body_length: of the header; by default that of the body.
     """
     length = len(body) if body_length is None else body_length
     return _HEADER.pack(magic, opcode, flags, reserved, length, opaque) + body
 
 
 def noop(opaque: int) -> bytes:
-    """A request that only asks for an answer (section "Noop"). opaque: 0 to 2^32-1, as in all encoders."""
+    """A request that does nothing but is answered (section "Noop"). opaque: 0 to 2^32-1, as in all encoders."""
     return _request(Opcode.NOOP, opaque)
 
 
@@ -167,9 +167,9 @@ def get(opaque: int, name: bytes) -> bytes:
 
 
 def acquire(opaque: int, name: bytes, resources: int, maximum: int) -> bytes:
-    """Asks for resources, 0 to 2^32-1, of a counter that may hold maximum (section "Acquire").
+    """Asks for resources, 0 to 2^32-1, of a counter with this maximum (section "Acquire").
 
-    The server, not this encoder, refuses resources of 0 and those above maximum.
+    The server, not this encoder, refuses resources that are 0 or above the maximum.
     """
     size = _name_length(name)
     try:
@@ -195,9 +195,9 @@ def stats(opaque: int) -> bytes:
 
 
 def dump(opaque: int, limits: bool = False) -> bytes:
-    """Asks for all counters: a response for each, then one with an empty body (section "Dump").
+    """Asks for all counters: one response for each, then one with an empty body (section "Dump").
 
-    limits: asks for each counter's limit as well, which only counterd tells.
+    limits: asks for each counter's limit as well, which only counterd supports.
     """
     return _request(Opcode.DUMP, opaque, flags=Flag.LIMITS if limits else 0)
 
@@ -208,7 +208,7 @@ def _request(opcode: Opcode, opaque: int, *, flags: int = 0) -> bytes:
 
 
 def _check_u32(**numbers: int) -> None:
-    """Says which of them does not fit, if any: packing does not."""
+    """Raises an error that names the number that does not fit, because struct's error does not."""
     for what, value in numbers.items():
         if not isinstance(value, int):
             raise TypeError(f"{what} must be a whole number, not {value!r}")
@@ -226,24 +226,24 @@ def _name_length(name: bytes) -> int:
 
 
 class ResponseParser:
-    """Cuts a stream of bytes into responses, however the stream arrives; linear time even byte by byte."""
+    """Splits a stream into responses. The stream may arrive in any pieces; the time is linear even byte by byte."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Response]:
-        """Takes the next bytes from the server and returns the responses that are complete with them.
+        """Takes the next bytes from the server. Returns the responses that are complete now.
 
-        Raises ProtocolError for a wrong magic or a body above RESPONSE_BODY_MAX, at the first byte that shows it.
-        There is no way back into step from there: the connection must be closed and this parser with it.
+        Raises ProtocolError for a wrong magic or a body above RESPONSE_BODY_MAX, at the first byte that shows it. The
+        stream cannot be parsed after that, so the connection must be closed and the parser discarded.
         """
         kept = self._buffer
         kept += data if kept else b""
-        buffer = kept or data  # mostly nothing is kept, and nothing copied
+        buffer = kept or data  # usually nothing was kept, and nothing is copied
         size = len(buffer)
         responses: list[Response] = []
         start = 0
-        unpack, append, new = _HEADER.unpack_from, responses.append, tuple.__new__  # without the lambda around it
+        unpack, append, new = _HEADER.unpack_from, responses.append, tuple.__new__  # faster than calling Response()
         while (body := start + HEADER_SIZE) <= size:
             magic, opcode, status, _, length, opaque = unpack(buffer, start)
             if magic != RESPONSE_MAGIC:
@@ -264,7 +264,7 @@ class ResponseParser:
 
 
 def decode_consumption(body: bytes) -> int:
-    """The number in a successful response to Get (what is consumed) or to Acquire (what was granted)."""
+    """Decodes the number in a successful response to Get (the consumption) or Acquire (the granted resources)."""
     if len(body) != _U32.size:
         raise ProtocolError(f"expected 4 bytes with a number, not {_shown(body)}")
     number: int = _U32.unpack(body)[0]
@@ -272,7 +272,7 @@ def decode_consumption(body: bytes) -> int:
 
 
 def decode_stats(body: bytes) -> dict[str, str]:
-    """The statistics in a successful response to Stats, in the server's order (section "Stats")."""
+    """Decodes the statistics in a successful response to Stats, in the server's order (section "Stats")."""
     items = {}
     start = 0
     while start < len(body):
@@ -284,7 +284,7 @@ def decode_stats(body: bytes) -> dict[str, str]:
         end = value_start + value_length
         if end > len(body):
             raise ProtocolError(f"statistics end within an item: {_shown(body[start:])}")
-        # The document promises ASCII only for values; anything else is still worth showing.
+        # The document promises ASCII only for values; other bytes are shown escaped.
         name = body[name_start:value_start].decode("ascii", "backslashreplace")
         items[name] = body[value_start:end].decode("ascii", "backslashreplace")
         start = end
@@ -292,9 +292,9 @@ def decode_stats(body: bytes) -> dict[str, str]:
 
 
 def decode_dump_entry(body: bytes) -> DumpEntry:
-    """One counter out of a response to Dump that is not the empty last one (section "Dump").
+    """Decodes a counter from a response to Dump, except the empty last one (section "Dump").
 
-    Its length says whether the limit is there.
+    The length of the body shows if the entry includes the limit.
     """
     if len(body) < _DUMP_ENTRY.size:
         raise ProtocolError(f"a dump entry of less than 10 bytes: {_shown(body)}")
