@@ -199,7 +199,7 @@ cdef inline void counter_consume(Counters* counters, Counter* counter, uint32_t 
 
 
 cdef inline void counter_restore(Counters* counters, uint32_t number, uint32_t resources) noexcept nogil:
-    """Takes from the consumption; at zero the counter becomes idle and enters the ring, unless it is still there."""
+    """Subtracts from the consumption. At zero the counter becomes idle and enters the ring, unless it is in it."""
     cdef CountersState* state = counters.state
     cdef Counter* counter = counter_at(counters, number)
     debug_check(0 < resources <= counter.permit.consumption)

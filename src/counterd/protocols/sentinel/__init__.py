@@ -1,4 +1,4 @@
-"""The sentinel room: cluster tokens for the clients of Sentinel, by rate, by value and by concurrency. Floor 2."""
+"""The sentinel protocol: cluster tokens for the clients of Sentinel, by rate, by value and by concurrency. Floor 2."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MS = integer(1, INTERVAL_MAX_MS)
 
 @dataclass(frozen=True)
 class SentinelSettings:
-    """The room's own keys."""
+    """The protocol's own settings."""
 
     rules: str = setting(absolute_path, "", "absolute path; empty is no rules", reload=True)
     rules_interval: int = setting(integer(0, RULES_INTERVAL_MAX_S), 0, "seconds; 0 is only then", reload=True)
@@ -53,7 +53,7 @@ class SentinelSettings:
 
 
 def make_store(settings: SentinelSettings, _figures: Figures, now_ns: int) -> SentinelStore:
-    """The store for these settings; no client can ask for figures of the floors above."""
+    """Makes the store for these settings. Clients of this protocol cannot ask for figures of the floors above."""
     from counterd.protocols.sentinel._session import open_store  # noqa: PLC0415 - settings are read before it is built
 
     return open_store(
@@ -67,14 +67,14 @@ def make_store(settings: SentinelSettings, _figures: Figures, now_ns: int) -> Se
 
 
 def read_rules(text: bytes) -> Rules:
-    """What is in the file of sentinel.rules. Raises RulesError."""
-    from counterd.protocols.sentinel.rules import parse_rules  # noqa: PLC0415 - clients come by here, without rules
+    """Parses the file of sentinel.rules. Raises RulesError."""
+    from counterd.protocols.sentinel.rules import parse_rules  # noqa: PLC0415 - clients import this without rules
 
     return parse_rules(text)
 
 
 def load(store: SentinelStore, settings: SentinelSettings, files: Mapping[str, Any]) -> None:
-    """Takes over the rules of the file, unless they come from elsewhere."""
+    """Loads the rules of the file, unless an extension is the source of rules."""
     from counterd.protocols.sentinel.rules import Rules  # noqa: PLC0415 - as above
 
     if not settings.rule_source:
@@ -82,14 +82,14 @@ def load(store: SentinelStore, settings: SentinelSettings, files: Mapping[str, A
 
 
 def extend(store: SentinelStore, settings: SentinelSettings, host: PluginHost) -> None:
-    """Joins the store to the extensions that are named."""
+    """Connects the store to the extensions that the settings name."""
     from counterd.protocols.sentinel import extending  # noqa: PLC0415 - as above
 
     extending.extend(store, host, settings.extension_timeout)
 
 
 def reload(store: SentinelStore, settings: SentinelSettings) -> None:
-    """Applies what may change while the store runs."""
+    """Applies the settings that may change while the store runs."""
     store.set_limits(**_limits(settings))
 
 

@@ -1,7 +1,7 @@
-# SentinelStore.audit: walks through the parts that are this protocol's own, which raise AssertionError at the first
+# Checks for SentinelStore.audit: each walks through a part of this protocol and raises AssertionError at the first
 # broken invariant.
 #
-# Floor 2, inlined into the store. What the engine's parts promise is checked there (engine/audit.pxd).
+# Floor 2, inlined into the store. engine/audit.pxd checks the engine's parts.
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -16,7 +16,7 @@ from counterd.protocols.sentinel._window cimport Samples, Window
 
 
 cdef inline int audit_window(const Window* window, const Samples* samples, uint32_t number) except -1:
-    """Its sums are those of its samples."""
+    """Checks that the sums of a window are those of its samples."""
     cdef uint64_t passed = 0, waiting = 0
     cdef uint32_t slot
     for slot in range(window.size):
@@ -28,7 +28,7 @@ cdef inline int audit_window(const Window* window, const Samples* samples, uint3
 
 
 cdef inline int audit_flows(const Rules* rules) except -1:
-    """Each has a rule or tokens, and what it is called is all that the resources' memory has."""
+    """Checks that each flow has a rule or tokens, and that their names use all blocks in use for resources."""
     cdef uint32_t number, blocks = 0
     cdef const Flow* flow
     for number in range(1, rules.flows.pool.fresh + 1):
@@ -46,13 +46,13 @@ cdef inline int audit_flows(const Rules* rules) except -1:
 
 
 cdef inline uint32_t audit_rules(const Rules* rules) except? 0xffffffff:
-    """Flows and parameters; returns how many blocks their names have."""
+    """Checks flows and parameters. Returns how many blocks their names use."""
     audit_flows(rules)
     return audit_table(&rules.flows, "flows") + audit_table(&rules.params, "params")
 
 
 cdef inline int audit_items(const Rates* rates) except -1:
-    """Each hot item is in the list of a rule, and nothing else is."""
+    """Checks that the lists of the rules contain exactly the hot items."""
     cdef uint32_t number, entry, listed = 0
     for number in range(1, rates.rules.params.pool.fresh + 1):
         if not param_at(rates.rules, number).record.flags & RECORD_USED:
@@ -69,7 +69,7 @@ cdef inline int audit_items(const Rates* rates) except -1:
 
 
 cdef inline uint32_t audit_values(const Rates* rates) except? 0xffffffff:
-    """Returns how many blocks the values of parameters have."""
+    """Checks the values of parameters. Returns how many blocks they use."""
     cdef uint32_t number, blocks = audit_table(&rates.values, "values"), hot = 0
     cdef const Value* value
     audit_timers(&rates.timers, rates.values.pool.fresh)
@@ -90,7 +90,7 @@ cdef inline uint32_t audit_values(const Rates* rates) except? 0xffffffff:
 
 
 cdef inline uint32_t audit_tokens(const Tokens* tokens) except? 0xffffffff:
-    """Each is armed, and a flow has as many as it says; returns how many blocks their names have."""
+    """Checks that each token is armed, and the counts of the flows. Returns how many blocks the names use."""
     cdef uint32_t number, blocks = audit_table(&tokens.table, "tokens")
     cdef const Token* token
     cdef const Flow* flow
@@ -115,7 +115,7 @@ cdef inline uint32_t audit_tokens(const Tokens* tokens) except? 0xffffffff:
 
 
 cdef inline int audit_owner(const Tokens* tokens, uint32_t number, bint is_queued) except -1:
-    """How many tokens are in its list, each of which names it."""
+    """Checks the list of an owner's tokens. Returns its length."""
     cdef const Owner* owner = tokens.owners + number
     cdef uint32_t entry = owner.first, previous = 0, count = 0
     while entry:
@@ -136,7 +136,7 @@ cdef inline int audit_owner(const Tokens* tokens, uint32_t number, bint is_queue
 
 
 cdef inline int audit_owners(const Tokens* tokens) except -1:
-    """Each token is in the list of its owner, who is there, or on the way out."""
+    """Checks that each token is in its owner's list, and that ended owners with tokens to arm are in the queue."""
     cdef uint32_t number, listed = 0, owned = 0
     audit_pool(&tokens.state.owners, &tokens.owners.next, sizeof(Owner), "owners")
     queued = set()

@@ -1,4 +1,4 @@
-"""What the store asks of extensions. Floor 2."""
+"""The questions of the store to extensions. Floor 2."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Call(NamedTuple):
-    """A request that a token service is to answer. client: for request_token() and keep_token() of the store."""
+    """A request for a token service. client: an argument of the store's request_token() and keep_token()."""
 
     ticket: int
     kind: str
@@ -19,7 +19,7 @@ class Call(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """A token whose lease is over. held_ms: since when it is out. online: whether its owner is connected."""
+    """A token whose lease is over. held_ms: for how long it has been held. online: its owner is connected."""
 
     token_id: int
     flow_id: int

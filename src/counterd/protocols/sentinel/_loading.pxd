@@ -1,4 +1,4 @@
-# Taking over the rules of a document.
+# Loads the rules of a document.
 
 from counterd.protocols.sentinel._rates cimport Rates
 

@@ -1,7 +1,7 @@
-"""Taking over the rules of a document: from what rules.py has read into the records of the region.
+"""Loads the rules that rules.py has read into the records of the region.
 
-Floor 2. All that can be refused is refused before anything is changed; the functions that fill the records refuse it
-once more, each for itself. Nothing is kept here: which rules there are is what the region says.
+Floor 2. Everything is checked before anything is changed. The functions that fill the records also check their own
+arguments. The region is the only place where the rules are kept.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -23,10 +23,10 @@ cdef int64_t NS_PER_MS = 1000000
 
 
 cdef bint rules_load(Rates* rates, rules) except -1:
-    """Has these rules, a protocols.sentinel.rules.Rules, and no others; returns whether a value was armed.
+    """Replaces all rules. rules: a protocols.sentinel.rules.Rules. Returns True if the timer of a value was armed.
 
-    A flow keeps its tokens, and its window if that is as long and as fine as before; values keep theirs likewise.
-    Raises ValueError, and has changed nothing.
+    A flow keeps its tokens. Flows and values keep their windows if length and number of samples stay the same. Raises
+    ValueError, and then changes nothing.
     """
     cdef bint armed
     check_rules(rates, rules)
@@ -40,10 +40,10 @@ cdef bint rules_load(Rates* rates, rules) except -1:
     return armed
 
 
-# ---- is there room -------------------------------------------------------------------------------------------------
+# ---- checks --------------------------------------------------------------------------------------------------------
 
 cdef int check_rules(const Rates* rates, rules) except -1:
-    """Raises ValueError if these rules cannot be, or not beside flows that have gone and still have tokens."""
+    """Raises ValueError if the rules do not fit, together with flows that have tokens but no rule any more."""
     cdef const Rules* there = rates.rules
     cdef const Flow* flow
     cdef uint32_t number, gone = 0
@@ -72,7 +72,7 @@ cdef int check_rules(const Rates* rates, rules) except -1:
 
 
 cdef int check_items(const Rates* rates, params) except -1:
-    """Raises ValueError if there is no memory for the hot items of these rules, beside the values there are."""
+    """Raises ValueError if there is no memory for the hot items of the rules, together with the existing values."""
     cdef const Param* param
     cdef uint32_t number
     cdef uint64_t values = 0, blocks = 0
@@ -99,7 +99,7 @@ cdef bint keeps_window(const Param* param, rule) except -1:
 # ---- hot items -----------------------------------------------------------------------------------------------------
 
 cdef bytes item_key(const Param* param, bytes item):
-    """What an item, a value as it is on the wire, is called in the table of values."""
+    """Returns the key in the table of values for an item, which is a value as on the wire."""
     cdef uint8_t[KEY_MAX] key
     cdef uint32_t size
     size = value_key(key, param, <const uint8_t*>PyBytes_AS_STRING(item), <uint32_t>len(item))
@@ -107,7 +107,7 @@ cdef bytes item_key(const Param* param, bytes item):
 
 
 cdef set hot_keys(const Rates* rates, const Param* param):
-    """The hot items of a rule, likewise."""
+    """Returns the keys of the hot items of a rule."""
     cdef uint32_t number = param.items
     found = set()
     while number:
@@ -117,9 +117,9 @@ cdef set hot_keys(const Rates* rates, const Param* param):
 
 
 cdef bint drop_items(Rates* rates, dict by_id) except -1:
-    """Drops rules of parameters that are no more, and hot items that are not in these rules; whether one was armed.
+    """Drops rules of parameters and hot items that are not in the new rules. Returns True if a timer was armed.
 
-    Before any is added, so that there are never more than may be.
+    This is done before any are added, so that the limits are never exceeded.
     """
     cdef Rules* rules = rates.rules
     cdef Param* param
@@ -140,7 +140,7 @@ cdef bint drop_items(Rates* rates, dict by_id) except -1:
 
 
 cdef bint cool_items(Rates* rates, Param* param, set kept) except -1:
-    """Takes hot items that are not kept out of a rule's list; whether there were any."""
+    """Removes hot items that are not in `kept` from a rule's list. Returns True if there were any."""
     cdef uint32_t number, before = 0, next_item
     cdef bint armed = False
     number = param.items
@@ -162,7 +162,7 @@ cdef bint cool_items(Rates* rates, Param* param, set kept) except -1:
 # ---- rules ---------------------------------------------------------------------------------------------------------
 
 cdef dict load_namespaces(Rules* rules, set names):
-    """Has those of rules, {name: number}; each that stays goes on counting its requests."""
+    """Sets the namespaces of the rules. Returns {name: number}. One that existed before keeps its request count."""
     cdef uint32_t number
     there = {}
     for number in range(1, NAMESPACES_MAX + 1):
@@ -183,9 +183,9 @@ cdef dict load_namespaces(Rules* rules, set names):
 
 
 cdef int drop_flows(Rules* rules, set ids) except -1:
-    """Drops rules of flows that are no more; the flow stays as long as there are tokens.
+    """Drops rules of flows that are not in the new rules. A flow without a rule stays as long as it has tokens.
 
-    What the others are called is dropped too, and comes again: so there is never more of it than fits.
+    Also frees the resources' names of the other flows, which are written again, so that the memory always suffices.
     """
     cdef uint32_t number
     cdef Flow* flow
@@ -230,7 +230,7 @@ cdef int load_flow(Rules* rules, rule, uint32_t namespace) except -1:
 
 
 cdef int load_param(Rates* rates, rule, uint32_t namespace) except -1:
-    """Of a rule whose hot items that are no more have been dropped."""
+    """Loads a rule of parameters. Its old hot items have been dropped."""
     cdef Rules* rules = rates.rules
     cdef uint32_t number = id_find(&rules.params, rule.flow_id)
     cdef bint is_new = number == 0

@@ -1,7 +1,7 @@
-# Requests and replies of the sentinel protocol, as they are on the wire: decoding the one, encoding the other.
+# The wire of the sentinel protocol: decodes requests and encodes replies.
 #
-# Floor 2, header only. docs/protocols/sentinel.md, "On the wire". Between the two something decides, and what it says
-# is an Answer: where it comes from does not matter here.
+# Floor 2, header only. docs/protocols/sentinel.md, "On the wire". The decision about a request, by the engine or an
+# extension, is an Answer.
 
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -12,14 +12,14 @@ from counterd.engine.byteorder cimport load_be32, load_be64, store_be16, store_b
 cdef enum:
     LENGTH_SIZE = 2
     HEAD_SIZE = 7               # of a request: length, xid, type
-    FRAME_MAX = 1024            # of a request, with its length
-    NAMESPACE_MAX = 1013        # bytes: what fits into a PING of FRAME_MAX
-    ID_SIZE = 8                 # of a flow or a token
-    PARAM_HEAD = 16             # flow, count, and how many values follow
-    VALUES_MIN = 2              # bytes of a value
-    VALUE_SIZE_MAX = 1024       # of a value: less than a frame
-    REPLY_HEAD = 8              # length, xid, type, status
-    REPLY_SIZE = 16             # of the longest
+    FRAME_MAX = 1024            # bytes of a request, including its length
+    NAMESPACE_MAX = 1013        # bytes that fit into a PING of FRAME_MAX
+    ID_SIZE = 8                 # bytes of the id of a flow or token
+    PARAM_HEAD = 16             # bytes of flow, count, and the number of values
+    VALUES_MIN = 2              # bytes of the shortest value
+    VALUE_SIZE_MAX = 1024       # bytes of a value: a frame's are a bound
+    REPLY_HEAD = 8              # bytes of length, xid, type and status
+    REPLY_SIZE = 16             # bytes of the longest reply
 
 # Message types.
 cdef enum:
@@ -31,7 +31,7 @@ cdef enum:
     KEEP = 5
     TYPES = 6
 
-# What requests come to; on the wire these are signed bytes.
+# The statuses of replies, signed bytes on the wire.
 cdef enum:
     BAD_REQUEST = -4
     TOO_MANY_REQUESTS = -2
@@ -46,7 +46,7 @@ cdef enum:
 
 cdef enum:
     STATUS_MIN = -4
-    STATUSES = 12               # from there on
+    STATUSES = 12               # from STATUS_MIN on
 
 # Tags of values; section "PARAM".
 cdef enum:
@@ -56,19 +56,19 @@ cdef enum:
     STRING = 7
     TAGS = 8
 
-# Bytes of a value by its tag, with that; of a string, without its bytes.
+# Bytes of a value by tag, including the tag; for a string, without its text.
 cdef extern from *:
     """
     static const unsigned char counterd_value_sizes[8] = {5, 9, 2, 9, 5, 3, 2, 5};
     static const unsigned char counterd_body_min[6] = {0, 12, 16, 12, 8, 8};
     """
     const uint8_t* VALUE_SIZES "counterd_value_sizes"
-    const uint8_t* BODY_MIN "counterd_body_min"     # bytes of each type's body, up to what may be missing
+    const uint8_t* BODY_MIN "counterd_body_min"     # bytes of each type's body without its optional end
 
 
 cdef struct Request:
-    uint8_t type                # as it came: it is echoed
-    uint8_t kind                # the same, or TYPES if there is no such type
+    uint8_t type                # as received: the reply echoes it
+    uint8_t kind                # the same, or TYPES for an unknown type
     uint8_t prioritized         # FLOW, ACQUIRE
     uint32_t xid
     uint32_t tag                # of the id, in the tables
@@ -79,23 +79,23 @@ cdef struct Request:
     const uint8_t* data         # PING: the namespace; PARAM: the values
 
 
-cdef struct Answer:             # what was decided; a field that the type does not have, or the status, is 0
+cdef struct Answer:             # a field that its type or status does not have is 0
     int status
     int32_t remaining           # FLOW, PARAM
     int32_t wait_ms             # FLOW, PARAM
     int64_t value               # PING: connections; ACQUIRE: the token; KEEP: ms of the lease
-    int64_t due_ns              # something that was armed for it is due then; INT64_MAX if nothing was
+    int64_t due_ns              # when the first timer that the request armed is due; INT64_MAX if it armed none
 
 
 cdef inline Answer answer_of(int status) noexcept nogil:
-    """One that tells no more than its status."""
+    """Returns an answer with a status only."""
     return Answer(status, 0, 0, 0, INT64_MAX)
 
 
 # ---- values of parameters -------------------------------------------------------------------------------------------
 
 cdef inline uint32_t value_size(const uint8_t* data, uint32_t left) noexcept nogil:
-    """Bytes of the value that begins there, with its tag; 0 if that is none."""
+    """Returns the bytes of the value at `data`, including its tag; 0 if it is invalid. left: bytes of input."""
     cdef uint32_t size
     if left == 0 or data[0] >= TAGS:
         return 0
@@ -110,7 +110,7 @@ cdef inline uint32_t value_size(const uint8_t* data, uint32_t left) noexcept nog
 
 
 cdef inline void value_unify(uint8_t* value) noexcept nogil:
-    """What Java takes for equal is made the same: all that is true, and each NaN."""
+    """Makes values identical that are equal in Java: all booleans that are true, and all NaNs."""
     if value[0] == BOOLEAN:
         value[1] = value[1] != 0
     elif value[0] == FLOAT64 and (value[1] & 0x7f) == 0x7f and (value[2] & 0xf0) == 0xf0:
@@ -124,7 +124,7 @@ cdef inline void value_unify(uint8_t* value) noexcept nogil:
 # ---- decoding -------------------------------------------------------------------------------------------------------
 
 cdef inline bint is_blank(const uint8_t* data, uint32_t size) noexcept nogil:
-    """Whether Java takes it for blank: nothing but ASCII's white space."""
+    """Returns True if Java calls the text blank: it consists of ASCII white space."""
     cdef uint32_t i
     for i in range(size):
         if not (data[i] == 0x20 or 0x09 <= data[i] <= 0x0d or 0x1c <= data[i] <= 0x1f):
@@ -133,7 +133,7 @@ cdef inline bint is_blank(const uint8_t* data, uint32_t size) noexcept nogil:
 
 
 cdef inline int namespace_decode(const uint8_t* body, uint32_t size, Request* request) noexcept nogil:
-    """Section "PING": data and size are the namespace; returns as request_decode() does."""
+    """Decodes the namespace of a PING to data and size. Returns as request_decode(). Section "PING"."""
     if size < 4:
         return FAIL if size == 0 else BAD_REQUEST
     request.size = load_be32(body)
@@ -144,7 +144,7 @@ cdef inline int namespace_decode(const uint8_t* body, uint32_t size, Request* re
 
 
 cdef inline int values_decode(const uint8_t* body, uint32_t size, Request* request) noexcept nogil:
-    """Section "PARAM": the values, each of which is sound."""
+    """Decodes and checks the values of a PARAM. Returns as request_decode(). Section "PARAM"."""
     cdef uint32_t place = PARAM_HEAD, taken, _value
     request.values = load_be32(body + 12)
     if <int32_t>request.values <= 0 or request.values > size // VALUES_MIN:
@@ -160,9 +160,9 @@ cdef inline int values_decode(const uint8_t* body, uint32_t size, Request* reque
 
 
 cdef inline int request_decode(const Frame* frame, Request* request) noexcept nogil:
-    """What a frame asks, and OK; or, if it asks nothing that can be decided, the status that it is answered.
+    """Decodes a request. Returns OK, or the status of the reply if the request is invalid.
 
-    Its head is decoded as far as there is one, whatever the status. A sound PING has namespace_decode() instead.
+    Decodes the head, if there is one, in any case. A valid PING is decoded by namespace_decode() instead.
     """
     cdef const uint8_t* body = frame.key
     if frame.size < HEAD_SIZE:
@@ -191,7 +191,7 @@ cdef inline int request_decode(const Frame* frame, Request* request) noexcept no
 # ---- encoding -------------------------------------------------------------------------------------------------------
 
 cdef inline uint32_t reply_encode(uint8_t* target, uint32_t xid, uint8_t type, const Answer* answer) noexcept nogil:
-    """Writes the reply to a request of that type, of REPLY_SIZE at most; returns its size."""
+    """Writes the reply to a request of a type, at most REPLY_SIZE bytes. Returns its size."""
     cdef uint8_t* body = target + REPLY_HEAD
     cdef uint32_t size = 0
     if type == FLOW or type == PARAM:

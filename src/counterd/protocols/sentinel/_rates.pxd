@@ -1,11 +1,11 @@
-# The rates that rules allow: what FLOW and PARAM ask for, and the values of parameters, of which each has a window.
+# The rates that rules allow, for FLOW and PARAM. Each value of a parameter has its own window.
 #
-# Floor 2, header only. The windows are of the caller's monotonic clock. A hot item is a value with a limit of its own,
-# which stays as long as its rule has it.
+# Floor 2, header only. The windows use the caller's monotonic clock. A hot item is a value with its own limit, which is
+# kept as long as its rule lists it.
 #
 # Invariants (audit_values checks each):
-# - a value is armed for the end of its window, or it is a hot item: then it is in the list of its rule;
-# - values that are no hot items are `values_max` at most, and hot items `items_max`.
+# - a value is armed for the end of its window, or it is a hot item and in the list of its rule;
+# - there are at most `items_max` hot items, and at most `values_max` other values.
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -34,12 +34,12 @@ from counterd.protocols.sentinel._window cimport (
 
 cdef enum:
     VALUE_INLINE = 24           # bytes of a value's key in its record
-    SERIAL_SIZE = 4             # of the rule, in front of the value in its key
+    SERIAL_SIZE = 4             # bytes of the rule's serial, before the value in its key
     KEY_MAX = 1028              # SERIAL_SIZE + VALUE_SIZE_MAX
     ITEMS_MAX = 65536           # hot items of all rules
-    HOT = 1                     # of Record.flags: a hot item
-    SAMPLE_BLOCKS_MAX = 19      # of SAMPLES_MAX samples
-    CATCH_UP_STEPS = 64         # values that a request looks at which have gone by, to make room for another
+    HOT = 1                     # in Record.flags: the value is a hot item
+    SAMPLE_BLOCKS_MAX = 19      # blocks for SAMPLES_MAX samples
+    CATCH_UP_STEPS = 64         # expired values that a request removes, to make room for another
 
 cdef extern from *:
     """
@@ -48,19 +48,19 @@ cdef extern from *:
     const uint8_t* NO_SAMPLES "counterd_no_samples"     # SAMPLE_BLOCKS_MAX * BLOCK_PAYLOAD
 
 
-cdef struct Value:              # 88 bytes; its name is the rule's serial and the value as it is on the wire
+cdef struct Value:              # 88 bytes; its name is the rule's serial and the value as on the wire
     Record record
     uint8_t[VALUE_INLINE] key
     Timer timer
     Tally tally
     double threshold            # of a hot item
     uint32_t blocks             # of its samples
-    uint32_t next_item          # of the same rule, of a hot item
+    uint32_t next_item          # of a hot item: the next one of the same rule
 
 
 cdef struct RatesState:         # in the region
-    uint32_t serial             # of the last rule with values
-    uint32_t hot                # items
+    uint32_t serial             # of the last rule of parameters
+    uint32_t hot                # hot items
 
 
 cdef struct Rates:              # this process's view
@@ -69,7 +69,7 @@ cdef struct Rates:              # this process's view
     Table values
     Timers timers
     double qps_max              # of FLOW and PARAM in each namespace
-    uint32_t values_max         # but for hot items
+    uint32_t values_max         # without hot items
     uint32_t items_max          # hot items of all rules
 
 
@@ -78,7 +78,7 @@ cdef struct Rates:              # this process's view
 cdef inline int rates_reserve(
     Rates* rates, Region* region, Rules* rules, uint32_t values_max, uint32_t items_max
 ) except -1:
-    """Reserves memory for so many values, and hot items besides. Raises ValueError for more than ITEMS_MAX of these."""
+    """Reserves memory for `values_max` values and `items_max` hot items. Raises ValueError for too many."""
     if items_max > ITEMS_MAX or values_max > <uint32_t>0xffffffff - items_max:
         raise ValueError(f"there can be {ITEMS_MAX} hot items, not {items_max}; and {values_max} values")
     rates.rules = rules
@@ -104,7 +104,7 @@ cdef inline Value* value_at(const Rates* rates, uint32_t number) noexcept nogil:
 # ---- values --------------------------------------------------------------------------------------------------------
 
 cdef inline uint32_t value_key(uint8_t* target, const Param* param, const uint8_t* data, uint32_t size) noexcept nogil:
-    """Writes what a value of that rule is called in the table, of KEY_MAX bytes at most; returns its size."""
+    """Writes the table's key for a value of a rule, at most KEY_MAX bytes. Returns its size."""
     store_le32(target, param.serial)
     memcpy(target + SERIAL_SIZE, data, size)
     value_unify(target + SERIAL_SIZE)
@@ -112,14 +112,14 @@ cdef inline uint32_t value_key(uint8_t* target, const Param* param, const uint8_
 
 
 cdef inline bint values_have_room(const Rates* rates) noexcept nogil:
-    """For one more, besides hot items."""
+    """Returns True if there may be another value that is not a hot item."""
     return rates.values.pool.used - rates.state.hot < rates.values_max
 
 
 cdef inline uint32_t value_create(
     Rates* rates, uint32_t tag, const uint8_t* key, uint32_t size, const Window* window
 ) noexcept nogil:
-    """A value of which nothing has passed, not armed; 0 if there is no memory for it."""
+    """Makes a value with an empty window, not armed. Returns 0 if there is no memory for it."""
     cdef Table* table = &rates.values
     cdef uint32_t blocks = tally_blocks(window.size)
     cdef uint32_t number
@@ -144,7 +144,7 @@ cdef inline void value_remove(Rates* rates, uint32_t number) noexcept nogil:
 
 
 cdef inline int values_expire(Rates* rates, int64_t now_ns, int steps) noexcept nogil:
-    """Forgets values of which nothing counts any more; returns the steps that remain."""
+    """Removes values whose windows have ended. Returns the steps that remain."""
     cdef uint32_t number = timers_take(&rates.timers, now_ns, &steps)
     while number:
         value_remove(rates, number)
@@ -155,7 +155,7 @@ cdef inline int values_expire(Rates* rates, int64_t now_ns, int steps) noexcept 
 cdef inline uint32_t value_find(
     const Rates* rates, const Param* param, const uint8_t* data, uint32_t size
 ) noexcept nogil:
-    """The record of a value, or 0."""
+    """Returns the record of a value, or 0."""
     cdef uint8_t[KEY_MAX] key
     size = value_key(key, param, data, size)
     return table_find(&rates.values, name_tag(&rates.values, key, size), key, size)
@@ -170,7 +170,7 @@ cdef inline uint32_t value_enter(
     Rates* rates, const Param* param, const uint8_t* data, uint32_t size, int64_t now_ns, int64_t* budget,
     Answer* answer
 ) noexcept nogil:
-    """The record of a value, which is made if need be; 0 if there is no room for another."""
+    """Returns the record of a value, and makes it if it does not exist; 0 if there is no room for another."""
     cdef uint8_t[KEY_MAX] key
     cdef uint32_t tag, number
     size = value_key(key, param, data, size)
@@ -180,7 +180,7 @@ cdef inline uint32_t value_enter(
         return number
     if not values_have_room(rates):
         budget[0] -= CATCH_UP_STEPS - values_expire(rates, now_ns, CATCH_UP_STEPS)
-        if not values_have_room(rates):  # a step may only have moved a value on in the wheel
+        if not values_have_room(rates):  # the steps may only have moved values in the wheel
             return 0
     number = value_create(rates, tag, key, size, &param.window)
     if number:
@@ -191,7 +191,7 @@ cdef inline uint32_t value_enter(
 # ---- hot items -----------------------------------------------------------------------------------------------------
 
 cdef inline int value_check(const uint8_t* data, size_t size) except -1:
-    """Raises ValueError unless that is a value as it is on the wire."""
+    """Raises ValueError unless the bytes are a valid value as on the wire."""
     if not 0 < size <= VALUE_SIZE_MAX or size != value_size(data, <uint32_t>size):
         raise ValueError(f"a value has 1 to {VALUE_SIZE_MAX} bytes, by its tag; these are {size}")
     return 0
@@ -224,7 +224,7 @@ cdef inline int item_heat(Rates* rates, Param* param, const uint8_t* data, uint3
 
 
 cdef inline int64_t item_cool(Rates* rates, const Param* param, uint32_t number) noexcept nogil:
-    """A hot item, which the caller takes out of its rule's list, becomes a value as others are: due when it returns."""
+    """Makes a hot item an ordinary value. Returns when it expires. The caller removes it from its rule's list."""
     cdef Value* value = value_at(rates, number)
     value.record.flags &= <uint8_t>~HOT
     value.next_item = 0
@@ -236,14 +236,14 @@ cdef inline int64_t item_cool(Rates* rates, const Param* param, uint32_t number)
 # ---- FLOW and PARAM ------------------------------------------------------------------------------------------------
 
 cdef inline int32_t clamp(double number) noexcept nogil:
-    """Cut down to a whole number, as Java casts."""
+    """Converts to an integer as a cast in Java does."""
     return INT32_MAX if number >= INT32_MAX else <int32_t>number
 
 
 cdef inline void flow_ask(
     Rates* rates, uint32_t number, uint32_t count, bint prioritized, int64_t now_ns, Answer* answer
 ) noexcept nogil:
-    """Section "FLOW", of a rule that there is."""
+    """Decides about a FLOW for an existing rule. Section "FLOW"."""
     cdef Flow* flow = flow_at(rates.rules, number)
     cdef double threshold, left
     if not namespace_ask(rates.rules, flow.namespace, rates.qps_max, now_ns):
@@ -269,7 +269,7 @@ cdef inline int value_ask(
     Rates* rates, const Param* param, const uint8_t* data, uint32_t size, uint32_t count, int64_t now_ns,
     int64_t* budget, Answer* answer
 ) noexcept nogil:
-    """Counts one value, if that does not exceed its limit; returns a status, and in the answer how much remains."""
+    """Counts one value if its limit allows it. Returns a status, and sets how much remains in the answer."""
     cdef const Chains* chains = &rates.values.chains
     cdef uint32_t number = value_enter(rates, param, data, size, now_ns, budget, answer)
     cdef double threshold, left
@@ -296,10 +296,10 @@ cdef inline void param_ask(
     Rates* rates, uint32_t number, uint32_t count, uint32_t values, const uint8_t* data, int64_t now_ns,
     int64_t* budget, Answer* answer
 ) noexcept nogil:
-    """Section "PARAM", of a rule that there is and of values that are sound. All pass, or none.
+    """Decides about a PARAM for an existing rule and valid values: all values pass, or none. Section "PARAM".
 
-    Each is counted before the next is looked at, so that equal ones add up. Each is a lookup of its own, and as
-    much work as it has samples: all of them may have gone by.
+    Each value is counted before the next is checked, so that equal values add up. The work is charged for each value:
+    a lookup, and its samples, all of which may have to be cleared.
     """
     cdef Param* param = param_at(rates.rules, number)
     cdef const uint8_t* place = data

@@ -1,11 +1,11 @@
-# The rules: flows, parameters, and the namespaces that they belong to. Records in the region; _loading.pyx fills them.
+# The rules: flows, parameters, and their namespaces. They are records in the region, which _loading.pyx fills.
 #
-# Floor 2, header only. A namespace that somebody is connected to is a permit, and each connection's PING a holding of
-# it: so the ledger says how many are connected, and a connection that has gone is counted no more.
+# Floor 2, header only. A namespace with connections is a permit, and a connection's PING makes a holding of it. So the
+# ledger has the number of connections, and a gone connection no longer counts.
 #
 # Invariants (audit_flows checks them):
-# - a flow is there as long as it has a rule (RULED) or tokens;
-# - its resource is a chain of as many blocks as it needs, of a pool that is the resources' own.
+# - a flow exists as long as it has a rule (RULED) or tokens;
+# - the name of its resource is a chain of blocks from the resources' own pool.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -28,17 +28,17 @@ from counterd.protocols.sentinel._window cimport (
 
 cdef enum:
     NAMESPACES_MAX = 1024       # of rules
-    RULES_MAX = 16384           # of flows; and of parameters
-    FLOWS = 2                   # for each rule: there are some besides whose rule went before their tokens
-    RESOURCE_BLOCKS = 4         # for each flow, 240 bytes of its resource's name on the average
-    LIMITER_SAMPLES = 10        # of the limit of a namespace: a second
+    RULES_MAX = 16384           # rules of flows; likewise of parameters
+    FLOWS = 2                   # records of flows per rule, because a flow without a rule may still have tokens
+    RESOURCE_BLOCKS = 4         # per flow: 240 bytes of its resource's name on average
+    LIMITER_SAMPLES = 10        # of the window of a namespace's requests, one second
     LIMITER_NS = 1000000000
     CONCURRENCY = 0             # FlowRule.grade
     QPS = 1
-    GLOBAL = 1                  # thresholdType; 0 is the average of the clients
+    GLOBAL = 1                  # thresholdType; 0 is per client
     RELEASE_STRATEGY = 1        # resourceTimeoutStrategy; 0 is ignore
     KEEP_STRATEGY = 2
-    RULED = 1                   # of Record.flags: the rule is there
+    RULED = 1                   # in Record.flags: the flow has a rule
 
 
 cdef struct Namespace:          # of rules
@@ -61,13 +61,13 @@ cdef struct Flow:
     int64_t resource_ns
     int64_t offline_ns
     uint64_t now_calls
-    uint64_t passed             # ever, in counts, as what follows
+    uint64_t passed             # this and the next three: sums of counts, in total
     uint64_t blocked
     uint64_t waiting
     uint64_t expired
     uint32_t tokens
     uint32_t resource_size      # bytes
-    Chain resource              # what its rule calls it, or called it
+    Chain resource              # the name of its resource, from its current or last rule
     Window window
     Samples samples
 
@@ -77,8 +77,8 @@ cdef struct Param:
     uint8_t[ID_SIZE] id
     double threshold
     uint32_t namespace
-    uint32_t serial             # of the rule as long as its window stays: in the keys of its values
-    uint32_t items              # the first of its hot items, a value; or 0
+    uint32_t serial             # in the keys of its values; changes with its window
+    uint32_t items              # its first hot item, a value; or 0
     uint8_t threshold_type
     uint64_t passed
     uint64_t blocked
@@ -86,18 +86,18 @@ cdef struct Param:
 
 
 cdef struct Rules:              # this process's view
-    const Permits* permits      # the namespaces that somebody is connected to
+    const Permits* permits      # the namespaces with connections
     Table flows
     Table params
     Chains resources
     Namespace* namespaces
-    uint32_t rules_max          # of flows; and of parameters
+    uint32_t rules_max          # rules of flows; likewise of parameters
 
 
 # ---- region --------------------------------------------------------------------------------------------------------
 
 cdef inline int rules_reserve(Rules* rules, Region* region, const Permits* permits, uint32_t rules_max) except -1:
-    """Reserves memory for so many rules of each kind. Raises ValueError for more than RULES_MAX."""
+    """Reserves memory for `rules_max` rules of each kind. Raises ValueError for more than RULES_MAX."""
     cdef uint32_t flows = FLOWS * rules_max
     if not 0 < rules_max <= RULES_MAX:
         raise ValueError(f"there can be 1 to {RULES_MAX} rules of a kind, not {rules_max}")
@@ -120,7 +120,7 @@ cdef inline void rules_begin(Rules* rules, const uint64_t* key, const Chains* ch
 
 
 cdef inline int64_t after(int64_t moment_ns, int64_t span_ns) noexcept nogil:
-    """Moments end where an int64 does."""
+    """Returns the sum of a time and a duration, at most INT64_MAX."""
     return 0x7fffffffffffffff if moment_ns > <int64_t>0x7fffffffffffffff - span_ns else moment_ns + span_ns
 
 
@@ -141,14 +141,14 @@ cdef inline int64_t param_id(const Rules* rules, uint32_t number) noexcept nogil
 
 
 cdef inline uint32_t id_find(const Table* table, int64_t id) noexcept nogil:
-    """The record of that id, or 0."""
+    """Returns the record with this id, or 0."""
     cdef uint8_t[ID_SIZE] name
     store_be64(name, <uint64_t>id)
     return table_find(table, name_tag(table, name, ID_SIZE), name, ID_SIZE)
 
 
 cdef inline uint32_t id_insert(Table* table, int64_t id) except 0:
-    """A record for a new rule. Raises ValueError if there is no room for it."""
+    """Makes a record for a new id. Raises ValueError if there is no room for it."""
     cdef uint8_t[ID_SIZE] name
     if pool_left(table.pool) == 0:
         raise ValueError(f"there are {table.capacity} rules already, and no room for {id}")
@@ -157,7 +157,7 @@ cdef inline uint32_t id_insert(Table* table, int64_t id) except 0:
 
 
 cdef inline bint flow_is_for_calls(const Flow* flow) noexcept nogil:
-    """Whether it has a rule for tokens."""
+    """Returns True if the flow has a rule by concurrency."""
     return flow.record.flags & RULED and flow.grade == CONCURRENCY
 
 
@@ -165,7 +165,7 @@ cdef inline bint flow_is_for_rates(const Flow* flow) noexcept nogil:
     return flow.record.flags & RULED and flow.grade == QPS
 
 
-# ---- what a flow is called -----------------------------------------------------------------------------------------
+# ---- names of resources --------------------------------------------------------------------------------------------
 
 cdef inline void resource_free(Rules* rules, Flow* flow) noexcept nogil:
     if flow.resource_size:
@@ -174,7 +174,7 @@ cdef inline void resource_free(Rules* rules, Flow* flow) noexcept nogil:
 
 
 cdef inline int resource_set(Rules* rules, Flow* flow, bytes name) except -1:
-    """Of a flow that has none. Raises ValueError if there is no memory for it."""
+    """Sets the name of a flow that has none. Raises ValueError if there is no memory for it."""
     cdef uint64_t size = PyBytes_GET_SIZE(name)
     if size > <uint64_t>pool_left(rules.resources.pool) * BLOCK_PAYLOAD:
         raise ValueError(f"there is no memory for a resource's name of {size} bytes")
@@ -190,7 +190,7 @@ cdef inline bytes resource_bytes(const Rules* rules, const Flow* flow):
 
 
 cdef inline void flow_free(Rules* rules, uint32_t number) noexcept nogil:
-    """It has neither a rule nor tokens any more."""
+    """Frees a flow that has neither a rule nor tokens."""
     resource_free(rules, flow_at(rules, number))
     table_remove(&rules.flows, number)
 
@@ -198,14 +198,14 @@ cdef inline void flow_free(Rules* rules, uint32_t number) noexcept nogil:
 # ---- namespaces ----------------------------------------------------------------------------------------------------
 
 cdef inline int namespace_check(size_t size) except -1:
-    """Raises ValueError if no namespace has so many bytes."""
+    """Raises ValueError if a namespace cannot have `size` bytes."""
     if not 0 < size <= NAMESPACE_MAX:
         raise ValueError(f"a namespace has 1 to {NAMESPACE_MAX} bytes, not {size}")
     return 0
 
 
 cdef inline int namespace_begin(Rules* rules, uint32_t number, bytes name) except -1:
-    """Gives a place to a namespace whose requests are to be counted. Raises ValueError if its name does not fit."""
+    """Begins to count the requests of a namespace. number: its place. Raises ValueError if its name does not fit."""
     cdef Namespace* namespace = rules.namespaces + number
     cdef size_t size = PyBytes_GET_SIZE(name)
     if not 0 < number <= NAMESPACES_MAX:
@@ -220,7 +220,7 @@ cdef inline int namespace_begin(Rules* rules, uint32_t number, bytes name) excep
 cdef inline double rule_threshold(
     const Rules* rules, double count, uint8_t threshold_type, uint32_t namespace
 ) noexcept nogil:
-    """What a rule allows: `count`, or so much for each who is connected to its namespace."""
+    """Returns the threshold of a rule: `count`, or `count` for each connection of its namespace."""
     cdef const Namespace* counted = rules.namespaces + namespace
     if threshold_type == GLOBAL:
         return count
@@ -228,7 +228,7 @@ cdef inline double rule_threshold(
 
 
 cdef inline bint namespace_ask(Rules* rules, uint32_t namespace, double qps_max, int64_t now_ns) noexcept nogil:
-    """Whether a namespace may ask once more; then it has."""
+    """Counts a request of a namespace, if its limit allows it. Returns False if not."""
     cdef Namespace* asking = rules.namespaces + namespace
     window_enter(&asking.requests, &asking.samples, now_ns)
     if rate(&asking.requests, asking.requests.passed) + 1 > qps_max:

@@ -1,11 +1,10 @@
-"""The sentinel cluster protocol, sans-I/O: a connection's requests, each of which is decoded, decided and answered.
+"""The sentinel cluster protocol, sans-I/O: decodes, decides and answers the requests of a connection.
 
 Floor 2. docs/protocols/sentinel.md has the messages byte for byte, and says where this differs from the proposal and
 from Sentinel's own token server.
 
-A frame is a length of two bytes and so many more. Its parser answers with the bytes it takes, or 0 for "more are
-needed": every length has a frame, so framing is never lost. What a frame says and how a reply is written is in
-_messages.pxd; who decides is the engine, now, or a token service, later.
+A frame is a length of two bytes, and the bytes that it counts. Every length is valid, so framing is never lost.
+_messages.pxd decodes and encodes. The engine decides at once, or a token service decides later.
 """
 
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
@@ -31,15 +30,15 @@ from counterd.protocols.sentinel._tokens cimport (
 cdef enum:
     NAMESPACES_PER_CONNECTION = 64
     CONNECTED_NAMESPACES = 65536
-    VALUE_BLOCKS = 4            # of a value with 10 samples and a key that fits its record, and as many again
-    POSTED_MAX = 65536          # bytes of replies that came later and are not taken
+    VALUE_BLOCKS = 4            # twice the blocks of a value with 10 samples and a short key
+    POSTED_MAX = 65536          # bytes of later replies that may wait for a session
     NS_PER_TENTH = 100000000
 
 
 def open_store(*, uint32_t max_tokens, uint32_t max_param_values, double max_allowed_qps, int64_t sweep_interval_ns,
                uint32_t sweep_max_tokens, int64_t sweep_max_duration_ns, bytes hash_key not None,
                bytes token_key not None, int64_t now_ns):
-    """A store without rules. hash_key and token_key have 16 random bytes each; now_ns is the caller's monotonic clock.
+    """Makes a store without rules. hash_key, token_key: 16 random bytes each. now_ns: the caller's monotonic clock.
 
     Raises ValueError for impossible sizes, MemoryError if they cannot be mapped.
     """
@@ -66,18 +65,18 @@ def open_store(*, uint32_t max_tokens, uint32_t max_param_values, double max_all
     return store
 
 
-# ---- what the engine decides ---------------------------------------------------------------------------------------
+# ---- decisions of the engine ---------------------------------------------------------------------------------------
 
 cdef inline void namespace_enter(
     Permits* permits, uint32_t connection, const Request* request, int64_t now_ns, Answer* answer
 ) noexcept:
-    """Has a connection be of a namespace, once; tells how many are."""
+    """Registers a connection in a namespace, once, and sets the number of its connections."""
     cdef Pool* blocks = permits.table.chains.pool
     cdef uint32_t tag = name_tag(&permits.table, request.data, request.size)
     cdef uint32_t number = table_find(&permits.table, tag, request.data, request.size)
     cdef uint32_t entry
     if number == 0 and name_blocks(&permits.table, request.size) and pool_left(blocks) < blocks.capacity // 2:
-        answer.status = FAIL  # the other half is for values of parameters
+        answer.status = FAIL  # the other half of the blocks is for values of parameters
         return
     if number == 0 or ledger_find(permits, connection, number, tag) == 0:
         entry = permit_hold(permits, connection, tag, request.data, request.size, <uint32_t>(now_ns // NS_PER_TENTH))
@@ -111,7 +110,7 @@ cdef inline void decide_param(SentinelStore store, const Request* request, Answe
 cdef inline void decide(
     SentinelStore store, uint32_t connection, const Request* request, Answer* answer
 ) noexcept:
-    """Fills in the answer to a request that is sound."""
+    """Decides about a valid request."""
     cdef Tokens* tokens = &store.tokens
     cdef uint32_t number
     if request.kind == FLOW:
@@ -136,7 +135,7 @@ cdef class SentinelSession(Session):
         client_enter(&store.tokens, self.connection)
 
     cdef Py_ssize_t parse_frame(self, const uint8_t* data, size_t size, Frame* frame) noexcept:
-        """The key of a frame is its body; verdict OK says that it is long enough for its type."""
+        """Sets the frame's key to its body. verdict: OK if the body is long enough for its type."""
         cdef Tokens* tokens = &(<SentinelStore>self.store).tokens
         cdef uint32_t total
         if size < LENGTH_SIZE:
@@ -182,7 +181,7 @@ cdef class SentinelSession(Session):
         return self.execute_request(frame)
 
     cdef int register(self, const Frame* frame) except -1:
-        """Section "PING", about which nobody decides. A namespace is a permit, and to be connected to it a holding."""
+        """Section "PING". Registers the connection in a namespace, which is a permit, by a holding of it."""
         cdef SentinelStore store = <SentinelStore>self.store
         cdef Permits* permits = &store.permits
         cdef Request request
@@ -196,7 +195,7 @@ cdef class SentinelSession(Session):
         return DONE
 
     cdef int execute_request(self, const Frame* frame) except -1:
-        """What is not sound is answered as it is; the rest is decided, now or later."""
+        """Answers an invalid request at once. Decides about a valid one now, or lets a token service decide later."""
         cdef SentinelStore store = <SentinelStore>self.store
         cdef Request request
         cdef Answer answer = answer_of(request_decode(frame, &request))

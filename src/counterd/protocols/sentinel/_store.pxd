@@ -1,4 +1,4 @@
-# The sentinel protocol's store, for the modules that build sessions and tables on it.
+# The sentinel protocol's store, for the modules with its sessions and tables.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -14,23 +14,23 @@ from counterd.protocols.sentinel._tokens cimport Tokens
 
 
 cdef class SentinelStore(Store):
-    cdef Chains chains              # of long names, and of what values count
-    cdef Permits permits            # namespaces that somebody is connected to
+    cdef Chains chains              # of long names, and of the samples of values
+    cdef Permits permits            # namespaces with connections
     cdef Rules rules
     cdef Rates rates
     cdef Tokens tokens
     cdef Sweep sweep
-    cdef uint64_t[TYPES + 1][STATUSES] answers  # by type, TYPES for those that are none, and status from STATUS_MIN on
+    cdef uint64_t[TYPES + 1][STATUSES] answers  # by type (TYPES: unknown) and by status from STATUS_MIN on
 
-    # This process's alone, as the functions of other people's code are.
+    # Not in the region, because extensions run in this process:
     cdef object submit_calls        # of a token service, or None
     cdef object submit_leases       # of an expire strategy, or None
     cdef int64_t calls_timeout_ns
     cdef int64_t leases_timeout_ns
-    cdef Later calls                # that a token service has yet to answer
-    cdef Later batches              # of leases that an expire strategy has yet to judge
-    cdef list noted_calls           # to be submitted by tick()
-    cdef list noted_leases          # likewise, one batch
+    cdef Later calls                # calls that a token service has not answered yet
+    cdef Later batches              # batches of leases that an expire strategy has not judged yet
+    cdef list noted_calls           # calls that tick() will submit
+    cdef list noted_leases          # leases that tick() will submit, as one batch
 
     cdef int sweep_leases(self, int steps) except? -1
     cdef int end_lease(self, uint32_t number) except -1
@@ -41,14 +41,14 @@ cdef class SentinelStore(Store):
     cdef int submit(self) except -1
 
 
-cdef class Asked:                   # a request that a token service is to answer
+cdef class Asked:                   # a request that a token service has to answer
     cdef SentinelStore store
-    cdef Session session            # None: nobody waits for the answer any more
+    cdef Session session            # None: the answer is no longer waited for
     cdef uint32_t xid
     cdef int type
 
 
-cdef class Batch:                   # of leases that an expire strategy is to judge
+cdef class Batch:                   # leases that an expire strategy has to judge
     cdef SentinelStore store
     cdef int64_t deadline_ns
     cdef list token_ids

@@ -1,8 +1,7 @@
-"""The sentinel protocol's store: its parts, their turns, and what is left to extensions.
+"""The sentinel protocol's store: its parts, their ticks, and the decisions that are left to extensions.
 
-Floor 2. What it has, each a part with a file of its own: permits (namespaces that somebody is connected to), rules, the
-rates that they allow, tokens, the sweep that ends their leases, and answers that come later. All but the last are in
-the region.
+Floor 2. Each part has its own file: permits (namespaces with connections), rules, the rates that they allow, tokens,
+the sweep that ends their leases, and later answers. All except the last are in the region.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -40,11 +39,11 @@ from counterd.protocols.sentinel._window cimport SAMPLES_MAX
 from counterd.protocols.sentinel._calls import Call, Lease
 
 cdef enum:
-    CALLS_MAX = 1024        # that a token service has yet to answer; beyond them the answer is 5 at once
-    BATCHES_MAX = 16        # that an expire strategy has yet to judge; beyond them the sweep waits
-    BATCH_MAX = 256         # tokens in one
+    CALLS_MAX = 1024        # unanswered calls to a token service; more are answered 5 at once
+    BATCHES_MAX = 16        # batches that an expire strategy has not judged; then the sweep waits
+    BATCH_MAX = 256         # tokens in a batch
 
-# What C has memory for; elsewhere these bounds have twins, which a test compares with them.
+# The limits of memory in C. Other modules have the same constants: a test compares them.
 LIMITS = {
     "namespace": NAMESPACE_MAX,
     "namespaces": NAMESPACES_MAX,
@@ -62,16 +61,16 @@ KINDS = {ACQUIRE: "request", RELEASE: "release", KEEP: "keep"}
 
 
 cdef inline int64_t earlier(int64_t one, int64_t other) noexcept:
-    """Of two moments, of which -1 is never."""
+    """Returns the earlier of two times; -1 is never."""
     return one if other < 0 or 0 <= one < other else other
 
 
 cdef class SentinelStore(Store):
-    """Made by open_store() in _session.pyx, which says how large its parts are.
+    """The store; open_store() in _session.pyx makes it and sets the sizes of its parts.
 
-    namespaces: that are connected to; holdings: of all connections, holdings_per_connection of each; name_memory: bytes
-    for what does not fit into records; tokens; param_values: but for hot items; rules: of each kind; items: hot ones.
-    token_key: 16 random bytes: what ids are made of.
+    namespaces: the most with connections. holdings: the most of all connections; holdings_per_connection: of each.
+    name_memory: bytes of blocks. tokens: the most. param_values: the most, without hot items. rules: the most of each
+    kind. items: the most hot items. token_key: 16 random bytes, from which tokens' ids are made.
     """
 
     def __cinit__(
@@ -104,16 +103,16 @@ cdef class SentinelStore(Store):
 
     def set_limits(self, *, double max_allowed_qps, int64_t sweep_interval_ns, uint32_t sweep_max_tokens,
                    int64_t sweep_max_duration_ns):
-        """What may change while it runs. sweep_max_tokens: 0 is no bound."""
+        """Sets the limits that may change while the store runs. sweep_max_tokens: 0 is no limit."""
         self.rates.qps_max = max_allowed_qps
         self.sweep.interval_ns = sweep_interval_ns
         self.sweep.tokens_max = sweep_max_tokens
         self.sweep.duration_ns = sweep_max_duration_ns
 
     def load_rules(self, rules):
-        """Has these rules, a protocols.sentinel.rules.Rules, and no others. Raises ValueError, and has changed nothing.
+        """Replaces all rules. rules: a protocols.sentinel.rules.Rules. Raises ValueError, and then changes nothing.
 
-        A flow keeps its tokens, and its window if that is as long and as fine as before; values keep theirs likewise.
+        A flow keeps its tokens. Flows and values keep their windows if length and number of samples stay the same.
         """
         with self:
             if rules_load(&self.rates, rules):
@@ -136,12 +135,12 @@ cdef class SentinelStore(Store):
         return earlier(due_ns, earlier(self.calls.next_deadline(), self.batches.next_deadline()))
 
     cpdef tick(self, int64_t now_ns):
-        """Does due work, a slice of it; then, with the call over, gives extensions what was noted for them."""
+        """Does a slice of due work. After the call has ended, passes the noted calls and leases to extensions."""
         Store.tick(self, now_ns)
         self.submit()
 
     cdef int run_due(self) except -1:
-        """What leavers leave, leases that are over, values of which nothing counts, answers that are overdue."""
+        """Serves ended connections, leases that are over, values that have expired, and overdue answers."""
         cdef int steps = permits_give_back(&self.permits, SLICE_STEPS)
         steps = leavers_arm(&self.tokens, steps)
         steps = self.sweep_leases(steps)
@@ -151,7 +150,7 @@ cdef class SentinelStore(Store):
         return 0
 
     cdef int sweep_leases(self, int steps) except? -1:
-        """Goes on with the sweep, or begins one if it is due; returns the steps that remain."""
+        """Continues a sweep, or begins one if it is due. Returns the steps that remain."""
         cdef uint32_t number
         if steps == 0 or not sweep_begin(&self.sweep, &self.tokens, self.now_ns):
             return steps
@@ -168,10 +167,10 @@ cdef class SentinelStore(Store):
         return steps
 
     cdef int end_lease(self, uint32_t number) except -1:
-        """Of a token that was taken from the wheel."""
+        """Ends the lease of a token that was taken from the wheel, or arms the token again."""
         cdef Token* token = token_at(&self.tokens, number)
         cdef int64_t end_ns = lease_end(&self.tokens, token, self.now_ns)
-        if end_ns > self.now_ns:  # the server renews it, or its rule has changed
+        if end_ns > self.now_ns:  # the server renews the lease, or its rule has changed
             token_arm(&self.tokens, number, end_ns)
         elif self.submit_leases is None or token.record.flags & JUDGED:
             token_expire(&self.tokens, number)
@@ -184,27 +183,27 @@ cdef class SentinelStore(Store):
             token.record.flags |= JUDGED
         return 0
 
-    # ---- what is left to extensions ----
+    # ---- decisions of extensions ----
 
     def delegate(self, submit, int64_t timeout_ns=0):
-        """Has a token service answer ACQUIRE, RELEASE and KEEP: submit() is given lists of Calls, by tick().
+        """Lets a token service answer ACQUIRE, RELEASE and KEEP. tick() calls submit() with lists of Calls.
 
-        Each is to be answered by answer(); after timeout_ns it is answered 5. None: the store answers them again.
+        Each Call has to be answered by answer(); after timeout_ns the store answers 5. None: the store decides itself.
         """
         self.submit_calls = submit
         self.calls_timeout_ns = timeout_ns
 
     def delegate_expiry(self, submit, int64_t timeout_ns=0):
-        """Has an expire strategy judge tokens whose lease is over: submit() is given a ticket and Leases, by tick().
+        """Lets an expire strategy judge tokens whose lease is over. tick() calls submit() with a ticket and Leases.
 
-        Each batch is to be answered by expire(); after timeout_ns all of it goes. None: all go at once.
+        Each batch has to be answered by expire(); after timeout_ns all its tokens end. None: tokens end at once.
         """
         self.submit_leases = submit
         self.leases_timeout_ns = timeout_ns
         self.tokens.are_judged = submit is not None
 
     cdef bint decide_later(self, Session session, const Request* request) except -1:
-        """Leaves a request to the token service; False if it has too many, or would give out what is not to be."""
+        """Notes a request for the token service. Returns False if there are too many, or the daemon drains."""
         cdef Asked asked = Asked()
         cdef int64_t id = <int64_t>load_be64(request.id)
         cdef bint is_request = request.kind == ACQUIRE
@@ -226,7 +225,7 @@ cdef class SentinelStore(Store):
         return True
 
     cdef int note_release(self, int64_t token_id) except -1:
-        """Has the token service take back what it granted to somebody who does not wait any more."""
+        """Makes the token service release a token that it granted to a client that no longer waits for it."""
         cdef Asked asked = Asked()
         asked.store = self
         asked.type = RELEASE
@@ -237,7 +236,7 @@ cdef class SentinelStore(Store):
         return 0
 
     cdef int reply_later(self, Session session, uint32_t xid, int type, int status, int64_t value) except -1:
-        """Posts what was decided later."""
+        """Posts the reply to a request that was decided later."""
         cdef uint8_t[REPLY_SIZE] data
         cdef Answer answer = answer_of(status)
         cdef uint32_t size
@@ -249,9 +248,10 @@ cdef class SentinelStore(Store):
         return 0
 
     def answer(self, uint64_t ticket, int status, int64_t value, int64_t now_ns):
-        """What a token service says to a Call: a status, and a token's id or the ms of its lease.
+        """Applies a token service's answer to a Call. value: a token's id, or the ms of its lease.
 
-        If nobody waits for a token that it granted, it is asked to release it. What is no status is answered as -1.
+        If the client no longer waits for a granted token, the service is asked to release it. An unknown status becomes
+        -1.
         """
         if not STATUS_MIN <= status < STATUS_MIN + STATUSES:
             status = FAIL
@@ -259,7 +259,7 @@ cdef class SentinelStore(Store):
             self.calls.answer(ticket, (status, value if status == OK else 0))
 
     def expire(self, uint64_t ticket, token_ids, int64_t now_ns):
-        """What an expire strategy says to a batch: these go, the others have another lease."""
+        """Applies an expire strategy's answer to a batch: token_ids end, the other tokens get another lease."""
         going = set(token_ids)
         with self.at(now_ns):
             self.batches.answer(ticket, going)
@@ -271,10 +271,10 @@ cdef class SentinelStore(Store):
         for token_id in token_ids:
             number = id_find(&self.tokens.table, token_id)
             if number == 0:
-                continue  # it was released meanwhile
+                continue  # the token was released meanwhile
             token = token_at(&self.tokens, number)
             if not token.record.flags & JUDGED or token.timer.due_ns != deadline_ns:
-                continue  # it was kept, and may be in a later batch
+                continue  # the token was kept meanwhile, and may be in a later batch
             if token_id in going:
                 token_expire(&self.tokens, number)
             else:
@@ -284,7 +284,7 @@ cdef class SentinelStore(Store):
         return 0
 
     cdef int submit(self) except -1:
-        """Hands over what was noted for extensions, who may answer at once."""
+        """Passes the noted calls and leases to extensions, which may answer at once."""
         cdef Batch batch
         cdef int64_t now_ns = self.now_ns
         cdef list calls = self.noted_calls, leases = self.noted_leases
@@ -302,10 +302,10 @@ cdef class SentinelStore(Store):
                 self.submit_leases(self.batches.ask(batch, batch.deadline_ns), leases)
         return 0
 
-    # ---- the same as requests, for Python: what extensions build on, and tests ----
+    # ---- requests as Python methods, for extensions and tests ----
 
     def request_token(self, int64_t flow, int64_t count, bint _prioritized, uint64_t client, int64_t now_ns):
-        """What ACQUIRE does, for a client as in a Call, or 0 for nobody, who never goes: (status, token id)."""
+        """Does an ACQUIRE. client: as in a Call; 0: no client, so its tokens end by lease only. (status, token id)."""
         cdef uint32_t number, connection
         cdef Answer answer
         if flow <= 0 or not 0 < count <= INT32_MAX:
@@ -323,14 +323,14 @@ cdef class SentinelStore(Store):
             return answer.status, answer.value
 
     def release_token(self, int64_t token_id, int64_t now_ns):
-        """What RELEASE does: a status."""
+        """Does a RELEASE. Returns a status."""
         cdef uint8_t[ID_SIZE] id
         store_be64(id, <uint64_t>token_id)
         with self.at(now_ns):
             return token_release(&self.tokens, id, name_tag(&self.tokens.table, id, ID_SIZE), now_ns)
 
     def keep_token(self, int64_t token_id, uint64_t client, int64_t now_ns):
-        """What KEEP does, for a client as request_token(): (status, ms that are left)."""
+        """Does a KEEP. client: as in request_token(). Returns (status, remaining ms)."""
         cdef uint8_t[ID_SIZE] id
         cdef uint32_t connection
         cdef Answer answer
@@ -347,7 +347,7 @@ cdef class SentinelStore(Store):
     # ---- figures ----
 
     def flow(self, int64_t id):
-        """What there is of a flow, by name; None if there is no such rule and no token of it."""
+        """Returns the figures of a flow by name; None if it has neither a rule nor tokens."""
         cdef uint32_t number
         cdef Flow* flow
         with self:
@@ -395,7 +395,7 @@ cdef class SentinelStore(Store):
         return figures
 
     def outcomes(self):
-        """As Store.outcomes: each type and status."""
+        """As Store.outcomes: for each type and status."""
         cdef int type, status
         names = [*TYPE_NAMES.values(), "unknown"]
         return [
@@ -419,7 +419,7 @@ cdef class SentinelStore(Store):
             return self.tokens.owners[self.tokens.clients[connection].owner].tokens
 
     def leases(self, size_t limit):
-        """As Store.leases: the first so many tokens. Their names are their flows."""
+        """As Store.leases: the first `limit` tokens. The names are those of their flows."""
         cdef uint32_t number
         cdef Token* token
         cdef list found = []
@@ -435,25 +435,25 @@ cdef class SentinelStore(Store):
         return found
 
     cdef int audit_parts(self) except -1:
-        """Namespaces and who is connected to them, rules, values, tokens and their owners."""
+        """As Store.audit_parts: checks namespaces and their connections, rules, values, tokens and owners."""
         cdef uint64_t blocks = <uint64_t>audit_permits(&self.permits) + audit_rules(&self.rules)
         blocks += <uint64_t>audit_values(&self.rates) + audit_tokens(&self.tokens)
         audit_chains(&self.chains, <uint32_t>blocks)
         return 0
 
 
-# ---- answers that come later: what follows from each ---------------------------------------------------------------
+# ---- later answers -------------------------------------------------------------------------------------------------
 
 cdef class Asked:
-    """A request that a token service is to answer, and who waits for that."""
+    """A request that a token service has to answer, and the session that waits for the answer."""
 
 
 cdef class Batch:
-    """Leases that an expire strategy is to judge."""
+    """Leases that an expire strategy has to judge."""
 
 
 def settle_call(Asked asked, tuple outcome):
-    """A token service answered in time: (status, value)."""
+    """Called when a token service answered in time. outcome: (status, value)."""
     cdef int status = outcome[0]
     if asked.session is not None and not asked.session.closing:
         asked.store.reply_later(asked.session, asked.xid, asked.type, status, outcome[1])
@@ -462,7 +462,7 @@ def settle_call(Asked asked, tuple outcome):
 
 
 def give_up_call(Asked asked):
-    """It did not: a token that it grants all the same is to be released."""
+    """Called when a token service did not answer in time. A token that it grants later has to be released."""
     cdef Session session = asked.session
     asked.session = None
     if session is not None:
@@ -471,16 +471,16 @@ def give_up_call(Asked asked):
 
 
 def recall_call(Asked asked, tuple outcome):
-    """It granted a token, or did not, when nobody waited for that any more."""
+    """Called when a token service answered late: releases the token if it granted one."""
     if outcome[0] == OK:
         asked.store.note_release(outcome[1])
 
 
 def settle_batch(Batch batch, set going):
-    """An expire strategy judged in time."""
+    """Called when an expire strategy answered in time."""
     batch.store.end_batch(batch.token_ids, batch.deadline_ns, going)
 
 
 def give_up_batch(Batch batch):
-    """It did not: the tokens go by themselves, and a later judgement means nothing."""
+    """Called when an expire strategy did not answer in time. The tokens' timers end them; a late answer is ignored."""
     return False

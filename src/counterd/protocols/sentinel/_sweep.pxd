@@ -1,7 +1,7 @@
-# The sweep: what comes by again and again to end leases, within bounds of how often, how many and how long.
+# The sweep: ends leases periodically, with limits on its frequency, its number of tokens and its duration.
 #
-# Floor 2, header only. A sweep begins when a lease is due and the interval since the last one's beginning is over. It
-# goes on from tick to tick until nothing is due, or one of its bounds is reached.
+# Floor 2, header only. A sweep begins when a lease is due and the interval since the last sweep began is over. It
+# continues from tick to tick until nothing is due or a limit is reached.
 
 from libc.stdint cimport int64_t, uint32_t
 
@@ -11,9 +11,9 @@ from counterd.protocols.sentinel._tokens cimport Tokens
 
 
 cdef struct SweepState:         # in the region
-    int64_t next_ns             # before which no other begins
+    int64_t next_ns             # no sweep begins earlier
     int64_t began_ns
-    uint32_t taken              # tokens of the sweep under way
+    uint32_t taken              # tokens that the current sweep has taken
     uint32_t is_under_way
 
 
@@ -21,7 +21,7 @@ cdef struct Sweep:              # this process's view
     SweepState* state
     int64_t interval_ns
     int64_t duration_ns
-    uint32_t tokens_max         # 0 = no bound
+    uint32_t tokens_max         # 0 = no limit
 
 
 cdef inline int sweep_reserve(Sweep* sweep, Region* region) except -1:
@@ -30,7 +30,7 @@ cdef inline int sweep_reserve(Sweep* sweep, Region* region) except -1:
 
 
 cdef inline int64_t sweep_due_ns(const Sweep* sweep, const Tokens* tokens) noexcept nogil:
-    """When it has something to do, in the past perhaps; -1 if no lease is armed."""
+    """Returns when the sweep has work, perhaps in the past; -1 if no lease is armed."""
     cdef int64_t due_ns = timers_next_ns(&tokens.timers)
     if due_ns < 0 or sweep.state.is_under_way:
         return due_ns
@@ -38,7 +38,7 @@ cdef inline int64_t sweep_due_ns(const Sweep* sweep, const Tokens* tokens) noexc
 
 
 cdef inline bint sweep_begin(Sweep* sweep, const Tokens* tokens, int64_t now_ns) noexcept nogil:
-    """Whether one is under way; it begins if it is time and something is due."""
+    """Begins a sweep if it is time and a lease is due. Returns True if a sweep is under way."""
     cdef SweepState* state = sweep.state
     cdef int64_t due_ns
     if state.is_under_way:
@@ -53,7 +53,7 @@ cdef inline bint sweep_begin(Sweep* sweep, const Tokens* tokens, int64_t now_ns)
 
 
 cdef inline uint32_t sweep_take(Sweep* sweep, Tokens* tokens, int64_t now_ns, int* steps) noexcept nogil:
-    """A token whose timer has gone off, for the caller to end its lease or arm it again; or 0, that is all for now."""
+    """Returns a token that is due, for the caller to end its lease or arm it again; 0: no more for now."""
     cdef uint32_t number
     if steps[0] <= 0 or sweep.tokens_max and sweep.state.taken >= sweep.tokens_max:
         return 0
@@ -68,6 +68,6 @@ cdef inline void sweep_end(Sweep* sweep) noexcept nogil:
 
 
 cdef inline void sweep_pause(Sweep* sweep, int64_t now_ns, int steps) noexcept nogil:
-    """Ends it after a slice, of which so many steps were left, unless there is more to do and time for it."""
+    """Called after each slice: ends the sweep if steps remain, because nothing more is due, or its time is over."""
     if steps > 0 or now_ns - sweep.state.began_ns >= sweep.duration_ns:
         sweep_end(sweep)

@@ -1,7 +1,7 @@
-"""The sentinel protocol's tables for people: the calls that are in progress, and the flows.
+"""The sentinel protocol's tables for people: the calls in progress, and the flows.
 
-Floor 2. Walks in slices, see engine/walk.pyx. Times are those of the store's last call. Ids are texts: they have 64
-bits, of which JSON keeps 53 where numbers are floating.
+Floor 2. Walks in slices, see engine/walk.pyx. Times refer to the store's last call. Ids are texts, because they have 64
+bits, and many JSON parsers keep only 53 bits of a number.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -31,9 +31,9 @@ cdef dict ORDERS = {
 
 
 cdef class TokensWalk(RankedWalk):
-    """Tokens that are out, those first that are held longest, or have the largest count.
+    """Lists tokens: those held longest first, or those with the largest count first.
 
-    flow, connection: only those of this flow, or of the connection with this number; 0 = of all.
+    flow, connection: list only the tokens of a flow, or of a connection, by its number; 0 = of all.
     """
 
     cdef Order order
@@ -71,7 +71,7 @@ cdef class TokensWalk(RankedWalk):
 
 
 cdef class FlowsWalk(RankedWalk):
-    """Flows, those first that have most of what `sort` says."""
+    """Lists flows, the largest by `sort` first."""
 
     cdef Order order
 

@@ -1,12 +1,12 @@
-# Tokens: calls in progress, their leases, and who owns them.
+# Tokens: calls in progress, their leases and their owners.
 #
-# Floor 2, header only. A token is given back by its release, by the sweep that finds its lease over, or by a release or
-# keep that comes too late. Until then it counts.
+# Floor 2, header only. A token counts until it is given back: by a release, by the sweep after its lease is over, or by
+# a release or keep that comes too late.
 #
 # Invariants (audit_tokens and audit_owners check each):
-# - a flow's now_calls is the sum of the counts of its tokens, and so is `tokens` their number;
-# - a token is armed in the wheel, to go off when its lease is over, or sooner; it is in its owner's list if it has one;
-# - an owner without a connection has tokens, and is in the queue of leavers until all of them are armed for its going.
+# - a flow's now_calls is the sum of the counts of its tokens, and `tokens` is their number;
+# - a token is armed for the end of its lease or earlier; it is in the list of its owner, if it has one;
+# - an owner whose connection is gone has tokens; it is in the queue of leavers until all of them are armed for its end.
 
 from libc.stdint cimport INT32_MAX, int64_t, uint8_t, uint32_t, uint64_t
 
@@ -30,8 +30,8 @@ from counterd.protocols.sentinel._rules cimport (
 )
 
 cdef enum:
-    JUDGED = 1                  # of Record.flags: an expire strategy was asked about this token
-    FORESEEN = 64               # ids that are made ahead: a power of two, and no batch of frames is longer
+    JUDGED = 1                  # in Record.flags: an expire strategy was asked about the token
+    FORESEEN = 64               # ids that are made in advance: a power of two, at least a batch of frames
 
 
 cdef struct Token:              # 64 bytes, a cache line
@@ -41,42 +41,42 @@ cdef struct Token:              # 64 bytes, a cache line
     Timer timer
     uint32_t flow
     uint32_t count
-    uint32_t owner              # 0 = nobody, who never goes
+    uint32_t owner              # 0 = none: the token ends by its lease only
     uint32_t next_of_owner
     uint32_t prev_of_owner
-    uint32_t kept               # times
+    uint32_t kept               # how often a KEEP renewed it
 
 
-cdef struct Owner:              # of tokens: a connection, or one that has gone; 32 bytes
+cdef struct Owner:              # of tokens: an open or gone connection; 32 bytes
     uint32_t connection         # 0 = gone
     uint32_t tokens
     uint32_t first
     uint32_t next               # in the queue of leavers, or on the free list
-    uint32_t cursor             # of a leaver: the next token to be armed
-    uint32_t is_leaving         # in that queue
+    uint32_t cursor             # of a leaver: the next token to arm
+    uint32_t is_leaving         # it is in the queue of leavers
     int64_t gone_ns
 
 
 cdef struct Client:             # by connection
     uint32_t owner              # 0 = it never had a token
-    uint32_t serial             # of those who had this number
+    uint32_t serial             # rises with each connection that gets or leaves this number
 
 
 cdef struct TokensState:        # in the region
     uint64_t serial             # of the last token
-    uint64_t[2] id_key          # what makes their ids
+    uint64_t[2] id_key          # of SipHash, for tokens' ids
     Pool owners
-    uint32_t leaving_first      # owners whose tokens are yet to be armed for their going
+    uint32_t leaving_first      # the queue of gone owners whose tokens are not all armed for their end
     uint32_t leaving_last
-    uint64_t granted            # tokens, ever
+    uint64_t granted            # tokens, in total
     uint64_t released
     uint64_t kept
-    uint64_t late               # released or kept when their lease was over
+    uint64_t late               # released or kept after the end of their lease
     uint64_t expired_offline
     uint64_t expired_lease
 
 
-cdef struct Foreseen:           # an id that is to be given
+cdef struct Foreseen:           # an id for a token to come
     uint64_t word
     uint32_t tag
 
@@ -89,15 +89,15 @@ cdef struct Tokens:             # this process's view
     Owner* owners
     Client* clients
     Foreseen[FORESEEN] foreseen     # by serial
-    uint64_t foreseen_serial    # the last of them
-    bint draining               # none is given out any more
-    bint are_judged             # an expire strategy decides: a lease is over when that has said so
+    uint64_t foreseen_serial    # of the last id made in advance
+    bint draining               # no tokens are given out any more
+    bint are_judged             # a lease is over only when an expire strategy says so
 
 
 # ---- region --------------------------------------------------------------------------------------------------------
 
 cdef inline int tokens_reserve(Tokens* tokens, Region* region, Rules* rules, uint32_t capacity) except -1:
-    """Reserves memory for so many tokens; and for owners: all connections, and one for each token besides."""
+    """Reserves memory for `capacity` tokens, and for owners: one for each connection, and one for each token."""
     tokens.rules = rules
     region_reserve(region, b"tokens", sizeof(TokensState), <void**>&tokens.state)
     table_reserve(&tokens.table, region, b"tokens", capacity, sizeof(Token), ID_SIZE)
@@ -112,7 +112,7 @@ cdef inline int tokens_reserve(Tokens* tokens, Region* region, Rules* rules, uin
 cdef inline void tokens_begin(
     Tokens* tokens, const uint64_t* key, const uint64_t* id_key, const Chains* chains, int64_t now_ns
 ) noexcept nogil:
-    """Called once, after the region is mapped. id_key: what ids are made with, besides the key of the tables."""
+    """Called once, after the region is mapped. key: of the tables. id_key: for tokens' ids."""
     debug_check(sizeof(Token) == 64 and sizeof(Owner) == 32)
     table_begin(&tokens.table, key, chains)
     timers_begin(&tokens.timers, &(<Token*>tokens.table.records).timer, sizeof(Token), now_ns)
@@ -128,7 +128,7 @@ cdef inline Token* token_at(const Tokens* tokens, uint32_t number) noexcept nogi
 # ---- leases --------------------------------------------------------------------------------------------------------
 
 cdef inline int64_t renewed(const Flow* flow, int64_t due_ns, int64_t moment_ns) noexcept nogil:
-    """When a lease ends that the server has renewed by itself, again and again, up to that moment."""
+    """Returns the end of a lease that was due at due_ns and that the server has renewed up to moment_ns."""
     cdef int64_t span_ns = 2 * flow.resource_ns
     if due_ns > moment_ns:
         return due_ns
@@ -136,12 +136,12 @@ cdef inline int64_t renewed(const Flow* flow, int64_t due_ns, int64_t moment_ns)
 
 
 cdef inline bint token_is_online(const Tokens* tokens, const Token* token) noexcept nogil:
-    """Whether its owner is there; nobody always is."""
+    """Returns True if the token's owner is connected, or it has no owner."""
     return token.owner == 0 or tokens.owners[token.owner].connection != 0
 
 
 cdef inline int64_t lease_end(const Tokens* tokens, const Token* token, int64_t now_ns) noexcept nogil:
-    """When it is over: by itself, or because its owner has gone."""
+    """Returns when a token's lease ends, by itself or because its owner is gone."""
     cdef const Flow* flow = flow_at(tokens.rules, token.flow)
     cdef const Owner* owner = tokens.owners + token.owner
     cdef bint is_gone = not token_is_online(tokens, token)
@@ -152,7 +152,7 @@ cdef inline int64_t lease_end(const Tokens* tokens, const Token* token, int64_t 
 
 
 cdef inline int64_t lease_begun(const Flow* flow, const Token* token, int64_t now_ns) noexcept nogil:
-    """When a lease ends that is taken, or renewed, now."""
+    """Returns the end of a lease that begins or is renewed now."""
     if flow.strategy == RELEASE_STRATEGY:
         return after(token.since_ns, flow.resource_ns)
     return after(now_ns, 2 * flow.resource_ns)
@@ -161,7 +161,7 @@ cdef inline int64_t lease_begun(const Flow* flow, const Token* token, int64_t no
 # ---- owners --------------------------------------------------------------------------------------------------------
 
 cdef inline uint32_t owner_of(Tokens* tokens, uint32_t connection) noexcept nogil:
-    """Made when it has its first token."""
+    """Returns the owner of a connection, and makes it for the first token."""
     cdef uint32_t number = tokens.clients[connection].owner
     cdef Owner* owner
     if number:
@@ -180,7 +180,7 @@ cdef inline uint32_t owner_of(Tokens* tokens, uint32_t connection) noexcept nogi
 
 
 cdef inline void owner_take(Tokens* tokens, uint32_t owner, uint32_t number) noexcept nogil:
-    """Gives a token that is nobody's to an owner."""
+    """Gives a token without an owner to an owner."""
     cdef Owner* taker = tokens.owners + owner
     cdef Token* token = token_at(tokens, number)
     token.owner = owner
@@ -222,12 +222,12 @@ cdef inline void owner_drop(Tokens* tokens, uint32_t number) noexcept nogil:
 # ---- clients -------------------------------------------------------------------------------------------------------
 
 cdef inline uint64_t client_handle(const Tokens* tokens, uint32_t connection) noexcept nogil:
-    """Of a connection, for others: its number is given to another one later, its handle is not."""
+    """Returns a handle of a connection, for extensions. Unlike a connection's number, a handle is not reused."""
     return <uint64_t>tokens.clients[connection].serial << 32 | connection
 
 
 cdef inline uint32_t client_find(const Tokens* tokens, uint64_t handle) noexcept nogil:
-    """The connection that has that handle; 0 if it has gone."""
+    """Returns the connection with this handle; 0 if it is gone."""
     cdef uint32_t connection = <uint32_t>handle
     if connection > CONNECTIONS_MAX or client_handle(tokens, connection) != handle:
         return 0
@@ -240,7 +240,7 @@ cdef inline void client_enter(Tokens* tokens, uint32_t connection) noexcept nogi
 
 
 cdef inline void client_leave(Tokens* tokens, uint32_t connection, int64_t now_ns) noexcept nogil:
-    """Its tokens have clientOfflineTime from now on; ticks arm them for that."""
+    """Called when a connection ends. Its tokens last for clientOfflineTime from now on; ticks arm them for that."""
     cdef TokensState* state = tokens.state
     cdef uint32_t number = tokens.clients[connection].owner
     cdef Owner* owner = tokens.owners + number
@@ -264,7 +264,7 @@ cdef inline void client_leave(Tokens* tokens, uint32_t connection, int64_t now_n
 
 
 cdef inline int leavers_arm(Tokens* tokens, int steps) noexcept nogil:
-    """Arms the tokens of those who have gone for their clientOfflineTime; returns the steps that remain."""
+    """Arms tokens of gone owners for the end of clientOfflineTime. Returns the steps that remain."""
     cdef TokensState* state = tokens.state
     cdef uint32_t number, entry
     cdef Owner* owner
@@ -292,8 +292,9 @@ cdef inline int leavers_arm(Tokens* tokens, int steps) noexcept nogil:
 # ---- tokens --------------------------------------------------------------------------------------------------------
 
 cdef inline void tokens_foresee(Tokens* tokens, uint32_t count) noexcept nogil:
-    """Makes the ids of so many tokens to come, which nobody can guess: hashes of a number that only rises, under a
-    secret key. Where each will be in the index is asked for, since a table of a million is in no cache.
+    """Makes ids for the next `count` tokens, and prefetches their slots, because a large index is not in the cache.
+
+    Ids cannot be guessed: they are hashes of a rising number under a secret key.
     """
     cdef TokensState* state = tokens.state
     cdef uint8_t[ID_SIZE] id
@@ -308,7 +309,7 @@ cdef inline void tokens_foresee(Tokens* tokens, uint32_t count) noexcept nogil:
 
 
 cdef inline uint32_t token_create(Tokens* tokens) noexcept nogil:
-    """A record under a new id."""
+    """Makes a record with a new id."""
     cdef TokensState* state = tokens.state
     cdef uint8_t[ID_SIZE] id
     cdef Foreseen* next
@@ -323,7 +324,7 @@ cdef inline uint32_t token_create(Tokens* tokens) noexcept nogil:
 
 
 cdef inline void token_free(Tokens* tokens, uint32_t number) noexcept nogil:
-    """Gives back what a token stands for. A flow without a rule goes with its last."""
+    """Ends a token and subtracts it from its flow. A flow without a rule ends with its last token."""
     cdef Token* token = token_at(tokens, number)
     cdef Flow* flow = flow_at(tokens.rules, token.flow)
     debug_check(flow.now_calls >= token.count and flow.tokens > 0)
@@ -337,7 +338,7 @@ cdef inline void token_free(Tokens* tokens, uint32_t number) noexcept nogil:
 
 
 cdef inline void token_expire(Tokens* tokens, uint32_t number) noexcept nogil:
-    """Gives a token back whose lease is over."""
+    """Ends a token whose lease is over."""
     cdef Token* token = token_at(tokens, number)
     if token_is_online(tokens, token):
         tokens.state.expired_lease += 1
@@ -348,13 +349,13 @@ cdef inline void token_expire(Tokens* tokens, uint32_t number) noexcept nogil:
 
 
 cdef inline void token_arm(Tokens* tokens, uint32_t number, int64_t due_ns) noexcept nogil:
-    """It goes off then, and is asked about if somebody decides about leases."""
+    """Arms a token for due_ns. An expire strategy, if there is one, is then asked about it."""
     token_at(tokens, number).record.flags &= <uint8_t>~JUDGED
     timers_arm(&tokens.timers, number, due_ns)
 
 
 cdef inline bint token_is_late(const Tokens* tokens, uint32_t number, int64_t now_ns) noexcept nogil:
-    """Whether a token's lease is over."""
+    """Returns True if a token's lease is over, unless an expire strategy decides about leases."""
     return not tokens.are_judged and lease_end(tokens, token_at(tokens, number), now_ns) <= now_ns
 
 
@@ -363,7 +364,7 @@ cdef inline bint token_is_late(const Tokens* tokens, uint32_t number, int64_t no
 cdef inline void token_acquire(
     Tokens* tokens, uint32_t number, uint32_t count, uint32_t connection, int64_t now_ns, Answer* answer
 ) noexcept nogil:
-    """Section "ACQUIRE", of a flow, or 0 if there is none. connection 0 is nobody, who is always there."""
+    """Section "ACQUIRE". number: of the flow, 0 if it does not exist. connection: 0 for a token without an owner."""
     cdef Flow* flow
     cdef Token* token
     cdef uint32_t owner = 0, entry
@@ -399,7 +400,7 @@ cdef inline void token_acquire(
 
 
 cdef inline int token_release(Tokens* tokens, const uint8_t* id, uint32_t tag, int64_t now_ns) noexcept nogil:
-    """Section "RELEASE": a status, which is all of the answer."""
+    """Section "RELEASE". Returns the status."""
     cdef uint32_t number = table_find(&tokens.table, tag, id, ID_SIZE)
     cdef bint is_ruled
     if number == 0:
@@ -441,7 +442,7 @@ cdef inline void token_keep(
     token.kept += 1
     tokens.state.kept += 1
     due_ns = lease_begun(flow_at(tokens.rules, token.flow), token, now_ns)
-    if due_ns > now_ns or not token.record.flags & JUDGED:  # else nothing is renewed, and it is judged already
+    if due_ns > now_ns or not token.record.flags & JUDGED:  # else the lease stays over, and is being judged already
         token_arm(tokens, number, due_ns)
         answer.due_ns = due_ns
     answer.value = min(max(due_ns - now_ns, <int64_t>0) // 1000000, <int64_t>INT32_MAX)

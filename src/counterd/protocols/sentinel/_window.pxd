@@ -1,11 +1,12 @@
-# The sliding windows of the sentinel room: what passed in the last so many samples of time, and what is borrowed.
+# The sliding windows of the sentinel protocol: counts per sample of time, and counts borrowed from the next sample.
 #
-# Floor 2, header only. A window is `size` samples of `length_ns` each, numbered by the caller's clock; the sample of
-# number n is in slot n % size. Sums are kept, so asking costs the samples that have gone by since, at most `size`.
+# Floor 2, header only. A window is `size` samples of `length_ns` each, numbered by the caller's clock. Sample n is in
+# slot n % size. The window stores the sums, so a request costs only the samples that have passed since the last one, at
+# most `size`.
 #
 # Invariants (SentinelStore.audit checks them):
 # - passed and waiting are the sums of the samples with numbers above `number - size`, and the others are 0;
-# - borrowed is what the sample after `number` begins with.
+# - borrowed is the initial count of the sample after `number`.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -14,16 +15,16 @@ from counterd.engine.chains cimport Chain, Chains
 from counterd.engine.debug cimport debug_check
 
 cdef enum:
-    SAMPLES_MAX = 128           # of a window
-    SAMPLES_IN_BLOCK = 7        # of eight bytes, in BLOCK_PAYLOAD
+    SAMPLES_MAX = 128           # samples of a window
+    SAMPLES_IN_BLOCK = 7        # samples of 8 bytes in BLOCK_PAYLOAD
 
 
 cdef struct Window:
     int64_t length_ns           # of a sample
-    double interval_s           # of all
-    uint64_t number             # of the last sample that was entered
+    double interval_s           # of all samples
+    uint64_t number             # of the current sample, as of window_enter()
     uint64_t passed
-    uint64_t waiting            # told to wait, in the sample in which they were told
+    uint64_t waiting            # counts that were told to wait, in the sample of the request
     uint64_t borrowed
     uint32_t size               # samples
 
@@ -34,14 +35,14 @@ cdef struct Samples:            # of a flow
 
 
 cdef inline double rate(const Window* window, uint64_t sum) noexcept nogil:
-    """A second, on the average over the window."""
+    """Returns the rate per second, averaged over the window."""
     return <double>sum / window.interval_s
 
 
-# ---- with its samples in a row --------------------------------------------------------------------------------------
+# ---- windows with an array of samples -------------------------------------------------------------------------------
 
 cdef inline int window_check(uint32_t size, int64_t interval_ns) except -1:
-    """Raises ValueError if no window has so many samples: there is memory for SAMPLES_MAX."""
+    """Raises ValueError if a window cannot have `size` samples, at most SAMPLES_MAX, in the interval."""
     if not 0 < size <= SAMPLES_MAX:
         raise ValueError(f"a window has 1 to {SAMPLES_MAX} samples, not {size}")
     if interval_ns < size:
@@ -50,7 +51,7 @@ cdef inline int window_check(uint32_t size, int64_t interval_ns) except -1:
 
 
 cdef inline int window_begin(Window* window, Samples* samples, uint32_t size, int64_t interval_ns) except -1:
-    """An empty window; of a parameter, whose values have the samples, without any. Raises as window_check() does."""
+    """Makes an empty window. samples: NULL for a parameter, whose values have them. Raises as window_check() does."""
     cdef uint32_t slot
     window_check(size, interval_ns)
     window.length_ns = interval_ns // size
@@ -68,12 +69,12 @@ cdef inline int window_begin(Window* window, Samples* samples, uint32_t size, in
 
 
 cdef inline bint window_is(const Window* window, uint32_t size, int64_t interval_ns) noexcept nogil:
-    """Whether it is as fine and as long."""
+    """Returns True if a window has this size and interval."""
     return window.size == size and window.length_ns * size == interval_ns
 
 
 cdef inline void window_enter(Window* window, Samples* samples, int64_t now_ns) noexcept nogil:
-    """Forgets the samples that have gone by. What was borrowed is in the one after the last, if that has not."""
+    """Clears the samples that have passed. Adds the borrowed count to the sample after the last, if it is in range."""
     cdef uint64_t number = <uint64_t>now_ns // window.length_ns
     cdef uint64_t passed, step
     cdef uint32_t slot
@@ -94,13 +95,13 @@ cdef inline void window_enter(Window* window, Samples* samples, int64_t now_ns) 
 
 
 cdef inline void window_pass(Window* window, Samples* samples, uint64_t count) noexcept nogil:
-    """Of a window that was entered."""
+    """Adds to the current sample, after window_enter()."""
     samples.passed[window.number % window.size] += count
     window.passed += count
 
 
 cdef inline bint window_borrow(Window* window, Samples* samples, uint64_t count, double threshold) noexcept nogil:
-    """Takes from the next sample, at whose beginning the oldest one is forgotten; False if that is not enough."""
+    """Borrows from the next sample, when the oldest one will be cleared. Returns False if that is not enough."""
     cdef uint64_t oldest = samples.passed[(window.number + 1) % window.size]
     if rate(window, window.waiting) > threshold:
         return False
@@ -112,11 +113,11 @@ cdef inline bint window_borrow(Window* window, Samples* samples, uint64_t count,
     return True
 
 
-# ---- with its samples in blocks -------------------------------------------------------------------------------------
+# ---- tallies: windows with samples in blocks ------------------------------------------------------------------------
 
 cdef struct Tally:              # of one value of a parameter
     Chain samples
-    uint64_t number             # of the last sample that was entered
+    uint64_t number             # of the current sample, as of tally_enter()
     uint64_t passed
 
 
@@ -125,7 +126,7 @@ cdef inline uint32_t tally_blocks(uint32_t size) noexcept nogil:
 
 
 cdef inline uint8_t* tally_sample(const Chains* chains, const Tally* tally, uint32_t slot) noexcept nogil:
-    """Where the sample in that slot is: eight bytes, little-endian."""
+    """Returns the place of the sample in a slot: eight bytes, little-endian."""
     cdef uint32_t block = tally.samples.first, _step
     for _step in range(slot // SAMPLES_IN_BLOCK):
         block = chains.blocks[block].next
@@ -136,7 +137,7 @@ cdef inline uint8_t* tally_sample(const Chains* chains, const Tally* tally, uint
 cdef inline void tally_enter(
     const Chains* chains, Tally* tally, const Window* window, int64_t now_ns
 ) noexcept nogil:
-    """Forgets the samples that have gone by. The window is the rule's: its lengths count, its sums do not."""
+    """Clears the samples that have passed. window: of the rule, for its lengths."""
     cdef uint64_t number = <uint64_t>now_ns // window.length_ns
     cdef uint64_t step
     cdef uint8_t* sample
@@ -152,12 +153,12 @@ cdef inline void tally_enter(
 
 
 cdef inline void tally_add(const Chains* chains, Tally* tally, const Window* window, int64_t count) noexcept nogil:
-    """Of a tally that was entered; a negative count takes back what was added in the same sample."""
+    """Adds to the current sample, after tally_enter(). A negative count undoes an addition in the same sample."""
     cdef uint8_t* sample = tally_sample(chains, tally, <uint32_t>(tally.number % window.size))
     store_le64(sample, load_le64(sample) + <uint64_t>count)
     tally.passed += <uint64_t>count
 
 
 cdef inline int64_t tally_ends(const Tally* tally, const Window* window) noexcept nogil:
-    """When nothing of it is left to be counted."""
+    """Returns when all samples will have passed."""
     return <int64_t>(tally.number + window.size) * window.length_ns

@@ -1,11 +1,11 @@
-"""What a server of the sentinel protocol refuses, as a client raises it. Floor 2, pure Python, as wire.py."""
+"""The errors that clients of the sentinel protocol raise. Floor 2, pure Python, as wire.py."""
 
 from __future__ import annotations
 
 from counterd.errors import CounterdError, NotAvailable, NotFound, ServerError
 from counterd.protocols.sentinel.wire import Status
 
-# What the statuses mean where they are no success.
+# The meanings of statuses that are not a success.
 TEXTS: dict[int, str] = {
     Status.BAD_REQUEST: "bad request",
     Status.TOO_MANY_REQUESTS: "too many requests",
@@ -21,17 +21,17 @@ TEXTS: dict[int, str] = {
 
 
 class TokenRefused(ServerError):
-    """A server of the sentinel protocol did not do what it was asked.
+    """A server of the sentinel protocol refused a request.
 
     status: of the response, -128 to 127.
-    name: "flow" and the flow's id, or "token" and the token's, as bytes; resources: the count.
+    name: "flow" and the flow's id, or "token" and the token's, as bytes. resources: the count.
     """
 
     _status_format = "{}"
 
 
 class Blocked(TokenRefused, NotAvailable):
-    """1: the flow's threshold leaves no room, that of the rule or of the client's own fallback.
+    """1: the call would exceed the flow's threshold, that of its rule or of the client's own fallback.
 
     waited: seconds that a hold waited, or None.
     """
@@ -42,12 +42,12 @@ class NoSuchRule(TokenRefused, NotFound):
 
 
 class TokenLost(CounterdError):
-    """A token is not held any more, though nobody gave it back: its lease was over, or its server forgot it."""
+    """A token is lost, although it was not released: its lease was over, or its server no longer knows it."""
 
 
 ERRORS: dict[int, type[TokenRefused]] = {Status.BLOCKED: Blocked, Status.NO_RULE: NoSuchRule}
 
 
 def token_error(status: int) -> TokenRefused:
-    """The error for a status: of its own class, or TokenRefused itself."""
+    """Makes the error for a status: of its own class, or TokenRefused itself."""
     return ERRORS.get(status, TokenRefused)(status, TEXTS.get(status, "unknown"))

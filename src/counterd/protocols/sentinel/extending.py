@@ -1,7 +1,7 @@
-"""Joins the store to the extensions that the settings name: hands over calls, checks what comes back.
+"""Connects the store to the extensions that the settings name: passes calls to them and checks the results.
 
-Floor 2. Whatever an extension does, each call is answered: by it, by what stands here for its failing, or by the store
-when its time is over.
+Floor 2. Each call is answered, whatever an extension does: by the extension, by this module if the extension fails, or
+by the store after the time limit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STATUSES = frozenset(Status)
 
 
 def extend(store: SentinelStore, host: PluginHost, timeout_ms: int) -> None:
-    """Makes what is named, and has the store delegate to it."""
+    """Creates the extensions that are named, and makes the store delegate to them."""
     limit, limit_ns = timeout_ms / 1000, timeout_ms * 1_000_000
     service = host.make("sentinel.token_service", DefaultTokenService(store, host, limit), limit)
     if service is not None:
@@ -51,20 +51,20 @@ def extend(store: SentinelStore, host: PluginHost, timeout_ms: int) -> None:
 
 
 def submit_calls(store: SentinelStore, plugin: Plugin, calls: Sequence[Call]) -> None:
-    """Store.delegate's submit: has each call answered."""
+    """The submit of SentinelStore.delegate: passes each call to the service."""
     for call in calls:
         plugin.ask(METHODS[call.kind], partial(serve, plugin.extension, call), partial(answer, store, call.ticket))
 
 
 def answer(store: SentinelStore, ticket: int, outcome: tuple[int, int] | Exception, now_ns: int) -> None:
-    """Passes on what came of a call."""
+    """Passes the outcome of a call to the store."""
     if isinstance(outcome, Exception):
         outcome = (Status.NOT_AVAILABLE if isinstance(outcome, Busy) else Status.FAIL, 0)
     store.answer(ticket, *outcome, now_ns)
 
 
 def serve(service: TokenService, call: Call) -> tuple[int, int]:
-    """In the worker's thread: what the service says to a call, a status and a value. Raises what it raises."""
+    """Calls the service, in its thread. Returns a status and a value. Raises what the service raises."""
     token = _client.set(call.client)
     try:
         if call.kind == "request":
@@ -78,7 +78,7 @@ def serve(service: TokenService, call: Call) -> tuple[int, int]:
 
 
 def checked(kind: str, result: object) -> tuple[int, int]:
-    """The status and the value of a result, if it is one."""
+    """Returns the status and the value of a service's result. Raises TypeError or ValueError if it is invalid."""
     if not isinstance(result, TokenResult):
         raise TypeError(f"a TokenResult was expected, not {type(result).__name__}")
     status, token_id, left_ms = result
@@ -100,7 +100,7 @@ def checked(kind: str, result: object) -> tuple[int, int]:
 
 
 def submit_leases(store: SentinelStore, plugin: Plugin, batch: int, leases: Sequence[Lease]) -> None:
-    """Store.delegate_expiry's submit: has a batch judged."""
+    """The submit of SentinelStore.delegate_expiry: passes a batch to the strategy."""
     ids = frozenset(lease.token_id for lease in leases)
 
     def judged(outcome: frozenset[int] | Exception, now_ns: int) -> None:
@@ -110,7 +110,7 @@ def submit_leases(store: SentinelStore, plugin: Plugin, batch: int, leases: Sequ
 
 
 def judge(strategy: ExpireStrategy, leases: Sequence[Lease], ids: frozenset[int]) -> frozenset[int]:
-    """In the worker's thread: which of them go. Raises what the strategy raises."""
+    """Calls the strategy, in its thread. Returns the ids of tokens that end. Raises what the strategy raises."""
     going = frozenset(strategy.expired(leases))
     if not going <= ids:
         raise ValueError(f"ids of the tokens that it was given were expected, not {next(iter(going - ids))!r}")
@@ -121,5 +121,5 @@ def judge(strategy: ExpireStrategy, leases: Sequence[Lease], ids: frozenset[int]
 
 
 def fetch(source: RuleSource) -> Rules:
-    """In the worker's thread: the rules of a source, checked. Raises RulesError, or what the source raises."""
+    """Loads and checks the rules of a source, in its thread. Raises RulesError, or what the source raises."""
     return read_rules(source.load())

@@ -1,10 +1,10 @@
-"""What can be replaced of the sentinel room, and what is there to begin with: for those who write extensions.
+"""Interfaces and default implementations of the sentinel protocol's extensions, for those who write extensions.
 
-Floor 2. docs/guides/sentinel-extensions.md shows how. An extension is a class, or a function, that is called once, at
-the start, with a Context, and returns what has the methods of one of TokenService, ExpireStrategy and RuleSource; it
-needs to be a subclass of nothing. The configuration names it, as `package.module:attribute` or as an entry point of the
-group `counterd.sentinel`. Its methods are called one after the other, in a thread of its own, each with a time limit,
-the setting sentinel.extension_timeout: they may wait for a network or a file, and the daemon serves meanwhile.
+Floor 2. See docs/guides/sentinel-extensions.md. An extension is a class or function that is called once, at the start,
+with a Context. It returns an object with the methods of TokenService, ExpireStrategy or RuleSource; it need not be a
+subclass. The configuration names it, as `package.module:attribute` or as an entry point of the group
+`counterd.sentinel`. Its methods are called one after the other, in its own thread, each with a time limit, the setting
+sentinel.extension_timeout. They may wait for a network or a file, and the daemon serves requests meanwhile.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _T = TypeVar("_T")
 
 
 class TokenResult(NamedTuple):
-    """What a TokenService answers, and a client is told.
+    """The answer of a TokenService to a client.
 
-    status: of Status, as the protocol has it. token_id: of a token that was granted, any 64-bit number but 0.
-    left_ms: how long a token that is kept now lasts.
+    status: a Status. token_id: of a granted token, any 64-bit number except 0. left_ms: the remaining lease of a kept
+    token, in ms.
     """
 
     status: int
@@ -45,24 +45,24 @@ class TokenResult(NamedTuple):
 
 @runtime_checkable
 class TokenService(Protocol):
-    """Decides about concurrent tokens: who is granted one, and when it is given back. The setting token_service.
+    """Grants and takes back concurrent tokens. The setting token_service.
 
-    Requests by rate and by value are not its business. What it grants it has to get back by itself if a client dies:
-    it is told of no disconnect. A client that is not answered in time is told NOT_AVAILABLE; a token that was
-    granted to it all the same is released by a call of release_token().
+    It does not decide about requests by rate and by value. It is not notified of disconnects, so it has to take back
+    the tokens of dead clients by itself. If it does not answer in time, the client is answered NOT_AVAILABLE; a token
+    that it grants later is released by a call of release_token().
 
-    An exception, or what is no TokenResult, is logged, and the client is told FAIL. Context.default is a
-    DefaultTokenService.
+    If it raises an exception or returns something other than a TokenResult, the error is logged and the client is
+    answered FAIL. Context.default is a DefaultTokenService.
     """
 
     def request_token(self, flow_id: int, count: int, prioritized: bool, client: str) -> TokenResult:
         """Grants or refuses `count` permits of a flow: OK with a token's id, BLOCKED, NO_RULE...
 
-        client: the address of who asks, such as 10.0.0.7:40112.
+        client: the address of the client, such as 10.0.0.7:40112.
         """
 
     def release_token(self, token_id: int) -> TokenResult:
-        """Takes a token back: RELEASE_OK, or ALREADY_RELEASED if there is none of that id."""
+        """Takes a token back: RELEASE_OK, or ALREADY_RELEASED if there is no token with this id."""
 
     def keep_token(self, token_id: int) -> TokenResult:
         """Renews a token: OK and left_ms, or ALREADY_RELEASED."""
@@ -70,41 +70,41 @@ class TokenService(Protocol):
 
 @runtime_checkable
 class ExpireStrategy(Protocol):
-    """Decides which tokens go when their lease is over. The setting expire_strategy.
+    """Decides which tokens end when their lease is over. The setting expire_strategy.
 
-    While it decides, they can be released and kept as ever; what is kept, and whose lease that renews, is not decided
-    about. If it raises, returns anything else or does not answer in time, all go. Context.default is a
-    RegularExpireStrategy.
+    While it decides, clients can release and keep the tokens as before. The decision does not apply to a token whose
+    lease was renewed meanwhile. If it raises an exception, returns an invalid result or does not answer in time, all
+    tokens end. Context.default is a RegularExpireStrategy.
     """
 
     def expired(self, tokens: Sequence[Lease]) -> Iterable[int]:
-        """The ids of those that go; the others have another lease, of 2 x the resourceTimeout of their rule."""
+        """Returns the ids of the tokens that end. The others get another lease of 2 x their rule's resourceTimeout."""
 
 
 @runtime_checkable
 class RuleSource(Protocol):
-    """Where the rules come from. The setting rule_source.
+    """Provides the rules. The setting rule_source.
 
-    It is asked at the start, at each reload, and every sentinel.rules_interval seconds. If it raises, or a rule is
-    wrong, or it does not answer in time, the daemon does not start; later that is logged and the rules stay as they
-    are. Context.default is a FileRuleSource.
+    It is called at the start, at each reload, and every sentinel.rules_interval seconds. If it raises an exception, a
+    rule is wrong, or it does not answer in time, the daemon does not start. Later, the error is logged and the rules
+    stay as they are. Context.default is a FileRuleSource.
     """
 
     def load(self) -> object:
-        """All rules, in the shape of the file's JSON: a dict of namespaces, see docs/protocols/sentinel.md."""
+        """Returns all rules, in the form of the file's JSON: a dict of namespaces, see docs/protocols/sentinel.md."""
 
 
-# ---- what is there to begin with -------------------------------------------------------------------------------------
+# ---- default implementations -----------------------------------------------------------------------------------------
 
-# Whose request a thread is at: what the room calls a client, by which tokens are owned.
+# The client of the request that a thread is serving, as in a Call: the owner of tokens.
 _client: contextvars.ContextVar[int] = contextvars.ContextVar("client")
 
 
 class DefaultTokenService:
-    """The engine's own tokens. What it grants has the leases of the flow's rule, and is given back if its owner dies.
+    """The engine's own tokens. They have the leases of the flow's rule, and are given back if their owner dies.
 
-    For calls out of request_token() and keep_token() of another service, and in the same context (contextvars): who is
-    answered there is the owner here. A call waits for the engine's next turn.
+    Call it from request_token() and keep_token() of another service, in the same context (contextvars): the client of
+    that request owns the token. A call waits for the engine's next turn.
     """
 
     def __init__(self, store: SentinelStore, host: PluginHost, timeout: float) -> None:
@@ -139,14 +139,14 @@ class DefaultTokenService:
 
 
 class RegularExpireStrategy:
-    """A lease that is over is over."""
+    """Ends all tokens whose lease is over."""
 
     def expired(self, tokens: Sequence[Lease]) -> Iterable[int]:
         return [token.token_id for token in tokens]
 
 
 class FileRuleSource:
-    """The file that the setting sentinel.rules names, as it is now; no rules if it names none."""
+    """Reads the file that the setting sentinel.rules names; no rules if it names none."""
 
     def __init__(self, host: PluginHost) -> None:
         self._host = host

@@ -1,9 +1,9 @@
-"""The rules of the sentinel room: Sentinel's own JSON, read to the end, with all that is wrong about it.
+"""Reads the rules of the sentinel protocol from Sentinel's own JSON, and collects all mistakes in it.
 
-Floor 2, pure Python, and knows no file: it takes a document that somebody else has fetched. Fields, their defaults and
-what makes a rule valid are those of Sentinel 1.8 (FlowRule, ClusterFlowConfig, ParamFlowRule, ParamFlowItem). But where
-the real server takes what it can and logs the rest, a mistake here refuses the whole document, for a rule that is not
-there lets everything pass. docs/protocols/sentinel.md, "Rules", has the layout.
+Floor 2, pure Python, knows no file: the caller passes the document. Fields, defaults and checks are those of Sentinel
+1.8 (FlowRule, ClusterFlowConfig, ParamFlowRule, ParamFlowItem). Sentinel's server skips invalid rules and logs them.
+This module refuses the whole document, because without its rule a resource is not limited at all. For the layout see
+docs/protocols/sentinel.md, "Rules".
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SAMPLES_MAX = 128
 WINDOW_MAX_MS = 86_400_000
 I32_MAX = (1 << 31) - 1
 I64_MAX = (1 << 63) - 1
-_SHOWN = 60  # characters of a text that an error shows
+_SHOWN = 60  # characters of a document's text that an error shows
 
 AVERAGE_LOCAL, GLOBAL = 0, 1  # thresholdType
 CONCURRENCY, QPS = 0, 1  # grade
@@ -39,8 +39,8 @@ IGNORE, RELEASE, KEEP = 0, 1, 2  # resourceTimeoutStrategy
 class FlowRule:
     """A rule for calls: by rate (grade 1: FLOW) or by concurrency (grade 0: ACQUIRE).
 
-    count: the threshold, for all clients of the namespace together or, if threshold_type is 0, for each.
-    sample_count, window_ms: the sliding window and into how many parts it is cut. For grade 1.
+    count: the threshold for all clients of the namespace together or, if threshold_type is 0, for each client.
+    sample_count, window_ms: the number of samples and the length of the sliding window. For grade 1.
     resource_timeout_ms, client_offline_ms, resource_timeout_strategy: how long tokens last. For grade 0, else defaults.
     """
 
@@ -61,7 +61,7 @@ class FlowRule:
 class ParamRule:
     """A rule for calls with the same value, by rate (PARAM).
 
-    items: values that have a threshold of their own, as they are on the wire (tag and bytes).
+    items: thresholds of single values, by the value as on the wire (tag and bytes).
     """
 
     namespace: str
@@ -76,7 +76,7 @@ class ParamRule:
 
 @dataclass(frozen=True)
 class Rules:
-    """All that a document says, in its order."""
+    """The rules of a document, in its order."""
 
     flows: tuple[FlowRule, ...] = ()
     params: tuple[ParamRule, ...] = ()
@@ -86,12 +86,12 @@ RulesError = DocumentError
 
 
 def parse_rules(text: bytes | str) -> Rules:
-    """The rules of a JSON text, in UTF-8. Raises RulesError with everything that is wrong."""
+    """Reads the rules of a JSON text, in UTF-8. Raises RulesError with all mistakes."""
     return read_rules(read_document(text))
 
 
 def read_rules(document: object) -> Rules:
-    """The rules of a document that is parsed already: dicts, lists, texts, numbers. Raises RulesError likewise."""
+    """Reads the rules of a parsed document: dicts, lists, strings, numbers. Raises RulesError with all mistakes."""
     problems = Problems()
     rules = _read(document, problems)
     if problems.told:
@@ -103,9 +103,9 @@ def read_rules(document: object) -> Rules:
 
 
 class _Object:
-    """An object of the document: reads its fields, tells of those that are wrong, and goes on with a value that fits.
+    """An object of the document. Reads its fields, records mistakes, and returns a valid value in place of a wrong one.
 
-    null is what Java takes it for: the field is not given.
+    null means that the field is missing, as in Java.
     """
 
     def __init__(self, members: Mapping[Any, object], place: str, prefix: str, problems: Problems) -> None:
@@ -120,7 +120,7 @@ class _Object:
         self._problems.add(f"{self.place}: {self._prefix}{name}", text)
 
     def check_names(self, known: tuple[str, ...]) -> None:
-        """Names that nobody knows, and those that are there twice."""
+        """Records unknown and duplicate names."""
         for name in self.members:
             if name not in known:
                 self.wrong(_plain(name), f"there is no such field{self._hint(name, known)}")
@@ -128,13 +128,13 @@ class _Object:
             self.wrong(_plain(name), "is there twice")
 
     def _hint(self, name: object, known: tuple[str, ...]) -> str:
-        if self._problems.full or not isinstance(name, str):  # it takes time, and who writes wrong names writes many
+        if self._problems.full or not isinstance(name, str):  # matching is slow, and wrong names may be many
             return ""
         near = difflib.get_close_matches(name[:_SHOWN], known, n=1)
         return f", did you mean {near[0]}?" if near else ""
 
     def whole(self, name: str, low: int, high: int, default: int | None = None) -> int:
-        """A whole number; without a default it has to be there."""
+        """Reads a whole number. Without a default it is required."""
         value = self.members.get(name)
         if value is None and default is not None:
             return default
@@ -147,14 +147,14 @@ class _Object:
         return low if default is None else default
 
     def number(self, name: str) -> float:
-        """A threshold."""
+        """Reads a threshold."""
         value = self.members.get(name)
         if value is None:
             self.wrong(name, "is missing")
             return 0.0
         try:
             if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= float(value) < math.inf:
-                return abs(float(value))  # there is a -0.0
+                return abs(float(value))  # abs: -0.0 becomes 0.0
         except OverflowError:
             pass
         self.wrong(name, f"must be a finite number of at least 0, not {_shown(value)}")
@@ -170,7 +170,7 @@ class _Object:
         return value
 
     def text(self, name: str, *, needed: bool = False, blank: bool = True) -> str:
-        """A text that UTF-8 can have. needed: it has to be there. blank: it may say nothing."""
+        """Reads a text that UTF-8 can encode. needed: it is required. blank: it may be blank."""
         value = self.members.get(name)
         if value is None and not needed:
             return ""
@@ -187,7 +187,7 @@ class _Object:
         return ""
 
     def child(self, name: str) -> _Object | None:
-        """An object that has to be there."""
+        """Reads an object, which is required."""
         value = self.members.get(name)
         if value is None:
             self.wrong(name, "is missing")
@@ -198,7 +198,7 @@ class _Object:
         return None
 
     def children(self, name: str) -> Iterator[_Object]:
-        """The objects of an array, which may be missing."""
+        """Yields the objects of an array, which may be missing."""
         value = self.members.get(name)
         if value is not None and not isinstance(value, (list, tuple)):
             self.wrong(name, f"must be an array, not {_shown(value)}")
@@ -210,7 +210,7 @@ class _Object:
                 self.wrong(f"{name}[{index}]", f"must be an object, not {_shown(each)}")
 
     def rules(self, name: str) -> Iterator[_Object]:
-        """The same for rules: where one is, is told with its resource."""
+        """Yields the objects of an array of rules. Their places in messages include the resource."""
         for rule in self.children(name):
             resource = rule.members.get("resource")
             shown = f" (resource {_shown(resource)})" if isinstance(resource, str) else ""
@@ -219,12 +219,12 @@ class _Object:
 
 
 def _is_broken(text: str) -> bool:
-    """Half a surrogate pair, which JSON can write."""
+    """Returns True if a text contains half a surrogate pair, which JSON allows."""
     return re.search("[\ud800-\udfff]", text) is not None
 
 
 def _plain(name: object) -> str:
-    """A name that a document chose, as it is if that is harmless."""
+    """Returns a name from the document unchanged if it is harmless, else as _shown()."""
     return name if isinstance(name, str) and re.fullmatch(r"[\w.$-]{1,60}", name) else _shown(name)
 
 
@@ -245,7 +245,7 @@ def _shown(value: object) -> str:
 
 # ---- rules ----
 
-# What a dashboard adds, and nobody needs.
+# Fields that Sentinel's dashboard adds; they are ignored.
 _IGNORED = ("id", "app", "ip", "port", "gmtCreate", "gmtModified")
 _RULE = (
     *("resource", "limitApp", "regex", "grade", "count", "controlBehavior", "maxQueueingTimeMs"),
@@ -293,7 +293,7 @@ def _read(document: object, problems: Problems) -> Rules:
 
 
 def _check_namespace(name: object, members: object, place: str, problems: Problems) -> bool:
-    """Whether there is something to read."""
+    """Checks the name of a namespace. Returns True if its members can be read."""
     if not isinstance(name, str) or _is_broken(name):
         problems.add(place, "its name must be Unicode")
     elif not name.strip():
@@ -307,7 +307,7 @@ def _check_namespace(name: object, members: object, place: str, problems: Proble
 
 
 class _Ids:
-    """Which rule has which flowId, over all namespaces."""
+    """The flowIds of the rules of one kind, over all namespaces."""
 
     def __init__(self, what: str, most: int) -> None:
         self._what = what
@@ -316,7 +316,7 @@ class _Ids:
         self._places: dict[int, str] = {}
 
     def take(self, cluster: _Object) -> int:
-        """The flowId of the next rule."""
+        """Reads the flowId of the next rule."""
         self._count += 1
         flow_id = cluster.whole("flowId", 1, I64_MAX)
         if "flowId" not in cluster.faulty:
@@ -331,7 +331,7 @@ class _Ids:
 
 
 def _flow(entry: _Object, namespace: str, ids: _Ids) -> FlowRule | None:
-    """A flow rule, if it is one for a cluster."""
+    """Reads a flow rule. Returns None if it is not for a cluster."""
     entry.check_names(_FLOW)
     if not entry.boolean("clusterMode", False):
         return None
@@ -341,7 +341,7 @@ def _flow(entry: _Object, namespace: str, ids: _Ids) -> FlowRule | None:
     reference = entry.text("refResource")
     warm_up = entry.whole("warmUpPeriodSec", -I32_MAX - 1, I32_MAX, 10)
     queueing = entry.whole("maxQueueingTimeMs", -I32_MAX - 1, I32_MAX, 500)
-    if grade == QPS:  # of what only clients do, Java checks so much
+    if grade == QPS:  # Java makes these checks, too, of fields that only clients use
         if strategy in (1, 2) and not reference.strip():
             entry.wrong("refResource", f"must not be blank with strategy {strategy}")
         if behavior in (1, 3) and warm_up <= 0:
@@ -378,7 +378,7 @@ def _flow(entry: _Object, namespace: str, ids: _Ids) -> FlowRule | None:
 
 
 def _param(entry: _Object, namespace: str, ids: _Ids) -> ParamRule | None:
-    """A parameter flow rule, if it is one for a cluster."""
+    """Reads a parameter flow rule. Returns None if it is not for a cluster."""
     entry.check_names(_PARAM)
     if not entry.boolean("clusterMode", False):
         return None
@@ -411,7 +411,7 @@ def _param(entry: _Object, namespace: str, ids: _Ids) -> ParamRule | None:
 
 
 def _common(entry: _Object) -> tuple[str, float]:
-    """The resource and the count of a rule of either kind."""
+    """Reads the resource and the count of a rule of either kind."""
     resource = entry.text("resource", needed=True, blank=False)
     count = entry.number("count")
     entry.text("limitApp")
@@ -421,7 +421,7 @@ def _common(entry: _Object) -> tuple[str, float]:
 
 
 def _cluster(cluster: _Object, ids: _Ids) -> tuple[int, int, int, int]:
-    """flowId, thresholdType, sampleCount and windowIntervalMs of a rule of either kind."""
+    """Reads flowId, thresholdType, sampleCount and windowIntervalMs of a rule of either kind."""
     flow_id = ids.take(cluster)
     threshold_type = cluster.whole("thresholdType", AVERAGE_LOCAL, GLOBAL, AVERAGE_LOCAL)
     cluster.boolean("fallbackToLocalWhenFail", False)
@@ -432,7 +432,7 @@ def _cluster(cluster: _Object, ids: _Ids) -> tuple[int, int, int, int]:
     return flow_id, threshold_type, sample_count, window_ms
 
 
-# ---- values that have a threshold of their own ----
+# ---- values with their own thresholds ----
 
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
 _DECIMAL = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[dDfF]?")
@@ -465,7 +465,7 @@ def _read_boolean(text: str) -> bool:
     return text.lower() == "true"
 
 
-# By classType, as Java names types; what it does not know is a String there.
+# By classType, a Java type. Sentinel takes unknown types for String.
 _KINDS: dict[str, tuple[Tag, Callable[[str], int | float]]] = {
     "int": (Tag.INTEGER, _read_whole),
     "java.lang.Integer": (Tag.INTEGER, _read_whole),
@@ -487,7 +487,7 @@ _CHARACTERS = ("char", "java.lang.Character")
 
 
 def _items(entry: _Object) -> dict[bytes, int]:
-    """The thresholds, by the bytes of the value on the wire."""
+    """Reads the thresholds of single values, by the bytes of the value on the wire."""
     found: dict[bytes, int] = {}
     for item in entry.children("paramFlowItemList"):
         item.check_names(_ITEM)
@@ -508,7 +508,7 @@ def _items(entry: _Object) -> dict[bytes, int]:
 
 
 def _item_value(item: _Object, text: str, class_type: str) -> bytes:
-    """As it is on the wire; b"" if its type has been found wrong. Raises ValueError with what it must be."""
+    """Encodes a value as on the wire; b"" if its type is wrong. Raises ValueError that says what it must be."""
     if class_type in _TEXTS:
         try:
             return encode_value(text)

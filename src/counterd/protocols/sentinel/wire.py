@@ -1,8 +1,8 @@
-"""The sentinel protocol from the client's side: requests to bytes, bytes to responses.
+"""The client's side of the sentinel protocol: encodes requests and parses responses.
 
-Floor 2, pure Python: needs the standard library and counterd.errors only, never touches a socket, and works where
-nothing is compiled. docs/protocols/sentinel.md has every layout. All integers on the wire are signed and big-endian.
-Encoders raise ValueError or TypeError before anything is encoded; the parser raises ProtocolError.
+Floor 2, pure Python: needs the standard library and counterd.errors only, uses no sockets, and works without compiled
+modules. docs/protocols/sentinel.md has every layout. All integers on the wire are signed and big-endian. Encoders raise
+ValueError or TypeError for invalid arguments; the parser raises ProtocolError.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from counterd.errors import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-LENGTH_SIZE = 2  # bytes of the length before everything else, which counts the rest
+LENGTH_SIZE = 2  # bytes of the length at the start, which counts the rest
 REQUEST_HEAD = 5  # bytes after it: xid and type
-RESPONSE_HEAD = 6  # and the status
-FRAME_MAX = 1024  # bytes, with the length
-REST_MAX = FRAME_MAX - LENGTH_SIZE  # what a length can say
+RESPONSE_HEAD = 6  # bytes after it: xid, type and status
+FRAME_MAX = 1024  # bytes, including the length
+REST_MAX = FRAME_MAX - LENGTH_SIZE  # the highest value of the length
 NAMESPACE_MAX = REST_MAX - REQUEST_HEAD - 4  # bytes of UTF-8
-VALUES_MAX = REST_MAX - REQUEST_HEAD - 16  # bytes of all values of a PARAM, with their tags
-LEASE_MAX = (1 << 31) - 1  # milliseconds that a KEEP can tell
-_SHOWN = 12  # bytes that an error shows
+VALUES_MAX = REST_MAX - REQUEST_HEAD - 16  # bytes of all values of a PARAM, including their tags
+LEASE_MAX = (1 << 31) - 1  # the most milliseconds in the response to a KEEP
+_SHOWN = 12  # bytes of a response that an error shows
 
 _LENGTH = struct.Struct(">H")
 _HEAD = struct.Struct(">Hib")
@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 
 class MessageType(IntEnum):
-    """What is asked for. The first three are those of Sentinel 1.8; docs/protocols/sentinel.md defines the others."""
+    """Request types. The first three are those of Sentinel 1.8; docs/protocols/sentinel.md defines the others."""
 
     PING = 0
     FLOW = 1
@@ -54,7 +54,7 @@ class MessageType(IntEnum):
 
 
 class Status(IntEnum):
-    """What came of it."""
+    """The status of a response."""
 
     BAD_REQUEST = -4
     TOO_MANY_REQUESTS = -2
@@ -70,7 +70,7 @@ class Status(IntEnum):
 
 
 class Tag(IntEnum):
-    """The type of a value, as Java has it."""
+    """The Java type of a value."""
 
     INTEGER = 0
     LONG = 1
@@ -87,7 +87,7 @@ class Tag(IntEnum):
 
 @dataclass(frozen=True)
 class Typed:
-    """A value of just that type, where what Python tells of it is not enough: Typed(Tag.LONG, 5)."""
+    """A value with an explicit Java type: Typed(Tag.LONG, 5)."""
 
     tag: Tag
     value: bool | int | float | str | bytes
@@ -98,16 +98,16 @@ Value: TypeAlias = bool | int | float | str | bytes | Typed
 _WHOLE = {Tag.INTEGER: struct.Struct(">bi"), Tag.LONG: struct.Struct(">bq")}
 _WHOLE |= {Tag.BYTE: struct.Struct(">bb"), Tag.SHORT: struct.Struct(">bh")}
 _FLOATING = {Tag.DOUBLE: struct.Struct(">bd"), Tag.FLOAT: struct.Struct(">bf")}
-# Java has one NaN that all are equal to.
+# In Java all NaNs are equal, so each type has one encoding of NaN.
 _NAN = {Tag.DOUBLE: bytes.fromhex("03 7ff8000000000000"), Tag.FLOAT: bytes.fromhex("04 7fc00000")}
 _STRING = struct.Struct(">bi")
 
 
 def encode_value(value: Value) -> bytes:
-    """A value of a PARAM: its tag and its bytes. Two values are the same for a server if these are.
+    """Encodes a value of a PARAM: its tag and its bytes. A server takes values for equal if their encodings are equal.
 
-    What is not Typed is taken as what a Java client most likely sends: a bool as Boolean, an int as Integer if it fits
-    and as Long if not, a float as Double, str (in UTF-8) and bytes as String. All NaNs of a type are one.
+    A value that is not Typed gets the type that a Java client most likely sends: bool is Boolean; int is Integer, or
+    Long if it does not fit; float is Double; str (in UTF-8) and bytes are String. All NaNs of a type have one encoding.
     """
     if isinstance(value, Typed):
         return _encode_typed(Tag(value.tag), value.value)
@@ -147,7 +147,7 @@ def _of(tag: Tag, value: object, kind: type[_T]) -> _T:
 
 
 def frame(xid: int, type: int, data: bytes = b"", *, length: int | None = None) -> bytes:
-    """Any request at all, right or wrong, for tests and tools. length: what it claims, normally the truth."""
+    """Makes any request, valid or not, for tests and tools. length: in the head; by default the right one."""
     return _HEAD.pack(REQUEST_HEAD + len(data) if length is None else length, xid, type) + data
 
 
@@ -167,15 +167,15 @@ def ping(xid: int, namespace: bytes) -> bytes:
 
 
 def flow(xid: int, flow_id: int, count: int, priority: bool = False) -> bytes:
-    """Asks whether count calls may pass now. priority: they may also be told to wait for the next window.
+    """Asks if count calls may pass now. priority: the server may also tell them to wait for the next window.
 
-    The server, not this encoder, refuses a flow_id or a count that is not positive; likewise below.
+    The server, not this encoder, refuses a flow_id or a count that is not positive. This applies to all encoders.
     """
     return _ask(MessageType.FLOW, xid, flow_id, count, priority)
 
 
 def param_flow(xid: int, flow_id: int, count: int, values: Iterable[Value]) -> bytes:
-    """Asks whether count calls with each of these values may pass now. Encoded, they may have 1,001 bytes."""
+    """Asks if count calls with each of these values may pass now. The encoded values may have 1,001 bytes."""
     encoded = [encode_value(value) for value in values]
     data = b"".join(encoded)
     if len(data) > VALUES_MAX:
@@ -190,7 +190,7 @@ def param_flow(xid: int, flow_id: int, count: int, values: Iterable[Value]) -> b
 
 
 def acquire(xid: int, flow_id: int, count: int, prioritized: bool = False) -> bytes:
-    """Asks for a token that stands for count concurrent calls. prioritized means nothing to counterd."""
+    """Asks for a token for count concurrent calls. counterd ignores prioritized."""
     return _ask(MessageType.ACQUIRE, xid, flow_id, count, prioritized)
 
 
@@ -200,7 +200,7 @@ def release(xid: int, token_id: int) -> bytes:
 
 
 def keep(xid: int, token_id: int) -> bytes:
-    """Says that a token is still in use; from then on it is this connection's."""
+    """Renews the lease of a token. From then on this connection owns the token."""
     return _name(MessageType.KEEP, xid, token_id)
 
 
@@ -223,7 +223,7 @@ def _name(type: MessageType, xid: int, token_id: int) -> bytes:
 
 
 def _check(bits: int, **numbers: int) -> None:
-    """Says which of them does not fit, if any: packing does not."""
+    """Raises an error that names the number that does not fit, because struct's error does not."""
     limit = 1 << bits - 1
     for what, value in numbers.items():
         if not isinstance(value, int):
@@ -236,11 +236,12 @@ def _check(bits: int, **numbers: int) -> None:
 
 
 class Response(NamedTuple):
-    """One response. type and status stay plain numbers: a server may send any. What its type does not tell is 0.
+    """One response. type and status are plain numbers, as a server may send any. Fields of other types are 0.
 
-    remaining, wait_ms: FLOW, PARAM. How many more calls could pass, -1 if that is not told; how long these are to wait.
-    token_id: ACQUIRE. Never 0 if it was granted, and negative as often as not.
-    left_ms: KEEP. What is left of the lease; LEASE_MAX stands for all that is longer.
+    remaining: FLOW, PARAM. How many more calls could pass, -1 if the server does not say.
+    wait_ms: FLOW, PARAM. How long the calls have to wait.
+    token_id: ACQUIRE. Not 0 if the token was granted; may be negative.
+    left_ms: KEEP. The remaining lease; LEASE_MAX also means any longer time.
     connected: PING. Connections that are registered in the namespace.
     """
 
@@ -262,25 +263,25 @@ _DATA_SIZES = {
     MessageType.RELEASE: 0,
     MessageType.KEEP: _I32.size,
 }
-# Statuses that mean nothing without the data; with others a server may leave them out, as real ones do.
+# Statuses that require the data. With other statuses a server may omit the data, as Sentinel's server does.
 _TELLING = (Status.OK, Status.SHOULD_WAIT)
 
 
 class ResponseParser:
-    """Cuts a stream of bytes into responses, however the stream arrives; linear time even byte by byte."""
+    """Splits a stream into responses. The stream may arrive in any pieces; the time is linear even byte by byte."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Response]:
-        """Takes the next bytes from the server and returns the responses that are complete with them.
+        """Takes the next bytes from the server. Returns the responses that are complete now.
 
-        Raises ProtocolError for a length that no response has, at the first byte that shows it, and for data that do
-        not belong to the type. The connection must be closed then, and this parser with it.
+        Raises ProtocolError for an impossible length, at the first byte that shows it, and for data that do not fit the
+        type. Then the connection must be closed and the parser discarded.
         """
         kept = self._buffer
         kept += data if kept else b""
-        buffer = kept or data  # mostly nothing is kept, and nothing copied
+        buffer = kept or data  # usually nothing was kept, and nothing is copied
         size = len(buffer)
         responses: list[Response] = []
         start = 0
@@ -300,7 +301,7 @@ class ResponseParser:
 
 
 def _decode(buffer: bytes | bytearray, start: int, length: int) -> Response:
-    """The response in so many bytes from start on, which have a whole head."""
+    """Decodes a response of `length` bytes from `start` on, which has a complete head."""
     xid, type, status = _RESPONSE.unpack_from(buffer, start)
     data = start + RESPONSE_HEAD
     size = length - RESPONSE_HEAD

@@ -1,4 +1,4 @@
-"""The throttr room: quotas, buffers and channels that expire, for the clients of Throttr. Floor 2."""
+"""The throttr protocol: quotas and buffers that expire, and channels, for the clients of Throttr. Floor 2."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VALUE_SIZES = {"uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8}  # bytes
 # Keys are numbered with 30 bits and cost 112 bytes, blocks of values with 32 bits and hold 60.
 MEMORY_MAX = 1 << 36
 MEMORY_MIN = 1 << 16
-# The longest request of all but SET, PUBLISH and EVENT: an INSERT of 64-bit numbers and a key of 255 bytes has 274.
+# The longest request except SET, PUBLISH and EVENT has 274 bytes: an INSERT of 64-bit numbers and a key of 255 bytes.
 MESSAGE_MIN = 512
 MESSAGE_MAX = 1 << 26  # as in _wire.pxd
 QUEUED_MIN, QUEUED_MAX = 1 << 12, 1 << 30
@@ -31,7 +31,7 @@ SORTS = ("value", "ttl")
 
 @dataclass(frozen=True)
 class ThrottrSettings:
-    """The room's own keys."""
+    """The protocol's own settings."""
 
     value_size: str = setting(choice(*VALUE_SIZES), "uint16")
     memory_limit: int = setting(size(MEMORY_MIN, MEMORY_MAX), 256 << 20, "bytes")
@@ -41,7 +41,7 @@ class ThrottrSettings:
 
 
 def make_store(settings: ThrottrSettings, _figures: Figures, now_ns: int) -> ThrottrStore:
-    """The store for these settings; no client can ask for figures of the floors above."""
+    """Makes the store for these settings. Clients of this protocol cannot ask for figures of the floors above."""
     from counterd.protocols.throttr._session import open_store  # noqa: PLC0415 - settings are read before it is built
 
     return open_store(
@@ -56,7 +56,7 @@ def make_store(settings: ThrottrSettings, _figures: Figures, now_ns: int) -> Thr
 
 
 def reload(store: ThrottrStore, settings: ThrottrSettings) -> None:
-    """Applies what may change while the store runs."""
+    """Applies the settings that may change while the store runs."""
     store.limit_posted(settings.max_queued)
 
 
@@ -69,7 +69,7 @@ def open_keys(store: ThrottrStore, parameters: Mapping[str, str]) -> Walk:
 
 
 def open_subscriptions(store: ThrottrStore, parameters: Mapping[str, str]) -> Walk:
-    """Begins a walk along what one connection is subscribed to."""
+    """Begins a walk along the subscriptions of one connection."""
     from counterd.protocols.throttr._tables import SubscriptionsWalk  # noqa: PLC0415 - as above
 
     readers = {"connection": CONNECTION, "limit": integer(1, ROWS_MAX)}

@@ -1,12 +1,12 @@
-# The channels of the throttr protocol, and who is subscribed to them.
+# The channels of the throttr protocol and their subscriptions.
 #
-# Floor 2, header only. A channel is a permit, and a subscription is a holding of it, whose amount says how often the
-# connection is subscribed: so the ledger knows who is subscribed to what, and takes the subscriptions of a connection
-# that has gone. What else is counted of both lies beside them, under the same numbers.
+# Floor 2, header only. A channel is a permit. A subscription is a holding of it, and the amount is how often the
+# connection is subscribed. So the ledger finds subscriptions, and ends those of a gone connection. The other figures of
+# both are in separate arrays, under the same numbers.
 #
 # Invariants (ThrottrStore.audit checks each):
-# - there is a channel as long as somebody is subscribed to it;
-# - nobody is subscribed to a channel more than SUBSCRIBED_MAX times.
+# - a channel exists as long as a connection is subscribed to it;
+# - a connection is subscribed to a channel at most SUBSCRIBED_MAX times.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -24,7 +24,7 @@ cdef enum:
 cdef struct Channel:        # beside each permit
     uint64_t read_bytes
     uint64_t write_bytes
-    uint32_t epoch          # of the listings that do not show it: those that began before it was made
+    uint32_t epoch          # when it was made: listings that began earlier do not show it
 
 
 cdef struct Subscription:   # beside each holding
@@ -43,7 +43,7 @@ cdef struct Channels:       # this process's view
 cdef inline int channels_reserve(
     Channels* channels, Region* region, Connections* connections, uint32_t channel_max, uint32_t subscription_max
 ) except -1:
-    """Reserves memory for that many channels and subscriptions. Raises ValueError if there cannot be as many."""
+    """Reserves memory for channels and subscriptions. Raises ValueError for too many."""
     permits_reserve(&channels.permits, region, connections, channel_max, subscription_max)
     region_reserve(
         region, b"channels", (<size_t>channel_max + 1) * sizeof(Channel), <void**>&channels.channels
@@ -58,14 +58,14 @@ cdef inline int channels_reserve(
 cdef inline uint32_t channel_find(
     const Channels* channels, uint32_t tag, const uint8_t* name, uint32_t size
 ) noexcept nogil:
-    """The channel of that name, or 0."""
+    """Returns the channel with this name, or 0."""
     return table_find(&channels.permits.table, tag, name, size)
 
 
 cdef inline uint32_t subscription_find(
     const Channels* channels, uint32_t connection, uint32_t tag, const uint8_t* name, uint32_t size
 ) noexcept nogil:
-    """The subscription of that connection to the channel of that name, or 0."""
+    """Returns the connection's subscription to a channel, or 0."""
     cdef uint32_t number = channel_find(channels, tag, name, size)
     return ledger_find(&channels.permits, connection, number, tag) if number else 0
 
@@ -74,10 +74,10 @@ cdef inline uint32_t channel_enter(
     Channels* channels, uint32_t connection, uint32_t tag, const uint8_t* name, uint32_t size,
     int64_t since_ns, uint32_t since_tenths, uint32_t epoch
 ) noexcept nogil:
-    """Subscribes a connection once more to the channel of that name, which is made if need be.
+    """Subscribes a connection once more to a channel. Makes the channel if it does not exist.
 
-    Returns how often it is subscribed now, or 0 if nothing was done: there is no room, or it is subscribed as often as
-    it may be. since_ns: Unix time; since_tenths: of the caller's clock.
+    Returns how often the connection is subscribed now; 0 if there is no room, or it is subscribed SUBSCRIBED_MAX times.
+    since_ns: Unix time; since_tenths: on the caller's clock.
     """
     cdef Permits* permits = &channels.permits
     cdef bint is_new = channel_find(channels, tag, name, size) == 0
@@ -97,7 +97,7 @@ cdef inline uint32_t channel_enter(
 cdef inline uint32_t channel_leave(
     Channels* channels, uint32_t connection, uint32_t tag, const uint8_t* name, uint32_t size
 ) noexcept nogil:
-    """Ends every subscription of a connection to the channel of that name; returns how many there were."""
+    """Ends all subscriptions of a connection to a channel. Returns how many there were."""
     cdef uint32_t entry = subscription_find(channels, connection, tag, name, size)
     cdef uint32_t times
     if entry == 0:

@@ -1,10 +1,10 @@
-# The keys of the throttr room: counters and buffers in one table, which expire, and what is counted of each.
+# The keys of the throttr protocol: counters and buffers in one table, which expire, and the statistics of each.
 #
-# Floor 2, header only. Everything but the sizes is in the store's region and addressed by number.
+# Floor 2, header only. Everything except the sizes is in the store's region and addressed by number.
 #
 # Invariants (ThrottrStore.audit checks each):
-# - a key that is in use is armed in the wheel, to go off when it has expired and its grace is over;
-# - a key is alive until `timer.due_ns - grace_ns`, and from that moment on nothing tells of it, swept or not;
+# - each key in use has an armed timer for the end of its grace, which begins when the key expires;
+# - a key is alive until `timer.due_ns - grace_ns`; from then on replies do not show it, even if it is not freed yet;
 # - the value of a buffer is a chain of blocks whose first VALUE_LEAD bytes are its size.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -21,8 +21,8 @@ from counterd.engine.wheel cimport Timer, Timers, timers_arm, timers_begin, time
 
 cdef enum:
     KEY_INLINE = 24         # bytes of a key in its record: 96 - 8 (head) - 64 (the rest)
-    KEY_BUFFER = 1          # of Record.flags: a buffer, not a counter
-    KEY_COST = 112          # bytes of memory that a key counts: its record, and two slots of the index
+    KEY_BUFFER = 1          # in Record.flags: the key is a buffer, not a counter
+    KEY_COST = 112          # bytes that a key counts against the limit: its record and two slots of the index
     VALUE_LEAD = 4
 
 cdef extern from *:
@@ -31,7 +31,7 @@ cdef extern from *:
     #define COUNTERD_FOREVER (INT64_MAX - COUNTERD_GRACE_MAX_NS)
     """
     const int64_t GRACE_MAX_NS "COUNTERD_GRACE_MAX_NS"
-    # 292 years on the caller's clock: no TTL ends later, and the longest grace fits behind it.
+    # 292 years on the caller's clock: the latest end of a TTL, which leaves room for the longest grace.
     const int64_t FOREVER "COUNTERD_FOREVER"
 
 
@@ -40,26 +40,26 @@ cdef union Content:
     Chain value             # of a buffer
 
 
-cdef struct Key:            # 96 bytes. Record.note is the TTL type as it came
+cdef struct Key:            # 96 bytes. Record.note is the TTL type of the request
     Record record
     uint8_t name[KEY_INLINE]
     Timer timer
     Content content
     uint64_t reads
     uint64_t writes
-    uint32_t minute         # of the last read or write; *_now are of that minute, *_last of the one before
+    uint32_t minute         # of the last read or write; *_now count in this minute, *_last in the one before
     uint32_t reads_now
     uint32_t writes_now
     uint32_t reads_last
     uint32_t writes_last
-    uint32_t epoch          # of the listings that do not show it: those that began before it was made
+    uint32_t epoch          # when it was made: listings that began earlier do not show it
 
 
 cdef struct KeysState:      # in the region
     uint64_t counters
     uint64_t buffers
     uint64_t buffer_bytes
-    uint64_t expired        # ever
+    uint64_t expired        # in total
 
 
 cdef struct Keys:           # this process's view
@@ -70,8 +70,7 @@ cdef struct Keys:           # this process's view
 
 
 cdef inline int keys_reserve(Keys* keys, Region* region, uint32_t capacity, int64_t grace_ns) except -1:
-    """Reserves memory for that many keys, which are kept for grace_ns after their time. Raises ValueError for too much.
-    """
+    """Reserves memory for `capacity` keys. grace_ns: how long expired keys are kept. Raises ValueError for too much."""
     if not 0 <= grace_ns <= GRACE_MAX_NS:
         raise ValueError(f"a grace of 0 to {GRACE_MAX_NS} ns is possible, not {grace_ns}")
     keys.grace_ns = grace_ns
@@ -94,7 +93,7 @@ cdef inline Key* key_at(const Keys* keys, uint32_t number) noexcept nogil:
 # ---- time ----------------------------------------------------------------------------------------------------------
 
 cdef inline uint64_t unit_ns(uint8_t ttl_type) noexcept nogil:
-    """Section "TTL Types"; an unknown one is taken for seconds, as the reference does."""
+    """Returns the unit of a TTL type. Unknown types are seconds, as in the reference. Section "TTL Types"."""
     if ttl_type == 1:
         return 1
     if ttl_type == 2:
@@ -129,9 +128,9 @@ cdef inline bint key_lives(const Keys* keys, const Key* key, int64_t now_ns) noe
 
 
 cdef inline uint64_t key_ttl(const Keys* keys, const Key* key, int64_t now_ns) noexcept nogil:
-    """What is left of a key that lives, in whole units of its type.
+    """Returns the remaining TTL of a living key, in whole units of its type, rounded down.
 
-    All requests of one read have the same moment; but clients count on a clock that has moved on since their last one.
+    1 ns is subtracted, because all requests of one read have the same time, but clients expect the clock to advance.
     """
     return <uint64_t>(key_expires(keys, key) - now_ns - 1) // unit_ns(key.record.note)
 
@@ -151,21 +150,21 @@ cdef inline uint32_t value_length(const Keys* keys, const Key* key) noexcept nog
 
 
 cdef inline void value_prefetch(const Keys* keys, const Key* key) noexcept nogil:
-    """Asks for the first and the last block of a buffer's value."""
+    """Prefetches the first and the last block of a buffer's value."""
     if key.record.flags & KEY_BUFFER:
         prefetch(keys.table.chains.blocks + key.content.value.first)
         prefetch(keys.table.chains.blocks + key.content.value.last)
 
 
 cdef inline void value_write(Keys* keys, Key* key, const uint8_t* data, uint32_t size) noexcept nogil:
-    """Gives a buffer its value; the caller has seen that enough blocks are left."""
+    """Writes the value of a new buffer. The caller has checked that enough blocks are free."""
     chain_write(&keys.table.chains, &key.content.value, VALUE_LEAD, data, size)
     store_le32(keys.table.chains.blocks[key.content.value.first].payload, size)
     keys.state.buffer_bytes += size
 
 
 cdef inline void value_replace(Keys* keys, Key* key, const uint8_t* data, uint32_t size) noexcept nogil:
-    """Gives a buffer another value that needs as many blocks: it has them."""
+    """Overwrites the value of a buffer with one that needs as many blocks."""
     keys.state.buffer_bytes += size - <uint64_t>value_length(keys, key)
     chain_replace(&keys.table.chains, &key.content.value, VALUE_LEAD, data, size)
     store_le32(keys.table.chains.blocks[key.content.value.first].payload, size)
@@ -186,7 +185,7 @@ cdef inline void value_free(Keys* keys, Key* key) noexcept nogil:
 cdef inline uint32_t key_create(
     Keys* keys, uint32_t tag, const uint8_t* name, uint32_t size, uint8_t ttl_type, int64_t expires_ns, uint32_t epoch
 ) noexcept nogil:
-    """A new counter with quota 0; the caller has seen that a record and enough blocks are left."""
+    """Makes a counter with quota 0. The caller has checked that a record and enough blocks are free."""
     cdef uint32_t number = table_insert(&keys.table, tag, name, size)
     cdef Key* key = key_at(keys, number)
     key.record.note = ttl_type
@@ -226,7 +225,7 @@ cdef inline void key_remove(Keys* keys, uint32_t number) noexcept nogil:
 
 
 cdef inline void key_expire(Keys* keys, uint32_t number) noexcept nogil:
-    """Of a key whose time and grace are over."""
+    """Removes a key whose TTL and grace are over."""
     key_remove(keys, number)
     keys.state.expired += 1
 
@@ -257,7 +256,7 @@ cdef inline void key_count_write(Key* key, uint32_t minute) noexcept nogil:
 
 
 cdef inline uint32_t key_reads_per_minute(const Key* key, uint32_t minute) noexcept nogil:
-    """In the last whole minute."""
+    """Returns the reads in the last whole minute."""
     return key.reads_last if key.minute == minute else key.reads_now if key.minute + 1 == minute else 0
 
 

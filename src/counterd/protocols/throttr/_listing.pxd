@@ -9,29 +9,29 @@ from counterd.protocols.throttr._wire cimport put
 
 cdef enum:
     FRAGMENT_MAX = 2048     # bytes of a fragment's entries, with the keys of LIST and STATS
-    FRAGMENT_ITEMS = 170    # the most that fit into them: entries of LIST with N = 1 and an empty key have LIST_SIZE
-    CONNECTION_SIZE = 237   # of an entry
+    FRAGMENT_ITEMS = 170    # the most entries in a fragment: those of LIST_SIZE, with N = 1 and an empty key
+    CONNECTION_SIZE = 237   # bytes of an entry
     CHANNEL_SIZE = 25
-    STATS_SIZE = 33         # and the key
-    LIST_SIZE = 12          # with N = 1, and the key
+    STATS_SIZE = 33         # plus the key
+    LIST_SIZE = 12          # plus the key; with N = 1
     SUBSCRIBER_SIZE = 40
 
 
-cdef class Listing:             # a reply under way that tells of all there is of a kind
+cdef class Listing:             # a long reply under way
     cdef ThrottrStore store
     cdef uint8_t opcode
-    cdef bint counted           # the first walk is over: `left` is known, and was told
-    cdef uint32_t next          # number that either walk comes to next
-    cdef uint32_t end           # the last number that there was when it began
-    cdef uint32_t epoch         # what was made since is not told
-    cdef uint32_t channel       # whose subscribers are told
-    cdef bint repeating         # of them, those that have subscribed repeatedly
-    cdef uint64_t left          # fragments, or subscriptions, that are still owed
-    cdef uint64_t fragment      # number of the last one that was begun
-    cdef uint32_t bytes         # of the entries of the fragment that is being filled
+    cdef bint counted           # the first walk is over: `left` was sent
+    cdef uint32_t next          # the next number of the current walk
+    cdef uint32_t end           # the last number when the listing began
+    cdef uint32_t epoch         # later objects are not shown
+    cdef uint32_t channel       # whose subscribers are listed
+    cdef bint repeating         # the third walk: repeated subscriptions
+    cdef uint64_t left          # fragments, or subscriptions, that remain to be sent
+    cdef uint64_t fragment      # the number of the last fragment
+    cdef uint32_t bytes         # of the entries of the current fragment
     cdef uint32_t count
     cdef uint32_t[FRAGMENT_ITEMS] numbers
-    cdef int64_t budget_floor   # at which the call that is under way stops
+    cdef int64_t budget_floor   # at which the current call stops
 
     cdef bint go_on(self, int64_t budget_floor) except -1
     cdef bint must_pause(self) noexcept
@@ -50,6 +50,6 @@ cdef void write_subscriber(ThrottrStore store, uint32_t entry, uint8_t* target) 
 
 
 cdef inline uint8_t* write_stat(const Key* key, uint32_t minute, uint8_t* target) noexcept nogil:
-    """Section "STAT": what is counted of a key; returns where the next goes."""
+    """Writes the statistics of a key. Returns the end. Section "STAT"."""
     target = put(put(target, key_reads_per_minute(key, minute)), key_writes_per_minute(key, minute))
     return put(put(target, key.reads), key.writes)

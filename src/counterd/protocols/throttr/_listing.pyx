@@ -1,8 +1,8 @@
-"""The listings of the throttr protocol, which are streamed, and the entries that they share with other replies.
+"""The listings of the throttr protocol, which are streamed, and the entries that other replies share with them.
 
-Floor 2. A listing walks the numbers of what it tells of twice: to count the fragments, which the reply begins with, and
-to tell them. Numbers never change, and what was made after it began is left out, by its epoch: so what exists
-throughout appears exactly once, and what goes in between leaves fragments less full, the last of them empty.
+Floor 2. A listing walks its objects twice, by number: first to count the fragments, because the reply begins with their
+number, then to write them. Numbers never change, and objects that were made later are omitted by their epoch. So an
+object that exists throughout appears exactly once. If objects go meanwhile, fragments are less full, or empty.
 """
 
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -23,9 +23,9 @@ from counterd.protocols.throttr._wire cimport (
 )
 
 cdef enum:
-    PEER_STEPS = 50         # telling of a connection asks the socket who its peer is, in Python: some 2 us
+    PEER_STEPS = 50         # an entry of a connection asks for the peer's address, in Python: some 2 us
 
-# The order in which a connection's requests are told.
+# The order of a connection's requests in its entry.
 cdef uint8_t[18] CONNECTION_ORDER = [
     INSERT, SET, QUERY, GET, UPDATE, PURGE, LIST, INFO, STAT, STATS, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, CONNECTIONS,
     CONNECTION, CHANNELS, CHANNEL, WHOAMI,
@@ -36,14 +36,14 @@ assert FRAGMENT_ITEMS == FRAGMENT_MAX // LIST_SIZE
 
 
 cdef inline uint64_t unix_ns(int64_t moment_ns, int64_t wall_ns) noexcept:
-    """Of a moment on the caller's clock; the last one that an int64 can say for those beyond it."""
+    """Converts a time on the caller's clock to Unix time; INT64_MAX if it is too late for an int64."""
     return INT64_MAX if wall_ns > 0 and moment_ns > INT64_MAX - wall_ns else <uint64_t>(moment_ns + wall_ns)
 
 
 # ---- entries -------------------------------------------------------------------------------------------------------
 
 cdef int write_connection(ThrottrStore store, uint32_t number, uint8_t* target) except -1:
-    """Section "CONNECTIONS": one connection, as the clients read it. Its session knows who its peer is."""
+    """Writes the entry of a connection. The peer's address comes from its session. Section "CONNECTIONS"."""
     cdef const Member* member = member_find(&store.members, number)
     cdef Session session = <Session>store.sessions[number] if store.sessions[number] != NULL else None
     cdef bint has_owner = session is not None and session.owner is not None
@@ -71,7 +71,7 @@ cdef int write_connection(ThrottrStore store, uint32_t number, uint8_t* target) 
 
 
 cdef void write_subscriber(ThrottrStore store, uint32_t entry, uint8_t* target) noexcept:
-    """Section "CHANNEL": one subscription, without an id if its connection has gone."""
+    """Writes the entry of a subscription, without an id if its connection is gone. Section "CHANNEL"."""
     cdef const Member* member = member_find(&store.members, store.channels.permits.holdings[entry].connection)
     if member == NULL:
         memset(target, 0, ID_SIZE)
@@ -86,7 +86,7 @@ cdef void write_subscriber(ThrottrStore store, uint32_t entry, uint8_t* target) 
 cdef class Listing:
     """The reply to LIST, STATS, CONNECTIONS, CHANNELS, or to CHANNEL if it has many subscribers.
 
-    opcode: which of them; channel: whose subscribers, of CHANNEL.
+    opcode: the request; channel: for CHANNEL, the one whose subscribers are listed.
     """
 
     def __cinit__(self, ThrottrStore store not None, uint8_t opcode, uint32_t channel):
@@ -103,7 +103,7 @@ cdef class Listing:
             self.end = self.table().pool.fresh
 
     cdef bint go_on(self, int64_t budget_floor) except -1:
-        """Appends the next piece of the reply, down to that budget; True once that was the last."""
+        """Appends the next piece of the reply, until the budget is used down to the floor. Returns True at the end."""
         self.budget_floor = budget_floor
         if not self.counted:
             if not self.count_items():
@@ -124,7 +124,7 @@ cdef class Listing:
         return self.store.out_size >= OUTPUT_MAX or self.store.budget <= self.budget_floor
 
     cdef bint count_items(self) noexcept:
-        """The first walk: how many fragments, or subscriptions, there will be. False if it has to go on later."""
+        """The first walk: counts fragments, or subscriptions. Returns False if it has to continue later."""
         cdef uint32_t size
         while self.next <= self.end:
             if self.must_pause():
@@ -142,7 +142,7 @@ cdef class Listing:
         return True
 
     cdef uint32_t item_size(self, uint32_t number) noexcept:
-        """What an item takes of its fragment, or how often a subscriber is told; 0 = it is none, or has come since."""
+        """Returns the bytes of an object's entry, or how often a subscriber is listed; 0 = it is not listed."""
         cdef ThrottrStore store = self.store
         cdef const Member* member
         cdef const Holding* holding
@@ -167,7 +167,7 @@ cdef class Listing:
         return (STATS_SIZE if self.opcode == STATS else LIST_SIZE - 1 + <uint32_t>store.width) + key.record.name_size
 
     cdef bint fill_fragment(self) noexcept:
-        """Finds what belongs to the next fragment. False if it has to go on later."""
+        """Finds the objects of the next fragment. Returns False if it has to continue later."""
         cdef uint32_t size
         while self.next <= self.end:
             size = self.item_size(self.next)
@@ -185,7 +185,7 @@ cdef class Listing:
         return True
 
     cdef int write_fragment(self) except -1:
-        """A fragment of what was found for it and is still there: its number, how many, the entries, then the names."""
+        """Writes a fragment of the objects that still exist: its number, their count, the entries, then the names."""
         cdef ThrottrStore store = self.store
         cdef uint8_t* head = store.out + store.out_size
         cdef uint8_t* target = head + 16
@@ -211,14 +211,14 @@ cdef class Listing:
         return 0
 
     cdef const Table* table(self) noexcept:
-        """Whose records are told, of all but connections and subscribers."""
+        """Returns the table whose records are listed, except for connections and subscribers."""
         return &self.store.channels.permits.table if self.opcode == CHANNELS else &self.store.keys.table
 
     cdef Record* record_of(self, uint32_t number) noexcept:
         return record_at(self.table(), number)
 
     cdef uint8_t* write_entry(self, uint32_t number, uint8_t* target) except NULL:
-        """Sections "LIST", "STATS", "CONNECTIONS" and "CHANNELS"; returns where the next goes."""
+        """Writes an entry. Returns the end. Sections "LIST", "STATS", "CONNECTIONS" and "CHANNELS"."""
         cdef ThrottrStore store = self.store
         cdef const Channel* channel
         cdef const Key* key
@@ -240,9 +240,9 @@ cdef class Listing:
         return target + store.width
 
     cdef bint write_subscribers(self) noexcept:
-        """The second walk of a CHANNEL, in which each is told of once, and a third for who has subscribed repeatedly.
+        """The second walk of a CHANNEL, which lists each subscriber once, and a third for repeated subscriptions.
 
-        For whoever has gone since the first, there is one without an id at the end.
+        For each subscription that has ended since the first walk, an entry without an id is added at the end.
         """
         cdef uint32_t times, _time
         while self.left:

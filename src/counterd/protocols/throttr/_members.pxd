@@ -1,14 +1,14 @@
-# The connections of the throttr protocol, as they are to each other: an id, and the books of what each does.
+# The connections of the throttr protocol: an id and statistics for each.
 #
-# Floor 2, header only. A member is a record by its connection's number. It is in the region, because any connection may
-# ask for all of them.
+# Floor 2, header only. A member is the record of a connection, by its number. Members are in the region, because any
+# connection may ask for all of them.
 #
 # Invariants (ThrottrStore.audit checks the last):
-# - a member is open from its first subscription until its connection leaves: then its subscriptions are still there for
-#   a moment, and nobody sees whose they are;
-# - an id is told to everybody, so it is made under a key of its own: under that of the tables it would tell hashes of
-#   names, and whoever knows many of these can aim all his names at one run of slots;
-# - a member's `repeated` is the sum of what its subscriptions have above 1.
+# - a member is open from its first subscription until its connection ends. Its subscriptions exist a moment longer, and
+#   are then listed without an id;
+# - ids are public, so they have their own hash key. Under the key of the tables they would reveal hashes of names, with
+#   which an attacker could choose many names for one run of slots;
+# - a member's `repeated` is the sum of its subscriptions' amounts above 1.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
@@ -24,12 +24,12 @@ cdef enum:
     NAME_MAX = 255          # bytes of a key or a channel: their length is one byte
 
 
-cdef struct Member:         # zeroed memory is one that is not open
+cdef struct Member:         # zeroed memory is a member that is not open
     uint8_t id[ID_SIZE]
     uint32_t is_open
-    uint32_t epoch          # of the listings that do not show it: those that began before it came
+    uint32_t epoch          # when it connected: listings that began earlier do not show it
     int64_t connected_ns    # Unix time
-    uint64_t repeated       # its subscriptions to a channel besides the first
+    uint64_t repeated       # its subscriptions beyond the first to each channel
     uint64_t read_bytes
     uint64_t write_bytes
     uint64_t published_bytes
@@ -40,7 +40,7 @@ cdef struct Member:         # zeroed memory is one that is not open
 
 
 cdef struct MembersState:   # in the region
-    uint64_t serial         # of the last one
+    uint64_t serial         # of the last member
     uint64_t[2] id_key      # of SipHash, for ids
 
 
@@ -61,7 +61,7 @@ cdef inline int members_reserve(Members* members, Region* region, uint32_t capac
 
 
 cdef inline void members_begin(Members* members, const uint64_t* hash_key) noexcept nogil:
-    """Called once, after the region is mapped. Ids have a key made of hashes of what is too long for a name."""
+    """Called once, after the region is mapped. The key for ids consists of hashes of messages too long for a name."""
     cdef uint8_t[NAME_MAX + 1] message
     cdef int i
     memset(message, 0, sizeof(message))
@@ -71,14 +71,14 @@ cdef inline void members_begin(Members* members, const uint64_t* hash_key) noexc
 
 
 cdef inline Member* member_find(const Members* members, uint32_t connection) noexcept nogil:
-    """The member of that number, which may be anything; or NULL, if there is none or it has left."""
+    """Returns the open member with this number, or NULL. connection: any number."""
     if connection > members.capacity or not members.records[connection].is_open:
         return NULL
     return members.records + connection
 
 
 cdef inline Member* member_find_id(const Members* members, const uint8_t* id) noexcept nogil:
-    """The member of that id, which begins with the connection's number; or NULL."""
+    """Returns the member with this id, or NULL. An id begins with the connection's number."""
     cdef Member* member = member_find(members, load_le32(id))
     cdef int i
     if member != NULL:
@@ -91,7 +91,7 @@ cdef inline Member* member_find_id(const Members* members, const uint8_t* id) no
 cdef inline Member* member_enter(
     Members* members, uint32_t connection, int64_t connected_ns, uint32_t epoch
 ) noexcept nogil:
-    """Makes a connection a member, with an id that nobody can guess; NULL if its number is too high."""
+    """Makes a connection a member, with an id that cannot be guessed. Returns NULL if its number is too high."""
     cdef Member* member
     cdef uint64_t[2] seed
     cdef uint64_t[2] words
@@ -107,8 +107,8 @@ cdef inline Member* member_enter(
     member = members.records + connection
     memset(member, 0, sizeof(Member))
     memcpy(member.id, words, ID_SIZE)
-    store_le32(member.id, connection)  # so that it can be found
-    member.id[6] = member.id[6] & 0x0f | 0x40  # a random UUID, to those who look
+    store_le32(member.id, connection)  # for member_find_id()
+    member.id[6] = member.id[6] & 0x0f | 0x40  # the form of a random UUID
     member.id[8] = member.id[8] & 0x3f | 0x80
     member.is_open = True
     member.epoch = epoch

@@ -1,11 +1,10 @@
-"""The throttr protocol, sans-I/O: what a request is, what it does, and the replies.
+"""The throttr protocol, sans-I/O: parses, executes and answers requests.
 
-Floor 2. Section names here are those of the protocol's document; docs/protocols/throttr.md has the wire as it really
-is, and says where and why this differs from the reference implementation.
+Floor 2. Section names here are those of the protocol's document; docs/protocols/throttr.md describes the real wire, and
+says where and why this differs from the reference implementation.
 
-A request is its opcode and what its layout says: fixed bytes, with the sizes of a name and a value among them, then
-both. Its parser answers with the bytes it takes, 0 for "more are needed", or -1 when framing is lost: an unknown
-opcode, or more than max_message bytes.
+A request is an opcode, then fixed bytes, which include the sizes of the name and the value, then the name and the
+value. Framing is lost if the opcode is unknown, or the request has more than max_message bytes.
 """
 
 from cpython.bytes cimport PyBytes_GET_SIZE
@@ -43,13 +42,13 @@ from counterd.version import __version__
 
 cdef enum:
     BROKEN = 1              # a frame's verdict: framing is lost
-    PUBLISH_STEPS = 64      # subscribers that a PUBLISH serves at once; the rest have their turn
-    EVENTS_DEEP = 16        # each is answered 01 before the reply to what is in it
-    CHANNEL_STEPS = 1024    # subscribers that are told at once: less than REPLY_MIN
+    PUBLISH_STEPS = 64      # subscribers that a PUBLISH serves at once; ticks serve the rest
+    EVENTS_DEEP = 16        # nested EVENTs; each is answered 01 before the reply to the request in it
+    CHANNEL_STEPS = 1024    # subscribers that one reply lists: less than REPLY_MIN bytes
     INFO_SIZE = 433
     NS_PER_TENTH = 100000000
 
-# The order in which INFO tells of requests.
+# The order of requests in INFO.
 cdef uint8_t[18] INFO_ORDER = [
     INSERT, QUERY, UPDATE, PURGE, GET, SET, LIST, INFO, STATS, STAT, SUBSCRIBE, UNSUBSCRIBE, PUBLISH, CHANNEL, CHANNELS,
     WHOAMI, CONNECTION, CONNECTIONS,
@@ -61,17 +60,17 @@ CHANNELS_MIN = 65536
 
 
 def power_of_two(number):
-    """The largest that is not above it."""
+    """Returns the largest power of two that is not above the number."""
     return 1 << number.bit_length() - 1
 
 
 def open_store(*, int value_size, uint64_t memory_limit, uint64_t max_message, uint64_t max_queued,
                int64_t expiry_grace_ns, bytes hash_key not None, int64_t now_ns):
-    """A store for numbers of value_size bytes: 1, 2, 4 or 8. The others are bytes and ns; hash_key has 16 random bytes.
+    """Makes a store. value_size: 1, 2, 4 or 8 bytes of a number. hash_key: 16 random bytes. now_ns: caller's clock.
 
-    now_ns: the caller's clock. Raises ValueError for impossible sizes, MemoryError if they cannot be mapped.
+    Raises ValueError for impossible sizes, MemoryError if they cannot be mapped.
     """
-    # A power of two slots, so that none are idle: with all of them used, keys take half of the limit.
+    # The number of slots is a power of two, so that none are wasted. When all are used, keys take half of the limit.
     slots = power_of_two(max(4, memory_limit // KEY_BYTES))
     channels = min(CONNECTIONS_MAX, max(CHANNELS_MIN, power_of_two(memory_limit // 2048 + 1)))
     return ThrottrStore(
@@ -101,17 +100,17 @@ cdef inline int refuse(ThrottrStore store, const Frame* frame) noexcept:
 
 
 cdef inline void count_bytes(ThrottrSession session, size_t sent) noexcept:
-    """What has arrived, once it was executed, and what goes out. Others see that: within a call."""
+    """Adds executed input and sent output to the member's bytes. Called within a call, because others read them."""
     if session.member != NULL:
         session.member.read_bytes += session.arrived
         session.member.write_bytes += sent
     session.arrived = 0
 
 
-# ---- deciding: DONE with an answer, which accepts or does not, or LATER --------------------------------------------
+# ---- decisions: DONE with an answer, or LATER ----------------------------------------------------------------------
 
 cdef inline int unless_later(int room) noexcept:
-    """What a request comes to that find_room() had no room for: it is not accepted, or it has to wait for its turn."""
+    """Converts a result of find_room() other than DONE: FULL means that the request is refused, so it is DONE."""
     return LATER if room == LATER else DONE
 
 
@@ -147,7 +146,7 @@ cdef inline int decide_new(ThrottrStore store, Member* member, const Request* re
 cdef inline int decide_overwrite(
     ThrottrStore store, Member* member, uint32_t number, int64_t expires_ns, const Request* request, Answer* answer
 ) noexcept:
-    """SET of a key that exists, or of one in its grace: that is answered as a success, and lost."""
+    """Decides about a SET of an existing key. For a key in its grace the answer is success, but nothing is stored."""
     cdef Keys* keys = &store.keys
     cdef Key* key = key_at(keys, number)
     cdef const uint8_t* value = request.name + request.name_size
@@ -173,7 +172,7 @@ cdef inline int decide_overwrite(
 
 
 cdef inline bint change_quota(Key* key, const Request* request, uint64_t number_max) noexcept:
-    """An unknown change changes nothing, and is answered as the others are."""
+    """Changes a quota. An unknown change does nothing and is answered as a success."""
     cdef uint64_t quota = key.content.quota
     if request.change == PATCH:
         quota = request.number
@@ -227,7 +226,7 @@ cdef inline void decide_read(ThrottrStore store, Member* member, const Key* key,
 
 
 cdef inline int decide_key(ThrottrStore store, Member* member, const Request* request, Answer* answer) noexcept:
-    """What is asked of a key that has to exist. All but a PURGE counts as a read, which a STAT does not show yet."""
+    """Decides about requests for an existing key. All except PURGE count as a read, after a STAT took its figures."""
     cdef uint32_t number = table_find(&store.keys.table, request.tag, request.name, request.name_size)
     cdef Key* key
     if number == 0 or not key_lives(&store.keys, key_at(&store.keys, number), store.now_ns):
@@ -285,15 +284,15 @@ cdef inline int decide(
 cdef class ThrottrSession(Session):
     """One connection of the throttr protocol.
 
-    Others see what is in the region: its member, and what it is subscribed to.
+    Other connections can read its data in the region: its member and its subscriptions.
     """
 
-    cdef Member* member         # of its connection, in the region; NULL once that has left
+    cdef Member* member         # of its connection, in the region; NULL after leave()
     cdef Listing listing        # the long reply under way, or None
-    cdef size_t arrived         # bytes of the call under way that its member has yet to count
+    cdef size_t arrived         # bytes of the current call that its member has not counted yet
 
     def __cinit__(self, ThrottrStore store not None):
-        """Gives the connection its id, and subscribes it to what every connection is subscribed to.
+        """Gives the connection its id, and subscribes it to the channel * and to its own channel, named by its id.
 
         Raises MemoryError if there is no room for it.
         """
@@ -314,7 +313,7 @@ cdef class ThrottrSession(Session):
             raise MemoryError("no room for another connection's subscriptions")
 
     def __dealloc__(self):
-        if self.member != NULL:  # nobody is to post to it, even if its connection is forgotten later
+        if self.member != NULL:  # the store must not post to it, even before forget()
             (<ThrottrStore>self.store).sessions[self.connection] = NULL
 
     cdef void leave(self) noexcept:
@@ -332,7 +331,7 @@ cdef class ThrottrSession(Session):
         cdef bytes output
         self.arrived = 0 if data is None else PyBytes_GET_SIZE(data)
         output = Session.receive(self, data, now_ns)
-        if self.arrived:  # nothing was executed: it is kept, or of no use
+        if self.arrived:  # nothing was executed: the input was kept or discarded
             self.store.begin_call(now_ns)
             count_bytes(self, 0)
             self.store.end_call()
@@ -401,7 +400,7 @@ cdef class ThrottrSession(Session):
                     if opcode == GET or opcode == SET:
                         buffers[buffer_count] = number
                         buffer_count += 1
-        for i in range(buffer_count):  # by now the first records are there, and say where the values are
+        for i in range(buffer_count):  # by now the first records are in the cache, and locate the values
             value_prefetch(keys, key_at(keys, buffers[i]))
 
     cdef int execute_frame(self, const Frame* frame) except -1:
@@ -422,7 +421,7 @@ cdef class ThrottrSession(Session):
         return done
 
     cdef int execute(self, const Frame* frame) except -1:
-        """What is asked of one key, or of one subscription, is decoded, decided and answered."""
+        """Decodes, decides and answers requests for one key or one subscription."""
         cdef ThrottrStore store = <ThrottrStore>self.store
         cdef Request request
         cdef Answer answer
@@ -439,7 +438,7 @@ cdef class ThrottrSession(Session):
         return DONE
 
     cdef int execute_other(self, uint8_t opcode, const Frame* frame) except -1:
-        """Events, and what tells of much: their replies are written as they are found."""
+        """Executes all other requests, which write their replies themselves."""
         if opcode == PUBLISH:
             return self.publish(frame)
         if opcode == EVENT:
@@ -456,11 +455,11 @@ cdef class ThrottrSession(Session):
         if opcode == CHANNEL:
             return self.list_subscribers(frame)
         if opcode == CHANNELS and not (<ThrottrStore>self.store).catch_up():
-            return LATER  # whoever has gone is no subscriber
+            return LATER  # gone connections must not be counted as subscribers
         return self.list_all(opcode, 0)
 
     cdef bint enter_channel(self, uint32_t tag, const uint8_t* name, uint32_t size) noexcept:
-        """Subscribes to a channel, once more if it is already; False if that is not possible."""
+        """Subscribes to a channel once more. Returns False if that is not possible."""
         cdef ThrottrStore store = <ThrottrStore>self.store
         cdef uint32_t times = channel_enter(
             &store.channels, self.connection, tag, name, size, store.now_ns + store.wall_ns,
@@ -472,14 +471,14 @@ cdef class ThrottrSession(Session):
         return times != 0
 
     cdef int publish(self, const Frame* frame) except -1:
-        """Section "PUBLISH". Whoever publishes and is subscribed has the event first, then the reply."""
+        """Section "PUBLISH". A publisher that is subscribed gets the event first, then the reply."""
         cdef ThrottrStore store = <ThrottrStore>self.store
         cdef ThrottrState* state = store.state
         cdef uint32_t number, entry
         if state.event.channel:
             return LATER
         if store.channels.permits.state.leaving_first and not store.catch_up():
-            return LATER  # nobody is there who has gone
+            return LATER  # gone connections must not be served as subscribers
         number = channel_find(&store.channels, frame.tag, frame.key, frame.key_size)
         if number == 0:
             return refuse(store, frame)
@@ -498,7 +497,7 @@ cdef class ThrottrSession(Session):
         return DONE
 
     cdef int event(self, const Frame* frame) except -1:
-        """EVENT as a request: its payload is a request, and may be another EVENT, EVENTS_DEEP of them at most."""
+        """EVENT as a request: executes its payload, which is a request, up to EVENTS_DEEP EVENTs deep."""
         cdef ThrottrStore store = <ThrottrStore>self.store
         cdef uint32_t depth = 0
         cdef size_t start = store.out_size
@@ -509,7 +508,7 @@ cdef class ThrottrSession(Session):
             depth += 1
             reply(store, 1)
             if inner.data[0] != EVENT:
-                # What is around it, and behind it, is no work: a long one would leave no turn enough for what is in it.
+                # Charge only the inner request: a long EVENT around it would use up every budget, and never run.
                 store.budget += (frame.size - inner.size) >> FRAME_STEP_SHIFT
                 return self.execute_nested(&inner, start, depth)
             store.state.requests[<int>EVENT].total += 1
@@ -519,19 +518,19 @@ cdef class ThrottrSession(Session):
         return refuse(store, frame)
 
     cdef int execute_nested(self, const Frame* frame, size_t start, uint32_t depth) except -1:
-        """What was `depth` EVENTs deep, whose statuses are at `start` of the output."""
+        """Executes a request that is `depth` EVENTs deep. Their statuses are at `start` of the output."""
         cdef ThrottrStore store = <ThrottrStore>self.store
         cdef int done = self.execute_frame(frame)
         if done == LATER:
             store.out_size = start
             store.state.requests[<int>EVENT].total -= depth - 1
             self.member.requests[<int>EVENT] -= depth - 1
-        elif self.posted_size:  # its own event, which goes ahead of the reply: of all of it
+        elif self.posted_size:  # its own event, which must be sent before the whole reply
             store.out_size = start
             self.post(b"\x01" * depth)
         return done
 
-    # ---- what there is ----
+    # ---- listings and INFO ----
 
     cdef int info(self) except -1:
         """Section "INFO"."""
@@ -565,7 +564,7 @@ cdef class ThrottrSession(Session):
         return DONE
 
     cdef int tell_connection(self, const Frame* frame) except -1:
-        """Section "CONNECTION", which the clients ask for by its id."""
+        """Section "CONNECTION": one connection, by its id."""
         cdef ThrottrStore store = <ThrottrStore>self.store
         cdef const Member* member = member_find_id(&store.members, frame.data + 1)
         if member == NULL:
@@ -597,7 +596,7 @@ cdef class ThrottrSession(Session):
         return DONE
 
     cdef int list_all(self, uint8_t opcode, uint32_t channel) except -1:
-        """Begins a listing, of the subscribers of a channel or of whatever the opcode lists."""
+        """Begins a listing. channel: for CHANNEL, the one whose subscribers are listed."""
         self.listing = Listing(<ThrottrStore>self.store, opcode, channel)
         self.position = 1
         self.produce()

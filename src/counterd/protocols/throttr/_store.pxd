@@ -1,4 +1,4 @@
-# The throttr protocol's store: for the modules that build sessions, listings and tables on it.
+# The throttr protocol's store, for the modules with its sessions, listings and tables.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -10,32 +10,32 @@ from counterd.protocols.throttr._members cimport Members
 from counterd.protocols.throttr._wire cimport OPCODES, Layout
 
 cdef enum:
-    SUBSCRIPTION_BLOCKS = 3  # what one takes, in blocks: a holding and a permit, what is beside them, and their slots
+    SUBSCRIPTION_BLOCKS = 3  # its memory, in blocks: a holding, a permit, the records beside them, and their slots
 
 
-cdef struct Rate:           # something that is counted, and how much it was at the two last turns of the minute
+cdef struct Rate:           # a count in total, and per minute
     uint64_t total
-    uint64_t before
-    uint64_t last
+    uint64_t before         # the total when the current minute began
+    uint64_t last           # the count in the minute before
 
 
-cdef struct Event:          # given to the holders of a channel, from the permits' cursor on
-    uint32_t channel        # 0 = none is under way
-    uint32_t publisher      # its connection, which had its own event at once
+cdef struct Event:          # delivered to the subscribers of a channel, from the permits' cursor on
+    uint32_t channel        # 0 = no event is under way
+    uint32_t publisher      # its connection, which got its own event at once
     uint64_t payload        # bytes
 
 
 cdef struct ThrottrState:   # in the region
     Event event
-    uint32_t epoch          # listings that something was made between
-    uint32_t epoch_used     # something was made in it
-    uint32_t minute         # the last one that was turned to
+    uint32_t epoch          # rises when a listing begins, if something was made since the last one began
+    uint32_t epoch_used     # something was made in the current epoch
+    uint32_t minute         # the current minute, as of turn_minute()
     int64_t minute_end_ns
     int64_t started_ns      # on the caller's clock; -1 = not known yet
-    uint64_t repeated       # subscriptions that a connection has to a channel besides the first
+    uint64_t repeated       # subscriptions of a connection to a channel beyond the first
     Rate requests[OPCODES]
-    uint64_t refusals[OPCODES]  # of those, answered 00
-    uint64_t broken         # frames that are not among them: framing was lost
+    uint64_t refusals[OPCODES]  # requests that were answered 00
+    uint64_t broken         # frames where framing was lost; not among the requests
     Rate read_bytes
     Rate write_bytes
 
@@ -46,15 +46,15 @@ cdef class ThrottrStore(Store):
     cdef Channels channels
     cdef Keys keys
     cdef Members members
-    # What follows is this process's.
+    # Not in the region:
     cdef void** sessions        # by connection: a Session of this process, or NULL
-    cdef bytes event_bytes      # of the event under way, as sessions are posted them; or None
+    cdef bytes event_bytes      # the event under way as it is posted to sessions; or None
     cdef int width              # N: bytes of a number
     cdef uint64_t number_max    # the largest of N bytes
     cdef uint64_t message_max
     cdef uint64_t memory_max
     cdef Layout[OPCODES] layouts
-    cdef int64_t wall_ns        # from the caller's clock to Unix time
+    cdef int64_t wall_ns        # Unix time when the caller's clock was 0
 
     cdef void turn_minute(self, int64_t now_ns) noexcept
     cdef bint has_room(self, uint32_t records, uint32_t blocks, uint32_t blocks_freed) noexcept
@@ -77,14 +77,14 @@ cdef class ThrottrStore(Store):
 # ---- replies -------------------------------------------------------------------------------------------------------
 
 cdef inline uint8_t* append(ThrottrStore store, uint32_t size) noexcept:
-    """So many bytes more of output, which are to be written there. Eight bytes behind them are free too."""
+    """Adds `size` bytes to the output. Returns where to write them; 8 more bytes may be overwritten."""
     cdef uint8_t* target = store.out + store.out_size
     store.out_size += size
     return target
 
 
 cdef inline uint8_t* reply(ThrottrStore store, uint32_t size) noexcept:
-    """Appends a reply that begins with 01, and returns where the rest goes."""
+    """Appends a reply that begins with 01. Returns where the rest goes."""
     cdef uint8_t* target = append(store, size)
     target[0] = 1
     return target + 1

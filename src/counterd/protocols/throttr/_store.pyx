@@ -1,9 +1,9 @@
-"""The throttr protocol's store: keys, channels, who is subscribed, and the event that is under way.
+"""The throttr protocol's store: keys, channels, subscriptions, and the event that is being delivered.
 
-Floor 2. A store has its parts: the keys (_keys.pxd), the channels (_channels.pxd) and the members (_members.pxd); each
-has its own memory in the region, and so has what the store counts itself (ThrottrState).
+Floor 2. A store has keys (_keys.pxd), channels (_channels.pxd), members (_members.pxd) and counts (ThrottrState), each
+with its own memory in the region.
 
-What only this process can do is not in the region: post to a session, ask the peer of a connection for its address.
+Sessions, which take posted messages and know their peers, are not in the region, because they belong to this process.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -36,12 +36,12 @@ from counterd.protocols.throttr._wire cimport (
 KEY_BYTES = KEY_COST
 
 cdef enum:
-    FULL = 2                # what find_room() says besides DONE and LATER
-    CATCH_UP_STEPS = 64     # of the ticks' work that a request does
-    EVENT_STEPS = 256       # subscribers that a tick serves at least, however much is given back or expires
+    FULL = 2                # a result of find_room(), besides DONE and LATER
+    CATCH_UP_STEPS = 64     # steps of the ticks' work that one request does
+    EVENT_STEPS = 256       # subscribers that a tick always serves, however much is given back or expires
 
 cdef int64_t MINUTE_NS = 60000000000
-cdef int64_t WALL_STEP_NS = 10000000    # by which the clock is set at least, where it is
+cdef int64_t WALL_STEP_NS = 10000000    # a smaller change of Unix time is ignored: see set_wall()
 
 COMMAND_NAMES = {
     INSERT: "insert", QUERY: "query", UPDATE: "update", PURGE: "purge", SET: "set", GET: "get", LIST: "list",
@@ -49,7 +49,7 @@ COMMAND_NAMES = {
     CONNECTIONS: "connections", CONNECTION: "connection", CHANNELS: "channels", CHANNEL: "channel", WHOAMI: "whoami",
     EVENT: "event",
 }
-# What the settings and the clients' side of the protocol say as well: a test compares them.
+# The settings and wire.py, for clients, have the same constants: a test compares them.
 CONSTANTS = {
     "ID_SIZE": ID_SIZE, "MESSAGE_MAX": MESSAGE_MAX, "GRACE_MAX_NS": GRACE_MAX_NS,
     "QUOTA": QUOTA, "TTL": TTL, "PATCH": PATCH, "INCREASE": INCREASE, "DECREASE": DECREASE,
@@ -64,11 +64,12 @@ cdef inline void rate_turn(Rate* rate, bint adjacent) noexcept:
 
 
 cdef class ThrottrStore(Store):
-    """The keys, the channels, and what INFO says of them. Made by open_store() in _session.pyx.
+    """The store; open_store() in _session.pyx makes it.
 
-    value_size: N; memory_limit: bytes that count; max_message: of a request; keys, channels, subscriptions: how many
-    there is memory for, and of channels that many connections, which have one each. Raises ValueError for impossible
-    sizes, MemoryError if they cannot be mapped.
+    value_size: N. memory_limit: bytes, as memory_used() counts them. max_message: bytes of a request. keys, channels,
+    subscriptions: the most of each. The number of connections is limited by channels, because each has its own.
+
+    Raises ValueError for impossible sizes, MemoryError if they cannot be mapped.
     """
 
     def __cinit__(self, *, int value_size, uint64_t memory_limit, uint64_t max_message, int64_t expiry_grace_ns,
@@ -116,14 +117,14 @@ cdef class ThrottrStore(Store):
     cpdef set_wall(self, int64_t unix_ns, int64_t now_ns):
         cdef int64_t wall_ns = unix_ns - now_ns
         with self.at(now_ns):
-            # What differs by less is the time between the looks at two clocks: a moment that was told is to stay.
+            # A small difference only comes from reading two clocks one after the other. Times once shown must not move.
             if not -WALL_STEP_NS < wall_ns - self.wall_ns < WALL_STEP_NS:
                 self.wall_ns = wall_ns
             if self.state.started_ns < 0:
                 self.state.started_ns = now_ns
 
     cdef void turn_minute(self, int64_t now_ns) noexcept:
-        """Per-minute figures are those of the last whole minute of the caller's clock."""
+        """Begins a minute. Per-minute figures are those of the last whole minute of the caller's clock."""
         cdef ThrottrState* state = self.state
         cdef bint adjacent = now_ns < state.minute_end_ns + MINUTE_NS
         cdef int opcode
@@ -142,13 +143,13 @@ cdef class ThrottrStore(Store):
         return timers_next_ns(&self.keys.timers)
 
     cdef int run_due(self) except -1:
-        """Gives back what leavers were subscribed to, frees expired keys, goes on with an event."""
+        """Ends subscriptions of ended connections, frees expired keys, and continues to deliver an event."""
         cdef int steps = self.expire(permits_give_back(&self.channels.permits, SLICE_STEPS))
-        self.deliver(max(steps, <int>EVENT_STEPS))  # whoever publishes waits for it
+        self.deliver(max(steps, <int>EVENT_STEPS))  # other publishers wait for the end of the event
         return 0
 
     cdef int expire(self, int steps) noexcept:
-        """Frees keys whose time and grace are over; returns steps left, 0 if there may be more."""
+        """Frees keys whose TTL and grace are over. Returns the steps that remain, 0 if there may be more such keys."""
         cdef uint32_t number = timers_take(&self.keys.timers, self.now_ns, &steps)
         while number:
             key_expire(&self.keys, number)
@@ -156,7 +157,7 @@ cdef class ThrottrStore(Store):
         return steps
 
     cdef bint catch_up(self) noexcept:
-        """Does what ticks have not done yet, for requests that tell how much there is; False if it was too much."""
+        """Does pending work of ticks, for requests whose reply has counts. Returns False if it was not completed."""
         cdef int steps = self.expire(permits_give_back(&self.channels.permits, CATCH_UP_STEPS))
         self.budget -= CATCH_UP_STEPS - steps
         return steps > 0
@@ -164,12 +165,12 @@ cdef class ThrottrStore(Store):
     # ---- listings ----
 
     cdef uint32_t enter_epoch(self) noexcept:
-        """For something that is being made."""
+        """Returns the epoch for a new object."""
         self.state.epoch_used = True
         return self.state.epoch
 
     cdef uint32_t begin_listing(self) noexcept:
-        """What was made until now is of an earlier epoch than the one that is returned."""
+        """Returns the epoch of a new listing: all objects that exist now have an earlier one."""
         self.state.epoch += self.state.epoch_used
         self.state.epoch_used = False
         return self.state.epoch
@@ -177,7 +178,7 @@ cdef class ThrottrStore(Store):
     # ---- memory ----
 
     cdef uint64_t memory_used(self) noexcept:
-        """Bytes that count against the limit. The two channels that every connection is subscribed to are free."""
+        """Returns the bytes that count against the limit. The first two subscriptions of a connection do not count."""
         cdef uint64_t subscriptions = self.channels.permits.state.holdings.used
         cdef uint64_t own = 2 * <uint64_t>self.connections.pool.used
         return (
@@ -187,7 +188,7 @@ cdef class ThrottrStore(Store):
 
     cdef bint has_room(self, uint32_t records, uint32_t blocks, uint32_t blocks_freed) noexcept:
         if records == 0 and 0 < blocks <= blocks_freed:
-            return True  # wherever the limit is
+            return True  # also above the limit
         return (
             pool_left(self.keys.table.pool) >= records
             and pool_left(self.chains.pool) + <uint64_t>blocks_freed >= blocks
@@ -196,9 +197,9 @@ cdef class ThrottrStore(Store):
         )
 
     cdef int find_room(self, uint32_t records, uint32_t blocks, uint32_t blocks_freed) noexcept:
-        """Whether so much fits: DONE, FULL, or LATER if what has expired, or was left, is yet to make room.
+        """Returns DONE if there is room, LATER if pending work of ticks may make room, else FULL.
 
-        blocks_freed: how many the request itself gives back before it needs others.
+        blocks_freed: blocks that the request frees before it needs new ones.
         """
         cdef bint is_all
         if self.has_room(records, blocks, blocks_freed):
@@ -209,9 +210,10 @@ cdef class ThrottrStore(Store):
         return FULL if is_all else LATER
 
     cdef bint has_places(self, bint is_new) noexcept:
-        """Whether there is a place for a subscription, to a new channel perhaps.
+        """Returns True if there is a place for a subscription. is_new: its channel does not exist yet.
 
-        Half of all places are for those that every connection has: whatever the others do, new ones can come.
+        Half of all places are reserved for the two subscriptions that every connection has from the start, so that
+        SUBSCRIBE can never keep new connections out.
         """
         cdef const Permits* permits = &self.channels.permits
         cdef int64_t connections = self.connections.pool.used
@@ -224,7 +226,7 @@ cdef class ThrottrStore(Store):
     # ---- events ----
 
     cdef int publish(self, uint32_t channel, uint32_t publisher, const Frame* frame) except -1:
-        """Makes the event, once, and begins to give it to the subscribers. Section "PUBLISH"."""
+        """Makes an event and begins to deliver it to the subscribers. Section "PUBLISH"."""
         cdef Event* event = &self.state.event
         cdef uint8_t* target
         debug_check(event.channel == 0 and self.event_bytes is None)
@@ -244,7 +246,7 @@ cdef class ThrottrStore(Store):
         self.event_bytes = None
 
     cdef int deliver(self, int steps) except? -1:
-        """Goes on with the event under way; returns steps left."""
+        """Continues to deliver the event. Returns the steps that remain."""
         cdef Permits* permits = &self.channels.permits
         cdef uint32_t entry
         while self.state.event.channel and steps > 0:
@@ -254,7 +256,7 @@ cdef class ThrottrStore(Store):
                 self.end_event()
                 break
             if not self.can_give(entry):
-                # The caller has yet to fetch what this one was given before, or to say that it cannot.
+                # The caller has to fetch this session's earlier messages first, or call wait().
                 (<Session>self.sessions[permits.holdings[entry].connection]).tell_dirty()
                 break
             permits.state.cursor = permits.holdings[entry].next_of_record
@@ -268,16 +270,16 @@ cdef class ThrottrStore(Store):
         return session == NULL or (<Session>session).can_post(holding.amount * PyBytes_GET_SIZE(self.event_bytes))
 
     cdef int give(self, uint32_t entry) except -1:
-        """Leaves the event with a subscriber, as often as it has subscribed. Its own is not among what it received."""
+        """Posts the event to a subscriber, once for each subscription. A publisher's own event is not "received"."""
         cdef const Event* event = &self.state.event
         cdef const Holding* holding = self.channels.permits.holdings + entry
         cdef Member* member = self.members.records + holding.connection
         cdef Session session
         cdef uint32_t _time
         if self.sessions[holding.connection] == NULL:
-            return 0  # it has gone
+            return 0  # the connection is gone
         session = <Session>self.sessions[holding.connection]
-        self.channels.subscriptions[entry].read_bytes += event.payload  # is told once for each time
+        self.channels.subscriptions[entry].read_bytes += event.payload  # listed once for each subscription
         for _time in range(holding.amount):
             if holding.connection != event.publisher:
                 member.received_bytes += event.payload
@@ -309,7 +311,7 @@ cdef class ThrottrStore(Store):
         return figures
 
     def outcomes(self):
-        """As Store.outcomes: a request is answered 01, "ok", or 00, "refused"; or framing is lost with it."""
+        """As Store.outcomes: a request is answered 01 ("ok") or 00 ("refused"), or framing is lost."""
         cdef const ThrottrState* state = self.state
         cdef int opcode
         with self:
@@ -320,7 +322,7 @@ cdef class ThrottrStore(Store):
         return [outcome for outcome in found if outcome[2]]
 
     cdef int audit_parts(self) except -1:
-        """The channels and who is subscribed, the keys, the members."""
+        """As Store.audit_parts: checks channels and subscriptions, keys, and members."""
         audit_chains(&self.chains, audit_permits(&self.channels.permits) + self.audit_keys())
         self.audit_members()
         if (self.state.event.channel == 0) != (self.event_bytes is None):
@@ -328,7 +330,7 @@ cdef class ThrottrStore(Store):
         return 0
 
     cdef int64_t audit_keys(self) except -1:
-        """Returns how many blocks their names and values have."""
+        """Checks the keys. Returns how many blocks their names and values use."""
         cdef const Keys* keys = &self.keys
         cdef const KeysState* state = keys.state
         cdef uint32_t number, value, blocks = audit_table(&keys.table, "keys")
@@ -357,7 +359,7 @@ cdef class ThrottrStore(Store):
         return blocks
 
     cdef int audit_members(self) except -1:
-        """What is open has a session, here and only here, and as many subscriptions besides the first as it says."""
+        """Checks that exactly the open members have a session, and their counts of repeated subscriptions."""
         cdef const Permits* permits = &self.channels.permits
         cdef const Member* member
         cdef uint64_t repeated = 0, own

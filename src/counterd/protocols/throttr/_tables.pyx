@@ -1,6 +1,6 @@
-"""The throttr room's tables for people: its keys, and what a connection is subscribed to.
+"""The throttr protocol's tables for people: its keys, and the subscriptions of a connection.
 
-Floor 2. Walks in slices, see engine/walk.pyx. What has expired is not told of, by the moment of the store's last call.
+Floor 2. Walks in slices, see engine/walk.pyx. Keys that had expired at the time of the store's last call are omitted.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -14,7 +14,7 @@ cdef double NS_PER_S = 1e9
 
 
 cdef class KeysWalk(RankedWalk):
-    """Keys that have `match` in their names; `sort`: the largest quotas and values first, or what lasts longest."""
+    """Lists keys that have `match` in their names: the largest quotas and values first, or the longest TTL first."""
 
     cdef bint by_ttl
 
@@ -23,7 +23,7 @@ cdef class KeysWalk(RankedWalk):
         self.by_ttl = sort == "ttl"
 
     cdef inline uint64_t value(self, const Key* key) noexcept:
-        """A quota, or the size of a buffer."""
+        """Returns a quota, or the size of a buffer."""
         if not key.record.flags & KEY_BUFFER:
             return key.content.quota
         self.work -= BLOCK_WORK
@@ -46,7 +46,7 @@ cdef class KeysWalk(RankedWalk):
 
 
 cdef class SubscriptionsWalk(HoldingsWalk):
-    """The channels that a connection is subscribed to, the latest first."""
+    """Lists the subscriptions of a connection, the latest first."""
 
     def __cinit__(self, ThrottrStore store not None, uint32_t connection, uint32_t limit):
         self.permits = &store.channels.permits

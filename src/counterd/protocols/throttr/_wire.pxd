@@ -1,7 +1,7 @@
-# The throttr protocol on the wire, as the engine's side needs it; wire.py is the clients' side of the same.
+# The wire of the throttr protocol, for the server; wire.py is for clients.
 #
-# Floor 2, header only. Section names are those of the protocol's document. Integers are little-endian; N is the width
-# of a number, which a store is made with.
+# Floor 2, header only. Section names are those of the protocol's document. Integers are little-endian; N is the bytes
+# of a number, a setting of the store.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -32,31 +32,31 @@ cdef enum Opcode:
     EVENT = 0x19
     OPCODES = 0x1a
 
-cdef enum Attribute:        # of an UPDATE: what is changed
+cdef enum Attribute:        # what an UPDATE changes
     QUOTA = 0
     TTL = 1
 
-cdef enum Change:           # of an UPDATE: how
+cdef enum Change:           # how an UPDATE changes it
     PATCH = 0
     INCREASE = 1
     DECREASE = 2
 
 cdef enum:
     ID_SIZE = 16            # bytes of a connection's id
-    STAT_SIZE = 32          # bytes of what is counted of a key
-    MESSAGE_MAX = 67108864  # bytes that a request may be allowed: sizes and blocks of a value are counted in 32 bits
+    STAT_SIZE = 32          # bytes of a key's statistics
+    MESSAGE_MAX = 67108864  # the highest max_message: a value's bytes and blocks are counted with 32 bits
     REPLY_MIN = 65536       # room for every reply whose size does not depend on the longest request
-    REPLY_BESIDE = 64       # what a GET is longer than the SET before it: the statuses of 16 EVENTs, 8 bytes of put()
+    REPLY_BESIDE = 64       # bytes by which a GET's reply exceeds its SET: the statuses of 16 EVENTs, 8 bytes of put()
 
 
-cdef struct Layout:         # of a request: its bytes up to the name, and where sizes are; head 0 = there is none
-    uint8_t head
-    uint8_t name_at         # where the size of the name is, one byte; 0 = it has no name
-    uint8_t value_at        # where the size of the value is, N bytes; 0 = it has no value
+cdef struct Layout:         # of a request
+    uint8_t head            # bytes before the name; 0 = there is no such request
+    uint8_t name_at         # offset of the name's size, one byte; 0 = no name
+    uint8_t value_at        # offset of the value's size, N bytes; 0 = no value
 
 
 cdef inline void layouts_set(Layout* layouts, uint8_t n) noexcept nogil:
-    """Section "Request types": the bytes before the name, and where in them the sizes of name and value are."""
+    """Sets the layouts of all requests. Section "Request types"."""
     layouts[<int>INSERT] = Layout(3 + 2 * n, 2 + 2 * n, 0)
     layouts[<int>QUERY] = Layout(2, 1, 0)
     layouts[<int>UPDATE] = Layout(4 + n, 3 + n, 0)
@@ -79,7 +79,7 @@ cdef inline void layouts_set(Layout* layouts, uint8_t n) noexcept nogil:
 
 
 cdef inline uint64_t load_number(const uint8_t* source, int width) noexcept nogil:
-    """N bytes. Section "Dynamic Value Size"."""
+    """Loads a number of N bytes. Section "Dynamic Value Size"."""
     if width == 2:
         return load_le16(source)
     if width == 1:
@@ -90,12 +90,12 @@ cdef inline uint64_t load_number(const uint8_t* source, int width) noexcept nogi
 
 
 cdef inline uint8_t* put(uint8_t* target, uint64_t number) noexcept nogil:
-    """Eight bytes of a reply; returns where the next go."""
+    """Writes 8 bytes of a reply. Returns the end."""
     store_le64(target, number)
     return target + 8
 
 
-# ---- decoding and encoding of what is asked of one key, or of one subscription --------------------------------------
+# ---- decoding and encoding of requests for one key or one subscription ---------------------------------------------
 
 cdef struct Request:
     uint8_t opcode
@@ -105,23 +105,23 @@ cdef struct Request:
     uint32_t tag            # of the name
     uint32_t name_size
     uint32_t value_size     # SET
-    uint64_t number         # INSERT: the quota; UPDATE: what it becomes, or changes by
+    uint64_t number         # INSERT: the quota; UPDATE: the new value or the difference
     uint64_t ttl            # INSERT, SET
-    const uint8_t* name     # and, of a SET, the value behind it
+    const uint8_t* name     # in a SET, the value follows
 
 
-cdef struct Answer:         # what was decided
+cdef struct Answer:
     bint accepted
     uint8_t ttl_type        # QUERY, GET
-    uint32_t size           # GET: of the value
-    const Key* key          # GET: where that is
+    uint32_t size           # GET: bytes of the value
+    const Key* key          # GET: has the value
     uint64_t quota          # QUERY
     uint64_t ttl            # QUERY, GET
-    uint8_t[STAT_SIZE] stat  # STAT: what is counted, as it was before this read
+    uint8_t[STAT_SIZE] stat  # STAT: the statistics before this read
 
 
 cdef inline void request_decode(const Frame* frame, const Layout* layout, int n, Request* request) noexcept nogil:
-    """What a frame asks, which parsing has found to be complete."""
+    """Decodes a request from a complete frame."""
     cdef const uint8_t* data = frame.data
     request.opcode = data[0]
     request.tag = frame.tag
@@ -144,7 +144,7 @@ cdef inline void request_decode(const Frame* frame, const Layout* layout, int n,
 cdef inline uint32_t reply_encode(
     uint8_t* target, uint8_t opcode, int n, const Keys* keys, const Answer* answer
 ) noexcept nogil:
-    """Writes the reply and returns its size. Eight bytes behind it may be written to."""
+    """Writes the reply. Returns its size. May overwrite 8 bytes after it."""
     target[0] = answer.accepted
     if not answer.accepted:
         return 1

@@ -1,10 +1,9 @@
-"""The throttr protocol from the client's side: requests to bytes, bytes to replies and events.
+"""The client's side of the throttr protocol: encodes requests, and parses replies and events.
 
-Floor 2, pure Python: needs the standard library and counterd.errors only, never touches a socket, and works where
-nothing is compiled. Request names are those of the protocol document; docs/protocols/throttr.md has every layout. All
-integers on the wire are unsigned and little-endian. N is the width of quotas, TTLs and sizes, which nothing on the wire
-tells: both sides must be given the same. Encoders raise ValueError before anything is encoded; the parser raises
-ProtocolError.
+Floor 2, pure Python: needs the standard library and counterd.errors only, uses no sockets, and works without compiled
+modules. Request names are those of the protocol document; docs/protocols/throttr.md has every layout. All integers on
+the wire are unsigned and little-endian. N is the width of quotas, TTLs and sizes. It is not sent, so both sides must be
+configured with the same N. Encoders raise ValueError for invalid arguments; the parser raises ProtocolError.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from counterd.errors import ProtocolError
 
 KEY_MAX = 255  # bytes of a key or of a channel's name
 ID_SIZE = 16  # bytes of a connection's id
-# Bytes of a value or a payload, unless a parser is given another bound: what a server gone mad can make a client keep.
+# The default limit for bytes of a value or payload: bounds the memory that a faulty server can make a client use.
 VALUE_MAX = 64 << 20
-# Entries of one fragment, and what a count may say at all. Servers send some hundred entries in a fragment, and none
-# has 2^32 keys: a larger number is something else that was read as one.
+# The most entries in one fragment, and the highest count. Servers send some hundred entries in a fragment, and none has
+# 2^32 keys: a larger number means that other bytes were read as a count.
 FRAGMENT_ENTRIES_MAX = 1 << 16
 COUNT_MAX = 1 << 32
-_SHOWN = 12  # bytes that an error shows
-_BLOCK_ENTRIES = 1 << 10  # entries without names that are taken at once
+_SHOWN = 12  # bytes of a reply that an error shows
+_BLOCK_ENTRIES = 1 << 10  # entries without names that are parsed at once
 
 _U64 = struct.Struct("<Q")
 _FRAGMENT = struct.Struct("<QQ")
@@ -42,7 +41,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class ValueSize(IntEnum):
-    """N: the bytes of every quota, TTL and size ("Dynamic Value Size"); named as in the server's setting."""
+    """N, the bytes of every quota, TTL and size ("Dynamic Value Size"). Names are those of the server's setting."""
 
     UINT8 = 1
     UINT16 = 2
@@ -51,7 +50,7 @@ class ValueSize(IntEnum):
 
     @classmethod
     def named(cls, name: str | ValueSize) -> ValueSize:
-        """The one called "uint8", "uint16", "uint32" or "uint64"; one that is a ValueSize already stays. ValueError."""
+        """Converts "uint8", "uint16", "uint32", "uint64" or a ValueSize to a ValueSize. Raises ValueError."""
         for size in cls:
             if name == size or name == size.name.lower():
                 return size
@@ -59,12 +58,12 @@ class ValueSize(IntEnum):
 
     @property
     def maximum(self) -> int:
-        """The largest number of that width."""
+        """The largest number of N bytes."""
         return (1 << 8 * self) - 1
 
 
 class Opcode(IntEnum):
-    """Section "Request types"; EVENT is the first byte of what a server sends unasked, too."""
+    """Section "Request types". EVENT is also the first byte of an event from the server."""
 
     INSERT = 0x01
     QUERY = 0x02
@@ -99,14 +98,14 @@ class TTLType(IntEnum):
 
 
 class Attribute(IntEnum):
-    """UPDATE: what is changed."""
+    """What an UPDATE changes."""
 
     QUOTA = 0
     TTL = 1
 
 
 class Change(IntEnum):
-    """UPDATE: how it is changed. PATCH replaces."""
+    """How an UPDATE changes it. PATCH replaces."""
 
     PATCH = 0
     INCREASE = 1
@@ -114,33 +113,32 @@ class Change(IntEnum):
 
 
 class KeyType(IntEnum):
-    """LIST: what a key is."""
+    """The type of a key in LIST."""
 
     COUNTER = 0
     BUFFER = 1
 
 
 class ConnectionType(IntEnum):
-    """CONNECTION: what it is. The reference also has agents, which counterd does not."""
+    """The type of a connection in CONNECTION. The reference also has agents, counterd does not."""
 
     CLIENT = 0
     AGENT = 1
 
 
 class ConnectionKind(IntEnum):
-    """CONNECTION: what carries it."""
+    """The transport of a connection in CONNECTION."""
 
     TCP = 0
     UNIX = 1
 
 
-# ---- what replies tell ----
-# Types that a server may make up (ttl_type, key_type, type, kind) are members of their enum where they are known, else
-# plain numbers.
+# ---- results of replies ----
+# A server may send unknown types (ttl_type, key_type, type, kind). Known ones are enum members, others plain numbers.
 
 
 class Query(NamedTuple):
-    """QUERY: quota, and what is left of the TTL in whole units of ttl_type. A buffer has quota 0."""
+    """QUERY: the quota, and the remaining TTL in whole units of ttl_type. A buffer has quota 0."""
 
     quota: int
     ttl_type: int
@@ -148,7 +146,7 @@ class Query(NamedTuple):
 
 
 class Get(NamedTuple):
-    """GET: what is left of the TTL in whole units of ttl_type, and the value. A counter has an empty value."""
+    """GET: the remaining TTL in whole units of ttl_type, and the value. A counter has an empty value."""
 
     ttl_type: int
     ttl: int
@@ -156,7 +154,7 @@ class Get(NamedTuple):
 
 
 class Stat(NamedTuple):
-    """STAT: requests that read and wrote a key, in a minute and ever since it was made."""
+    """STAT: requests that read and wrote a key, in a minute and since it was made."""
 
     reads_per_minute: int
     writes_per_minute: int
@@ -175,7 +173,7 @@ class ListEntry(NamedTuple):
 
 
 class StatsEntry(NamedTuple):
-    """STATS: one key, and what STAT tells of it."""
+    """STATS: one key with the figures of STAT."""
 
     key: bytes
     reads_per_minute: int
@@ -185,7 +183,7 @@ class StatsEntry(NamedTuple):
 
 
 class ChannelEntry(NamedTuple):
-    """CHANNELS: one channel; bytes that were delivered to its subscribers (read) and published to it (write)."""
+    """CHANNELS: one channel, with the bytes delivered to its subscribers (read) and published to it (write)."""
 
     channel: bytes
     read_bytes: int
@@ -194,9 +192,9 @@ class ChannelEntry(NamedTuple):
 
 
 class Subscriber(NamedTuple):
-    """CHANNEL: one subscription. id: 16 bytes, as WHOAMI tells it. subscribed_at: Unix nanoseconds.
+    """CHANNEL: one subscription. id: 16 bytes, as from WHOAMI. subscribed_at: Unix nanoseconds.
 
-    Bytes that it got from the channel (read) and published to it (write).
+    read_bytes: bytes that it got from the channel. write_bytes: bytes that it published to it.
     """
 
     id: bytes
@@ -208,7 +206,7 @@ class Subscriber(NamedTuple):
 class ConnectionInfo(NamedTuple):
     """CONNECTION, CONNECTIONS: one connection. id: 16 bytes. ip: empty for a Unix socket, cut at 16 characters.
 
-    connected_at: Unix nanoseconds. What ends in requests counts them, by request name; the rest are bytes.
+    connected_at: Unix nanoseconds. *_requests: requests by name. *_bytes: bytes.
     """
 
     id: bytes
@@ -247,8 +245,8 @@ class ConnectionInfo(NamedTuple):
 class Info(NamedTuple):
     """INFO: 52 numbers and the server's version, in the document's order.
 
-    timestamp: Unix seconds. running_since: Unix nanoseconds. What ends in requests is a total, by request name. Where
-    the document has a name twice ("TOTAL CHANNELS", "TOTAL CONNECTIONS"), the one without requests is what exists now.
+    timestamp: Unix seconds. running_since: Unix nanoseconds. *_requests: totals by request name. Where the document has
+    a name twice ("TOTAL CHANNELS", "TOTAL CONNECTIONS"), the field without "requests" is the current number.
     """
 
     timestamp: int
@@ -308,26 +306,26 @@ class Info(NamedTuple):
 
 @dataclass(frozen=True)
 class Executed(Generic[T_co]):
-    """EVENT, as a request: it was executed, and result is what the request inside was answered."""
+    """EVENT as a request was executed. result: that of the request inside it."""
 
     result: T_co
 
 
 class Event(NamedTuple):
-    """EVENT, from the server: what somebody published to a channel that this connection is subscribed to."""
+    """EVENT from the server: a payload that was published to a channel to which this connection is subscribed."""
 
     channel: bytes
     payload: bytes
 
 
 class Reply(NamedTuple):
-    """What the request that is next in order was answered. result: what the type of its Request says."""
+    """The reply to the next request in order. result: of the type in its Request."""
 
     opcode: Opcode
     result: Any
 
 
-# What the listings tell. They have names because a method called list hides the type.
+# The results of listings. They have names because the method `list` of the encoder hides the type.
 Keys = list[ListEntry]
 KeyStats = list[StatsEntry]
 Connections = list[ConnectionInfo]
@@ -339,14 +337,14 @@ Subscribers = list[Subscriber]
 
 
 class Request(bytes, Generic[T_co]):
-    """The bytes of a request; T is what its reply tells: bool, or a type from above, None for a reply of 00."""
+    """The bytes of a request. T is the type of its result: bool or a type from above; None for a reply of 00."""
 
     __slots__ = ()
 
 
 class Encoder:
-    """Requests for a server with this value size. All raise ValueError for what does not fit, TypeError for a number
-    that is not whole, and encode nothing then.
+    """Encodes requests for a server with this value size. Raises ValueError for arguments that do not fit, TypeError
+    for a number that is not whole.
 
     Keys and channels have 0 to 255 bytes; quotas, TTLs and sizes of values are 0 to the largest number of N bytes;
     ttl_type is 0 to 255, and servers take unknown ones as seconds.
@@ -410,7 +408,7 @@ class Encoder:
         return Request((Opcode.STATS,))
 
     def subscribe(self, channel: bytes) -> Request[bool]:
-        """Asks for what is published to a channel (SUBSCRIBE)."""
+        """Subscribes to a channel (SUBSCRIBE)."""
         return Request(_named(Opcode.SUBSCRIBE, channel, "channel"))
 
     def unsubscribe(self, channel: bytes) -> Request[bool]:
@@ -426,7 +424,7 @@ class Encoder:
         return Request((Opcode.CONNECTIONS,))
 
     def connection(self, id: bytes) -> Request[ConnectionInfo | None]:
-        """Asks for one connection (CONNECTION). id: 16 bytes, as WHOAMI tells it."""
+        """Asks for one connection (CONNECTION). id: 16 bytes, as from WHOAMI."""
         if len(id) != ID_SIZE:
             raise ValueError(f"id must have {ID_SIZE} bytes, not {len(id)}")
         return Request(bytes((Opcode.CONNECTION,)) + id)
@@ -436,7 +434,7 @@ class Encoder:
         return Request((Opcode.CHANNELS,))
 
     def channel(self, channel: bytes) -> Request[Subscribers | None]:
-        """Asks who is subscribed to a channel (CHANNEL)."""
+        """Asks for the subscribers of a channel (CHANNEL)."""
         return Request(_named(Opcode.CHANNEL, channel, "channel"))
 
     def whoami(self) -> Request[bytes]:
@@ -444,12 +442,12 @@ class Encoder:
         return Request((Opcode.WHOAMI,))
 
     def event(self, channel: bytes, request: Request[T_co]) -> Request[Executed[T_co] | None]:
-        """Has a request executed that is the payload of an event (EVENT). ValueError also if it begins like none."""
+        """Wraps a request in an EVENT, which the server executes. Raises ValueError if `request` is not a request."""
         innermost(request, self.size)
         return Request(self.message(Opcode.EVENT, channel, request))
 
     def message(self, opcode: int, channel: bytes, payload: bytes) -> bytes:
-        """PUBLISH and EVENT, from either side, and whatever payload they carry."""
+        """Encodes a PUBLISH or an EVENT, of either side, with any payload."""
         self._check("the size of the payload", len(payload))
         return self._message.pack(opcode, _key_length(channel, "channel"), len(payload)) + channel + payload
 
@@ -461,9 +459,9 @@ class Encoder:
 
 
 def innermost(request: bytes, size: ValueSize) -> tuple[Opcode, int]:
-    """What a reply must answer: the opcode that is not EVENT, and how many EVENTs are around it.
+    """Returns the opcode of the request inside all EVENTs, and the number of these EVENTs.
 
-    Raises ValueError if there is no request to answer.
+    Raises ValueError if that is not a request.
     """
     at = events = 0
     while request[at : at + 1] == b"\x19" and len(request) > at + 1:
@@ -498,7 +496,7 @@ def _check_byte(what: str, value: int) -> None:
 
 # ---- replies ----
 
-# A part of the parser: yields how many bytes it wants next, is sent exactly these, and returns what they mean.
+# A part of the parser: yields how many bytes it needs next, is sent exactly these, and returns the parsed result.
 _Part = Generator[int, bytes, Any]
 
 _Entry = TypeVar("_Entry")
@@ -508,7 +506,7 @@ _OPCODES = frozenset(map(int, Opcode))
 
 
 def _members(kind: type[IntEnum]) -> tuple[int, ...]:
-    """For each byte the member of that value, or the byte itself: a table, as a listing asks it a million times."""
+    """Makes a table from byte to enum member, or to the byte itself if unknown: faster than the enum, for listings."""
     known = {int(member): member for member in kind}
     return tuple(known.get(value, value) for value in range(256))
 
@@ -520,11 +518,11 @@ _CONNECTION_KINDS = _members(ConnectionKind)
 
 
 class Parser:
-    """Cuts a stream of bytes into replies and events, however the stream arrives; linear time even byte by byte.
+    """Splits a stream into replies and events. The stream may arrive in any pieces; the time is linear.
 
-    A reply does not tell what it answers, so the parser is told with expect() of each request before it is sent. Events
-    may come at any time but inside a reply. A listing becomes entries as it comes in; nothing is looked at twice.
-    value_max: bytes that a value or a payload may have, whatever N allows.
+    A reply does not say which request it answers, so call expect() with each request before sending it. Events may come
+    at any time except inside a reply. A listing is parsed as it arrives; no byte is parsed twice. value_max: the most
+    bytes of a value or payload, even if N allows more.
     """
 
     def __init__(self, size: ValueSize, value_max: int = VALUE_MAX) -> None:
@@ -539,7 +537,7 @@ class Parser:
         self._expected: deque[tuple[Opcode, int]] = deque()
         self._parsed: list[Reply | Event] = []
         self._failed = ""
-        self._agreed = False  # a request that has N in its layout, or in that of its reply, succeeded
+        self._agreed = False  # a request that has N in its layout, or in its reply's, succeeded: N is right
         self._bodies: dict[Opcode, Callable[[], _Part]] = {
             Opcode.QUERY: self._parse_query,
             Opcode.GET: self._parse_get,
@@ -558,20 +556,20 @@ class Parser:
 
     @property
     def doubt(self) -> str:
-        """Ends a message that there is no reply: until a request with numbers succeeded, their N may be wrong."""
+        """The end of an error message about a missing reply: asks about N, unless a request has shown it is right."""
         if self._agreed or not any(events or opcode in _SIZED for opcode, events in self._expected):
             return ""
         return f": is its value_size {self._size.name.lower()}, as this client's?"
 
     def expect(self, request: bytes) -> None:
-        """The reply after those expected already answers this request. ValueError if it is none."""
+        """Adds a request to those whose replies are expected. Raises ValueError if it is not a request."""
         self._expected.append(innermost(request, self._size))
 
     def feed(self, data: bytes) -> list[Reply | Event]:
-        """Takes the next bytes from the server; returns the replies and events that are complete with them, in order.
+        """Takes the next bytes from the server. Returns the replies and events that are complete now, in order.
 
-        Raises ProtocolError for what no server may send, as soon as it is seen. There is no way back into step from
-        there: the connection must be closed and this parser with it.
+        Raises ProtocolError for invalid bytes, at the first byte that shows it. The stream cannot be parsed after that,
+        so the connection must be closed and the parser discarded.
         """
         if self._failed:
             raise ProtocolError(self._failed)
@@ -610,10 +608,10 @@ class Parser:
                 self._parsed.append(Reply(opcode, result))
 
     def _parse_executed(self, first: bytes, opcode: Opcode, events: int) -> _Part:
-        """A status for each EVENT around a request, then its reply. A status of 00 is the last byte.
+        """Parses a status for each EVENT around a request, then its reply. A status of 00 is the last byte.
 
-        By the document nothing comes between them. But where one ends it is plain what the next byte is, so a server
-        that tells a publisher of its own event there does not bring the parser out of step.
+        The document allows nothing between them. The parser still accepts events there, because it can tell them from a
+        status, and some servers send a publisher its own event at that place.
         """
         executed = 0
         while executed < events and first == b"\x01":
@@ -700,7 +698,7 @@ class Parser:
 
 _STATUSES = (b"\x00", b"\x01")
 _SIZED = {Opcode.INSERT, Opcode.QUERY, Opcode.UPDATE, Opcode.SET, Opcode.GET, Opcode.PUBLISH}  # N is in their layouts
-_ALWAYS = {Opcode.LIST, Opcode.INFO, Opcode.STATS, Opcode.CONNECTIONS, Opcode.CHANNELS, Opcode.WHOAMI}  # answer 01
+_ALWAYS = {Opcode.LIST, Opcode.INFO, Opcode.STATS, Opcode.CONNECTIONS, Opcode.CHANNELS, Opcode.WHOAMI}  # never refused
 
 
 def _parse_count(most: int, what: str) -> Generator[int, bytes, int]:
@@ -711,7 +709,7 @@ def _parse_count(most: int, what: str) -> Generator[int, bytes, int]:
 
 
 def _parse_fragment(number: int) -> Generator[int, bytes, int]:
-    """The head of a fragment of that number: how many entries it has."""
+    """Parses the head of fragment `number`. Returns how many entries it has."""
     told, count = _FRAGMENT.unpack((yield _FRAGMENT.size))
     if told != number:
         raise ProtocolError(f"fragment {told} where fragment {number} should be")
@@ -721,7 +719,7 @@ def _parse_fragment(number: int) -> Generator[int, bytes, int]:
 
 
 def _parse_named(layout: struct.Struct, make: Callable[..., _Entry]) -> Generator[int, bytes, list[_Entry]]:
-    """The fragments of a listing whose entries begin with the size of a name; the names follow at a fragment's end."""
+    """Parses a listing whose entries begin with the size of a name. The names are at the end of each fragment."""
     found: list[_Entry] = []
     fragments = yield from _parse_count(COUNT_MAX, "fragments")
     for number in range(1, fragments + 1):
@@ -738,7 +736,7 @@ def _parse_named(layout: struct.Struct, make: Callable[..., _Entry]) -> Generato
 def _parse_entries(
     count: int, layout: struct.Struct, make: Callable[..., _Entry], found: list[_Entry]
 ) -> Generator[int, bytes, None]:
-    """Entries without names, in blocks, so that as much as is there becomes entries."""
+    """Parses entries without names, in blocks, so that a long fragment is parsed while it arrives."""
     while count:
         block = min(count, _BLOCK_ENTRIES)
         found.extend(make(*numbers) for numbers in layout.iter_unpack((yield block * layout.size)))
