@@ -1,8 +1,8 @@
-"""The daemon's end of the admin process: where it listens, and the answers to its questions.
+"""The daemon's end of the admin process: its listening socket, and the answers to its questions.
 
-Floor 4. Whatever that process does, the daemon only spends a share of its time on it: questions are taken a slice at a
-time and then it rests four times as long; what an answer is made from in steps is made one at a time, a step between
-rests likewise; while an answer has not been read, nothing else is asked. supervisor.py starts and replaces it.
+Floor 4. The daemon spends at most a fifth of its time on the admin process: it answers questions for a slice of time,
+then rests four times as long. Answers that take steps are made one at a time, with the same rests between two steps.
+While answers are unread, no further question is answered. supervisor.py starts and replaces the process.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 SOCKET_MODE = 0o660
 KEEPALIVE = Keepalive(idle=10, interval=2, count=7, user_timeout=25)
 
-REST = 4  # times as long as what was done: a fifth of the loop's time
+REST = 4  # rests are this many times as long as the work before: a fifth of the loop's time
 WALKS_MAX = 8
-QUESTION_MAX = 256 << 10  # bytes: a name of 64 KiB, a byte of which takes two, and the rest
-OUTPUT_MAX = 256 << 10  # bytes unread, beyond which no more is answered
+QUESTION_MAX = 256 << 10  # bytes: enough for a name of 64 KiB, with two bytes for each of its bytes
+OUTPUT_MAX = 256 << 10  # unread bytes, beyond which no more questions are answered
 KIND = Kind("admin", "counterd.admin", OUTPUT_MAX)
 
 
 def open_listening(config: Config) -> socket.socket | UnixSocket:
-    """The socket that the process was started with, else the one that admin.bind asks for. Raises ConfigError."""
+    """Returns the socket that the process was started with, or opens that of admin.bind. Raises ConfigError."""
     if ADMIN in config.sockets:
         return config.sockets[ADMIN][0]
     bind = config.admin.bind
@@ -65,7 +65,7 @@ def close_listening(listening: socket.socket | UnixSocket) -> None:
 class Admin:
     """Keeps an admin process that serves on a socket, from start() to stop().
 
-    inspector: has its answers. report: is told a cause and a sentence, as net.server's.
+    inspector: answers its questions. report: called with a cause and a sentence, as in net.server.
     """
 
     def __init__(
@@ -83,22 +83,22 @@ class Admin:
         self._supervisor = Supervisor(KIND, [self._socket()], self._converse, report)
 
     def start(self) -> None:
-        """Starts the process; it serves some tenths of a second later."""
+        """Starts the process, which serves some tenths of a second later."""
         self._supervisor.start()
 
     def reload(self, settings: Endpoint) -> None:
-        """Hands down the settings that may change while running."""
+        """Applies the settings that may change while running."""
         self._settings = settings
         if self._answers is not None:
             self._answers.hello(self._told())
 
     def stop(self) -> None:
-        """Ends the process, and serves no more."""
+        """Ends the process and closes the listening socket."""
         self._supervisor.stop()
         close_listening(self._listening)
 
     def address(self) -> str:
-        """Where it listens, for people."""
+        """Returns the address where it listens, for people."""
         listening = self._socket()
         if listening.family == socket.AF_UNIX:
             return f"unix:{listening.getsockname()}"
@@ -115,26 +115,26 @@ class Admin:
         return self._listening.socket if isinstance(self._listening, UnixSocket) else self._listening
 
     def _told(self) -> dict[str, Any]:
-        """The settings that are its business."""
+        """Returns the settings that the process needs."""
         return {"token": self._settings.token, "allow": self._settings.allow, "hosts": self._settings.hosts}
 
 
 class Answers:
-    """The conversation with one admin process: hello, then questions and answers."""
+    """The conversation with one admin process: a hello, then questions and answers."""
 
     def __init__(self, settings: dict[str, Any], inspector: Inspector, report: Callable[[str, str], None]) -> None:
         self._settings = settings
         self._inspector = inspector
         self._report = report
         self._loop = asyncio.get_running_loop()
-        self._child: Child | None = None  # while it is there
+        self._child: Child | None = None  # while it is connected
         self._frames = Frames(QUESTION_MAX)
         self._questions: Iterator[bytes] = iter(())
         self._walks: deque[tuple[int, Steps]] = deque()
         self._has_questions = self._is_resting = self._is_walking = self._is_stuck = False
 
     def hello(self, settings: dict[str, Any]) -> None:
-        """Tells it the settings, now or as soon as it is there."""
+        """Sends the settings, at once or when the child is connected."""
         self._settings = settings
         self._send(b'{"hello": ' + encoded(settings) + b"}")
 
@@ -164,7 +164,7 @@ class Answers:
     # ---- questions ----
 
     def _take_questions(self) -> None:
-        """Answers for a slice, then rests; the next questions are not even read meanwhile."""
+        """Answers questions for a slice of time, then rests. Reads no further questions meanwhile."""
         if self._child is None:
             return
         begun = time.monotonic_ns()
@@ -187,7 +187,7 @@ class Answers:
         self._go_on()
 
     def _go_on(self) -> None:
-        """What has been read comes first."""
+        """Answers the questions that were already read, or reads more."""
         if self._has_questions and not self._is_resting and not self._is_stuck:
             self._take_questions()
         else:
@@ -209,7 +209,7 @@ class Answers:
                 raise Refused(503, f"{WALKS_MAX} others are being answered")
         except Refused as refused:
             self._refuse(number, refused)
-        except OSError as error:  # no descriptors, for one
+        except OSError as error:  # such as a lack of descriptors
             self._refuse(number, Refused(503, f"it cannot be found out now: {error.strerror}"))
 
     # ---- answers that take steps ----
@@ -233,7 +233,7 @@ class Answers:
         except Refused as refused:
             self._walks.popleft()
             self._refuse(number, refused)
-        except Exception as error:  # noqa: BLE001 - a bug of ours costs one answer, not the loop's callback
+        except Exception as error:  # noqa: BLE001 - a bug costs one answer, and must not end the callbacks
             self._walks.popleft()
             self._loop.call_exception_handler({"message": "answering the admin process failed", "exception": error})
             self._refuse(number, Refused(500, "an internal error"))

@@ -1,7 +1,7 @@
-"""Work that takes its time, done beside the loop: a function in a thread, while the loop serves.
+"""Runs slow functions in a thread, while the loop serves requests.
 
-Floor 4. The thread shares the interpreter with the loop. SWITCH_INTERVAL_S says how long it may keep it while the loop
-has something to do; it is for whatever computes in Python, here or in an extension.
+Floor 4. The thread shares the interpreter with the loop. SWITCH_INTERVAL_S is how long a thread that computes in
+Python, here or in an extension, may keep the interpreter while the loop has work.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Python's own is 5 ms, which every read and write of the loop would wait for. What it costs the thread is a few per
-# cent: docs/decisions/0014-extensions.md has the figures. Without such a thread it means nothing.
+# Python's default is 5 ms, for which every read and write of the loop would wait. The shorter interval slows the thread
+# by a few per cent (docs/decisions/0014-extensions.md), and has no effect without such a thread.
 SWITCH_INTERVAL_S = 0.0001
 
 
 class NoThread(Exception):
-    """The system gives this process no further thread: a limit of processes, or no memory."""
+    """The system refuses another thread, because of a limit of processes or a lack of memory."""
 
 
 def start_thread(name: str, run: Callable[[], None]) -> threading.Thread:
-    """A thread that keeps the process from nothing. Raises NoThread."""
+    """Starts a daemon thread, which does not keep the process from ending. Raises NoThread."""
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
         thread.start()
@@ -36,9 +36,9 @@ def start_thread(name: str, run: Callable[[], None]) -> threading.Thread:
 
 
 async def aside(function: Callable[[], T]) -> T:
-    """What the function returns or raises, in a thread that keeps neither the loop nor the process from ending.
+    """Runs the function in a thread. Returns its result or raises its exception, or NoThread.
 
-    Raises NoThread too.
+    The thread keeps neither the loop nor the process from ending.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -55,7 +55,7 @@ async def aside(function: Callable[[], T]) -> T:
         result, error = None, None
         try:
             result = function()
-        except Exception as raised:  # noqa: BLE001 - it goes to whoever waits
+        except Exception as raised:  # noqa: BLE001 - the waiting coroutine raises it
             error = raised
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(tell, result, error)

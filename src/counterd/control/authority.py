@@ -1,7 +1,7 @@
-"""The Redis that a store shares its state with: one call after the other, each of all that is to be decided by then.
+"""Calls the Redis that a store shares its state with. Each call contains all requests that wait to be decided.
 
-Floor 4. While Redis is unavailable the store decides alone, which is logged once; Redis is tried again each second.
-redis-py has the connection (docs/decisions/0017-redis.md); it is installed with the extra `redis`.
+Floor 4. While Redis is unavailable the store decides alone. That is logged once, and Redis is tried again each second.
+redis-py makes the connection (docs/decisions/0017-redis.md); it is installed with the extra `redis`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ RETRY_S = 1.0  # before a Redis that did not answer is tried again
 
 
 class Authority:
-    """Asks for one store: start(), then turn() as the driver calls it, then stop().
+    """Calls Redis for one store: start(), then turn() in each turn of the driver, then stop().
 
-    values: of the settings, by key. report: is told a cause and a sentence, as net.server's. failing: why Redis cannot
-    be asked, or "".
+    values: of the settings, by key. report: called with a cause and a sentence, as in net.server. failing: why Redis
+    is unavailable, or "".
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Authority:
         driver: Driver,
         report: Callable[[str, str], None],
     ) -> None:
-        import hiredis  # noqa: PLC0415 - of an extra, which the configuration was checked to have
+        import hiredis  # noqa: PLC0415 - of an extra; the configuration check has made sure that it is installed
         import redis.asyncio  # noqa: PLC0415
         from redis.exceptions import NoScriptError, RedisError  # noqa: PLC0415
 
@@ -68,20 +68,20 @@ class Authority:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins to connect; until that is done the store decides alone."""
+        """Starts to connect. Until Redis is connected the store decides alone."""
         self._source.alone(self._store, time.monotonic_ns())
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run())
 
     def turn(self, now_ns: int) -> None:
-        """Takes what is to be decided, if no call is under way. Called in each turn of the store's driver."""
+        """Takes the next requests to decide, if no call is under way. Called in each turn of the store's driver."""
         if self._batch is None:
             self._batch = self._source.take(self._store, now_ns)
             if self._batch is not None:
                 self._wanted.set()
 
     def stop(self) -> None:
-        """Asks no more."""
+        """Stops calling Redis."""
         if self._task is not None:
             self._task.cancel()
 
@@ -97,7 +97,7 @@ class Authority:
                         await self._ask()
                 except self._errors as error:
                     self._give_up(error)
-                except Exception as error:  # noqa: BLE001 - a bug, and throttling is not to end with it
+                except Exception as error:  # noqa: BLE001 - a bug; throttling must go on in spite of it
                     self._loop.call_exception_handler({"message": "asking Redis failed", "exception": error})
                     self._give_up(error)
                 await asyncio.sleep(RETRY_S)
@@ -111,7 +111,7 @@ class Authority:
         self._source.begin(self._store, time.monotonic_ns())
 
     async def _ask(self) -> None:
-        """Calls, while there is something to decide. Redis has the next before the answer to the last is settled."""
+        """Makes calls while there are requests to decide. Sends the next call before settling the last answer."""
         await self._wanted.wait()
         self._wanted.clear()
         await self._send()
@@ -130,7 +130,7 @@ class Authority:
         await self._connection.send_packed_command(packed)
 
     async def _answer(self) -> object:
-        """The script's; the script is loaded if Redis does not know it."""
+        """Reads the script's answer. Loads the script if Redis does not know it."""
         try:
             return await self._connection.read_response()
         except self._unknown:
@@ -145,7 +145,7 @@ class Authority:
         return connection
 
     def _give_up(self, error: Exception) -> None:
-        """What was taken, and all that comes, is decided by the store."""
+        """Lets the store decide the requests that were taken and all later ones."""
         silent = isinstance(error, asyncio.TimeoutError)
         why = f"it has not answered for {PATIENCE_S:g} s" if silent else str(error) or type(error).__name__
         if not self.failing:

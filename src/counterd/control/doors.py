@@ -1,7 +1,7 @@
-"""The sockets of one port of a room: opened here, or passed by whoever started the process.
+"""The listening sockets of one port of a protocol: opened here, or passed by the process that started the daemon.
 
-Floor 4. A room has a port, and more if it says so (Room.ports): each has a number and a Unix socket of its own, and
-what a listener has besides (addresses, permissions, TLS, limits) is the same for all of them.
+Floor 4. A protocol has one port, or more (Room.ports). Each port has its own number and Unix socket. The other settings
+of a listener (addresses, permissions, TLS, limits) apply to all ports of the protocol.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def keepalive_of(settings: Listener) -> Keepalive:
-    """What TCP sockets are given."""
+    """Returns the keepalive settings of TCP sockets."""
     return Keepalive(
         settings.keepalive_idle, settings.keepalive_interval, settings.keepalive_count, settings.user_timeout
     )
 
 
 class Door:
-    """Of this port, as the configuration has it."""
+    """The listening sockets of a port."""
 
     def __init__(self, port: Port, config: Config) -> None:
         self.port = port
@@ -43,7 +43,7 @@ class Door:
         return [*self.tcp, *([self.unix.socket] if self.unix else []), *self._passed_unix]
 
     def open(self) -> tuple[list[str], list[str]]:
-        """Opens all its sockets; returns what is wrong and what is merely missing, a line each."""
+        """Opens the sockets. Returns errors, and addresses that this machine merely lacks, a line each."""
         problems: list[str] = []
         missing: list[str] = []
         if self.port.name in self._config.sockets:
@@ -61,7 +61,7 @@ class Door:
                 absent = error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and address in ("::1", "::")
                 (missing if absent else problems).append(line)
             else:
-                number = self.tcp[-1].getsockname()[1]  # if any would do, all addresses share the one that was found
+                number = self.tcp[-1].getsockname()[1]  # with port 0, all addresses share the port that was assigned
         if self._path:
             try:
                 self.unix = UnixSocket(self._path, self._settings.socket_mode)
@@ -74,17 +74,17 @@ class Door:
         return problems, missing
 
     def hand_over(self, uid: int, gid: int) -> None:
-        """Gives the file of its Unix socket to the user the daemon is going to be. Raises OSError."""
+        """Gives the file of the Unix socket to the user that the daemon will run as. Raises OSError."""
         if self.unix and (uid, gid) != (os.geteuid(), os.getegid()):
             self._own(uid, gid)
 
     def keep_alive(self, keepalive: Keepalive) -> None:
-        """Of TCP connections that it accepts from now on."""
+        """Sets the keepalive of TCP connections that are accepted from now on."""
         for listening in self.tcp:
             set_keepalive(listening, keepalive)
 
     def addresses(self) -> list[str]:
-        """Where it listens, for people."""
+        """Returns the addresses where it listens, for people."""
         places = [shown(*listening.getsockname()[:2]) for listening in self.tcp]
         return [*places, f"unix:{self._path}"] if self.unix or self._passed_unix else places
 
@@ -95,7 +95,7 @@ class Door:
             listening.close()
 
     def _take(self, passed: tuple[socket.socket, ...]) -> None:
-        """Sockets that were opened by somebody else, who keeps their files."""
+        """Takes sockets that another process has opened. Their files belong to that process."""
         for listening in passed:
             if listening.family == socket.AF_UNIX:
                 self._passed_unix.append(listening)
@@ -104,7 +104,7 @@ class Door:
                 self.tcp.append(listening)
 
     def _own(self, uid: int, gid: int) -> None:
-        """Gives the socket's file to those that are configured, else to these; -1 leaves it."""
+        """Gives the socket's file to the configured user and group, or else to these; -1 leaves them unchanged."""
         user, group = self._settings.socket_user, self._settings.socket_group
         uid = account_number("user", user) if user else uid
         gid = account_number("group", group) if group else gid

@@ -1,7 +1,7 @@
-"""Files that the configuration names: read whole, at the start and again at each reload, before anything changes.
+"""Reads the files that the configuration names, at the start and at each reload, before anything changes.
 
-Floor 4. The loop waits while a file is read, so it is one that ends, and has a bound: never a device, and a pipe only
-with a time limit.
+Floor 4. The loop waits while a file is read, so only files with an end and a limited size are read: no devices, and
+pipes only with a time limit.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-# Bytes of a file that a room asks for: what a room can take in has a bound of its own, and far fewer.
+# Bytes of a protocol's file. What a protocol accepts has its own, far smaller limits.
 FILE_MAX = 1 << 25
 PIECE = 1 << 16  # bytes that a pipe holds
-PROBLEMS_MAX = 100  # lines about one file
+PROBLEMS_MAX = 100  # lines of errors in one file
 
 
 class FileError(Exception):
-    """A file that cannot be read. why: the rest of a sentence that begins with its path; as text: all of it."""
+    """A file cannot be read. why: the rest of a sentence that begins with the path; str(): the whole sentence."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"{path} {why}")
@@ -30,11 +30,11 @@ class FileError(Exception):
 
 
 def read_file(path: str, size_max: int, pipe_timeout: float = 0.0) -> bytes:
-    """What is in a regular file. Raises FileError.
+    """Reads a regular file. Raises FileError.
 
-    pipe_timeout: it may be a pipe too, and then somebody has so many seconds to write all of it; 0 is not at all.
+    pipe_timeout: a pipe is accepted too, if it is written completely within so many seconds; 0: pipes are refused.
 
-    It is opened without waiting for anybody, since a pipe could keep a daemon that reloads waiting for ever.
+    Opening does not wait, because a pipe could block a daemon that reloads for ever.
     """
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)) as file:
@@ -47,9 +47,9 @@ def read_file(path: str, size_max: int, pipe_timeout: float = 0.0) -> bytes:
                 content = file.read(size_max + 1)
             else:
                 raise FileError(path, "is not a regular file")
-    except (OSError, ValueError) as error:  # ValueError: a path that has no encoding
+    except (OSError, ValueError) as error:  # ValueError: a path that cannot be encoded
         raise FileError(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if content is None:  # there are some below /proc that wait all the same
+    if content is None:  # some files in /proc would block, although they are regular
         raise FileError(path, "cannot be read: it has nothing yet")
     if len(content) > size_max:
         raise FileError(path, f"has more than {size_max} bytes")
@@ -57,9 +57,9 @@ def read_file(path: str, size_max: int, pipe_timeout: float = 0.0) -> bytes:
 
 
 def _read_pipe(descriptor: int, size_max: int, deadline: float) -> bytes | None:
-    """What is in a pipe until its end, or until it is too much; None if there is no end by the deadline.
+    """Reads a pipe to its end, or until it exceeds size_max. Returns None if there is no end by the deadline.
 
-    Of a pipe that nobody has opened yet there is no end either: poll() waits for somebody to come.
+    A pipe that no process has opened for writing yet has no end either: poll() waits for a writer.
     """
     ready = select.poll()
     ready.register(descriptor, select.POLLIN)
@@ -76,7 +76,7 @@ def _read_pipe(descriptor: int, size_max: int, deadline: float) -> bytes | None:
 def read_files(
     readers: Mapping[str, Callable[[bytes], Any]], paths: Mapping[str, str], place: Callable[[str], str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """What readers make of their files, by key, and what is wrong with them, a line each. place: where a key is set."""
+    """Reads and parses files. Returns the results by key, and errors, a line each. place: where a key is set."""
     found: dict[str, Any] = {}
     problems: list[str] = []
     for key, read in readers.items():
@@ -93,14 +93,14 @@ def read_files(
 
 
 def problems_of(error: ValueError) -> list[str]:
-    """The lines of an error that may have several, in `problems`; no more than anybody would read."""
+    """Returns the lines of an error, from its `problems` if it has them, at most PROBLEMS_MAX and a summary."""
     lines = list(getattr(error, "problems", ())) or [str(error)]
     left = len(lines) - PROBLEMS_MAX
     return [*lines[:PROBLEMS_MAX], f"{left} more mistakes"] if left > 1 else lines
 
 
 def unreadable(paths: Mapping[str, str], place: Callable[[str], str]) -> list[str]:
-    """Of files by key, those that this process cannot read again: a reload would find out too late."""
+    """Returns a line for each file that this process can no longer read, because the next reload would fail."""
     return [
         f"{place(key)}: uid {os.geteuid()} cannot read {path}: a reload will be refused"
         for key, path in paths.items()

@@ -1,8 +1,7 @@
-"""Answers what the admin process asks: from the view of the daemon, its servers and what the rooms register.
+"""Answers the admin process's questions, from the view of the daemon, its servers and the registered tables.
 
-Floor 4. Answers are JSON, as bytes. The loop serves requests meanwhile, so whatever grows with what is in a store, or
-with the number of connections, is answered in steps of SLICE_NS, between which the caller lets the loop go on.
-Figures are made at most ten times a second, however many ask.
+Floor 4. Answers are JSON, as bytes. Answers whose size depends on a store's contents or on the number of connections
+are made in steps of SLICE_NS, between which the loop serves requests. Figures are computed at most ten times a second.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ Steps = Generator[None, None, bytes]
 
 SLICE_NS = 250_000
 FIGURES_PERIOD_NS = 100_000_000
-ROWS_BYTES_MAX = 4 << 20  # of rows in an answer: a name can have 64 KiB, and a thousand of them no frame holds
-PROBES = 512  # numbers of connections looked at between two looks at the clock: 40 ns each
+ROWS_BYTES_MAX = 4 << 20  # of rows in an answer; needed because a thousand names of 64 KiB do not fit into a frame
+PROBES = 512  # connection numbers checked between two looks at the clock: 40 ns each
 MASKED = "***"
 DESCRIPTORS = Path("/proc/self/fd")
 MEMORY = "/proc/self/statm"
@@ -48,9 +47,9 @@ PAGE_SIZE = resource.getpagesize()
 
 
 class Inspector:
-    """To be made once the services listen: where they do is looked at now.
+    """Answers questions. Created when the services listen, because it reads their addresses once.
 
-    restarts: of the admin process, which control/admin.py counts.
+    restarts: of the admin process, counted by control/admin.py.
     """
 
     def __init__(self, view: View, services: Sequence[Service]) -> None:
@@ -67,7 +66,7 @@ class Inspector:
         }
         self._tables = {table.name: (s, table) for s in services for table in s.room.tables}
         self._started = time.time() - (time.monotonic_ns() - view.started_ns) / 1e9
-        # Open all the time: when no descriptor is left somebody wants to see that.
+        # Kept open, so that figures are available even when no descriptor is left.
         self._memory = os.open(MEMORY, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._memory)
         self._other_descriptors = len(list(DESCRIPTORS.iterdir())) - self._connected()
@@ -75,8 +74,8 @@ class Inspector:
         self._figures_ns = -FIGURES_PERIOD_NS
 
     def answer(self, question: Mapping[str, Any]) -> bytes | Steps:
-        """The answer, or the steps to it, which may raise too. Raises Refused; any other error of a question that the
-        admin process would not ask."""
+        """Returns the answer, or the steps that make it. Raises Refused, as the steps do. Other errors mean that the
+        question is invalid."""
         what = question["ask"]
         parameters = question.get("parameters", {})
         names = (question.get(name, "") for name in ("connection", "protocol", "table"))
@@ -100,7 +99,7 @@ class Inspector:
         raise ValueError(f"unknown question {what!r}")
 
     def figures(self) -> bytes:
-        """All that is counted, as of at most a tenth of a second ago."""
+        """Returns all figures, at most a tenth of a second old."""
         now = time.monotonic_ns()
         if now - self._figures_ns >= FIGURES_PERIOD_NS:
             self._figures = encoded(self._count(now))
@@ -108,7 +107,7 @@ class Inspector:
         return self._figures
 
     def _state(self) -> str:
-        """Of the daemon; or that a journal cannot be written, so that some requests are refused."""
+        """Returns the daemon's state; "failing" if it is ready but a journal cannot be written."""
         failing = any(service.failing for service in self._services.values())
         return "failing" if failing and self._view.state == "ready" else self._view.state
 
@@ -143,7 +142,7 @@ class Inspector:
 
     def _process(self) -> dict[str, Any]:
         used = resource.getrusage(resource.RUSAGE_SELF)
-        # Since Linux 6.2 the size of that directory is the number of its entries; to count them takes milliseconds.
+        # Since Linux 6.2 the size of the directory is the number of its entries. Counting them would take milliseconds.
         descriptors = DESCRIPTORS.stat().st_size or self._other_descriptors + self._connected()
         return {
             "cpu_seconds": used.ru_utime + used.ru_stime,
@@ -177,7 +176,7 @@ class Inspector:
         while not walk.step():
             yield
         if connection_id is not None:
-            self._find(connection_id)  # if it is gone by now, another one may have had its number
+            self._find(connection_id)  # refuses if it is gone by now, because its number may have been reused
         rows = [found(service, table, row, begun) for row in walk.rows()]
         yield
         rest = {"table": name, "protocol": service.room.name, "columns": [column["name"] for column in columns(table)]}
@@ -211,9 +210,9 @@ class Inspector:
         return (yield from listed(rows, {"next": None}))
 
     def _connected_beyond(self, room: str, number: int) -> Iterator[Connection | None]:
-        """The connections of a room with a larger number, by number; None where it is time for a pause."""
+        """Yields a protocol's connections with a larger number, by number, and None when it is time for a pause."""
         connections = self._services[room].server.connections
-        last = max(connections, default=-1)  # the only thing here that takes all at once: 15 ns each
+        last = max(connections, default=-1)  # the only step here that visits all connections: 15 ns each
         yield None
         begun = time.monotonic_ns()
         for probed in range(number + 1, last + 1):
@@ -239,7 +238,7 @@ class Inspector:
         }
 
     def _find(self, connection_id: str) -> tuple[Service, Connection]:
-        """The connection whose id that is, and where it is. Raises Refused."""
+        """Returns the connection with this id and its service. Raises Refused."""
         room, _, own = connection_id.partition("-")
         service = self._services.get(room)
         connection = service.server.find(own) if service else None
@@ -284,7 +283,7 @@ def encoded(data: Any) -> bytes:
 
 
 def listed(rows: Iterable[Mapping[str, Any]], rest: Mapping[str, Any]) -> Steps:
-    """An object with these rows, made in slices, and the rest; if they are too long, "truncated" says so."""
+    """Makes, in slices, a JSON object with the rows and the rest. It has "truncated" if the rows are too long."""
     texts: list[bytes] = []
     left = ROWS_BYTES_MAX
     begun = time.monotonic_ns()
@@ -302,7 +301,7 @@ def listed(rows: Iterable[Mapping[str, Any]], rest: Mapping[str, Any]) -> Steps:
 
 
 def columns(table: Table) -> list[dict[str, str]]:
-    """What an answer's rows have: a connection is its id and its peer, a moment is how long ago it was."""
+    """Returns the columns of an answer. A connection becomes its id and its peer, a point in time its age."""
     made = []
     for column in table.columns:
         if column.kind == "connection":
@@ -316,7 +315,7 @@ def columns(table: Table) -> list[dict[str, str]]:
 
 
 def shape(service: Service, table: Table) -> dict[str, Any]:
-    """A table as /stats lists it."""
+    """Returns the description of a table for /stats."""
     return {
         "name": table.name,
         "protocol": service.room.name,
@@ -328,9 +327,9 @@ def shape(service: Service, table: Table) -> dict[str, Any]:
 
 
 def found(service: Service, table: Table, row: tuple[Any, ...], begun: int) -> list[Any]:
-    """A row with the connections in place of their numbers, or None where one is gone.
+    """Replaces the numbers of connections in a row by the connections, or by None if one is gone.
 
-    begun: when the walk was. Who came after that may have the number of one who has gone.
+    begun: when the walk began. A connection that came later may have the number of one that is gone.
     """
     cells = list(row)
     for place, column in enumerate(table.columns):
@@ -342,7 +341,7 @@ def found(service: Service, table: Table, row: tuple[Any, ...], begun: int) -> l
 
 
 def shown(column: Column, value: Any) -> Iterator[tuple[str, Any]]:
-    """A cell as the members of a row."""
+    """Yields the JSON members for a cell of a row."""
     if column.kind == "connection":
         yield column.name, f"{value[0]}-{value[1].id}" if value else ""
         yield "peer", value[1].origin() if value else ""
@@ -355,7 +354,7 @@ def shown(column: Column, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def split_id(text: str) -> tuple[str, int]:
-    """The room and the engine's number in the id of a connection."""
+    """Parses the protocol and the engine's number in the id of a connection. Raises ValueError."""
     room, _, own = text.partition("-")
     number = own.partition("-")[0]
     if not number.isdecimal() or len(number) > 10:
@@ -364,7 +363,7 @@ def split_id(text: str) -> tuple[str, int]:
 
 
 def masked(setting: Setting, value: Any) -> Any:
-    """A value as somebody would write it; secrets only say that they are there."""
+    """Formats a value as in the configuration file. A secret is masked."""
     if setting.secret and value:
         return MASKED
     if "octal" in setting.unit:

@@ -1,7 +1,7 @@
-"""The daemon's end of the process that writes a journal: pieces go out, one at a time, and come back as written.
+"""The daemon's end of the journal process: sends pieces, one at a time, and waits until they are written.
 
-Floor 4. supervisor.py starts the process and replaces it; the new one gets the piece again that was not written. While
-nothing can be written, the store refuses what it would have to promise.
+Floor 4. supervisor.py starts and replaces the process; a new one gets the unwritten piece again. While nothing can be
+written, the store refuses requests whose reply would promise that a change is on disk.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 KIND = Kind("journal", "counterd.journal", 1 << 20)
-PATIENCE_S = 5.0  # for a piece to be written; then it counts as one that cannot be
+PATIENCE_S = 5.0  # for writing a piece; after that the journal counts as failing
 CHECK_S = 0.01
 PROGRESS_S = 1.0  # between two lines of the log
 
 
 class JournalFailed(Exception):
-    """The journal of a new store cannot be read; the text is for people."""
+    """The journal of a new store cannot be read. The text is for people."""
 
 
 class Keeper:
-    """Keeps the journal of one store: restore(), then turn() as the driver calls it, then finish() and stop().
+    """Keeps the journal of one store: restore(), then turn() in each turn of the driver, then finish() and stop().
 
-    values: of the settings, by key. report: is told a cause and a sentence, as net.server's.
-    failing: why nothing can be written now, or "". restored: how many records the store has taken up.
+    values: of the settings, by key. report: called with a cause and a sentence, as in net.server.
+    failing: why nothing can be written now, or "". restored: how many records were restored.
     """
 
     def __init__(
@@ -66,16 +66,16 @@ class Keeper:
         self._loop = asyncio.get_running_loop()
         self._supervisor = Supervisor(KIND, [], lambda: Talk(self), report)
         self._talk: Talk | None = None
-        self._piece: tuple[int, bytes] | None = None  # that is not known to be written
-        self._sent = 0.0  # when it was
-        self._patience: asyncio.TimerHandle | None = None  # goes on while pieces are written
+        self._piece: tuple[int, bytes] | None = None  # the piece that is not known to be written
+        self._sent = 0.0  # when the piece was sent
+        self._patience: asyncio.TimerHandle | None = None  # for the current or a later piece
         self._begun: asyncio.Future[None] = self._loop.create_future()
         self._closed = asyncio.Event()
         self._count = 0
         self._said = 0.0
 
     async def restore(self) -> None:
-        """Starts the process, and has the store take up what the journal has. Raises JournalFailed."""
+        """Starts the process, and restores the store from the journal. Raises JournalFailed."""
         self._said = self._loop.time()
         log.info(f"reading the journal {self._path}")
         self._supervisor.start()
@@ -84,7 +84,7 @@ class Keeper:
             log.info(f"restored {self.restored} records from {self._path}")
 
     def turn(self, now_ns: int) -> None:
-        """Sends what has changed, if what was sent before is written. Called in each turn of the store's driver."""
+        """Sends the next changes, if the last piece is written. Called in each turn of the store's driver."""
         if self._piece is not None or not self._begun.done():
             return
         self._piece = self._source.take(self._store, now_ns)
@@ -98,7 +98,7 @@ class Keeper:
     async def finish(self, timeout: float) -> None:
         """Waits until all changes are on disk and the process has closed its file.
 
-        Gives up if nothing has been written for so many seconds.
+        timeout: gives up if nothing was written for so many seconds.
         """
         if not self._begun.done():
             return
@@ -135,7 +135,7 @@ class Keeper:
     # ---- called by the conversation ----
 
     def hello(self) -> bytes:
-        """What a process is told first."""
+        """Returns the first frame for a process."""
         told = {
             "room": self._room,
             "path": self._path,
@@ -145,11 +145,11 @@ class Keeper:
         return json.dumps(told).encode()
 
     def on_count(self, count: int) -> None:
-        """So many records are about to come."""
+        """Called with the number of records that will follow."""
         self._count = count
 
     def on_piece(self, piece: bytes) -> None:
-        """Some of them. Raises JournalFailed."""
+        """Restores a piece. Raises JournalFailed."""
         try:
             self.restored += self._source.restore(self._store, piece, time.monotonic_ns())
         except (ValueError, MemoryError) as error:
@@ -159,7 +159,7 @@ class Keeper:
             log.info(f"restoring {self._path}: {self.restored} of {self._count} records")
 
     def on_begin(self, talk: Talk, told: dict[str, Any]) -> None:
-        """The process takes pieces from now on."""
+        """Called when a process is ready for pieces."""
         self._talk = talk
         self._closed.clear()
         if not self._begun.done():
@@ -172,7 +172,7 @@ class Keeper:
             self.on_written()
 
     def on_written(self) -> None:
-        """What was sent last is on disk; if nothing was, then what was wrong is over."""
+        """Called when the last piece is on disk, or when the journal works again without one."""
         if self.failing:
             log.info(f"the journal {self._path} is written again")
             self.failing = ""
@@ -181,7 +181,7 @@ class Keeper:
         self._driver.wake()
 
     def on_error(self, text: str) -> None:
-        """The process cannot go on. One that has not begun is not replaced: the store would be told things twice."""
+        """Called when the process fails. During a restore it is not replaced, because records would come twice."""
         if self._begun.done():
             self._fail(text)
         else:
@@ -189,7 +189,7 @@ class Keeper:
             self._begun.set_exception(JournalFailed(text))
 
     def on_closed(self) -> None:
-        """The process has ended."""
+        """Called when the process has ended."""
         self._talk = None
         self._closed.set()
         if not self._begun.done():
@@ -198,11 +198,11 @@ class Keeper:
     # ---- inside ----
 
     def _behind(self) -> int:
-        """Changes that are not on disk."""
+        """Returns the number of changes that are not on disk."""
         return self._store.snapshot()["journal_behind"]
 
     def _look(self) -> None:
-        """Whether a piece takes too long."""
+        """Called after PATIENCE_S: fails if the current piece takes too long."""
         self._patience = None
         if self._piece is None:
             return
@@ -221,7 +221,7 @@ class Keeper:
 
 
 class Talk:
-    """The conversation with one process."""
+    """The conversation with one journal process."""
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
@@ -229,7 +229,7 @@ class Talk:
         self._frames = Frames(PIECE_MAX)
 
     def send(self, body: bytes) -> None:
-        """If the process is there."""
+        """Sends a frame, if the process is connected."""
         if self._child is not None:
             self._child.write(frame(body, PIECE_MAX))
 
@@ -251,7 +251,7 @@ class Talk:
             self._child.cut(f"said what it should not: {type(error).__name__}: {error}")
 
     def paused(self) -> None:
-        pass  # one piece is on its way at a time
+        pass  # only one piece is sent at a time
 
     def resumed(self) -> None:
         pass

@@ -1,13 +1,13 @@
-"""Logs: lines are written by one thread, so that whoever logs never waits for whoever reads.
+"""The log: one thread writes all lines, so that code that logs never waits for the reader of the log.
 
-Floor 4. structlog makes an event of a call and hands it down a chain that ends in one line of bytes, which is queued.
-The queue is bounded in lines and each line in bytes; what does not fit, or cannot be written, is dropped and counted,
-and a line says so as soon as one can be written again. One event is one line in both formats, and nothing in a message
-can begin another:
+Floor 4. structlog makes an event of a call and passes it through a chain that ends with one line of bytes, which is
+queued. The queue is limited in lines and each line in bytes. Lines that do not fit or cannot be written are dropped and
+counted, and a line reports their number when writing works again. One event is one line in both formats; a message
+cannot begin another line:
     text  2026-11-20T05:08:30.123Z INFO  message key=value other="with blanks" exc="Traceback ...\\n..."
     json  {"ts": "2026-11-20T05:08:30.123Z", "level": "info", "msg": "message", "key": "value", "exc": "Traceback ..."}
-An exception is the field `exc`, the end of a traceback if that is long. A line that is still too long is cut: text ends
-in [cut], json keeps the beginning of the message and has `"cut": true`.
+An exception is in the field `exc`, with the end of a long traceback. A line that is still too long is cut: text ends
+with [cut], json keeps the beginning of the message and has `"cut": true`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from counterd.control.aside import start_thread
 
-# structlog imports rich if that is installed, for colours that the daemon does not use. That was half of a start.
+# structlog imports rich if it is installed, for colours that the daemon does not use. That took half of the start.
 sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
 import structlog  # noqa: E402
 
@@ -42,27 +42,27 @@ if TYPE_CHECKING:
 
     Line = Callable[[Mapping[str, Any]], bytes]
 
-LINE_MAX = 8192  # bytes, with the newline; 1,024 lines of it are 8 MiB, the most that logs can hold
+LINE_MAX = 8192  # bytes, with the newline; 1,024 lines take at most 8 MiB of memory
 CAPACITY = 1024  # lines
 CUT = b" [cut]\n"
 CUT_MESSAGE = 500  # characters, of at most 12 bytes each in JSON
 TRACEBACK_MAX = 4096  # characters
 CLOSE_TIMEOUT = 1.0  # seconds
-# Lines of one cause that are logged in a period: enough to see it, too few to drown the rest.
+# Lines of one cause that are logged in a period: enough to notice, too few to hide other lines.
 REPEATED_LINES = 5
 REPEATED_PERIOD_S = 10.0
 UNFORMATTED = "a log record cannot be formatted"
 
 
 def one_line(text: str) -> str:
-    """The text with whatever is not printable escaped: it can neither begin another line nor hide part of this one."""
+    """Escapes characters that are not printable, so that a text can neither begin a line nor hide part of one."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def text_line(event: Mapping[str, Any]) -> bytes:
-    """An event for people: time in UTC, level, message, fields."""
+    """Formats an event for people: time in UTC, level, message, fields."""
     ts, level, message, fields = _parts(event)
     shown = "".join(f" {one_line(key)}={_text_value(value)}" for key, value in fields.items())
     line = f"{ts} {level.upper():<5} {one_line(message)}{shown}\n".encode()
@@ -72,7 +72,7 @@ def text_line(event: Mapping[str, Any]) -> bytes:
 
 
 def json_line(event: Mapping[str, Any]) -> bytes:
-    """An event for programs: an object with ts, level, msg and the fields, which cannot take the place of these."""
+    """Formats an event for programs: an object with ts, level, msg and the fields, which cannot replace these three."""
     ts, level, message, fields = _parts(event)
     head = {"ts": ts, "level": level, "msg": message}
     line = _json({**head, **fields, **head})
@@ -87,20 +87,20 @@ FORMATS: Mapping[str, Line] = {"text": text_line, "json": json_line}
 
 
 def _parts(event: Mapping[str, Any]) -> tuple[str, str, str, dict[str, Any]]:
-    """Time, level, message and fields of an event."""
+    """Splits an event into time, level, message and fields."""
     fields = dict(event)
     return fields.pop("timestamp"), fields.pop("level"), str(fields.pop("event")), fields
 
 
 def _stamp(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Adds when it happened, to the millisecond."""
+    """Adds the time, in milliseconds."""
     moment = datetime.now(timezone.utc)
     event["timestamp"] = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return event
 
 
 def _explain(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Makes the field exc of an exception; True, or what is none, is the one being handled."""
+    """Makes the field exc from an exception. Any other true value stands for the exception that is being handled."""
     error = event.pop("exc_info", None)
     if error is not None and not isinstance(error, BaseException):
         error = sys.exc_info()[1] if error else None
@@ -120,12 +120,12 @@ def _json(fields: Mapping[str, Any]) -> bytes:
 
 
 def _own(level: str, message: str, **fields: object) -> EventDict:
-    """An event of the log's own."""
+    """Makes an event of the log itself."""
     return _stamp(None, level, {"level": level, "event": message, **fields})
 
 
 def _place() -> str:
-    """The line of code that is logging."""
+    """Returns the file and line of the code that logs."""
     frame = sys._getframe()
     while frame.f_back and re.match(f"(structlog|logging|{__name__})($|[.])", frame.f_globals["__name__"]):
         frame = frame.f_back
@@ -133,24 +133,24 @@ def _place() -> str:
 
 
 class LogWriter:
-    """Writes lines to a file descriptor from a thread of its own.
+    """Writes lines to a file descriptor from its own thread.
 
     level: the least severe level that is written: error, warning, info or debug.
     format: text or json.
     fd: where lines are written, blocking or not; it is not closed here.
     capacity: how many lines can wait.
 
-    Lines are accepted from the beginning and are written once start() was called. A loop's thread can log while the
-    reader of fd is stuck, slow or gone: whoever logs never waits, and no mistake in a value raises.
+    Lines are accepted from the beginning and written after start() was called. Logging never waits, even if the reader
+    of fd is stuck, slow or gone, and never raises an exception because of a value.
     """
 
     def __init__(self, level: str, format: str, fd: int = 2, capacity: int = CAPACITY) -> None:
         self._fd = fd
         self._capacity = capacity
-        # Not queue.Queue: a finalizer that logs while its lock is held would wait for itself.
+        # Not queue.Queue: a finalizer that logs while this thread holds the queue's lock would wait for itself.
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        # Each is counted by one side only, put() under its lock and the writer, and needs no other lock.
+        # put() changes _refused, under this lock; only the writer changes _failed, so it needs no lock.
         self._lock = threading.RLock()
         self._refused = 0
         self._failed = 0
@@ -159,19 +159,19 @@ class LogWriter:
 
     @property
     def dropped(self) -> int:
-        """How many lines were dropped in total, because the queue was full or they could not be written."""
+        """The number of lines that were dropped in total, because the queue was full or writing failed."""
         return self._refused + self._failed
 
     def configure(self, level: str, format: str) -> None:
-        """Changes level and format for the events from now on, at any time. Raises KeyError."""
+        """Changes level and format of later events. Raises KeyError."""
         self._severity, self._line = SEVERITIES[level], FORMATS[format]
 
     def writes(self, level: str) -> bool:
-        """Whether events of a level are written at all."""
+        """Returns True if events of a level are written."""
         return SEVERITIES[level] >= self._severity
 
     def chain(self) -> dict[str, Any]:
-        """What structlog.configure() and structlog.wrap_logger() need so that events come here."""
+        """Returns the arguments with which structlog.configure() and structlog.wrap_logger() send events here."""
         return {
             "processors": [self._sift, _stamp, _explain, self._render],
             "wrapper_class": structlog.make_filtering_bound_logger("debug"),
@@ -190,7 +190,7 @@ class LogWriter:
             else:
                 self._queue.put(line)
 
-    debug = info = warning = error = critical = put  # structlog calls the method that it was called by
+    debug = info = warning = error = critical = put  # structlog calls the method named by the level
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Writes what is queued, waiting at most timeout seconds for it, and stops. Later calls do nothing."""
@@ -200,7 +200,7 @@ class LogWriter:
             thread.join(timeout)
 
     def _sift(self, _logger: object, method: str, event: EventDict) -> EventDict:
-        """Ends the way of what is too little to be written, before it costs anything."""
+        """Drops an event whose level is not written, before it costs any work."""
         if not self.writes(method):
             raise structlog.DropEvent
         event["level"] = method
@@ -209,7 +209,7 @@ class LogWriter:
     def _render(self, _logger: object, _method: str, event: EventDict) -> bytes:
         try:
             return self._line(event)
-        except Exception as error:  # noqa: BLE001 - a mistake in a log call costs its line and nothing else
+        except Exception as error:  # noqa: BLE001 - a mistake in a log call must cost only its line
             return self._line(_own("error", UNFORMATTED, place=_place(), error=type(error).__name__))
 
     def _run(self) -> None:
@@ -221,14 +221,14 @@ class LogWriter:
         self._report()
 
     def _report(self) -> None:
-        """Says how many lines were lost since this was last said."""
+        """Writes a line with the number of lines lost since the last such line."""
         dropped = self.dropped
         lost = dropped - self._reported
         if lost and self._write(self._line(_own("warning", "log lines were lost", lines=lost))):
             self._reported = dropped
 
     def _write(self, line: bytes) -> bool:
-        """Writes a whole line however long it takes; False if it cannot be written."""
+        """Writes a whole line, however long it takes. Returns False if it cannot be written."""
         rest = memoryview(line)
         while rest:
             try:
@@ -243,7 +243,7 @@ class LogWriter:
 
 
 class Foreign(logging.Handler):
-    """Hands what libraries log with the standard library's logging to structlog, with the field `logger`."""
+    """Passes what libraries log with the standard library to structlog, with the field `logger`."""
 
     def __init__(self, log: Any) -> None:
         super().__init__()
@@ -261,7 +261,7 @@ class Foreign(logging.Handler):
 
 
 def install(writer: LogWriter) -> None:
-    """Has all that this process logs, by structlog or by the standard library, written by this writer."""
+    """Makes this writer write everything that is logged with structlog or the standard library."""
     structlog.configure(logger_factory=lambda *_: writer, **writer.chain())
     logging.basicConfig(handlers=[Foreign(structlog.get_logger())], level=logging.DEBUG)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
@@ -275,14 +275,14 @@ class _Window:
 
 
 class Bounded:
-    """Lets at most a number of lines through per cause and period, so that a flood of one line stays a few.
+    """Limits the number of lines per cause and period.
 
-    lines: how many of a cause are let through in a period.
+    lines: how many lines of a cause are let through in a period.
     period: seconds; a cause's period begins with the first line that is let through.
-    causes: how many are told apart. While that many have had lines in the last period, all others count as one;
-        a cause that has been quiet for a period makes place for another, and its count of suppressed lines is lost.
+    causes: how many causes are distinguished. While that many have had lines in the last period, all others count as
+        one. A cause that has been quiet for a period can be replaced, and its count of suppressed lines is lost.
 
-    Not for several threads.
+    Not thread-safe.
     """
 
     OTHERS = ""
@@ -294,12 +294,12 @@ class Bounded:
         self._windows: dict[str, _Window] = {}  # by start, the oldest first; at most `causes`, and OTHERS
 
     def allow(self, cause: str, now: float) -> int | None:
-        """None to keep quiet, else how many lines of the cause were suppressed since one was let through.
+        """Returns None to suppress a line, else how many lines of the cause were suppressed since the last one.
 
-        now: seconds of a clock that never goes back.
+        now: seconds on a clock that never goes back.
         """
         windows = self._windows
-        # OTHERS keeps its place when it is the oldest: else a named cause would get it, and OTHERS another one later.
+        # OTHERS is never replaced, and does not count as one of the causes.
         named = len(windows) - (self.OTHERS in windows)
         if cause not in windows and named >= self._causes:
             oldest = next(each for each in windows if each != self.OTHERS)
@@ -320,7 +320,7 @@ class Bounded:
 
 
 class Reports:
-    """Logs what peers can cause without end: a few lines of each cause in a period, and how many were left out."""
+    """Logs lines that peers can cause any number of times: a few per cause and period, and how many were suppressed."""
 
     def __init__(self) -> None:
         self._bounded = Bounded(REPEATED_LINES, REPEATED_PERIOD_S)
@@ -329,7 +329,7 @@ class Reports:
     def __call__(
         self, cause: str, text: str, level: str = "warning", error: BaseException | None = None, **fields: object
     ) -> None:
-        """One more of a cause; causes of two protocols are two."""
+        """Logs a line of a cause. Causes of different protocols are counted separately."""
         suppressed = self._bounded.allow(f"{fields.get('protocol')}:{cause}", time.monotonic())
         if suppressed is not None:
             if suppressed:

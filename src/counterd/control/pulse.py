@@ -1,6 +1,6 @@
-"""How late the event loop is: a timer that measures what everything else on the loop waits for.
+"""Measures how late the event loop is, with a periodic timer.
 
-Floor 4. It feeds systemd's watchdog too, because a loop that does not come to this does not come to a request either.
+Floor 4. The same timer feeds systemd's watchdog, because a loop that does not reach its timers serves no requests.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PERIOD_S = 0.1
-PERIOD_MIN_S = 0.01  # a watchdog that wants to hear more takes all of the CPU, and would fire at the first long turn
-# Seconds. The loop's timers have milliseconds: a loop that is idle is in one of the first two.
+PERIOD_MIN_S = 0.01  # a shorter watchdog period would take much CPU, and fail at the first long turn of the loop
+# Seconds. The loop's timers have a resolution of 1 ms, so an idle loop is in one of the first two.
 BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class Pulse:
-    """Beats every PERIOD_S from start() to stop(), or as often as it is to feed.
+    """Beats every PERIOD_S from start() to stop(), or more often if the watchdog needs it.
 
-    feed: told every feed_s seconds that the loop is alive, and every PERIOD_MIN_S at most; 0 is never.
-    last, max: how late the last beat was and the latest of all, in seconds.
+    feed: called every feed_s seconds, at most every PERIOD_MIN_S; 0 is never.
+    last, max: how late the last beat was, and the latest of all, in seconds.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, feed: Callable[[], object], feed_s: float = 0.0) -> None:
@@ -41,7 +41,7 @@ class Pulse:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Feeds at once, and beats from now on."""
+        """Feeds at once, and starts to beat."""
         self._wait(time.monotonic_ns())
 
     def stop(self) -> None:
@@ -49,7 +49,7 @@ class Pulse:
             self._timer.cancel()
 
     def histogram(self) -> Histogram:
-        """How late the beats were, in seconds."""
+        """Returns the histogram of how late the beats were, in seconds."""
         return Histogram(BOUNDS, tuple(self._counts), self._sum)
 
     def _beat(self) -> None:

@@ -1,4 +1,4 @@
-"""One enabled room: its sockets, its store, its server, and the settings they are given.
+"""One enabled protocol: its sockets, its store, its server, and their settings.
 
 Floor 4.
 """
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from counterd.contract import Figures, JournaledStore, Room, Store
     from counterd.control.config.loading import Config
 
-    # Told a cause that repeats, a sentence, and fields of the line.
+    # Called with a cause, by which repeated lines are limited, a sentence, and fields of the line.
     Report = Callable[..., None]
 
 TLS_FILES = ("tls.cert", "tls.key", "tls.client_ca")
 
 
 class Ready(NamedTuple):
-    """What a configuration makes of a room's files and names, all of it checked: to be swapped in at once.
+    """The checked contents of a protocol's files, ready to be applied.
 
-    files: what the room's readers made of its own, by key.
+    files: the protocol's own files, parsed, by key.
     """
 
     access: Access
@@ -51,12 +51,12 @@ class Ready(NamedTuple):
 
 
 def readers_of(room: Room) -> Mapping[str, Callable[[bytes], Any]]:
-    """Of the files that its settings name."""
+    """Returns the readers of the protocol's files."""
     return room.files.readers if room.files else {}
 
 
 def prepare(room: Room, config: Config) -> Ready:
-    """Reads what the settings of a room name outside of the configuration. Raises ConfigError."""
+    """Reads the files, and looks up the users and groups, that a protocol's settings name. Raises ConfigError."""
     name = room.name
     listener = config.listener(name)
     context = None
@@ -80,7 +80,7 @@ def prepare(room: Room, config: Config) -> Ready:
 
 
 def check(room: Room, config: Config) -> None:
-    """Finds out what open() and extend() would find wrong with files and names. Raises ConfigError."""
+    """Makes the checks of open() and extend() that concern files and names. Raises ConfigError."""
     problems = find_extensions(room, config)[1]
     try:
         prepare(room, config)
@@ -91,12 +91,12 @@ def check(room: Room, config: Config) -> None:
 
 
 class Service:
-    """A protocol on its way through the life of the process: open(), make_store(), extend(), start(), restore() if it
-    has a keeper, listen(), apply(), finish() and close().
+    """A protocol in the process. The order of calls: open(), make_store(), extend(), start(), restore() if it has a
+    keeper, listen(), apply() for each reload, finish() and close().
 
     descriptors: how many its connections may use.
-    ready: what is in force of the files and names that its settings mention.
-    plugin_host: has its extensions.
+    ready: the contents of its files that are in force.
+    plugin_host: runs its extensions.
     """
 
     def __init__(self, room: Room, config: Config, descriptors: int, report: Report) -> None:
@@ -115,7 +115,7 @@ class Service:
         self._report = report
 
     def open(self) -> tuple[list[str], list[str]]:
-        """Opens all its sockets; returns what is wrong and what is merely missing, a line each."""
+        """Opens all sockets. Returns errors, and addresses that this machine merely lacks, a line each."""
         problems: list[str] = []
         missing: list[str] = []
         try:
@@ -129,26 +129,26 @@ class Service:
         return problems, missing
 
     def hand_over(self, uid: int, gid: int) -> None:
-        """Gives the files of its Unix sockets to the user the daemon is going to be. Raises OSError."""
+        """Gives the files of the Unix sockets to the user that the daemon will run as. Raises OSError."""
         for door in self.doors:
             door.hand_over(uid, gid)
 
     def unreadable(self) -> list[str]:
-        """The files that this process cannot read again: a reload would find out too late."""
+        """Returns a line for each file that this process can no longer read, because the next reload would fail."""
         keys = [*(f"{self.room.name}.{name}" for name in TLS_FILES), *readers_of(self.room)]
         return unreadable({key: self._config.values[key] for key in keys}, self._config.place)
 
     def make_store(self, figures: Figures) -> None:
-        """Makes the store, with what its files say in it. Raises ValueError or MemoryError."""
+        """Makes the store and loads the contents of its files. Raises ValueError or MemoryError."""
         self.store = self.room.make_store(self._config.own(self.room), figures, time.monotonic_ns())
         self.load(self._config, self.ready)
 
     def extend(self) -> None:
-        """Makes its extensions. Raises ConfigError."""
+        """Creates the extensions. Raises ConfigError."""
         self.plugin_host.open(self.store)
 
     async def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Has everything stand. Raises ConfigError."""
+        """Makes the server and starts everything except listening. Raises ConfigError."""
         self.server = Server(loop, self.store, self._limits(), self._told)
         self.windows = Windows(self.server, self._window())
         self._apply(self._config, self.ready)
@@ -166,7 +166,7 @@ class Service:
             self.authority.start()
 
     async def restore(self) -> None:
-        """Has the store take up what its journal has. Raises ConfigError."""
+        """Restores the store from its journal. Raises ConfigError."""
         assert self.keeper is not None
         try:
             await self.keeper.restore()
@@ -175,35 +175,35 @@ class Service:
 
     @property
     def failing(self) -> bool:
-        """Whether its journal cannot be written."""
+        """True while its journal cannot be written."""
         return self.keeper is not None and bool(self.keeper.failing)
 
     async def finish(self, timeout: float) -> None:
-        """Has the journal have all, after the last connection; at most so many seconds."""
+        """Waits until the journal has all changes. timeout: see Keeper.finish()."""
         if self.keeper is not None:
             await self.keeper.finish(timeout)
 
     def listen(self) -> None:
-        """Begins to accept connections."""
+        """Starts to accept connections."""
         for number, door in enumerate(self.doors):
             for listening in door.listening:
                 self.server.listen(listening, number)
 
     def load(self, config: Config, ready: Ready) -> None:
-        """Gives the store what its files say: all of it, or nothing. Raises ValueError or MemoryError."""
+        """Loads the contents of its files into the store, all or nothing. Raises ValueError or MemoryError."""
         if self.room.files:
             self.room.files.load(self.store, config.own(self.room), ready.files)
 
     def reread(self) -> list[str]:
-        """Which files are in force, for people."""
+        """Returns the names of the files that are in force, for people."""
         tls = [f"the TLS files of {self.room.name}"] if self.ready.context else []
         return tls + [f"the file of {key}" for key in self.ready.files]
 
     def apply(self, config: Config, ready: Ready) -> None:
-        """Takes over the settings that may change while running, and what prepare() made of them.
+        """Applies the settings that may change while running, and the result of prepare().
 
-        What the room's own files say comes before, by load(), as that can still be refused; what its extensions say,
-        after, as it takes its time.
+        load() applies the protocol's own files before this, because it can still refuse them. Extensions reload after
+        this, because they take time.
         """
         self._apply(config, ready)
         self.plugin_host.apply(config)
@@ -220,16 +220,16 @@ class Service:
         self.windows.set_interval(self._window())
 
     def addresses(self) -> dict[str, list[str]]:
-        """Where each of its ports listens, for people; the first has the room's name."""
+        """Returns the addresses of each port, for people. The first port has the protocol's name."""
         return {door.port.name: door.addresses() for door in self.doors}
 
     def unlisten(self) -> None:
-        """Accepts no more, and has the store give out nothing new."""
+        """Stops accepting, and makes the store hand out nothing new."""
         self.server.unlisten()
         self.store.begin_drain()
 
     def part(self) -> None:
-        """Begins the end: see Server.part."""
+        """Begins to end all connections: see Server.part."""
         self.server.part()
         self.windows.stop()
 
@@ -243,12 +243,12 @@ class Service:
             door.close()
 
     def _told(self, cause: str, text: str) -> None:
-        """Passes on what the server reports, with the limit that it is about."""
+        """Passes on a report of the server, with the limit that it is about."""
         limit = self._limit(cause)
         self._report(cause, text, protocol=self.room.name, **({"limit": limit} if limit else {}))
 
     def _limit(self, cause: str) -> str | None:
-        """The key that a report is about, and its value."""
+        """Returns the setting that a report is about, with its value; or None."""
         room, settings = self.room.name, self._settings
         if cause == "rejected:max_connections" and settings.max_connections != self.server.limits.max_connections:
             return "open files of the process"

@@ -1,6 +1,6 @@
-"""TLS for a room: a context made of the files that the configuration names, checked before anybody uses it.
+"""Makes a protocol's TLS context from the files that the configuration names, and checks the files.
 
-Floor 4. A context is never changed: who has begun with one keeps it, and new files make a new one.
+Floor 4. A context is never changed. A reload makes a new one, and existing connections keep the old one.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import ssl
 
 from counterd.control.files import FileError, read_file
 
-FILE_MAX = 1 << 20  # bytes: some thousand certificates, which the loop waits for at a reload
+FILE_MAX = 1 << 20  # bytes, some thousand certificates: limits how long a reload takes
 
 
 class TLSError(Exception):
-    """A file that cannot be used. name: the last part of its key, "cert" and so on; as text: why."""
+    """A file cannot be used. name: the last part of its setting, such as "cert"; str(): why."""
 
     def __init__(self, name: str, why: str) -> None:
         self.name = name
@@ -21,11 +21,11 @@ class TLSError(Exception):
 
 
 def make_context(cert: str, key: str = "", client_ca: str = "", require_client_cert: bool = False) -> ssl.SSLContext:
-    """A context of a server, for TLS 1.2 and newer. Raises TLSError.
+    """Makes a server's context, for TLS 1.2 and newer. Raises TLSError.
 
-    cert: path of the certificate and those above it, in PEM. key: path of its private key, or "" if that is in cert.
-    client_ca: path of the authorities that clients' certificates are checked with, or "" to ask for none.
-    require_client_cert: whether a client without one is refused.
+    cert: path of the certificate and its chain, in PEM. key: path of the private key, or "" if it is in cert.
+    client_ca: path of the authorities for clients' certificates, or "" to request none.
+    require_client_cert: refuse clients without a certificate.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -43,7 +43,7 @@ def make_context(cert: str, key: str = "", client_ca: str = "", require_client_c
         raise TLSError(key_name, f"there is no private key in PEM in {key or cert}{_reason(error)}") from None
     except ValueError as error:
         raise TLSError(key_name, f"the private key in {key or cert} {error}") from None
-    except OSError as error:  # it was there a moment ago
+    except OSError as error:  # the file has vanished since it was read
         raise TLSError(key_name, f"{cert} and {key or cert} cannot be read: {error.strerror}") from None
     if client_ca:
         context.load_verify_locations(cadata=_check_certificates("client_ca", client_ca))
@@ -59,7 +59,7 @@ def _read(name: str, path: str) -> bytes:
 
 
 def _check_certificates(name: str, path: str) -> str:
-    """The text of a file. OpenSSL does not say which of its files it means: this one is looked at alone."""
+    """Reads and checks a file of certificates alone, because OpenSSL's errors do not say which file is wrong."""
     text = _read(name, path).decode("ascii", "replace").replace("\N{REPLACEMENT CHARACTER}", "?")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=text)
@@ -74,5 +74,5 @@ def _reason(error: Exception) -> str:
 
 
 def _no_passphrase() -> str:
-    """OpenSSL would ask for it at the terminal."""
+    """Refuses a key with a passphrase, for which OpenSSL would ask at the terminal."""
     raise ValueError("has a passphrase, and nobody is there to give it")

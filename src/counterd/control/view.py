@@ -1,6 +1,6 @@
-"""What parts of the daemon may see of it: a few fields, and nothing that they could do with it.
+"""The fields of the daemon that its parts may read. They get no methods that act on the daemon.
 
-Floor 4. The daemon alone writes to it.
+Floor 4. Only the daemon writes to the view.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class View:
-    """config: what is in force. settings: all keys. lines_lost: how many lines of the log were, until now.
+    """config: in force now. settings: all settings by key. lines_lost: returns how many lines of the log were lost.
 
-    started_ns: when the daemon was made, on the monotonic clock. internal_errors: exceptions that nothing was to raise;
-    memory_errors: those for want of memory. pulse: how late the loop is, once there is one.
+    started_ns: when the daemon was created, on the monotonic clock. internal_errors: unhandled exceptions, except
+    memory_errors, which are those by lack of memory. pulse: set when the loop runs.
     """
 
     config: Config
@@ -40,7 +40,7 @@ class View:
     pulse: Pulse = field(init=False)
 
     def figures(self, service: Service) -> dict[str, object]:
-        """What is counted above the engine, for a protocol whose clients can ask for statistics."""
+        """Returns the figures of the floors above the engine, for protocols that serve statistics to clients."""
         used = resource.getrusage(resource.RUSAGE_SELF)
         return {
             "version": __version__,

@@ -1,6 +1,6 @@
-"""Tells a store the wall-clock time, and turns its stats windows at multiples of an interval.
+"""Gives a store the wall-clock time, and begins its stats windows at multiples of an interval.
 
-Floor 4. The number given to the store counts turns, so it only rises, whatever happens to the clock or the interval.
+Floor 4. The number of a window counts the windows, so it only rises, even if the clock or the interval changes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from counterd.contract import WindowedStore
     from counterd.net.server import Server
 
-# The wall clock can be set at any time: how soon that is noticed.
+# How often the wall clock is read, because it can be set at any time.
 CHECK_S = 1.0
 
 
 class Windows:
-    """The wall clock of one server's store; interval is in seconds and may change, 0 is for a store without windows."""
+    """The wall clock of one server's store. interval: of the windows, in seconds; 0 for a store without windows."""
 
     def __init__(self, server: Server, interval: int) -> None:
         self._server = server
@@ -29,7 +29,7 @@ class Windows:
         self.set_interval(interval)
 
     def set_interval(self, interval: int) -> None:
-        """Measures in that interval from now on; the window under way ends at its next multiple."""
+        """Changes the interval. The current window ends at the next multiple of the new one."""
         if interval == self._interval:
             return
         self._interval = interval
@@ -39,7 +39,7 @@ class Windows:
             self.turn()
 
     def turn(self) -> None:
-        """Tells the time, begins a window if a multiple of the interval has passed, and comes back for the next."""
+        """Gives the store the time, begins a window if a multiple of the interval has passed, and sets the timer."""
         now = time.time()
         self._server.store.set_wall(time.time_ns(), time.monotonic_ns())
         period = self._period_at(now)
@@ -47,7 +47,7 @@ class Windows:
             self._number += 1
             cast("WindowedStore", self._server.store).begin_window(self._number)
             self._server.driver.wake()
-        self._period = period  # smaller if the clock was set back: the next multiple turns as any other
+        self._period = period  # smaller if the clock was set back; then the next multiple begins a window as usual
         wait = min(CHECK_S, max(0.001, (period + 1) * self._interval - now)) if self._interval else CHECK_S
         self._timer = self._server.loop.call_later(wait, self.turn)
 

@@ -1,1 +1,1 @@
-"""Journals: databases that have what a protocol must not forget. Run as a program, the process that writes one."""
+"""Journals: databases from which a protocol's store is restored. Run as a program, it is the writer process."""

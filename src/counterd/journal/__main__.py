@@ -1,15 +1,15 @@
-"""`python -m counterd.journal LINK DAEMON`: the process that writes a journal, which only the daemon starts.
+"""`python -m counterd.journal LINK DAEMON`: the process that writes a journal. Only the daemon starts it.
 
-A side. LINK is the number of a socket to the daemon. It ends when that is closed, once it has written what came before:
-the daemon may have been killed, and with `sync` other than always nobody else has what it sent last.
+A side. LINK is the descriptor of a socket to the daemon. When the socket is closed, the process writes the pieces that
+it has received, and ends. If the daemon was killed, and `sync` is not always, they exist nowhere else.
 
 The frames are those of frames.py:
-    daemon to child   JSON first: {"room": name, "path": ..., "is_synced": ..., "is_new": ...}; then a piece each,
-                      the next when the last was written. is_new: the daemon's store is to be told what there is.
-                      Nothing: no more is written. Then JSON, what release() is to be told, and the file is closed
-    child to daemon   a letter, then   A: what was sent last is written. L: nothing; it lives. P: a piece, to restore.
-                      C: JSON, how many records come. B: JSON, what begin() is to be told: it is ready.
-                      E: what is wrong; it ends
+    daemon to child   first JSON: {"room": name, "path": ..., "is_synced": ..., "is_new": ...}; then one piece per
+                      frame, the next when the last was written. is_new: the store has to be restored. An empty frame:
+                      no more pieces follow. After that JSON, the arguments of release(), and the file is closed
+    child to daemon   a letter, then   A: the last piece is written. L: nothing; the process is alive.
+                      P: a piece, to restore. C: JSON, the number of records that follow.
+                      B: JSON, the arguments of begin(): the process is ready. E: an error message; the process ends
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LIVES_PERIOD_S = 2
-LIVES_STEPS = 1_000_000  # of SQLite's machine, some 0.1 s
+LIVES_STEPS = 1_000_000  # instructions of SQLite's virtual machine, some 0.1 s
 READ_SIZE = 1 << 20
 
 
@@ -44,18 +44,18 @@ class Link:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", LIVES_PERIOD_S, 0))
 
     def say(self, letter: bytes, body: bytes = b"") -> None:
-        """Raises OSError if the daemon has gone."""
+        """Sends a frame. Raises OSError if the daemon is gone."""
         self._said = time.monotonic()
         self._socket.sendall(frame(letter + body, PIECE_MAX))
 
     def live(self) -> None:
-        """Called while SQLite is at work: what takes long is no hang."""
+        """Called while SQLite works, so that the daemon does not take long work for a hang."""
         if time.monotonic() - self._said > LIVES_PERIOD_S:
-            with contextlib.suppress(OSError):  # which whoever says something next is told
+            with contextlib.suppress(OSError):  # the next say() raises it
                 self.say(b"L")
 
     def frames(self) -> Iterator[bytes]:
-        """What the daemon sends, until it has gone; meanwhile it is told that this process lives."""
+        """Yields the daemon's frames until it is gone. Sends L while there are none."""
         frames = Frames(PIECE_MAX)
         data = memoryview(bytearray(READ_SIZE))
         while True:
@@ -71,7 +71,7 @@ class Link:
 
 
 def write_journal(link: Link) -> None:
-    """Writes what comes. Raises JournalError, or OSError if the daemon has gone."""
+    """Writes the daemon's pieces. Raises JournalError, or OSError if the daemon is gone."""
     frames = link.frames()
     told = json.loads(next(frames))
     ledger = find_ledger(told["room"])
@@ -90,20 +90,20 @@ def write_journal(link: Link) -> None:
         link.say(b"B", json.dumps(begin).encode())
         for piece in frames:
             if not piece:
-                if (left := next(frames, None)) is not None:  # else the daemon has gone
+                if (left := next(frames, None)) is not None:  # else the daemon is gone
                     with transaction(database):
                         ledger.release(database, **json.loads(left))
                 break
             with transaction(database):
                 ledger.write(database, piece)
-            with contextlib.suppress(BrokenPipeError):  # it has gone, and left something to write
+            with contextlib.suppress(BrokenPipeError):  # the daemon is gone, but pieces may remain to be written
                 link.say(b"A")
         database.close()
 
 
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # meant for the daemon, which still needs this process for a while
+        signal.signal(number, signal.SIG_IGN)  # signals are for the daemon, which still needs this process
     os.umask(0o077)
     link = Link(socket.socket(fileno=int(sys.argv[1])))
     try:

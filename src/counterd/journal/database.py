@@ -1,6 +1,6 @@
-"""The file of a journal: opened, made, locked, and what is wrong with it said in a sentence.
+"""Opens, creates and locks the file of a journal, and words errors for people.
 
-A side: nothing of the daemon is needed to look into its journal.
+A side: works without the rest of the daemon, so that its journal can always be inspected.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 APPLICATION_ID = 0x63746A31  # "ctj1", in the file's header
 MODE = 0o600
-LOCK_S = 10.0  # for the writer of a daemon that was killed to end
-BUSY_MS = 10_000  # for somebody else who has the file open
-CHECKPOINT_PAGES = 2000  # 8 MB: the log beside the file is about as large
+LOCK_S = 10.0  # how long to wait until the writer of a killed daemon has ended
+BUSY_MS = 10_000  # how long to wait for another process that uses the database
+CHECKPOINT_PAGES = 2000  # 8 MB: about the size of the write-ahead log
 LOG_SIZE_MAX = 16 << 20
 CACHE_KIB = 32 << 10
-OWN_SCHEMA = "CREATE TABLE journal (room TEXT NOT NULL);"  # beside the protocol's
+OWN_SCHEMA = "CREATE TABLE journal (room TEXT NOT NULL);"  # in addition to the protocol's
 SHAPE = """
 SELECT objects.type, objects.name, columns.name, columns.type, columns."notnull", columns.pk
 FROM sqlite_master AS objects LEFT JOIN pragma_table_info(objects.name) AS columns
@@ -35,12 +35,12 @@ FROM sqlite_master AS objects LEFT JOIN pragma_table_info(objects.name) AS colum
 
 
 class JournalError(Exception):
-    """What is wrong with a journal, for people."""
+    """An error in a journal, worded for people."""
 
 
 @contextlib.contextmanager
 def explained(path: str, *, repairs: bool = False) -> Iterator[None]:
-    """Raises JournalError for whatever SQLite or the system says of the file. repairs: it is being repaired already."""
+    """Turns errors of SQLite and the system into JournalError. repairs: omit the advice to repair the journal."""
     advice = "" if repairs else f"; `counterd journal repair {path}` keeps what can be read"
     try:
         yield
@@ -56,9 +56,10 @@ def explained(path: str, *, repairs: bool = False) -> Iterator[None]:
 
 
 def lock(path: str, patience: float = LOCK_S) -> int:
-    """Has this process alone write the file, which is made if need be, until it ends. Raises JournalError or OSError.
+    """Locks the file for this process until it ends. Creates the file if it does not exist.
 
-    The descriptor must stay open: closing it would take SQLite's own locks of this file away.
+    patience: seconds to wait for the lock. Raises JournalError if another process keeps it, or OSError. The descriptor
+    must stay open, because closing it would release SQLite's own locks of this file.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE)
     until = time.monotonic() + patience
@@ -74,7 +75,7 @@ def lock(path: str, patience: float = LOCK_S) -> int:
 
 
 def room_of(database: sqlite3.Connection, path: str) -> str:
-    """The protocol whose journal it is. Raises JournalError if it is none."""
+    """Returns the name of the protocol of a journal. Raises JournalError if the database is not a journal."""
     ((application,),) = database.execute("PRAGMA application_id")
     if application != APPLICATION_ID:
         raise JournalError(f"{path}: is a database, and no journal of counterd")
@@ -85,7 +86,7 @@ def room_of(database: sqlite3.Connection, path: str) -> str:
 
 
 def check_layout(database: sqlite3.Connection, path: str, ledger: Ledger) -> None:
-    """Raises JournalError if this version does not understand the journal."""
+    """Raises JournalError if this version of counterd cannot read the journal."""
     ((layout,),) = database.execute("PRAGMA user_version")
     if layout != ledger.LAYOUT:
         raise JournalError(
@@ -103,13 +104,13 @@ def check_layout(database: sqlite3.Connection, path: str, ledger: Ledger) -> Non
 
 
 def lenient(database: sqlite3.Connection) -> sqlite3.Connection:
-    """The database, where text that is no UTF-8 can be read, as something that no name can be."""
+    """Makes text that is not UTF-8 readable. It becomes text that is not a valid name."""
     database.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
     return database
 
 
 def find_ledger(room: str) -> Ledger:
-    """What a protocol's journal has in it. Raises JournalError if there is no such protocol here, or it has none."""
+    """Returns the Ledger of a protocol. Raises JournalError if the protocol is not installed or has no journal."""
     for one in find_rooms():
         if one.name == room and one.journal is not None:
             return importlib.import_module(one.journal.ledger)
@@ -117,23 +118,23 @@ def find_ledger(room: str) -> Ledger:
 
 
 def ledger_of(database: sqlite3.Connection, path: str) -> Ledger:
-    """What a journal has in it. Raises JournalError if it is none that this version understands."""
+    """Returns the Ledger of a journal. Raises JournalError if this version of counterd cannot read the journal."""
     ledger = find_ledger(room_of(database, path))
     check_layout(database, path, ledger)
     return ledger
 
 
 def open_database(path: str, room: str, *, is_synced: bool) -> sqlite3.Connection:
-    """The journal of a protocol, in a file that is locked; its tables are made if it is empty. Raises JournalError.
+    """Opens a protocol's journal, whose file must be locked. Creates the tables if it is empty. Raises JournalError.
 
-    is_synced: a transaction that has ended is on disk.
+    is_synced: each commit waits until it is on disk.
     """
     ledger = find_ledger(room)
     with explained(path), contextlib.ExitStack() as undo:
         database = sqlite3.connect(path, isolation_level=None, timeout=BUSY_MS / 1000)
         undo.callback(database.close)
         ((tables,),) = database.execute("SELECT count(*) FROM sqlite_master")
-        if tables:  # what is somebody else's is left as it is
+        if tables:  # check first: another program's database must not be changed
             if (found := room_of(database, path)) != room:
                 raise JournalError(f"{path}: is the journal of {found}, not of {room}")
             check_layout(database, path, ledger)
@@ -155,7 +156,7 @@ def open_database(path: str, room: str, *, is_synced: bool) -> sqlite3.Connectio
 
 @contextlib.contextmanager
 def transaction(database: sqlite3.Connection) -> Iterator[None]:
-    """All of it, or nothing."""
+    """Runs the block in a transaction, which is rolled back if the block raises an exception."""
     database.execute("BEGIN IMMEDIATE")
     try:
         yield

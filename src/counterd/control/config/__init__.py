@@ -1,1 +1,1 @@
-"""The configuration: which keys there are, and their values, from a file and the command line. Floor 4."""
+"""The configuration: its keys, and their values from a file and the command line. Floor 4."""

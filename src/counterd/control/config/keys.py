@@ -1,8 +1,8 @@
-"""Which keys a configuration has: their readers, defaults and units; of the daemon, of every room's listener, of admin.
+"""The keys of the daemon, of every protocol's listener, and of admin: their readers, defaults and units.
 
-Floor 4. Each class is a part of the configuration, and each of its fields a key; whoever needs a part is given an
-object of the class. A room's own keys are in its ROOM. Keys of a listener can be given once for all rooms, as
-`listener.KEY`; a room's own key overrides that. What two values say together is config.py's business.
+Floor 4. Each class is a part of the configuration, and each field a key. Code that needs a part gets an object of the
+class. A protocol's own keys are in its ROOM. Keys of a listener can be given once for all protocols, as `listener.KEY`;
+a protocol's own key overrides that. loading.py checks values against each other.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 KEEPALIVE_SECONDS_MAX = 32767
 KEEPALIVE_COUNT_MAX = 127
 TIMEOUT_MAX = 3600
-HANDSHAKE_TIMEOUT_MAX = 60  # a stranger holds a connection for so long
+HANDSHAKE_TIMEOUT_MAX = 60  # an unauthenticated client can keep a connection for this long
 IDLE_TIMEOUT_MAX = 86400
 CONNECTIONS_MAX = (1 << 31) - 1
-REQUESTS_MAX = 1_000_000_000  # a second: more than any connection can send
-TOKEN_MAX = 1024  # characters: it has to fit into a header of a request
+REQUESTS_MAX = 1_000_000_000  # per second: more than any connection can send
+TOKEN_MAX = 1024  # characters: it has to fit into an HTTP header
 
 ACCOUNTS: dict[str, tuple[Callable[[str], int], Callable[[int], object]]] = {
     "user": (lambda name: pwd.getpwnam(name).pw_uid, pwd.getpwuid),
@@ -57,19 +57,19 @@ LISTENER = "listener"
 
 
 def account_number(kind: str, text: str) -> int:
-    """The uid or gid of a "user" or "group", given by name or number; LookupError if this machine knows none."""
+    """Returns the uid or gid of a "user" or "group", by name or number. Raises LookupError if it does not exist."""
     by_name, by_number = ACCOUNTS[kind]
     try:
         if re.fullmatch("[0-9]+", text):
             by_number(int(text))
             return int(text)
         return by_name(text)
-    except (KeyError, ValueError):  # ValueError: a NUL, or more digits than int() takes
+    except (KeyError, ValueError):  # ValueError: a NUL, or more digits than int() accepts
         raise LookupError(f"there is no {kind} {text!r} on this machine") from None
 
 
 def _account(kind: str) -> Reader:
-    """The name or number of a user or group that this machine knows; empty means none."""
+    """Reads the name or number of a user or group that exists on this machine; empty means none."""
 
     def read(text: str) -> str:
         try:
@@ -83,7 +83,7 @@ def _account(kind: str) -> Reader:
 
 
 def _accounts(text: str) -> tuple[str, ...]:
-    """Words such as user:NAME and group:NAME."""
+    """Reads words such as user:NAME and group:NAME."""
     words = text.replace(",", " ").split()
     for word in words:
         kind, colon, name = word.partition(":")
@@ -94,7 +94,7 @@ def _accounts(text: str) -> tuple[str, ...]:
 
 
 def split_bind(text: str) -> tuple[str, int]:
-    """What admin_bind() has found right: an IP address and a port, or the path of a Unix socket and -1."""
+    """Splits a valid admin_bind() into an IP address and a port, or the path of a Unix socket and -1."""
     if text.startswith(UNIX_PREFIX):
         return text.removeprefix(UNIX_PREFIX), -1
     host, _, port = text.rpartition(":")
@@ -102,14 +102,14 @@ def split_bind(text: str) -> tuple[str, int]:
 
 
 def shown(address: str, port: int) -> str:
-    """An IP address and a port, or a path and -1, for people."""
+    """Formats an IP address and a port, or a path and -1, for people."""
     if port < 0:
         return UNIX_PREFIX + address
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def admin_bind(text: str) -> str:
-    """An address with a port, such as 127.0.0.1:11216 or [::1]:11216, or unix: and an absolute path."""
+    """Reads an address with a port, such as 127.0.0.1:11216 or [::1]:11216, or unix: and an absolute path."""
     if text.startswith(UNIX_PREFIX + "/"):
         socket_path(text.removeprefix(UNIX_PREFIX))
         return text
@@ -124,14 +124,14 @@ def admin_bind(text: str) -> str:
 
 
 def _token(text: str) -> str:
-    """What fits into a header of a request. Its errors do not show it."""
+    """Reads a token that fits into an HTTP header. Errors do not show the token."""
     if not re.fullmatch(f"[!-~]{{0,{TOKEN_MAX}}}", text):
         raise ValueError(f"expected at most {TOKEN_MAX} visible ASCII characters, without blanks")
     return text
 
 
 def _hosts(text: str) -> tuple[str, ...]:
-    """Names of hosts, in small letters."""
+    """Reads names of hosts, and converts them to lower case."""
     words = text.replace(",", " ").lower().split()
     for word in words:
         if not re.fullmatch(r"[a-z0-9_]([a-z0-9_.-]{0,252}[a-z0-9_])?", word):
@@ -197,7 +197,7 @@ class TLS:
 
 @dataclass(frozen=True)
 class Listener:
-    """Keys that every room has. The default of its port is the room's."""
+    """Keys that every protocol has. The protocol defines the default of the port."""
 
     enable: bool = setting(boolean, False)
     port: int = setting(integer(0, 65535), 0, "TCP port; 0 is any free one")
@@ -222,29 +222,29 @@ class Listener:
 
 
 class Port(NamedTuple):
-    """One of the ports of a room. name: for messages, the room's own for the first; prefix: of its keys."""
+    """A port of a protocol. name: for messages; that of the protocol for the first port. prefix: of its keys."""
 
     room: str
     name: str
     prefix: str
 
     def key(self, field: str) -> str:
-        """Of its `port` or `socket`."""
+        """Returns the key of its `port` or `socket`."""
         return self.prefix + field
 
 
 def ports_of(room: Room) -> list[Port]:
-    """Its ports, in their order."""
+    """Returns the ports of a protocol, in order."""
     first = Port(room.name, room.name, f"{room.name}.")
     return [first, *(Port(room.name, f"{room.name}-{name}", f"{room.name}.{name}_") for name in room.ports)]
 
 
-# What two rooms cannot share: each has its own switch, port and path.
+# Keys that protocols cannot share: each has its own switch, port and path.
 NOT_SHARED = ("enable", "port", "socket")
 
 
 def settings_for(rooms: Iterable[Room]) -> dict[str, Setting]:
-    """Every setting there is, by key: the daemon's, then for each room those of its listener and its own."""
+    """Returns all settings by key: the daemon's, then for each protocol those of its listener and its own."""
     found = [*settings_of(Process), *settings_of(Endpoint, f"{ADMIN}.")]
     for room in rooms:
         for one in settings_of(Listener, f"{room.name}."):
@@ -254,6 +254,6 @@ def settings_for(rooms: Iterable[Room]) -> dict[str, Setting]:
 
 
 def shared_settings() -> dict[str, Setting]:
-    """The keys that are for the listeners of all rooms."""
+    """Returns the keys for the listeners of all protocols."""
     excluded = [f"{LISTENER}.{name}" for name in NOT_SHARED]
     return {one.key: one for one in settings_of(Listener, f"{LISTENER}.") if one.key not in excluded}

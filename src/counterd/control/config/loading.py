@@ -1,9 +1,9 @@
-"""The configuration: which settings there are, and their values from one file and the command line.
+"""Reads the configuration from one file and the command line.
 
-Floor 4. A file is lines of `key = value`, read to the end before anything is refused: ConfigError has every mistake.
-Each message begins with where the key was given. A value that --set replaces is not looked at, so that --set can
-also repair a file. `listener.KEY` is the value of that key for each room that has none of its own, wherever the two are
-given. Nothing here changes the process: applying values is the business of whoever asked for them.
+Floor 4. A file consists of lines of `key = value`. It is read to the end, and ConfigError has every mistake. Each
+message begins with the place where the key was given. A value that --set replaces is not checked, so that --set can
+also repair a file. `listener.KEY` is the value of KEY for each protocol that does not set it itself, regardless of the
+order of the two. This module does not apply values to the process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SYSTEM_FILE = Path("/etc/counterd/counterd.conf")
 SHIPPED_FILE = Path(counterd.__file__).with_name("counterd.conf")
 
 FILE_MAX = 1 << 20  # bytes: fifty times the file that is shipped
-# For whoever writes to a pipe: `counterd -c <(generate)`. No generator of a few lines takes longer.
+# The time limit for a program that writes the configuration to a pipe: `counterd -c <(generate)`.
 PIPE_TIMEOUT_S = 10.0
 
 OVERRIDE = "--set"
@@ -56,16 +56,16 @@ PASSED = "LISTEN_FDS"
 SECRETS = {setting.key for setting in settings_for(()).values() if setting.secret}
 BLANKS = " \t\n\r\v\f"
 
-# What the extra `admin` installs: if this is there, all of it is.
+# Modules of the extras `admin` and `redis`: if one can be imported, the extra is installed.
 ADMIN_NEEDS = "aiohttp"
 SHARED_NEEDS = "redis"
 
 
 class ConfigError(Exception):
-    """Everything that is wrong with a configuration: `problems`, one line each; as text, joined with newlines."""
+    """All mistakes of a configuration. problems: one line each; str(): the lines joined with newlines."""
 
     def __init__(self, problems: Iterable[str]) -> None:
-        self.problems = tuple(dict.fromkeys(map(one_line, problems)))  # rooms that share a key share its mistakes
+        self.problems = tuple(dict.fromkeys(map(one_line, problems)))  # protocols that share a key repeat its mistakes
         super().__init__("\n".join(self.problems))
 
 
@@ -73,13 +73,13 @@ class ConfigError(Exception):
 class Config:
     """A configuration without mistakes.
 
-    values: every known key and its effective value, parsed by its setting: to be listed and compared. Whoever needs one
-        takes it from process, admin, listener() or own().
+    values: every known key and its effective value, parsed, for listing and comparing. Code that needs a value takes it
+        from process, admin, listener() or own().
     origins: where each value comes from: `FILE:LINE`, `--set` or `default`.
-    warnings: what whoever runs this should know, a line each; the caller logs them.
+    warnings: for the operator, a line each; the caller logs them.
     path: the file that was read.
-    sockets: those that the process was started with, by the room they are for, or "admin".
-    shared: of the keys whose value was given for all listeners: under which name.
+    sockets: those that the process was started with, by protocol, or "admin".
+    shared: for keys whose value was given for all listeners: the name under which it was given.
     """
 
     values: Mapping[str, Any]
@@ -101,25 +101,25 @@ class Config:
         return assembled(Listener, self.values, f"{room}.")
 
     def own(self, room: Room) -> Any:
-        """A room's own settings, an object of its class."""
+        """Returns a protocol's own settings, as an object of its class."""
         return assembled(room.settings, self.values, f"{room.name}.")
 
     def name(self, key: str) -> str:
-        """The name under which a key was given: for messages."""
+        """Returns the name under which a key was given, for messages."""
         return self.shared.get(key, key)
 
     def place(self, key: str) -> str:
-        """What a message about the value of a key begins with."""
+        """Returns the beginning of a message about the value of a key."""
         return f"{self.where(key)}: {self.name(key)}"
 
     def where(self, key: str) -> str:
-        """Where the value of a key is from, or would be: for messages."""
+        """Returns where a value was given, or the file where it could be given, for messages."""
         origin = self.origins.get(key, "default")
         return str(self.path) if origin == "default" else origin
 
 
 class Entry(NamedTuple):
-    """A key with a value, as somebody wrote them."""
+    """A key with a value, as written."""
 
     name: str
     text: str
@@ -127,15 +127,15 @@ class Entry(NamedTuple):
 
     @property
     def where(self) -> str:
-        """What a message about it begins with."""
+        """The beginning of a message about the entry."""
         if self.origin != OVERRIDE:
             return self.origin
         return f"{OVERRIDE} {self.name}={'...' if self.name in SECRETS else self.text}"
 
 
-# ---- yrmcds: everything that lets a file of the reference be used as it is ------------------------------------------
+# ---- yrmcds: allows using a file of the reference unchanged ---------------------------------------------------------
 
-# Its own keys, which a file is recognised by, and the settings they mean; None for what only its memcache uses.
+# The keys of yrmcds, by which its files are recognised, and the settings they mean; None for keys of its memcache only.
 YRMCDS_NAMES: dict[str, str | None] = {
     "log.threshold": "log.level",
     "virtual_ip": "virtual_ip",
@@ -164,9 +164,10 @@ EVERYWHERE = ("0.0.0.0", "::")
 
 
 def _yrmcds_bind(values: dict[str, Any], given: dict[str, Entry]) -> Iterator[str]:
-    """Turns virtual_ip and bind_ip into counter.bind, unless that is given itself; yields warnings.
+    """Turns virtual_ip and bind_ip into counter.bind, unless that is given itself. Yields warnings.
 
-    yrmcds serves whoever reaches it, so its files mean counter.insecure = true: a warning, where ours would be refused.
+    yrmcds serves every client that reaches it. So its files imply counter.insecure = true: this yields a warning where
+    a file of counterd would be refused.
     """
     listed = tuple(dict.fromkeys(values.pop("virtual_ip", ()) + values.pop("bind_ip", ())))
     if YRMCDS_BIND not in values or YRMCDS_BIND in given:
@@ -189,7 +190,7 @@ def _yrmcds_bind(values: dict[str, Any], given: dict[str, Entry]) -> Iterator[st
 
 
 def find_file(explicit: Path | None) -> Path:
-    """The file to read: the one that is asked for, else the system's if there is one, else the one that is shipped."""
+    """Returns the file to read: the explicit one, else the system's if it exists, else the shipped one."""
     if explicit is not None:
         return explicit
     try:
@@ -197,7 +198,7 @@ def find_file(explicit: Path | None) -> Path:
     except FileNotFoundError:
         return SHIPPED_FILE
     except OSError:
-        pass  # it may be there: load() says what keeps it from being read
+        pass  # it may exist: load() reports why it cannot be read
     return SYSTEM_FILE
 
 
@@ -208,11 +209,11 @@ def load(
     passed: Sequence[Passed] = (),
     pipe_timeout: float = 0.0,
 ) -> Config:
-    """The configuration in a file with the `key=value` of each --set on top of it.
+    """Reads the configuration from a file, and applies the `key=value` of each --set.
 
-    passed: sockets that the process was started with; a room that has some is served there and nowhere else.
-    pipe_timeout: the file may be a pipe, and then somebody has so many seconds to write it.
-    Raises ConfigError with all mistakes in all of these.
+    passed: sockets that the process was started with. A protocol that has some does not open others.
+    pipe_timeout: the file may be a pipe if this is not 0: it must be written within so many seconds.
+    Raises ConfigError with all mistakes.
     """
     problems: list[str] = []
     warnings: list[str] = []
@@ -240,7 +241,7 @@ def load(
     sockets = _assigned(passed, rooms, values, given, problems)
     shared = {
         key: name for key, name in shared.items() if given[key].name == name
-    }  # those that nobody passed sockets for
+    }  # without keys that passed sockets have replaced
     places = Places(lambda key: given[key].where if key in given else str(path), shared)
     problems.extend(_contradictions(rooms, values, places, sockets))
     if problems:
@@ -250,13 +251,13 @@ def load(
 
 
 def changed(old: Config, new: Config, settings: Mapping[str, Setting]) -> tuple[list[str], list[str]]:
-    """The keys whose value is another one: those that can change while the daemon runs, and those that cannot."""
+    """Returns the keys whose values differ: those that can change while the daemon runs, and those that cannot."""
     keys = [key for key in settings if old.values[key] != new.values[key]]
     return [key for key in keys if settings[key].reload], [key for key in keys if not settings[key].reload]
 
 
 def merged(old: Config, new: Config, fixed: Iterable[str], rooms: Sequence[Room]) -> Config:
-    """The new configuration with the fixed keys as they were; ConfigError if the two do not go together."""
+    """Returns the new configuration with the old values of the fixed keys. Raises ConfigError if they conflict."""
     kept = tuple(fixed)
     values = {**new.values, **{key: old.values[key] for key in kept}}
     origins = {**new.origins, **{key: old.origins[key] for key in kept}}
@@ -270,7 +271,7 @@ def merged(old: Config, new: Config, fixed: Iterable[str], rooms: Sequence[Room]
 
 
 def _lines(path: Path, pipe_timeout: float, problems: list[str]) -> Iterator[tuple[str, str]]:
-    """The origin and text of every line that is neither blank nor a comment."""
+    """Yields the origin and text of every line that is neither blank nor a comment."""
     try:
         content = read_file(str(path), FILE_MAX, pipe_timeout)
     except FileError as error:
@@ -278,7 +279,7 @@ def _lines(path: Path, pipe_timeout: float, problems: list[str]) -> Iterator[tup
     for number, raw in enumerate(content.split(b"\n"), 1):
         origin = f"{path}:{number}"
         if raw.strip().startswith(b"#"):
-            continue  # whatever its encoding: old files have comments in any
+            continue  # in any encoding, because comments of old files have various ones
         try:
             line = raw.decode().strip(BLANKS)
         except UnicodeDecodeError as error:
@@ -293,7 +294,7 @@ def _entries(lines: Iterable[tuple[str, str]], problems: list[str]) -> list[Entr
     for origin, line in lines:
         name, equals, text = (part.strip(BLANKS) for part in line.partition("="))
         hidden = line.startswith(tuple(SECRETS))
-        if not name or not equals or (hidden and not re.fullmatch(r"[\w.]+", name)):  # the name has part of the secret
+        if not name or not equals or (hidden and not re.fullmatch(r"[\w.]+", name)):  # name: may contain the secret
             problems.append(f"{origin}: expected key = value, not {'...' if hidden else repr(line)}")
             continue
         if len(text) >= 2 and text[0] == text[-1] == '"':
@@ -303,7 +304,7 @@ def _entries(lines: Iterable[tuple[str, str]], problems: list[str]) -> list[Entr
 
 
 def _by_key(entries: Iterable[Entry], names: Mapping[str, str | None], problems: list[str]) -> dict[str, Entry]:
-    """The entry of each real key; names are all that are accepted, and the keys they mean or None."""
+    """Returns the entry of each real key. names: all accepted names, with the keys they mean or None."""
     given: dict[str, Entry] = {}
     for entry in entries:
         if entry.name not in names:
@@ -320,7 +321,7 @@ def _by_key(entries: Iterable[Entry], names: Mapping[str, str | None], problems:
 
 
 def _hint(name: str, names: Iterable[str]) -> str:
-    """What somebody may have meant by a key that there is not."""
+    """Returns a hint about an unknown key."""
     prefix, _, rest = name.partition(".")
     if prefix == LISTENER and rest in NOT_SHARED:
         return f", which is not for all listeners: set {' or '.join(key for key in names if _is_of_room(key, rest))}"
@@ -334,7 +335,7 @@ def _is_of_room(key: str, name: str) -> bool:
 
 
 def _values(settings: Mapping[str, Setting], given: Mapping[str, Entry], problems: list[str]) -> dict[str, Any]:
-    """Every key and its value, without those whose text is a mistake."""
+    """Returns every key and its value, without keys whose text is invalid."""
     values = {key: setting.default for key, setting in settings.items()}
     for key, entry in given.items():
         try:
@@ -346,7 +347,7 @@ def _values(settings: Mapping[str, Setting], given: Mapping[str, Entry], problem
 
 
 def _share(rooms: Sequence[Room], values: dict[str, Any], given: dict[str, Entry]) -> dict[str, str]:
-    """Makes what is given for all listeners the rooms', where they have nothing of their own; returns names by key."""
+    """Applies values that are given for all listeners to protocols without their own. Returns names by key."""
     names = {}
     for name in shared_settings():
         entry = given.pop(name, None)
@@ -365,7 +366,7 @@ def _share(rooms: Sequence[Room], values: dict[str, Any], given: dict[str, Entry
 
 
 def _readable_secrets(path: Path, given: Mapping[str, Entry]) -> Iterator[str]:
-    """Warnings: what is in the file and not for everybody, although its mode lets everybody read it."""
+    """Yields warnings about secrets in a file that everybody can read."""
     for key in sorted(SECRETS & given.keys()):
         if given[key].text and given[key].origin != OVERRIDE and path.stat().st_mode & stat.S_IROTH:
             yield f"{given[key].where}: {key}: every user of this machine can read the file: chmod o= {path}"
@@ -381,7 +382,7 @@ def _assigned(
     given: dict[str, Entry],
     problems: list[str],
 ) -> dict[str, tuple[socket.socket, ...]]:
-    """Whose each socket is; what they listen on takes the place of the addresses in the configuration."""
+    """Assigns the passed sockets to protocols. Their addresses replace those in the configuration."""
     places: dict[str, list[Passed]] = {}
     ports = {port.name: port for room in rooms for port in ports_of(room)}
     switches = {**{name: f"{port.room}.enable" for name, port in ports.items()}, ADMIN: f"{ADMIN}.enable"}
@@ -391,7 +392,7 @@ def _assigned(
         owner = one.name.partition(".")[0]
         if owner not in switches:
             owner = next((name for name in switches if one.address in listening[name]), "")
-            one.name = owner  # for good: a reload must not lose it for another address in the file
+            one.name = owner  # remembered, because after a reload the file may have another address
         if not owner:
             problems.append(
                 f"{PASSED}: socket {number} listens on {shown(*one.address)}, and nothing here does: name it with"
@@ -413,7 +414,7 @@ def _assigned(
 
 
 def _found(port: Port, where: Sequence[tuple[str, int]], values: Mapping[str, Any]) -> dict[str, Any]:
-    """What sockets that were passed for a port make of its keys."""
+    """Returns the values of a port's keys that follow from its passed sockets."""
     tcp = [place for place in where if place[1] >= 0]
     found = {
         port.key("port"): tcp[0][1] if tcp else values.get(port.key("port"), 0),
@@ -425,17 +426,17 @@ def _found(port: Port, where: Sequence[tuple[str, int]], values: Mapping[str, An
 
 
 def _addresses(port: Port, values: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Where the configuration has a port listen, as Passed.address says it."""
+    """Returns the addresses of a port in the configuration, in the form of Passed.address."""
     number = values.get(port.key("port"), 0)
     tcp = [(host, number) for host in values.get(f"{port.room}.bind", ())]
     return [*tcp, (values.get(port.key("socket"), ""), -1)]
 
 
-# ---- values that do not go together ----------------------------------------------------------------------------------
+# ---- conflicting values ----------------------------------------------------------------------------------------------
 
 
 class Places(NamedTuple):
-    """What messages say of keys. where: each begins with that; shared: names other than the key."""
+    """Words keys in messages. where: returns the beginning of a message. shared: names that differ from the key."""
 
     where: Callable[[str], str]
     shared: Mapping[str, str]
@@ -447,12 +448,12 @@ class Places(NamedTuple):
         return self.shared.get(key, key)
 
     def beside(self, key: str, name: str) -> str:
-        """Another key of a listener, for all listeners if this one is."""
+        """Returns another key of the same listener; of all listeners if `key` was given for all."""
         return f"{self.name(key).partition('.')[0]}.{name}"
 
 
 def exposed(room: str, values: Mapping[str, Any]) -> list[str]:
-    """The addresses of its `bind` on which anybody beyond this machine could use a room."""
+    """Returns the addresses of `bind` on which clients on other machines could use a protocol without any check."""
     if any(values.get(f"{room}.{key}", True) for key in ("insecure", "allow", "tls.cert")):
         return []
     return [address for address in values.get(f"{room}.bind", ()) if not ipaddress.ip_address(address).is_loopback]
@@ -461,7 +462,7 @@ def exposed(room: str, values: Mapping[str, Any]) -> list[str]:
 def _contradictions(
     rooms: Sequence[Room], values: Mapping[str, Any], places: Places, passed: Container[str]
 ) -> Iterator[str]:
-    """Mistakes that no single value has. A key without a value is a mistake already and is no part of another."""
+    """Yields conflicts between values. A key without a value was reported already and is ignored here."""
     switches = [f"{room.name}.enable" for room in rooms]
     if all(_is_off(switch, values) for switch in switches):
         yield f"{places.where('')}: nothing is enabled, set {' or '.join(switches)} = true"
@@ -478,7 +479,7 @@ def _contradictions(
 
 
 def _collisions(rooms: Sequence[Room], values: Mapping[str, Any], places: Places) -> Iterator[str]:
-    """Two ports that would listen at the same address."""
+    """Yields conflicts between ports that would listen on the same address."""
     taken: dict[tuple[str, int], str] = {}
     for port in (each for room in rooms if values.get(f"{room.name}.enable") for each in ports_of(room)):
         key, number = port.key("port"), values.get(port.key("port"), 0)
@@ -493,7 +494,7 @@ def _is_off(key: str, values: Mapping[str, Any]) -> bool:
 
 
 def _unheard(room: Room, values: Mapping[str, Any], places: Places, passed: Container[str]) -> Iterator[str]:
-    """Of each of its ports that nobody can come by. passed: those that there are sockets for."""
+    """Yields a mistake for each port without an address. passed: the ports that have passed sockets."""
     bind = f"{room.name}.bind"
     for port in ports_of(room):
         socket = port.key("socket")

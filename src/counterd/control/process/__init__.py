@@ -1,4 +1,4 @@
-"""The life of processes: the daemon, its children, its end; what the system allows it, and what its manager hears.
+"""The life cycle of processes: the daemon, its child processes, drain, limits, privileges, and the service manager.
 
 Floor 4.
 """

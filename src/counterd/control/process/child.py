@@ -1,10 +1,10 @@
-"""A child process of the daemon and the socket between the two: started, watched, ended.
+"""Starts, watches and ends a child process of the daemon, with a socket between the two.
 
-Floor 4. What the child does, and what is said, is up to the Conversation. It is started as
+Floor 4. The Conversation defines what is sent. A child is started as
     python -m MODULE DESCRIPTOR... LINK DAEMON
-with the numbers of the sockets that it is given, that of its end of the socket, and the daemon's pid. It has to end
-with the daemon, by PR_SET_PDEATHSIG and by the end of the socket, and to say something every LISTEN_PERIOD_S. A child
-that says nothing, because it is stopped, stuck, or does not read, is killed.
+with the descriptors of the sockets that it is given, the descriptor of its end of the socket, and the daemon's pid. It
+has to end with the daemon, by PR_SET_PDEATHSIG and by the end of the socket, and to send something every
+LISTEN_PERIOD_S. A child that sends nothing, because it is stopped, stuck, or does not read, is killed.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LISTEN_PERIOD_S = 5.0
-SILENT_MAX = 4  # periods; counted, so that a daemon that was stopped itself does not blame the child
-LAST_WORDS = 64 << 10  # what a pipe holds
-END_S = 1.0  # for the kernel to end what was killed
+SILENT_MAX = 4  # periods; counted rather than timed, so that a daemon that was itself stopped does not blame the child
+LAST_WORDS = 64 << 10  # bytes that a pipe holds
+END_S = 1.0  # how long the kernel may take to end a killed process
 
-# What a service manager tells this process, and nobody else.
+# Variables that the service manager sets for the daemon only.
 NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What the children of one kind have in common.
+    """A kind of child process.
 
-    name: for people, before "process". module: is run. output_max: bytes that may be unread before a pause.
+    name: for people, before "process". module: the module to run. output_max: unread bytes before writing is paused.
     """
 
     name: str
@@ -43,29 +43,29 @@ class Kind:
 
 
 class Conversation(Protocol):
-    """The daemon's side of what is said; of one child, from its beginning to its end. None of these may raise."""
+    """The daemon's side of the conversation with one child. The methods must not raise exceptions."""
 
     def opened(self, child: Child) -> None:
-        """It can be written to from now on."""
+        """The child can be written to from now on."""
 
     def received(self, data: bytes) -> None:
-        """Some of what it says."""
+        """The child has sent data."""
 
     def paused(self) -> None:
-        """It leaves unread what it is told: nothing more is to be written until resumed()."""
+        """The child does not read: nothing more may be written until resumed()."""
 
     def resumed(self) -> None:
-        """It reads."""
+        """The child reads again."""
 
     def closed(self) -> None:
-        """Nothing is said any more."""
+        """The conversation has ended."""
 
 
 class Child(asyncio.Protocol):
-    """One process, from open() to ended() or end()."""
+    """One child process, from open() to ended() or end()."""
 
     def __init__(self, kind: Kind, given: Sequence[socket.socket], conversation: Conversation) -> None:
-        """Starts it, with these sockets. Raises OSError."""
+        """Starts the process. given: sockets that it inherits. Raises OSError."""
         self._kind = kind
         self._conversation = conversation
         self._loop = asyncio.get_running_loop()
@@ -84,18 +84,18 @@ class Child(asyncio.Protocol):
         self._silent = 0
 
     async def open(self) -> None:
-        """Connects its socket to this loop. Raises OSError."""
+        """Connects the socket to the loop. Raises OSError."""
         self._socket.setblocking(False)
         await self._loop.create_unix_connection(lambda: self, sock=self._socket)
         self._loop.call_later(LISTEN_PERIOD_S, self._check)
 
     def write(self, data: bytes) -> None:
-        """Tells it something, if it is there."""
+        """Sends data to the child, if it is connected."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     def listen(self, does: bool) -> None:
-        """Whether what it says is read."""
+        """Starts or stops reading from the child."""
         if self._transport is None:
             return
         if does:
@@ -104,21 +104,21 @@ class Child(asyncio.Protocol):
             self._transport.pause_reading()
 
     def cut(self, why: str) -> None:
-        """Ends the conversation, and so the process; why is the rest of a sentence."""
+        """Ends the conversation, and with it the process. why: the rest of a sentence about the process."""
         self._why = why
         if self._transport is not None:
             self._transport.abort()
 
     async def ended(self) -> str:
-        """Waits until it is gone, and says why, as the rest of a sentence."""
+        """Waits until the process has ended. Returns why, as the rest of a sentence."""
         await self._gone.wait()
-        self._process.kill()  # it has closed its socket, so it is of no use even if it lives
-        while self._process.poll() is None:  # noqa: ASYNC110 - nothing tells, and it takes a moment
+        self._process.kill()  # without its socket it is useless even if it is alive
+        while self._process.poll() is None:  # noqa: ASYNC110 - there is no event for it, and it is short
             await asyncio.sleep(0.01)
         return self._epitaph()
 
     def end(self) -> None:
-        """Ends it now."""
+        """Ends the process at once."""
         if self._transport is not None:
             self._transport.abort()
         else:
@@ -153,7 +153,7 @@ class Child(asyncio.Protocol):
     # ---- inside ----
 
     def _check(self) -> None:
-        """Whether it has said anything of late."""
+        """Called every LISTEN_PERIOD_S: ends the child if it has been silent for too long."""
         if self._transport is None:
             return
         self._silent = 0 if self._has_spoken else self._silent + 1
@@ -163,7 +163,7 @@ class Child(asyncio.Protocol):
         self._loop.call_later(LISTEN_PERIOD_S, self._check)
 
     def _epitaph(self) -> str:
-        """How it ended, as the rest of a sentence, with what it said last; only once."""
+        """Returns how the process ended, as the rest of a sentence, with its last words. Called once."""
         said = b""
         with contextlib.suppress(BlockingIOError):
             said = os.read(self._words, LAST_WORDS)
@@ -174,17 +174,16 @@ class Child(asyncio.Protocol):
 
 
 def spawn(module: str, given: Sequence[socket.socket]) -> tuple[subprocess.Popen[bytes], int]:
-    """Starts a process with these sockets, and returns it and the end of a pipe that has its last words.
+    """Starts a process that inherits the sockets. Returns it and the end of a pipe with its output.
 
-    The pipe never blocks it, and nobody reads it before the end. Raises OSError.
+    The pipe never blocks the process, and is read only after its end. Raises OSError.
     """
     words, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         for sock in given:
             sock.set_inheritable(True)
-        # Every other descriptor closes itself on exec; having all of them closed before would take longer the more
-        # connections there are, and the loop waits for it. "/": a folder that anybody may write to is no place to
-        # import from.
+        # close_fds=False: all other descriptors are close-on-exec. Closing them one by one would block the loop, longer
+        # with more connections. cwd="/": modules must not be imported from a folder that others can write to.
         process = subprocess.Popen(
             [sys.executable, "-m", module, *(str(sock.fileno()) for sock in given), str(os.getpid())],
             stdin=subprocess.DEVNULL,

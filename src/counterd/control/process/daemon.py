@@ -1,7 +1,7 @@
-"""The life of the process: open, serve, reload, drain.
+"""The life cycle of the daemon: open, serve, reload, drain.
 
-Floor 4. Order matters: sockets are opened, and stores made with the code they need, before the user changes; the first
-connection is accepted when everything stands.
+Floor 4. The order matters: sockets are opened, and stores and the modules that they need are loaded, before the user
+changes. The first connection is accepted when everything is ready.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ log = structlog.get_logger()
 
 
 class Reload(NamedTuple):
-    """What a configuration that was read again comes to.
+    """A reread configuration, checked and ready to be applied.
 
-    config: what of it can be in force now. changes: the keys that change; postponed: lines about those that cannot.
-    ready: of each service.
+    config: with the values that can be in force now. changes: the keys that change. postponed: lines about keys that
+    need a restart. ready: for each service.
     """
 
     config: Config
@@ -60,12 +60,12 @@ class Reload(NamedTuple):
 
 
 class Daemon:
-    """Serves what a configuration enables until a signal ends it.
+    """Serves the protocols that a configuration enables, until a signal ends it.
 
-    reread: reads the configuration again, for SIGHUP. writer: where logs go. Raises ConfigError, with a line for each
-    problem, if the sockets cannot be opened, the user not changed, or the memory not had.
+    reread: reads the configuration again, for SIGHUP. writer: of the log. Raises ConfigError, with a line for each
+    problem, if a socket cannot be opened, the user cannot be changed, or memory cannot be allocated.
 
-    services: the rooms that are enabled. view: what others may see of it. admin: the admin process, if it is enabled.
+    services: the enabled protocols. view: what other parts may see of the daemon. admin: the admin process, if enabled.
     """
 
     def __init__(self, config: Config, rooms: Sequence[Room], writer: LogWriter, reread: Callable[[], Config]) -> None:
@@ -108,7 +108,7 @@ class Daemon:
             loop.add_signal_handler(signal.SIGHUP, self.reload)
             loop.add_signal_handler(signal.SIGUSR1, self.log_stats)
             gc.collect()
-            gc.freeze()  # what is alive now stays: no collection need ever walk it again
+            gc.freeze()  # objects that are alive now stay alive, so collections can skip them
             if self._admin_listening is not None:
                 self.admin = Admin(self.view.config.admin, self._admin_listening, self._inspector(), self._report)
                 self.admin.start()
@@ -132,7 +132,7 @@ class Daemon:
             self._close()
 
     def reload(self) -> None:
-        """Begins to reread the configuration; see _reload. If that is under way, it is done once more after it."""
+        """Starts to reread the configuration; see _reload. During a reload, another one is started after it."""
         if self._stopping.is_set():
             log.warning("not reloaded: stopping")
         elif self._reloading is not None:
@@ -143,7 +143,7 @@ class Daemon:
             self._reloading.add_done_callback(self._on_reloaded)
 
     def log_stats(self) -> None:
-        """Logs the figures of every room."""
+        """Logs the figures of every protocol."""
         for service in self.services:
             figures = {**self.view.figures(service), **service.store.snapshot()}
             log.info(f"stats of {service.room.name}", **figures)
@@ -157,9 +157,9 @@ class Daemon:
                 log.info(f"{name} listens on {', '.join(addresses)}")
 
     async def _restore(self, services: Sequence[Service]) -> None:
-        """Has these take up what their journals have; meanwhile the others serve. Raises ConfigError.
+        """Restores these services from their journals. The others serve meanwhile. Raises ConfigError.
 
-        Returns early if the daemon is to stop.
+        Returns early if the daemon has to stop.
         """
         restoring = asyncio.gather(*(service.restore() for service in services))
         stopping = asyncio.ensure_future(self._stopping.wait())
@@ -172,10 +172,10 @@ class Daemon:
             await asyncio.gather(restoring, return_exceptions=True)
 
     async def _reload(self) -> None:
-        """Rereads the configuration and applies what may change while running; a mistake leaves all as it was."""
+        """Rereads the configuration and applies what may change while running. After a mistake nothing changes."""
         self._teller.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
-            prepared = await aside(self._prepare)  # rules of a room may be many, and a network's file system slow
+            prepared = await aside(self._prepare)  # slow for many rules, or on a network file system
             if self._stopping.is_set():
                 log.warning("not reloaded: stopping")
             else:
@@ -186,18 +186,18 @@ class Daemon:
         except NoThread as error:
             log.error(f"not reloaded: {error}")
         finally:
-            if not self._stopping.is_set():  # else it was told that already, and "serving" is no more
+            if not self._stopping.is_set():  # else drain() has told it already that the daemon stops
                 self._teller.tell("READY=1", self._status())
 
     def _on_reloaded(self, task: asyncio.Task[None]) -> None:
         self._reloading = None
         if not task.cancelled():
-            task.result()  # whatever it raised is a bug, and the loop tells of it
+            task.result()  # an exception is a bug, and the loop reports it
             if self._reload_again:
                 self.reload()
 
     def _prepare(self) -> Reload:
-        """Makes everything that can go wrong: what is asked for, what of it can be, and files. Raises ConfigError."""
+        """Does everything that can fail: rereads, checks and merges the values, reads files. Raises ConfigError."""
         asked = self._reread()
         changes, fixed = configuration.changed(self.view.config, asked, self.view.settings)
         new = configuration.merged(self.view.config, asked, fixed, self._rooms)
@@ -210,12 +210,12 @@ class Daemon:
                 problems += error.problems
         if problems:
             raise ConfigError(problems)
-        # Rooms share what is given for all listeners.
+        # Protocols that share a listener.* key would repeat the line.
         postponed = dict.fromkeys(f"{asked.place(key)} needs a restart to change" for key in fixed)
         return Reload(new, list(dict.fromkeys(map(asked.name, changes))), list(postponed), ready)
 
     def _apply(self, reload: Reload) -> None:
-        """Swaps it in. Raises ConfigError if a store cannot have it, and then nothing has changed."""
+        """Applies a prepared configuration. Raises ConfigError if a store refuses its files."""
         new = reload.config
         for service, one in zip(self.services, reload.ready, strict=True):
             try:
@@ -255,11 +255,11 @@ class Daemon:
             except (ValueError, MemoryError) as error:
                 raise ConfigError([f"{self.view.config.path}: {service.room.name}: {error}"]) from None
         self._change_user()
-        for service in self.services:  # as late as that: it is other people's code, which may start threads, too
+        for service in self.services:  # last, because extensions are other people's code and may start threads
             service.extend()
 
     def _change_user(self) -> None:
-        """Gives up what was needed to open the sockets."""
+        """Gives up the privileges that were needed to open the sockets."""
         user, group = self.view.config.process.user, self.view.config.process.group
         key = "user" if user else "group"
         try:
@@ -277,8 +277,8 @@ class Daemon:
             log.warning(line)
 
     def _on_internal_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An exception that nothing was to raise: a bug, unless it is for want of memory. The connection that it comes
-        from is closed, the others go on."""
+        """Called for an unhandled exception: a bug, or a lack of memory. The connection that caused it is closed, the
+        others are served as before."""
         error = context.get("exception")
         what = context.get("message", error)
         if isinstance(error, MemoryError):
@@ -289,15 +289,15 @@ class Daemon:
             self._report("internal", f"internal error: {what}", "error", error)
 
     def _inspector(self) -> Inspector:
-        """What answers the admin process. Raises ConfigError."""
+        """Makes the Inspector, which answers the admin process. Raises ConfigError."""
         try:
             return Inspector(self.view, self.services)
-        except OSError as error:  # it reads below /proc, which a container may lack
+        except OSError as error:  # it reads /proc, which a container may lack
             place = self.view.config.place("admin.enable")
             raise ConfigError([f"{place}: cannot read {error.filename}: {error.strerror}"]) from None
 
     def _watch(self) -> None:
-        """Connections are told of one by one only to whoever debugs: it costs more than they do."""
+        """Logs single connections only at the level debug, because the log line costs more than the connection."""
         for service in self.services:
             watch = functools.partial(log_connection, service.room.name) if self._writer.writes("debug") else None
             service.server.watch = watch
@@ -329,6 +329,6 @@ class Daemon:
 
 
 def log_connection(room: str, event: str, connection: Connection) -> None:
-    """One that has come or gone."""
+    """Logs a connection that was opened or closed."""
     fields = {"requests": connection.requests} if event == "closed" else {}
     log.debug(f"connection {event}", id=f"{room}-{connection.id}", peer=connection.origin(), **fields)

@@ -1,7 +1,7 @@
-"""Stopping: what was received is answered, and every connection ends; drain.mode = wait waits for what is held before.
+"""Stops the daemon: answers received requests and ends every connection. drain.mode = wait first waits for holdings.
 
-Floor 4. All of it ends within drain.timeout. Its steps are logged, because somebody is waiting at a terminal and wants
-to know for whom.
+Floor 4. A drain takes at most drain.timeout. Its steps are logged, so that an operator sees which holdings it waits
+for.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-# What is kept of drain.timeout for the last answers while holdings are waited for; half of it, if it is less than two
-# of these.
+# The part of drain.timeout that is reserved for the last replies while the drain waits for holdings; half of the
+# timeout if that is less.
 PARTING_S = 1.0
-# What systemd is to allow beyond drain.timeout, for everything that is closed after it.
+# Time that systemd has to allow beyond drain.timeout, for closing everything.
 STOPPING_EXTRA_S = 5
-FINISH_S = 4.0  # of that, without anything new in a journal that has not all yet
-CHECK_S = 0.05  # how soon it is noticed that all has come back
-SAY_S = 5.0
-SHOWN = 5  # holdings that a line tells
-NAME_MAX = 80  # bytes of a name that are shown
+FINISH_S = 4.0  # of that, how long a journal may make no progress before the drain gives it up
+CHECK_S = 0.05  # how often the drain checks if holdings remain
+SAY_S = 5.0  # between two lines of the log
+SHOWN = 5  # holdings in a line
+NAME_MAX = 80  # bytes of a name in a line
 
 
 async def drain(services: Sequence[Service], settings: Drain, tell: Callable[..., object] = notify) -> None:
-    """Accepts no more; waits for what is held, if the mode is "wait"; answers what was received, and closes.
+    """Stops accepting, waits for holdings if the mode is "wait", answers received requests, and closes.
 
-    tell: the service manager, as notify() does.
+    tell: notifies the service manager, as notify() does.
     """
     loop = asyncio.get_running_loop()
     timeout = settings.timeout
@@ -67,7 +67,7 @@ async def drain(services: Sequence[Service], settings: Drain, tell: Callable[...
 
 
 async def wait_for_holdings(services: Sequence[Service], timeout: float) -> int:
-    """Waits, at most timeout seconds, until nothing is held in any room; returns how many holdings are left."""
+    """Waits, at most timeout seconds, until no protocol has holdings. Returns how many holdings remain."""
     loop = asyncio.get_running_loop()
     begun = said = loop.time()
     if held := _held(services):
@@ -100,7 +100,7 @@ def _say(services: Sequence[Service], held: int) -> None:
 
 
 def _leases(service: Service) -> list[str]:
-    """Who holds what, the first few."""
+    """Formats the first few holdings with their holders."""
     tenths = time.monotonic_ns() // 100_000_000
     shown = []
     for number, name, amount, since in service.store.leases(SHOWN):

@@ -1,4 +1,4 @@
-"""What the operating system allows this process, and how much of it connections may use.
+"""Limits of the operating system for this process, and the share of connections in them.
 
 Floor 4.
 """
@@ -13,11 +13,11 @@ from pathlib import Path
 from counterd._core import LIMIT_CONNECTIONS
 from counterd.control.config.keys import account_number
 
-# Descriptors that are not connections: listening sockets, logs, the loop's own, and room for what accept() needs, so
-# that a connection too many is refused by us and counted, and never meets EMFILE.
+# Descriptors that are not connections: listening sockets, logs, those of the loop, and some for accept(), so that a
+# connection too many is refused and counted here rather than by EMFILE.
 DESCRIPTORS_RESERVED = 64
-# With fewer it could not open what it needs, or would be ready and turn everybody away. Counted: 13 and 11 for admin;
-# of a room two for its poller, the listening sockets of two addresses and a path, and three connections.
+# With fewer descriptors the daemon could not open its files, or could not accept a connection. Counted: 13, and 11 for
+# admin; for a protocol two of its poller, three listening sockets (two addresses and a path) and three connections.
 LEAST_DESCRIPTORS = 24
 LEAST_OF_ROOM = 8
 
@@ -32,25 +32,25 @@ def raise_descriptors() -> int:
 
 
 def least_descriptors(rooms: int) -> int:
-    """How many a process needs that serves so many rooms."""
+    """Returns how many descriptors the daemon needs to serve `rooms` protocols."""
     return LEAST_DESCRIPTORS + LEAST_OF_ROOM * rooms
 
 
 def share_descriptors(descriptors: int, rooms: int) -> int:
-    """How many of the process's descriptors the connections of each of its rooms may use."""
+    """Returns how many of the process's descriptors the connections of each protocol may use."""
     return max(1, (descriptors - DESCRIPTORS_RESERVED) // max(1, rooms))
 
 
 def effective_connections(configured: int, descriptors: int) -> int:
-    """How many connections can be let in: the configured number (0 = any), within the descriptors and the engine's."""
+    """Returns how many connections may be open: as configured (0 = any), within descriptors and the engine's limit."""
     possible = min(descriptors, LIMIT_CONNECTIONS)
     return min(configured, possible) if configured else possible
 
 
 def identity(user: str, group: str) -> tuple[int, int, str]:
-    """The uid and gid that a user and a group mean, each a name or a number, and the user's name; empty keeps what is.
+    """Returns the uid and gid of a user and a group, and the user's name. Each argument is a name or a number.
 
-    Raises LookupError for an unknown name.
+    An empty argument keeps the current uid or gid. Raises LookupError for an unknown name.
     """
     account = (pwd.getpwuid(int(user)) if user.isdigit() else pwd.getpwnam(user)) if user else None
     uid = account.pw_uid if account else os.geteuid()

@@ -1,7 +1,7 @@
-"""What the process gives up once its sockets are open: its user, every capability, and the way to new ones.
+"""Gives up privileges after the sockets are open: the user, all capabilities, and the possibility to gain new ones.
 
-Floor 4. By ctypes: four system calls that the standard library does not have. All of it but the user is a thread's own,
-so it has to happen while there is only one.
+Floor 4. Uses ctypes for four system calls that the standard library lacks. All of them except changing the user apply
+to one thread, so they have to be made while there is only one.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ CAPABILITY_VERSION_3 = 0x20080522
 
 
 def drop_privileges(uid: int, gid: int, user: str) -> None:
-    """Becomes a user and group for good, without a capability; not to be called while there are other threads.
+    """Becomes a user and group for good, without capabilities. Must not be called while there are other threads.
 
-    user: the name whose further groups it gets, or "" for none. If uid and gid are what they were, groups stay. Raises
-    OSError.
+    user: the name for supplementary groups, or "" for none. If uid and gid do not change, groups stay as they are.
+    Raises OSError.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     _empty_bounding_set(libc)
@@ -35,7 +35,7 @@ def drop_privileges(uid: int, gid: int, user: str) -> None:
             os.setgroups([gid])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
-        # The kernel has just forbidden core dumps, whatever the limit says, and /proc/self to whoever watches us.
+        # Changing the user has made the kernel forbid core dumps, and access to /proc/self for monitoring.
         _prctl(libc, PR_SET_DUMPABLE, 1)
     _clear_capabilities(libc)
     _prctl(libc, PR_SET_NO_NEW_PRIVS, 1)
@@ -53,10 +53,10 @@ def _prctl(libc: ctypes.CDLL, option: int, argument: int) -> int:
 
 
 def _empty_bounding_set(libc: ctypes.CDLL) -> None:
-    """What not even a program that root starts with a file's capabilities could have again; for root only."""
+    """Empties the bounding set, so that not even executing a file with capabilities can restore any. For root only."""
     try:
         for capability in range(64):
-            if _prctl(libc, PR_CAPBSET_READ, capability):  # EINVAL beyond the last that this kernel has
+            if _prctl(libc, PR_CAPBSET_READ, capability):  # EINVAL after the kernel's last capability
                 _prctl(libc, PR_CAPBSET_DROP, capability)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EPERM):
@@ -64,7 +64,7 @@ def _empty_bounding_set(libc: ctypes.CDLL) -> None:
 
 
 def _clear_capabilities(libc: ctypes.CDLL) -> None:
-    """Effective, permitted, inheritable and ambient ones."""
+    """Clears effective, permitted, inheritable and ambient capabilities."""
     _prctl(libc, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
     _checked(libc.capset(header, (ctypes.c_uint32 * 6)()))

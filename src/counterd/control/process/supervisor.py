@@ -1,4 +1,4 @@
-"""Keeps one child process there: starts it, and another one when it has ended, later each time.
+"""Keeps one child process running: restarts it when it has ended, with a growing delay.
 
 Floor 4.
 """
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 RESTART_MIN_S = 0.1
 RESTART_MAX_S = 10.0
-STEADY_S = 10.0  # one that lived for so long has had another reason to end than the one before
+STEADY_S = 10.0  # after a process has lived this long, the delay begins at the minimum again
 
 
 class Supervisor:
-    """Of one child, from start() to stop().
+    """Supervises one child, from start() to stop().
 
-    given: sockets that each process gets. converse: makes the conversation with the next one. report: is told a cause
-    and a sentence, as net.server's. restarts: how many had to be replaced.
+    given: sockets that each process inherits. converse: makes the conversation with the next process. report: called
+    with a cause and a sentence, as in net.server. restarts: how many processes had to be replaced.
     """
 
     def __init__(
@@ -45,16 +45,16 @@ class Supervisor:
         self._keeping: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Starts the process; it works some tenths of a second later."""
+        """Starts the process, which is ready some tenths of a second later."""
         self._keeping = asyncio.get_running_loop().create_task(self._keep())
 
     def release(self) -> None:
-        """No other process is started when this one ends."""
+        """Stops restarting: when the process ends, no other one is started."""
         if self._keeping is not None:
             self._keeping.cancel()
 
     def stop(self) -> None:
-        """Ends the process; no other one is started."""
+        """Ends the process, and does not restart it."""
         self.release()
         self._end()
 

@@ -1,7 +1,7 @@
-"""What systemd is told and tells: sd_notify(3), its watchdog, and sockets that it has opened.
+"""The interface to systemd: sd_notify(3), the watchdog, and sockets that systemd has opened.
 
-Floor 4. Written here because it is a datagram and a few variables of the environment, and the libraries for it bring a
-C library or are unmaintained.
+Floor 4. Implemented here, because it takes a datagram and a few environment variables, and the existing libraries need
+a C library or are unmaintained.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import MutableMapping
 
-# While the manager's queue is full: how soon it is tried again, and how much may wait for that.
+# While the manager's queue is full: the time until the next try, and the most states that wait for it.
 AGAIN_S = 0.05
 UNTOLD_MAX = 16
 FIRST_PASSED = 3  # SD_LISTEN_FDS_START
-NUMBER = re.compile("[0-9]{1,15}")  # of a variable: what is longer is none
+NUMBER = re.compile("[0-9]{1,15}")  # in a variable; a longer one is invalid
 
 
 def notify(*states: str) -> bool:
-    """Sends states such as READY=1, if there is anybody to tell. Never fails: the daemon works without.
+    """Sends states such as READY=1 to the service manager, if there is one. Ignores errors.
 
-    False if the manager's queue is full: it is there, and is to be told again.
+    Returns False if the manager's queue is full, and the states have to be sent again.
     """
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
@@ -36,7 +36,7 @@ def notify(*states: str) -> bool:
         address = "\0" + address[1:]
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-            sender.setblocking(False)  # a manager that does not read is not waited for
+            sender.setblocking(False)  # does not wait for a manager that does not read
             sender.sendto("\n".join(states).encode(), address)
     except BlockingIOError:
         return False
@@ -46,8 +46,8 @@ def notify(*states: str) -> bool:
 
 
 class Teller:
-    """Tells the manager what it waits for, in order, and again as long as its queue is full: the kernel lets a few
-    datagrams wait there, for all services together."""
+    """Sends states to the manager in order, and tries again while the manager's queue is full. The queue has room for a
+    few datagrams of all services together."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -55,13 +55,13 @@ class Teller:
         self._timer: asyncio.TimerHandle | None = None
 
     def tell(self, *states: str) -> None:
-        """As notify(), but it is not lost."""
+        """As notify(), but tries again if the queue is full. Keeps at most UNTOLD_MAX states."""
         self._untold.append(states)
         if self._timer is None:
             self._go_on()
 
     def stop(self) -> None:
-        """What is untold by now stays so."""
+        """Stops trying. States that were not sent are lost."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -74,7 +74,7 @@ class Teller:
 
 
 def watchdog_seconds() -> float:
-    """How often the watchdog wants to hear WATCHDOG=1 at least; 0 if it is off, or meant for another process."""
+    """Returns the period within which the watchdog expects WATCHDOG=1; 0 if it is off or for another process."""
     microseconds = os.environ.get("WATCHDOG_USEC", "")
     if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()) or not NUMBER.fullmatch(microseconds):
         return 0.0
@@ -83,7 +83,7 @@ def watchdog_seconds() -> float:
 
 @dataclass
 class Passed:
-    """A listening socket that this process was started with. name: what its unit calls it, or ""."""
+    """A listening socket that this process was started with. name: from its systemd unit, or ""."""
 
     socket: socket.socket
     name: str
@@ -98,7 +98,7 @@ class Passed:
 
 
 def passed_sockets(environ: MutableMapping[str, str] = os.environ, first: int = FIRST_PASSED) -> list[Passed]:
-    """The sockets of LISTEN_FDS, from then on ours and no child's. Raises OSError for what does not listen."""
+    """Takes the sockets of LISTEN_FDS. Child processes do not inherit them. Raises OSError if one does not listen."""
     mine = environ.get("LISTEN_PID") == str(os.getpid())
     count, names = (environ.pop(name, "") for name in ("LISTEN_FDS", "LISTEN_FDNAMES"))
     environ.pop("LISTEN_PID", None)

@@ -1,4 +1,4 @@
-"""The smockron protocol: a master that tells gatekeepers whom to delay, over ZMTP. Floor 2."""
+"""The smockron protocol: a master that tells gatekeepers which identifiers to delay, over ZMTP. Floor 2."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from counterd.protocols.smockron.rules import Rules
 
 IDENTIFIERS_MAX = 1 << 28
-MESSAGE_MIN, MESSAGE_MAX = 1 << 13, 1 << 24  # an identifier of the greatest length has to fit
+MESSAGE_MIN, MESSAGE_MAX = 1 << 13, 1 << 24  # the longest identifier has to fit
 QUEUED_MIN, QUEUED_MAX = 1 << 16, 1 << 30
 REDIS = "redis://HOST:PORT/DATABASE, rediss:// for TLS, unix:///PATH?db=N; empty is in memory"
 DOMAIN_SORTS = ("told", "accepted", "delayed", "rejected", "identifiers")  # as in _tables.pyx
@@ -26,7 +26,7 @@ DOMAIN_SORTS = ("told", "accepted", "delayed", "rejected", "identifiers")  # as 
 
 @dataclass(frozen=True)
 class SmockronSettings:
-    """The protocol's own keys."""
+    """The protocol's own settings."""
 
     control_port: int = setting(integer(0, 65535), 10005, "TCP port; 0 is any free one")
     control_socket: str = setting(socket_path, "", "absolute path; empty is no Unix socket")
@@ -38,7 +38,7 @@ class SmockronSettings:
 
 
 def make_store(settings: SmockronSettings, _figures: Figures, now_ns: int) -> SmockronStore:
-    """The store for these settings."""
+    """Makes the store for these settings."""
     from counterd.protocols.smockron._session import open_store  # noqa: PLC0415 - settings are read before it is built
 
     return open_store(
@@ -51,19 +51,19 @@ def make_store(settings: SmockronSettings, _figures: Figures, now_ns: int) -> Sm
 
 
 def read_rules(text: bytes) -> Rules:
-    """What is in the file of smockron.rules. Raises DocumentError."""
-    from counterd.protocols.smockron.rules import parse_rules  # noqa: PLC0415 - clients come by here, without rules
+    """Parses the file of smockron.rules. Raises DocumentError."""
+    from counterd.protocols.smockron.rules import parse_rules  # noqa: PLC0415 - clients import this without rules
 
     return parse_rules(text)
 
 
 def load(store: SmockronStore, _settings: SmockronSettings, files: Mapping[str, Any]) -> None:
-    """Takes over the rules of the file."""
+    """Loads the rules of the file."""
     store.load_rules(files.get("smockron.rules", {}))
 
 
 def reload(store: SmockronStore, settings: SmockronSettings) -> None:
-    """Applies what may change while the store runs."""
+    """Applies the settings that may change while the store runs."""
     store.limit_posted(settings.max_queued)
 
 

@@ -1,10 +1,10 @@
-"""The smockron protocol, sans-I/O: ZMTP, with the accounting of gatekeepers coming in and control messages going out.
+"""The smockron protocol, sans-I/O: accounting messages of gatekeepers come in, control messages go out, over ZMTP.
 
-Floor 2. Section names below are those of docs/protocols/smockron.md. By the first port gatekeepers publish what they
-let through, and this end subscribes; by the second it is the other way round.
+Floor 2. Section names below are those of docs/protocols/smockron.md. On the first port gatekeepers publish accounting
+messages and this end subscribes. On the second port this end publishes control messages and gatekeepers subscribe.
 
-A frame of the session is a greeting, or a message with all its frames: commands can come between these. Nothing is
-answered but handshakes and PINGs.
+A frame of the session is a greeting, or a message with all its ZMTP frames, between which commands may come. Only
+handshakes and PINGs are answered.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -31,10 +31,10 @@ from counterd.protocols.smockron._wire cimport (
 cdef enum:
     ACCOUNTING_PORT = 0
     CONTROL_PORT = 1
-    PREFIX_MAX = 256            # bytes that a subscription can have: as many as the longest topic
-    TTL_UNIT_NS = 100000000     # of a PING
+    PREFIX_MAX = 256            # bytes of a subscription: those of the longest topic
+    TTL_UNIT_NS = 100000000     # the unit of a PING's TTL
 
-cdef int64_t HANDSHAKE_NS = 30000000000     # as libzmq has it
+cdef int64_t HANDSHAKE_NS = 30000000000     # as in libzmq
 
 
 cdef class SmockronSession(Session):
@@ -42,8 +42,8 @@ cdef class SmockronSession(Session):
 
     cdef uint8_t minor          # version of the peer: 3.minor
     cdef bint greeted
-    cdef bint ready             # the handshake is over
-    cdef uint32_t domain        # that it spoke of last: most speak of one; 0 = of none that is known
+    cdef bint ready             # the handshake is complete
+    cdef uint32_t domain        # of the last message, as a cache: most connections use one; 0 = an unknown one
 
     def __cinit__(self, SmockronStore store not None, int port=0):
         cdef bytes greeting = PyBytes_FromStringAndSize(NULL, GREETING_SIZE)
@@ -53,13 +53,13 @@ cdef class SmockronSession(Session):
         self.post(greeting)  # a peer may wait for it
 
     def __dealloc__(self):
-        if self.connection and self.store is not None:  # nobody is to post to it, even if it is forgotten later
+        if self.connection and self.store is not None:  # the store must not post to it, even before forget()
             (<SmockronStore>self.store).sessions[self.connection] = NULL
 
     # ---- frames ----
 
     cdef Py_ssize_t parse_frame(self, const uint8_t* data, size_t size, Frame* frame) noexcept:
-        """Section "Frames". The first byte of a greeting is the flags of no frame."""
+        """Section "Frames". The first byte of a greeting is not valid as the flags of a frame."""
         cdef SmockronStore store = <SmockronStore>self.store
         cdef size_t position = 0
         cdef int count = 0, frames = 0, found
@@ -109,7 +109,7 @@ cdef class SmockronSession(Session):
         return GREETING_SIZE if size >= GREETING_SIZE else 0
 
     cdef void look_up(self, Frame* frame, const Part* parts) noexcept:
-        """Asks for the lines of an identifier's slots."""
+        """Prefetches the slots of an identifier."""
         cdef SmockronStore store = <SmockronStore>self.store
         cdef uint32_t domain = self.domain_of(parts)
         if domain == 0 or parts[2].size > IDENTIFIER_MAX:
@@ -136,7 +136,7 @@ cdef class SmockronSession(Session):
         cdef SmockronStore store = <SmockronStore>self.store
         cdef int verdict = frame.verdict
         if verdict >= FIRST_BROKEN:
-            if verdict == WRONG_FLAGS and not self.greeted:  # which was not known when it was parsed
+            if verdict == WRONG_FLAGS and not self.greeted:  # `greeted` was not known when the frame was parsed
                 verdict = NOT_ZMTP
             store.state.broken[verdict] += 1
             return DONE
@@ -153,7 +153,7 @@ cdef class SmockronSession(Session):
         return self.take_message(frame)
 
     cdef int take_message(self, const Frame* frame) except -1:
-        """All frames of a message, and the commands among them."""
+        """Executes a message and the commands among its frames."""
         cdef Part[PARTS] parts
         cdef Part part
         cdef size_t position = 0
@@ -173,14 +173,14 @@ cdef class SmockronSession(Session):
             return DONE
         if self.port == ACCOUNTING_PORT:
             return self.take_accounting(parts, count, frame.tag)
-        if count == 1 and parts[0].size and parts[0].data[0] <= 1:  # as ZMTP 3.0 has it
+        if count == 1 and parts[0].size and parts[0].data[0] <= 1:  # a subscription as in ZMTP 3.0
             return self.take_subscription(parts[0].data + 1, parts[0].size - 1, parts[0].data[0] == 1)
         return DONE
 
     # ---- ZMTP ----
 
     cdef int take_command(self, const Part* part) except -1:
-        """Sections "Handshake", "Subscriptions" and "Heartbeats". What else there is, is for others."""
+        """Executes a command. Ignores unknown ones. Sections "Handshake", "Subscriptions" and "Heartbeats"."""
         if not self.ready:
             return self.take_ready(part)
         if command_is(part, b"PING", 4) and part.size >= 7:
@@ -194,7 +194,7 @@ cdef class SmockronSession(Session):
         return DONE
 
     cdef int take_ready(self, const Part* part) except -1:
-        """Section "Handshake": READY for READY, if the peer is of the kind that belongs to this port."""
+        """Section "Handshake": answers READY with READY if the peer's socket type fits the port."""
         cdef SmockronStore store = <SmockronStore>self.store
         cdef Link* link = store.links + self.connection
         cdef Part kind
@@ -227,12 +227,12 @@ cdef class SmockronSession(Session):
         return DONE
 
     cdef void reply(self, const char* text, size_t size) noexcept:
-        """A command."""
+        """Appends a command to the output."""
         cdef uint8_t* target = self.store.out + self.store.out_size
         self.store.out_size += part_write(target, COMMAND, text, size) - target
 
     cdef int take_ping(self, const uint8_t* data, size_t size) except -1:
-        """Section "Heartbeats": what is behind the TTL comes back."""
+        """Section "Heartbeats": the PONG repeats the bytes after the TTL."""
         cdef SmockronStore store = <SmockronStore>self.store
         cdef uint8_t[COMMAND_MAX] pong
         if size - 2 > CONTEXT_MAX:
@@ -247,7 +247,7 @@ cdef class SmockronSession(Session):
         return DONE
 
     cdef int take_subscription(self, const uint8_t* data, uint64_t size, bint begins) except -1:
-        """Section "Subscriptions". What is longer than any topic can be would match nothing."""
+        """Section "Subscriptions". Ignores a prefix that is longer than any topic, because it would match nothing."""
         cdef SmockronStore store = <SmockronStore>self.store
         cdef bytes prefix
         if size > PREFIX_MAX:
@@ -267,7 +267,7 @@ cdef class SmockronSession(Session):
     # ---- accounting ----
 
     cdef uint32_t domain_of(self, const Part* parts) noexcept:
-        """Section "Accounting": the domain that a topic names, with a NUL behind it or not; 0 if no rule is for it."""
+        """Returns the domain of a topic, which may end with a NUL; 0 if it has no rule. Section "Accounting"."""
         cdef const Throttles* throttles = &(<SmockronStore>self.store).throttles
         cdef uint64_t size = parts[0].size
         if size and parts[0].data[size - 1] == 0:
@@ -313,13 +313,13 @@ cdef class SmockronSession(Session):
         return DONE
 
     cdef int end_wait(self, Why why) except -1:
-        """What it has said is heard, though not decided yet."""
+        """As Session.end_wait. The message that waited was accepted before, and will be decided."""
         (<SmockronStore>self.store).parked.pop(self.connection, None)
         return self.resume(None) if why == HALF_CLOSED else 0
 
 
 cdef inline int status_of(const Part* part) noexcept:
-    """-1 if there is no such status."""
+    """Returns the operation of a status, or -1 if the status is unknown."""
     if part_equals(part, b"ACCEPTED", 8):
         return ACCEPTED
     if part_equals(part, b"DELAYED", 7):
@@ -335,7 +335,7 @@ cdef inline Py_ssize_t broken(Frame* frame, uint8_t verdict) noexcept:
 
 
 def open_store(*, identifiers, message_max, posted_max, hash_key, now_ns=0):
-    """A store, whose sizes are those of SmockronStore."""
+    """Makes a store. The arguments are those of SmockronStore."""
     return SmockronStore(
         make_session=SmockronSession, identifiers=identifiers, message_max=message_max, posted_max=posted_max,
         hash_key=hash_key, now_ns=now_ns,

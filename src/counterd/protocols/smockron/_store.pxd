@@ -1,4 +1,4 @@
-# The smockron protocol's store: for the modules that build sessions and tables on it.
+# The smockron protocol's store, for the modules with its sessions and tables.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -9,12 +9,12 @@ from counterd.engine.wheel cimport Timer, Timers
 from counterd.protocols.smockron._throttles cimport Domain, Throttles
 from counterd.protocols.smockron._wire cimport VERDICTS
 
-cdef enum Operation:        # what can come of frames is counted for each
-    ACCEPTED = 0            # statuses of accounting messages, in the order of STATUSES
+cdef enum Operation:        # the outcomes are counted for each
+    ACCEPTED = 0            # to FORGET: statuses of accounting messages
     DELAYED = 1
     REJECTED = 2
     FORGET = 3
-    ACCOUNTING = 4          # one that nothing came of
+    ACCOUNTING = 4          # an accounting message without a valid status or domain
     SUBSCRIBE = 5
     CANCEL = 6
     PING = 7
@@ -23,27 +23,27 @@ cdef enum Operation:        # what can come of frames is counted for each
 
 cdef enum Outcome:
     OK = 0
-    THROTTLED = 1           # DELAY_UNTIL was sent to whom it concerns
+    THROTTLED = 1           # DELAY_UNTIL was published
     UNKNOWN_DOMAIN = 2
     MALFORMED = 3
-    REFUSED = 4             # of a handshake, or a subscription too many: the connection ends
+    REFUSED = 4             # a bad handshake or one subscription too many: the connection ends
     TIMED_OUT = 5
     OUTCOMES = 6
 
 
-cdef struct Link:           # in the region, by connection: what the store knows of it
-    Timer silence           # when it ends if nothing is heard of it
-    int64_t patience_ns     # how long that is; 0 = for ever
-    uint32_t is_ready       # its handshake is over
+cdef struct Link:           # in the region, by connection
+    Timer silence           # the connection ends then, unless it sends something
+    int64_t patience_ns     # how long it may be silent; 0 = for ever
+    uint32_t is_ready       # its handshake is complete
 
 
 cdef struct SmockronState:  # in the region
     uint64_t outcomes[OPERATIONS][OUTCOMES]
     uint64_t broken[VERDICTS]
     uint64_t published      # control messages
-    uint64_t delivered      # to subscribers, each for itself
-    uint64_t lost           # that a subscriber had no room for
-    uint64_t silent         # connections that sent nothing for as long as their PING said
+    uint64_t delivered      # deliveries of control messages, one for each subscriber
+    uint64_t lost           # deliveries for which a subscriber had no room
+    uint64_t silent         # connections that were silent for longer than the TTL of their PING
     uint32_t subscriptions
 
 
@@ -55,21 +55,21 @@ cdef class SmockronStore(Store):
     cdef Timers silences        # of connections
     cdef Link* links            # by connection
     cdef size_t message_max     # bytes of a message
-    cdef int64_t wall_ns        # Unix time less the caller's clock
-    cdef void** sessions        # by connection; NULL = it has gone
-    cdef dict audience          # {prefix: {connection: how often it has subscribed to that}}
+    cdef int64_t wall_ns        # Unix time minus the caller's clock
+    cdef void** sessions        # by connection; NULL = it is gone
+    cdef dict audience          # {prefix: {connection: number of its subscriptions to the prefix}}
     cdef dict prefixes          # {connection: {prefix}}
-    cdef dict listeners         # {domain: (topic, connections)}, of those that there were control messages about
-    cdef list leaving           # connections that have gone and whose subscriptions are yet to be taken back
-    cdef dict parked            # {connection: None} whose messages wait until there is room for questions
-    cdef size_t listed          # connections in these, all together
-    cdef dict rounded_ms        # {domain: (interval, burst)}, as the real master has them
-    cdef bint is_shared         # somebody else decides
-    cdef bint is_alone          # somebody else should, and is unavailable
-    cdef dict questions         # {domain: [Question]} that nobody was asked yet
-    cdef list asked             # [(domain, [Question])] that somebody was
-    cdef uint32_t asking        # how many these are
-    cdef uint32_t crowded       # connection that has yet to fetch what it was sent; 0 = none was too slow so far
+    cdef dict listeners         # {domain: (topic, connections)}, a cache for domains with control messages
+    cdef list leaving           # gone connections whose subscriptions have not been removed yet
+    cdef dict parked            # {connection: None} of sessions that are parked until there is room for questions
+    cdef size_t listed          # connections in `listeners`, in all
+    cdef dict rounded_ms        # {domain: (interval, burst)}, rounded as by the real master
+    cdef bint is_shared         # Redis decides
+    cdef bint is_alone          # Redis should decide, but is unavailable
+    cdef dict questions         # {domain: [Question]} that Redis was not asked yet
+    cdef list asked             # [(domain, [Question])] that Redis was asked
+    cdef uint32_t asking        # the number of questions in both
+    cdef uint32_t crowded       # a subscriber that has to fetch its messages before others come; 0 = none
 
     cdef int64_t now_ms(self) noexcept
     cdef bint can_publish(self) except -1

@@ -1,7 +1,7 @@
-"""The smockron protocol's store: who may go on when, and who is to be told.
+"""The smockron protocol's store: decides how long identifiers have to wait, and notifies the subscribers.
 
-Floor 2. Section names are those of docs/protocols/smockron.md. What is kept of domains and identifiers is in
-_throttles.pxd. Subscriptions are not in the region: they are prefixes, and go with their connections.
+Floor 2. Section names are those of docs/protocols/smockron.md. Domains and identifiers are in _throttles.pxd.
+Subscriptions are not in the region: they are prefixes, and end with their connections.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -34,21 +34,21 @@ from counterd.protocols.smockron._wire cimport (
 from collections import namedtuple
 
 cdef int64_t NS_PER_MS = 1000000
-cdef int64_t WALL_STEP_NS = 10000000    # by which the clock is set at least, where it is
+cdef int64_t WALL_STEP_NS = 10000000    # a smaller change of Unix time is ignored: see set_wall()
 
 cdef enum:
-    SUBSCRIPTIONS_MAX = 1024    # of a connection, to different prefixes
+    SUBSCRIPTIONS_MAX = 1024    # prefixes that a connection can subscribe to
     IDENTIFIER_BLOCKS = 128     # more than the longest name of an identifier takes
-    CONTROL_MAX = 4608          # bytes, more than a control message can have
-    LISTED_MAX = 1048576        # subscribers in what is kept of who listens to which domain: 8 MB
-    LEAVE_AT_ONCE = 64          # subscriptions that end with their connection; of more, a slice does
-    LEAVE_STEPS = 8             # of each, and of one that begins or ends
-    DOMAIN_BLOCKS = 16384       # that the names of all domains take at most
+    CONTROL_MAX = 4608          # bytes: more than a control message can have
+    LISTED_MAX = 1048576        # connections in `listeners`: 8 MB
+    LEAVE_AT_ONCE = 64          # most subscriptions that are removed at once when a connection ends; ticks remove more
+    LEAVE_STEPS = 8             # steps of making or removing a subscription
+    DOMAIN_BLOCKS = 16384       # enough for the names of all domains
     EVICTION_STEPS = 4
-    CUT_OFF_STEPS = 256         # of a tick, whatever else is due
-    QUESTIONS_AT_ONCE = 500     # that somebody else is asked: two milliseconds of a Redis
-    CALLS_AHEAD = 2             # that are not settled: the next is asked before what the last was answered is settled
-    QUESTIONS_MAX = 4096        # that may wait; they are decided here, all at once, when nobody can be asked
+    CUT_OFF_STEPS = 256         # steps that a tick always has for ending connections, whatever else is due
+    QUESTIONS_AT_ONCE = 500     # questions in one call of Redis: it takes 2 ms
+    CALLS_AHEAD = 2             # unsettled calls: Redis gets the next one before the last answer is settled
+    QUESTIONS_MAX = 4096        # that may wait; if Redis becomes unavailable, all are decided here in one call
 
 OPERATION_NAMES = (
     "accepted", "delayed", "rejected", "forget", "accounting", "subscribe", "cancel", "ping", "handshake",
@@ -61,12 +61,12 @@ LIMIT_SPAN_NS = SPAN_MAX_NS
 LIMIT_DOMAINS = DOMAINS_MAX
 
 
-# What somebody else is to decide: a request, whose time is not before now_ms, when it was heard of.
+# A request that Redis has to decide. now_ms: when the request was received; moment_ms: its own time, not earlier.
 Question = namedtuple("Question", ("operation", "tag", "name", "moment_ms", "now_ms"))
 
 
 cdef class SmockronStore(Store):
-    """identifiers: how many can be known at a time. message_max: bytes of a message; see Store for the others."""
+    """The store. identifiers: the most in memory. message_max: bytes of a message. See Store for the others."""
 
     def __cinit__(self, *, bytes hash_key, uint32_t identifiers, size_t message_max, **_):
         if identifiers == 0:
@@ -75,7 +75,7 @@ cdef class SmockronStore(Store):
         self.audience, self.prefixes, self.listeners, self.rounded_ms, self.questions = {}, {}, {}, {}, {}
         self.leaving, self.asked, self.parked = [], [], {}
         region_reserve(&self.region, b"smockron", sizeof(SmockronState), <void**>&self.state)
-        # A block for each, as many have names that are longer than their records.
+        # One block for each, because many names do not fit into their records.
         chains_reserve(&self.chains, &self.region, <uint64_t>identifiers + IDENTIFIER_BLOCKS)
         chains_reserve(&self.domain_chains, &self.region, DOMAIN_BLOCKS)
         throttles_reserve(&self.throttles, &self.region, identifiers)
@@ -96,7 +96,7 @@ cdef class SmockronStore(Store):
     cdef void forget(self, uint32_t connection) noexcept:
         self.sessions[connection] = NULL
         timers_disarm(&self.silences, connection)
-        if self.prefixes is not None:  # as it is where the store is collected before its sessions
+        if self.prefixes is not None:  # it is None if the store is collected before its sessions
             self.parked.pop(connection, None)
             if len(self.prefixes.get(connection, ())) > LEAVE_AT_ONCE:
                 self.leaving.append(connection)
@@ -107,7 +107,7 @@ cdef class SmockronStore(Store):
         Store.forget(self, connection)
 
     cdef int take_leave(self, int* steps) except -1:
-        """Takes back subscriptions of connections that have gone."""
+        """Removes subscriptions of gone connections."""
         cdef uint32_t connection
         while self.leaving and steps[0] > 0:
             connection = self.leaving[0]
@@ -127,9 +127,9 @@ cdef class SmockronStore(Store):
     # ---- rules ----
 
     def load_rules(self, rules not None):
-        """Takes over the rules by domain, each as rules.Rule has it. Raises ValueError if there are too many.
+        """Replaces all rules. rules: {domain: rules.Rule}. Raises ValueError if there are too many.
 
-        Domains that are not among them are unknown from now on; their identifiers stay until they would have gone.
+        Domains without a rule are unknown from now on. Their identifiers stay until they expire.
         """
         cdef uint32_t number
         with self:
@@ -176,12 +176,12 @@ cdef class SmockronStore(Store):
 
     cpdef set_wall(self, int64_t unix_ns, int64_t now_ns):
         cdef int64_t wall_ns = unix_ns - now_ns
-        # What differs by less is the time between the looks at two clocks: a moment that was told is to stay.
+        # A small difference only comes from reading two clocks one after the other. Times once sent must not move.
         if not -WALL_STEP_NS < wall_ns - self.wall_ns < WALL_STEP_NS:
             self.wall_ns = wall_ns
 
     cdef int64_t now_ms(self) noexcept:
-        """Unix time, in whole milliseconds as the real master has it."""
+        """Returns Unix time in whole milliseconds, as the real master uses it."""
         return (self.now_ns + self.wall_ns) // NS_PER_MS
 
     cdef int64_t due_ns(self) except? -2:
@@ -213,7 +213,7 @@ cdef class SmockronStore(Store):
         self.heard(connection)
 
     cdef void heard(self, uint32_t connection) noexcept:
-        """Section "Heartbeats": if nothing else comes for as long as its peer said, the connection ends."""
+        """Called when a connection has sent something: restarts the timer that ends it. Section "Heartbeats"."""
         cdef Link* link = self.links + connection
         if link.patience_ns:
             timers_arm(&self.silences, connection, self.now_ns + link.patience_ns)
@@ -239,7 +239,7 @@ cdef class SmockronStore(Store):
     cdef int account(
         self, uint32_t domain, Operation operation, uint32_t tag, const uint8_t* name, uint32_t size, int64_t moment_ms
     ) except -1:
-        """Section "Throttle": a request that was accepted, or delayed until that moment, in Unix time."""
+        """Counts a request that was accepted, or delayed until moment_ms (Unix time). Section "Throttle"."""
         cdef Domain* of = domain_at(&self.throttles, domain)
         cdef int64_t now_ms = self.now_ms()
         if operation == ACCEPTED:
@@ -255,7 +255,7 @@ cdef class SmockronStore(Store):
         self, uint32_t domain, Operation operation, uint32_t tag, const uint8_t* name, uint32_t size,
         int64_t moment_ms, int64_t now_ms,
     ) except -1:
-        """Whether it has to wait. moment_ms: not before now_ms, which was the time when the request was heard of."""
+        """Decides how long the identifier has to wait now. moment_ms: of the request; now_ms: when it was received."""
         cdef Throttles* throttles = &self.throttles
         cdef Domain* of = domain_at(throttles, domain)
         cdef uint32_t number = identifier_find(throttles, domain, tag, name, size)
@@ -265,14 +265,14 @@ cdef class SmockronStore(Store):
             number = self.enter(domain, tag, name, size)
         until = identifier_count(throttles, number, is_new, &of.rate, moment_ms * NS_PER_MS - self.wall_ns)
         self.expect(identifier_at(throttles, number).timer.due_ns)
-        # Rounded up: who comes at that millisecond is not too early.
+        # Rounded up, so that a request in that millisecond is not too early.
         return self.tell(
             domain, operation, name, size, now_ms,
             (until.ns + (until.part != 0) + self.wall_ns + NS_PER_MS - 1) // NS_PER_MS,
         )
 
     cdef uint32_t enter(self, uint32_t domain, uint32_t tag, const uint8_t* name, uint32_t size) except 0:
-        """An identifier that is not known yet."""
+        """Makes an identifier, and room for it."""
         self.make_room(name_blocks(&self.throttles.identifiers, size))
         return identifier_make(&self.throttles, domain, tag, name, size)
 
@@ -280,7 +280,7 @@ cdef class SmockronStore(Store):
         self, uint32_t domain, Operation operation, const uint8_t* name, uint32_t size, int64_t now_ms,
         int64_t until_ms,
     ) except -1:
-        """Tells whoever is concerned, if it has to wait."""
+        """Publishes DELAY_UNTIL if the identifier has to wait."""
         if until_ms <= now_ms:
             self.count(operation, OK)
             return 0
@@ -291,8 +291,8 @@ cdef class SmockronStore(Store):
     # ---- state that is shared with other masters ----
 
     def share(self, bint is_shared, int64_t now_ns):
-        """Whether somebody else decides from now on: see take_questions(). If not, what is yet to be decided is decided
-        here, from what is known here."""
+        """Sets whether Redis decides from now on: see take_questions(). If not, open questions are decided here, from
+        the state of this store."""
         with self.at(now_ns):
             self.is_shared, self.is_alone = is_shared, not is_shared
             if not is_shared:
@@ -308,14 +308,14 @@ cdef class SmockronStore(Store):
                 self.unpark()
 
     def take_questions(self, int64_t now_ns):
-        """The next that is to be decided: (domain, (interval_ms, burst_ms), [(identifier, moment_ms), ...]), or None if
-        there is nothing, or CALLS_AHEAD are not settled yet. An identifier whose moment is 0 is to be forgotten."""
+        """Returns the next questions: (domain, (interval_ms, burst_ms), [(identifier, moment_ms), ...]); None if there
+        are none, or CALLS_AHEAD calls are not settled yet. A moment of 0 means that the identifier is forgotten."""
         with self.at(now_ns):
             if len(self.asked) == CALLS_AHEAD or not self.questions:
                 return None
             number, questions = next(iter(self.questions.items()))
             del self.questions[number]
-            if len(questions) > QUESTIONS_AT_ONCE:  # the others' turn comes first
+            if len(questions) > QUESTIONS_AT_ONCE:  # the rest goes to the end, after the other domains
                 self.questions[number], questions = questions[QUESTIONS_AT_ONCE:], questions[:QUESTIONS_AT_ONCE]
             self.asked.append((number, questions))
             name = self.domain_name(number)
@@ -323,8 +323,8 @@ cdef class SmockronStore(Store):
             return name, self.rounded_ms.get(name, (1, 0)), asked
 
     def settle_questions(self, list found not None, int64_t now_ns):
-        """What was decided about those that were taken first: until when each has to wait, in milliseconds, of
-        10**15 at most. Raises ValueError if there are not as many."""
+        """Applies the answers to the oldest call: until when each identifier has to wait, in milliseconds, at most
+        10**15. Raises ValueError if their number is wrong."""
         with self.at(now_ns):
             number, questions = self.asked[0] if self.asked else (0, [])
             if len(found) != len(questions):
@@ -346,7 +346,7 @@ cdef class SmockronStore(Store):
         return 0
 
     cdef bint is_full(self) noexcept:
-        """Whether what comes has to wait until some questions are settled."""
+        """Returns True if sessions have to wait until some questions are settled."""
         return self.asking >= QUESTIONS_MAX
 
     cdef int park(self, uint32_t connection) except -1:
@@ -354,7 +354,7 @@ cdef class SmockronStore(Store):
         return 0
 
     cdef int unpark(self) except -1:
-        """Those whose messages wait go on, as there is room again."""
+        """Resumes the parked sessions if there is room again."""
         cdef uint32_t connection
         if self.parked and not self.is_full():
             parked, self.parked = self.parked, {}
@@ -374,7 +374,7 @@ cdef class SmockronStore(Store):
         )
 
     cdef int settle_question(self, uint32_t domain, question, int64_t until_ms) except -1:
-        """Keeps what was decided elsewhere, for the time when nobody there can be asked."""
+        """Applies a decision of Redis, and keeps it for the time when Redis is unavailable."""
         cdef bytes name = question.name
         cdef const uint8_t* text = <const uint8_t*>PyBytes_AS_STRING(name)
         cdef uint32_t size = <uint32_t>PyBytes_GET_SIZE(name)
@@ -399,7 +399,7 @@ cdef class SmockronStore(Store):
         return self.forget_now(domain, tag, name, size)
 
     cdef int forget_now(self, uint32_t domain, uint32_t tag, const uint8_t* name, uint32_t size) except -1:
-        """Nothing has been heard of it, and gatekeepers that know the word forget it too."""
+        """Removes an identifier, and publishes FORGET to the gatekeepers that know this word."""
         cdef uint32_t number = identifier_find(&self.throttles, domain, tag, name, size)
         self.count(FORGET, OK)
         self.publish(domain, b"FORGET", name, size, self.now_ms())
@@ -408,7 +408,7 @@ cdef class SmockronStore(Store):
         return 0
 
     cdef int reject(self, uint32_t domain, uint32_t tag, const uint8_t* name, uint32_t size) except -1:
-        """Section "Accounting": a request that was rejected. Its identifier was heard of, and is not the next to go."""
+        """Counts a rejected request. Its identifier becomes the last one to be evicted. Section "Accounting"."""
         cdef uint32_t number = identifier_find(&self.throttles, domain, tag, name, size)
         domain_at(&self.throttles, domain).rejected += 1
         self.count(REJECTED, OK)
@@ -417,8 +417,8 @@ cdef class SmockronStore(Store):
         return 0
 
     cdef int make_room(self, uint32_t blocks) except -1:
-        """For one more identifier: that which was not heard of for longest is forgotten. If blocks are missing, of
-        those that have some; a name has IDENTIFIER_BLOCKS at most, so as many go at most."""
+        """Makes room for an identifier: evicts the least recently used one. If blocks are missing, evicts identifiers
+        with blocks, at most IDENTIFIER_BLOCKS of them, because a name needs at most so many blocks."""
         cdef Throttles* throttles = &self.throttles
         if pool_left(throttles.identifiers.pool) == 0:
             self.evict(identifier_oldest(throttles))
@@ -437,7 +437,7 @@ cdef class SmockronStore(Store):
     cdef int publish(
         self, uint32_t domain, const char* command, const uint8_t* name, uint32_t size, int64_t moment_ms
     ) except -1:
-        """Section "Control": leaves a message with all who have subscribed to the domain."""
+        """Posts a control message to all subscribers of the domain. Section "Control"."""
         cdef bytes topic, message
         cdef tuple listeners
         cdef uint8_t[NUMBER_MAX] digits
@@ -465,8 +465,7 @@ cdef class SmockronStore(Store):
         return 0
 
     cdef tuple find_listeners(self, uint32_t domain):
-        """The topic of a domain, and the connections that have subscribed to it, each once; kept until any of it
-        changes."""
+        """Returns the topic of a domain and its subscribers, each once. Caches them until subscriptions change."""
         cdef bytes topic = self.domain_name(domain) + b"\0"
         found = {}
         for end in range(len(topic) + 1):
@@ -483,7 +482,7 @@ cdef class SmockronStore(Store):
         self.listed = 0
 
     cdef int give(self, uint32_t connection, bytes message) except -1:
-        """Leaves it with a subscriber, unless that has no room: it does not read."""
+        """Posts a message to a subscriber. If it does not read and has no room, the message is lost."""
         cdef Session session
         cdef size_t size = PyBytes_GET_SIZE(message)
         if self.sessions[connection] == NULL:
@@ -495,13 +494,13 @@ cdef class SmockronStore(Store):
             return 0
         session.post(message)
         self.state.delivered += 1
-        if not session.can_post(CONTROL_MAX):  # with more than it may have it would be dropped
+        if not session.can_post(CONTROL_MAX):  # a message more than it may have would drop it
             self.crowded = connection
         return 0
 
     cdef bint can_publish(self) except -1:
-        """Whether each subscriber that reads has room for another message: their turn comes first. A subscriber that
-        does not read is not waited for."""
+        """Returns False while a subscriber that reads has no room for another message: it has to fetch its messages
+        first. A subscriber that does not read is not waited for."""
         cdef Session session
         if self.crowded == 0:
             return True
@@ -514,7 +513,7 @@ cdef class SmockronStore(Store):
         return True
 
     cdef int subscribe(self, uint32_t connection, bytes prefix) except -1:
-        """Section "Subscriptions". False if it has too many."""
+        """Adds a subscription. Returns False if the connection has too many. Section "Subscriptions"."""
         cdef dict audience
         mine = self.prefixes.setdefault(connection, set())
         self.budget -= LEAVE_STEPS
@@ -613,7 +612,7 @@ cdef class SmockronStore(Store):
         return self.audit_audience()
 
     cdef uint32_t audit_recency(self, const Recency* recency, bint chained) except? 0:
-        """How many identifiers are in a list, in which all have blocks, or none has."""
+        """Checks a list by recency. chained: its identifiers have blocks. Returns its length."""
         cdef const Identifier* identifier
         cdef uint32_t number = recency.state.newest, listed = 0, newer = 0
         cdef uint64_t used = self.throttles.state.uses + 1
@@ -630,7 +629,7 @@ cdef class SmockronStore(Store):
         return listed
 
     cdef int audit_audience(self) except -1:
-        """Who has subscribed to what is told in two ways."""
+        """Checks that `audience`, `prefixes` and `listeners` agree about subscriptions."""
         mine = {(connection, prefix) for connection, prefixes in self.prefixes.items() for prefix in prefixes}
         theirs = {(connection, prefix) for prefix, audience in self.audience.items() for connection in audience}
         if mine != theirs or len(mine) != self.state.subscriptions:
@@ -644,5 +643,5 @@ cdef class SmockronStore(Store):
 
 
 cdef inline bint is_waited_for(Session session) noexcept:
-    """Whether its connection is about to fetch what it was sent, and nothing hinders it."""
+    """Returns True if the connection is about to fetch its messages, and nothing prevents it."""
     return not (session.blocked or session.position or session.held_size)

@@ -1,6 +1,6 @@
-"""The smockron room's tables for people: who has to wait, and its domains.
+"""The smockron protocol's tables for people: the identifiers that have to wait, and the domains.
 
-Floor 2. Walks in slices, see engine/walk.pyx. Who need not wait is not told of, by the moment of the store's last call.
+Floor 2. Walks in slices, see engine/walk.pyx. Waiting times refer to the store's last call.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -15,7 +15,7 @@ DOMAIN_SORTS = ("told", "accepted", "delayed", "rejected", "identifiers")
 
 
 cdef class ThrottledWalk(RankedWalk):
-    """Identifiers that have `match` in their names and have to wait: those first that wait longest."""
+    """Lists identifiers that have `match` in their names and have to wait, the longest wait first."""
 
     def __cinit__(self, SmockronStore store not None, bytes match, uint32_t limit):
         self.table = &store.throttles.identifiers
@@ -37,7 +37,7 @@ cdef class ThrottledWalk(RankedWalk):
 
 
 cdef class DomainsWalk(RankedWalk):
-    """Domains that have `match` in their names; `sort`: those with the largest figures of that kind first."""
+    """Lists domains that have `match` in their names, the largest figure of `sort` first."""
 
     cdef int key
 

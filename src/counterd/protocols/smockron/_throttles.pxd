@@ -1,13 +1,14 @@
-# What the smockron room keeps: domains with their rules, and the identifiers that are not yet as if never heard of.
+# Domains with their rules, and the identifiers that differ from new ones.
 #
-# Floor 2, header only. Everything but the sizes is in the store's region and addressed by number. Moments are on the
-# monotonic clock: where the wall clock is set, nobody has to wait for it.
+# Floor 2, header only. Everything except the sizes is in the store's region and addressed by number. Times are on the
+# monotonic clock, so setting the wall clock makes no identifier wait.
 #
 # Invariants (SmockronStore.audit checks each):
-# - an identifier is of one domain, which counts it, and stays until its last identifier has gone;
-# - it is armed in the wheel, to go off when it is as if never heard of, and is in one of two lists by recency once:
-#   names that have blocks are in a list of their own, so that what makes room for blocks is found at once;
-# - the tag of an identifier is that of its name, and its domain's salt: one name in many domains is in as many places.
+# - an identifier belongs to one domain, which counts it; a domain stays until its last identifier is gone;
+# - an identifier has an armed timer for the time when it no longer differs from a new one;
+# - it is in one of two lists by recency, once. Names with blocks have their own list, so that evicting for blocks needs
+#   no search;
+# - its tag is that of its name combined with its domain's salt, so the same name has another slot in each domain.
 
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 
@@ -27,7 +28,7 @@ from counterd.engine.wheel cimport Timer, Timers, timers_arm, timers_begin, time
 cdef enum:
     DOMAINS_MAX = 4096      # as in rules.py
     DOMAIN_INLINE = 40      # bytes of a name in its record
-    DOMAIN_RULED = 1        # of Record.flags: the rules have it
+    DOMAIN_RULED = 1        # in Record.flags: the domain has a rule
     IDENTIFIER_INLINE = 24
     IDENTIFIER_MAX = 4096   # bytes of an identifier
 
@@ -38,18 +39,18 @@ cdef struct Domain:
     Rate rate
     uint32_t salt
     uint32_t identifiers
-    uint32_t asked          # requests that somebody else is yet to decide about
-    uint64_t accepted       # ever
+    uint32_t asked          # requests that Redis has not decided yet
+    uint64_t accepted       # in total, as the next three
     uint64_t delayed
     uint64_t rejected
-    uint64_t told           # DELAY_UNTIL
+    uint64_t told           # DELAY_UNTIL messages
 
 
 cdef struct Identifier:     # 80 bytes
     Record record
     uint8_t name[IDENTIFIER_INLINE]
     Timer timer
-    int64_t next_ns         # when the next request is on time
+    int64_t next_ns         # when the next request is on time; see gcra.pxd
     uint32_t part
     uint32_t domain
     Links links
@@ -57,8 +58,8 @@ cdef struct Identifier:     # 80 bytes
 
 
 cdef struct ThrottlesState:  # in the region
-    uint64_t uses           # ever
-    uint64_t expired        # ever
+    uint64_t uses           # in total, as the next two
+    uint64_t expired
     uint64_t evicted
 
 
@@ -67,13 +68,13 @@ cdef struct Throttles:      # this process's view
     Table domains
     Table identifiers
     Timers timers
-    Recency inlined         # identifiers whose names are in their records,
-    Recency chained         # and those whose names have blocks
+    Recency inlined         # identifiers whose names fit into their records
+    Recency chained         # identifiers whose names have blocks
     const uint64_t* hash_key
 
 
 cdef inline int throttles_reserve(Throttles* throttles, Region* region, uint32_t capacity) except -1:
-    """Reserves memory for that many identifiers."""
+    """Reserves memory for `capacity` identifiers."""
     region_reserve(region, b"throttles", sizeof(ThrottlesState), <void**>&throttles.state)
     table_reserve(&throttles.domains, region, b"domains", DOMAINS_MAX, sizeof(Domain), DOMAIN_INLINE)
     table_reserve(&throttles.identifiers, region, b"identifiers", capacity, sizeof(Identifier), IDENTIFIER_INLINE)
@@ -107,25 +108,25 @@ cdef inline Identifier* identifier_at(const Throttles* throttles, uint32_t numbe
 # ---- domains ---------------------------------------------------------------------------------------------------------
 
 cdef inline uint64_t domain_hash(const Throttles* throttles, const uint8_t* name, uint32_t size) noexcept nogil:
-    """Its tag is the upper half, its salt the lower."""
+    """Returns the hash of a domain's name: the upper half is its tag, the lower its salt."""
     return siphash13(throttles.hash_key, name, size)
 
 
 cdef inline uint32_t domain_find(const Throttles* throttles, const uint8_t* name, uint32_t size) noexcept nogil:
-    """Its number, or 0."""
+    """Returns the number of the domain with this name, or 0."""
     return table_find(&throttles.domains, <uint32_t>(domain_hash(throttles, name, size) >> 32), name, size)
 
 
 cdef inline bint domain_is(
     const Throttles* throttles, uint32_t number, const uint8_t* name, uint32_t size
 ) noexcept nogil:
-    """Whether that record is of the domain of this name."""
+    """Returns True if the record is in use for a domain with this name."""
     cdef Record* record = record_at(&throttles.domains, number)
     return record.flags & RECORD_USED and name_equals(&throttles.domains, record, name, size)
 
 
 cdef inline uint32_t domain_make(Throttles* throttles, const uint8_t* name, uint32_t size) noexcept nogil:
-    """A new one, without a rule; the caller has seen that a record and enough blocks are left."""
+    """Makes a domain without a rule. The caller has checked that a record and enough blocks are free."""
     cdef uint64_t hashed = domain_hash(throttles, name, size)
     cdef uint32_t number = table_insert(&throttles.domains, <uint32_t>(hashed >> 32), name, size)
     cdef Domain* domain = domain_at(throttles, number)
@@ -140,19 +141,19 @@ cdef inline uint32_t domain_make(Throttles* throttles, const uint8_t* name, uint
 
 
 cdef inline bint domain_is_used(const Domain* domain) noexcept nogil:
-    """Whether it has to stay, even if no rule is for it any more."""
+    """Returns True if the domain has to stay even without a rule."""
     return domain.identifiers != 0 or domain.asked != 0
 
 
 cdef inline void domain_settle(Throttles* throttles, uint32_t number) noexcept nogil:
-    """One that no rule is for any more goes with its last identifier."""
+    """Ends a domain that has neither a rule nor identifiers."""
     cdef const Domain* domain = domain_at(throttles, number)
     if not domain_is_used(domain) and not domain.record.flags & DOMAIN_RULED:
         table_remove(&throttles.domains, number)
 
 
 cdef inline void domain_unask(Throttles* throttles, uint32_t number, uint32_t count) noexcept nogil:
-    """That many requests have been decided about."""
+    """Called when Redis has decided `count` requests of a domain."""
     domain_at(throttles, number).asked -= count
     domain_settle(throttles, number)
 
@@ -168,7 +169,7 @@ cdef inline uint32_t identifier_tag(
 cdef inline uint32_t identifier_find(
     const Throttles* throttles, uint32_t domain, uint32_t tag, const uint8_t* name, uint32_t size
 ) noexcept nogil:
-    """Its number, or 0."""
+    """Returns the number of the identifier with this name in the domain, or 0."""
     cdef const Table* table = &throttles.identifiers
     cdef uint32_t slot = index_home(&table.index, tag)
     cdef uint32_t number, _step
@@ -184,20 +185,20 @@ cdef inline uint32_t identifier_find(
 
 
 cdef inline Recency* recency_of(Throttles* throttles, uint32_t number) noexcept nogil:
-    """The list that an identifier is in."""
+    """Returns the list that an identifier is in."""
     cdef bint is_inlined = identifier_at(throttles, number).record.name_size <= IDENTIFIER_INLINE
     return &throttles.inlined if is_inlined else &throttles.chained
 
 
 cdef inline void identifier_touch(Throttles* throttles, uint32_t number) noexcept nogil:
-    """It was heard of just now."""
+    """Makes an identifier the most recently used one."""
     throttles.state.uses += 1
     identifier_at(throttles, number).used = throttles.state.uses
     recency_touch(recency_of(throttles, number), number)
 
 
 cdef inline uint32_t identifier_oldest(const Throttles* throttles) noexcept nogil:
-    """That which was not heard of for longest; 0 if there is none."""
+    """Returns the least recently used identifier; 0 if there is none."""
     cdef uint32_t inlined = throttles.inlined.state.oldest, chained = throttles.chained.state.oldest
     if inlined == 0 or chained == 0:
         return inlined + chained
@@ -207,7 +208,7 @@ cdef inline uint32_t identifier_oldest(const Throttles* throttles) noexcept nogi
 cdef inline uint32_t identifier_make(
     Throttles* throttles, uint32_t domain, uint32_t tag, const uint8_t* name, uint32_t size
 ) noexcept nogil:
-    """A new one, whose moment is the caller's to set; who has seen that a record and enough blocks are left."""
+    """Makes an identifier. The caller sets its time, and has checked that a record and enough blocks are free."""
     cdef uint32_t number = table_insert(&throttles.identifiers, tag, name, size)
     cdef Identifier* identifier = identifier_at(throttles, number)
     identifier.domain = domain
@@ -233,7 +234,7 @@ cdef inline Span identifier_next(const Identifier* identifier) noexcept nogil:
 cdef inline void identifier_set(
     Throttles* throttles, uint32_t number, const Rate* rate, int64_t next_ns
 ) noexcept nogil:
-    """Somebody else says when its next request is on time."""
+    """Sets when the next request is on time, as decided by Redis."""
     cdef Identifier* identifier = identifier_at(throttles, number)
     identifier.next_ns = next_ns
     identifier.part = 0
@@ -244,14 +245,14 @@ cdef inline void identifier_set(
 cdef inline Span identifier_count(
     Throttles* throttles, uint32_t number, bint is_new, const Rate* rate, int64_t moment_ns
 ) noexcept nogil:
-    """Section "Throttle": a request at that moment. Returns when the next is on time.
+    """Counts a request at moment_ns. Returns when the next one is on time. Section "Throttle".
 
-    It is kept until it is as if it had never been there: a burst after that.
+    The identifier is kept until one burst after that time, when it no longer differs from a new one.
     """
     cdef Identifier* identifier = identifier_at(throttles, number)
     cdef Span stored = gcra_first(rate, moment_ns) if is_new else identifier_next(identifier)
     cdef Span found
-    if stored.part >= rate.parts:  # there is another rule since
+    if stored.part >= rate.parts:  # the rule has changed since
         stored.part = 0
     found = gcra_next(rate, stored, moment_ns)
     identifier.next_ns = found.ns

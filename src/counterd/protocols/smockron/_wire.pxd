@@ -1,6 +1,6 @@
-# ZMTP 3.0 and 3.1, and what the messages of smockron say: bytes to frames and numbers, and back.
+# The wire of the smockron protocol: frames of ZMTP 3.0 and 3.1, and numbers in messages.
 #
-# Floor 2, header only. Section names are those of docs/protocols/smockron.md. Nothing here knows a store.
+# Floor 2, header only. Section names are those of docs/protocols/smockron.md. Independent of the store.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
@@ -25,25 +25,25 @@ cdef enum:
     LONG_HEAD = 9
     SHORT_MAX = 255
 
-    FRAMES_MAX = 64         # of a message: it has six, and may have more, but not without end
-    PARTS = 6               # of an accounting message that anybody looks at
-    PARTS_MIN = 5           # that it has at least
+    FRAMES_MAX = 64         # most frames of a message; usually it has six
+    PARTS = 6               # frames of an accounting message that are read
+    PARTS_MIN = 5           # fewest frames of an accounting message
     CONTEXT_MAX = 16        # bytes of a PING that a PONG repeats
-    NUMBER_MAX = 20         # digits of a moment
-    COMMAND_MAX = 64        # bytes of a command of ours, with its head
+    NUMBER_MAX = 20         # digits of a time
+    COMMAND_MAX = 64        # bytes of a command that this side sends, including its head
 
 cdef extern from *:
     """
     #define COUNTERD_MOMENT_MAX_MS INT64_C(9223372036854)
     #define COUNTERD_AHEAD_MAX_MS INT64_C(31622400000)
     """
-    const int64_t MOMENT_MAX_MS "COUNTERD_MOMENT_MAX_MS"    # whose nanoseconds fit into an int64: in the year 2262
-    const int64_t AHEAD_MAX_MS "COUNTERD_AHEAD_MAX_MS"      # 366 days: nobody is delayed for longer
+    const int64_t MOMENT_MAX_MS "COUNTERD_MOMENT_MAX_MS"    # in nanoseconds it fits into an int64: the year 2262
+    const int64_t AHEAD_MAX_MS "COUNTERD_AHEAD_MAX_MS"      # 366 days: the longest delay
 
-cdef enum Verdict:          # what parse_frame says of a frame
+cdef enum Verdict:          # of a frame, from parse_frame
     GREETING = 0
-    CONTENT = 1             # a message, with commands in it perhaps; or commands alone
-    FIRST_BROKEN = 2        # from here on framing is lost
+    CONTENT = 1             # a message, perhaps with commands in it; or a command alone
+    FIRST_BROKEN = 2        # this and the next: framing is lost
     NOT_ZMTP = 2
     OLD_VERSION = 3
     OTHER_MECHANISM = 4
@@ -63,7 +63,7 @@ cdef struct Part:           # a frame of ZMTP
 # ---- greeting --------------------------------------------------------------------------------------------------------
 
 cdef inline void greeting_write(uint8_t* target) noexcept nogil:
-    """Section "Greeting": as a peer that binds, with mechanism NULL. GREETING_SIZE bytes."""
+    """Writes the greeting of a peer that binds, with mechanism NULL: GREETING_SIZE bytes. Section "Greeting"."""
     memset(target, 0, GREETING_SIZE)
     target[0] = 0xff
     target[SIGNATURE_SIZE - 1] = 0x7f
@@ -73,7 +73,7 @@ cdef inline void greeting_write(uint8_t* target) noexcept nogil:
 
 
 cdef inline int greeting_check(const uint8_t* data, size_t size) noexcept nogil:
-    """What is wrong with the beginning of a greeting, of which that many bytes are there; GREETING if nothing is."""
+    """Checks the first `size` bytes of a greeting. Returns GREETING, or a Verdict that says what is wrong."""
     cdef const char* mechanism = b"NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"
     if size >= SIGNATURE_SIZE and not data[SIGNATURE_SIZE - 1] & 1:
         return OLD_VERSION
@@ -87,7 +87,7 @@ cdef inline int greeting_check(const uint8_t* data, size_t size) noexcept nogil:
 # ---- frames ----------------------------------------------------------------------------------------------------------
 
 cdef inline int part_read(const uint8_t* data, size_t size, Part* part) noexcept nogil:
-    """Section "Frames": the head of a frame. 1 if it is there, 0 if more bytes are needed, -1 if flags are wrong."""
+    """Reads the head of a frame. Returns 1, 0 if it needs more bytes, or -1 if flags are wrong. Section "Frames"."""
     part.flags = data[0]
     if part.flags & RESERVED or part.flags & COMMAND and part.flags & MORE:
         return -1
@@ -100,12 +100,12 @@ cdef inline int part_read(const uint8_t* data, size_t size, Part* part) noexcept
 
 
 cdef inline size_t part_size(size_t size) noexcept nogil:
-    """Bytes of a frame with a body of that size."""
+    """Returns the bytes of a frame with a body of `size` bytes."""
     return (SHORT_HEAD if size <= SHORT_MAX else LONG_HEAD) + size
 
 
 cdef inline uint8_t* part_write(uint8_t* target, uint8_t flags, const void* data, size_t size) noexcept nogil:
-    """Returns what is behind it."""
+    """Writes a frame. Returns the end."""
     if size <= SHORT_MAX:
         target[0] = flags
         target[1] = <uint8_t>size
@@ -123,14 +123,14 @@ cdef inline bint part_equals(const Part* part, const char* text, size_t size) no
 
 
 cdef inline bint command_is(const Part* part, const char* name, size_t size) noexcept nogil:
-    """Whether a command has that name."""
+    """Returns True if a command has this name."""
     return part.size > size and part.data[0] == size and memcmp(part.data + 1, name, size) == 0
 
 
 # ---- metadata --------------------------------------------------------------------------------------------------------
 
 cdef inline bint name_is(const uint8_t* name, const char* lower, size_t size) noexcept nogil:
-    """Whether a name of that size is this one, in small letters or not."""
+    """Compares a name with a lower-case one, ignoring case."""
     cdef size_t i
     for i in range(size):
         if (name[i] | 0x20 if 65 <= name[i] and name[i] <= 90 else name[i]) != <uint8_t>lower[i]:
@@ -139,9 +139,9 @@ cdef inline bint name_is(const uint8_t* name, const char* lower, size_t size) no
 
 
 cdef inline int ready_read(const uint8_t* data, size_t size, Part* socket_type) noexcept nogil:
-    """Section "Handshake": the properties of a READY command, of which Socket-Type counts. False if they are wrong.
+    """Reads the properties of a READY command. Returns False if they are malformed. Section "Handshake".
 
-    socket_type: its value, of size 0 if it is not there.
+    socket_type: gets the value of Socket-Type, of size 0 if it is missing. Other properties are ignored.
     """
     cdef const uint8_t* end = data + size
     cdef uint64_t length, value
@@ -171,8 +171,8 @@ cdef inline bint is_digit(uint8_t byte) noexcept nogil:
 
 
 cdef inline int64_t moment_read(const Part* part) noexcept nogil:
-    """Section "Accounting": milliseconds of Unix time in digits, with a fraction that counts for nothing; -1 if it is
-    none, or too far ahead to be one."""
+    """Reads Unix time in milliseconds, in digits; ignores a fraction. Returns -1 if it is not a number or above
+    MOMENT_MAX_MS. Section "Accounting"."""
     cdef int64_t found = 0
     cdef uint64_t i = 0
     while i < part.size and is_digit(part.data[i]):
@@ -190,7 +190,7 @@ cdef inline int64_t moment_read(const Part* part) noexcept nogil:
 
 
 cdef inline int number_write(uint8_t* target, uint64_t number) noexcept nogil:
-    """In digits, NUMBER_MAX at most; returns how many."""
+    """Writes a number in digits, at most NUMBER_MAX. Returns how many."""
     cdef uint8_t[NUMBER_MAX] digits
     cdef int size = 0, i
     while size == 0 or number:

@@ -1,4 +1,4 @@
-"""What a gatekeeper refuses, as a client raises it. Floor 2, pure Python, as wire.py."""
+"""The error that clients of the smockron protocol raise. Floor 2, pure Python, as wire.py."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from counterd.errors import CounterdError
 
 
 class Rejected(CounterdError):
-    """A gatekeeper rejected a request: it would have to wait for too long, or too many wait already.
+    """A gatekeeper rejected a request: it would have to wait for too long, or too many requests wait already.
 
-    identifier: whose request it was, and domain: in which.
-    retry_after: seconds after which the identifier's next request is let through at once, as far as is known now.
+    identifier, domain: those of the request.
+    retry_after: seconds until the identifier's next request is let through at once, as far as is known now.
     """
 
     def __init__(self, identifier: bytes, domain: bytes, retry_after: float) -> None:

@@ -1,9 +1,9 @@
-"""The rules of the smockron room: what each domain lets through, in all the forms that the real master reads.
+"""Reads the rules of the smockron protocol, one for each domain, in all forms that the real master accepts.
 
-Floor 2, pure Python. A rule has an interval, which is what one request uses up, and a burst, which is how far requests
-can be ahead of that. The real master rounds an interval to whole milliseconds; here both are exact: a span is a number
-of nanoseconds and a number of parts of one. What masters share, they have to reckon in the same way, so a rule has what
-the real master makes of it too. docs/protocols/smockron.md, "Rules", has the layout.
+Floor 2, pure Python. A rule has an interval, the time that one request uses up, and a burst, the time that requests may
+be ahead. The real master rounds the interval to whole milliseconds. Here both are exact: a span is a number of
+nanoseconds and fractional parts. Masters that share state have to calculate in the same way, so a rule also has the
+rounded values. For the layout see docs/protocols/smockron.md, "Rules".
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 DOMAINS_MAX = 4096
 NAME_MAX = 255  # bytes of a domain's name
 SPAN_MAX_NS = 3660 * 86_400 * 1_000_000_000  # ten years, as in engine/gcra.pxd
-PARTS_MAX = (1 << 31) - 1  # of a nanosecond, as in engine/gcra.pxd
+PARTS_MAX = (1 << 31) - 1  # in a nanosecond, as in engine/gcra.pxd
 NS_PER_MS = 1_000_000
-_SHOWN = 60  # characters of a text that an error shows
+_SHOWN = 60  # characters of a document's text that an error shows
 
 _UNITS_MS = {
     **dict.fromkeys(("", "ms", "msec"), 1),
@@ -39,14 +39,14 @@ _KEYS = ("rate", "interval", "burst")
 
 
 class Span(NamedTuple):
-    """A time: nanoseconds, and parts of one, of which the rule says how many there are."""
+    """A duration: nanoseconds plus fractional parts. Rule.parts is the number of parts in a nanosecond."""
 
     ns: int
     part: int
 
 
 class Rule(NamedTuple):
-    """Of a domain. parts: of a nanosecond, for both spans. rounded_ms: interval and burst of the real master."""
+    """The rule of a domain. parts: in a nanosecond. rounded_ms: interval and burst as in the real master."""
 
     interval: Span
     burst: Span
@@ -58,7 +58,7 @@ Rules = dict[bytes, Rule]
 
 
 def parse_rules(text: bytes | str) -> Rules:
-    """The rules of a JSON text, by domain. Raises DocumentError with everything that is wrong."""
+    """Reads the rules of a JSON text, by domain. Raises DocumentError with all mistakes."""
     document = read_document(text)
     problems = Problems()
     rules: Rules = {}
@@ -81,7 +81,7 @@ def parse_rules(text: bytes | str) -> Rules:
 
 
 def _wrong_name(name: str) -> str:
-    """What is wrong with the name of a domain, or ""."""
+    """Returns what is wrong with the name of a domain, or ""."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
@@ -92,7 +92,7 @@ def _wrong_name(name: str) -> str:
 
 
 def _read_rule(place: str, members: Mapping[str, object], problems: Problems) -> Rule | None:
-    """A rule; None if something is wrong with it."""
+    """Reads a rule. Returns None if it has mistakes."""
     before = len(problems.told)
     for name in members:
         if name not in _KEYS:
@@ -126,17 +126,17 @@ def _fits(place: str, interval: Fraction, burst: Fraction, problems: Problems) -
 
 
 def _rounded(span: Fraction) -> int:
-    """To milliseconds, as JavaScript does it."""
+    """Rounds to milliseconds as JavaScript does."""
     return math.floor(span / NS_PER_MS + Fraction(1, 2))
 
 
 def _span(exact: Fraction, parts: int) -> Span:
-    """In whole parts: what a burst given with a fraction has beyond that is lost."""
+    """Converts to whole parts. A burst with a fraction may lose less than one part."""
     return Span(*divmod(math.floor(exact * parts), parts))
 
 
 def _read(place: str, name: str, members: Mapping[str, object], problems: Problems) -> tuple[Fraction, bool] | None:
-    """Nanoseconds, or how many intervals, and whether it is that; None if it is wrong."""
+    """Reads a field: (nanoseconds, False) or (number of intervals, True); None if it is wrong."""
     value = members.get(name)
     try:
         if value is None:
@@ -158,7 +158,7 @@ def _read(place: str, name: str, members: Mapping[str, object], problems: Proble
 def _number(value: float) -> Fraction:
     if not 0 <= value < math.inf:
         raise ValueError(f"must be a finite number of at least 0, not {_shown(value)}")
-    return Fraction(str(value))  # as it was written
+    return Fraction(str(value))  # the decimal number as written, not the nearest binary one
 
 
 def _rate(value: object) -> Fraction:

@@ -1,7 +1,7 @@
 """The state of identifiers in a Redis that masters share, with the keys and the arithmetic of the real master.
 
-Floor 2. What is said to Redis, and what its answers mean; control/authority.py has the connection. Requests of one
-domain are decided in one call. While Redis is unavailable, the store decides alone, from what it was told last.
+Floor 2. This module makes the calls and reads the answers; control/authority.py has the connection. One call decides
+requests of one domain. While Redis is unavailable, the store decides alone, from the last answers. See
 docs/protocols/smockron.md, "Shared state".
 """
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from counterd.protocols.smockron._store import SmockronStore
 
 SETTLED_MAX_MS = 10**15  # beyond 1e14 the script's numbers would have an exponent
-SHOWN = 60  # characters of a wrong answer
+SHOWN = 60  # characters of an invalid answer in an error
 
-# For each key: the next moment, in milliseconds, kept until its burst after the request's has passed; a request at the
-# moment 0 is one to forget the key. What the real
-# master leaves behind where it fails, which is no number or none that can be, counts as nothing; a fraction is cut off.
-# From 1e14 on the real master writes numbers with an exponent. Text that is written once costs less than numbers do.
+# A key's value is the time of the next request, in milliseconds. It is kept until one burst after the request. A time
+# of 0 deletes the key. After errors the real master leaves invalid values: these count as missing, and fractions are
+# cut off. From 1e14 on the real master writes numbers with an exponent. The answer is one text, because that is faster
+# than many numbers.
 SCRIPT = """
 local interval, burst = tonumber(ARGV[1]), tonumber(ARGV[2])
 local answers = {}
@@ -41,12 +41,12 @@ return table.concat(answers, ' ')
 
 
 def begin(store: SmockronStore, now_ns: int) -> None:
-    """From now on Redis decides."""
+    """Lets Redis decide from now on."""
     store.share(True, now_ns)
 
 
 def take(store: SmockronStore, now_ns: int) -> tuple[list[bytes], list[bytes | int]] | None:
-    """Keys and arguments of the next call, or None if there is none."""
+    """Returns keys and arguments of the next call, or None if there is none."""
     found = store.take_questions(now_ns)
     if found is None:
         return None
@@ -56,7 +56,7 @@ def take(store: SmockronStore, now_ns: int) -> tuple[list[bytes], list[bytes | i
 
 
 def settle(store: SmockronStore, answer: object, now_ns: int) -> None:
-    """What Redis answered. Raises ValueError for anything that is not an answer to what was asked."""
+    """Applies the answer of Redis. Raises ValueError if it does not answer the call."""
     if not isinstance(answer, bytes):
         raise ValueError(f"an answer that is not text: {str(answer)[:SHOWN]}")
     found = [int(each) for each in answer.split()]
@@ -66,5 +66,5 @@ def settle(store: SmockronStore, answer: object, now_ns: int) -> None:
 
 
 def alone(store: SmockronStore, now_ns: int) -> None:
-    """Redis is unavailable: the store decides, also about what is yet to be decided."""
+    """Lets the store decide, also about open questions, because Redis is unavailable."""
     store.share(False, now_ns)

@@ -1,8 +1,8 @@
-"""The smockron protocol from the gatekeeper's side: ZMTP, accounting messages out, control messages in.
+"""The gatekeeper's side of the smockron protocol: encodes accounting messages and parses control messages, over ZMTP.
 
-Floor 2, pure Python: needs the standard library and counterd.errors only, never touches a socket, and works where
-nothing is compiled. docs/protocols/smockron.md has every layout. ZMTP is spoken as version 3.1 with the mechanism NULL.
-Encoders raise ValueError before anything is encoded; the parser raises ProtocolError.
+Floor 2, pure Python: needs the standard library and counterd.errors only, uses no sockets, and works without compiled
+modules. docs/protocols/smockron.md has every layout. The version of ZMTP is 3.1, with the mechanism NULL. Encoders
+raise ValueError for invalid arguments; the parser raises ProtocolError.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from counterd.errors import ProtocolError
 
 GREETING_SIZE = 64
-MESSAGE_MAX = 1 << 16  # bytes of a message, unless a parser is given another bound
+MESSAGE_MAX = 1 << 16  # the default limit for bytes of a message
 FRAMES_MAX = 64  # of a message
 DOMAIN_MAX = 255  # bytes of a domain's name
 IDENTIFIER_MAX = 4096
@@ -27,19 +27,19 @@ _LENGTH = struct.Struct(">Q")
 _VALUE_SIZE = struct.Struct(">I")
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 _MECHANISM_AT = 12
-_SHOWN = 12  # bytes that an error shows
+_SHOWN = 12  # bytes of the stream that an error shows
 _TIME_MAX = 16  # digits
 
 
 class SocketType(str, Enum):
-    """Section "Handshake": of the two kinds that a gatekeeper has."""
+    """Section "Handshake": the two socket types of a gatekeeper."""
 
     PUB = "PUB"
     SUB = "SUB"
 
 
 class Status(str, Enum):
-    """Section "Accounting": what became of a request. FORGET is counterd's own."""
+    """Section "Accounting": the outcome of a request. FORGET is counterd's own."""
 
     ACCEPTED = "ACCEPTED"
     DELAYED = "DELAYED"
@@ -48,14 +48,14 @@ class Status(str, Enum):
 
 
 class Word(str, Enum):
-    """Section "Control": what a master says. FORGET is counterd's own."""
+    """Section "Control": the words of a master. FORGET is counterd's own."""
 
     DELAY_UNTIL = "DELAY_UNTIL"
     FORGET = "FORGET"
 
 
 class Control(NamedTuple):
-    """A control message. time_ms: of Unix time."""
+    """A control message. time_ms: Unix time in milliseconds."""
 
     domain: bytes
     word: str
@@ -79,7 +79,7 @@ def greeting() -> bytes:
 
 
 def frame(body: bytes, flags: int = 0) -> bytes:
-    """Section "Frames": one frame, long if it has to be."""
+    """Section "Frames": one frame, in the long form if necessary."""
     if len(body) > 255:
         return bytes((flags | LONG,)) + _LENGTH.pack(len(body)) + body
     return bytes((flags, len(body))) + body
@@ -104,17 +104,17 @@ def ready(kind: SocketType) -> bytes:
 
 
 def subscribe(prefix: bytes) -> bytes:
-    """Section "Subscriptions": to all messages whose topic begins so."""
+    """Section "Subscriptions": subscribes to all messages whose topic begins with the prefix."""
     return command(b"SUBSCRIBE", prefix)
 
 
 def cancel(prefix: bytes) -> bytes:
-    """Section "Subscriptions": takes one back."""
+    """Section "Subscriptions": cancels a subscription."""
     return command(b"CANCEL", prefix)
 
 
 def ping(ttl_s: float, context: bytes = b"") -> bytes:
-    """Section "Heartbeats": asks for a PONG, and to be given up after that many seconds of silence; 0 is never."""
+    """Section "Heartbeats": asks for a PONG. ttl_s: the peer may close after so long a silence; 0 is never."""
     tenths = round(ttl_s * 10)
     if not 0 <= tenths <= TTL_MAX:
         raise ValueError(f"ttl_s must be from 0 to {TTL_MAX / 10}, not {ttl_s}")
@@ -124,7 +124,7 @@ def ping(ttl_s: float, context: bytes = b"") -> bytes:
 
 
 def topic(domain: bytes) -> bytes:
-    """What messages about a domain begin with."""
+    """Returns the topic of messages about a domain."""
     if len(domain) > DOMAIN_MAX or domain.endswith(b"\0"):
         raise ValueError(f"the name of a domain has {DOMAIN_MAX} bytes at most and no NUL at its end, not {domain!r}")
     return domain + b"\0"
@@ -139,7 +139,7 @@ def accounting(
     *,
     log_info: bytes = b"",
 ) -> bytes:
-    """Section "Accounting". Times are milliseconds of Unix time; one that is delayed needs both."""
+    """Section "Accounting". Times are Unix time in milliseconds. DELAYED needs delayed_until_ms."""
     if len(identifier) > IDENTIFIER_MAX:
         raise ValueError(f"an identifier has {IDENTIFIER_MAX} bytes at most, not {len(identifier)}")
     if (delayed_until_ms is None) == (status is Status.DELAYED):
@@ -159,9 +159,9 @@ def _time(moment: int) -> bytes:
 
 @dataclass
 class Parser:
-    """What a stream from a master has in it. message_max: bytes of a message, or of a command.
+    """Parses the stream from a master. message_max: bytes of a message or command.
 
-    minor: of the version of ZMTP that the peer speaks, once its greeting is complete.
+    minor: the peer's minor version of ZMTP, once its greeting is complete.
     """
 
     message_max: int = MESSAGE_MAX
@@ -174,7 +174,7 @@ class Parser:
         self._found: deque[Command | tuple[bytes, ...]] = deque()
 
     def feed(self, data: bytes | memoryview) -> list[Command | tuple[bytes, ...]]:
-        """What is complete now, in order: commands, and messages as tuples of their frames. Raises ProtocolError."""
+        """Returns what is complete now, in order: commands, and messages as tuples of frames. Raises ProtocolError."""
         self._rest += data
         if self.minor is None and not self._take_greeting():
             return []
@@ -201,7 +201,7 @@ class Parser:
         return True
 
     def _take_frame(self, position: int) -> int:
-        """Takes a frame; returns where the next begins, or the same position if more is needed."""
+        """Takes a frame. Returns where the next one begins, or the same position if more bytes are needed."""
         rest = self._rest
         if position == len(rest):
             return position
@@ -241,7 +241,7 @@ def _command(body: bytes) -> Command:
 
 
 def metadata(data: bytes) -> dict[str, bytes]:
-    """The properties of a READY command, by their names in small letters. Raises ProtocolError."""
+    """Parses the properties of a READY command, by lower-case name. Raises ProtocolError."""
     found = {}
     position = 0
     while position < len(data):
@@ -257,19 +257,19 @@ def metadata(data: bytes) -> dict[str, bytes]:
 
 
 def error_reason(data: bytes) -> str:
-    """What an ERROR command says."""
+    """Returns the text of an ERROR command."""
     return data[1 : 1 + data[0]].decode("latin-1") if data else ""
 
 
 def pong(data: bytes) -> bytes:
-    """The answer to the data of a PING. Raises ProtocolError."""
+    """Makes the answer to the data of a PING. Raises ProtocolError."""
     if not 2 <= len(data) <= 2 + CONTEXT_MAX:
         raise ProtocolError(f"no PING has {len(data)} bytes: {_shown(data)}")
     return command(b"PONG", data[2:])
 
 
 def control(parts: tuple[bytes, ...]) -> Control | None:
-    """A control message; None if it says nothing that is known here. Section "Control"."""
+    """Parses a control message. Returns None if it is unknown or malformed. Section "Control"."""
     if len(parts) < 4 or parts[1] not in (b"DELAY_UNTIL", b"FORGET"):
         return None
     whole = parts[3].partition(b".")[0]
