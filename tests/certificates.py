@@ -1,4 +1,4 @@
-"""Certificates for tests: one authority for all, and what a server and its clients need of it."""
+"""Certificates for tests: an authority, and certificates of a server and of clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def authority(name: str) -> trustme.CA:
-    """One of several that do not trust each other."""
+    """Returns one of several authorities that do not trust each other."""
     return trustme.CA(organization_name=name)
 
 
@@ -29,7 +29,7 @@ def server_certificate() -> trustme.LeafCert:
 
 
 def server_context(*, clients: ssl.VerifyMode = ssl.CERT_NONE) -> ssl.SSLContext:
-    """clients: whether they are asked for a certificate."""
+    """Makes a server's context. clients: CERT_NONE, or how clients' certificates are requested."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server_certificate().configure_cert(context)
     authority("ours").configure_trust(context)
@@ -38,7 +38,7 @@ def server_context(*, clients: ssl.VerifyMode = ssl.CERT_NONE) -> ssl.SSLContext
 
 
 def client_context(*, own: trustme.LeafCert | None = None, trusts: str = "ours") -> ssl.SSLContext:
-    """own: a certificate to show. trusts: the authority that the server's is to be from."""
+    """Makes a client's context. own: the client's certificate. trusts: the authority of the server's certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority(trusts).configure_trust(context)
     if own is not None:
@@ -47,7 +47,10 @@ def client_context(*, own: trustme.LeafCert | None = None, trusts: str = "ours")
 
 
 class Files:
-    """Paths: cacert; cert and key of a client, and both in one; server, with its key; other, of another authority."""
+    """Paths of files. cacert: the authority. cert, key, both: of a client. server: certificate and key of a server.
+
+    other: another authority.
+    """
 
     def __init__(self, directory: Path) -> None:
         client = certificate("client")

@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from certificates import Files
 
 
-# How long an example takes is the machine's business.
+# No deadlines, because the duration of an example depends on the machine.
 settings.register_profile("counterd", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("counterd")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What a shell starts behind itself ignores SIGINT, and so would all that the tests start."""
+    """Restores SIGINT: a shell starts background jobs with SIGINT ignored, and the tests' processes inherit that."""
     config.addinivalue_line("markers", needs.MARKER)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# ---- of several processes, each begins with some of the tests that take longest --------------------------------------
+# ---- each test process begins with some of the longest tests ---------------------------------------------------------
 
 LONGEST = (
     "tests/property/test_counter_model.py::Test",
@@ -53,11 +53,11 @@ LONGEST = (
     "tests/functional/test_docs.py::test_what_a_page_says",
     "tests/functional/test_reload.py::test_a_window_turns_at_a_multiple_of_its_interval",
 )
-AHEAD = 4  # places, since the parts differ by one
+AHEAD = 4  # places before the longest tests, because the shares of the processes differ by one
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """xdist gives each process an equal part of the list, and later what is left of that of another."""
+    """Orders the tests. xdist gives each process an equal share of the list, and later the rest of other shares."""
     processes = getattr(config, "workerinput", {}).get("workercount", 1)
     longest = [item for item in items if item.nodeid.startswith(LONGEST)]
     if processes > 1 and len(items) > 100 * processes:
@@ -68,14 +68,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             items += share[:AHEAD] + longest[number::processes] + share[AHEAD:]
 
 
-# ---- what is missing on this machine, said once before the tests, by the process that started the others -----------
+# ---- missing programs, listed once before the tests by the process that starts the others ----------------------------
 
-COUNTS = pytest.StashKey[Path]()  # where a process tells the one that started it what its tests lack
+COUNTS = pytest.StashKey[Path]()  # the file in which a process lists what its tests lack
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist says that this process has them
+@pytest.hookimpl(tryfirst=True)  # before xdist reports that this process has collected the tests
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """The tests themselves, some million objects, stay to the end: no collection has to look at them."""
+    """Freezes the collected tests, some million objects, so that garbage collections skip them."""
     gc.collect()
     gc.freeze()
     if path := getattr(session.config, "workerinput", {}).get("counts"):
@@ -88,7 +88,7 @@ def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """xdist starts a process."""
+    """Called before xdist starts a process."""
     if COUNTS not in node.config.stash:
         descriptor, name = tempfile.mkstemp(prefix="counterd-counts-")
         os.close(descriptor)
@@ -98,7 +98,7 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any) -> None:
-    """One of xdist's processes has the tests together; all have the same."""
+    """Called when a process of xdist has collected the tests. All processes collect the same tests."""
     path = node.config.stash[COUNTS]
     if "counts" in node.workerinput and path.exists():
         reporter = node.config.pluginmanager.get_plugin("terminalreporter")
@@ -124,7 +124,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., daemon.Daemon]]:
-    """Starts a counterd with these settings (see daemon.running), which ends with the test."""
+    """A function that starts a counterd with settings (see daemon.running). The daemon ends with the test."""
     with contextlib.ExitStack() as stack:
         count = 0
 
@@ -138,7 +138,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., daemon.Daemon]]:
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
-    """A directory for Unix sockets, whose addresses are bounded: pytest's own has the name of the test in it."""
+    """A directory with a short path, for Unix sockets. pytest's own path contains the test's name and is too long."""
     directory = Path(tempfile.mkdtemp(prefix="counterd-"))
     try:
         yield directory
@@ -148,7 +148,7 @@ def short_path() -> Iterator[Path]:
 
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine too, gatekeepers drop no message because it is old, and close() waits for all to go out."""
+    """Gatekeepers drop no old messages, and close() waits until all are sent, even on a busy machine."""
     monkeypatch.setattr("counterd.client._gatekeeping.HELD_NS", int(LONG_S * 1e9))
     for module in ("_tender", "_aiogatekeeper"):
         monkeypatch.setattr(f"counterd.client.{module}.LINGER_S", LONG_S)

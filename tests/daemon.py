@@ -1,6 +1,6 @@
-"""Runs the real counterd for the tests: a process of its own, real sockets, a real configuration file.
+"""Runs the real counterd for the tests: its own process, real sockets, a real configuration file.
 
-It listens on a free port of the loopback interface, is ended by its pid, and must then exit as the test says.
+The daemon listens on a free port of the loopback interface and is ended by its pid. Its exit status is checked.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ SCRIPT = Path(sys.executable).parent / "counterd"
 
 POLL = 0.01  # seconds
 
-# One address, so that a free port is found at once; "" leaves a key out of the file.
+# One address, so that port 0 finds a free port. A value of "" omits the key from the file.
 DEFAULTS = {"counter.enable": "true", "counter.port": "0", "counter.bind": "127.0.0.1"}
 
 T = TypeVar("T")
 
 
 class Address(NamedTuple):
-    """Where a protocol is served over TCP."""
+    """The TCP address of a protocol."""
 
     host: str
     port: int
 
 
 def wait_until(condition: Callable[[], T], what: str, seconds: float = PATIENCE) -> T:
-    """Asks again and again until the condition is true, and returns what it gave."""
+    """Polls a condition until it is true. Returns its value."""
     deadline = time.monotonic() + seconds
     while not (result := condition()):
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
@@ -51,24 +51,24 @@ def wait_until(condition: Callable[[], T], what: str, seconds: float = PATIENCE)
 
 
 def config_text(settings: Mapping[str, Any]) -> str:
-    """A configuration file with these settings over DEFAULTS; a line each, in order."""
+    """Returns a configuration file with the settings merged into DEFAULTS, one line each, in order."""
     merged = {**DEFAULTS, **settings}
     return "".join(f"{key} = {value}\n" for key, value in merged.items() if value != "")
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What the daemon inherits: nothing that a service manager or CI may have set for the tests themselves."""
+    """Returns the daemon's environment, without variables that a service manager or CI has set for the tests."""
     kept = {key: value for key, value in os.environ.items() if key not in ("NOTIFY_SOCKET", "PYTHONPATH")}
     return {**kept, **(extra or {})}
 
 
 def after(code: str) -> tuple[str, ...]:
-    """A program that runs the Python code and then becomes counterd, as the same process."""
+    """Returns a command that runs Python code and then executes counterd in the same process."""
     return (sys.executable, "-c", f"{code}\nimport os, sys\nos.execv(sys.argv[1], sys.argv[1:])", *MODULE)
 
 
 def within(code: str) -> tuple[str, ...]:
-    """A program that runs the Python code and then counterd's main(), which finds what the code has changed."""
+    """Returns a command that runs Python code and then counterd's main() in the same interpreter."""
     return (
         sys.executable,
         "-c",
@@ -77,7 +77,7 @@ def within(code: str) -> tuple[str, ...]:
 
 
 def without_thread(name: str) -> tuple[str, ...]:
-    """Counterd where the system gives it no thread of that name, as if a limit of processes were reached."""
+    """Returns a counterd that cannot start the thread of this name, as with a limit of processes."""
     return within(f"""\
 import threading
 start = threading.Thread.start
@@ -89,7 +89,7 @@ threading.Thread.start = refuse""")
 
 
 def run(*arguments: str | Path, program: Sequence[str | Path] = MODULE) -> subprocess.CompletedProcess[str]:
-    """Runs the command until it ends by itself."""
+    """Runs the command until it ends."""
     return subprocess.run(
         [*program, *arguments],
         stdin=subprocess.DEVNULL,
@@ -103,10 +103,10 @@ def run(*arguments: str | Path, program: Sequence[str | Path] = MODULE) -> subpr
 
 
 class Daemon:
-    """A counterd that runs.
+    """A running counterd.
 
-    process, pid: it. config: its configuration file. log: the lines of its stderr so far. addresses: where it listens,
-    with the first of its rooms. path: that room's Unix socket, if it has one. exit_status: what it has to end with.
+    config: its configuration file. log: the lines of its stderr so far. addresses: TCP addresses of its first protocol.
+    path: the Unix socket of that protocol, if it has one. exit_status: the expected one.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], config: Path, exit_status: int = 0) -> None:
@@ -122,10 +122,10 @@ class Daemon:
             self._reader = threading.Thread(target=self._read)
             self._reader.start()
 
-    # ---- what it says ----
+    # ---- log and statistics ----
 
     def wait_for_log(self, pattern: str, count: int = 1, seconds: float = PATIENCE) -> str:
-        """Waits for the count-th line that the pattern is found in, and returns it."""
+        """Waits for the count-th line that matches the pattern, and returns it."""
 
         def found() -> str | None:
             lines = self.lines(pattern)
@@ -138,16 +138,16 @@ class Daemon:
             raise AssertionError(f"{error}; the log has {self.log}") from None
 
     def lines(self, pattern: str) -> list[str]:
-        """The lines so far that the pattern is found in."""
+        """Returns the lines so far that match the pattern."""
         return [line for line in list(self.log) if re.search(pattern, line)]
 
     def stats(self) -> dict[str, int]:
-        """The figures it answers to Stats, without those that are not numbers. Takes a connection of its own."""
+        """Returns the figures of Stats that are numbers. Opens a connection for it."""
         with self.client() as client:
             return numbers(client.stats())
 
     def wait_for_stats(self, seconds: float = PATIENCE, **wanted: int) -> dict[str, int]:
-        """Waits until these figures are as given. In a keyword, `__` stands for the colon of a name."""
+        """Waits until the figures have these values. In a keyword, `__` stands for the colon of a name."""
         names = {name.replace("__", ":"): value for name, value in wanted.items()}
         with self.client() as client:
             figures: dict[str, int] = {}
@@ -164,7 +164,7 @@ class Daemon:
             return figures
 
     def logged_stats(self, rooms: Sequence[str], seconds: float = PATIENCE) -> dict[str, str]:
-        """By room, the line with what only it knows of itself."""
+        """Makes the daemon log its figures. Returns the line of each protocol."""
         before = {room: len(self.lines(f"stats of {room}")) for room in rooms}
         self.send_signal(signal.SIGUSR1)
         return {room: self.wait_for_log(f"stats of {room}", count + 1, seconds) for room, count in before.items()}
@@ -172,28 +172,28 @@ class Daemon:
     # ---- its process ----
 
     def cpu(self) -> float:
-        """Seconds of a processor that it has taken, however busy the machine is: all its threads."""
+        """Returns the CPU seconds of all its threads, which do not depend on other load."""
         tasks = Path(f"/proc/{self.pid}/task").iterdir()
         return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
     def rss(self) -> int:
-        """Bytes of memory it has."""
+        """Returns its resident memory in bytes."""
         return int(self.status("VmRSS").split()[0]) * 1024
 
     def status(self, field: str) -> str:
-        """A field of /proc/PID/status."""
+        """Returns a field of /proc/PID/status."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith(f"{field}:"))
 
     def descriptors(self) -> int:
-        """How many descriptors it has open."""
+        """Returns how many descriptors it has open."""
         return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
     def send_signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
     def ended(self, seconds: float = PATIENCE) -> int:
-        """Waits until it has ended, and returns its exit status."""
+        """Waits until it has ended. Returns its exit status."""
         status = self.process.wait(seconds)
         if self._reader is not None:
             self._reader.join(PATIENCE)
@@ -201,17 +201,17 @@ class Daemon:
         return status
 
     def kill(self) -> None:
-        """With SIGKILL; waits until it has ended, and its processes too."""
+        """Kills it with SIGKILL, and waits until it and its child processes have ended."""
         self.exit_status = -signal.SIGKILL
         self.stop(signal.SIGKILL)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Asks it to end, and returns its exit status."""
+        """Sends a signal that ends it, and waits. Returns its exit status."""
         self.send_signal(number)
         return self.ended()
 
     def reload(self, settings: Mapping[str, Any]) -> None:
-        """Gives it another configuration file and waits until it has been read."""
+        """Writes another configuration file, and waits until the daemon has reloaded it."""
         count = len(self.lines("reloaded"))
         self.config.write_text(config_text(settings))
         self.send_signal(signal.SIGHUP)
@@ -224,14 +224,14 @@ class Daemon:
         return self.addresses[0]
 
     def client(self, timeout: float = PATIENCE) -> Client:
-        """A client, over TCP if that is served."""
+        """Returns a connected client: over TCP if possible, else over the Unix socket."""
         where = self.address if self.addresses else ()
         client = Client(*where, path=None if where else self.path, timeout=timeout)
         client.fileno()  # connects
         return client
 
     def connect(self, *, unix: bool = False, receive_buffer: int = 0) -> socket.socket:
-        """A socket that is connected to it. receive_buffer: bytes, to make its sender wait soon; 0 is the usual."""
+        """Returns a connected socket. receive_buffer: bytes; a small one soon blocks the daemon; 0 is the default."""
         family, address = (socket.AF_UNIX, self.path) if unix else (socket.AF_INET, self.address)
         connected = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -253,12 +253,12 @@ class Daemon:
                 self.log.append(line.decode().rstrip("\n"))
 
     def wait_until_ready(self) -> None:
-        """Waits for the line that says so, and learns from the one before where it listens."""
+        """Waits for the line "ready", and reads the addresses from an earlier line."""
         self.wait_for_log(r"\bready\b")
         self.addresses = self.served("listens on")
 
     def served(self, pattern: str) -> list[Address]:
-        """The addresses in the first line of the log that the pattern is found in."""
+        """Returns the addresses in the first line of the log that matches the pattern."""
         places = re.findall(r"(?<=[ ,])(?:\[[0-9a-f:]+\]|[0-9.]+):[0-9]+", self.lines(pattern)[0])
         split = (place.rsplit(":", 1) for place in places)
         return [Address(host.strip("[]"), int(port)) for host, port in split]
@@ -276,10 +276,10 @@ def running(
     env: Mapping[str, str] | None = None,
     stderr: int = subprocess.PIPE,
 ) -> Iterator[Daemon]:
-    """A counterd while the block runs; ended with SIGTERM unless it has ended already. Its exit status is checked.
+    """Runs a counterd during the block, ends it with SIGTERM if necessary, and checks its exit status.
 
-    settings: over DEFAULTS; text: or the whole file. arguments: more of the command line. stderr: a descriptor in
-    place of `log`, and then nobody waits until it is ready.
+    settings: merged into DEFAULTS. text: the whole configuration file instead. arguments: added to the command line.
+    stderr: a descriptor in place of `log`; then this does not wait until the daemon is ready.
     """
     directory.mkdir(exist_ok=True)
     config = directory / "counterd.conf"
@@ -307,5 +307,5 @@ def running(
 
 
 def numbers(figures: Mapping[str, str]) -> dict[str, int]:
-    """The figures that are numbers."""
+    """Returns the figures that are numbers."""
     return {name: int(value) for name, value in figures.items() if value.isdecimal()}

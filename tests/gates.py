@@ -1,4 +1,4 @@
-"""A gatekeeper for the tests of a smockron master: two sockets, and `wire` to speak with."""
+"""A gatekeeper for the tests of a smockron master: two sockets that use `wire`."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ SETTINGS = {
 
 
 def write_rules(directory: Path, rules: Any = RULES) -> Path:
-    """A file with them."""
+    """Writes the rules to a file. Returns its path."""
     path = directory / "rules.json"
     path.write_text(rules if isinstance(rules, str) else json.dumps(rules))
     return path
 
 
 def addresses(daemon: Daemon) -> tuple[Address, Address]:
-    """Where it has its two ports."""
+    """Returns the addresses of the two ports of smockron."""
     return daemon.served("smockron listens on")[0], daemon.served("smockron-control listens on")[0]
 
 
 class Peer:
-    """A connection to one of its ports, with the handshake behind it."""
+    """A connection to one of the ports, after the handshake."""
 
     def __init__(self, connected: socket.socket, kind: SocketType) -> None:
         self.socket = connected
@@ -56,7 +56,7 @@ class Peer:
             assert self.next() == Command(b"SUBSCRIBE", b"")
 
     def next(self) -> Command | tuple[bytes, ...]:
-        """The next command or message."""
+        """Returns the next command or message."""
         while not self.found:
             data = self.socket.recv(1 << 16)
             assert data, "the connection was closed"
@@ -64,7 +64,7 @@ class Peer:
         return self.found.pop(0)
 
     def settle(self) -> None:
-        """Returns when all that was sent has been taken."""
+        """Returns when the master has taken everything that was sent."""
         self.socket.sendall(wire.ping(0, b"settled?"))
         assert self.next() == Command(b"PONG", b"settled?")
 
@@ -79,12 +79,12 @@ class Gate:
         self.control.settle()
 
     def account(self, domain: bytes, identifier: bytes, count: int = 1, status: Status = Status.ACCEPTED) -> None:
-        """So many requests, received long ago: the master's own time counts. Returns when it has taken them."""
+        """Reports `count` requests with time 0, so that the master uses its own. Returns when it has taken them."""
         self.accounting.socket.sendall(count * wire.accounting(domain, status, identifier, 0))
         self.accounting.settle()
 
     def told(self) -> wire.Control:
-        """The next control message."""
+        """Returns the next control message."""
         found = self.control.next()
         assert isinstance(found, tuple)
         control = wire.control(found)
@@ -94,7 +94,7 @@ class Gate:
 
 @contextlib.contextmanager
 def gate(daemon: Daemon, *topics: bytes) -> Iterator[Gate]:
-    """A gatekeeper of that master."""
+    """Runs a gatekeeper of the master during the block."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_connection(each, PATIENCE)) for each in addresses(daemon)]
         yield Gate(*sockets, *topics)

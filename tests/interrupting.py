@@ -1,6 +1,7 @@
-"""Interrupts whoever uses a client, once, at the k-th place where that can happen, so that a test can try them all.
+"""Interrupts code that uses a client, once, at the k-th possible place, so that a test can try all places.
 
-Interrupted is for a coroutine: each of its awaits. Points are for a thread: where a signal can interrupt it.
+Interrupted is for a coroutine: its places are its awaits. Points is for a thread: places where a signal can interrupt
+it.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
 
-CANCELLED = "cancelled"  # while it waits; what it waits for comes later, or never
-ANSWERED = "answered"  # in the turn of the loop in which what it waits for has come already
-THROWN_AWAY = "thrown away"  # closed: nobody awaits it any more
+CANCELLED = "cancelled"  # while it waits; the awaited result comes later or never
+ANSWERED = "answered"  # in the turn of the loop in which the awaited result has already come
+THROWN_AWAY = "thrown away"  # closed, without being awaited any more
 WAYS = (CANCELLED, ANSWERED, THROWN_AWAY)
 
 
 class Interrupted:
-    """Awaits the coroutine; interrupts it when it waits for the at-th time, and then `fired` is true."""
+    """Awaits a coroutine, and interrupts it when it waits for the at-th time. Then `fired` is true."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], at: int, way: str) -> None:
         self.fired = False
@@ -46,14 +47,14 @@ class Interrupted:
             try:
                 argument = yield waited
                 step = self._coroutine.send
-            except BaseException as error:  # noqa: BLE001 - whatever the task gets is the coroutine's
+            except BaseException as error:  # noqa: BLE001 - every exception of the task goes to the coroutine
                 argument, step = error, self._coroutine.throw
 
     def _cancel(self, waited: asyncio.Future[Any] | None) -> None:
         task = asyncio.current_task()
         assert task is not None
         if self._way == ANSWERED and waited is not None:
-            # The task adds what wakes it after this, so it is cancelled first and woken then.
+            # The task adds its own callback after this one, so it is cancelled before it is woken.
             waited.add_done_callback(lambda _: task.cancel())
         else:
             asyncio.get_running_loop().call_soon(task.cancel)
@@ -62,7 +63,8 @@ class Interrupted:
 class Points:
     """Places where a signal can interrupt a blocking client.
 
-    Before it waits for a lock, begins a request, sends or polls, and around recv(). Signals come to the main thread.
+    They are before waiting for a lock, beginning a request, sending and polling, and before and after recv(). Signals
+    come to the main thread.
     """
 
     def __init__(self, at: int) -> None:
@@ -83,7 +85,7 @@ class Points:
         turns._lock = Watched(turns._lock, self)
 
     def enter(self, owner: Any, name: str) -> None:
-        """Before this method of it."""
+        """Adds a place before a method of the owner."""
         function = getattr(owner, name)
 
         def enter(*arguments: Any) -> Any:
@@ -94,7 +96,7 @@ class Points:
 
 
 class Watched:
-    """Something with points before and after some of its methods; a lock with one where it is taken."""
+    """An object with places before and after some of its methods; a lock with a place before it is acquired."""
 
     def __init__(self, real: Any, points: Points, *before: str, after: tuple[str, ...] = ()) -> None:
         self._real, self._points, self._before, self._after = real, points, before, after

@@ -1,4 +1,4 @@
-"""A connection to the beanstalk room of a real daemon, and the process that writes its journal."""
+"""A connection to the beanstalk protocol of a real daemon, and the process that writes its journal."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ RECEIVE_SIZE = 1 << 16
 
 
 class Peer:
-    """connected: its socket."""
+    """A connection. connected: its socket."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
         self._parser = wire.Parser()
 
     def ask(self, request: bytes) -> wire.Reply:
-        """As ask_all."""
+        """As ask_all, with one request."""
         (reply,) = self.ask_all([request])
         return reply
 
     def ask_all(self, requests: Sequence[bytes]) -> list[wire.Reply]:
-        """The replies to requests in one piece. Raises ConnectionError if the daemon has gone."""
+        """Sends requests in one piece. Returns the replies. Raises ConnectionError if the daemon is gone."""
         self.socket.sendall(b"".join(requests))
         replies: list[wire.Reply] = []
         while len(replies) < len(requests):
@@ -45,7 +45,7 @@ class Peer:
         return wire.read_list(self.ask(wire.list_tubes()).body)
 
     def jobs(self) -> Iterator[dict[str, str]]:
-        """All there are, as stats-job shows them."""
+        """Yields all jobs, as stats-job shows them."""
         for tube in self.tubes():
             first = 0
             while found := wire.read_jobs(self.ask(wire.list_jobs(tube, first=first, count=wire.BATCH_MAX)).body):
@@ -53,7 +53,7 @@ class Peer:
                 first = int(found[-1]["id"]) + 1
 
     def figure(self, name: str) -> int:
-        """Of the daemon's statistics."""
+        """Returns a figure of the daemon's statistics."""
         return int(wire.read_dictionary(self.ask(wire.stats()).body)[name])
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class Peer:
 
 
 def writers(counterd: Daemon) -> Iterator[int]:
-    """The pid of the process that writes its journal, if it is there."""
+    """Yields the pid of the journal process, if there is one."""
     for child in Path(f"/proc/{counterd.pid}/task/{counterd.pid}/children").read_text().split():
         with contextlib.suppress(OSError):
             if b"counterd.journal" in Path(f"/proc/{child}/cmdline").read_bytes():
@@ -69,5 +69,5 @@ def writers(counterd: Daemon) -> Iterator[int]:
 
 
 def writer_of(counterd: Daemon, seconds: float = PATIENCE) -> int:
-    """The same, once it is there."""
+    """Waits for the journal process. Returns its pid."""
     return wait_until(lambda: next(writers(counterd), 0), "the journal process is there", seconds)

@@ -1,4 +1,4 @@
-"""A beanstalk store with a journal that is a database in memory: written, lost and read again as the tests say."""
+"""A beanstalk store with a journal in a database in memory, which tests write, lose and read again."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from conformance.driven import EnginePeer
 
 
-IDLE_TURNS = 5  # more than it takes to give back all that the tests reserve
+IDLE_TURNS = 5  # more than are needed to give back all jobs that the tests reserve
 
 
 class Unwritten(Bench):
-    """A bench whose store may be due because it has something to tell, which waits until the tests want it told."""
+    """A bench whose store may stay due, because its journal is written only when a test asks for it."""
 
     def settle(self) -> None:
         idle = 0
@@ -27,7 +27,7 @@ class Unwritten(Bench):
             idle = idle + 1 if not self.turn() else 0
 
     def turn(self) -> bool:
-        """Whether anybody was given anything."""
+        """Runs one turn. Returns True if a session got output."""
         if 0 <= self.store.next_deadline() <= self.now_ns:
             self.store.tick(self.now_ns)
         pulled = self.waiting | {session.owner for session in self.store.take_dirty() if session.owner is not None}
@@ -37,7 +37,7 @@ class Unwritten(Bench):
 
 
 def empty_journal(owner: object) -> sqlite3.Connection:
-    """A journal in memory, which is closed when its owner goes: in whichever thread the collector finds that."""
+    """Makes a journal in memory, which is closed when its owner is collected, in any thread."""
     database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     weakref.finalize(owner, database.close)
     database.executescript(journal.SCHEMA)
@@ -45,7 +45,7 @@ def empty_journal(owner: object) -> sqlite3.Connection:
 
 
 class Journaled:
-    """A bench and its database. piece: what was told and is not known to be on disk."""
+    """A bench and its database. piece: taken from the store, and not known to be on disk."""
 
     def __init__(self, **sizes: Any) -> None:
         self._sizes = sizes
@@ -58,37 +58,37 @@ class Journaled:
         return self.bench.connect()
 
     def take(self) -> bool:
-        """Has the store tell what has changed; whether it has told anything that is not written yet."""
+        """Takes the next piece, if there is none. Returns True if there is an unwritten piece."""
         if self.piece is None:
             self.piece = _journal.take(self.bench.store, self.bench.now_ns)
         return self.piece is not None
 
     def write(self) -> None:
-        """Has it on disk, which the store does not know yet."""
+        """Writes the piece, without notifying the store."""
         assert self.piece is not None
         with transaction(self.database):
             journal.write(self.database, self.piece[1])
 
     def reach(self) -> None:
-        """Lets the store know."""
+        """Notifies the store that the piece is on disk."""
         assert self.piece is not None
         position, self.piece = self.piece[0], None
         self.bench.store.reach(position, self.bench.now_ns)
         self.bench.settle()
 
     def refuse(self) -> None:
-        """The piece cannot be written."""
+        """Notifies the store that the journal cannot be written."""
         _journal.refuse(self.bench.store, self.bench.now_ns)
         self.bench.settle()
 
     def commit(self) -> None:
-        """Has all that has changed on disk, whose clients are answered."""
+        """Writes all changes, and notifies the store, which answers the clients."""
         while self.take():
             self.write()
             self.reach()
 
     def crash(self, pause_ns: int = 0) -> None:
-        """Another store begins with what is on disk; it is later by then."""
+        """Replaces the store by one that is restored from the database, pause_ns later."""
         now_ns = self.bench.now_ns + pause_ns
         self.piece = None
         self.bench = Unwritten(make_store(**self._sizes))

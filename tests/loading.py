@@ -1,4 +1,4 @@
-"""Runs counterbench for the tests: in a process of its own, which can be interrupted, limited and waited for."""
+"""Runs counterbench for the tests, in a separate process that can be interrupted, limited and waited for."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from daemon import PATIENCE, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# Processes are forked from one that has imported everything and has no threads: to start an interpreter for each run
+# Processes are forked from one that has imported everything and has no threads. Starting an interpreter for each run
 # would take longer than most runs.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["counterd.bench.run", "pytest", "loading"])
 
 
 class Bench:
-    """A run that goes on. pid: of the process that watches over it."""
+    """A run in progress. pid: of its main process."""
 
     def __init__(self, process: multiprocessing.process.BaseProcess, directory: Path) -> None:
         assert process.pid is not None
@@ -41,25 +41,25 @@ class Bench:
         self._directory = directory
 
     def load_pids(self) -> list[int]:
-        """Its load processes."""
+        """Returns the pids of its load processes."""
         return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
 
     def interrupt(self, number: signal.Signals = signal.SIGINT) -> None:
         os.kill(self.pid, number)
 
     def ended(self, status: int, seconds: float = PATIENCE) -> str:
-        """Waits until it has ended with that exit status, and returns what it said."""
+        """Waits until it has ended, and checks the exit status. Returns its stderr."""
         self.process.join(seconds)
         said = (self._directory / "stderr").read_text()
         assert self.process.exitcode == status, said
         return said
 
     def said(self) -> str:
-        """Waits until it has ended without a result, and returns its last words."""
+        """Waits until it has failed. Returns its stderr."""
         return self.ended(1)
 
     def result(self, seconds: float = PATIENCE) -> result.Run:
-        """Waits until it has ended."""
+        """Waits until it has ended. Returns its result."""
         assert self.ended(0, seconds) == ""
         (run,) = result.load(self._directory / "result").runs
         return run
@@ -67,7 +67,7 @@ class Bench:
 
 @contextlib.contextmanager
 def running(plan: Plan, patches: Mapping[str, Any] | None = None, limit: int = 0) -> Iterator[Bench]:
-    """While the block runs. patches: {full name of a constant: value}. limit: of open files."""
+    """Starts a run, and ends it after the block. patches: {full name of a constant: value}. limit: of open files."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         process = FORKS.Process(target=_work, args=(plan, patches or {}, limit, directory))
@@ -81,7 +81,7 @@ def running(plan: Plan, patches: Mapping[str, Any] | None = None, limit: int = 0
 
 
 def _work(plan: Plan, patches: Mapping[str, Any], limit: int, directory: Path) -> None:
-    """All of it, in the process of its own."""
+    """Does a run, in the separate process."""
     with (directory / "stderr").open("wb") as errors:
         os.dup2(errors.fileno(), 2)
     for name, value in {"counterd.bench.run.LOOK_S": 0.005, **patches}.items():
@@ -97,7 +97,7 @@ def _work(plan: Plan, patches: Mapping[str, Any], limit: int, directory: Path) -
 
 
 def plan_of(server: Any, **options: Any) -> Plan:
-    """A plan for a server that has `address` or `path`. Options that people write as text may be given as text."""
+    """Makes a plan for a server that has `address` or `path`. Options of the command line may be given as text."""
     for name, kind in {"work": Work, "keys": Keys, "hold": Hold}.items():
         if isinstance(options.get(name), str):
             options[name] = kind.read(options[name])
@@ -118,13 +118,13 @@ def load(
     seconds: float = PATIENCE,
     **options: Any,
 ) -> result.Run:
-    """One whole run."""
+    """Does a whole run. Returns its result."""
     with running(plan_of(server, **options), patches, limit) as bench:
         return bench.result(seconds)
 
 
 def load_fails(server: Any, patches: Mapping[str, Any] | None = None, limit: int = 0, **options: Any) -> str:
-    """What a run says that cannot be."""
+    """Does a run that fails. Returns its stderr."""
     with running(plan_of(server, **options), patches, limit=limit) as bench:
         return bench.said()
 
@@ -143,7 +143,7 @@ class Place:
 
 @contextlib.contextmanager
 def other_server(protocol: str, directory: Path) -> Iterator[Place]:
-    """The real one, on a Unix socket."""
+    """Runs a real redis or memcached on a Unix socket during the block."""
     path = str(directory / "s")
     program = needs.path({"redis": "redis-server", "memcached": "memcached"}[protocol])
     options = {"redis": ["--port", "0", "--unixsocket", path, "--save", ""],

@@ -1,4 +1,4 @@
-"""Runs a coroutine on either event loop, and lets nothing pass that the loop complains of."""
+"""Runs a coroutine on either event loop, and fails if the loop reports an error."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T], loop_name: str = "asyncio") -> T:
-    """As asyncio.run(), with a loop of that kind. Fails if it takes too long, or leaves a task or an error behind."""
+    """As asyncio.run(), with this loop. Fails if it takes too long, or leaves a task or an error behind."""
     complaints: list[Any] = []
     loop = NEW_LOOP[loop_name]()
     loop.set_exception_handler(lambda _, context: complaints.append(context))
     try:
         result = loop.run_until_complete(asyncio.wait_for(main, PATIENCE))
         left = asyncio.all_tasks(loop)
-        gc.collect()  # futures that nobody asked complain when they go
+        gc.collect()  # futures with an exception that was never retrieved report it now
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         for task in asyncio.all_tasks(loop):
@@ -44,7 +44,7 @@ def run(main: Coroutine[Any, Any, T], loop_name: str = "asyncio") -> T:
 
 
 async def until(condition: Callable[[], Awaitable[Any] | Any], what: str) -> Any:
-    """Asks again and again until the condition, which may be awaited, is true; returns what it gave."""
+    """Polls a condition, which may be awaitable, until it is true. Returns its value."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + PATIENCE
     while True:

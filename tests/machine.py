@@ -1,4 +1,4 @@
-"""The time that something takes on the machine that runs the tests, and how long it may be looked."""
+"""Times on the machine that runs the tests, how long tests wait, and how many examples they try."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# Seconds that a test waits for what is to happen. A quiet machine takes a hundredth of it; one that is busy with other
-# things may take all of it, and nothing has failed then.
+# Seconds that a test waits for an event. A quiet machine takes a hundredth of it; a busy machine may need almost all of
+# it without a failure.
 PATIENCE = 60.0
-LONG_S = 120.0  # longer than anything takes, also where there are many other things to do
+LONG_S = 120.0  # longer than anything takes, even on a busy machine
 EXAMPLES = float(os.environ.get("COUNTERD_EXAMPLES", "1"))
 
 
 def examples(count: int) -> int:
-    """How many hypothesis makes of what is about the engine: so many, or as many times more or less as wanted."""
+    """Returns how many examples hypothesis makes for a test of the engine: count * COUNTERD_EXAMPLES."""
     return max(1, round(count * EXAMPLES))
 
 
 def own_address() -> str:
-    """A loopback address of this process: a port of it that is free stays free, for whoever ends and comes again."""
+    """Returns a loopback address that only this process uses, so that a free port stays free between two uses."""
     pid = os.getpid()
     return f"127.{64 + (pid >> 16)}.{pid >> 8 & 255}.{pid & 255}"
 
 
 @contextlib.contextmanager
 def own_time() -> Iterator[Callable[[], float]]:
-    """Seconds of the processor that the block takes: what else goes on, and how much garbage there is, is left out."""
+    """Measures the CPU seconds of the block in this thread, without garbage collection."""
     gc.collect()
     gc.disable()
     start = time.thread_time()

@@ -1,6 +1,7 @@
-"""A counter server in memory, and an event loop whose clock jumps: asyncio's client without sockets, and without sleep.
+"""A counter server in memory, and an event loop whose clock jumps, to test asyncio's client without sockets and sleeps.
 
-Time passes only when nothing else is left to do, and then at once. If nothing is left at all, somebody waits for ever.
+Time passes only when there is nothing else to do, and then at once. If nothing is scheduled either, a coroutine waits
+for ever, and the test fails.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _HEADER = struct.Struct(">BBBBII")
 
 
 class Selector(selectors.SelectSelector):
-    """Never waits: moves the loop's clock on instead."""
+    """A selector that never waits, and advances the loop's clock instead."""
 
     loop: Loop
 
@@ -35,7 +36,7 @@ class Selector(selectors.SelectSelector):
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """now: its time. on_idle: is called before that passes. server: what its connections lead to."""
+    """The loop. now: its time. on_idle: called before time passes. server: the peer of all its connections."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -54,7 +55,7 @@ class Loop(asyncio.SelectorEventLoop):
         return await self.server.connect(factory())
 
     def run(self, main: Coroutine[Any, Any, Any]) -> Any:
-        """As asyncio.run(); fails if a task or a complaint is left."""
+        """As asyncio.run(). Fails if a task remains or an error was reported."""
         try:
             result = self.run_until_complete(main)
             assert asyncio.all_tasks(self) == set()
@@ -68,7 +69,7 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 class Pipe(asyncio.Transport):
-    """One connection. held: what it has of each counter. sent: the requests that came, as (opcode, body)."""
+    """One connection. held: its permits by counter. sent: the requests that came, as (opcode, body)."""
 
     def __init__(self, server: Server, protocol: Any) -> None:
         super().__init__({"sockname": "here", "peername": "there"})
@@ -78,8 +79,8 @@ class Pipe(asyncio.Transport):
         self.closed = False
         self.protocol = protocol
         self._server = server
-        self._arrives = self._answers = 0.0  # not before what came earlier
-        # In order: the loop runs what is due at the same time in any.
+        self._arrives = self._answers = 0.0  # the times of the latest request and reply: later ones are not earlier
+        # In order, because the loop runs callbacks that are due at the same time in any order.
         self._requests: deque[bytes] = deque()
         self._replies: deque[bytes] = deque()
 
@@ -98,7 +99,7 @@ class Pipe(asyncio.Transport):
             self._server.loop.call_soon(self.protocol.connection_lost, None)
 
     def cut(self, error: Exception | None = None) -> None:
-        """The server ends it, and the client sees that at once."""
+        """Ends the connection from the server's side. The client notices at once."""
         if not self.closed:
             self.closed = True
             self._server.gone(self)
@@ -135,7 +136,7 @@ class Pipe(asyncio.Transport):
 
 
 class Server:
-    """A correct one. delay, split, accepts: what a test replaces."""
+    """A correct server. A test may replace delay, split, accepts and answers."""
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop

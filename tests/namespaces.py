@@ -1,6 +1,6 @@
 """Two hosts on one machine: network namespaces, joined by a pair of virtual interfaces.
 
-Needs the right to make those, which root has outside most containers.
+Needs the permission to create them, which root has outside most containers.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-HERE, THERE = "198.51.100.1", "198.51.100.2"  # TEST-NET-2, seen by nobody but the two
+HERE, THERE = "198.51.100.1", "198.51.100.2"  # TEST-NET-2, visible in the two namespaces only
 INTERFACES = ("counterd0", "counterd1")
-# Of a daemon that is to find out within seconds.
+# Settings with which a daemon notices a dead peer within seconds.
 PATIENCE = {
     "counter.keepalive_idle": 1,
     "counter.keepalive_interval": 1,
@@ -26,27 +26,27 @@ NOBODY = ("lladdr", "02:00:00:00:00:99")
 
 
 class Net(NamedTuple):
-    """Two namespaces; what is run in one begins with these words."""
+    """Two namespaces. here, there: the beginnings of commands that run in them."""
 
     here: tuple[str, ...]
     there: tuple[str, ...]
     names: tuple[str, str]
 
     def lose_answers(self) -> None:
-        """What is sent to the other host is lost on the way, and nothing says that it cannot be reached."""
+        """Loses all packets to the other host, without an error that it is unreachable."""
         ip("-n", self.names[0], "neigh", "replace", THERE, *NOBODY, "dev", INTERFACES[0], "nud", "permanent")
 
     def lose(self) -> None:
-        """So is what it sends."""
+        """Loses all packets from the other host."""
         ip("-n", self.names[1], "neigh", "replace", HERE, *NOBODY, "dev", INTERFACES[1], "nud", "permanent")
 
     def cut(self) -> None:
-        """The other host loses its power."""
+        """Takes the other host's link down, as if it lost its power."""
         ip("-n", self.names[1], "link", "set", INTERFACES[1], "down")
 
 
 def ip(*arguments: str, program: str = "ip") -> None:
-    """Raises OSError with what it said."""
+    """Runs the program `ip`. Raises OSError with its error message."""
     result = subprocess.run(
         [program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
     )
@@ -56,7 +56,7 @@ def ip(*arguments: str, program: str = "ip") -> None:
 
 @contextlib.contextmanager
 def joined() -> Iterator[Net]:
-    """The two, while the block runs. Raises OSError, also where it is not permitted."""
+    """Makes the two namespaces for the block. Raises OSError, also if it is not permitted."""
     names = (f"counterd-{os.getpid()}-0", f"counterd-{os.getpid()}-1")
     with contextlib.ExitStack() as stack:
         for name in names:

@@ -1,8 +1,8 @@
-"""What the tests need of a machine beyond what builds counterd: the one table of it, with the packages that bring it.
+"""The table of programs and features that tests need beyond those that build counterd, with their packages.
 
-A test says `@pytest.mark.needs("openssl")` and gets the program from path(). What is missing is listed before the
-tests. Tests that need it are skipped, or fail where CI is set in the environment. `python3 tests/needs.py` lists the
-packages that are missing, --install installs them: any Python runs it, so it imports the standard library alone.
+A test says `@pytest.mark.needs("openssl")` and gets the program from path(). Missing needs are listed before the tests.
+Tests with missing needs are skipped, or fail if CI is set in the environment. `python3 tests/needs.py` lists the
+missing packages, --install installs them. It imports the standard library only, so that any Python can run it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Need(NamedTuple):
-    """why: what it is for. package: of Debian and Ubuntu; without one, `remedy` says what to do. is_there: whether."""
+    """A need. why: its purpose. package: in Debian and Ubuntu; `remedy` helps without it. is_there: checks it."""
 
     why: str
     package: str = ""
@@ -31,7 +31,7 @@ class Need(NamedTuple):
 
 
 def has_ipv6() -> bool:
-    """Whether ::1 can be bound."""
+    """Returns True if ::1 can be bound."""
     try:
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::1", 0))
@@ -41,7 +41,7 @@ def has_ipv6() -> bool:
 
 
 def can_make_networks() -> bool:
-    """Whether network namespaces are permitted, and to name them, which is a mount."""
+    """Returns True if creating network namespaces is permitted, and mounts, which naming them needs."""
     command = ["unshare", "--net", "--mount", "true"]
     with contextlib.suppress(OSError):
         return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0
@@ -49,7 +49,7 @@ def can_make_networks() -> bool:
 
 
 def find(program: str) -> str | None:
-    """A program on the path, or where an ordinary user's path does not lead."""
+    """Finds a program on the path or in the sbin folders."""
     return shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
 
 
@@ -83,7 +83,7 @@ TABLE: Mapping[str, Need] = {
 
 MARKER = "needs(*names, partly=False): what it needs, of the table in tests/needs.py; partly: it does less without"
 
-_said: set[str] = set()  # what the test that runs says it needs
+_said: set[str] = set()  # the needs of the running test
 
 
 @functools.cache
@@ -93,18 +93,18 @@ def is_missing(name: str) -> bool:
 
 
 def remedy(name: str) -> str:
-    """What brings it."""
+    """Returns how to get what is missing."""
     need = TABLE[name]
     return f"apt-get install {need.package}" if need.package else need.remedy
 
 
 def in_ci() -> bool:
-    """Whether something that is missing is a failure."""
+    """Returns True if missing needs are failures."""
     return os.environ.get("CI", "").lower() not in ("", "0", "false")
 
 
 def path(program: str) -> str:
-    """The path of a program that the test which runs says it needs."""
+    """Returns the path of a program that is among the running test's needs."""
     assert program in _said, f'a test uses {program} without @pytest.mark.needs("{program}")'
     found = find(program)
     assert found is not None
@@ -115,13 +115,13 @@ def path(program: str) -> str:
 
 
 def of(item: Any) -> dict[str, bool]:
-    """{what a test needs: whether it cannot do without}"""
+    """Returns {need of a test: True if the test cannot run without it}."""
     marks = list(item.iter_markers("needs"))
     return {name: not mark.kwargs.get("partly") for mark in marks for name in mark.args}
 
 
 def check(item: Any) -> str:
-    """Why a test cannot run; "" if it can."""
+    """Returns why a test cannot run; "" if it can."""
     wanted = of(item)
     _said.clear()
     _said.update(wanted)
@@ -132,13 +132,13 @@ def check(item: Any) -> str:
 
 
 def count(items: Iterable[Any]) -> dict[str, int]:
-    """{what is missing: how many of these tests need it}, in the order of the table."""
+    """Returns {missing need: how many of the tests have it}, in the order of the table."""
     needed = [name for item in items for name in of(item)]
     return {name: needed.count(name) for name in TABLE if name in needed and is_missing(name)}
 
 
 def report(counts: Mapping[str, int]) -> list[str]:
-    """What is missing, for people. No line if nothing is."""
+    """Returns lines about what is missing, for people; none if nothing is."""
     if not counts:
         return []
     fate = "fail, because CI is set" if in_ci() else "are skipped, or do less"
@@ -154,12 +154,12 @@ def report(counts: Mapping[str, int]) -> list[str]:
 
 
 def packages() -> list[str]:
-    """Those that are missing."""
+    """Returns the missing packages."""
     return sorted({need.package for name, need in TABLE.items() if need.package and is_missing(name)})
 
 
 def install(wanted: list[str]) -> int:
-    """Returns an exit status."""
+    """Installs packages. Returns an exit status."""
     if find("apt-get") is None:
         print(f"test-deps: no apt-get here; install what has {' '.join(wanted)}", file=sys.stderr)
         return 1
@@ -179,7 +179,7 @@ def install(wanted: list[str]) -> int:
 
 
 def _is_known(package: str) -> bool:
-    """Whether this system has such a package: not every one has all of them."""
+    """Returns True if this system has the package. Not every system has all of them."""
     said = subprocess.run(["apt-cache", "policy", package], capture_output=True, text=True, check=False).stdout
     return "Candidate: " in said and "Candidate: (none)" not in said
 

@@ -1,16 +1,16 @@
-"""Runs the examples in a page of documentation, and compares what they print with what the page says they do.
+"""Runs the examples in a page of documentation, and compares their output with that in the page.
 
-The info string of a fence says what becomes of its block:
+The info string of a fence says how its block is run:
 
-    python              runs, after those before it, in one process for the page
-    python fresh        runs in a process of its own
-    sh run              runs in a shell of its own, after all that is Python
+    python              after the earlier blocks, in one process for the page
+    python fresh        in a separate process
+    sh run              in a separate shell, after all Python blocks
     python not-run: why
-    sh not-run: why     is for reading, and says why
+    sh not-run: why     not at all, for the stated reason
 
-What a block prints is in its comments that begin with `# -> `, a line each, or in the ```text block that follows it.
-`...` there stands for anything within the line. All that is printed has to be there. Whatever else there is, `sh`
-without a word, an error, an exit status, a line on standard error, is a mistake.
+The expected output of a block is in its comments that begin with `# -> `, one per line, or in the ```text block that
+follows it. `...` in it stands for anything within the line. All output must be expected. A fence `sh` without a word,
+an error, an exit status other than 0, and output to standard error are mistakes.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 REDIRECTED = Path(__file__).parent / "redirected"
-PAGE_PATIENCE = 2 * machine.PATIENCE  # for all of a page's Python, or a block of shell
-END = "\x1e"  # is printed where a block ends
+PAGE_PATIENCE = 2 * machine.PATIENCE  # for all Python blocks of a page, or for one shell block
+END = "\x1e"  # printed at the end of each block
 
 FENCE = re.compile(r"```+")
 EXPECTED = re.compile(r"# -> (.*)$")
 RUNS = {"python", "python fresh", "sh run"}
-QUIET = {"text", "toml", "ini", "json", ""}  # languages of blocks that nobody could run
+QUIET = {"text", "toml", "ini", "json", ""}  # languages of blocks that cannot be run
 NOT_RUN = re.compile(r"(python|sh) not-run: (\S.*)")
 
 
 class Block(NamedTuple):
-    """A fenced block: its first line in the page, its info string, its text, and the lines it is to print."""
+    """A fenced block: its first line in the page, its info string, its text, and its expected output."""
 
     line: int
     info: str
@@ -53,11 +53,11 @@ class Block(NamedTuple):
 
 
 def blocks(text: str) -> list[Block]:
-    """The blocks of a page, in order. Raises AssertionError for what the rules above do not know."""
+    """Returns the blocks of a page, in order. Raises AssertionError for a block that breaks the rules above."""
     found: list[Block] = []
     lines = text.splitlines()
     number = 0
-    between = ""  # what stands between a block and the one before
+    between = ""  # the text between a block and the previous one
     while number < len(lines):
         line = lines[number]
         number += 1
@@ -85,18 +85,18 @@ def blocks(text: str) -> list[Block]:
 
 
 def run(name: str, text: str, directory: Path, ports: Mapping[int, int]) -> None:
-    """Runs the examples of a page. AssertionError if one does not do what the page says.
+    """Runs the examples of a page. Raises AssertionError if the output of one is not as expected.
 
-    directory: for what is written on the way. ports: by the port in the examples, that of the server that is meant.
+    directory: for temporary files. ports: {port in the examples: port of the server to use}.
     """
     here = [block for block in blocks(text) if block.is_run]
     parts = [[block for block in here if block.info == "python"]]
     parts += [[block] for block in here if block.info == "python fresh"]
     for part in filter(None, parts):
-        script = directory / Path(name).name  # the page's name, as its line numbers are the page's: for tracebacks
+        script = directory / Path(name).name  # tracebacks show the page's name and line numbers
         script.write_text(as_script(part))
         outputs = _output([sys.executable, "-W", "error", str(script)], name, directory, ports).split(END + "\n")
-        for block, output in zip(part, outputs, strict=False):  # one more: what is printed after the last
+        for block, output in zip(part, outputs, strict=False):  # outputs has one more: that after the last block
             _compare(name, block, output)
         assert not outputs[-1], f"{name}: printed after all examples were over: {outputs[-1]!r}"
     for block in here:
@@ -105,12 +105,12 @@ def run(name: str, text: str, directory: Path, ports: Mapping[int, int]) -> None
 
 
 def as_script(part: Sequence[Block]) -> str:
-    """The blocks as one program, in which each line has the number it has in the page."""
+    """Joins the blocks to one program in which each line has the same number as in the page."""
     lines: list[str] = []
     for block in part:
         lines += [""] * (block.line - 1 - len(lines))
         lines += block.text.splitlines()
-        lines.append(f"print({END!r}, flush=True)")  # where the fence was
+        lines.append(f"print({END!r}, flush=True)")  # in the line of the closing fence
     return "\n".join(lines) + "\n"
 
 
@@ -118,7 +118,7 @@ def _output(command: list[str], what: str, directory: Path, ports: Mapping[int, 
     extra = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(REDIRECTED),
-        "PYTHONUNBUFFERED": "1",  # or what a child prints is out of its place
+        "PYTHONUNBUFFERED": "1",  # keeps output in order with that of child processes
         "COUNTERD_EXAMPLES_SERVERS": " ".join(f"{said}={meant}" for said, meant in ports.items()),
     }
     ended = subprocess.run(

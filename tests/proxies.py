@@ -1,4 +1,4 @@
-"""nginx and Caddy before an application, with the files of deploy/, and the gate that they ask."""
+"""nginx and Caddy in front of an application, with the files of deploy/, and the gate that they ask."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GATE, APPLICATION = "127.0.0.1:10006", "127.0.0.1:8000"  # in those files
 
 @contextlib.contextmanager
 def program(*command: str, home: Path = Path("/")) -> Iterator[Daemon]:
-    """A program while the block runs, whose log is its stderr. It is to end well when SIGTERM comes."""
+    """Runs a program during the block, with its stderr as the log. SIGTERM must end it with status 0."""
     environment = daemon.environment({"HOME": str(home), "XDG_CONFIG_HOME": str(home), "XDG_DATA_HOME": str(home)})
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, cwd="/")
     running = daemon.Daemon(process, Path())
@@ -47,7 +47,7 @@ def program(*command: str, home: Path = Path("/")) -> Iterator[Daemon]:
 
 @contextlib.contextmanager
 def gate(master: Daemon, *options: str, listen: str = "127.0.0.1:0") -> Iterator[Daemon]:
-    """`counterctl smockron gate`, which asks that master."""
+    """Runs `counterctl smockron gate`, which asks the master, during the block."""
     address, control = gates.addresses(master)
     url = f"smockron://{address.host}:{address.port}"
     group = [COUNTERCTL, "smockron", "--url", url, "--control-port", str(control.port)]
@@ -57,7 +57,7 @@ def gate(master: Daemon, *options: str, listen: str = "127.0.0.1:0") -> Iterator
 
 
 class Application(http.server.BaseHTTPRequestHandler):
-    """Answers 200; 403 to whoever wants /forbidden."""
+    """Answers 200, but 403 for /forbidden."""
 
     protocol_version = "HTTP/1.1"
 
@@ -71,7 +71,7 @@ class Application(http.server.BaseHTTPRequestHandler):
     do_POST = do_GET
 
     def log_message(self, *_: object) -> None:
-        """Not of interest."""
+        """Logs nothing."""
 
 
 class Queue(http.server.ThreadingHTTPServer):
@@ -80,7 +80,7 @@ class Queue(http.server.ThreadingHTTPServer):
 
 @contextlib.contextmanager
 def application() -> Iterator[int]:
-    """Serves; gives the port."""
+    """Serves the application during the block. Yields its port."""
     with Queue(("127.0.0.1", 0), Application) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -92,9 +92,9 @@ def application() -> Iterator[int]:
 
 
 def ask(where: Address, path: str = "/", client: str = "127.0.0.1", body: bytes | None = None, **fields: str) -> Any:
-    """(the status, Retry-After or None) of a request that comes from that address, and says that it is another's.
+    """Makes a request from an address, with a forged X-Real-IP. Returns (status, Retry-After or None).
 
-    fields: more of its head.
+    fields: more headers.
     """
     asking = http.client.HTTPConnection(*where, timeout=PATIENCE, source_address=(client, 0))
     with contextlib.closing(asking):
@@ -105,14 +105,14 @@ def ask(where: Address, path: str = "/", client: str = "127.0.0.1", body: bytes 
 
 
 def free_address(host: str = "") -> Address:
-    """It stays free where the host is this process's own."""
+    """Returns a free address, which stays free if the host is own_address()."""
     with socket.create_server((host or own_address(), 0)) as probe:
         return daemon.Address(*probe.getsockname())
 
 
 @contextlib.contextmanager
 def nginx(directory: Path, gate: Address, change: Callable[[str], str] = str, host: str = "") -> Iterator[Address]:
-    """With deploy/nginx/counterd.conf, which `change` may add to. host: an address to listen on."""
+    """Runs nginx with deploy/nginx/counterd.conf, to which `change` may add. host: an address to listen on."""
     where = free_address(host)
     with application() as port:
         text = (DEPLOY / "nginx" / "counterd.conf").read_text("utf-8")
@@ -135,7 +135,7 @@ def nginx(directory: Path, gate: Address, change: Callable[[str], str] = str, ho
 
 @contextlib.contextmanager
 def caddy(directory: Path, gate: Address, change: Callable[[str], str] = str) -> Iterator[Address]:
-    """With deploy/caddy/Caddyfile, which `change` may change."""
+    """Runs Caddy with deploy/caddy/Caddyfile, which `change` may change."""
     where = free_address()
     with application() as port:
         text = (DEPLOY / "caddy" / "Caddyfile").read_text("utf-8")
@@ -158,7 +158,7 @@ def _listens(where: Address) -> bool:
 
 
 def figures(master: Daemon) -> dict[str, Any]:
-    """What a master, with its admin endpoint, says of the domain default."""
+    """Returns the figures of the domain "default" from the master's admin endpoint."""
     admin = master.served("admin listens on")[0]
     asking = http.client.HTTPConnection(*admin, timeout=PATIENCE)
     with contextlib.closing(asking):

@@ -1,6 +1,6 @@
-"""Runs real reference servers, yrmcdsd and beanstalkd, for the tests that compare with them.
+"""Runs the reference servers, yrmcdsd and beanstalkd, for tests that compare counterd with them.
 
-They listen on free ports of loopback addresses and are ended by their pids. Tests that need them are marked.
+The servers listen on free ports of loopback addresses and are ended by their pids. Tests that need them are marked.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# It binds virtual_ip and bind_ip, so they must differ; it is a master only if an interface has virtual_ip itself.
+# yrmcdsd binds virtual_ip and bind_ip, so they must differ. It is a master only if an interface has virtual_ip.
 VIRTUAL_IP = "127.0.0.1"
 BIND_IP = "127.0.0.2"
 START_SECONDS = 10.0
-STOP_SECONDS = 1.0  # where clients have reset connections it may spin for ever instead
+STOP_SECONDS = 1.0  # after clients have reset connections, it may spin for ever instead of ending
 TRIES = 3  # another process can take a free port before yrmcdsd does
 
 NOOP = bytes.fromhex("90 00 0000 00000000 00000000")
 
-# One worker: yrmcdsd loses a job that it gives to a worker thread before that has begun to run, and the connection with
-# it. With one worker, the first answer shows that it runs; of several, the others could still lose something.
+# One worker, because yrmcdsd loses a job, and its connection, that it gives to a worker thread that does not run yet.
+# With one worker, the first answer shows that it runs. With several, the others could still lose a job.
 CONFIG = """\
 virtual_ip = {virtual_ip}
 bind_ip = {bind_ip}
@@ -46,7 +46,7 @@ counter.buckets = 10000
 
 
 class Address(NamedTuple):
-    """Where the counter protocol is served."""
+    """The address of a server."""
 
     host: str
     port: int
@@ -54,7 +54,7 @@ class Address(NamedTuple):
 
 @contextlib.contextmanager
 def running(directory: Path) -> Iterator[Address]:
-    """A yrmcdsd with the counter extension, its files in directory, while the block runs.
+    """Runs a yrmcdsd with the counter extension during the block. directory: for its files.
 
     Fails the test if it does not start.
     """
@@ -67,7 +67,7 @@ def running(directory: Path) -> Iterator[Address]:
 
 @contextlib.contextmanager
 def beanstalkd(*arguments: str) -> Iterator[Address]:
-    """A beanstalkd with these arguments besides, while the block runs. Fails the test if it does not start."""
+    """Runs a beanstalkd with more arguments during the block. Fails the test if it does not start."""
     for _ in range(TRIES):
         address = Address(VIRTUAL_IP, free_ports(1)[0])
         process = subprocess.Popen(
@@ -113,7 +113,7 @@ def _comes_up(process: subprocess.Popen[bytes], address: Address, asked: bytes, 
 
 
 def _answers(address: Address, asked: bytes, answer: bytes) -> bool:
-    """Whether that is how its answer to this begins."""
+    """Returns True if the server's answer begins as expected."""
     try:
         with socket.create_connection(address, timeout=1.0) as connection:
             connection.sendall(asked)

@@ -1,7 +1,7 @@
-"""A counter server for the tests of counterbench: keeps every request, and answers as told, right or wrong.
+"""A counter server for the tests of counterbench. It keeps every request, and a test controls its answers.
 
-Plain sockets and a thread for each connection. A test overrides `reply` (what a request is answered with) or `serve`
-(what a connection is like); everything else is a small, correct counter server.
+It uses plain sockets and a thread for each connection. A test overrides `reply` (the answer to a request) or `serve`
+(the handling of a connection). The rest is a small, correct counter server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEADER = struct.Struct(">BBBBII")
 
 
 class Request(NamedTuple):
-    """As it came in."""
+    """A request as received."""
 
     connection: int  # counted from 0, in the order they were accepted
     opcode: int
@@ -51,11 +51,11 @@ class Peer:
 
 
 class Hangup(Exception):
-    """Raised by a test's `reply`: close this connection, after what was answered so far."""
+    """Raised by a test's `reply` to close the connection after the answers so far."""
 
 
 class Server:
-    """Serves while the block runs. requests: all that were asked. ends: how connections ended, "closed" or "reset"."""
+    """Serves during the block. requests: all so far. ends: how connections ended, "closed" or "reset"."""
 
     BACKLOG = 512
 
@@ -79,7 +79,7 @@ class Server:
     # ---- what a test overrides ----
 
     def serve(self, peer: Peer) -> None:
-        """A connection from its beginning to its end."""
+        """Serves a connection from its beginning to its end."""
         buffer = b""
         while data := peer.socket.recv(RECEIVE_SIZE):
             requests, buffer = self.parse(peer, buffer + data)
@@ -87,11 +87,11 @@ class Server:
             self.send(peer, self.replies(peer, requests))
 
     def reply(self, peer: Peer, request: Request) -> bytes:
-        """The bytes that answer a request, after what it does has been done."""
+        """Executes a request. Returns the answer."""
         return self.right(peer, request)
 
     def send(self, peer: Peer, replies: Iterator[bytes]) -> None:
-        """What has been answered to what came in one piece."""
+        """Sends the answers to the requests of one piece."""
         sent = []
         try:
             sent.extend(replies)
@@ -101,18 +101,18 @@ class Server:
         peer.socket.sendall(b"".join(sent))
 
     def give_back(self, peer: Peer) -> None:
-        """What a connection held, when it has gone."""
+        """Gives back what a connection held when it is gone."""
         with self.lock:
             self.used.subtract(peer.held)
 
     def limit(self, request: Request) -> int:
-        """Of what a counter may be."""
+        """Returns the limit of a counter."""
         return request.maximum
 
     # ---- a correct counter server ----
 
     def parse(self, peer: Peer, data: bytes) -> tuple[list[Request], bytes]:
-        """(the requests, the rest)."""
+        """Parses requests. Returns (the requests, the rest)."""
         found, at = [], 0
         while len(data) - at >= wire.HEADER_SIZE:
             magic, opcode, _, _, length, opaque = HEADER.unpack_from(data, at)
@@ -160,10 +160,10 @@ class Server:
             return b"".join(response(request, body) for body in [*entries, b""])
         return response(request)
 
-    # ---- what a test asks ----
+    # ---- for tests ----
 
     def asked(self, *opcodes: int) -> list[Request]:
-        """Of these kinds, or all of the load."""
+        """Returns the requests with these opcodes, or all of the load."""
         return [each for each in list(self.requests) if each.opcode in (opcodes or range(4))]
 
     def wait_for_ends(self, count: int) -> list[str]:
@@ -178,7 +178,7 @@ class Server:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits in accept
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept()
         self._threads[0].join()
         self._listener.close()
         for peer in self.peers:
@@ -214,7 +214,7 @@ class Server:
 
 
 class SecureServer(Server):
-    """With TLS. failed: handshakes that were."""
+    """A server with TLS. failed: failed handshakes."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         super().__init__()
@@ -233,11 +233,11 @@ class SecureServer(Server):
 
 
 def response(request: Request, body: bytes = b"") -> bytes:
-    """To that request: all is well."""
+    """Makes a successful response to a request."""
     return wire.frame(request.opcode, request.opaque, body, magic=wire.RESPONSE_MAGIC)
 
 
 def refusal(request: Request, status: int) -> bytes:
-    """To that request: it cannot be."""
+    """Makes a response that refuses a request."""
     text = wire.ERROR_TEXTS[Status(status)].encode()
     return wire.frame(request.opcode, request.opaque, text, magic=wire.RESPONSE_MAGIC, flags=status)

@@ -1,6 +1,6 @@
-"""A master of the smockron protocol for the tests of gatekeepers: keeps what comes, and says what a test tells it to.
+"""A smockron master for the tests of gatekeepers. It keeps every message, and sends what a test tells it to.
 
-Each of its two ports is a scripted.Server. What a connection is like is in the attributes, which a test may change at
+Each of its two ports is a scripted.Server. Attributes control the handling of connections. A test may change them at
 any time.
 """
 
@@ -26,12 +26,12 @@ Item = Command | tuple[bytes, ...]
 
 
 def unix_ms() -> int:
-    """The wall clock, as control messages have it."""
+    """Returns Unix time in milliseconds, as in control messages."""
     return time.time_ns() // 1_000_000
 
 
 class Port(scripted.Server):
-    """seen: all that came but READY, in order. says: what each connection is told after the handshake."""
+    """One port. seen: everything received except READY, in order. says: sent to each connection after the handshake."""
 
     def __init__(self, kind: SocketType, says: bytes = b"", path: str | None = None) -> None:
         super().__init__(path=path)
@@ -66,7 +66,7 @@ class Port(scripted.Server):
             peer.socket.sendall(wire.pong(item.data))
 
     def tell(self, data: bytes) -> None:
-        """Sends it through the last connection."""
+        """Sends data through the last connection."""
         self.peers[-1].socket.sendall(data)
 
     def hang_up(self) -> None:
@@ -75,7 +75,7 @@ class Port(scripted.Server):
             self.peers[-1].socket.shutdown(socket.SHUT_RDWR)
 
     def commands(self, name: bytes) -> list[bytes]:
-        """The data of the commands of that name."""
+        """Returns the data of the commands with this name."""
         return [item.data for item in list(self.seen) if isinstance(item, Command) and item.name == name]
 
     def messages(self) -> list[tuple[bytes, ...]]:
@@ -83,7 +83,7 @@ class Port(scripted.Server):
 
 
 class Master:
-    """Serves while the block runs. where: what a gatekeeper is given. It is subscribed to everything, unless told."""
+    """Serves during the block. where: the arguments of a gatekeeper. By default it subscribes to everything."""
 
     def __init__(self, says: bytes = wire.subscribe(b""), paths: tuple[str, str] | None = None) -> None:
         self.accounting = Port(SocketType.SUB, says, paths and paths[0])
@@ -98,11 +98,11 @@ class Master:
         return first, second
 
     def tell(self, word: str, identifier: bytes, time_ms: int, domain: bytes = b"default") -> None:
-        """A control message, to the last gatekeeper that came."""
+        """Sends a control message to the gatekeeper that connected last."""
         self.control.tell(wire.message(wire.topic(domain), word.encode(), identifier, b"%d" % time_ms))
 
     def wait_for(self, count: int) -> list[tuple[bytes, ...]]:
-        """Until so many accounting messages have come; returns them."""
+        """Waits for `count` accounting messages. Returns all of them."""
         wait_until(lambda: len(self.accounting.messages()) >= count, f"{count} accounting messages")
         return self.accounting.messages()
 

@@ -1,7 +1,7 @@
-"""A work queue for the tests of counterbench, which keeps every command, and answers as told, right or wrong.
+"""A work queue for the tests of counterbench. It keeps every command, and a test controls its answers.
 
-A test overrides `answer`; everything else is a small, correct queue: jobs of one priority, delayed ones too, which only
-a kick makes ready.
+A test overrides `answer`. The rest is a small, correct queue of jobs with one priority. Only a kick makes delayed jobs
+ready.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PAUSE_S = 0.002
 
 
 class Asked(NamedTuple):
-    """As it came in."""
+    """A command as received."""
 
     connection: int
     words: list[bytes]
@@ -29,7 +29,7 @@ class Asked(NamedTuple):
 
 
 class Queue(scripted.Server):
-    """Serves while the block runs. seen: all that was asked. jobs: {tube: {id: body}} of what is ready or delayed."""
+    """Serves during the block. seen: all commands. jobs: {tube: {id: body}} of ready and delayed jobs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Queue(scripted.Server):
         return self.right_answer(asked)
 
     def hold_back(self, asked: Asked) -> None:
-        """Returns when the answer to it, which is known, may be sent."""
+        """Returns when the answer, which is already known, may be sent."""
 
     # ---- a correct queue ----
 
@@ -72,7 +72,7 @@ class Queue(scripted.Server):
             self.jobs.setdefault(tube, {}).update(self.reserved.pop(peer.number, {}))
 
     def right_answer(self, asked: Asked) -> bytes:
-        """b"": a reserve has to wait."""
+        """Executes a command. Returns the answer; b"" if a reserve has to wait."""
         tube = self.tubes.get(asked.connection, b"default")
         jobs = self.jobs.setdefault(tube, {})
         held = self.reserved.setdefault(asked.connection, {})
@@ -101,7 +101,7 @@ class Queue(scripted.Server):
         return [each for each in self.seen if each.words[0] in words]
 
     def left(self) -> list[bytes]:
-        """The bodies of all jobs that are there."""
+        """Returns the bodies of all ready and delayed jobs."""
         return [body for jobs in self.jobs.values() for body in jobs.values()]
 
     # ---- inside ----

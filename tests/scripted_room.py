@@ -1,6 +1,6 @@
-"""A sentinel room for the tests of counterbench, which keeps every request, and answers as told, right or wrong.
+"""A sentinel server for the tests of counterbench. It keeps every request, and a test controls its answers.
 
-A test overrides `answer`; everything else is a small, correct room of flows that all have one limit.
+A test overrides `answer`. The rest is a small, correct server whose flows all have the same limit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HEAD = struct.Struct(">Hib")
 
 
 class Asked(NamedTuple):
-    """As it came in. id: of a flow or a token."""
+    """A request as received. id: of a flow or a token."""
 
     connection: int
     xid: int
@@ -36,13 +36,13 @@ class Answer(NamedTuple):
 
 
 class Room(scripted.Server):
-    """Serves while the block runs. seen: all that was asked. tokens: the flow of each that is not given back."""
+    """Serves during the block. seen: all requests. tokens: the flow of each token that is not given back."""
 
     def __init__(self, limit: int = 1_000_000) -> None:
         super().__init__()
         self.limits = limit
         self.seen: list[Asked] = []
-        self.tokens: dict[int, tuple[int, int]] = {}  # what they are of: flow, count
+        self.tokens: dict[int, tuple[int, int]] = {}  # (flow, count) by token
         self.used: Counter[int] = Counter()  # type: ignore[assignment]
         self.ids = itertools.count(-5)
 
@@ -64,7 +64,7 @@ class Room(scripted.Server):
             peer.socket.sendall(b"".join(replies))
 
     def give_back(self, peer: Peer) -> None:
-        """Nothing: tokens stay."""
+        """Does nothing: tokens outlive their connection."""
 
     def right_answer(self, asked: Asked) -> Answer:
         if asked.type < MessageType.ACQUIRE:

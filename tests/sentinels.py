@@ -1,4 +1,4 @@
-"""Runs the real counterd with rules of the sentinel room."""
+"""Runs the real counterd with rules of the sentinel protocol."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def flow(flow_id: int, count: float, *, grade: int = 0, **more: Any) -> dict[str, Any]:
-    """A rule of so many tokens, or of a rate if grade is 1. more: of its clusterConfig."""
+    """Makes a rule for `count` tokens, or for a rate if grade is 1. more: of its clusterConfig."""
     config = {"flowId": flow_id, "thresholdType": 1, **more}
     resource = f"resource {flow_id}"
     return {"resource": resource, "count": count, "grade": grade, "clusterMode": True, "clusterConfig": config}
 
 
 def param(flow_id: int, count: float, **more: Any) -> dict[str, Any]:
-    """A rule of so many calls with each value."""
+    """Makes a rule for `count` calls with each value."""
     config = {"flowId": flow_id, "thresholdType": 1, **more}
     return {
         "resource": f"resource {flow_id}",
@@ -36,7 +36,7 @@ def param(flow_id: int, count: float, **more: Any) -> dict[str, Any]:
 
 
 def settings(directory: Path, rules: Mapping[str, Any], **more: str) -> dict[str, str]:
-    """Those of a daemon with this room, and these rules. more: sentinel.NAME = value."""
+    """Returns the settings of a daemon with sentinel and these rules. more: sentinel.NAME = value."""
     directory.mkdir(exist_ok=True)
     (directory / "rules.json").write_text(json.dumps(rules))
     own = {"enable": "true", "port": "0", "bind": "127.0.0.1", "rules": str(directory / "rules.json"), **more}
@@ -44,12 +44,12 @@ def settings(directory: Path, rules: Mapping[str, Any], **more: str) -> dict[str
 
 
 def address(running: Daemon) -> Address:
-    """Where it serves this room."""
+    """Returns the address of the sentinel protocol."""
     return running.served("sentinel listens on")[0]
 
 
 @contextlib.contextmanager
 def running(directory: Path, rules: Mapping[str, Any], **more: Any) -> Iterator[tuple[Daemon, Address]]:
-    """A counterd while the block runs, and where its room is."""
+    """Runs a counterd during the block. Yields it and the address of the sentinel protocol."""
     with daemon.running(directory, settings(directory, rules, **more)) as started:
         yield started, address(started)

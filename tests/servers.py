@@ -1,4 +1,4 @@
-"""What the counter client is tried with: the real counterd, and the real yrmcdsd where that can be compared."""
+"""Servers for the tests of the counter client: the real counterd, and the real yrmcdsd for comparisons."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENCE = daemon.PATIENCE
 
 
 class Server:
-    """One that runs. address: where. observer: a client of its own, to look at what is in use."""
+    """A running server. observer: a separate client that reads what is in use."""
 
     def __init__(self, address: tuple[str, int], observer: Client) -> None:
         self.address = address
@@ -41,13 +41,13 @@ class Server:
         daemon.wait_until(lambda: self.used(name) == count, f"{count} of {name} are in use")
 
     def acquires(self) -> int:
-        """How often somebody has asked so far."""
+        """Returns the number of Acquire requests so far."""
         return int(self.observer.stats()["command:acquire"])
 
 
 @contextlib.contextmanager
 def running(kind: str, directory: Path) -> Iterator[Server]:
-    """kind: counterd or yrmcdsd."""
+    """Runs a server during the block. kind: counterd or yrmcdsd."""
     with contextlib.ExitStack() as stack:
         address: Address | reference.Address
         if kind == "counterd":

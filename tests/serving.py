@@ -1,4 +1,4 @@
-"""A net.Server on uvloop, in a thread of the test: for what no configuration is needed."""
+"""A net.Server on uvloop in a thread of the test process, for tests that need no configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Serving:
-    """One that runs. address: of TCP; reports: what it reported, as (cause, sentence)."""
+    """A running server. address: of TCP. reports: its reports, as (cause, sentence)."""
 
     def __init__(
         self, path: str, context: ssl.SSLContext | None, limits: dict[str, Any], store: Store | None, port: int
@@ -48,7 +48,7 @@ class Serving:
         self.thread.start()
 
     def connect(self, source: str = "127.0.0.1") -> socket.socket:
-        """Plain, from one of the addresses of this machine."""
+        """Returns a plain connection. source: an address of this machine."""
         return socket.create_connection(self.address, PATIENCE, source_address=(source, 0))
 
     def connect_unix(self) -> socket.socket:
@@ -58,13 +58,13 @@ class Serving:
         return connected
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls it in the server's thread, and returns what it gives."""
+        """Calls a function in the server's thread. Returns its result."""
         result: Future[Any] = Future()
 
         def called() -> None:
             try:
                 result.set_result(function(*arguments))
-            except BaseException as error:  # noqa: BLE001 - the test is to have it
+            except BaseException as error:  # noqa: BLE001 - the test's thread raises it
                 result.set_exception(error)
 
         self.loop.call_soon_threadsafe(called)
@@ -74,12 +74,12 @@ class Serving:
         return {**self.call(self.server.figures), "connections": self.call(len, self.server.connections)}
 
     def wait_for(self, **wanted: int) -> None:
-        """Until these figures are as given. In a keyword, `__` stands for the colon of a name."""
+        """Waits until the figures have these values. In a keyword, `__` stands for the colon of a name."""
         names = {name.replace("__", ":"): value for name, value in wanted.items()}
         wait_until(lambda: names.items() <= self.figures().items(), f"figures {names}")
 
     def in_use(self, name: bytes) -> int:
-        """What anybody holds of a counter."""
+        """Returns the consumption of a counter."""
         from counterd.protocols.counter import wire
 
         session = self.call(self.store.session)
@@ -104,8 +104,8 @@ class Serving:
 def serving(
     path: str = "", context: ssl.SSLContext | None = None, store: Store | None = None, port: int = 0, **limits: Any
 ) -> Iterator[Serving]:
-    """While the block runs; then it parts from whoever is there. store: in place of one of the counter room.
-    port: which of its protocol's."""
+    """Serves during the block, then ends all connections. store: in place of a store of the counter protocol.
+    port: number of the protocol's port."""
     running = Serving(path, context, limits, store, port)
     try:
         yield running

@@ -1,4 +1,4 @@
-"""One scenario for both shapes of a client: a coroutine, in which `await got(client.call())` is either's result."""
+"""Runs one scenario, a coroutine, with both shapes of a client. `await got(client.call())` is the result of either."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ SHAPES = pytest.mark.parametrize("shape", [BLOCKING, *loops.NEW_LOOP])
 
 
 def run(shape: str, scenario: Coroutine[Any, Any, Any]) -> None:
-    """A blocking client has this thread while it is called, and the loop waits."""
+    """Runs the scenario. A blocking client blocks the loop during its calls."""
     loops.run(scenario, "asyncio" if shape == BLOCKING else shape)
 
 
 async def got(value: Any) -> Any:
-    """What a call returns, of whatever shape."""
+    """Returns the result of a call of either shape."""
     return await value if inspect.isawaitable(value) else value
 
 
 def begun(shape: str, call: Callable[[], Any]) -> asyncio.Task[Any]:
-    """A call that waits while the scenario goes on: in a thread, or as a task."""
+    """Starts a call that waits while the scenario continues: in a thread, or as a task."""
     return asyncio.create_task(asyncio.to_thread(call) if shape == BLOCKING else call())
 
 
 @contextlib.asynccontextmanager
 async def opened(client: Any) -> AsyncIterator[Any]:
-    """As `with` and `async with`."""
+    """Does `with` or `async with`."""
     if hasattr(client, "__aenter__"):
         async with client:
             yield client

@@ -1,4 +1,4 @@
-"""Servers for the tests of clients: one connection, one thread, and what a test writes down, byte for byte."""
+"""Servers for the tests of clients, with one connection and one thread. A test defines the bytes that they exchange."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable
 from counterd.protocols.counter import wire
 from machine import PATIENCE
 
-# Awaits these bytes of requests, then sends those; None instead of them closes the connection. Or does anything else.
+# Either (bytes to receive, bytes to send; None closes the connection), or a function that does anything else.
 Step = tuple[bytes, bytes | None] | Callable[[socket.socket], object]
-# Gets the opcode, the opaque and the body of a counter request. Gives what to send, piece by piece; None: close.
+# Called with the opcode, the opaque and the body of a counter request. Returns pieces to send; None closes.
 Answer = Callable[[int, int, bytes], Iterable[bytes] | None]
 
 
 class Server:
-    """Serves connections one after the other, in a thread. A subclass says what, and how often."""
+    """Serves CONNECTIONS connections one after the other, in a thread. A subclass defines serve()."""
 
     CONNECTIONS = 1
 
@@ -41,7 +41,7 @@ class Server:
         assert not self._thread.is_alive()
 
     def serve(self) -> None:
-        """A connection, until it is to be closed."""
+        """Serves a connection. The caller then closes it."""
         raise NotImplementedError
 
     def _run(self) -> None:
@@ -61,15 +61,15 @@ class Server:
 
 
 class Script(Server):
-    """Goes through its steps, then waits for the client to close. again: the steps of the next connections."""
+    """Executes its steps, then waits for the client to close. again: the steps of the next connections."""
 
     def __init__(
         self, steps: tuple[Step, ...], listening: socket.socket, again: Iterable[tuple[Step, ...]] = ()
     ) -> None:
         self._connections = [steps, *again]
         self.CONNECTIONS = len(self._connections)
-        self.wrong: list[str] = []  # requests that are not those of the steps
-        self.rest = b"nothing was read"  # what came after the steps
+        self.wrong: list[str] = []  # requests that differ from those of the steps
+        self.rest = b"nothing was read"  # the bytes after the steps
         super().__init__(listening)
 
     def stop(self) -> None:
@@ -93,9 +93,9 @@ class Script(Server):
 
 
 class Answers(Server):
-    """Gives the next answer to each request of the counter protocol, and closes where there is none.
+    """Gives the next answer to each request of the counter protocol, and closes when there are no more.
 
-    Another connection goes on where the last one ended.
+    The next connection continues where the last one ended.
     """
 
     CONNECTIONS = 4
@@ -124,6 +124,6 @@ def response(opcode: int, opaque: int, body: bytes = b"", status: int = 0) -> by
 
 
 def gate() -> tuple[Callable[[socket.socket], object], Callable[[], None]]:
-    """(a step that waits, what lets it go on)"""
+    """Returns (a step that waits, a function that ends its wait)."""
     opened = threading.Event()
     return lambda _: opened.wait(PATIENCE), opened.set

@@ -1,7 +1,7 @@
-"""A server of the sentinel protocol for the tests of its clients: keeps every request, and answers as told.
+"""A sentinel server for the tests of its clients. It keeps every request, and a test controls its answers.
 
-Plain sockets and a thread for each connection. But for what it is told to do otherwise it is a small, correct server of
-tokens, whose flows are what `limits` says, all of them by concurrency and by rate.
+It uses plain sockets and a thread for each connection. By default it is a small, correct server of tokens. `limits` has
+its flows, each limited both by concurrency and by rate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LEASE_MS = 4000
 
 
 class Request(NamedTuple):
-    """As it came in. what: a flow's id, or a token's. count: of a namespace its bytes."""
+    """A request as received. what: the id of a flow or token."""
 
     connection: int  # counted from 0, in the order they were accepted
     xid: int
@@ -31,7 +31,7 @@ class Request(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A token. ends: of the monotonic clock."""
+    """A token. ends: on the monotonic clock."""
 
     flow_id: int
     count: int
@@ -40,9 +40,9 @@ class Held(NamedTuple):
 
 
 class Server(scripted.Server):
-    """limits: by flow. lease_ms: of each token. tokens: those that are held.
+    """The server. limits: by flow. lease_ms: of each token. tokens: those that are held.
 
-    waits: types of requests that are held_back until the test says so. says: statuses, by type, in place of the right.
+    waits: types of requests that are kept in held_back until go_on(). says: wrong statuses to answer, by type.
     """
 
     def __init__(self, path: str | None = None) -> None:
@@ -51,16 +51,16 @@ class Server(scripted.Server):
         self.lease_ms = LEASE_MS
         self.tokens: dict[int, Held] = {}
         self.asked_for: list[Request] = []
-        self.wait_ms = 0  # what a prioritized FLOW is told
+        self.wait_ms = 0  # in the answer to a prioritized FLOW
         self.waits: set[int] = set()
         self.held_back: list[Request] = []
         self.says: dict[int, int] = {}
         self._next = 0
 
-    # ---- what a test tells it ----
+    # ---- controlled by tests ----
 
     def answer(self, request: Request) -> bytes | None:
-        """What a request is answered with; None: nothing."""
+        """Returns the answer to a request; None for no answer."""
         if request.type in self.waits:
             self.held_back.append(request)
             return None
@@ -69,12 +69,12 @@ class Server(scripted.Server):
         return self.correct(request)
 
     def go_on(self) -> None:
-        """Answers what it has not, the last first."""
+        """Answers the requests that were held back, the last first."""
         with self.lock:
             self.waits.clear()
             while self.held_back:
                 request = self.held_back.pop()
-                with contextlib.suppress(OSError):  # the client has gone
+                with contextlib.suppress(OSError):  # the client is gone
                     self.peers[request.connection].socket.sendall(self.correct(request))
 
     # ---- a correct server ----
@@ -91,7 +91,7 @@ class Server(scripted.Server):
                     peer.socket.sendall(said)
 
     def cut(self, peer: scripted.Peer, data: bytes) -> tuple[list[Request], bytes]:
-        """(the requests, the rest)."""
+        """Parses requests. Returns (the requests, the rest)."""
         found, at = [], 0
         while len(data) - at >= 2 and len(data) - at >= 2 + int.from_bytes(data[at : at + 2], "big"):
             length, xid, kind = HEAD.unpack_from(data, at)
@@ -103,7 +103,7 @@ class Server(scripted.Server):
         return found, data[at:]
 
     def correct(self, request: Request) -> bytes:
-        """What it does and says when nothing is wrong."""
+        """Executes a request. Returns the correct answer."""
         self.expire()
         if request.type == MessageType.PING:
             return response(request, Status.OK, struct.pack(">i", len(self.peers)))
@@ -143,30 +143,30 @@ class Server(scripted.Server):
         return response(request, Status.OK, struct.pack(">q", self._next))
 
     def expire(self) -> None:
-        """Frees what nobody has kept."""
+        """Ends tokens whose lease is over."""
         now = time.monotonic()
         for token_id, held in list(self.tokens.items()):
             if held.ends <= now:
                 del self.tokens[token_id]
 
-    # ---- what a test asks ----
+    # ---- for tests ----
 
     def in_use(self, flow_id: int = 101) -> int:
         return sum(held.count for held in list(self.tokens.values()) if held.flow_id == flow_id)
 
     def seen(self, kind: MessageType) -> list[Request]:
-        """Of that kind."""
+        """Returns the requests of a type."""
         return [each for each in list(self.asked_for) if each.type == kind]
 
     def hang_up(self) -> None:
-        """Ends all connections, and goes on listening."""
+        """Ends all connections, but still listens."""
         for peer in self.peers:
             with contextlib.suppress(OSError):
                 peer.socket.shutdown(socket.SHUT_RDWR)
 
 
 class Late(Server):
-    """Begins to listen on a port that was free."""
+    """A server that listens on a given port."""
 
     def __init__(self, port: int) -> None:
         super().__init__()
@@ -175,5 +175,5 @@ class Late(Server):
 
 
 def response(request: Request, status: int, data: bytes = b"") -> bytes:
-    """To that request."""
+    """Makes a response to a request."""
     return HEAD.pack(6 + len(data), request.xid, request.type) + status.to_bytes(1, "big", signed=True) + data

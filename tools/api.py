@@ -1,8 +1,8 @@
-"""Writes docs/api/client.md: signatures and docstrings of what a user of the clients imports. Run it with `make docs`.
+"""Writes docs/api/client.md: signatures and docstrings of the clients' public names. Run it with `make docs`.
 
-It needs the standard library and the installed package. What is public is what has no underscore, in the order of
-`__all__`, or of definition. What would be said twice is said once: a name that two modules have, in the one that it
-comes from; a method that two classes have with the same words, in the first.
+Needs the standard library and the installed package. Public names have no underscore. Their order is that of `__all__`,
+or of definition. Repetitions are omitted: a name of two modules is described in the module that it comes from, a method
+of two classes with the same docstring in the first class.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ another way is in [protocols/counter.md](../protocols/counter.md). How the clien
 """
 
 ALIAS = re.compile(r"\bwire\.(\w+)")
-# Begins a paragraph for those who work on the code.
+# Begins a paragraph for developers of counterd, which is omitted.
 INSIDE = re.compile(r"Stands beside the floors|Floor \d")
-# In a docstring, what begins a line and says what a name means.
+# In a docstring, begins a line that explains names.
 MEANING = re.compile(r"[a-z_]+(, [a-z_]+)*: ")
 
 
 def page() -> str:
-    """All of it."""
+    """Returns the whole page."""
     said: Said = {}
     parts = [INTRODUCTION]
     for name in MODULES:
@@ -78,7 +78,7 @@ def of_module(module: ModuleType, said: Said) -> Iterator[str]:
 
 
 def public(module: ModuleType) -> list[tuple[str, Any]]:
-    """Names and values: of __all__, the client first, or what is defined there."""
+    """Returns names and values: those of __all__, Client first, or those that the module defines."""
     if hasattr(module, "__all__"):
         return [(name, getattr(module, name)) for name in sorted(module.__all__, key="Client".__ne__)]
     return [
@@ -110,7 +110,7 @@ def of_class(module: str, name: str, cls: type, said: Said) -> Iterator[str]:
 
 
 def members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Methods and properties for the user, those of the bases first. The fields of a tuple are in its signature."""
+    """Yields public methods and properties, those of bases first. The fields of a tuple are in its signature."""
     ours = [base for base in reversed(cls.__mro__) if base.__module__.startswith("counterd.")]
     found = {name: getattr(cls, name) for base in ours for name in vars(base)}
     for name, value in found.items():
@@ -130,7 +130,7 @@ def property_line(name: str, value: property) -> str:
 
 
 def declaration(name: str, cls: type) -> str:
-    """How one is made, where a user does that; else what it is."""
+    """Returns the signature of a class that a user creates, else only its name and base."""
     if issubclass(cls, (Exception, enum.Enum)):
         return f"class {name}({cls.__mro__[1].__name__})"
     parameters = [each for each in inspect.signature(cls).parameters if each != "self"]
@@ -138,7 +138,7 @@ def declaration(name: str, cls: type) -> str:
 
 
 def signature(name: str, value: Any, before: str = "") -> str:
-    """As in the source, with the defaults' values; in lines of their own where it is long."""
+    """Returns a signature as in the source, with the values of defaults. A long one has one parameter per line."""
     described = inspect.signature(value)
     words: list[str] = []
     kinds = [each.kind for each in described.parameters.values()]
@@ -161,14 +161,14 @@ def signature(name: str, value: Any, before: str = "") -> str:
 
 
 def annotation(value: Any) -> str:
-    """As in the source, whether the interpreter keeps it as text, as a reference, or as what it stands for."""
+    """Returns an annotation as in the source, whether Python keeps it as text, as a reference, or as an object."""
     if isinstance(value, str):
         return value.replace("'", '"')
     return getattr(value, "__forward_arg__", None) or getattr(value, "__name__", str(value))
 
 
 def alias(value: Any) -> str:
-    """What a name of the wire module stands for, which a user does not see: list[ListEntry]."""
+    """Returns the meaning of an alias of the wire module, which users do not see, such as list[ListEntry]."""
     return re.sub(r"[\w.]+\.", "", str(value))
 
 
@@ -179,7 +179,7 @@ def shown(value: Any) -> str:
 
 
 def prose(value: Any) -> str:
-    """The docstring, in which what names mean becomes a list."""
+    """Returns the docstring. Lines that explain names become a list."""
     paragraphs = inspect.cleandoc(value.__doc__ or "").split("\n\n")
     lines: list[str] = []
     in_list = False

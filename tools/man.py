@@ -1,7 +1,7 @@
-"""Writes what the pages in man/ have in common with the program, between two marks. Run it with `make docs`.
+"""Writes the parts of the pages in man/ that come from the program, between two marks. Run it with `make docs`.
 
-counterd.conf(5) says what the comments of the configuration file say; the commands of click say what their --help does.
-All else in the pages is written by hand. It needs the installed package with its extras.
+The part in counterd.conf(5) comes from the comments of the configuration file, those of commands from their --help. The
+rest of the pages is written by hand. Needs the installed package with its extras.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LINE_MAX = 78
 
 
 def renewed(page: str, text: str) -> str:
-    """A page whose part between the marks says what the program says. Raises ValueError if it has no such part."""
+    """Renews the part of a page between the marks. Raises ValueError if the page has no marks."""
     head, begin, rest = text.partition(f"{BEGIN}\n")
     _, end, tail = rest.partition(f"{END}\n")
     if not begin or not end:
@@ -42,7 +42,7 @@ def renewed(page: str, text: str) -> str:
 
 
 def configuration() -> Iterator[str]:
-    """A subsection for each section of the file, an item for each key."""
+    """Yields a subsection for each section of the configuration file, with an item for each key."""
     lines = Path(counterd.__file__).with_name("counterd.conf").read_text("utf-8").splitlines()
     in_list = False
     words: list[str] = []
@@ -63,16 +63,16 @@ def configuration() -> Iterator[str]:
 
 
 def value(text: str) -> str:
-    """A default, as an argument of a macro."""
+    """Formats a default as an argument of a macro."""
     return f"Ar {quoted(text)}" if text else '""'
 
 
 # ---- the commands of click -------------------------------------------------------------------------------------------
-# From what was declared, not from what --help makes of it: every version of click lays that out in its own way.
+# Made from the declarations and not from the output of --help, whose layout differs between versions of click.
 
 
 def commands(main: click.Group, name: str) -> Iterator[str]:
-    """The options of a command, then the same for each of its own commands."""
+    """Yields the options of a command, then those of each of its subcommands."""
     yield f".Ss Options of {name}"
     yield from options(main.params)
     yield from inner(main, click.Context(main, info_name=name))
@@ -92,7 +92,7 @@ def inner(group: click.Group, parent: click.Context) -> Iterator[str]:
 
 
 def operands(command: click.Command) -> Iterator[str]:
-    """What follows a command's name on the command line."""
+    """Yields the words after a command's name on the command line."""
     yield "[OPTIONS]"
     if isinstance(command, click.Group):
         yield "COMMAND [ARGUMENTS]..."
@@ -103,7 +103,7 @@ def operands(command: click.Command) -> Iterator[str]:
 
 
 def options(parameters: Iterable[click.Parameter]) -> Iterator[str]:
-    """All but --help, which every command has."""
+    """Yields all options except --help, which every command has."""
     shown = [each for each in parameters if isinstance(each, click.Option)]
     if shown:
         yield ".Bl -tag -width Ds"
@@ -118,7 +118,7 @@ def flag(text: str) -> str:
 
 
 def argument(option: click.Option) -> str:
-    """What it takes, as a macro after its flags."""
+    """Returns the argument of an option, as a macro after its flags."""
     if option.is_flag or option.count:
         return ""
     if isinstance(option.type, click.Choice):
@@ -134,7 +134,7 @@ def notes(option: click.Option) -> Iterator[str]:
 
 
 def prose(text: str) -> Iterator[str]:
-    """Help of click: paragraphs, and after a backspace one whose lines stay as they are."""
+    """Formats help of click: paragraphs; one after a backspace keeps its lines."""
     for number, paragraph in enumerate(inspect.cleandoc(text).split("\n\n")):
         if paragraph.startswith("\b\n"):
             yield ".Bd -literal -offset 2n"
@@ -150,24 +150,24 @@ def prose(text: str) -> Iterator[str]:
 
 
 def sentences(lines: Iterable[str]) -> list[str]:
-    """Text, each sentence beginning a line, as the formatters want it."""
+    """Formats text with each sentence on a new line, as roff requires."""
     parts = re.split(r"(?<=[.?!])(?<!\.\.\.) (?=[A-Z(\[])", re.sub(r"\s+", " ", " ".join(lines)).strip())
     wrapped = (line for part in parts for line in textwrap.wrap(escaped(part), LINE_MAX, break_on_hyphens=False))
     return [guarded(line) for line in wrapped]
 
 
 def escaped(text: str) -> str:
-    """Text whose characters are taken as they stand."""
+    """Escapes characters that are special in roff."""
     return text.replace("\\", "\\e").replace("`", "\\(ga").replace("^", "\\(ha").replace("~", "\\(ti")
 
 
 def guarded(line: str) -> str:
-    """A line that is no macro."""
+    """Prevents a line from being read as a macro."""
     return f"\\&{line}" if line.startswith((".", "'")) else line
 
 
 def quoted(text: str) -> str:
-    """One argument of a macro."""
+    """Quotes text as one argument of a macro."""
     return '"{}"'.format(escaped(text).replace('"', "\\(dq"))
 
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Checks the formal model of the engine, docs/model/, with spin: every state of it, and then that it can fail.
+"""Checks the formal model of the engine, docs/model/, with spin: all its states, and that defects are found.
 
     python tools/model.py [--short]
 
-Each configuration of the model is to pass, with nothing of it left unreached; each defect is to be found. --short: the
-smallest of these only. Needs spin and gcc. Exit status: 0 if all is as it ought to be, 1 if not.
+Each configuration of the model must hold, with every line reached; each defect must be found. --short: only the
+smallest of these. Needs spin and gcc. Exit status: 0 if all results are as expected, 1 if not.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MODEL = Path(__file__).parents[1] / "docs" / "model" / "engine.pml"
-DEPTHS = {True: 100_000, False: 2_500_000}  # more than the search gets to, where something fails and where nothing does
+DEPTHS = {True: 100_000, False: 2_500_000}  # more than the search reaches: with a defect, and without one
 TABLES = {True: 16, False: 22}  # bits of the hash table, at first
 SECONDS = 600
-NOT_ALL = "Search not completed"  # also where a claim fails, at once; else memory was short
+NOT_ALL = "Search not completed"  # because a claim has failed, else because of a lack of memory
 
 
 @dataclass(frozen=True)
 class Run:
-    """what: it is. defined: in the model. claim: what must fail, as spin says it; none, everything must hold.
+    """A run. what: its description. defined: macros for the model. claim: spin's words for what must fail, or "".
 
-    is_eventual: checks what comes about in the end, under weak fairness, in place of the assertions.
+    is_eventual: checks liveness under weak fairness in place of the assertions.
     """
 
     what: str
@@ -42,7 +42,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Found:
-    """Of one run. failed: what spin says did, if anything. unreached: lines that no state of it came to."""
+    """The result of a run. failed: spin's words for what failed, or "". unreached: lines that no state reached."""
 
     failed: str
     states: int
@@ -77,10 +77,10 @@ SHORT = [Run("2 clients, 2 counters, a table of 1", TINY), *(run for run in RUNS
 
 
 def checked(run: Run, directory: Path) -> Found:
-    """Has spin make the verifier, gcc compile it, and lets it search."""
+    """Generates the verifier with spin, compiles it with gcc, and runs it."""
     directory.mkdir()
     search = ["-DNFAIR=4"] if run.is_eventual else ["-DSAFETY", "-DNOCLAIM"]
-    fast = ["-O1"] if run.claim else ["-O2"]  # what fails does so soon
+    fast = ["-O1"] if run.claim else ["-O2"]  # a defect is found soon, so compiling fast matters more
     for command in (
         ["spin", "-a", *(f"-D{name}" for name in run.defined.split()), MODEL],
         ["gcc", "-w", *fast, *search, "-o", "pan", "pan.c"],
@@ -111,7 +111,7 @@ def checked(run: Run, directory: Path) -> Found:
 
 
 def say(run: Run, found: Found) -> bool:
-    """Whether it came out as it ought to."""
+    """Prints the result of a run. Returns True if it is as expected."""
     is_right = run.claim in found.failed if run.claim else not found.failed and (run.is_eventual or not found.unreached)
     print(
         f"{run.what:54} {found.states:>9,} states  depth {found.depth:>9,}  {found.seconds:5.1f} s  "
