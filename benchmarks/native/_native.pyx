@@ -24,7 +24,7 @@ from counterd.protocols.counter._counters cimport (
     Counters, counter_acquire, counter_at, counter_consume, counter_create, counter_release, counter_restore,
 )
 from counterd.protocols.counter._messages cimport (
-    ACQUIRE, NOT_ACQUIRED, NOT_AVAILABLE, OK, RELEASE, Answer, Request, reply_encode, request_decode,
+    ACQUIRE, NO_ERROR, NOT_ACQUIRED, RELEASE, RESOURCE_NOT_AVAILABLE, Answer, Request, reply_encode, request_decode,
 )
 from counterd.protocols.counter._session cimport CounterSession
 from counterd.protocols.counter._store cimport CounterStore
@@ -51,13 +51,13 @@ cdef class NoLedgerSession(CounterSession):
         cdef Counters* counters = &store.counters
         cdef uint32_t number = table_find(&counters.permits.table, frame.tag, frame.key, frame.key_size)
         cdef Request request = request_decode(frame)
-        cdef Answer answer = Answer(OK, request.resources, NULL)
+        cdef Answer answer = Answer(NO_ERROR, request.resources, NULL)
         store.requests[request.opcode] += 1
         if request.opcode == ACQUIRE:
             if number == 0:
                 number = counter_create(counters, frame.tag, frame.key, frame.key_size, &store.budget)
             if counter_at(counters, number).permit.consumption > request.maximum - request.resources:
-                answer.status = NOT_AVAILABLE
+                answer.status = RESOURCE_NOT_AVAILABLE
             else:
                 counter_consume(counters, counter_at(counters, number), request.resources)
         elif request.opcode == RELEASE:
@@ -65,7 +65,7 @@ cdef class NoLedgerSession(CounterSession):
                 answer.status = NOT_ACQUIRED
             else:
                 counter_restore(counters, number, request.resources)
-        if answer.status != OK:
+        if answer.status != NO_ERROR:
             store.refusals[request.opcode][answer.status] += 1
         store.out_size += reply_encode(store.out + store.out_size, frame, &answer)
         return 0

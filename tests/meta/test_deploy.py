@@ -16,7 +16,7 @@ import yaml
 from packaging.requirements import Requirement
 
 import needs
-from counterd.cli.ctl import gate
+from counterd.cli.ctl.smockron.gate import DEFAULT, gate
 from counterd.control.config.keys import settings_for
 from counterd.control.config.loading import load
 from counterd.protocols import find_rooms
@@ -230,7 +230,7 @@ def test_a_proxy_asks_the_gate_where_it_is(name: str) -> None:
     text = (ROOT / "deploy" / name).read_text("utf-8")
     if name.endswith(("yml", "yaml")):
         assert isinstance(yaml.safe_load(text), dict)
-    host, port = gate.DEFAULT.split(":")
+    host, port = DEFAULT.split(":")
     assert re.search(rf"{host}:{port}|address: {host}, port_value: {port}\b", text)
     is_needed = name.startswith(("nginx", "envoy"))  # which know no other
     assert ("--rejected-status 403" in text) == is_needed
@@ -246,7 +246,7 @@ def test_a_proxy_asks_the_gate_where_it_is(name: str) -> None:
 )
 def test_a_proxy_has_more_patience_than_a_request_waits(name: str, timeout: str) -> None:
     (seconds,) = re.findall(timeout, (ROOT / "deploy" / name).read_text("utf-8"))
-    (max_delay,) = (each.default for each in gate.gate.params if each.name == "max_delay")
+    (max_delay,) = (each.default for each in gate.params if each.name == "max_delay")
     assert int(seconds) > max_delay
 
 

@@ -122,6 +122,7 @@ def wrong_imports(source: str, text: str) -> list[str]:
     """What it may not import, with the reason."""
     own = module_of(source)
     room = own.split(".")[2] if own.startswith("counterd.protocols.") else None
+    spoken = own.split(".")[3] if own.startswith("counterd.cli.ctl.") else None  # by the commands of one protocol
     side = f"{own}.".split(".")[1]
     wrong = []
     for module in imported(source, text):
@@ -136,6 +137,8 @@ def wrong_imports(source: str, text: str) -> list[str]:
             wrong.append(f"{module}: floor {floor(module)} is above floor {floor(own)}")
         elif SIDES.keys() & parts[1:2] and floor(own) < 5:
             wrong.append(f"{module}: the daemon needs no side")
+        elif spoken in parts[2:3] and CLIENTS_HALF.match(module):
+            pass
         elif parts[1:2] == ["protocols"] and len(parts) > 2 and parts[2] != room:
             wrong.append(f"{module}: a room that nobody else may know")
         elif own.endswith((".wire", ".errors")) and not CLIENTS_HALF.match(module):
@@ -275,6 +278,8 @@ def test_circles_would_be_found() -> None:
         ("listing.py", "from counterd.protocols.counter import TABLES", "floor 2"),
         ("contract.py", "import asyncio", "below net"),
         ("cli/x.py", "from counterd.protocols.counter import ROOM", "a room"),
+        ("cli/ctl/x.py", "from counterd.protocols.counter.wire import PORT", "a room"),
+        ("cli/ctl/counter.py", "from counterd.protocols.counter import ROOM", "a room"),
         ("client/x.py", "from counterd.net.sockets import open_tcp", "side"),
         ("client/x.py", "from counterd.protocols.counter._store import CounterStore", "side"),
         ("bench/x.pyx", "from counterd._core cimport Session", "side"),
@@ -300,6 +305,7 @@ def test_these_would_be_found(source: str, text: str, wrong: str) -> None:
         ("protocols/counter/errors.py", "from counterd.errors import ServerError\nimport enum"),
         ("client/x.py", "from counterd.protocols.counter.errors import Refused"),
         ("cli/x.py", "from counterd.client import Client"),
+        ("cli/ctl/counter.py", "from counterd.protocols.counter.wire import PORT"),
         ("admin/x.py", "from counterd.protocols import find_rooms\nfrom counterd.frames import frame"),
     ],
 )

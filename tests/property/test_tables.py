@@ -24,7 +24,7 @@ from property import smockron_model
 from property.model import Model, holders_of, make_store, settle
 
 STEPS_MAX = 1000
-TABLES = {table.name: table for room in find_rooms() for table in room.tables}
+TABLES = {table.name: table for room in find_rooms() for table in room.tables()}
 
 GIANT = [b"%d" % digit * 65534 + b"x" for digit in range(5)]
 LONG = [b"long" + b"%d" % digit * 40000 + b"y" for digit in range(3)]

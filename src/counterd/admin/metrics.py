@@ -132,7 +132,7 @@ class Scrape(Collector):
         for room, stats in rooms.items():
             for figure in (*LISTENER_FIGURES, *self._rooms[room].figures):
                 add_figure(families, figure, room, stats["figures"])
-            for table in self._rooms[room].tables:
+            for table in self._rooms[room].tables():
                 add_rows(families, table, room, self._rows.get(table.name, ()))
         yield from families.values()
 

@@ -75,7 +75,7 @@ class Site:
             "/connections/": (("DELETE",), self._on_connection),
             "/drain/": (("DELETE", "PUT"), self._on_drain),
         }
-        self._tables = {f"/{table.name}": table for room in rooms for table in room.tables}
+        self._tables = {f"/{table.name}": table for room in rooms for table in room.tables()}
 
     def configure(self, settings: Mapping[str, Any]) -> None:
         """Takes over the settings that the daemon hands down."""

@@ -64,7 +64,7 @@ class Inspector:
             ]
             for service in services
         }
-        self._tables = {table.name: (s, table) for s in services for table in s.room.tables}
+        self._tables = {table.name: (s, table) for s in services for table in s.room.tables()}
         self._started = time.time() - (time.monotonic_ns() - view.started_ns) / 1e9
         # Kept open, so that figures are available even when no descriptor is left.
         self._memory = os.open(MEMORY, os.O_RDONLY | os.O_CLOEXEC)

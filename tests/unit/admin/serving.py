@@ -29,7 +29,7 @@ ROOM = Room(
         Figure("things", "things", "gauge", "Things.", {"state": "new"}),
         Figure("made", "things_made_total", "counter", "Things that were made."),
     ),
-    tables=(
+    tables=lambda: (
         Table(
             "things",
             "Things.",

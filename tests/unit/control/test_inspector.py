@@ -106,7 +106,7 @@ def service(
         snapshot=lambda: {"things": 5}, outcomes=lambda: [("take", "ok", 3)], holdings_of=lambda number: number + 1
     )
     return SimpleNamespace(
-        room=SimpleNamespace(name=name, tables=tables, drain_mode=drain_mode),
+        room=SimpleNamespace(name=name, tables=lambda: tables, drain_mode=drain_mode),
         server=Server(connections),
         store=store,
         failing=False,

@@ -21,6 +21,7 @@ from counterd.journal.database import (
     room_of,
     transaction,
 )  # fmt: skip
+from counterd.protocols.beanstalk import ROOM
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,20 +33,20 @@ def path(tmp_path: Path) -> str:
 
 
 def opened(path: str) -> contextlib.closing[sqlite3.Connection]:
-    return contextlib.closing(open_database(path, "beanstalk", is_synced=True))
+    return contextlib.closing(open_database(path, ROOM.name, is_synced=True))
 
 
 def test_a_new_one_and_the_same_again(path: str) -> None:
     for _ in range(2):
         with opened(path) as database:
-            assert room_of(database, path) == "beanstalk"
+            assert room_of(database, path) == ROOM.name
             assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
             assert database.execute("PRAGMA synchronous").fetchone() == (2,)
-            assert find_ledger("beanstalk").count(database) == 0
+            assert find_ledger(ROOM.name).count(database) == 0
 
 
 def test_without_sync(path: str) -> None:
-    with contextlib.closing(open_database(path, "beanstalk", is_synced=False)) as database:
+    with contextlib.closing(open_database(path, ROOM.name, is_synced=False)) as database:
         assert database.execute("PRAGMA synchronous").fetchone() == (0,)
 
 
@@ -59,21 +60,21 @@ def test_the_journal_of_another_protocol(path: str) -> None:
     with opened(path) as database:
         database.execute("UPDATE journal SET room = 'smockron'")
     with pytest.raises(JournalError, match="is the journal of smockron, not of beanstalk"):
-        open_database(path, "beanstalk", is_synced=True)
+        open_database(path, ROOM.name, is_synced=True)
 
 
 def test_another_layout(path: str) -> None:
     with opened(path) as database:
         database.execute("PRAGMA user_version = 7")
         with pytest.raises(JournalError, match="has layout 7, and this version of counterd writes and reads layout 1"):
-            check_layout(database, path, find_ledger("beanstalk"))
+            check_layout(database, path, find_ledger(ROOM.name))
 
 
 def test_without_the_name_of_its_protocol(path: str) -> None:
     with opened(path) as database:
         database.execute("DELETE FROM journal")
     with pytest.raises(JournalError, match="does not say which protocol's journal it is"):
-        open_database(path, "beanstalk", is_synced=True)
+        open_database(path, ROOM.name, is_synced=True)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_what_counterd_has_not_made(path: str, statements: str, named: str) -> N
     with opened(path) as database:
         database.executescript(statements)
     with pytest.raises(JournalError, match=f"^{path}: is not as counterd made it: {named} missing, or another$"):
-        open_database(path, "beanstalk", is_synced=True)
+        open_database(path, ROOM.name, is_synced=True)
 
 
 def test_triggers(path: str) -> None:
@@ -99,14 +100,14 @@ def test_triggers(path: str) -> None:
     with opened(path) as database:  # which do no harm
         database.execute("CREATE TRIGGER t AFTER INSERT ON jobs BEGIN DELETE FROM jobs; END")
     with pytest.raises(JournalError, match="has triggers, which counterd has not made: t"):
-        open_database(path, "beanstalk", is_synced=True)
+        open_database(path, ROOM.name, is_synced=True)
 
 
 def test_the_database_of_another_program_is_left_as_it_is(path: str) -> None:
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE other (a)")
         with pytest.raises(JournalError, match="is a database, and no journal of counterd"):
-            open_database(path, "beanstalk", is_synced=True)
+            open_database(path, ROOM.name, is_synced=True)
         assert other.execute("PRAGMA journal_mode").fetchone() == ("delete",)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import pkgutil
 import sys
 
 try:
@@ -23,7 +24,11 @@ except ModuleNotFoundError as error:
         raise
     sys.exit(f"counterctl needs {package}: in the source tree, `make setup` or pip install '.[cli]'")
 
+from counterd import protocols
 from counterd.version import __version__
+
+# Those that speak to one protocol: a module here of the protocol's name.
+OF_PROTOCOLS = sorted({each.name for each in pkgutil.iter_modules(__path__)} & {*protocols.names()})
 
 # By command; its module here has a function of the command's name.
 MODULES = {
@@ -39,10 +44,7 @@ MODULES = {
     "connections": "admin",
     "kill": "admin",
     "top": "top",
-    "throttr": "throttr",
-    "sentinel": "sentinel",
-    "beanstalk": "beanstalk",
-    "smockron": "smockron",
+    **{name: name for name in OF_PROTOCOLS},
     "bench": "data",
     "completion": "data",
 }

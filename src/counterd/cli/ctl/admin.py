@@ -16,14 +16,12 @@ import click
 from click.core import ParameterSource
 
 from counterd.cli.ctl.common import EXIT_NOT_AVAILABLE, NAME, Server, has_address, is_said, say, shown
-from counterd.cli.ctl.output import Column, Kind, Output, Row, output_option, shown_text
+from counterd.cli.ctl.output import NOTHING, Column, Kind, Output, Row, output_option, shown_text
 from counterd.errors import ConnectionLost, CounterdError, InvalidArguments, ServerError, Timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator
     from http.client import HTTPConnection
-
-    from counterd.listing import Table
 
 URL = "http://127.0.0.1:11216"
 PORT = 11216
@@ -196,18 +194,9 @@ def endpoint_of(context: click.Context, admin: str, token_file: Any) -> Endpoint
 @click.pass_context
 def holders(context: click.Context, /, name: bytes, limit: int, output: Output, **where: Any) -> None:
     """Shows who holds a counter, and since when. Exit status 1 if nobody does."""
-    answer = endpoint_of(context, **where).ask("GET", "/holders", name=name, limit=limit)
-    columns = [
-        Column("connection", nothing="being given back"),
-        Column("peer"),
-        Column("amount", Kind.NUMBER),
-        Column("age_seconds", Kind.SPAN, title="age"),
-    ]
-    output.rows(columns, [listed(columns, row) for row in answer["rows"]])
-    if not answer["rows"]:
+    if not show("holders", endpoint_of(context, **where), output, name=name, limit=limit):
         say(f"nobody holds {shown(name)}")
         context.exit(EXIT_NOT_AVAILABLE)
-    say_total(answer)
 
 
 @click.command()
@@ -221,66 +210,98 @@ def holdings(context: click.Context, /, connection: str, limit: int, output: Out
 
     An ID is what `counterctl connections` and `counterctl holders` show. Exit status 1 if it holds nothing, or is gone.
     """
-    answer = held_by(endpoint_of(context, **where), connection, limit)
-    columns = columns_of(table_of(connection), with_connections=False)
-    output.rows(columns, [listed(columns, row) for row in answer["rows"]])
-    if not answer["rows"]:
+    endpoint = endpoint_of(context, **where)
+    if not show_rows(table_of(endpoint, connection), endpoint, output, connection=connection, limit=limit):
         say(f"{shown_text(connection)} holds nothing")
         context.exit(EXIT_NOT_AVAILABLE)
-    say_total(answer)
 
 
-def held_by(endpoint: Endpoint, connection: str, limit: int) -> Any:
-    """What a connection holds, with names as bytes. Raises what Endpoint.ask() and table_of() do."""
-    return rows_of(endpoint, table_of(connection), connection=connection, limit=limit)
+# ---- tables: which there are, and what their columns are, the server says ----
+
+KINDS = {
+    "name": Kind.BYTES,
+    "integer": Kind.NUMBER,
+    "text": Kind.TEXT,
+    "connection": Kind.TEXT,
+    "seconds": Kind.SPAN,
+}
+WHO = ("connection", "peer")  # columns that say who has something
 
 
-def rows_of(endpoint: Endpoint, table: Table, **parameters: Any) -> Any:
-    """What a table has, with names as bytes. Raises what Endpoint.ask() does."""
-    answer = endpoint.ask("GET", f"/{table.name}", **parameters)
-    names = [each.name for each in table.columns if each.kind == "name"]
-    for row in answer["rows"]:
-        row.update({name: unquote_to_bytes(row[name]) for name in names})
-    return answer
+class Table(NamedTuple):
+    """What a server can list. sorts: the orders that it knows. parameters: that it knows besides."""
+
+    name: str
+    protocol: str
+    columns: list[Column]
+    sorts: list[str]
+    parameters: list[str]
+
+    def ask(self, endpoint: Endpoint, /, **parameters: Any) -> Any:
+        """Its rows, with names as bytes. Raises what Endpoint.ask() does."""
+        answer = endpoint.ask("GET", f"/{self.name}", **parameters)
+        names = [each.name for each in self.columns if each.kind is Kind.BYTES]
+        for row in answer["rows"]:
+            row.update({name: unquote_to_bytes(row[name]) for name in names})
+        return answer
+
+    def without(self, names: Container[str]) -> Table:
+        """The same, without these columns."""
+        return self._replace(columns=[each for each in self.columns if each.name not in names])
+
+
+def tables_of(endpoint: Endpoint) -> list[Table]:
+    """All that a server has. Raises what Endpoint.ask() does."""
+
+    def column(name: str, kind: str) -> Column:
+        title = "age" if name == "age_seconds" else ""
+        return Column(name, KINDS[kind], title, "gone" if kind == "connection" else NOTHING)
+
+    return [
+        Table(
+            each["name"],
+            each["protocol"],
+            [column(one["name"], one["kind"]) for one in each["columns"]],
+            each["sorts"],
+            each["parameters"],
+        )
+        for each in endpoint.ask("GET", "/stats")["tables"]
+    ]
+
+
+def table_of(endpoint: Endpoint, connection: str) -> Table:
+    """The table of what the connection with this id holds. Raises WrongArguments if the server has no such protocol."""
+    protocol = connection.partition("-")[0]
+    for table in tables_of(endpoint):
+        if table.protocol == protocol and "connection" in table.parameters:
+            return table.without(WHO)
+    raise WrongArguments(BAD_REQUEST, f"{connection!r} is not the id of a connection, such as counter-4-12")
 
 
 def other_tables(endpoint: Endpoint) -> tuple[Table, ...]:
     """Those that have an order, of the protocols that the server has besides that of the counters."""
-    from counterd.protocols import find_rooms
-
-    there = {each["name"] for each in endpoint.ask("GET", "/stats")["tables"]}
-    tables = (table for room in find_rooms() if room.name != "counter" for table in room.tables)
-    return tuple(table for table in tables if table.sorts and table.name in there)
+    return tuple(table for table in tables_of(endpoint) if table.sorts and table.protocol != "counter")
 
 
-def table_of(connection: str) -> Table:
-    """The table of what the connection with this id holds. Raises WrongArguments for what cannot be an id."""
-    from counterd.protocols import find_rooms
-
-    protocol = connection.partition("-")[0]
-    for table in (table for room in find_rooms() if room.name == protocol for table in room.tables):
-        if "connection" in table.parameters:
-            return table
-    raise WrongArguments(BAD_REQUEST, f"{connection!r} is not the id of a connection, such as counter-4-12")
+def show(name: str, endpoint: Endpoint, output: Output, /, **parameters: Any) -> bool:
+    """Shows a table of the server. False: it has no rows. Raises what Endpoint.ask() does."""
+    table = next((each for each in tables_of(endpoint) if each.name == name), None)
+    if table is None:
+        raise Refused(NOT_FOUND, f"there is no table {name!r} here")
+    return show_rows(table, endpoint, output, **parameters)
 
 
-def columns_of(table: Table, *, with_connections: bool = True) -> list[Column]:
-    """Those of a table's rows, with or without who has something."""
-    kinds = {"name": Kind.BYTES, "integer": Kind.NUMBER, "text": Kind.TEXT, "seconds": Kind.SPAN}
-    found = []
-    for each in table.columns:
-        if each.kind == "since":
-            found.append(Column("age_seconds", Kind.SPAN, title="age"))
-        elif each.kind != "connection":
-            found.append(Column(each.name, kinds[each.kind]))
-        elif with_connections:
-            found += [Column(each.name, nothing="gone"), Column("peer")]
-    return found
+def show_rows(table: Table, endpoint: Endpoint, output: Output, /, **parameters: Any) -> bool:
+    """Shows what is in it. False: nothing is."""
+    answer = table.ask(endpoint, **parameters)
+    output.rows(table.columns, [listed(table.columns, row) for row in answer["rows"]])
+    say_total(answer)
+    return bool(answer["rows"])
 
 
 def say_total(answer: dict[str, Any]) -> None:
     """If there are more rows than were asked for."""
-    if answer["total"] > len(answer["rows"]):
+    if answer["total"] > len(answer["rows"]) > 0:
         say(f"these are {len(answer['rows']):,} of {answer['total']:,}")
 
 

@@ -32,6 +32,7 @@ from counterd.cli.ctl.common import (
 from counterd.cli.ctl.jobs import Tail, id_of, jobs_of, tubes_of
 from counterd.cli.ctl.output import Column, Kind, Output, Row, number, output_option
 from counterd.cli.reading import Reads
+from counterd.protocols.beanstalk.wire import BODY_MAX, ID_MAX, NAME_MAX, NEEDLE_MAX, NUMBER_MAX, PORT, STATES
 from counterd.units import several
 
 if TYPE_CHECKING:
@@ -41,17 +42,14 @@ if TYPE_CHECKING:
     from counterd.client.beanstalk import Client
 
 SCHEME = "beanstalk"
-PORT = 11300
 DEFAULT = b"default"  # the tube
-STATES = ("ready", "reserved", "delayed", "buried")
-WITHOUT_WORKER = ("ready", "delayed", "buried")
-BODY_MAX = 64 << 20  # bytes: the largest beanstalk.max_job_size
-UINT32 = click.IntRange(0, 2**32 - 1)
-JOB = click.IntRange(0, 2**64 - 1)
-TUBE = Bytes("tube's name", 1, 200)
-KEY = Bytes("key", 1, 200)
+WITHOUT_WORKER = tuple(state for state in STATES if state != "reserved")
+UINT32 = click.IntRange(0, NUMBER_MAX)
+JOB = click.IntRange(0, ID_MAX)
+TUBE = Bytes("tube's name", 1, NAME_MAX)
+KEY = Bytes("key", 1, NAME_MAX)
 BODY = Bytes("body", 0, BODY_MAX)
-TEXT = Bytes("text", 0, 1024)
+TEXT = Bytes("text", 0, NEEDLE_MAX)
 
 
 def whole_seconds(text: str) -> int:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.live import Live
 
-from counterd.cli.ctl.admin import PAGE, Endpoint, end_connection, held_by, other_tables, rows_of
+from counterd.cli.ctl.admin import PAGE, Endpoint, Table, end_connection, other_tables, table_of, tables_of
 from counterd.cli.ctl.common import EXIT_SIGNAL, explain
 from counterd.cli.ctl.screen import Listing, Sample, Shown, Told, draw, remember, summary
 from counterd.cli.ctl.view import CONNECTIONS, COUNTERS, HOLDERS, HOLDINGS, Keys, View
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from counterd.cli.ctl.common import Target
     from counterd.client import Client
-    from counterd.listing import Table
 
 REDRAWN_S = 1.0  # for the age of what is shown, if nothing else
 ESCAPE_S = 0.05  # after which an escape is a key, and not the beginning of another
@@ -242,16 +241,19 @@ def told(endpoint: Endpoint, page: str, name: bytes, tables: Sequence[Table]) ->
         answer = endpoint.ask("GET", "/connections", limit=PAGE)
         total = None if answer["next"] is not None else len(answer["rows"])
         return Told(page, name, answer["rows"], total, tables=other_tables(endpoint))
+    asked: dict[str, Any]
     if page == HOLDINGS:
-        answer = held_by(endpoint, name.decode("utf-8", "replace"), PAGE)
-    elif page == HOLDERS:
-        answer = endpoint.ask("GET", "/holders", name=name, limit=PAGE)
+        asked = {"connection": name.decode("utf-8", "replace")}
+        table = table_of(endpoint, asked["connection"])
     else:
-        table = next((each for each in tables if each.name == page), None)
-        if table is None:  # the user has turned to it this moment, and jumps
+        asked = {"name": name} if page == HOLDERS else {"sort": name.decode()}
+        known = tables_of(endpoint) if page == HOLDERS else tables
+        found = next((each for each in known if each.name == page), None)
+        if found is None:  # the user has turned to it this moment, and jumps
             return None
-        answer = rows_of(endpoint, table, sort=name.decode(), limit=PAGE)
-    return Told(page, name, answer["rows"], answer["total"])
+        table = found
+    answer = table.ask(endpoint, **asked, limit=PAGE)
+    return Told(page, name, answer["rows"], answer["total"], columns=table.columns)
 
 
 def end(number: int, _: object) -> None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Group
 from rich.text import Text
 
-from counterd.cli.ctl.admin import columns_of, table_of
 from counterd.cli.ctl.common import shown
 from counterd.cli.ctl.output import RIGHT, Kind, cell
 from counterd.cli.ctl.output import Column as Field
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from counterd.cli.ctl.admin import Table
     from counterd.client import DumpEntry
-    from counterd.listing import Table
 
 KEPT_MAX = 1000  # of a million: more than fits on any screen, and enough to sort in another way at once
 GAP = 2
@@ -143,7 +142,7 @@ def summary(entries: list[DumpEntry], order: Order, at: float, seconds: float) -
 class Told(NamedTuple):
     """What the admin endpoint said for a page. rows: of its table; total: how many there are, None: more than these.
 
-    tables: of other protocols, where it was asked for them.
+    columns: of the rows, but of connections. tables: of other protocols, where it was asked for them.
     """
 
     page: str
@@ -151,6 +150,7 @@ class Told(NamedTuple):
     rows: list[dict[str, Any]]
     total: int | None = 0
     problem: str = ""
+    columns: Sequence[Field] = ()
     tables: tuple[Table, ...] | None = None
 
 
@@ -457,23 +457,15 @@ WIDTHS = {
 }  # fmt: skip
 NUMBER_WIDTH = 9
 EMPTY = {CONNECTIONS: "nobody is connected", HOLDERS: "nobody holds it", HOLDINGS: "it holds nothing"}
-FIELDS = {
-    CONNECTIONS: (
-        Field("id"),
-        Field("peer"),
-        Field("holdings", Kind.NUMBER),
-        Field("age_seconds", Kind.SPAN, title="age"),
-        Field("idle_seconds", Kind.SPAN, title="idle"),
-        Field("requests", Kind.NUMBER),
-        Field("protocol"),
-    ),
-    HOLDERS: (
-        Field("connection"),
-        Field("peer"),
-        Field("amount", Kind.NUMBER),
-        Field("age_seconds", Kind.SPAN, title="age"),
-    ),
-}
+CONNECTION_FIELDS = (
+    Field("id"),
+    Field("peer"),
+    Field("holdings", Kind.NUMBER),
+    Field("age_seconds", Kind.SPAN, title="age"),
+    Field("idle_seconds", Kind.SPAN, title="idle"),
+    Field("requests", Kind.NUMBER),
+    Field("protocol"),
+)
 
 
 def _page(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
@@ -483,7 +475,7 @@ def _page(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
     about = Text(f"{view.page} {link} {_beginning(view.name, columns)}" if view.name else view.page, "bold")
     if told is None or (told.page, told.name) != (view.page, view.name):
         return [about]
-    fields, flexible = _fields_of(view, columns)
+    fields, flexible = _fitting(CONNECTION_FIELDS if view.page == CONNECTIONS else told.columns, columns)
     view.cursor.settle([str(row[fields[0].name]) for row in told.rows], room - 2)
     heading = _row([each.title or each.name for each in fields], fields, flexible, plain=plain)
     heading.stylize("reverse")
@@ -500,15 +492,8 @@ def _page(what: Shown, columns: int, room: int, *, plain: bool) -> list[Text]:
     return [about, heading, *lines]
 
 
-def _fields_of(view: View, columns: int) -> tuple[Sequence[Field], int]:
+def _fitting(fields: Sequence[Field], columns: int) -> tuple[Sequence[Field], int]:
     """Those that there is room for, and the width of each that takes of the rest: the peer, a name."""
-    fields: Sequence[Field]
-    if view.table is not None:
-        fields = columns_of(view.table)
-    elif view.page == HOLDINGS:
-        fields = columns_of(table_of(view.name.decode()), with_connections=False)
-    else:
-        fields = FIELDS[view.page]
     while True:
         widths = [_width(each) for each in fields]
         left = columns - sum(widths) - GAP * (len(fields) - 1)

@@ -11,11 +11,10 @@ import math
 import os
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
-from urllib.parse import unquote_to_bytes
 
 import click
 
-from counterd.cli.ctl.admin import PAGE, admin_options, endpoint_of, listed, say_total
+from counterd.cli.ctl.admin import PAGE, admin_options, endpoint_of, show
 from counterd.cli.ctl.common import (
     DURATION,
     Bytes,
@@ -32,6 +31,7 @@ from counterd.cli.ctl.common import (
 )
 from counterd.cli.ctl.output import Column, Kind, Output, Row, output_option, span
 from counterd.cli.reading import ParamType
+from counterd.protocols.sentinel.wire import NAMESPACE_MAX, PORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,33 +40,15 @@ if TYPE_CHECKING:
     from counterd.client.sentinel import Answer, Client, Hold, Typed
 
 SCHEME = "sentinel"
-PORT = 18730
 FLOW = click.IntRange(1, 2**63 - 1)
 COUNT = click.IntRange(1, 2**31 - 1)
 TOKEN = click.IntRange(-(2**63), 2**63 - 1)
-NAMESPACE = Bytes("namespace", 1, 1013)
+NAMESPACE = Bytes("namespace", 1, NAMESPACE_MAX)
 LOOK_S = 0.25  # between two looks whether what is held is lost
 
 FLOW_COLUMN = Column("flow")
 COUNT_COLUMN = Column("count", Kind.NUMBER)
 TOKEN_COLUMN = Column("token")
-
-TOKEN_COLUMNS = [
-    TOKEN_COLUMN,
-    FLOW_COLUMN,
-    COUNT_COLUMN,
-    Column("connection", nothing="gone"),
-    Column("peer"),
-    Column("held", Kind.SPAN),
-    Column("left", Kind.SPAN),
-    Column("kept", Kind.NUMBER),
-]
-FLOW_COLUMNS = [
-    FLOW_COLUMN,
-    Column("resource", Kind.BYTES),
-    Column("limits"),
-    *(Column(name, Kind.NUMBER) for name in ("threshold", "now", "passed", "blocked", "waiting", "expired")),
-]
 
 
 class SentinelTarget(Server):
@@ -142,9 +124,7 @@ def tokens(context: click.Context, /, flow: int | None, sort: str, limit: int, o
     left is what is left of the lease. A token whose connection has gone ends with it, unless another one keeps it.
     What stands under connection is what `counterctl kill` takes. Asks the admin endpoint.
     """
-    answer = endpoint_of(context, **where).ask("GET", "/tokens", flow=flow, sort=sort, limit=limit)
-    output.rows(TOKEN_COLUMNS, [listed(TOKEN_COLUMNS, row) for row in answer["rows"]])
-    say_total(answer)
+    show("tokens", endpoint_of(context, **where), output, flow=flow, sort=sort, limit=limit)
 
 
 @sentinel.command()
@@ -163,10 +143,7 @@ def flows(context: click.Context, /, sort: str, limit: int, output: Output, **wh
 
     Calls whose lease ended before they did count as expired. Asks the admin endpoint.
     """
-    answer = endpoint_of(context, **where).ask("GET", "/flows", sort=sort, limit=limit)
-    rows = ({**row, "resource": unquote_to_bytes(row["resource"])} for row in answer["rows"])
-    output.rows(FLOW_COLUMNS, [listed(FLOW_COLUMNS, row) for row in rows])
-    say_total(answer)
+    show("flows", endpoint_of(context, **where), output, sort=sort, limit=limit)
 
 
 # ---- what clients ask ----

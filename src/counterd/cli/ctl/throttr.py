@@ -28,6 +28,7 @@ from counterd.cli.ctl.common import (
 )
 from counterd.cli.ctl.output import Column, Kind, Output, output_option, span
 from counterd.errors import EventsLost
+from counterd.protocols.throttr.wire import KEY_MAX, PORT, TTL_UNITS_NS, TTLType, ValueSize, ttl_units
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,12 +37,11 @@ if TYPE_CHECKING:
     from counterd.client.throttr import Client, ListEntry
 
 SCHEME = "throttr"
-PORT = 9000
-SIZES = ("uint8", "uint16", "uint32", "uint64")
-KEY = Bytes("key", 0, 255)
-CHANNEL = Bytes("channel", 0, 255)
+SIZES = tuple(size.name.lower() for size in ValueSize)
+KEY = Bytes("key", 0, KEY_MAX)
+CHANNEL = Bytes("channel", 0, KEY_MAX)
 DATA = Bytes("value", 0, sys.maxsize)  # which the server's width bounds
-QUOTA = click.IntRange(0, 2**64 - 1)
+QUOTA = click.IntRange(0, ValueSize.UINT64.maximum)
 EVERYBODY = b"*"  # the channel that every connection is subscribed to
 
 KEY_COLUMN = Column("key", Kind.BYTES)
@@ -94,16 +94,11 @@ def seconds_of(ttl: int, ttl_type: int) -> float:
 
 def unit_ns(ttl_type: int) -> int:
     """Of a TTL type; unknown ones count as seconds."""
-    from counterd.bench.plan import TTL_UNITS_NS
-
-    return TTL_UNITS_NS.get(ttl_type, 10**9)
+    return TTL_UNITS_NS.get(ttl_type, TTL_UNITS_NS[TTLType.SECONDS])
 
 
 def units_of(ttl: float, target: ThrottrTarget) -> tuple[int, int]:
     """(so many, of this TTL type): seconds if there is room, because what is left is told in whole units."""
-    from counterd.bench.plan import ttl_units
-    from counterd.client.throttr import TTLType, ValueSize
-
     most = ValueSize.named(target.value_size).maximum
     if ttl == int(ttl) and 0 < ttl <= most:
         return int(ttl), TTLType.SECONDS

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from counterd.cli.ctl.admin import Table
     from counterd.client import DumpEntry
-    from counterd.listing import Table
 
 SORTS = ("in use", "share", "peak", "name")
 INTERVALS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)

@@ -7,23 +7,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from counterd.contract import Figures, Journal, Room
-from counterd.listing import CONNECTION, ROWS_MAX, Column, Figure, Table, ranked_parameters, read_parameters
+from counterd.listing import Figure
+from counterd.protocols.beanstalk.wire import BODY_MAX, PORT
 from counterd.settings import absolute_path, integer, setting, size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from counterd.listing import Walk
+    from counterd.listing import Table
     from counterd.protocols.beanstalk._store import BeanstalkStore
 
 # Jobs are numbered with 29 bits and cost 128 bytes, blocks of bodies with 32 bits and hold 60.
 MEMORY_MIN, MEMORY_MAX = 1 << 20, 1 << 36
-JOB_SIZE_MAX = 1 << 26  # as in _wire.pxd
 TUBES_MAX = 1 << 24
 JOBS_MAX = 1 << 29
 SYNC_MAX_MS = 10_000
-LAG_MAX_NS = 1_000_000_000  # with sync = never, replies wait only if the journal lags more: else it never catches up
-SORTS = ("ready", "reserved", "delayed", "buried", "waiting", "oldest")  # as in _tables.pyx
+LAG_MAX_NS = 1_000_000_000  # of a journal for which no reply waits: then they do, or it would never catch up
 
 
 def sync(text: str) -> str:
@@ -51,7 +48,7 @@ class BeanstalkSettings:
     sync: str = setting(sync, "always", "always, never or milliseconds")
 
     memory_limit: int = setting(size(MEMORY_MIN, MEMORY_MAX), 1 << 30, "bytes")
-    max_job_size: int = setting(size(1, JOB_SIZE_MAX), 65535, "bytes")
+    max_job_size: int = setting(size(1, BODY_MAX), 65535, "bytes")
     max_tubes: int = setting(integer(1, TUBES_MAX), 100_000)
     max_jobs_per_tube: int = setting(integer(1, JOBS_MAX), JOBS_MAX)
 
@@ -90,20 +87,11 @@ def set_drain_mode(store: BeanstalkStore, on: bool) -> None:
     store.refuse_puts(on)
 
 
-def open_tubes(store: BeanstalkStore, parameters: Mapping[str, str]) -> Walk:
-    """Begins a walk through the tubes."""
-    from counterd.protocols.beanstalk._tables import TubesWalk  # noqa: PLC0415 - as above
+def tables() -> tuple[Table, ...]:
+    """What people can ask for."""
+    from counterd.protocols.beanstalk._tables import TABLES  # noqa: PLC0415 - as above
 
-    match, sort, limit = ranked_parameters(parameters, SORTS)
-    return TubesWalk(store, match, limit, sort)
-
-
-def open_reserved(store: BeanstalkStore, parameters: Mapping[str, str]) -> Walk:
-    """Begins a walk along the jobs that one connection has reserved."""
-    from counterd.protocols.beanstalk._tables import ReservedWalk  # noqa: PLC0415 - as above
-
-    readers = {"connection": CONNECTION, "limit": integer(1, ROWS_MAX)}
-    return ReservedWalk(store, **read_parameters(parameters, readers, {"limit": ROWS_MAX}))
+    return TABLES
 
 
 FIGURES = (
@@ -130,55 +118,14 @@ FIGURES = (
     ),
 )
 
-TABLES = (
-    Table(
-        "tubes",
-        "The tubes, those with the most ready jobs first, or in another order; `match` has to be in their names.",
-        (
-            Column("tube", "name", "its name"),
-            Column("ready", "integer", "jobs that are ready"),
-            Column("reserved", "integer", "jobs that are reserved"),
-            Column("delayed", "integer", "jobs that are delayed"),
-            Column("buried", "integer", "jobs that are buried"),
-            Column("waiting", "integer", "connections that wait for a job"),
-            Column("oldest", "seconds", "for how long the oldest ready job has been ready"),
-            Column("queued", "seconds", "for how long jobs had been ready when they were reserved, on average"),
-        ),
-        SORTS,
-        open_tubes,
-        metrics=(
-            Figure("oldest", "beanstalk_tube_oldest_ready_seconds", "gauge", "How long a ready job waits, at most."),
-            Figure(
-                "queued",
-                "beanstalk_tube_time_in_queue_seconds",
-                "gauge",
-                "How long jobs had been ready when they were reserved, on average since the tube was made.",
-            ),
-        ),
-    ),
-    Table(
-        "reserved",
-        "The jobs that the connection `connection` has reserved.",
-        (
-            Column("job", "text", "its id"),
-            Column("tube", "name", "its tube"),
-            Column("since", "since", "when it was reserved"),
-            Column("left", "seconds", "of its time to run"),
-        ),
-        (),
-        open_reserved,
-        ("connection",),
-    ),
-)
-
 ROOM = Room(
     name="beanstalk",
-    default_port=11300,
+    default_port=PORT,
     settings=BeanstalkSettings,
     make_store=make_store,
     reload=reload,
     figures=FIGURES,
-    tables=TABLES,
+    tables=tables,
     journal=Journal(
         "beanstalk.journal",
         "beanstalk.sync",

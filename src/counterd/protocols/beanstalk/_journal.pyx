@@ -28,7 +28,7 @@ from counterd.protocols.beanstalk._keys cimport (
 from counterd.protocols.beanstalk._queues cimport job_enter, job_hold, seconds_ns, tube_expect
 from counterd.protocols.beanstalk._store cimport ID_BLOCK, BeanstalkStore
 from counterd.protocols.beanstalk._tubes cimport tube_at, tube_find, tube_make, tubes_have_room
-from counterd.protocols.beanstalk._wire cimport JOB_SIZE_MAX, read_name
+from counterd.protocols.beanstalk._wire cimport BODY_MAX, read_name
 
 cdef enum:
     PIECE_SIZE = 1 << 18        # bytes of a piece, plus one row: some 0.3 ms
@@ -472,7 +472,7 @@ def packed(list jobs not None, uint64_t id_limit=0):
             name = tube.encode()
             row.kind = WHOLE
             row.size = len(body)
-            if not 0 < row.id <= ID_MAX or not READY <= row.state <= BURIED or len(body) > JOB_SIZE_MAX:
+            if not 0 < row.id <= ID_MAX or not READY <= row.state <= BURIED or len(body) > BODY_MAX:
                 raise ValueError("its id, state or body is impossible")
             name_of_key = b"" if key is None else key.encode()
             if not is_name(name) or key is not None and not is_name(name_of_key):

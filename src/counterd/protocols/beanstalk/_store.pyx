@@ -22,7 +22,7 @@ from counterd.engine.table cimport IndexEntry, Record, name_blocks, name_bytes, 
 from counterd.engine.wheel cimport timers_arm, timers_next_ns, timers_take
 from counterd.protocols.beanstalk._audits cimport audit_queues
 from counterd.protocols.beanstalk._jobs cimport (
-    BURIED, DELAYED, JOB_COST, READY, RESERVED, URGENT, Job, JobsState, job_at, job_id, jobs_begin, jobs_reserve,
+    BURIED, DELAYED, JOB_COST, READY, RESERVED, Job, JobsState, job_at, job_id, jobs_begin, jobs_reserve,
 )
 from counterd.protocols.beanstalk._keys cimport KEY_COST, Key, key_at, key_free, keys_begin, keys_reserve
 from counterd.protocols.beanstalk._queues cimport (
@@ -38,8 +38,7 @@ from counterd.protocols.beanstalk._tubes cimport (
     tubes_have_room, tubes_reserve,
 )
 from counterd.protocols.beanstalk._wire cimport (
-    BATCH_MAX, BATCH_RESERVE, COMMAND_WORDS, COMMANDS, CRLF_SIZE, JOB_SIZE_MAX, LINE_MAX, NAME_MAX, NEEDLE_MAX,
-    TIMEOUT_MAX,
+    BATCH_RESERVE, BODY_MAX, COMMAND_WORDS, COMMANDS, CRLF_SIZE,
 )
 from counterd.protocols.beanstalk._workers cimport (
     WATCH_COST, Worker, WorkersState, worker_expect, worker_leave, worker_wake, workers_begin,
@@ -53,12 +52,6 @@ cdef enum:
     REPLY_SHIFT = 4         # a step for each 16 bytes of replies that are given up
     BODY_SHIFT = 11         # a step for each 2 KiB of a body
     WATCH_SHIFT = 4         # a step for each 16 watches of a connection whose wait ends
-
-# wire.py, for clients, has the same constants: a test compares them.
-CONSTANTS = {
-    "LINE_MAX": LINE_MAX, "NAME_MAX": NAME_MAX, "JOB_SIZE_MAX": JOB_SIZE_MAX, "TIMEOUT_MAX": TIMEOUT_MAX,
-    "URGENT": URGENT, "BATCH_MAX": BATCH_MAX, "NEEDLE_MAX": NEEDLE_MAX,
-}
 
 assert JOB_COST == sizeof(Job) + 2 * sizeof(IndexEntry), sizeof(Job)
 assert KEY_COST == sizeof(Key) + 2 * sizeof(IndexEntry), sizeof(Key)
@@ -80,8 +73,8 @@ cdef class BeanstalkStore(Store):
                   figures, dict host, int64_t journal_period_ns, int64_t journal_lag_ns, bytes hash_key,
                   size_t reply_max, **_):
         cdef uint64_t connections = CONNECTIONS_MAX
-        if job_size_max > JOB_SIZE_MAX:
-            raise ValueError(f"job_size_max must be at most {JOB_SIZE_MAX} bytes, not {job_size_max}")
+        if job_size_max > BODY_MAX:
+            raise ValueError(f"job_size_max must be at most {BODY_MAX} bytes, not {job_size_max}")
         if reply_max < <size_t>job_size_max + JOB_HEAD_MAX:
             raise ValueError(f"with a job_size_max of {job_size_max}, reply_max of {reply_max} is too small")
         self.job_size_max = job_size_max

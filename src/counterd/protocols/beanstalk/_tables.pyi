@@ -1,7 +1,10 @@
 from typing import Any
 
 from counterd.engine.walk import RankedWalk
+from counterd.listing import Table
 from counterd.protocols.beanstalk._store import BeanstalkStore
+
+TABLES: tuple[Table, ...]
 
 class TubesWalk(RankedWalk):
     def __init__(self, store: BeanstalkStore, match: bytes, limit: int, sort: str) -> None: ...

@@ -13,6 +13,9 @@ from counterd.protocols.beanstalk._jobs cimport BURIED, DELAYED, READY, RESERVED
 from counterd.protocols.beanstalk._store cimport BeanstalkStore
 from counterd.protocols.beanstalk._tubes cimport Tube, tube_at
 
+from counterd.listing import CONNECTION, ROWS_MAX, Column, Figure, Table, ranked_parameters, read_parameters
+from counterd.settings import integer
+
 cdef double NS_PER_S = 1e9
 
 cdef enum:
@@ -114,3 +117,57 @@ cdef class ReservedWalk:
     def rows(self):
         """Returns the rows, each as it was when it was read. Call it after step() has returned True."""
         return self.found
+
+
+def open_tubes(BeanstalkStore store, parameters):
+    """Begins a walk through the tubes."""
+    match, sort, limit = ranked_parameters(parameters, SORTS)
+    return TubesWalk(store, match, limit, sort)
+
+
+def open_reserved(BeanstalkStore store, parameters):
+    """Begins a walk along the jobs that one connection has reserved."""
+    readers = {"connection": CONNECTION, "limit": integer(1, ROWS_MAX)}
+    return ReservedWalk(store, **read_parameters(parameters, readers, {"limit": ROWS_MAX}))
+
+
+TABLES = (
+    Table(
+        "tubes",
+        "The tubes, those with the most ready jobs first, or in another order; `match` has to be in their names.",
+        (
+            Column("tube", "name", "its name"),
+            Column("ready", "integer", "jobs that are ready"),
+            Column("reserved", "integer", "jobs that are reserved"),
+            Column("delayed", "integer", "jobs that are delayed"),
+            Column("buried", "integer", "jobs that are buried"),
+            Column("waiting", "integer", "connections that wait for a job"),
+            Column("oldest", "seconds", "for how long the oldest ready job has been ready"),
+            Column("queued", "seconds", "for how long jobs had been ready when they were reserved, on average"),
+        ),
+        SORTS,
+        open_tubes,
+        metrics=(
+            Figure("oldest", "beanstalk_tube_oldest_ready_seconds", "gauge", "How long a ready job waits, at most."),
+            Figure(
+                "queued",
+                "beanstalk_tube_time_in_queue_seconds",
+                "gauge",
+                "How long jobs had been ready when they were reserved, on average since the tube was made.",
+            ),
+        ),
+    ),
+    Table(
+        "reserved",
+        "The jobs that the connection `connection` has reserved.",
+        (
+            Column("job", "text", "its id"),
+            Column("tube", "name", "its tube"),
+            Column("since", "since", "when it was reserved"),
+            Column("left", "seconds", "of its time to run"),
+        ),
+        (),
+        open_reserved,
+        ("connection",),
+    ),
+)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from counterd.errors import ProtocolError
 
+PORT = 11300  # TCP, by default
 NAME_MAX = 200  # bytes of a tube's name
 LINE_MAX = 224  # bytes of a command's line, with its CRLF
 REPLY_LINE_MAX = 256  # bytes of a reply's line, with its CRLF: the longest has a name
@@ -23,8 +24,9 @@ TIMEOUT_MAX = (1 << 31) - 1  # seconds that a reserve may wait
 BATCH_MAX = 1000  # jobs of a batch-reserve, a list-jobs or a search-jobs
 NEEDLE_MAX = 1024  # bytes of the text of a search
 STATES = ("ready", "reserved", "delayed", "buried")
-URGENT = 1024  # statistics count lower priorities as urgent
-# The default limit for bytes of a body, which bounds the memory that a faulty server can make a client use.
+URGENT = 1024  # priorities below count as urgent, in statistics
+# Bytes of a job's body, whatever the settings say. Unless a parser is given another bound, that is also the most that a
+# server gone mad can make a client keep.
 BODY_MAX = 64 << 20
 
 _NAME = re.compile(rb"[A-Za-z0-9+/;.$_()][A-Za-z0-9\-+/;.$_()]{0,199}")

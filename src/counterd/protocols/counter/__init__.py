@@ -7,22 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from counterd.contract import Figures, Room, Windows
-from counterd.listing import (
-    CONNECTION,
-    ROWS_MAX,
-    Column,
-    Figure,
-    Table,
-    name_of_bytes,
-    ranked_parameters,
-    read_parameters,
-)
+from counterd.listing import Figure
+from counterd.protocols.counter.wire import PORT
 from counterd.settings import integer, setting, size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from counterd.listing import Walk
+    from counterd.listing import Table
     from counterd.protocols.counter._store import CounterStore
 
 # An index has at most 2^31 slots, numbered by a 32-bit tag, and at least two for each entry. The default of
@@ -31,7 +21,6 @@ BUCKETS_MAX = 1 << 29
 HOLDINGS_MAX = 1 << 30
 # Blocks of names are numbered with 32 bits and hold 64 bytes each.
 NAME_MEMORY_MAX = 1 << 37
-SORTS = ("consumption", "usage", "peak", "limit")
 
 
 @dataclass(frozen=True)
@@ -65,28 +54,11 @@ def reload(store: CounterStore, settings: CounterSettings) -> None:
     store.limit_holdings(settings.holdings_per_connection)
 
 
-def open_counters(store: CounterStore, parameters: Mapping[str, str]) -> Walk:
-    """Begins a walk through the counters."""
-    from counterd.protocols.counter._tables import CountersWalk  # noqa: PLC0415 - as above
+def tables() -> tuple[Table, ...]:
+    """What people can ask for."""
+    from counterd.protocols.counter._tables import TABLES  # noqa: PLC0415 - as above
 
-    match, sort, limit = ranked_parameters(parameters, SORTS)
-    return CountersWalk(store, match, limit, sort)
-
-
-def open_holders(store: CounterStore, parameters: Mapping[str, str]) -> Walk:
-    """Begins a walk along the holders of one counter."""
-    from counterd.protocols.counter._tables import HoldersWalk  # noqa: PLC0415 - as above
-
-    values = read_parameters(parameters, {"name": name_of_bytes, "limit": integer(1, ROWS_MAX)}, {"limit": ROWS_MAX})
-    return HoldersWalk(store, values["name"], values["limit"])
-
-
-def open_holdings(store: CounterStore, parameters: Mapping[str, str]) -> Walk:
-    """Begins a walk along the holdings of one connection."""
-    from counterd.protocols.counter._tables import HeldWalk  # noqa: PLC0415 - as above
-
-    readers = {"connection": CONNECTION, "limit": integer(1, ROWS_MAX)}
-    return HeldWalk(store, **read_parameters(parameters, readers, {"limit": ROWS_MAX}))
+    return TABLES
 
 
 FIGURES = (
@@ -106,53 +78,14 @@ FIGURES = (
     Figure("region", "region_bytes", "gauge", "Size of the mapping that has everything in it; used as needed."),
 )
 
-TABLES = (
-    Table(
-        "counters",
-        "The counters that exist, those first that have most of what `sort` says; `match` has to be in their names.",
-        (
-            Column("name", "name", "of the counter"),
-            Column("consumption", "integer", "permits that are held now"),
-            Column("limit", "integer", "the maximum that the last Acquire gave"),
-            Column("peak", "integer", "the largest consumption in the stats window"),
-        ),
-        SORTS,
-        open_counters,
-    ),
-    Table(
-        "holders",
-        "Who holds permits of the counter `name`, who came last first.",
-        (
-            Column("connection", "connection", "who holds them"),
-            Column("amount", "integer", "how many permits"),
-            Column("since", "since", "when it first acquired them"),
-        ),
-        (),
-        open_holders,
-        ("name",),
-    ),
-    Table(
-        "holdings",
-        "What the connection `connection` holds, what it acquired last first.",
-        (
-            Column("name", "name", "of the counter"),
-            Column("amount", "integer", "how many permits"),
-            Column("since", "since", "when it first acquired them"),
-        ),
-        (),
-        open_holdings,
-        ("connection",),
-    ),
-)
-
 ROOM = Room(
     name="counter",
-    default_port=11215,
+    default_port=PORT,
     settings=CounterSettings,
     make_store=make_store,
     reload=reload,
     aliases={"counter.stat_interval": "counter.stats_interval"},
     figures=FIGURES,
     windows=Windows("counter.stats_interval"),
-    tables=TABLES,
+    tables=tables,
 )

@@ -22,10 +22,10 @@ cdef enum Flag:
     LIMITS = 0x01           # of a Dump: entries end with the counter's limit
 
 cdef enum Status:
-    OK = 0x00
+    NO_ERROR = 0x00
     NOT_FOUND = 0x01
     INVALID_ARGUMENTS = 0x04
-    NOT_AVAILABLE = 0x21
+    RESOURCE_NOT_AVAILABLE = 0x21
     NOT_ACQUIRED = 0x22
     UNKNOWN_COMMAND = 0x81
     OUT_OF_MEMORY = 0x82
@@ -56,7 +56,7 @@ cdef inline const char* error_text(uint8_t status) noexcept nogil:
         return b"Not found"
     if status == INVALID_ARGUMENTS:
         return b"Invalid arguments"
-    if status == NOT_AVAILABLE:
+    if status == RESOURCE_NOT_AVAILABLE:
         return b"Resource not available"
     if status == NOT_ACQUIRED:
         return b"Not acquired"
@@ -69,10 +69,10 @@ cdef inline Request request_decode(const Frame* frame) noexcept nogil:
     """Decodes a request. The numbers are 0 if parsing has refused the frame."""
     cdef const uint8_t* body = frame.data + HEADER_SIZE
     cdef Request request = Request(frame.data[1], 0, 0)
-    if request.opcode == ACQUIRE and frame.verdict == OK:
+    if request.opcode == ACQUIRE and frame.verdict == NO_ERROR:
         request.resources = load_be32(body)
         request.maximum = load_be32(body + 4)
-    elif request.opcode == RELEASE and frame.verdict == OK:
+    elif request.opcode == RELEASE and frame.verdict == NO_ERROR:
         request.resources = load_be32(body)
     return request
 
@@ -105,13 +105,13 @@ cdef inline uint32_t reply_encode(uint8_t* target, const Frame* frame, const Ans
     cdef uint8_t opcode = frame.data[1]
     cdef const char* text
     cdef uint32_t size
-    if answer.status != OK:
+    if answer.status != NO_ERROR:
         text = error_text(answer.status) if answer.text == NULL else answer.text
         size = <uint32_t>strlen(text)
         memcpy(header_encode(target, opcode, answer.status, frame_opaque(frame), size), text, size)
         return HEADER_SIZE + size
     if opcode == ACQUIRE or opcode == GET:
-        store_be32(header_encode(target, opcode, OK, frame_opaque(frame), 4), answer.number)
+        store_be32(header_encode(target, opcode, NO_ERROR, frame_opaque(frame), 4), answer.number)
         return HEADER_SIZE + 4
-    header_encode(target, opcode, OK, frame_opaque(frame), 0)
+    header_encode(target, opcode, NO_ERROR, frame_opaque(frame), 0)
     return HEADER_SIZE

@@ -20,9 +20,9 @@ from counterd.protocols.counter._counters cimport (
     Counter, Counters, counter_acquire, counter_at, counter_exists, counter_get, counter_release,
 )
 from counterd.protocols.counter._messages cimport (
-    ACQUIRE, BODY_MAX, DUMP, GET, HEADER_SIZE, INVALID_ARGUMENTS, LIMITS, NOT_ACQUIRED, NOT_AVAILABLE, NOT_FOUND, OK,
-    OPCODES, OUT_OF_MEMORY, RELEASE, REPLY_MAX, REQUEST_MAGIC, STATS, UNKNOWN_COMMAND, Answer, Request, frame_opaque,
-    header_encode, reply_encode, request_decode, request_kind,
+    ACQUIRE, BODY_MAX, DUMP, GET, HEADER_SIZE, INVALID_ARGUMENTS, LIMITS, NO_ERROR, NOT_ACQUIRED, NOT_FOUND, OPCODES,
+    OUT_OF_MEMORY, RELEASE, REPLY_MAX, REQUEST_MAGIC, RESOURCE_NOT_AVAILABLE, STATS, UNKNOWN_COMMAND, Answer, Request,
+    frame_opaque, header_encode, reply_encode, request_decode, request_kind,
 )
 from counterd.protocols.counter._store cimport CounterStore
 
@@ -39,8 +39,8 @@ cdef uint8_t[OPCODES] BODY_FIXED = [
     UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, 0, 0,
 ]
 
-# The status for each of the engine's outcomes, in their order.
-cdef uint8_t[5] STATUS_OF_OUTCOME = [OK, NOT_FOUND, NOT_AVAILABLE, NOT_ACQUIRED, OUT_OF_MEMORY]
+# What the engine's outcomes are on the wire, in their order.
+cdef uint8_t[5] STATUS_OF_OUTCOME = [NO_ERROR, NOT_FOUND, RESOURCE_NOT_AVAILABLE, NOT_ACQUIRED, OUT_OF_MEMORY]
 
 assert REPLY_MAX <= REPLY_ROOM
 
@@ -50,7 +50,7 @@ cdef inline uint8_t* reply(Store store, uint8_t opcode, uint32_t opaque, uint32_
     cdef uint8_t* target = store.out + store.out_size
     debug_check(store.out_size + HEADER_SIZE + size <= OUTPUT_MAX + REPLY_MAX)
     store.out_size += HEADER_SIZE + size
-    return header_encode(target, opcode, OK, opaque, size)
+    return header_encode(target, opcode, NO_ERROR, opaque, size)
 
 
 cdef inline Answer decide(CounterSession session, const Frame* frame, const Request* request) noexcept:
@@ -60,7 +60,7 @@ cdef inline Answer decide(CounterSession session, const Frame* frame, const Requ
     cdef Outcome outcome = GRANTED
     if request.opcode == ACQUIRE:
         if (<CounterStore>session.store).draining:
-            return Answer(NOT_AVAILABLE, 0, b"Draining")
+            return Answer(RESOURCE_NOT_AVAILABLE, 0, b"Draining")
         outcome = counter_acquire(
             counters, session.connection, frame.tag, frame.key, frame.key_size, request.resources, request.maximum,
             <uint32_t>(session.store.now_ns // NS_PER_TENTH), &session.store.budget
@@ -103,7 +103,7 @@ cdef class CounterSession(Session):
             return 0
         frame.size += body
         if fixed == 0 and body == 0:
-            frame.verdict = OK
+            frame.verdict = NO_ERROR
         elif 0 < fixed < body and fixed != UNKNOWN:
             self.parse_named(data + HEADER_SIZE, body, opcode, fixed, frame)
         return frame.size
@@ -118,7 +118,7 @@ cdef class CounterSession(Session):
             return
         if opcode == ACQUIRE and (load_be32(body) == 0 or load_be32(body + 4) < load_be32(body)):
             return
-        frame.verdict = OK
+        frame.verdict = NO_ERROR
         frame.key = body + fixed
         frame.key_size = name_size
         frame.tag = name_tag(&permits.table, frame.key, name_size)
@@ -146,7 +146,7 @@ cdef class CounterSession(Session):
         cdef uint64_t[256]* refusals = (<CounterStore>self.store).refusals
         cdef Request request = request_decode(frame)
         cdef Answer answer
-        if frame.verdict != OK:
+        if frame.verdict != NO_ERROR:
             answer = Answer(frame.verdict, 0, NULL)
         else:
             if request.opcode >= STATS and self.store.budget <= 0:
@@ -155,7 +155,7 @@ cdef class CounterSession(Session):
             if request.opcode >= STATS:
                 return self.reply_at_length(frame)
             answer = decide(self, frame, &request)
-        if answer.status != OK:
+        if answer.status != NO_ERROR:
             refusals[request_kind(frame)][answer.status] += 1
         self.store.out_size += reply_encode(self.store.out + self.store.out_size, frame, &answer)
         return DONE

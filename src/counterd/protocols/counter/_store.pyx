@@ -19,17 +19,17 @@ from counterd.protocols.counter._counters cimport (
     sweep, sweep_begin,
 )
 from counterd.protocols.counter._messages cimport (
-    ACQUIRE, DUMP, GET, INVALID_ARGUMENTS, NOOP, NOT_ACQUIRED, NOT_AVAILABLE, NOT_FOUND, OPCODES, OUT_OF_MEMORY,
-    RELEASE, STATS, UNKNOWN_COMMAND,
+    ACQUIRE, DUMP, GET, INVALID_ARGUMENTS, NOOP, NOT_ACQUIRED, NOT_FOUND, OPCODES, OUT_OF_MEMORY, RELEASE,
+    RESOURCE_NOT_AVAILABLE, STATS, UNKNOWN_COMMAND,
 )
 
 COMMAND_NAMES = {NOOP: "noop", GET: "get", ACQUIRE: "acquire", RELEASE: "release", STATS: "stats", DUMP: "dump"}
 REFUSAL_NAMES = {
-    NOT_FOUND: "not_found", INVALID_ARGUMENTS: "invalid_arguments", NOT_AVAILABLE: "not_available",
+    NOT_FOUND: "not_found", INVALID_ARGUMENTS: "invalid_arguments", RESOURCE_NOT_AVAILABLE: "not_available",
     NOT_ACQUIRED: "not_acquired", UNKNOWN_COMMAND: "unknown_command", OUT_OF_MEMORY: "out_of_memory",
 }
-PARSED_REFUSALS = (NOT_FOUND, NOT_AVAILABLE, NOT_ACQUIRED, OUT_OF_MEMORY)
-# The names of the reference implementation, in its order. counterd's own names follow these.
+PARSED_REFUSALS = (NOT_FOUND, RESOURCE_NOT_AVAILABLE, NOT_ACQUIRED, OUT_OF_MEMORY)
+# The reference's names, in its order; counterd's own follow.
 REFERENCE_FIGURES = (
     "objects", "total_objects", "used_memory", "conflicts", "gc_count", "last_gc_elapsed", "total_gc_elapsed",
     "curr_connections", "total_connections",

@@ -1,5 +1,8 @@
 from counterd.engine.walk import HoldingsWalk, RankedWalk
+from counterd.listing import Table
 from counterd.protocols.counter._store import CounterStore
+
+TABLES: tuple[Table, ...]
 
 class CountersWalk(RankedWalk):
     def __init__(self, store: CounterStore, match: bytes, limit: int, sort: str) -> None: ...

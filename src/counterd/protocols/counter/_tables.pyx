@@ -8,10 +8,13 @@ from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from counterd.engine.permits cimport Holding, Permits, permit_at, walk_begin
-from counterd.engine.table cimport Record, Table, name_tag, table_find
+from counterd.engine.table cimport Record, Table as NameTable, name_tag, table_find
 from counterd.engine.walk cimport HoldingsWalk, RankedWalk
 from counterd.protocols.counter._counters cimport Counter, Counters, counter_exists
 from counterd.protocols.counter._store cimport CounterStore
+
+from counterd.listing import CONNECTION, ROWS_MAX, Column, Table, name_of_bytes, ranked_parameters, read_parameters
+from counterd.settings import integer
 
 cdef enum:
     HOLDERS_STEP = 1024     # holdings that a step counts, each in a cache line from anywhere: 0.1 ms
@@ -81,8 +84,8 @@ cdef class HoldersWalk:
         self.found = []
 
     cdef uint32_t number(self) noexcept:
-        """Returns the number of the counter's record, or 0."""
-        cdef const Table* table = &self.store.counters.permits.table
+        """Of the counter's record, or 0."""
+        cdef const NameTable* table = &self.store.counters.permits.table
         cdef const uint8_t* name = <const uint8_t*>PyBytes_AS_STRING(self.name)
         cdef uint32_t size = <uint32_t>len(self.name)
         return table_find(table, name_tag(table, name, size), name, size)
@@ -134,3 +137,61 @@ cdef class HeldWalk(HoldingsWalk):
 
     def __cinit__(self, CounterStore store not None, uint32_t connection, uint32_t limit):
         self.permits = &store.counters.permits
+
+
+def open_counters(CounterStore store, parameters):
+    """Begins a walk through the counters."""
+    match, sort, limit = ranked_parameters(parameters, tuple(ORDERS))
+    return CountersWalk(store, match, limit, sort)
+
+
+def open_holders(CounterStore store, parameters):
+    """Begins a walk along the holders of one counter."""
+    values = read_parameters(parameters, {"name": name_of_bytes, "limit": integer(1, ROWS_MAX)}, {"limit": ROWS_MAX})
+    return HoldersWalk(store, values["name"], values["limit"])
+
+
+def open_holdings(CounterStore store, parameters):
+    """Begins a walk along what one connection holds."""
+    readers = {"connection": CONNECTION, "limit": integer(1, ROWS_MAX)}
+    return HeldWalk(store, **read_parameters(parameters, readers, {"limit": ROWS_MAX}))
+
+
+TABLES = (
+    Table(
+        "counters",
+        "The counters that exist, those first that have most of what `sort` says; `match` has to be in their names.",
+        (
+            Column("name", "name", "of the counter"),
+            Column("consumption", "integer", "permits that are held now"),
+            Column("limit", "integer", "the maximum that the last Acquire gave"),
+            Column("peak", "integer", "the largest consumption in the stats window"),
+        ),
+        tuple(ORDERS),
+        open_counters,
+    ),
+    Table(
+        "holders",
+        "Who holds permits of the counter `name`, who came last first.",
+        (
+            Column("connection", "connection", "who holds them"),
+            Column("amount", "integer", "how many permits"),
+            Column("since", "since", "when it first acquired them"),
+        ),
+        (),
+        open_holders,
+        ("name",),
+    ),
+    Table(
+        "holdings",
+        "What the connection `connection` holds, what it acquired last first.",
+        (
+            Column("name", "name", "of the counter"),
+            Column("amount", "integer", "how many permits"),
+            Column("since", "since", "when it first acquired them"),
+        ),
+        (),
+        open_holdings,
+        ("connection",),
+    ),
+)

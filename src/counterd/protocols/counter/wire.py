@@ -22,6 +22,7 @@ from counterd.errors import (
     UnknownCommand,
 )
 
+PORT = 11215  # TCP, by default
 REQUEST_MAGIC = 0x90
 RESPONSE_MAGIC = 0x91
 HEADER_SIZE = 12  # bytes, of requests and responses

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from counterd.contract import Extensions, Figures, Files, Room
-from counterd.listing import CONNECTION, ROWS, ROWS_MAX, Column, Figure, Table, read_parameters
-from counterd.settings import absolute_path, choice, extension_name, integer, setting
+from counterd.listing import Figure
+from counterd.protocols.sentinel.wire import PORT
+from counterd.settings import absolute_path, extension_name, integer, setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from counterd.contract import PluginHost
-    from counterd.listing import Walk
+    from counterd.listing import Table
     from counterd.protocols.sentinel._store import SentinelStore
     from counterd.protocols.sentinel.rules import Rules
 
@@ -24,9 +25,6 @@ QPS_MAX = 1_000_000_000
 INTERVAL_MAX_MS = 60_000
 RULES_INTERVAL_MAX_S = 86_400
 NS_PER_MS = 1_000_000
-FLOW_ID_MAX = (1 << 63) - 1
-TOKEN_SORTS = ("held", "count")
-FLOW_SORTS = ("now", "passed", "blocked", "expired")
 EXPIRED = "Tokens whose lease ended: their client had gone, or their call took too long."
 
 
@@ -102,27 +100,11 @@ def _limits(settings: SentinelSettings) -> dict[str, int]:
     }
 
 
-def open_tokens(store: SentinelStore, parameters: Mapping[str, str]) -> Walk:
-    """Begins a walk through the tokens."""
-    from counterd.protocols.sentinel._tables import TokensWalk  # noqa: PLC0415 - as above
+def tables() -> tuple[Table, ...]:
+    """What people can ask for."""
+    from counterd.protocols.sentinel._tables import TABLES  # noqa: PLC0415 - as above
 
-    readers = {
-        "flow": integer(1, FLOW_ID_MAX),
-        "connection": CONNECTION,
-        "sort": choice(*TOKEN_SORTS),
-        "limit": integer(1, ROWS_MAX),
-    }
-    values = read_parameters(parameters, readers, {"flow": 0, "connection": 0, "sort": TOKEN_SORTS[0], "limit": ROWS})
-    return TokensWalk(store, b"", values["limit"], values["sort"], values["flow"], values["connection"])
-
-
-def open_flows(store: SentinelStore, parameters: Mapping[str, str]) -> Walk:
-    """Begins a walk through the flows."""
-    from counterd.protocols.sentinel._tables import FlowsWalk  # noqa: PLC0415 - as above
-
-    readers = {"sort": choice(*FLOW_SORTS), "limit": integer(1, ROWS_MAX)}
-    values = read_parameters(parameters, readers, {"sort": FLOW_SORTS[0], "limit": ROWS})
-    return FlowsWalk(store, b"", values["limit"], values["sort"])
+    return TABLES
 
 
 FIGURES = (
@@ -144,51 +126,15 @@ FIGURES = (
     Figure("region", "sentinel_region_bytes", "gauge", "Size of the mapping that has everything in it."),
 )
 
-TABLES = (
-    Table(
-        "tokens",
-        "The calls that are in progress, those first that take longest, or have the largest count.",
-        (
-            Column("token", "text", "its id"),
-            Column("flow", "text", "the id of its rule"),
-            Column("count", "integer", "how much of the flow it stands for"),
-            Column("connection", "connection", "who has it"),
-            Column("held", "seconds", "since when it has been out"),
-            Column("left", "seconds", "until its lease is over; below zero, until the next sweep"),
-            Column("kept", "integer", "how often its lease was renewed by a client"),
-        ),
-        TOKEN_SORTS,
-        open_tokens,
-        ("flow", "connection"),
-    ),
-    Table(
-        "flows",
-        "The flows, those first that have most of what `sort` says.",
-        (
-            Column("flow", "text", "its id"),
-            Column("resource", "name", "what its rule calls it"),
-            Column("limits", "text", "concurrency or qps; or there is no rule any more, and tokens are out"),
-            Column("threshold", "integer", "calls at once, or a second, with those that are connected now"),
-            Column("now", "integer", "calls that are in progress"),
-            Column("passed", "integer", "calls that were let through, since the start"),
-            Column("blocked", "integer", "calls that were refused"),
-            Column("waiting", "integer", "calls that were told to wait"),
-            Column("expired", "integer", "calls whose lease ended before they did"),
-        ),
-        FLOW_SORTS,
-        open_flows,
-    ),
-)
-
 ROOM = Room(
     name="sentinel",
-    default_port=18730,
+    default_port=PORT,
     settings=SentinelSettings,
     make_store=make_store,
     reload=reload,
     figures=FIGURES,
     files=Files({"sentinel.rules": read_rules}, load),
-    tables=TABLES,
+    tables=tables,
     extensions=Extensions(
         {
             "sentinel.token_service": ("request_token", "release_token", "keep_token"),

@@ -21,8 +21,7 @@ cdef enum:
     REPLY_HEAD = 8              # bytes of length, xid, type and status
     REPLY_SIZE = 16             # bytes of the longest reply
 
-# Message types.
-cdef enum:
+cdef enum MessageType:
     PING = 0
     FLOW = 1
     PARAM = 2
@@ -31,8 +30,8 @@ cdef enum:
     KEEP = 5
     TYPES = 6
 
-# The statuses of replies, signed bytes on the wire.
-cdef enum:
+# On the wire these are signed bytes.
+cdef enum Status:
     BAD_REQUEST = -4
     TOO_MANY_REQUESTS = -2
     FAIL = -1
@@ -48,10 +47,10 @@ cdef enum:
     STATUS_MIN = -4
     STATUSES = 12               # from STATUS_MIN on
 
-# Tags of values; section "PARAM".
-cdef enum:
-    FLOAT64 = 3
-    FLOAT32 = 4
+# Of values; section "PARAM".
+cdef enum Tag:
+    DOUBLE = 3
+    FLOAT = 4
     BOOLEAN = 6
     STRING = 7
     TAGS = 8
@@ -113,10 +112,10 @@ cdef inline void value_unify(uint8_t* value) noexcept nogil:
     """Makes values identical that are equal in Java: all booleans that are true, and all NaNs."""
     if value[0] == BOOLEAN:
         value[1] = value[1] != 0
-    elif value[0] == FLOAT64 and (value[1] & 0x7f) == 0x7f and (value[2] & 0xf0) == 0xf0:
+    elif value[0] == DOUBLE and (value[1] & 0x7f) == 0x7f and (value[2] & 0xf0) == 0xf0:
         if value[2] & 0x0f or value[3] or value[4] or value[5] or value[6] or value[7] or value[8]:
             memcpy(value + 1, b"\x7f\xf8\0\0\0\0\0\0", 8)
-    elif value[0] == FLOAT32 and (value[1] & 0x7f) == 0x7f and value[2] & 0x80:
+    elif value[0] == FLOAT and (value[1] & 0x7f) == 0x7f and value[2] & 0x80:
         if value[2] & 0x7f or value[3] or value[4]:
             memcpy(value + 1, b"\x7f\xc0\0\0", 4)
 

@@ -1,5 +1,8 @@
 from counterd.engine.walk import RankedWalk
+from counterd.listing import Table
 from counterd.protocols.sentinel._store import SentinelStore
+
+TABLES: tuple[Table, ...]
 
 class TokensWalk(RankedWalk):
     def __init__(

@@ -15,7 +15,13 @@ from counterd.protocols.sentinel._rules cimport (
 from counterd.protocols.sentinel._store cimport SentinelStore
 from counterd.protocols.sentinel._tokens cimport Token, lease_end
 
+from counterd.listing import CONNECTION, ROWS, ROWS_MAX, Column, Table, read_parameters
+from counterd.settings import choice, integer
+
 cdef double NS_PER_S = 1e9
+FLOW_ID_MAX = (1 << 63) - 1
+TOKEN_SORTS = ("held", "count")
+FLOW_SORTS = ("now", "passed", "blocked", "expired")
 
 cdef enum Order:
     HELD
@@ -103,3 +109,59 @@ cdef class FlowsWalk(RankedWalk):
             str(<int64_t>load_be64(flow.id)), resource_bytes(&store.rules, flow), kind, int(min(threshold, 1e18)),
             flow.now_calls, flow.passed, flow.blocked, flow.waiting, flow.expired,
         )
+
+
+def open_tokens(SentinelStore store, parameters):
+    """Begins a walk through the tokens."""
+    readers = {
+        "flow": integer(1, FLOW_ID_MAX),
+        "connection": CONNECTION,
+        "sort": choice(*TOKEN_SORTS),
+        "limit": integer(1, ROWS_MAX),
+    }
+    values = read_parameters(parameters, readers, {"flow": 0, "connection": 0, "sort": TOKEN_SORTS[0], "limit": ROWS})
+    return TokensWalk(store, b"", values["limit"], values["sort"], values["flow"], values["connection"])
+
+
+def open_flows(SentinelStore store, parameters):
+    """Begins a walk through the flows."""
+    readers = {"sort": choice(*FLOW_SORTS), "limit": integer(1, ROWS_MAX)}
+    values = read_parameters(parameters, readers, {"sort": FLOW_SORTS[0], "limit": ROWS})
+    return FlowsWalk(store, b"", values["limit"], values["sort"])
+
+
+TABLES = (
+    Table(
+        "tokens",
+        "The calls that are in progress, those first that take longest, or have the largest count.",
+        (
+            Column("token", "text", "its id"),
+            Column("flow", "text", "the id of its rule"),
+            Column("count", "integer", "how much of the flow it stands for"),
+            Column("connection", "connection", "who has it"),
+            Column("held", "seconds", "since when it has been out"),
+            Column("left", "seconds", "until its lease is over; below zero, until the next sweep"),
+            Column("kept", "integer", "how often its lease was renewed by a client"),
+        ),
+        TOKEN_SORTS,
+        open_tokens,
+        ("flow", "connection"),
+    ),
+    Table(
+        "flows",
+        "The flows, those first that have most of what `sort` says.",
+        (
+            Column("flow", "text", "its id"),
+            Column("resource", "name", "what its rule calls it"),
+            Column("limits", "text", "concurrency or qps; or there is no rule any more, and tokens are out"),
+            Column("threshold", "integer", "calls at once, or a second, with those that are connected now"),
+            Column("now", "integer", "calls that are in progress"),
+            Column("passed", "integer", "calls that were let through, since the start"),
+            Column("blocked", "integer", "calls that were refused"),
+            Column("waiting", "integer", "calls that were told to wait"),
+            Column("expired", "integer", "calls whose lease ended before they did"),
+        ),
+        FLOW_SORTS,
+        open_flows,
+    ),
+)

@@ -18,7 +18,8 @@ from counterd.errors import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-LENGTH_SIZE = 2  # bytes of the length at the start, which counts the rest
+PORT = 18730  # TCP, by default
+LENGTH_SIZE = 2  # bytes of the length before everything else, which counts the rest
 REQUEST_HEAD = 5  # bytes after it: xid and type
 RESPONSE_HEAD = 6  # bytes after it: xid, type and status
 FRAME_MAX = 1024  # bytes, including the length

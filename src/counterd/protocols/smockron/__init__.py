@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from counterd.contract import Figures, Files, Room, Shared
-from counterd.listing import ROWS, ROWS_MAX, Column, Figure, Table, name_of_bytes, ranked_parameters, read_parameters
+from counterd.listing import Figure
+from counterd.protocols.smockron.wire import PORT
 from counterd.settings import absolute_path, integer, redis_url, setting, size, socket_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from counterd.listing import Walk
+    from counterd.listing import Table
     from counterd.protocols.smockron._store import SmockronStore
     from counterd.protocols.smockron.rules import Rules
 
@@ -21,14 +22,13 @@ IDENTIFIERS_MAX = 1 << 28
 MESSAGE_MIN, MESSAGE_MAX = 1 << 13, 1 << 24  # the longest identifier has to fit
 QUEUED_MIN, QUEUED_MAX = 1 << 16, 1 << 30
 REDIS = "redis://HOST:PORT/DATABASE, rediss:// for TLS, unix:///PATH?db=N; empty is in memory"
-DOMAIN_SORTS = ("told", "accepted", "delayed", "rejected", "identifiers")  # as in _tables.pyx
 
 
 @dataclass(frozen=True)
 class SmockronSettings:
     """The protocol's own settings."""
 
-    control_port: int = setting(integer(0, 65535), 10005, "TCP port; 0 is any free one")
+    control_port: int = setting(integer(0, 65535), PORT + 1, "TCP port; 0 is any free one")
     control_socket: str = setting(socket_path, "", "absolute path; empty is no Unix socket")
     state: str = setting(redis_url, "", REDIS, secret=True)
     rules: str = setting(absolute_path, "", "absolute path of a file; empty is no domain", reload=True)
@@ -67,21 +67,11 @@ def reload(store: SmockronStore, settings: SmockronSettings) -> None:
     store.limit_posted(settings.max_queued)
 
 
-def open_throttled(store: SmockronStore, parameters: Mapping[str, str]) -> Walk:
-    """Begins a walk through the identifiers that have to wait."""
-    from counterd.protocols.smockron._tables import ThrottledWalk  # noqa: PLC0415 - as above
+def tables() -> tuple[Table, ...]:
+    """What people can ask for."""
+    from counterd.protocols.smockron._tables import TABLES  # noqa: PLC0415 - as above
 
-    readers = {"match": name_of_bytes, "limit": integer(1, ROWS_MAX)}
-    values = read_parameters(parameters, readers, {"match": b"", "limit": ROWS})
-    return ThrottledWalk(store, values["match"], values["limit"])
-
-
-def open_domains(store: SmockronStore, parameters: Mapping[str, str]) -> Walk:
-    """Begins a walk through the domains."""
-    from counterd.protocols.smockron._tables import DomainsWalk  # noqa: PLC0415 - as above
-
-    match, sort, limit = ranked_parameters(parameters, DOMAIN_SORTS)
-    return DomainsWalk(store, match, limit, sort)
+    return TABLES
 
 
 BROKEN = "Connections that were closed for what they sent."
@@ -111,52 +101,15 @@ FIGURES = (
     ),
 )
 
-TABLES = (
-    Table(
-        "throttled",
-        "The identifiers that have to wait, those first that wait longest; `match` has to be in their names.",
-        (
-            Column("identifier", "name", "what gatekeepers call it"),
-            Column("domain", "name", "the domain that it has to wait in"),
-            Column("wait", "seconds", "until its next request is let through at once"),
-        ),
-        (),
-        open_throttled,
-        ("match",),
-    ),
-    Table(
-        "domains",
-        "The domains, those first in which most was told to wait, or in another order.",
-        (
-            Column("domain", "name", "its name"),
-            Column("interval", "seconds", "what a request uses up; 0 if no rule is for it any more"),
-            Column("burst", "seconds", "how far requests can be ahead of that"),
-            Column("identifiers", "integer", "that something is known of"),
-            Column("accepted", "integer", "requests that were let through"),
-            Column("delayed", "integer", "requests that were let through later"),
-            Column("rejected", "integer", "requests that were not, as far as gatekeepers say so"),
-            Column("told", "integer", "control messages: DELAY_UNTIL"),
-        ),
-        DOMAIN_SORTS,
-        open_domains,
-        metrics=(
-            Figure("accepted", "smockron_domain_accepted_total", "counter", "Requests that were let through."),
-            Figure("delayed", "smockron_domain_delayed_total", "counter", "Requests that were let through later."),
-            Figure("rejected", "smockron_domain_rejected_total", "counter", "Requests that were not."),
-            Figure("told", "smockron_domain_throttled_total", "counter", "Control messages: DELAY_UNTIL."),
-        ),
-    ),
-)
-
 ROOM = Room(
     name="smockron",
-    default_port=10004,
+    default_port=PORT,
     settings=SmockronSettings,
     make_store=make_store,
     reload=reload,
     figures=FIGURES,
     files=Files({"smockron.rules": read_rules}, load),
-    tables=TABLES,
+    tables=tables,
     shared=Shared("smockron.state", "counterd.protocols.smockron.shared"),
     ports=("control",),
 )

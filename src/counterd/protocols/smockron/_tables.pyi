@@ -1,7 +1,8 @@
 from counterd.engine.walk import RankedWalk
+from counterd.listing import Table
 from counterd.protocols.smockron._store import SmockronStore
 
-DOMAIN_SORTS: tuple[str, ...]
+TABLES: tuple[Table, ...]
 
 class ThrottledWalk(RankedWalk):
     def __init__(self, store: SmockronStore, match: bytes, limit: int) -> None: ...

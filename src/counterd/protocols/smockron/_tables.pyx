@@ -10,6 +10,9 @@ from counterd.engine.walk cimport RankedWalk
 from counterd.protocols.smockron._store cimport SmockronStore
 from counterd.protocols.smockron._throttles cimport DOMAIN_RULED, Domain, Identifier, domain_at
 
+from counterd.listing import ROWS, ROWS_MAX, Column, Figure, Table, name_of_bytes, ranked_parameters, read_parameters
+from counterd.settings import integer
+
 cdef double NS_PER_S = 1e9
 DOMAIN_SORTS = ("told", "accepted", "delayed", "rejected", "identifiers")
 
@@ -60,3 +63,54 @@ cdef class DomainsWalk(RankedWalk):
             name, is_ruled * domain.rate.interval.ns / NS_PER_S, is_ruled * domain.rate.burst.ns / NS_PER_S,
             domain.identifiers, domain.accepted, domain.delayed, domain.rejected, domain.told,
         )
+
+
+def open_throttled(SmockronStore store, parameters):
+    """Begins a walk through the identifiers that have to wait."""
+    readers = {"match": name_of_bytes, "limit": integer(1, ROWS_MAX)}
+    values = read_parameters(parameters, readers, {"match": b"", "limit": ROWS})
+    return ThrottledWalk(store, values["match"], values["limit"])
+
+
+def open_domains(SmockronStore store, parameters):
+    """Begins a walk through the domains."""
+    match, sort, limit = ranked_parameters(parameters, DOMAIN_SORTS)
+    return DomainsWalk(store, match, limit, sort)
+
+
+TABLES = (
+    Table(
+        "throttled",
+        "The identifiers that have to wait, those first that wait longest; `match` has to be in their names.",
+        (
+            Column("identifier", "name", "what gatekeepers call it"),
+            Column("domain", "name", "the domain that it has to wait in"),
+            Column("wait", "seconds", "until its next request is let through at once"),
+        ),
+        (),
+        open_throttled,
+        ("match",),
+    ),
+    Table(
+        "domains",
+        "The domains, those first in which most was told to wait, or in another order.",
+        (
+            Column("domain", "name", "its name"),
+            Column("interval", "seconds", "what a request uses up; 0 if no rule is for it any more"),
+            Column("burst", "seconds", "how far requests can be ahead of that"),
+            Column("identifiers", "integer", "that something is known of"),
+            Column("accepted", "integer", "requests that were let through"),
+            Column("delayed", "integer", "requests that were let through later"),
+            Column("rejected", "integer", "requests that were not, as far as gatekeepers say so"),
+            Column("told", "integer", "control messages: DELAY_UNTIL"),
+        ),
+        DOMAIN_SORTS,
+        open_domains,
+        metrics=(
+            Figure("accepted", "smockron_domain_accepted_total", "counter", "Requests that were let through."),
+            Figure("delayed", "smockron_domain_delayed_total", "counter", "Requests that were let through later."),
+            Figure("rejected", "smockron_domain_rejected_total", "counter", "Requests that were not."),
+            Figure("told", "smockron_domain_throttled_total", "counter", "Control messages: DELAY_UNTIL."),
+        ),
+    ),
+)

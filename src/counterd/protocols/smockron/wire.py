@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from counterd.errors import ProtocolError
 
+PORT = 10004  # TCP, by default: for accounting; the next one is for control
 GREETING_SIZE = 64
 MESSAGE_MAX = 1 << 16  # the default limit for bytes of a message
 FRAMES_MAX = 64  # of a message

@@ -7,37 +7,33 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from counterd.contract import Figures, Room
-from counterd.listing import CONNECTION, ROWS_MAX, Column, Figure, Table, ranked_parameters, read_parameters
+from counterd.listing import Figure
+from counterd.protocols.throttr.wire import PORT, ValueSize
 from counterd.settings import choice, integer, setting, size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from counterd.listing import Walk
+    from counterd.listing import Table
     from counterd.protocols.throttr._store import ThrottrStore
-
-VALUE_SIZES = {"uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8}  # bytes
 
 # Keys are numbered with 30 bits and cost 112 bytes, blocks of values with 32 bits and hold 60.
 MEMORY_MAX = 1 << 36
 MEMORY_MIN = 1 << 16
 # The longest request except SET, PUBLISH and EVENT has 274 bytes: an INSERT of 64-bit numbers and a key of 255 bytes.
 MESSAGE_MIN = 512
-MESSAGE_MAX = 1 << 26  # as in _wire.pxd
+MESSAGE_MAX = 1 << 26
 QUEUED_MIN, QUEUED_MAX = 1 << 12, 1 << 30
-GRACE_MAX_S = 3600  # GRACE_MAX_NS of _keys.pxd
-SORTS = ("value", "ttl")
+GRACE_MAX_NS = 3_600_000_000_000
 
 
 @dataclass(frozen=True)
 class ThrottrSettings:
     """The protocol's own settings."""
 
-    value_size: str = setting(choice(*VALUE_SIZES), "uint16")
+    value_size: str = setting(choice(*(size.name.lower() for size in ValueSize)), "uint16")
     memory_limit: int = setting(size(MEMORY_MIN, MEMORY_MAX), 256 << 20, "bytes")
     max_message: int = setting(size(MESSAGE_MIN, MESSAGE_MAX), 1 << 20, "bytes")
     max_queued: int = setting(size(QUEUED_MIN, QUEUED_MAX), 1 << 20, "bytes", reload=True)
-    expiry_grace: int = setting(integer(0, GRACE_MAX_S), 0, "seconds")
+    expiry_grace: int = setting(integer(0, GRACE_MAX_NS // 1_000_000_000), 0, "seconds")
 
 
 def make_store(settings: ThrottrSettings, _figures: Figures, now_ns: int) -> ThrottrStore:
@@ -45,7 +41,7 @@ def make_store(settings: ThrottrSettings, _figures: Figures, now_ns: int) -> Thr
     from counterd.protocols.throttr._session import open_store  # noqa: PLC0415 - settings are read before it is built
 
     return open_store(
-        value_size=VALUE_SIZES[settings.value_size],
+        value_size=ValueSize.named(settings.value_size),
         memory_limit=settings.memory_limit,
         max_message=settings.max_message,
         max_queued=settings.max_queued,
@@ -60,20 +56,11 @@ def reload(store: ThrottrStore, settings: ThrottrSettings) -> None:
     store.limit_posted(settings.max_queued)
 
 
-def open_keys(store: ThrottrStore, parameters: Mapping[str, str]) -> Walk:
-    """Begins a walk through the keys."""
-    from counterd.protocols.throttr._tables import KeysWalk  # noqa: PLC0415 - as above
+def tables() -> tuple[Table, ...]:
+    """What people can ask for."""
+    from counterd.protocols.throttr._tables import TABLES  # noqa: PLC0415 - as above
 
-    match, sort, limit = ranked_parameters(parameters, SORTS)
-    return KeysWalk(store, match, limit, sort)
-
-
-def open_subscriptions(store: ThrottrStore, parameters: Mapping[str, str]) -> Walk:
-    """Begins a walk along the subscriptions of one connection."""
-    from counterd.protocols.throttr._tables import SubscriptionsWalk  # noqa: PLC0415 - as above
-
-    readers = {"connection": CONNECTION, "limit": integer(1, ROWS_MAX)}
-    return SubscriptionsWalk(store, **read_parameters(parameters, readers, {"limit": ROWS_MAX}))
+    return TABLES
 
 
 KEYS_HELP = "Keys that there are, by type; with throttr.expiry_grace, those in their grace too."
@@ -92,39 +79,12 @@ FIGURES = (
     Figure("region", "throttr_region_bytes", "gauge", "Size of the mapping that has everything in it; used as needed."),
 )
 
-TABLES = (
-    Table(
-        "keys",
-        "The keys, the largest quotas and values first, or what lasts longest; `match` has to be in their names.",
-        (
-            Column("name", "name", "of the key"),
-            Column("type", "text", "quota or buffer"),
-            Column("value", "integer", "the quota, or the bytes of a buffer"),
-            Column("ttl", "seconds", "how long it lasts"),
-        ),
-        SORTS,
-        open_keys,
-    ),
-    Table(
-        "subscriptions",
-        "The channels that the connection `connection` is subscribed to, the latest first.",
-        (
-            Column("channel", "name", "its name"),
-            Column("times", "integer", "how often it is subscribed"),
-            Column("since", "since", "when it first subscribed"),
-        ),
-        (),
-        open_subscriptions,
-        ("connection",),
-    ),
-)
-
 ROOM = Room(
     name="throttr",
-    default_port=9000,
+    default_port=PORT,
     settings=ThrottrSettings,
     make_store=make_store,
     reload=reload,
     figures=FIGURES,
-    tables=TABLES,
+    tables=tables,
 )

@@ -23,14 +23,13 @@ from counterd.engine.table cimport RECORD_USED, IndexEntry
 from counterd.engine.wheel cimport timer_is_armed, timers_next_ns, timers_take
 from counterd.protocols.throttr._channels cimport SUBSCRIBED_MAX, channels_reserve
 from counterd.protocols.throttr._keys cimport (
-    GRACE_MAX_NS, KEY_BUFFER, KEY_COST, Key, Keys, KeysState, key_at, key_expire, keys_begin, keys_reserve,
+    KEY_BUFFER, KEY_COST, Key, Keys, KeysState, key_at, key_expire, keys_begin, keys_reserve,
     value_blocks, value_length,
 )
 from counterd.protocols.throttr._members cimport Member, member_find, members_begin, members_reserve
 from counterd.protocols.throttr._wire cimport (
-    CHANNEL, CHANNELS, CONNECTION, CONNECTIONS, DECREASE, EVENT, GET, ID_SIZE, INCREASE, INFO, INSERT, LIST,
-    MESSAGE_MAX, PATCH, PUBLISH, PURGE, QUERY, QUOTA, REPLY_BESIDE, REPLY_MIN, SET, STAT, STATS, SUBSCRIBE, TTL,
-    UNSUBSCRIBE, UPDATE, WHOAMI, layouts_set,
+    CHANNEL, CHANNELS, CONNECTION, CONNECTIONS, EVENT, GET, INFO, INSERT, LIST, MESSAGE_MAX, PUBLISH, PURGE, QUERY,
+    REPLY_BESIDE, REPLY_MIN, SET, STAT, STATS, SUBSCRIBE, UNSUBSCRIBE, UPDATE, WHOAMI, layouts_set,
 )
 
 KEY_BYTES = KEY_COST
@@ -48,11 +47,6 @@ COMMAND_NAMES = {
     INFO: "info", STAT: "stat", STATS: "stats", SUBSCRIBE: "subscribe", UNSUBSCRIBE: "unsubscribe", PUBLISH: "publish",
     CONNECTIONS: "connections", CONNECTION: "connection", CHANNELS: "channels", CHANNEL: "channel", WHOAMI: "whoami",
     EVENT: "event",
-}
-# The settings and wire.py, for clients, have the same constants: a test compares them.
-CONSTANTS = {
-    "ID_SIZE": ID_SIZE, "MESSAGE_MAX": MESSAGE_MAX, "GRACE_MAX_NS": GRACE_MAX_NS,
-    "QUOTA": QUOTA, "TTL": TTL, "PATCH": PATCH, "INCREASE": INCREASE, "DECREASE": DECREASE,
 }
 
 assert KEY_COST == sizeof(Key) + 2 * sizeof(IndexEntry)

@@ -10,7 +10,11 @@ from counterd.engine.walk cimport BLOCK_WORK, HoldingsWalk, RankedWalk
 from counterd.protocols.throttr._keys cimport KEY_BUFFER, Key, key_expires, key_lives, value_length
 from counterd.protocols.throttr._store cimport ThrottrStore
 
+from counterd.listing import CONNECTION, ROWS_MAX, Column, Table, ranked_parameters, read_parameters
+from counterd.settings import integer
+
 cdef double NS_PER_S = 1e9
+SORTS = ("value", "ttl")
 
 
 cdef class KeysWalk(RankedWalk):
@@ -50,3 +54,43 @@ cdef class SubscriptionsWalk(HoldingsWalk):
 
     def __cinit__(self, ThrottrStore store not None, uint32_t connection, uint32_t limit):
         self.permits = &store.channels.permits
+
+
+def open_keys(ThrottrStore store, parameters):
+    """Begins a walk through the keys."""
+    match, sort, limit = ranked_parameters(parameters, SORTS)
+    return KeysWalk(store, match, limit, sort)
+
+
+def open_subscriptions(ThrottrStore store, parameters):
+    """Begins a walk along what one connection is subscribed to."""
+    readers = {"connection": CONNECTION, "limit": integer(1, ROWS_MAX)}
+    return SubscriptionsWalk(store, **read_parameters(parameters, readers, {"limit": ROWS_MAX}))
+
+
+TABLES = (
+    Table(
+        "keys",
+        "The keys, the largest quotas and values first, or what lasts longest; `match` has to be in their names.",
+        (
+            Column("name", "name", "of the key"),
+            Column("type", "text", "quota or buffer"),
+            Column("value", "integer", "the quota, or the bytes of a buffer"),
+            Column("ttl", "seconds", "how long it lasts"),
+        ),
+        SORTS,
+        open_keys,
+    ),
+    Table(
+        "subscriptions",
+        "The channels that the connection `connection` is subscribed to, the latest first.",
+        (
+            Column("channel", "name", "its name"),
+            Column("times", "integer", "how often it is subscribed"),
+            Column("since", "since", "when it first subscribed"),
+        ),
+        (),
+        open_subscriptions,
+        ("connection",),
+    ),
+)

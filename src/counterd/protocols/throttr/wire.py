@@ -17,6 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from counterd.errors import ProtocolError
 
+PORT = 9000  # TCP, by default
 KEY_MAX = 255  # bytes of a key or of a channel's name
 ID_SIZE = 16  # bytes of a connection's id
 # The default limit for bytes of a value or payload: bounds the memory that a faulty server can make a client use.
@@ -95,6 +96,25 @@ class TTLType(IntEnum):
     SECONDS = 4
     MINUTES = 5
     HOURS = 6
+
+
+TTL_UNITS_NS: dict[int, int] = {  # the longest first
+    TTLType.HOURS: 3_600_000_000_000,
+    TTLType.MINUTES: 60_000_000_000,
+    TTLType.SECONDS: 1_000_000_000,
+    TTLType.MILLISECONDS: 1_000_000,
+    TTLType.MICROSECONDS: 1_000,
+    TTLType.NANOSECONDS: 1,
+}
+
+
+def ttl_units(ttl: float, most: int) -> tuple[int, int]:
+    """Seconds as a TTL type and a number of it, which is at most `most`. ValueError if no unit has such a number."""
+    ttl_ns = round(ttl * 1e9)
+    for ttl_type, unit_ns in TTL_UNITS_NS.items():
+        if ttl_ns % unit_ns == 0 and 0 < ttl_ns // unit_ns <= most:
+            return ttl_type, ttl_ns // unit_ns
+    raise ValueError(f"a TTL of {ttl:g} s is not 1 to {most:,} of any unit")
 
 
 class Attribute(IntEnum):

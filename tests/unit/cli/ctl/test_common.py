@@ -151,10 +151,9 @@ def test_a_client_is_made_with_a_context() -> None:
 
 
 def test_a_command_that_is_nearly_one() -> None:
-    for words, near in ((["holder", "a"], "holders"), (["sentinel", "acqire", "1"], "acquire")):
-        done = CliRunner().invoke(main, words)
-        assert done.exit_code == EXIT_USAGE
-        assert f"Did you mean '{near}'?" in done.stderr
+    done = CliRunner().invoke(main, ["holder", "a"])
+    assert done.exit_code == EXIT_USAGE
+    assert "Did you mean 'holders'?" in done.stderr
     assert "No such command 'xyz'." in CliRunner().invoke(main, ["xyz"]).stderr
 
 

@@ -10,7 +10,9 @@ import pytest
 from rich.console import Console
 
 from counterd.cli.ctl import screen
+from counterd.cli.ctl.admin import Table
 from counterd.cli.ctl.common import shown
+from counterd.cli.ctl.output import Column, Kind
 from counterd.cli.ctl.screen import (
     HISTORY_WIDTH_MAX,
     KEPT_MAX,
@@ -24,7 +26,6 @@ from counterd.cli.ctl.screen import (
     summary,
 )
 from counterd.cli.ctl.view import CONNECTIONS, HOLDERS, HOLDINGS, SORTS, Order, View
-from counterd.protocols import find_rooms
 from unit.cli.ctl.test_view import ENTRIES, Entry, names, pressed
 
 FIGURES = {
@@ -175,6 +176,24 @@ def test_the_history_is_of_what_is_listed_and_bounded() -> None:
     assert set(remember(history, summary([Entry(b"b", 1, 1)], Order(), 1.0, 0.1))) == {b"b"}  # type: ignore[list-item]
 
 
+AMOUNT, AGE = Column("amount", Kind.NUMBER), Column("age_seconds", Kind.SPAN, "age")
+CONNECTION, PEER = Column("connection", nothing="gone"), Column("peer")
+HELD = [Column("name", Kind.BYTES), AMOUNT, AGE]
+HOLDER = [CONNECTION, PEER, AMOUNT, AGE]
+TUBE_COLUMNS = [
+    Column("tube", Kind.BYTES),
+    *(Column(name, Kind.NUMBER) for name in ("ready", "reserved", "delayed", "buried", "waiting")),
+    *(Column(name, Kind.SPAN) for name in ("oldest", "queued")),
+]
+TOKEN_COLUMNS = [
+    Column("token"),
+    Column("flow"),
+    Column("count", Kind.NUMBER),
+    *(CONNECTION, PEER, Column("held", Kind.SPAN), Column("left", Kind.SPAN), Column("kept", Kind.NUMBER)),
+]
+PAGES = {"tubes": TUBE_COLUMNS, "tokens": TOKEN_COLUMNS}
+
+
 # ---- other pages ----------------------------------------------------------------------------------------------------
 
 
@@ -224,12 +243,12 @@ def test_holders() -> None:
         {"connection": "counter-4-12", "peer": "uid 5, pid\x1b 7", "amount": 2, "age_seconds": 3.2},
         {"connection": "", "peer": "", "amount": 1, "age_seconds": 90},
     ]
-    what.told = Told(HOLDERS, b"calls", rows, 2)
+    what.told = Told(HOLDERS, b"calls", rows, 2, columns=HOLDER)
     lines = drawn(what)
     at = lines.index("holders of calls")
     assert lines[at + 1].split() == ["connection", "peer", "amount", "age"]
     assert " ".join(lines[at + 2].split()) == r"counter-4-12 uid 5, pid\x1b 7 2 3.20 s"
-    assert lines[at + 3].split() == ["-", "-", "1", "1", "min"]
+    assert lines[at + 3].split() == ["gone", "-", "1", "1", "min"]
     assert lines[-1].startswith("2 holders ")
     what.told = Told(HOLDERS, b"jobs", rows, 2)
     assert drawn(what)[-1].startswith("asking the admin endpoint"), "those are of another counter"
@@ -240,25 +259,25 @@ def test_holders() -> None:
 
 
 @pytest.mark.parametrize(
-    ("connection", "rows", "lines"),
+    ("columns", "row", "lines"),
     [
-        ("counter-4-12", [{"name": b"db\xff\x1b", "amount": 2, "age_seconds": 3.2}],
-         ["name amount age", r"db\xff\x1b 2 3.20 s"]),
-        ("throttr-4-12", [{"channel": b"news", "times": 2, "age_seconds": 90}],
-         ["channel times age", "news 2 1 min"]),
-        ("sentinel-4-12", [{"token": "-7", "flow": "103", "count": 3, "held": 1, "left": -1, "kept": 0}],
+        (HELD, {"name": b"db\xff\x1b", "amount": 2, "age_seconds": 3.2}, ["name amount age", r"db\xff\x1b 2 3.20 s"]),
+        ([column for column in TOKEN_COLUMNS if column not in (CONNECTION, PEER)],
+         {"token": "-7", "flow": "103", "count": 3, "held": 1, "left": -1, "kept": 0},
          ["token flow count held left", "-7 103 3 1 s -1 s"]),
-        ("beanstalk-4-12", [{"job": "18446744073709551615", "tube": b"mail", "age_seconds": 1, "left": 59}],
+        ([Column("job"), Column("tube", Kind.BYTES), AGE, Column("left", Kind.SPAN)],
+         {"job": "18446744073709551615", "tube": b"mail", "age_seconds": 1, "left": 59},
          ["job tube age left", "18446744073709551615 mail 1 s 59 s"]),
     ],
 )  # fmt: skip
-def test_holdings(connection: str, rows: list[dict[str, object]], lines: list[str]) -> None:
+def test_holdings(columns: list[Column], row: dict[str, object], lines: list[str]) -> None:
+    connection = "counter-4-12"
     what = connected(3)
     drawn(what)
     what.view.cursor.rows = [connection]
     what.view.press("enter")
     assert drawn(what)[-1].startswith("asking the admin endpoint")
-    what.told = Told(HOLDINGS, connection.encode(), rows, 2)
+    what.told = Told(HOLDINGS, connection.encode(), [row], 2, columns=columns)
     found = drawn(what)
     at = found.index(f"holdings of {connection}")
     assert [" ".join(line.split()) for line in found[at + 1 : at + 3]] == lines
@@ -413,10 +432,10 @@ TOKEN = {
 )  # fmt: skip
 def test_tables(page: str, order: str, rows: list[dict[str, object]], columns: int, lines: list[str]) -> None:
     what = full()
-    what.view.tables = tuple(table for room in find_rooms() for table in room.tables if table.name == page)
+    what.view.tables = (Table(page, "other", PAGES[page], ["ready", "oldest", "held"], []),)
     what.view.page, what.view.name = page, order.encode()
     assert drawn(what, columns)[-1].startswith("asking the admin endpoint")
-    what.told = Told(page, order.encode(), rows, len(rows))
+    what.told = Told(page, order.encode(), rows, len(rows), columns=PAGES[page])
     found = drawn(what, columns)
     at = found.index(lines[0])
     assert [" ".join(line.split()) for line in found[at : at + 3]] == lines

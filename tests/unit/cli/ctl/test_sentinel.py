@@ -43,12 +43,23 @@ def test_values(text: str, expected: Typed) -> None:
         (["sentinel", "param", "1", "bool:yes"], "bool:yes is no bool"),
         (["sentinel", "param", "1", "int:\udcff"], r"int:\xff is no int"),
         (["sentinel", "release", "x"], "'x' is not a valid integer"),
+        (["sentinel", "acqire", "1"], "Did you mean 'acquire'?"),
     ],
 )
 def test_what_makes_no_sense(arguments: list[str], why: str) -> None:
     done = CliRunner().invoke(main, arguments, env={"COUNTERD_URL": None, "SENTINEL_URL": None})
     assert done.exit_code == 2
     assert why in done.stderr
+
+
+def test_where_the_flows_are_does_not_say_where_the_admin_endpoint_is() -> None:
+    env = {"COUNTERD_ADMIN": None, "COUNTERD_URL": "counter://elsewhere"}
+    done = CliRunner().invoke(main, ["sentinel", "flows"], env={**env, "SENTINEL_URL": "sentinel://elsewhere"})
+    assert done.exit_code == 2
+    assert "SENTINEL_URL is that of the flows" in done.stderr
+    done = CliRunner().invoke(main, ["sentinel", "flows"], env={**env, "COUNTERD_ADMIN": "http://127.0.0.1:1"})
+    assert done.exit_code == 3
+    assert "cannot connect to the admin endpoint at http://127.0.0.1:1" in done.stderr
 
 
 def test_a_token_may_look_like_an_option() -> None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
+from counterd.cli.ctl.admin import Table
 from counterd.cli.ctl.view import (
     CONNECTIONS,
     COUNTERS,
@@ -18,7 +19,6 @@ from counterd.cli.ctl.view import (
     View,
     share,
 )
-from counterd.listing import Table
 
 
 class Entry(NamedTuple):
@@ -235,8 +235,8 @@ def test_pages() -> None:
 def test_tables_of_other_protocols_are_pages_with_an_order() -> None:
     view = pressed("tab")
     view.tables = (
-        Table("keys", "", (), ("value", "ttl"), lambda *_: None),  # type: ignore[arg-type,return-value]
-        Table("tubes", "", (), ("ready", "oldest", "buried"), lambda *_: None),  # type: ignore[arg-type,return-value]
+        Table("keys", "one", [], ["value", "ttl"], []),
+        Table("tubes", "two", [], ["ready", "oldest", "buried"], []),
     )
     pages = []
     for _ in range(4):

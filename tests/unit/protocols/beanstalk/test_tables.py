@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from conformance.beanstalk.engine import make_store
 from conformance.driven import START_NS, Bench
-from counterd.protocols import find_rooms
-from counterd.protocols.beanstalk import SORTS, _tables, wire
+from counterd.protocols.beanstalk import wire
+from counterd.protocols.beanstalk._tables import TABLES
 from unit.protocols.beanstalk.asking import SECOND, ask, fill
 
 if TYPE_CHECKING:
     from counterd.listing import Table
 
-TUBES, RESERVED = (table for room in find_rooms() for table in room.tables if room.name == "beanstalk")
+TUBES, RESERVED = TABLES
 SINCE = START_NS // 100_000_000
 
 
@@ -23,10 +23,6 @@ def listed(bench: Bench, table: Table = TUBES, **parameters: str) -> tuple[list[
     while not walk.step():
         bench.store.audit()
     return walk.rows(), walk.total
-
-
-def test_the_orders_are_those_of_the_walk():
-    assert SORTS == _tables.SORTS == TUBES.sorts
 
 
 def test_tubes_in_every_order(bench: Bench):

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from counterd.errors import ProtocolError
 from counterd.protocols.beanstalk import wire
-from counterd.protocols.beanstalk._store import CONSTANTS
 from counterd.protocols.beanstalk.wire import Parser, Reply, Status
 
 REPLIES = [
@@ -32,14 +31,6 @@ REPLIES = [
         Status.OUT_OF_MEMORY, Status.INTERNAL_ERROR, Status.BAD_FORMAT, Status.UNKNOWN_COMMAND,
     )),
 ]  # fmt: skip
-
-
-def test_both_sides_have_the_same_bounds():
-    assert CONSTANTS == {
-        "LINE_MAX": wire.LINE_MAX, "NAME_MAX": wire.NAME_MAX, "JOB_SIZE_MAX": wire.BODY_MAX,
-        "TIMEOUT_MAX": wire.TIMEOUT_MAX, "URGENT": wire.URGENT, "BATCH_MAX": wire.BATCH_MAX,
-        "NEEDLE_MAX": wire.NEEDLE_MAX,
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from counterd.protocols import find_rooms
+from counterd.protocols.counter import ROOM
 from counterd.protocols.counter._tables import HeldWalk, HoldersWalk
 from property.model import OK, Client, holders_of, make_store, settle
 
-TABLES = {table.name: table for room in find_rooms() for table in room.tables}
+TABLES = {table.name: table for table in ROOM.tables()}
 
 
 def listed(store: Any, table: str, **parameters: str) -> tuple[list[dict[str, Any]], int]:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from counterd.protocols import find_rooms
 from counterd.protocols.sentinel import wire
 from counterd.protocols.sentinel._session import open_store
+from counterd.protocols.sentinel._tables import TABLES
 from counterd.protocols.sentinel.rules import read_rules
 
-TOKENS, FLOWS = (table for room in find_rooms() for table in room.tables if room.name == "sentinel")
+TOKENS, FLOWS = TABLES
 SECOND = 1_000_000_000
 START = 1000 * SECOND
 

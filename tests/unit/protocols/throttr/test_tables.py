@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from counterd.protocols import find_rooms
 from counterd.protocols.throttr._session import open_store
+from counterd.protocols.throttr._tables import TABLES
 from counterd.protocols.throttr.wire import Encoder, TTLType, ValueSize
 
-KEYS, SUBSCRIPTIONS = (table for room in find_rooms() for table in room.tables if room.name == "throttr")
+KEYS, SUBSCRIPTIONS = TABLES
 SECOND = 1_000_000_000
 START = 1000 * SECOND
 NEVER_S = 9_000_000_000

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from counterd.cli.ctl import main
-from counterd.cli.ctl.gate import url_of
+from counterd.cli.ctl.smockron.gate import url_of
 from counterd.client._addresses import Address, Tls
 from counterd.client._masters import read_masters
 

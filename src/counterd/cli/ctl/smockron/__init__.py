@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import click
 
-from counterd.cli.ctl.admin import PAGE, admin_options, endpoint_of, listed, say_total
+from counterd.cli.ctl.admin import PAGE, admin_options, endpoint_of, show
 from counterd.cli.ctl.common import (
     Bytes,
     Group,
@@ -24,32 +23,23 @@ from counterd.cli.ctl.common import (
     timeout_below,
     until_interrupted,
 )
-from counterd.cli.ctl.gate import gate
 from counterd.cli.ctl.output import Column, Kind, Output, output_option
+from counterd.cli.ctl.smockron.gate import gate
+from counterd.protocols.smockron.wire import DOMAIN_MAX, IDENTIFIER_MAX, PORT
 
 if TYPE_CHECKING:
     from counterd.client._addresses import Address
 
 SCHEME = "smockron"
-PORT = 10004
-DOMAIN = Bytes("domain", 0, 255)
-IDENTIFIER = Bytes("identifier", 0, 4096)
+DOMAIN = Bytes("domain", 0, DOMAIN_MAX)
+IDENTIFIER = Bytes("identifier", 0, IDENTIFIER_MAX)
 LOG_INFO = Bytes("text", 0, 4096)
 MOMENT = click.IntRange(0, 10**15)
 
-DOMAIN_COLUMN = Column("domain", Kind.BYTES)
-IDENTIFIER_COLUMN = Column("identifier", Kind.BYTES)
-THROTTLED_COLUMNS = [IDENTIFIER_COLUMN, DOMAIN_COLUMN, Column("wait", Kind.SPAN)]
-DOMAIN_COLUMNS = [
-    DOMAIN_COLUMN,
-    Column("interval", Kind.SPAN),
-    Column("burst", Kind.SPAN),
-    *(Column(name, Kind.NUMBER) for name in ("identifiers", "accepted", "delayed", "rejected", "told")),
-]
 WATCH_COLUMNS = [
     Column("time", Kind.CLOCK),
-    DOMAIN_COLUMN,
-    IDENTIFIER_COLUMN,
+    Column("domain", Kind.BYTES),
+    Column("identifier", Kind.BYTES),
     Column("word"),
     Column("wait", Kind.SPAN),
     Column("until_ms", Kind.NUMBER, detail=True),
@@ -128,10 +118,7 @@ def control_of(address: Address, port: int | None, path: str | None) -> Address 
 @click.pass_context
 def throttled(context: click.Context, /, match: bytes | None, limit: int, output: Output, **where: Any) -> None:
     """Shows the identifiers that have to wait, those first that wait longest. Asks the admin endpoint."""
-    asked: dict[str, Any] = {"match": quote_from_bytes(match)} if match else {}
-    answer = endpoint_of(context, **where).ask("GET", "/throttled", limit=limit, **asked)
-    output.rows(THROTTLED_COLUMNS, [listed(THROTTLED_COLUMNS, decoded(row)) for row in answer["rows"]])
-    say_total(answer)
+    show("throttled", endpoint_of(context, **where), output, match=match, limit=limit)
 
 
 @smockron.command()
@@ -150,14 +137,7 @@ def domains(context: click.Context, /, sort: str, limit: int, output: Output, **
 
     interval is what a request uses up, 0 if no rule is for the domain any more; burst, how far requests can be ahead.
     """
-    answer = endpoint_of(context, **where).ask("GET", "/domains", sort=sort, limit=limit)
-    output.rows(DOMAIN_COLUMNS, [listed(DOMAIN_COLUMNS, decoded(row)) for row in answer["rows"]])
-    say_total(answer)
-
-
-def decoded(row: dict[str, Any]) -> dict[str, Any]:
-    """With names as bytes."""
-    return row | {name: unquote_to_bytes(row[name]) for name in ("identifier", "domain") if name in row}
+    show("domains", endpoint_of(context, **where), output, sort=sort, limit=limit)
 
 
 # ---- what gatekeepers say and hear ----

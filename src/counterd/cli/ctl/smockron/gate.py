@@ -101,7 +101,7 @@ def gate(
         refused("gate needs aiohttp: in the source tree, `make setup` or pip install '.[admin]'")
     import uvloop
 
-    from counterd.cli.ctl.serving import Serving, listening_at
+    from counterd.cli.ctl.smockron.serving import Serving, listening_at
     from counterd.client._gate import Gate
     from counterd.client.smockron import AsyncGatekeeper
 
