@@ -42,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 LONGEST = (
     "tests/property/test_counter_model.py::Test",
     "tests/meta/test_model.py::",
+    "tests/meta/test_deletion.py::test_what_is_left_works",
     "tests/unit/engine/test_wheel.py::Test",
     "tests/property/test_cuts.py::test_any_stream",
     "tests/unit/bench/test_page.py::test_any_text_leaves_it_well_formed",
