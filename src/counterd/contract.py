@@ -337,18 +337,18 @@ class Extensions:
 class Room:
     """A protocol. Its package exports one as ROOM.
 
-    settings: a frozen dataclass whose fields are the protocol's own keys, without `name.` (see counterd.settings);
-        control adds those that every listener has.
-    make_store: makes the store from an object of that class, a function that returns the figures of the floors above,
-        for protocols whose clients can ask for statistics, and the time. May raise ValueError or MemoryError.
-    reload: gives a running store its settings, some of which may have changed.
-    aliases: other spellings of keys, `{accepted: real}`.
-    figures: what the metrics tell of its snapshot.
-    windows, files, extensions, journal, shared: its abilities.
-    tables: likewise; returns what people can ask for, and may import what is compiled, unlike all that is above.
-    drain_mode: likewise; has a running store refuse new work, or take it again, while everything else goes on.
-    ports: names of the ports that it has besides the first, in their order: `NAME_port` and `NAME_socket` are keys of
-        its own, and everything else about them is as for the first.
+    settings: a frozen dataclass whose fields are the protocol's own settings, without `name.` (see counterd.settings).
+        Control adds the settings that every listener has.
+    make_store: makes the store from the settings, a function that returns the figures of the floors above (for
+        protocols that serve statistics to clients), and the time. May raise ValueError or MemoryError.
+    reload: applies the settings, which may have changed, to a running store.
+    aliases: other spellings of settings, `{accepted: real}`.
+    figures: the figures of its snapshot that the metrics show.
+    windows, files, extensions, journal, shared: its abilities, if it has them.
+    tables: returns the tables that people can ask for. Unlike the others it may import compiled modules.
+    drain_mode: makes a running store refuse new work (True) or accept it again (False), and serve all else meanwhile.
+    ports: names of its ports after the first, in order. `NAME_port` and `NAME_socket` are settings of the protocol; all
+        other settings of the port are those of the first.
     """
 
     name: str

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def find_rooms() -> tuple[Room, ...]:
-    """Every protocol that is installed, by name."""
+    """Returns the installed protocols, sorted by name."""
     return tuple(importlib.import_module(f"{__name__}.{name}").ROOM for name in names())
 
 
 def names() -> tuple[str, ...]:
-    """Those of their folders, in order. Nothing of them is imported."""
+    """Returns the names of the installed protocols, sorted. Imports none of them."""
     return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg))

@@ -39,7 +39,7 @@ cdef uint8_t[OPCODES] BODY_FIXED = [
     UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, 0, 0,
 ]
 
-# What the engine's outcomes are on the wire, in their order.
+# The status for each of the engine's outcomes, in their order.
 cdef uint8_t[5] STATUS_OF_OUTCOME = [NO_ERROR, NOT_FOUND, RESOURCE_NOT_AVAILABLE, NOT_ACQUIRED, OUT_OF_MEMORY]
 
 assert REPLY_MAX <= REPLY_ROOM

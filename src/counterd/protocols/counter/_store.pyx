@@ -29,7 +29,7 @@ REFUSAL_NAMES = {
     NOT_ACQUIRED: "not_acquired", UNKNOWN_COMMAND: "unknown_command", OUT_OF_MEMORY: "out_of_memory",
 }
 PARSED_REFUSALS = (NOT_FOUND, RESOURCE_NOT_AVAILABLE, NOT_ACQUIRED, OUT_OF_MEMORY)
-# The reference's names, in its order; counterd's own follow.
+# The names of the reference implementation, in its order. counterd's own names follow these.
 REFERENCE_FIGURES = (
     "objects", "total_objects", "used_memory", "conflicts", "gc_count", "last_gc_elapsed", "total_gc_elapsed",
     "curr_connections", "total_connections",

@@ -84,7 +84,7 @@ cdef class HoldersWalk:
         self.found = []
 
     cdef uint32_t number(self) noexcept:
-        """Of the counter's record, or 0."""
+        """Returns the number of the counter's record, or 0."""
         cdef const NameTable* table = &self.store.counters.permits.table
         cdef const uint8_t* name = <const uint8_t*>PyBytes_AS_STRING(self.name)
         cdef uint32_t size = <uint32_t>len(self.name)
