@@ -257,7 +257,7 @@ def test_a_loop_that_was_closed_takes_what_was_held_along(counterd: tuple[str, i
 
     async def holds() -> AsyncHold:
         hold = await client.hold(105).__aenter__()
-        await until(lambda: 105 in client._usual, "its lease is known")
+        await until(lambda: 105 in client._leases.usual, "its lease is known")
         with pytest.raises(RuntimeError, match="belongs to another event loop"):
             await asyncio.to_thread(asyncio.run, client.ping())
         return hold
@@ -329,7 +329,7 @@ def test_answers_in_another_order(server: Server) -> None:
 def test_a_token_that_is_unknown_when_it_is_given_back(server: Server) -> None:
     async def main() -> None:
         async with made(server.address) as client:
-            client._usual[101] = 60.0  # so that it is not kept before
+            client._leases.usual[101] = 60.0  # so that it is not kept before
             hold = await client.hold(101).__aenter__()
             server.tokens.clear()
             assert not hold.lost
@@ -466,7 +466,7 @@ def test_a_hold_is_lost_when_its_lease_is_over_without_a_server() -> None:
         server.lease_ms = 300
         async with made(server.address) as client:
             async with client.hold(101, on_lost=lambda _: lost.append(1)) as hold:
-                await until(lambda: 101 in client._usual, "its lease is known")
+                await until(lambda: 101 in client._leases.usual, "its lease is known")
                 leaving.close()
                 await until(lambda: lost, "it is lost")
                 assert hold.lost
@@ -595,7 +595,7 @@ async def interrupted(scenario: Any, world: World, at: int, way: str) -> bool:
     with contextlib.suppress(asyncio.CancelledError):
         await running
     assert world.client._turns._queues == {}
-    assert world.client._leases == {}
+    assert world.client._leases.holds == {}
     await world.client.ping()
     await world.client.ping()  # after what the answer to an acquire made it give back
     for flow_id, count in ((101, 2), (103, 1), (104, 1)):

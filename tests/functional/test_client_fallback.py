@@ -148,7 +148,7 @@ def test_a_lease_that_is_not_renewed_now(server: Server, status: Status) -> None
 
 def test_a_token_that_is_unknown_when_it_is_given_back(server: Server) -> None:
     with made(server) as client:
-        client._usual[101] = 60.0  # so that it is not kept before
+        client._leases.usual[101] = 60.0  # so that it is not kept before
         hold = client.hold(101).__enter__()
         server.tokens.clear()
         assert not hold.lost
@@ -319,9 +319,9 @@ def test_a_server_that_closes_each_connection(server: Server) -> None:
 
 def test_a_lock_that_a_thread_of_the_client_has(server: Server) -> None:
     """A signal handler may close the client wherever it comes."""
-    for lock in ("_keeping", "_connecting"):
+    for keepers in (True, False):
         client = made(server)
-        with client.hold(101), getattr(client, lock):
+        with client.hold(101), client._keeper.lock if keepers else client._connecting:
             client.close()
         wait_until(lambda: not any(thread.name == "counterd-keep" for thread in threading.enumerate()), "it ends")
 

@@ -324,7 +324,7 @@ def test_what_a_callback_raises_is_logged(client: Client, caplog: pytest.LogCapt
 def test_short_holds_cost_no_more_requests(client: Client) -> None:
     """Once a lease of that flow was seen."""
     with client.hold(105):
-        wait_until(lambda: 105 in client._usual, "it has asked")
+        wait_until(lambda: 105 in client._leases.usual, "it has asked")
     before = client._link.calls._opaque
     for _ in range(20):
         with client.hold(105):
@@ -338,7 +338,7 @@ def test_the_keeper_ends_when_there_is_nothing_to_do(client: Client, monkeypatch
         with client.hold(105):
             assert len(keepers()) == 1
         wait_until(lambda: not keepers(), "the thread ends")
-        assert client._keeper is None
+        assert client._keeper._waker is None
 
 
 # ---- connections ----------------------------------------------------------------------------------------------------
@@ -384,7 +384,7 @@ def test_a_server_that_is_started_anew_has_forgotten_all(tmp_path: Path) -> None
         address = sentinels.address(first)
         client = stack.enter_context(Client(*address, timeout=PATIENCE, limits={101: 1}))
         hold = client.hold(101).__enter__()
-        wait_until(lambda: 101 in client._usual, "its lease is known")
+        wait_until(lambda: 101 in client._leases.usual, "its lease is known")
         first.process.kill()
         first.process.wait()
         with pytest.raises(Blocked, match="maximum 1"):
@@ -515,7 +515,8 @@ def test_locks_that_a_thread_of_the_parent_has(server: Server) -> None:
     """In the child nobody will ever let go of them."""
     code = """
         client.ping()
-        locks = [client._link._lock, client._connecting, client._keeping, client._fallback._lock, client._turns._lock]
+        own = [client._connecting, client._keeper.lock, client._fallback._lock, client._turns._lock]
+        locks = [client._link._lock, *own]
         locked, forked = threading.Event(), threading.Event()
 
         def keep():
@@ -584,7 +585,7 @@ def test_an_interrupt_anywhere_leaves_nothing_behind(server: Server, action: Cal
     for at in itertools.count(1):
         with server.client() as client:
             client.ping()
-            client._usual[101] = 4.0
+            client._leases.usual[101] = 4.0
             points = Points(at)
             points.watch(client._link, client._turns)
             points.enter(client._link.calls, "add_all")
@@ -599,7 +600,7 @@ def test_an_interrupt_anywhere_leaves_nothing_behind(server: Server, action: Cal
                 points.at = 0
             server.wait_until_free(101, 2)
             assert waiters(client, 101) == 0
-            assert not client._keeper or not client._keeper.leases
+            assert not client._leases.holds
             with client.hold(101, 2, timeout=PATIENCE):
                 assert not server.is_free(101, 1)
 

@@ -8,13 +8,14 @@ Stands beside the floors.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Generator
     from typing import Concatenate
 
 T = TypeVar("T")
+Steps: TypeAlias = "Generator[tuple[Any, ...], Any, T]"  # for a driver of _waiting
 P = ParamSpec("P")
 RecordingT = TypeVar("RecordingT", bound="Recording")
 
@@ -41,7 +42,7 @@ class Request(Generic[T]):
 class Shape:
     """Who runs commands."""
 
-    def _run_command(self, request: Request[Any]) -> Any:
+    def _run_command(self, made: Any) -> Any:
         raise NotImplementedError
 
 
@@ -71,10 +72,10 @@ class Command(Generic[P, T]):
         def __get__(self, client: Any, owner: object = None) -> Any: ...
 
 
-def command(make: Callable[Concatenate[Any, P], Request[T]]) -> Command[P, T]:
-    """The method that runs what the function makes of its arguments."""
+def command(make: Callable[Concatenate[Any, P], Request[T] | Steps[T]]) -> Command[P, T]:
+    """The method that runs what the function makes of its arguments: a request, or steps."""
     said: str = make.__annotations__["return"]
-    make.__annotations__["return"] = said.partition("[")[2].removesuffix("]")  # without Request, for help()
+    make.__annotations__["return"] = said.partition("[")[2].removesuffix("]")  # for help()
 
     @functools.wraps(make)
     def run(client: Shape, /, *arguments: P.args, **named: P.kwargs) -> Any:

@@ -1,6 +1,6 @@
-"""What a client for the sentinel protocol decides by itself while its server does not, and how it says so.
+"""What a client for the sentinel protocol decides by itself while its server does not, and what it logs about that.
 
-Stands beside the floors, shared by the blocking client and that for asyncio.
+Stands beside the floors, shared by the blocking client and that for asyncio. No I/O but the log, and no clock.
 """
 
 from __future__ import annotations
@@ -8,18 +8,17 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-import time
 import weakref
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from counterd.client._holding import NO_LOSS
-from counterd.client._tokens import Answer, Tally, Token, check, refused
-from counterd.protocols.sentinel.errors import Blocked, TokenRefused
+from counterd.client._tokens import Answer, Tally, Token, blocked, check, refused
+from counterd.protocols.sentinel.errors import TokenRefused
 from counterd.protocols.sentinel.wire import Status, encode_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from counterd.client._tokens import Lease
     from counterd.errors import CounterdError
@@ -29,22 +28,22 @@ LOCAL: Literal["local"] = "local"
 OPEN: Literal["open"] = "open"
 CLOSED: Literal["closed"] = "closed"
 GOES_ON = {LOCAL: "going on with local limits", OPEN: "letting all through", CLOSED: "refusing all"}
-# The answers that are a decision; after any other the fallback decides, as where there is no answer.
+# The answers that are decisions. After any other the fallback decides, as it does without an answer.
 DECISIONS = frozenset(map(int, (Status.OK, Status.BLOCKED, Status.SHOULD_WAIT)))
-# Who falls back now and then is told of in one piece, as long as it happens again within so many seconds.
+# The server decides again when the fallback was not needed for so long: there is one pair of log lines for all calls.
 QUIET_S = 1.0
 WINDOWS = 10  # of a second, in which a local limit counts
-SERVER = 0  # in the place of a flow: all of them, as the server cannot be reached
+SERVER = 0  # in place of a flow's id: all flows, as the server cannot be reached
 
 log = logging.getLogger("counterd.client.sentinel")
 
 
 class Stats(NamedTuple):
-    """What Client.stats() tells.
+    """The figures of a client.
 
     falling_back: why the server does not decide now, or "". fallbacks: how often that has begun.
-    passed, refused: what was let through, and what was not, without the server.
-    late: tokens that were granted too late, or to who had gone, and were given back at once.
+    passed, refused: calls that were decided without the server.
+    late: tokens that were granted when their caller had gone, and were given back at once.
     lost: tokens of holds that were lost.
     """
 
@@ -57,7 +56,7 @@ class Stats(NamedTuple):
 
 
 class _Episode:
-    """The server does not decide, for a flow or at all."""
+    """A time in which the server does not decide, for a flow or at all."""
 
     def __init__(self, why: str, now: float) -> None:
         self.why = why
@@ -66,9 +65,12 @@ class _Episode:
 
 
 class Fallback:
-    """Decides where the server has not, and keeps count of what this client has. Thread-safe."""
+    """Decides where the server has not, and counts the tokens that this client has. Thread-safe.
 
-    def __init__(self, mode: str, limits: Mapping[int, int]) -> None:
+    now: returns seconds of a monotonic clock.
+    """
+
+    def __init__(self, mode: str, limits: Mapping[int, int], now: Callable[[], float]) -> None:
         if mode not in GOES_ON:
             raise ValueError(f'fallback must be "local", "open" or "closed", not {mode!r}')
         for flow_id, limit in limits.items():
@@ -76,6 +78,7 @@ class Fallback:
             if not isinstance(limit, int) or limit < 0:
                 raise ValueError(f"the limit of flow {flow_id} must be a whole number of 0 or more, not {limit!r}")
         self.tally = Tally()
+        self._now = now
         self._mode = mode
         self._limits = dict(limits)
         self._episodes: dict[int, _Episode] = {}  # by flow
@@ -84,16 +87,16 @@ class Fallback:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Of the tokens of its parent a child has none. Reentrant: a signal handler may find it locked."""
-        self._lock = threading.RLock()
+        """A child has none of the tokens of its parent."""
+        self._lock = threading.RLock()  # reentrant: a signal handler may find it locked
         self._granted: weakref.WeakSet[Token] = weakref.WeakSet()  # by the server
         self._own: dict[int, Token] = {}
         self._rates: dict[int, deque[tuple[int, Counter[bytes]]]] = {}
 
-    # ---- what the server has said ----
+    # ---- what the server said ----
 
     def heard(self, flow_id: int, count: int, response: Response) -> TokenRefused | None:
-        """What was answered for a flow. Returns an error if that is no decision."""
+        """Takes what the server answered for a flow. Returns an error if that is not a decision."""
         if response.status not in DECISIONS:
             return refused(response.status, flow_id, count)
         if self._episodes:
@@ -102,12 +105,12 @@ class Fallback:
         return None
 
     def granted(self, token: Token) -> None:
-        """The server has granted it."""
+        """The server has granted the token."""
         with self._lock:
             self._granted.add(token)
 
     def gone(self, token: Token) -> None:
-        """It was given back to the server, or is lost."""
+        """The token was given back to the server, or is lost."""
         with self._lock:
             self._granted.discard(token)
 
@@ -120,14 +123,14 @@ class Fallback:
                 self._granted.discard(lease.token)
 
     def tokens(self) -> list[Token]:
-        """What the server has granted, and somebody still has."""
+        """The tokens that the server has granted, and that somebody still has."""
         with self._lock:
             return list(self._granted)
 
     # ---- deciding ----
 
     def answer(self, flow_id: int, count: int, values: Sequence[Value], error: CounterdError) -> Answer:
-        """Instead of the server, which has not decided for that reason. Raises it if no limit is given."""
+        """Decides in place of the server, which has not for this reason. Raises the reason if no limit is given."""
         keys = [encode_value(value) for value in values] or [b""]
         passed = self._mode == OPEN or (
             self._mode == LOCAL and self._passes(flow_id, count, keys, self._limit(flow_id, error))
@@ -136,7 +139,7 @@ class Fallback:
         return Answer(int(Status.OK if passed else Status.BLOCKED), fallback=True)
 
     def acquire(self, flow_id: int, count: int, error: CounterdError) -> Token:
-        """Instead of the server. Blocked if there are too many, the error if none is let through."""
+        """Grants a token in place of the server. Blocked if there are too many, the reason if nothing may pass."""
         if self._mode == CLOSED:
             self._fell_back(flow_id, error, False)
             raise error
@@ -146,14 +149,14 @@ class Fallback:
                 have = sum(each.count for each in (*self._granted, *self._own.values()) if each.flow_id == flow_id)
                 if have + count > limit:
                     self._fell_back(flow_id, error, False)
-                    raise self._blocked(flow_id, count, limit) from error
+                    raise blocked(flow_id, count, maximum=limit) from error
             token = Token(next(self._ids), flow_id, count, fallback=True)
             self._own[token.id] = token
         self._fell_back(flow_id, error, True)
         return token
 
     def release(self, token: Token) -> bool:
-        """One of its own. Whether it had it still."""
+        """Takes back one of its own tokens. Returns False if it was given back before."""
         with self._lock:
             return self._own.pop(token.id, None) is not None
 
@@ -166,19 +169,13 @@ class Fallback:
             raise type(error)(f"{error}; no local limit is given for flow {flow_id}") from error
         return limit
 
-    def _blocked(self, flow_id: int, count: int, limit: int) -> Blocked:
-        error = refused(Status.BLOCKED, flow_id, count)
-        assert isinstance(error, Blocked)
-        error.maximum = limit
-        return error
-
     def _passes(self, flow_id: int, count: int, values: Iterable[bytes], limit: int) -> bool:
-        """All of them or none. A second is its last ten tenths, the present one among them."""
+        """Whether all values may pass, or none. A second is the last ten tenths, with the present one."""
         asked: Counter[bytes] = Counter()
         for value in values:
             asked[value] += count
         with self._lock:
-            window = int(time.monotonic() * WINDOWS)
+            window = int(self._now() * WINDOWS)
             windows = self._rates.setdefault(flow_id, deque())
             while windows and windows[0][0] <= window - WINDOWS:
                 windows.popleft()
@@ -190,12 +187,12 @@ class Fallback:
             windows[-1][1].update(asked)
             return True
 
-    # ---- saying so ----
+    # ---- the log ----
 
     def _fell_back(self, flow_id: int, error: CounterdError, passed: bool) -> None:
         key = flow_id if isinstance(error, TokenRefused) else SERVER
         with self._lock:
-            now = time.monotonic()
+            now = self._now()
             episode = self._episodes.get(key)
             if episode is None:
                 episode = self._episodes[key] = _Episode(str(error), now)
@@ -213,21 +210,21 @@ class Fallback:
     def _ended(self, key: int) -> None:
         with self._lock:
             episode = self._episodes.get(key)
-            if episode is not None and time.monotonic() - episode.last >= QUIET_S:
+            if episode is not None and self._now() - episode.last >= QUIET_S:
                 del self._episodes[key]
-                self._tell(key, episode, "the server decides again")
+                self._log(key, episode, "the server decides again")
 
     def close(self) -> list[Token]:
-        """Tells of what has not ended yet. Returns what the server has granted, and somebody still has."""
+        """Logs what has not ended yet. Returns the tokens that the server has granted, and that somebody still has."""
         with self._lock:
             while self._episodes:
                 key, episode = self._episodes.popitem()
-                self._tell(key, episode, "closed")
+                self._log(key, episode, "closed")
             return self.tokens()
 
-    def _tell(self, key: int, episode: _Episode, what: str) -> None:
+    def _log(self, key: int, episode: _Episode, what: str) -> None:
         flow = f"flow {key}: " if key else ""
-        counts: tuple[Any, ...] = (time.monotonic() - episode.since, episode.passed, episode.refused)
+        counts: tuple[Any, ...] = (self._now() - episode.since, episode.passed, episode.refused)
         log.warning("%s%s after %.1f s: let %d through without it, and refused %d", flow, what, *counts)
 
     def stats(self) -> Stats:

@@ -1,6 +1,6 @@
-"""The thread of a blocking client for the sentinel protocol: keeps leases alive, connects again, takes late grants.
+"""The connection of a blocking client for the sentinel protocol, and the client's thread.
 
-Stands beside the floors. There is one where there is something to do, and it ends when there was nothing for a while.
+The thread keeps leases alive, connects again, and takes grants that come too late. Stands beside the floors.
 """
 
 from __future__ import annotations
@@ -11,23 +11,21 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from counterd.client._connection import CLOSED, FORKED, DeadlinePassed
+from counterd.client._connection import DeadlinePassed
 from counterd.client._link import Link, ThreadCall
 from counterd.client._portable import Waker, is_mine
-from counterd.client._tokens import FAILURES, TokenCalls, release
-from counterd.protocols.sentinel import wire
+from counterd.client._tokens import TokenCalls, release
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
     from counterd.client._tls import SecureSocket
-    from counterd.client._tokens import Lease, Tally, Token
-    from counterd.client.sentinel import Client, Hold
+    from counterd.client._tokens import Leases, Tally, Token
 
 IDLE_S = 5.0  # after which the thread ends
-SLICE_S = 0.05  # how long it reads for late grants before it looks what else is to do
-LATE_MAX_S = 10.0  # after which a server that owes an answer is given up
+SLICE_S = 0.05  # how long the thread reads for late grants before it looks what else is due
+LATE_MAX_S = 10.0  # how long a server may owe the reply to an acquire
 
 
 class TokenLink(Link):
@@ -43,31 +41,29 @@ class TokenLink(Link):
         on_late: Callable[[], object],
         tally: Tally,
     ) -> None:
-        """on_late: is called with the lock when a grant may come that nobody reads for."""
+        """on_late: is called, with the lock, when a grant may come that nobody reads for."""
         super().__init__(connected, where, timeout, on_end, calls=TokenCalls(tally))
         self._on_late = on_late
         self._late_since = 0.0
 
-    def give_back(self, token: Token) -> None:
-        """Releases a token, and waits for nothing.
+    def give_back(self, *tokens: Token) -> None:
+        """Releases tokens, and does not wait for that.
 
         The garbage collector does so where it ends a generator, maybe in the midst of this thread's own call.
         """
-        self.calls.give_back.append(release(token))
+        self.calls.give_back += [release(token) for token in tokens]
         if not is_mine(self._lock):
             with self._lock:
                 self._give_back()
 
     def leave(self, tokens: list[Token]) -> None:
-        """Ends the connection, after these were given back. Who interrupts a call here leaves them to their leases."""
+        """Ends the connection after it has given these back. In an interrupted call it leaves them to their leases."""
         if not is_mine(self._lock):
-            self.calls.give_back += [release(token) for token in tokens]
-            with self._lock:
-                self._give_back()
+            self.give_back(*tokens)
         self.close()
 
     def owes_grants(self) -> bool:
-        """Whether a grant may come that nobody waits for. Gives up a server that owes it for too long."""
+        """Whether a grant may come that nobody waits for. Ends the connection if that takes longer than LATE_MAX_S."""
         if not self._late():
             self._late_since = 0.0
             return False
@@ -79,7 +75,7 @@ class TokenLink(Link):
         return True
 
     def collect(self, seconds: float) -> None:
-        """Reads for that long, so that those grants are given back, or until there are none."""
+        """Reads for so many seconds, or until no such grant may come, and gives those grants back."""
         late = self._late()
         deadline = time.monotonic() + seconds
         try:
@@ -102,132 +98,88 @@ class TokenLink(Link):
 
 
 class Keeper:
-    """The thread. Whatever it is told is told with the client's lock for that, so that it does not end meanwhile."""
+    """Runs a thread where there is something to do, which ends when there was nothing to do for IDLE_S.
 
-    def __init__(self, client: Client) -> None:
-        self.leases: dict[Lease, Hold] = {}
-        self._client = client
-        self._waker = Waker()
+    work: does what is due, and connects if it gets True. Returns the connection, and when more is due.
+    """
+
+    def __init__(self, leases: Leases, work: Callable[[bool], tuple[TokenLink, float]]) -> None:
+        self._leases = leases
+        self._work = work
+        # Reentrant: a signal handler may find it locked. Nobody who has it takes the lock of a connection, as a thread
+        # that has that one may wait for this.
+        self.lock: Any = threading.RLock()
+        self._thread: threading.Thread | None = None
+        self._waker: Waker | None = None  # of the thread that runs; that thread closes it
         self._wakes_at = math.inf
-        self._connects = self._collects = False  # it is to do that now
+        self._connects = False  # the thread is to do that
         self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="counterd-keep", daemon=True)
-        self._thread.start()
 
-    def add(self, lease: Lease, hold: Hold) -> None:
-        self.leases[lease] = hold
-        if lease.due < self._wakes_at:
-            self.wake()
+    def stir(self, due: float = 0.0, *, connects: bool = False) -> None:
+        """Sees to it that the thread looks what is to do, no later than when it is due, and connects if it is to.
 
-    def connect(self) -> None:
-        """Now, so that nobody else waits for it."""
-        self._connects = True
-        self.wake()
-
-    def collect(self) -> None:
-        """What is granted to nobody."""
-        self._collects = True
-        self.wake()
-
-    def has_work(self) -> bool:
-        return bool(self.leases) or self._connects or self._collects
-
-    def wake(self) -> None:
-        """There is something new to look at."""
-        self._waker.wake()
-
-    def hurry(self) -> set[Token]:
-        """All leases are due now, as there is a new connection. Their tokens."""
-        leases = list(self.leases)
-        for lease in leases:
-            lease.due = 0.0
-        self.wake()
-        return {lease.token for lease in leases}
+        When the program ends there are no new threads, and nothing is done.
+        """
+        with suppress(RuntimeError), self.lock:
+            if self._stopped:
+                return
+            self._connects = self._connects or connects
+            if self._waker is None:
+                self._start()
+            elif due < self._wakes_at:
+                self._waker.wake()
 
     def stop(self) -> None:
-        """As the client is closed: nothing is held any more."""
-        self._stopped = True
-        self._forget(CLOSED)
-        self.wake()
+        """Lets the thread end, for good."""
+        with self.lock:
+            self._stopped = True
+            waker, self._waker = self._waker, None
+            if waker is not None:
+                waker.wake()
 
     def join(self) -> None:
-        if self._thread is not threading.current_thread():
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def after_fork(self) -> None:
-        """In the child, where the thread is not, and which holds nothing."""
-        self._forget(FORKED)
-        self._waker.close()
+        """In the child, where the thread is not."""
+        if self._waker is not None:
+            self._waker.close()
 
-    def _taken_out(self, lease: Lease) -> Hold | None:
-        """The hold, unless it was left meanwhile."""
-        with suppress(KeyError):
-            return self.leases.pop(lease)
-        return None
-
-    def _forget(self, why: str) -> None:
-        for lease in list(self.leases):
-            lease.lost = lease.lost or why
-        self.leases.clear()
+    def _start(self) -> None:
+        waker = self._waker = Waker()
+        thread = self._thread = threading.Thread(target=self._run, args=(waker,), name="counterd-keep", daemon=True)
+        try:
+            thread.start()
+        except BaseException:
+            if not thread.is_alive():
+                self._thread = self._waker = None
+                waker.close()
+            raise
 
     # ---- in the thread ----
 
-    def _run(self) -> None:
+    def _run(self, waker: Waker) -> None:
         try:
-            while not self._stopped:
-                self._turn()
+            while self._waker is waker:  # else it was stopped
+                self._turn(waker)
         finally:
-            with self._client._keeping:
-                if self._client._keeper is self:
-                    self._client._keeper = None
-                self._waker.close()
+            with self.lock:
+                if self._waker is waker:
+                    self._waker = None
+                waker.close()
 
-    def _turn(self) -> None:
-        self._wakes_at = math.inf  # whatever is added from now on wakes it
-        pause = self._work()
-        self._collects = False  # before it looks
-        link = cast("TokenLink", self._client._link)
+    def _turn(self, waker: Waker) -> None:
+        self._wakes_at = math.inf  # whatever is due from now on wakes it
+        connects, self._connects = self._connects, False
+        link, due = self._work(connects)
+        now = time.monotonic()
         if link.owes_grants():
-            link.collect(SLICE_S if pause is None else min(pause, SLICE_S))
+            link.collect(min(max(due - now, 0.0), SLICE_S))
             return
-        self._wakes_at = time.monotonic() + (IDLE_S if pause is None else pause)
-        link.watch(self._waker.fileno(), IDLE_S if pause is None else pause)
-        if not self._waker.take() and pause is None and time.monotonic() >= self._wakes_at:
-            self._stopped = self._client._dismiss(self)
-
-    def _work(self) -> float | None:
-        """Does what is due. Seconds until more is; None if nothing is known of."""
-        client = self._client
-        link = client._link
-        if link.closed and (self.leases or self._connects) and not client._closed:
-            self._connects = False
-            try:
-                link = client._connected()
-            except FAILURES as error:
-                client._outage = client._outage or str(error)
-        if not link.closed:
-            self._keep(link, [lease for lease in list(self.leases) if lease.due <= time.monotonic()])
-        now = time.monotonic()
-        for lease, hold in list(self.leases.items()):
-            lease.look(now)
-            if lease.lost and self._taken_out(lease) is not None:  # else it was left meanwhile
-                client._fallback.lost(lease)
-                hold._tell()
-        leases = list(self.leases)
-        if client._link.closed:
-            times = [lease.ends for lease in leases] + ([client._attempts.retry_at] if leases or self._connects else [])
-        else:
-            times = [lease.next for lease in leases]
-        return max(min(times) - now, 0.0) if times else None
-
-    def _keep(self, link: Link, due: list[Lease]) -> None:
-        if not due:
-            return
-        asked = time.monotonic()
-        calls: list[Any] = []
-        with suppress(*FAILURES):
-            calls = [call.result for call in link.run([(wire.keep, lease.token.id) for lease in due])]
-        now = time.monotonic()
-        for lease, response in zip(due, calls or [None] * len(due), strict=True):
-            lease.answered(asked, now, response)
-            self._client._kept(lease, now)
+        self._wakes_at = now + IDLE_S if due == math.inf else due
+        link.watch(waker.fileno(), max(self._wakes_at - now, 0.0))
+        if not waker.take() and due == math.inf and time.monotonic() >= self._wakes_at:
+            with self.lock:  # so that nobody stirs it meanwhile
+                if not waker.take() and not self._leases.holds:
+                    self._waker = None

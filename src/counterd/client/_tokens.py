@@ -1,37 +1,38 @@
-"""What the clients for the sentinel protocol have in common: calls that are under way, tokens, leases.
+"""Tokens and leases of the sentinel protocol, and the calls of a connection.
 
-Stands beside the floors. No I/O and no clock: whoever has one says what time it is.
+Stands beside the floors. No I/O and no clock: its callers say what time it is.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from counterd.client._calls import Call, Pending
 from counterd.client._holding import RAISE, Wanted
 from counterd.errors import ConnectionLost, ProtocolError, Timeout
 from counterd.protocols.sentinel import wire
-from counterd.protocols.sentinel.errors import Blocked, TokenLost, TokenRefused, token_error
+from counterd.protocols.sentinel.errors import TokenLost, TokenRefused, token_error
 from counterd.protocols.sentinel.wire import MessageType, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from counterd.client._calls import Request
+    from counterd.protocols.sentinel.errors import Blocked
     from counterd.protocols.sentinel.wire import Response, Value
 
 PORT = 18730
 FLOW_MAX = (1 << 63) - 1
 COUNT_MAX = (1 << 31) - 1
-# What it means that the server did not answer, or cannot be reached.
+# The errors of a server that does not answer, or cannot be reached.
 FAILURES = (ConnectionLost, Timeout, ProtocolError)
-# How long a new hold may wait before it asks what is left of its lease, where a token of its flow had a longer one: the
-# rule may have changed. Most holds are over by then, and cost no request.
+# A new hold asks no later than this what remains of its lease, even if the leases of its flow were longer: the rule may
+# have changed. Most holds are over by then, and cost no request.
 FIRST_KEEP_S = 0.25
 LEAST_S = 0.01  # between two KEEPs of a token
-AGAIN_S = 0.1  # after one that was not answered, where nobody knows how long the lease is
-SHARES = 3  # of what is left of a lease: one of them passes before the next KEEP, so two may go wrong
+AGAIN_S = 0.1  # after a KEEP that was not answered, if nobody knows how long the lease is
+SHARES = 3  # one of so many parts of what remains of a lease passes before the next KEEP, so two KEEPs may go wrong
 
 RELEASED = frozenset((Status.RELEASE_OK, Status.ALREADY_RELEASED, Status.NO_RULE))  # a token is not held after these
 UNKNOWN = "the server does not know it any more"
@@ -42,11 +43,11 @@ _TYPE, _FLOW, _FLOW_END = 6, 7, 15  # where they are in a request's frame
 
 
 class Answer(NamedTuple):
-    """What was said to flow() or param().
+    """The result of flow() or param().
 
     status: 0 to pass, 1 blocked, 2 to pass after wait_ms milliseconds, which the caller has to wait.
     remaining: how many more could pass now; -1 if that is not known.
-    fallback: the server did not decide, but the client's fallback.
+    fallback: the client's fallback decided, not the server.
     """
 
     status: int
@@ -56,15 +57,15 @@ class Answer(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        """Whether it may go on, after wait_ms milliseconds."""
+        """Whether the calls may pass, after wait_ms milliseconds."""
         return self.status != Status.BLOCKED
 
 
 class Token:
-    """What acquire() got: so many calls of a flow that run now.
+    """Calls of a flow that run now: the result of acquire().
 
-    id: the server's number for it, anything but 0. flow_id, count: what was asked for.
-    fallback: the server knows nothing of it, it is the client's own.
+    id: the server's number for it, never 0. flow_id, count: what was asked for.
+    fallback: it is the client's own, and the server does not know it.
     """
 
     __slots__ = ("__weakref__", "count", "fallback", "flow_id", "id")
@@ -82,18 +83,13 @@ class Token:
         return f"{self.count} of flow {self.flow_id}"
 
 
-def answer_of(response: Response) -> Answer:
-    """That of the server."""
-    return Answer(response.status, response.remaining, response.wait_ms)
-
-
 def flow_key(flow_id: int) -> bytes:
-    """That of those who wait for the same flow."""
+    """The name of the wait queue of a flow."""
     return flow_id.to_bytes(8, "big")
 
 
 def check(flow_id: int, count: int) -> None:
-    """ValueError or TypeError for what no server would take."""
+    """Raises ValueError or TypeError for what no server would take."""
     for what, number, largest in (("flow_id", flow_id, FLOW_MAX), ("count", count, COUNT_MAX)):
         if not isinstance(number, int):
             raise TypeError(f"{what} must be a whole number, not {number!r}")
@@ -102,7 +98,7 @@ def check(flow_id: int, count: int) -> None:
 
 
 def values_of(values: Iterable[Value]) -> list[Value]:
-    """As many as there are, at least one. A text would be many of one letter."""
+    """The values as a list, at least one. A text is refused, as it would be a list of letters."""
     if isinstance(values, (str, bytes)):
         raise TypeError(f"values must be a list of values, not {values!r}")
     if not (found := list(values)):
@@ -111,7 +107,7 @@ def values_of(values: Iterable[Value]) -> list[Value]:
 
 
 def read_namespace(text: str | bytes) -> bytes:
-    """As it is sent. ValueError for what no server would register."""
+    """The namespace as it is sent. ValueError for what no server would register."""
     namespace = text.encode() if isinstance(text, str) else text
     if not namespace.strip():
         raise ValueError(f"namespace must not be blank: {text!r}")
@@ -120,9 +116,15 @@ def read_namespace(text: str | bytes) -> bytes:
 
 
 def refused(status: int, flow_id: int, count: int) -> TokenRefused:
-    """The error for what was asked of a flow."""
+    """The error for a request about a flow."""
     error = token_error(status)
     error.name, error.resources = b"flow %d" % flow_id, count
+    return error
+
+
+def blocked(flow_id: int, count: int, *, maximum: int | None = None, waited: float | None = None) -> Blocked:
+    error = cast("Blocked", refused(Status.BLOCKED, flow_id, count))
+    error.maximum, error.waited = maximum, waited
     return error
 
 
@@ -155,22 +157,19 @@ class AskedToken(Wanted):
         return f"{self.count} of flow {self.flow_id}"
 
     def blocked(self, waited: float | None) -> Blocked:
-        """The error for who is refused, or has waited long enough."""
-        error = refused(Status.BLOCKED, self.flow_id, self.count)
-        assert isinstance(error, Blocked)
-        error.waited = waited
-        return error
+        """The error for a caller that is refused, or has waited long enough."""
+        return blocked(self.flow_id, self.count, waited=waited)
 
     def token(self, response: Response) -> Token:
-        """What was granted."""
+        """The token that was granted."""
         return Token(response.token_id, self.flow_id, self.count)
 
 
 class Lease:
-    """A token that a hold keeps alive: when that is due again, and until when it is held for certain."""
+    """A token that a hold keeps alive: when its lease is to be renewed, and until when it is held for certain."""
 
     def __init__(self, token: Token, now: float, usual: float | None) -> None:
-        """usual: seconds that such a lease had, if one was seen; else it is asked at once."""
+        """usual: seconds that a lease of its flow had, if one was seen; else it is renewed at once."""
         self.token = token
         self.due = now if usual is None else now + min(usual / SHARES, FIRST_KEEP_S)
         self.ends = math.inf
@@ -178,20 +177,21 @@ class Lease:
         self.counted = False  # as lost
 
     def answered(self, asked: float, now: float, response: Response | None) -> None:
-        """What came of a KEEP that was sent at that time, if anything did."""
+        """Takes the response to a KEEP that was sent at the time `asked`; None if there was none."""
         if response is not None and response.status == Status.OK:
-            left = response.left_ms / 1000
-            self.ends = asked + left
-            self.due = now + max(left / SHARES, LEAST_S)
+            remaining = response.left_ms / 1000
+            self.ends = asked + remaining
+            self.due = now + max(remaining / SHARES, LEAST_S)
         elif response is not None and response.status == Status.ALREADY_RELEASED:
             self.lost = UNKNOWN
         else:
             self.due = now + (AGAIN_S if self.ends == math.inf else max((self.ends - now) / SHARES, LEAST_S))
 
-    def look(self, now: float) -> None:
-        """It is lost when it is over and nobody has said that it goes on."""
+    def look(self, now: float) -> bool:
+        """Returns whether the token is lost. It is when its lease is over, and the server did not renew it."""
         if now >= self.ends and not self.lost:
             self.lost = "its lease is over"
+        return bool(self.lost)
 
     @property
     def next(self) -> float:
@@ -199,8 +199,63 @@ class Lease:
         return min(self.due, self.ends)
 
 
+class Leases:
+    """The leases that a client keeps alive. Threads may share it."""
+
+    def __init__(self) -> None:
+        self.holds: dict[Lease, Any] = {}
+        self.usual: dict[int, float] = {}  # by flow: seconds that a lease had
+
+    def begin(self, token: Token, hold: Any, now: float) -> Lease:
+        lease = Lease(token, now, self.usual.get(token.flow_id))
+        self.holds[lease] = hold
+        return lease
+
+    def due(self, now: float) -> list[Lease]:
+        """Those that are to be renewed now."""
+        return [lease for lease in list(self.holds) if lease.due <= now]
+
+    def due_at(self, retry_at: float | None) -> float:
+        """When one is to be renewed, or is over; infinity if there is none.
+
+        retry_at: when a client that has no connection may connect; None if it has one.
+        """
+        leases = list(self.holds)
+        if not leases:
+            return math.inf
+        if retry_at is None:
+            return min(lease.next for lease in leases)
+        return min(retry_at, *(lease.ends for lease in leases))
+
+    def answered(self, due: list[Lease], asked: float, now: float, responses: list[Response | None]) -> None:
+        """Takes the responses to KEEPs that were sent at the time `asked`."""
+        for lease, response in zip(due, responses, strict=True):
+            lease.answered(asked, now, response)
+            if response is not None and lease.ends < math.inf:
+                self.usual[lease.token.flow_id] = lease.ends - now
+
+    def hurry(self) -> set[Token]:
+        """All are due at once, because there is a new connection. Returns their tokens."""
+        leases = list(self.holds)
+        for lease in leases:
+            lease.due = 0.0
+        return {lease.token for lease in leases}
+
+    def take_lost(self, now: float) -> list[tuple[Lease, Any]]:
+        """Removes those that are lost, and returns them with their holds, but for holds that are left meanwhile."""
+        lost = [lease for lease in list(self.holds) if lease.look(now)]
+        taken = [(lease, self.holds.pop(lease, None)) for lease in lost]
+        return [(lease, hold) for lease, hold in taken if hold is not None]
+
+    def forget(self, why: str) -> None:
+        """None is held any more."""
+        for lease in list(self.holds):
+            lease.lost = lease.lost or why
+        self.holds.clear()
+
+
 def release(token: Token) -> Request:
-    """What gives it back. The flow's key says who may ask again."""
+    """The request that gives a token back. The flow's key says whose turn it is then."""
     return _release, flow_key(token.flow_id), token.id
 
 
@@ -209,17 +264,14 @@ def _release(xid: int, _: bytes, token_id: int) -> bytes:
 
 
 class Tally:
-    """late: tokens that were granted to nobody. lost: tokens of holds that were lost."""
+    """late: tokens whose caller had gone when they were granted. lost: tokens of holds that were lost."""
 
     late = 0
     lost = 0
 
 
 class TokenCalls(Pending):
-    """The calls of one connection of the sentinel protocol.
-
-    A token does not end with its connection, so nothing is held by that.
-    """
+    """The calls of one connection of the sentinel protocol. held: 0, as tokens outlive their connection."""
 
     MASK = (1 << 31) - 1
 

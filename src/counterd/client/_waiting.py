@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from counterd.errors import ConnectionLost, NotAvailable
+from counterd.errors import ConnectionLost, CounterdError, NotAvailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from counterd.client._turns import Turns
 
     Steps = Generator[tuple[Any, ...], Any, Any]
-    Acts = Mapping["Act", Callable[..., Any]]
+    Acts = Mapping[Any, Callable[..., Any]]
 
 
 class Act(Enum):
@@ -103,13 +103,13 @@ def waiting(
 
 
 def drive(steps: Steps, acts: Acts) -> Any:
-    """Does each step; returns what the machine does."""
+    """Does each step; returns what the machine does. An error that is not a CounterdError closes the machine."""
     try:
         act, *arguments = next(steps)
         while True:
             try:
                 result = acts[act](*arguments)
-            except (NotAvailable, ConnectionLost) as error:
+            except CounterdError as error:
                 act, *arguments = steps.throw(error)
             else:
                 act, *arguments = steps.send(result)
@@ -126,7 +126,7 @@ async def drive_async(steps: Steps, acts: Acts) -> Any:
         while True:
             try:
                 result = await acts[act](*arguments)
-            except (NotAvailable, ConnectionLost) as error:
+            except CounterdError as error:
                 act, *arguments = steps.throw(error)
             else:
                 act, *arguments = steps.send(result)

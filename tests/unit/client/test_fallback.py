@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import time
 from typing import Any
 
 import pytest
 
-from counterd.client import _fallback
 from counterd.client._fallback import Fallback
 from counterd.client._tokens import Answer, Token
 from counterd.errors import ConnectionLost, ProtocolError, Timeout
@@ -20,20 +20,18 @@ PASSED, REFUSED = Answer(0, fallback=True), Answer(1, fallback=True)
 
 
 class Clock:
-    """In the place of the time module."""
+    """Says what a test says."""
 
     def __init__(self) -> None:
         self.now = 100.0
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         return self.now
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(_fallback, "time", clock)
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -57,7 +55,7 @@ def heard(fallback: Fallback, status: int, flow_id: int = 101) -> TokenRefused |
 
 
 def test_a_rate_is_that_of_the_last_second(clock: Clock) -> None:
-    fallback = Fallback("local", {101: 3})
+    fallback = Fallback("local", {101: 3}, clock)
     assert [flows(fallback, 101) for _ in range(4)] == [PASSED, PASSED, PASSED, REFUSED]
     clock.now += 0.95
     assert flows(fallback, 101) == REFUSED
@@ -69,7 +67,7 @@ def test_a_rate_is_that_of_the_last_second(clock: Clock) -> None:
 
 
 def test_values_have_limits_of_their_own(clock: Clock) -> None:
-    fallback = Fallback("local", {201: 2})
+    fallback = Fallback("local", {201: 2}, clock)
     assert flows(fallback, 201, values=["a", "b"]) == PASSED
     assert flows(fallback, 201, values=["a", "c", "a"]) == REFUSED, "equal ones add up: three of a"
     assert flows(fallback, 201, 2, values=["c"]) == PASSED, "what was refused counts for none"
@@ -78,7 +76,7 @@ def test_values_have_limits_of_their_own(clock: Clock) -> None:
 
 
 def test_without_a_limit_what_went_wrong_is_raised() -> None:
-    fallback = Fallback("local", {101: 1})
+    fallback = Fallback("local", {101: 1}, time.monotonic)
     for error in (AWAY, Timeout("no answer"), ProtocolError("strange")):
         with pytest.raises(type(error), match=rf"^{error}; no local limit is given for flow 7$"):
             flows(fallback, 7, error=error)
@@ -91,7 +89,7 @@ def test_without_a_limit_what_went_wrong_is_raised() -> None:
 
 
 def test_open_and_closed() -> None:
-    opened, closed = Fallback("open", {101: 0}), Fallback("closed", {101: 9})
+    opened, closed = Fallback("open", {101: 0}, time.monotonic), Fallback("closed", {101: 9}, time.monotonic)
     assert [flows(opened, 101), flows(opened, 7)] == [PASSED, PASSED]
     assert flows(closed, 101) == REFUSED
     assert opened.acquire(7, 9, AWAY).fallback
@@ -104,7 +102,7 @@ def test_open_and_closed() -> None:
 
 
 def test_tokens_of_the_server_count_in_the_local_limit() -> None:
-    fallback = Fallback("local", {101: 3, 102: 1})
+    fallback = Fallback("local", {101: 3, 102: 1}, time.monotonic)
     mine, other = Token(-5, 101, 2), Token(6, 102, 1)
     fallback.granted(mine)
     fallback.granted(other)
@@ -120,14 +118,14 @@ def test_tokens_of_the_server_count_in_the_local_limit() -> None:
 
 
 def test_a_token_that_nobody_has_any_more_does_not_count() -> None:
-    fallback = Fallback("local", {101: 1})
+    fallback = Fallback("local", {101: 1}, time.monotonic)
     fallback.granted(Token(5, 101, 1))
     gc.collect()
     assert fallback.acquire(101, 1, AWAY).fallback
 
 
 def test_a_child_has_nothing_of_its_parent() -> None:
-    fallback = Fallback("local", {101: 1})
+    fallback = Fallback("local", {101: 1}, time.monotonic)
     token = fallback.acquire(101, 1, AWAY)
     fallback.after_fork()
     assert fallback.acquire(101, 1, AWAY)
@@ -138,7 +136,7 @@ def test_a_child_has_nothing_of_its_parent() -> None:
 
 
 def test_one_line_when_it_begins_and_one_when_it_ends(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    fallback = Fallback("local", {101: 2})
+    fallback = Fallback("local", {101: 2}, clock)
     assert heard(fallback, Status.OK) is None
     for _ in range(5):
         flows(fallback, 101)
@@ -157,7 +155,7 @@ def test_one_line_when_it_begins_and_one_when_it_ends(clock: Clock, caplog: pyte
 
 
 def test_what_is_wrong_with_a_flow_is_of_that_flow(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    fallback = Fallback("open", {})
+    fallback = Fallback("open", {}, clock)
     for status in (Status.NO_RULE, Status.BAD_REQUEST, Status.TOO_MANY_REQUESTS, Status.FAIL, Status.NOT_AVAILABLE):
         error = heard(fallback, status, 7)
         assert (type(error), error and error.status) == (type(token_error(status)), status)
@@ -171,14 +169,14 @@ def test_what_is_wrong_with_a_flow_is_of_that_flow(clock: Clock, caplog: pytest.
 
 
 def test_a_flow_without_a_limit_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    fallback = Fallback("local", {})
+    fallback = Fallback("local", {}, time.monotonic)
     with pytest.raises(NoSuchRule):
         flows(fallback, 7, error=heard(fallback, Status.NO_RULE, 7))
     assert said(caplog) == ["no such rule (status 3): asked for 1 of flow 7: no local limit is given for it"]
 
 
 def test_closing_tells_what_has_not_ended(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    fallback = Fallback("closed", {})
+    fallback = Fallback("closed", {}, clock)
     held = Token(5, 101, 1)
     fallback.granted(held)
     flows(fallback, 101)
@@ -201,4 +199,4 @@ def test_closing_tells_what_has_not_ended(clock: Clock, caplog: pytest.LogCaptur
 )
 def test_what_cannot_be(mode: str, limits: dict[int, Any], wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
-        Fallback(mode, limits)
+        Fallback(mode, limits, time.monotonic)
