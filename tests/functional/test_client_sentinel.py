@@ -1,6 +1,6 @@
-"""The blocking client of tokens with a real counterd: flows, tokens, holds, and what becomes of them with a connection.
+"""The clients of tokens, of both shapes, with a real counterd: flows, tokens, holds, and what outlives a connection.
 
-What a server does wrong, or not at all, is in test_client_fallback.py.
+What a server does wrong, or not at all, is in test_client_fallback.py; what only asyncio has in test_aio_sentinel.py.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import textwrap
 import threading
 import time
+from asyncio import sleep
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -23,18 +24,19 @@ import pytest
 import daemon
 import sentinels
 from counterd.client import _keeper
-from counterd.client.sentinel import Blocked, Client, NoSuchRule, Tag, TokenLost, Typed
+from counterd.client.sentinel import AsyncClient, Blocked, Client, NoSuchRule, Tag, TokenLost, Typed
 from counterd.errors import ConnectionLost, ServerError
 from daemon import PATIENCE, environment, wait_until
 from interrupting import Points
+from loops import NEW_LOOP, until
 from sentinels import flow, param
+from shapes import BLOCKING, SHAPES, begun, got, opened, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from certificates import Files
-    from counterd.client.sentinel import Hold
 
 OFFLINE_MS = 200
 QUICK = {"clientOfflineTime": OFFLINE_MS}
@@ -42,16 +44,18 @@ LASTING_S = 4  # of what has to be kept however busy the machine is
 LASTING = {"clientOfflineTime": LASTING_S * 1000}
 FLOWS = [
     flow(101, 2, **QUICK),
-    flow(102, 5, grade=1),
     flow(103, 1, resourceTimeout=400, **QUICK),  # a lease of 800 ms
     flow(104, 1, resourceTimeout=75, resourceTimeoutStrategy=1),  # of 75 ms that cannot be renewed
     flow(105, 1000, clientOfflineTime=60_000),
-    flow(106, 1, grade=1, sampleCount=1),
     flow(107, 3, thresholdType=0),  # for each connection of the namespace
     flow(108, 2, resourceTimeout=LASTING_S * 500, **LASTING),  # a lease of LASTING_S
     flow(109, 2, resourceTimeout=60_000, **LASTING),
 ]
-RULES = {"default": {"flowRules": FLOWS, "paramFlowRules": [param(201, 2)]}, "other": {"flowRules": [flow(301, 1)]}}
+OWN = {shape: 10 * number for number, shape in enumerate((BLOCKING, *NEW_LOOP))}  # rates are each shape's own
+for number in OWN.values():
+    FLOWS += [flow(1002 + number, 5, grade=1), flow(1006 + number, 1, grade=1, sampleCount=1)]
+PARAMS = [param(2001 + number, 2) for number in OWN.values()]
+RULES = {"default": {"flowRules": FLOWS, "paramFlowRules": PARAMS}, "other": {"flowRules": [flow(301, 1)]}}
 
 
 class Server:
@@ -61,8 +65,13 @@ class Server:
         self.address = address
         self.observer = Client(*address, timeout=PATIENCE, namespace="observers")
 
+    def made(self, shape: str, **options: Any) -> Any:
+        client = Client if shape == BLOCKING else AsyncClient
+        return client(*self.address, **{"timeout": PATIENCE, "fallback": "closed", **options})
+
     def client(self, **options: Any) -> Client:
-        return Client(*self.address, **{"timeout": PATIENCE, "fallback": "closed", **options})
+        made: Client = self.made(BLOCKING, **options)
+        return made
 
     def is_free(self, flow_id: int, count: int) -> bool:
         """Whether so much of it is not held by anybody."""
@@ -70,8 +79,11 @@ class Server:
             return self.observer.release(self.observer.acquire(flow_id, count))
         return False
 
-    def wait_until_free(self, flow_id: int, count: int, seconds: float = PATIENCE) -> None:
-        wait_until(lambda: self.is_free(flow_id, count), f"{count} of {flow_id} are free", seconds)
+    async def until_free(self, flow_id: int, count: int) -> None:
+        await until(lambda: self.is_free(flow_id, count), f"{count} of {flow_id} are free")
+
+    def wait_until_free(self, flow_id: int, count: int) -> None:
+        wait_until(lambda: self.is_free(flow_id, count), f"{count} of {flow_id} are free")
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +100,12 @@ def client(server: Server) -> Iterator[Client]:
         yield made
 
 
-def cut(client: Client) -> None:
+def cut(client: Any) -> None:
     """Ends the connection as a server does that closes it: both sides see that the other one has ended."""
+    if isinstance(client, AsyncClient):
+        assert client._link is not None
+        client._link.drop("the test cut it")
+        return
     with socket.socket(fileno=os.dup(client._link.fileno())) as connection:
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -101,98 +117,143 @@ def keepers() -> list[threading.Thread]:
 # ---- calls ----------------------------------------------------------------------------------------------------------
 
 
-def test_rates(client: Client) -> None:
-    answers = [client.flow(102) for _ in range(7)]
-    assert [answer.passed for answer in answers] == [True] * 5 + [False] * 2
-    assert [answer.remaining for answer in answers[:5]] == [4, 3, 2, 1, 0]
-    assert not any(answer.fallback for answer in answers)
-    told = [client.flow(106, prioritized=True) for _ in range(3)]
-    assert told[0] == (0, 0, 0, False)
-    assert (told[1].status, told[1].wait_ms, told[1].passed) == (2, 1000, True), "of the next window"
+@SHAPES
+def test_rates(server: Server, shape: str) -> None:
+    async def scenario() -> None:
+        async with opened(server.made(shape)) as client:
+            answers = [await got(client.flow(1002 + OWN[shape])) for _ in range(7)]
+            assert [answer.passed for answer in answers] == [True] * 5 + [False] * 2
+            assert [answer.remaining for answer in answers[:5]] == [4, 3, 2, 1, 0]
+            assert not any(answer.fallback for answer in answers)
+            told = [await got(client.flow(1006 + OWN[shape], prioritized=True)) for _ in range(2)]
+            assert told[0] == (0, 0, 0, False)
+            assert (told[1].status, told[1].wait_ms, told[1].passed) == (2, 1000, True), "of the next window"
+
+    run(shape, scenario())
 
 
-def test_values(client: Client) -> None:
-    values = ["a", 5, 1 << 40, True, 0.5, b"bytes", Typed(Tag.SHORT, 5)]
-    assert [client.param(201, values).passed for _ in range(3)] == [True, True, False]
-    assert client.param(201, ["b"]).remaining == 1
-    assert not client.param(201, ["c", "a"]).passed
-    assert client.param(201, ["c"], 2).passed, "what was refused with another counts for none"
-    with pytest.raises(ValueError, match="values must have 0 to"):
-        client.param(201, ["x" * 600, "y" * 600])
-    with pytest.raises(ValueError, match="at least one"):
-        client.param(201, [])
+@SHAPES
+def test_values(server: Server, shape: str) -> None:
+    async def scenario() -> None:
+        values = ["a", 5, 1 << 40, True, 0.5, b"bytes", Typed(Tag.SHORT, 5)]
+        async with opened(server.made(shape)) as client:
+
+            async def passes(values: list[Any], count: int = 1) -> Any:
+                return (await got(client.param(2001 + OWN[shape], values, count))).passed
+
+            assert [await passes(values) for _ in range(3)] == [True, True, False]
+            assert (await got(client.param(2001 + OWN[shape], ["b"]))).remaining == 1
+            assert not await passes(["c", "a"])
+            assert await passes(["c"], 2), "what was refused with another counts for none"
+            with pytest.raises(ValueError, match="values must have 0 to"):
+                await passes(["x" * 600, "y" * 600])
+            with pytest.raises(ValueError, match="at least one"):
+                await passes([])
+
+    run(shape, scenario())
 
 
-def test_tokens(server: Server, client: Client) -> None:
-    token = client.acquire(101, 2)
-    assert (token.flow_id, token.count, token.fallback) == (101, 2, False)
-    with pytest.raises(Blocked, match=r"^blocked \(status 1\): asked for 1 of flow 101$") as caught:
-        client.acquire(101)
-    assert (caught.value.name, caught.value.resources, caught.value.waited) == (b"flow 101", 1, None)
-    assert 3000 < client.keep(token) <= 4000
-    assert client.release(token)
-    assert not client.release(token)
-    assert server.is_free(101, 2)
-    with pytest.raises(TokenLost, match=r"^lost 2 of flow 101: the server does not know it"):
-        client.keep(token)
-    with pytest.raises(NoSuchRule, match=r"^no such rule \(status 3\): asked for 1 of flow 999$"):
-        client.acquire(999)
-    with pytest.raises(ValueError, match="flow_id must be"):
-        client.acquire(0)
+@SHAPES
+def test_tokens(server: Server, shape: str) -> None:
+    async def scenario() -> None:
+        async with opened(server.made(shape)) as client:
+            token = await got(client.acquire(101, 2))
+            assert (token.flow_id, token.count, token.fallback) == (101, 2, False)
+            with pytest.raises(Blocked, match=r"^blocked \(status 1\): asked for 1 of flow 101$") as caught:
+                await got(client.acquire(101))
+            assert (caught.value.name, caught.value.resources, caught.value.waited) == (b"flow 101", 1, None)
+            assert 3000 < await got(client.keep(token)) <= 4000
+            assert await got(client.release(token))
+            assert not await got(client.release(token))
+            assert server.is_free(101, 2)
+            with pytest.raises(TokenLost, match=r"^lost 2 of flow 101: the server does not know it"):
+                await got(client.keep(token))
+            with pytest.raises(NoSuchRule, match=r"^no such rule \(status 3\): asked for 1 of flow 999$"):
+                await got(client.acquire(999))
+            for wrong in (client.flow, client.acquire, client.hold):
+                with pytest.raises(ValueError, match="flow_id must be"):
+                    wrong(0)
+
+    run(shape, scenario())
 
 
-def test_namespaces(server: Server, client: Client) -> None:
-    with server.client(namespace="other") as other, server.client(namespace=b"other") as second:
-        assert (other.ping(), second.ping(), other.ping()) == (1, 2, 2)
-        with other.hold(301), pytest.raises(Blocked):
-            second.acquire(301)
-    first = client.acquire(107, 3)
-    with server.client() as more:
-        more.ping()
-        client.release(first)
-        client.release(client.acquire(107, 6))
-    assert repr(client).startswith("<Client 127.0.0.1:")
+@SHAPES
+def test_namespaces(server: Server, shape: str) -> None:
+    async def scenario() -> None:
+        other, second = (server.made(shape, namespace=name) for name in ("other", b"other"))
+        async with opened(server.made(shape)) as client:
+            async with opened(other), opened(second):
+                assert [await got(each.ping()) for each in (other, second, other)] == [1, 2, 2]
+                async with opened(other.hold(301)):
+                    with pytest.raises(Blocked):
+                        await got(second.acquire(301))
+            first = await got(client.acquire(107, 3))
+            async with opened(server.made(shape)) as more:
+                await got(more.ping())
+                await got(client.release(first))
+                await got(client.release(await got(client.acquire(107, 6))))
+            assert repr(client).startswith(f"<{type(client).__name__} 127.0.0.1:")
+
+    run(shape, scenario())
 
 
-def test_nothing_is_connected_before_the_first_call(server: Server) -> None:
-    with Client("sentinel://127.0.0.1:1") as client:
-        assert client.where == "127.0.0.1:1"
-    with pytest.raises(ConnectionLost, match=r"close\(\) was called"):
-        client.flow(101)
-    assert client.stats() == ("", 0, 0, 0, 0, 0)
-    with pytest.raises(ValueError, match="sentinel://HOST:PORT"):
-        Client("counter://127.0.0.1")
-    assert server.is_free(101, 2)
+@SHAPES
+def test_nothing_is_connected_before_the_first_call(shape: str) -> None:
+    made: Any = Client if shape == BLOCKING else AsyncClient
+
+    async def scenario() -> None:
+        async with opened(made("sentinel://127.0.0.1:1")) as client:
+            assert client.where == "127.0.0.1:1"
+        with pytest.raises(ConnectionLost, match=r"close\(\) was called"):
+            await got(client.flow(101))
+        assert client.stats() == ("", 0, 0, 0, 0, 0)
+        with pytest.raises(ValueError, match="sentinel://HOST:PORT"):
+            made("counter://127.0.0.1")
+
+    run(shape, scenario())
 
 
 # ---- holds ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_hold(server: Server, client: Client) -> None:
-    with client.hold(101, 2) as hold:
-        assert not hold.lost
-        assert not hold.fallback
-        assert str(hold.token) == "2 of flow 101"
-        hold.raise_if_lost()
-        assert not server.is_free(101, 1)
-        with pytest.raises(Blocked, match=r"waited 0 s$"), client.hold(101, timeout=0):
-            pytest.fail("granted")
-        with pytest.raises(RuntimeError, match="entered already"):
-            hold.__enter__()
-    assert hold.token is None
-    assert server.is_free(101, 2)
-    with hold:
-        pass
-    assert str(hold._asked) == "2 of flow 101"
-    with pytest.raises(NoSuchRule), client.hold(999):
-        pytest.fail("granted")
+@SHAPES
+def test_a_hold(server: Server, shape: str) -> None:
+    async def scenario() -> None:
+        async with opened(server.made(shape)) as client:
+            async with opened(client.hold(101, 2)) as hold:
+                assert (hold.lost, hold.fallback) == (False, False)
+                assert repr(hold) == f"<{type(hold).__name__} 2 of flow 101>"
+                assert str(hold.token) == "2 of flow 101"
+                hold.raise_if_lost()
+                assert not server.is_free(101, 1)
+                with pytest.raises(Blocked, match=r"waited 0 s$"):
+                    async with opened(client.hold(101, timeout=0)):
+                        pytest.fail("granted")
+                with pytest.raises(RuntimeError, match="entered already"):
+                    async with opened(hold):
+                        pytest.fail("entered")
+            assert hold.token is None
+            assert server.is_free(101, 2)
+            async with opened(hold):
+                pass
+            with pytest.raises(NoSuchRule):
+                async with opened(client.hold(999)):
+                    pytest.fail("granted")
+
+    run(shape, scenario())
 
 
+@SHAPES
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit])
-def test_gives_back_whatever_is_raised(server: Server, client: Client, error: type[BaseException]) -> None:
-    with pytest.raises(error), client.hold(101, 2):
-        raise error
-    server.wait_until_free(101, 2)
+def test_gives_back_whatever_is_raised(server: Server, shape: str, error: type[BaseException]) -> None:
+    async def scenario() -> None:
+        async with opened(server.made(shape)) as client:
+            with pytest.raises(error):
+                async with opened(client.hold(101, 2)):
+                    raise error
+            await server.until_free(101, 2)
+
+    run(shape, scenario())
 
 
 def test_as_a_decorator(server: Server, client: Client) -> None:
@@ -212,37 +273,57 @@ def test_as_a_decorator(server: Server, client: Client) -> None:
     server.wait_until_free(101, 2)
 
 
-def test_waits_until_it_is_given_back(client: Client) -> None:
-    """Those of this client in order."""
-    order: list[int] = []
-    first = client.hold(101, 2)
+@SHAPES
+def test_waits_until_it_is_given_back(server: Server, shape: str) -> None:
+    """The waiters of one client in order."""
 
-    def wait(number: int) -> None:
-        with client.hold(101, 2, timeout=PATIENCE):
-            order.append(number)
+    async def scenario() -> None:
+        order: list[Any] = []
+        async with opened(server.made(shape)) as client:
 
-    with first:
-        waiting = [threading.Thread(target=wait, args=(number,)) for number in range(3)]
-        for number, thread in enumerate(waiting, 1):
-            thread.start()
-            wait_until(lambda number=number: waiters(client, 101) == number, "it waits")
-    for thread in waiting:
-        thread.join(PATIENCE)
-    assert order == [0, 1, 2]
+            def wait(hold: Any) -> Any:
+                if shape == BLOCKING:
+                    with hold:
+                        order.append(hold)
+                    return None
+                return wait_async(hold)
+
+            async def wait_async(hold: Any) -> None:
+                async with hold:
+                    order.append(hold)
+
+            holds = [client.hold(101, 2, timeout=PATIENCE) for _ in range(3)]
+            waiting = []
+            async with opened(client.hold(101, 2)):
+                for number, hold in enumerate(holds, 1):
+                    waiting.append(begun(shape, lambda hold=hold: wait(hold)))
+                    await until(lambda number=number: waiters(client, 101) == number, "it waits")
+            for each in waiting:
+                await each
+            assert order == holds
+
+    run(shape, scenario())
 
 
-def waiters(client: Client, flow_id: int) -> int:
+def waiters(client: Any, flow_id: int) -> int:
     queue = client._turns._queues.get(flow_id.to_bytes(8, "big"))
     return len(queue.waiters) if queue else 0
 
 
-def test_gives_up_in_time(server: Server, client: Client) -> None:
-    with server.client() as other, other.hold(101, 2):
-        start = time.monotonic()
-        with pytest.raises(Blocked, match=r"asked for 1 of flow 101, waited [0-9.]+ s$"), client.hold(101, timeout=0.1):
-            pytest.fail("granted")
-        assert time.monotonic() - start >= 0.1
-    assert waiters(client, 101) == 0
+@SHAPES
+def test_gives_up_in_time(server: Server, shape: str) -> None:
+    async def scenario() -> None:
+        async with opened(server.made(shape)) as client:
+            token = server.observer.acquire(101, 2)
+            start = time.monotonic()
+            with pytest.raises(Blocked, match=r"asked for 1 of flow 101, waited 0\.1 s$"):
+                async with opened(client.hold(101, timeout=0.1)):
+                    pytest.fail("granted")
+            assert time.monotonic() - start >= 0.09  # uvloop's clock counts milliseconds
+            server.observer.release(token)
+            assert waiters(client, 101) == 0
+
+    run(shape, scenario())
 
 
 def test_threads_share_a_client(client: Client) -> None:
@@ -276,60 +357,90 @@ def test_threads_share_a_client(client: Client) -> None:
 # ---- leases ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_hold_outlives_its_lease(server: Server, client: Client) -> None:
-    """Also the first of its flow, whose lease nobody has told yet."""
-    with client.hold(108, 2) as hold:
-        time.sleep(LASTING_S * 1.25)
-        assert not hold.lost
-        assert not server.is_free(108, 1)
-    assert client.stats().lost == 0
+@SHAPES
+def test_a_hold_outlives_its_lease_and_its_connection(server: Server, shape: str) -> None:
+    """Also the first of its flow, whose lease nobody has told yet. Nobody calls; a token without a hold is kept too."""
+
+    async def scenario() -> None:
+        async with opened(server.made(shape)) as client:
+            async with opened(client.hold(108)) as hold, opened(client.hold(109)):
+                mine = await got(client.acquire(109))
+                for _ in range(2):
+                    cut(client)
+                    await sleep(LASTING_S * 0.75)  # by the second time the first lease is over
+                    assert not hold.lost
+                    assert not server.is_free(108, 2)
+                    assert not server.is_free(109, 1)
+                assert await got(client.release(mine))
+            assert server.is_free(109, 2)
+            assert client.stats() == ("", 0, 0, 0, 0, 0)
+
+    run(shape, scenario())
 
 
-def test_a_token_that_nobody_keeps_is_lost(server: Server, client: Client) -> None:
-    token = client.acquire(103)
-    server.wait_until_free(103, 1)
-    assert not client.release(token)
+@SHAPES
+def test_a_token_that_nobody_keeps_is_lost(server: Server, shape: str) -> None:
+    async def scenario() -> None:
+        async with opened(server.made(shape)) as client:
+            token = await got(client.acquire(103))
+            await server.until_free(103, 1)
+            assert not await got(client.release(token))
+
+    run(shape, scenario())
 
 
-def test_a_lease_that_cannot_be_renewed(client: Client) -> None:
-    told: list[Hold] = []
-    with pytest.raises(TokenLost, match=r"^lost 1 of flow 104: "):
-        lose(client)
-    with client.hold(104, timeout=PATIENCE, on_lost=told.append) as hold:
-        wait_until(lambda: told, "it is told")
-    assert told == [hold]
-    assert client.stats().lost == 2
-    with pytest.raises(ZeroDivisionError):
-        lose(client, ZeroDivisionError)
+@SHAPES
+def test_a_lease_that_cannot_be_renewed(server: Server, shape: str) -> None:
+    async def lose(client: Any, also: type[Exception] | None = None) -> None:
+        async with opened(client.hold(104, timeout=PATIENCE)) as hold:
+            await until(lambda: hold.lost, "it is lost")
+            with pytest.raises(TokenLost):
+                hold.raise_if_lost()
+            if also is not None:
+                raise also
+
+    async def scenario() -> None:
+        told: list[Any] = []
+        async with opened(server.made(shape)) as client:
+            with pytest.raises(TokenLost, match=r"^lost 1 of flow 104: "):
+                await lose(client)
+            async with opened(client.hold(104, timeout=PATIENCE, on_lost=told.append)) as hold:
+                await until(lambda: told, "it is told")
+            assert told == [hold]
+            assert client.stats().lost == 2
+            with pytest.raises(ZeroDivisionError):
+                await lose(client, ZeroDivisionError)
+
+    run(shape, scenario())
 
 
-def lose(client: Client, also: type[Exception] | None = None) -> None:
-    """Holds a token, which is lost."""
-    with client.hold(104, timeout=PATIENCE) as hold:
-        wait_until(lambda: hold.lost, "it is lost")
-        with pytest.raises(TokenLost):
-            hold.raise_if_lost()
-        if also is not None:
-            raise also
-
-
-def test_what_a_callback_raises_is_logged(client: Client, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(_: Hold) -> None:
+@SHAPES
+def test_what_a_callback_raises_is_logged(server: Server, shape: str, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_: object) -> None:
         raise ZeroDivisionError
 
-    with client.hold(104, timeout=PATIENCE, on_lost=fail):
-        wait_until(lambda: "on_lost of 1 of flow 104" in caplog.text, "it is logged")
+    async def scenario() -> None:
+        async with opened(server.made(shape)) as client, opened(client.hold(104, timeout=PATIENCE, on_lost=fail)):
+            await until(lambda: "on_lost of 1 of flow 104" in caplog.text, "it is logged")
+
+    run(shape, scenario())
 
 
-def test_short_holds_cost_no_more_requests(client: Client) -> None:
+@SHAPES
+def test_short_holds_cost_no_more_requests(server: Server, shape: str) -> None:
     """Once a lease of that flow was seen."""
-    with client.hold(105):
-        wait_until(lambda: 105 in client._leases.usual, "it has asked")
-    before = client._link.calls._opaque
-    for _ in range(20):
-        with client.hold(105):
-            pass
-    assert client._link.calls._opaque - before <= 41
+
+    async def scenario() -> None:
+        async with opened(server.made(shape)) as client:
+            async with opened(client.hold(105)):
+                await until(lambda: 105 in client._leases.usual, "it has asked")
+            before = client._link.calls._opaque
+            for _ in range(20):
+                async with opened(client.hold(105)):
+                    pass
+            assert client._link.calls._opaque - before <= 41
+
+    run(shape, scenario())
 
 
 def test_the_keeper_ends_when_there_is_nothing_to_do(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,86 +455,96 @@ def test_the_keeper_ends_when_there_is_nothing_to_do(client: Client, monkeypatch
 # ---- connections ----------------------------------------------------------------------------------------------------
 
 
-def test_a_hold_outlives_its_connection(server: Server, client: Client) -> None:
-    """Nobody calls; and a token that nobody keeps is adopted too."""
-    with client.hold(109) as hold:
-        mine = client.acquire(109)
-        for _ in range(2):
+@SHAPES
+def test_what_was_given_back_unheard_ends_soon(server: Server, shape: str) -> None:
+    async def scenario() -> None:
+        async with opened(server.made(shape)) as client:
+            await got(client.acquire(101, 2))
             cut(client)
-            time.sleep(LASTING_S * 0.75)  # by the second time it would have been given back
-            assert not server.is_free(109, 1)
-            assert not hold.lost
-        assert client.release(mine)
-    assert server.is_free(109, 2)
+            start = time.monotonic()
+            await server.until_free(101, 2)
+            assert time.monotonic() - start > OFFLINE_MS / 1000 * 0.9
+
+    run(shape, scenario())
 
 
-def test_what_was_given_back_unheard_ends_soon(server: Server, client: Client) -> None:
-    client.acquire(101, 2)
-    client._link._drop("the test cut it")
-    start = time.monotonic()
-    server.wait_until_free(101, 2)
-    assert time.monotonic() - start > OFFLINE_MS / 1000 * 0.9
+@SHAPES
+def test_calls_go_on_with_another_connection(server: Server, shape: str) -> None:
+    async def scenario() -> None:
+        async with opened(server.made(shape, fallback="open")) as client:
+            for _ in range(3):
+                await got(client.ping())
+                cut(client)
+                assert (await got(client.flow(1002 + OWN[shape]))).status in (0, 1)
+                token = await got(client.acquire(101))
+                cut(client)
+                assert await got(client.keep(token))
+                cut(client)
+                assert await got(client.release(token))
+            assert client.stats().fallbacks == 0
+
+    run(shape, scenario())
 
 
-def test_calls_go_on_with_another_connection(client: Client) -> None:
-    for _ in range(3):
-        client.ping()
-        cut(client)
-        assert client.flow(105).status in (1, 3)
-        token = client.acquire(101)
-        cut(client)
-        assert client.keep(token)
-        cut(client)
-        assert client.release(token)
-
-
-def test_a_server_that_is_started_anew_has_forgotten_all(tmp_path: Path) -> None:
+@SHAPES
+def test_a_server_that_is_started_anew_has_forgotten_all(tmp_path: Path, shape: str) -> None:
     rules = {"default": {"flowRules": [flow(101, 2, resourceTimeout=int(PATIENCE * 1000))]}}
-    with contextlib.ExitStack() as stack:
+
+    async def granted(client: Any) -> Any:
+        token = await got(client.acquire(101))
+        if token.fallback:
+            await got(client.release(token))
+            return None
+        return token
+
+    async def hold(client: Any, first: daemon.Daemon, start_again: Callable[[], object]) -> None:
+        async with opened(client.hold(101)) as held:
+            await until(lambda: 101 in client._leases.usual, "its lease is known")
+            first.process.kill()
+            first.process.wait()
+            with pytest.raises(Blocked, match="maximum 1"):
+                await got(client.acquire(101))  # what the server granted counts in the local limit
+            start_again()
+            await until(lambda: held.lost, "it is lost")
+
+    async def scenario(stack: contextlib.ExitStack) -> None:
         first = stack.enter_context(daemon.running(tmp_path, sentinels.settings(tmp_path, rules), status=-9))
         address = sentinels.address(first)
-        client = stack.enter_context(Client(*address, timeout=PATIENCE, limits={101: 1}))
-        hold = client.hold(101).__enter__()
-        wait_until(lambda: 101 in client._leases.usual, "its lease is known")
-        first.process.kill()
-        first.process.wait()
-        with pytest.raises(Blocked, match="maximum 1"):
-            client.acquire(101)  # what the server granted counts in the local limit
-        stack.enter_context(sentinels.running(tmp_path / "again", rules, port=str(address.port)))
-        wait_until(lambda: hold.lost, "it is lost")
-        with pytest.raises(TokenLost, match="the server does not know it"):
-            hold.__exit__(None, None, None)
-        token = wait_until(lambda: granted(client), "the server grants")
-        assert client.release(token)
+        again = sentinels.running(tmp_path / "again", rules, port=str(address.port))
+        made: Any = Client if shape == BLOCKING else AsyncClient
+        async with opened(made(*address, timeout=PATIENCE, limits={101: 1})) as client:
+            with pytest.raises(TokenLost, match="the server does not know it"):
+                await hold(client, first, lambda: stack.enter_context(again))
+            token = await until(lambda: granted(client), "the server grants")
+            assert await got(client.release(token))
+
+    with contextlib.ExitStack() as stack:
+        run(shape, scenario(stack))
 
 
-def granted(client: Client) -> Any:
-    token = client.acquire(101)
-    if token.fallback:
-        client.release(token)
-        return None
-    return token
+@SHAPES
+def test_closing_gives_everything_back(server: Server, shape: str) -> None:
+    async def scenario() -> None:
+        client = server.made(shape)
+        kept = [await got(client.acquire(105, 300)) for _ in range(2)]
+        async with opened(client.hold(105, 400)) as hold:
+            assert not server.is_free(105, 1)
+            await got(client.close())
+            await server.until_free(105, 1000)  # long before it would be offline
+            assert hold.lost
+        assert not keepers()
+        with pytest.raises(ConnectionLost, match=r"close\(\) was called"):
+            await got(client.release(kept[0]))
+        await got(client.close())
 
-
-def test_closing_gives_everything_back(server: Server) -> None:
-    client = server.client()
-    kept = [client.acquire(105, 300) for _ in range(2)]
-    with client.hold(105, 400) as hold:
-        assert not server.is_free(105, 1)
-        client.close()
-        server.wait_until_free(105, 1000)  # long before it would be offline
-        assert hold.lost
-    assert not keepers()
-    with pytest.raises(ConnectionLost, match=r"close\(\) was called"):
-        client.release(kept[0])
-    client.close()
+    run(shape, scenario())
 
 
 def test_closing_in_a_callback(server: Server) -> None:
     client = server.client()
     closed = threading.Event()
 
-    def close(_: Hold) -> None:
+    def close(_: object) -> None:
         client.close()
         closed.set()
 
@@ -432,15 +553,19 @@ def test_closing_in_a_callback(server: Server) -> None:
     wait_until(lambda: not keepers(), "the thread ends")
 
 
-def test_tls_and_unix_sockets(tmp_path: Path, short_path: Path, pem: Files) -> None:
+@SHAPES
+def test_tls_and_unix_sockets(tmp_path: Path, short_path: Path, pem: Files, shape: str) -> None:
     path = str(short_path / "s")
-    secure = {"socket": path, "tls.cert": pem.server}
-    with sentinels.running(tmp_path, RULES, **secure) as (_, address):
-        urls = [f"sentinels://localhost:{address.port}?cacert={pem.cacert}", f"sentinel+unix://{path}"]
-        for url in urls:
-            with Client(url, timeout=PATIENCE, fallback="closed") as client, client.hold(105) as hold:
-                cut(client)
-                wait_until(lambda client=client, hold=hold: client._link.calls.answered and not hold.lost, "it is back")
+    made: Any = Client if shape == BLOCKING else AsyncClient
+
+    async def scenario(url: str) -> None:
+        async with opened(made(url, timeout=PATIENCE, fallback="closed")) as client, opened(client.hold(105)) as hold:
+            cut(client)
+            await until(lambda: client._link.calls.answered and not hold.lost, "it is back")
+
+    with sentinels.running(tmp_path, RULES, socket=path, **{"tls.cert": pem.server}) as (_, address):
+        for url in (f"sentinels://localhost:{address.port}?cacert={pem.cacert}", f"sentinel+unix://{path}"):
+            run(shape, scenario(url))
 
 
 # ---- processes ------------------------------------------------------------------------------------------------------
@@ -532,7 +657,7 @@ def test_locks_that_a_thread_of_the_parent_has(server: Server) -> None:
         locked.wait(10)
         if os.fork() == 0:
             with client.hold(101):
-                assert client.flow(106).status in (0, 1)
+                assert client.flow(1006).status in (0, 1)
             client.close()
             os._exit(0)
         assert os.wait()[1] == 0
