@@ -1,8 +1,8 @@
-"""The thread of a Gatekeeper that looks after the connections to one master: it alone connects, reads and sends.
+"""The thread of a Gatekeeper for the connections to one master: only this thread connects, reads and sends.
 
-Stands beside the floors. A request that is decided leaves its message, and wakes the thread if that waits. To wake it
-costs several times what a decision does. So after it has sent something the thread only pauses, LOOKS times, before it
-waits: what is decided meanwhile goes out in one piece.
+Stands beside the floors. A decision leaves a message for the thread, and wakes the thread if it waits. To wake it costs
+several times what the decision costs. So after the thread has sent something it pauses, LOOKS times, before it waits
+again: the messages that come meanwhile go out in one piece.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 SEND_PAUSE_S = 0.002
 LOOKS = 16
-LINGER_S = 1.0  # that close() waits for what is not sent yet
+LINGER_S = 1.0  # how long close() waits for what is not sent yet
 
 
 class Channel:
-    """The socket of a connection, and what the kernel did not take yet."""
+    """The socket of a connection, and the bytes that the kernel did not take yet."""
 
     def __init__(self, connected: socket.socket | SecureSocket) -> None:
         self.socket = connected
@@ -39,9 +39,9 @@ class Channel:
 
 
 class Tender:
-    """changed: is notified, with its lock, when the master can be reached or cannot any more.
+    """Runs the thread. RuntimeError or OSError if it cannot be started now.
 
-    RuntimeError or OSError: the thread cannot be started now.
+    changed: is notified, with its lock, when the master can be reached, or cannot any more.
     """
 
     def __init__(self, core: Core, master: Master, changed: threading.Condition, timeout: float) -> None:
@@ -51,7 +51,7 @@ class Tender:
         self._timeout = timeout
         self._channels: dict[Line, Channel] = {}
         self._waker = Waker()
-        self._looks = 0  # that are left before it waits
+        self._looks = 0  # how often the thread still pauses before it waits
         self._ends_at: float | None = None
         master.stir = self._waker.wake
         self._thread = threading.Thread(target=self._run, name="counterd-gatekeeper", daemon=True)
@@ -67,16 +67,16 @@ class Tender:
             self._waker.close()
 
     def end(self) -> None:
-        """Once all that can be sent has been, or LINGER_S have passed."""
+        """Lets the thread end when it has sent all that it can send, or LINGER_S have passed."""
         self._ends_at = time.monotonic() + LINGER_S
         self._waker.wake()
 
     def join(self) -> None:
         if self._thread is not threading.current_thread():
-            self._thread.join(2 * LINGER_S)  # else it is connecting, or waits for who joins it
+            self._thread.join(2 * LINGER_S)  # after that it is connecting, or waits for the caller
 
     def after_fork(self) -> None:
-        """In the child, where the thread is not: its copies of the sockets are closed, and nothing else."""
+        """In the child, where the thread does not run: closes the copies of the sockets, and does nothing else."""
         for channel in self._channels.values():
             channel.socket.close()
         self._waker.close()
@@ -100,7 +100,7 @@ class Tender:
             self._give_up()
 
     def _turn(self, pause: float) -> float:
-        """Returns for how long the next one may wait."""
+        """Returns for how many seconds the next turn may wait."""
         self._receive(pause)
         if looks_again := self._send():
             time.sleep(SEND_PAUSE_S)
@@ -116,7 +116,7 @@ class Tender:
             return not self._core.has_left(self._master) and not any(each.unsent for each in self._channels.values())
 
     def _receive(self, pause: float) -> None:
-        """Waits for so long at most, until something comes, or goes out, or there is something to send."""
+        """Waits for `pause` seconds at most: until something comes or goes out, or there is something to send."""
         if self._ends_at is not None:
             pause = max(min(pause, self._ends_at - time.monotonic()), 0.0)
         poller = select.poll()
@@ -141,13 +141,13 @@ class Tender:
                 news = self._core.feed(self._master, line, data, time.monotonic_ns(), time.time_ns())
                 self._changed.notify_all()
             report(news)
-        except BlockingIOError:  # of TLS there may be less than a record
+        except BlockingIOError:  # with TLS, if less than a record has come
             pass
         except (OSError, CounterdError) as error:
             self._lose(line, str(error))
 
     def _connect(self) -> bool:
-        """Whether it was time to: that may have taken a while, and there is to be read before anybody is given up."""
+        """Returns whether it was time to connect. That may take a while: the thread reads before it gives up a line."""
         has_tried = False
         for line in self._master.lines:
             if not self._master.wants(line, time.monotonic()):
@@ -165,7 +165,7 @@ class Tender:
         return has_tried
 
     def _send(self) -> bool:
-        """Whether more may be there soon."""
+        """Returns whether there may be more to send soon."""
         for line, channel in list(self._channels.items()):
             try:
                 with self._changed:

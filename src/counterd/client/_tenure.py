@@ -1,8 +1,8 @@
 """When a client that has had permits of a contended name lets others go first, before it asks for them again.
 
-A client that gives a permit back and asks again at once would always win, because those who wait elsewhere only ask now
-and then. So a client may go on for a slice of time. Then it looks whether others wait. If they do, it stays away until
-each of them has had a chance to ask. If nobody took anything meanwhile, the next slice is twice as long.
+A client that gives a permit back and asks again at once would always win, because other clients that wait only ask now
+and then. So a client may go on for a slice of time. Then it looks whether others wait. If others wait, the client stays
+away until each of them has had a chance to ask. If nobody took anything meanwhile, the next slice is twice as long.
 
 Stands beside the floors, shared by the blocking client and that for asyncio. A step machine: it has no clock, sends
 nothing and never waits. Its times are seconds of any one monotonic clock.
@@ -15,30 +15,33 @@ from typing import NamedTuple
 
 from counterd.client._backoff import ASK_LONGEST_S
 
-# A client goes on for so long. Shorter, and handing over, which leaves a permit idle until somebody asks, takes most of
-# the time; longer, and the others wait longer.
+# How long a client goes on. If it is shorter, most of the time is lost to handing over, because a permit is idle until
+# somebody asks. If it is longer, the others wait longer.
 SLICE_S = 0.1
-# A client goes on for longer while others are refused less often than this in a second. That is one client
-# which has waited long; and handing over to one takes longer than handing over to any of many.
+# A client goes on for longer while others are refused less often than this in a second. Then one client waits, and has
+# waited long: to hand over to one client takes longer than to hand over to any of many.
 FEW_REFUSALS_PER_S, SLICE_AMONG_FEW_S = 12, 0.25
-# A slice grows up to this if the client stays away for nothing. Staying away is 5 % of the time then.
+# A slice grows up to this if nobody wants what the client leaves. Then the client is away for 5 % of the time.
 SLICE_LONGEST_S = 6.4
-# Everybody who waits asks within ASK_LONGEST_S. With jitter, so that those who stay away do not come back together.
+# Every waiter asks within ASK_LONGEST_S. There is jitter, so that clients that stay away do not come back together.
 AWAY_S, AWAY_LONGEST_S = ASK_LONGEST_S, 1.5 * ASK_LONGEST_S
-LOOK_S = SLICE_S / 2  # between two looks of a client that stays away: it sees who takes a permit for a slice
-LONG_WAIT_S = 0.5  # who has waited so long asks twice as often as before, and so goes before those who begin to wait
+LOOK_S = SLICE_S / 2  # between two looks of a client that stays away: it sees a client that has a permit for a slice
+LONG_WAIT_S = 0.5  # a waiter that has waited so long asks twice as often, and so goes before those that begin to wait
 
 
 class Seen(NamedTuple):
-    """What a look tells. room: how many requests like the caller's could be granted. refused: how often the server has
-    refused others than this client, whatever they asked for; None if it does not tell."""
+    """The result of a look at the server.
+
+    room: how many requests like the caller's could be granted. refused: how many requests of other clients the server
+    has refused, for any name; None if the server does not say.
+    """
 
     room: int
     refused: int | None
 
 
 class Tenure:
-    """What one client has had of one name lately, and what it knows of others who want it."""
+    """What one client has had of one name lately, and what it knows of other clients that want it."""
 
     def __init__(self) -> None:
         self._holding: set[object] = set()  # the holds of this client that have permits now
@@ -59,13 +62,13 @@ class Tenure:
         self._released_at = now
 
     def refused(self) -> None:
-        """Others have the permits: what this client had is over, unless it still has some."""
+        """Others have the permits. This client's tenure is over, unless it still has permits."""
         if not self._holding:
             self._since = None
             self._waited = True
 
     def may_ask(self, now: float) -> bool:
-        """Whether to ask at once. If not, the client looks, and does what looked() returns."""
+        """Returns whether to ask at once. If not, the client looks, and does what looked() returns."""
         if self._away_until is not None:
             if now - self._away_until < AWAY_S:
                 return False
@@ -79,7 +82,7 @@ class Tenure:
         return now - self._since < self._slice
 
     def looked(self, now: float, seen: Seen) -> float | None:
-        """Takes what was seen. Returns for how many seconds to wait, and then to look again; or None: ask."""
+        """Takes the result of a look. Returns how many seconds to wait before the next look; None: ask now."""
         knew, self._refused = self._refused, seen.refused
         since, self._looked_at = now - self._looked_at, now
         if seen.room < 1:  # others have taken it
