@@ -16,8 +16,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import scripted
-from counterd.client import _fallback, _keeper, _shared
-from counterd.client.sentinel import Answer, AsyncClient, Blocked, Client, NoSuchRule, TokenLost, TokenRefused
+from counterd.client import _shared
+from counterd.client.sentinel import (
+    Answer,
+    AsyncClient,
+    Blocked,
+    Client,
+    NoSuchRule,
+    TokenLost,
+    TokenRefused,
+    _fallback,
+    _keeper,
+)
 from counterd.errors import ConnectionLost, ProtocolError, Timeout
 from counterd.protocols.sentinel.wire import MessageType, Status
 from daemon import PATIENCE, wait_until

@@ -23,8 +23,7 @@ import pytest
 
 import daemon
 import sentinels
-from counterd.client import _keeper
-from counterd.client.sentinel import AsyncClient, Blocked, Client, NoSuchRule, Tag, TokenLost, Typed
+from counterd.client.sentinel import AsyncClient, Blocked, Client, NoSuchRule, Tag, TokenLost, Typed, _keeper
 from counterd.errors import ConnectionLost, ServerError
 from daemon import PATIENCE, environment, wait_until
 from interrupting import Points

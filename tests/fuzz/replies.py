@@ -15,14 +15,14 @@ from unittest import mock
 
 from counterd.client import _connection, throttr
 from counterd.client._calls import Call
-from counterd.client._events import Events
-from counterd.client._gatekeeping import Core, Options
-from counterd.client._keeper import TokenLink
-from counterd.client._keys import asked
 from counterd.client._link import Link
-from counterd.client._permits import PermitCalls
-from counterd.client._tokens import Tally, TokenCalls
-from counterd.client._told import STALE_MAX
+from counterd.client.counter._permits import PermitCalls
+from counterd.client.sentinel._keeper import TokenLink
+from counterd.client.sentinel._tokens import Tally, TokenCalls
+from counterd.client.smockron._gatekeeping import Core, Options
+from counterd.client.smockron._told import STALE_MAX
+from counterd.client.throttr._events import Events
+from counterd.client.throttr._keys import asked
 from counterd.errors import ConnectionLost, CounterdError, EventsLost, ProtocolError, ServerError
 from counterd.frames import Frames, frame
 from counterd.protocols.beanstalk import wire as beanstalk_wire

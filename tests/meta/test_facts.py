@@ -31,10 +31,10 @@ PORTS_LATER = {
     "cli/ctl/common.py",
     "client/__init__.py",
     "client/_addresses.py",
-    "client/_masters.py",
-    "client/_queue.py",
-    "client/_tokens.py",
-    "client/throttr.py",
+    "client/smockron/_masters.py",
+    "client/beanstalk/_queue.py",
+    "client/sentinel/_tokens.py",
+    "client/throttr/__init__.py",
 }
 
 

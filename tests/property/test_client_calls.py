@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counterd.client._calls import Call
-from counterd.client._permits import PermitCalls
+from counterd.client.counter._permits import PermitCalls
 from counterd.errors import CounterdError, ProtocolError, ServerError
 from counterd.protocols.counter import wire
 

@@ -1,8 +1,8 @@
 """The smockron room's world: gatekeepers, as they are in the clients, around one master, and a network that loses.
 
-The gatekeepers are the real ones without their sockets (client/_gatekeeping.py), and so is the master. Beside them are
-strangers, who speak ZMTP and say odd things. Connections break at any moment, with what is under way; gatekeepers
-connect again; some do not read; rules change, the clock is set, and the master begins anew.
+The gatekeepers are the real ones without their sockets (client/smockron/_gatekeeping.py), and so is the master. Beside
+them are strangers, who speak ZMTP and say odd things. Connections break at any moment, with what is under way;
+gatekeepers connect again; some do not read; rules change, the clock is set, and the master begins anew.
 
 What the master takes is reckoned again, in the order in which it takes it, by the model in fractions that the property
 tests have. What each subscriber was to be told is noted with it, and held against what it is sent (`told`). What has
@@ -19,7 +19,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from conformance.smockron.engine import make_store
-from counterd.client._gatekeeping import Core, Options, Verdict
+from counterd.client.smockron._gatekeeping import Core, Options, Verdict
 from counterd.errors import CounterdError, Timeout
 from counterd.protocols.smockron import wire
 from counterd.protocols.smockron.wire import Command, Parser, SocketType, Status
@@ -28,7 +28,7 @@ from property.test_smockron_model import VARIANTS
 from simulation.world import KEEPALIVE_NS, MS, SECOND, Violation, World
 
 if TYPE_CHECKING:
-    from counterd.client._line import Line
+    from counterd.client.smockron._line import Line
     from simulation.world import Link
 
 UNIX_NS = 1_800_000_000 * SECOND

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.client._gatekeeping import Core
-from counterd.client._line import Line
-from counterd.client._told import Told
+from counterd.client.smockron._gatekeeping import Core
+from counterd.client.smockron._line import Line
+from counterd.client.smockron._told import Told
 from property.smockron_model import Model
 from simulation import run
 from simulation.smockron import SmockronWorld

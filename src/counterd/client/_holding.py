@@ -9,11 +9,7 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
-from counterd.client._connection import CLOSED, FORKED, as_bytes
-from counterd.client._tenure import Seen
-from counterd.errors import ConnectionLost, NotAvailable
-from counterd.protocols.counter import wire
-from counterd.protocols.counter.wire import ERROR_TEXTS, Status
+from counterd.client._connection import CLOSED, FORKED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +19,6 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 REACQUIRE: Literal["reacquire"] = "reacquire"
 RAISE: Literal["raise"] = "raise"
-REFUSED = "refused:not_available"  # of Stats; the reference server does not tell it
 # Why a connection ended, where that is no loss: its owner wanted it, or never had it.
 NO_LOSS = (CLOSED, FORKED)
 
@@ -41,36 +36,6 @@ class Wanted:
         self.name = name
         self.timeout = timeout
         self.on_lost: Callable[[Any], object] | str = on_lost
-
-
-class Asked(Wanted):
-    """What a hold asks for: permits of a counter."""
-
-    def __init__(self, name: str | bytes, resources: int, maximum: int, timeout: float | None, on_lost: Any) -> None:
-        super().__init__(as_bytes(name), timeout, on_lost)
-        wire.acquire(0, self.name, resources, maximum)  # what does not fit the protocol is told here already
-        self.resources = resources
-        self.maximum = maximum
-
-    def __str__(self) -> str:
-        return f"{self.resources} of {printed(self.name)}"
-
-    def not_available(self, consumption: int | None) -> NotAvailable:
-        """The error for who has waited long enough."""
-        status = Status.RESOURCE_NOT_AVAILABLE
-        error = NotAvailable(status, ERROR_TEXTS[status])
-        error.name, error.resources, error.maximum = self.name, self.resources, self.maximum
-        error.consumption, error.waited = consumption, self.timeout
-        return error
-
-    def seen(self, consumption: int | None, stats: dict[str, str] | None, own_refusals: int) -> Seen:
-        """What a look at the server tells. consumption: None if there is no such counter."""
-        refused = (stats or {}).get(REFUSED)
-        others = int(refused) - own_refusals if refused is not None and refused.isdecimal() else None
-        return Seen((self.maximum - (consumption or 0)) // max(self.resources, 1), others)
-
-    def lost(self, where: str, why: str) -> ConnectionLost:
-        return ConnectionLost(f"lost {self} with the connection to {where}: {why}")
 
 
 def printed(name: bytes) -> str:

@@ -17,11 +17,12 @@ from counterd.client._addresses import read_default
 from counterd.client._aioshared import Shared
 from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
 from counterd.client._connection import as_bytes, lost
-from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, Asked, decorated_async, printed
-from counterd.client._permits import PermitCalls
-from counterd.client._pipeline import Requests, Result, released
+from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, decorated_async, printed
 from counterd.client._tenure import Tenure
 from counterd.client._turns import COUNTED_FOR_S, Queue
+from counterd.client.counter._asked import Asked
+from counterd.client.counter._permits import PermitCalls
+from counterd.client.counter._pipeline import Requests, Result, released
 from counterd.errors import ConnectionLost, CounterdError, NotAvailable, NotFound, ProtocolError, ServerError, Timeout
 from counterd.protocols.counter import wire
 

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from counterd.client._gatekeeping import Verdict
-from counterd.client._identify import REJECTED, STATUS, identify_by, retry_after
+from counterd.client.smockron._gatekeeping import Verdict
+from counterd.client.smockron._identify import REJECTED, STATUS, identify_by, retry_after
 
 if TYPE_CHECKING:
-    from counterd.client._identify import Identifier
     from counterd.client.smockron import Gatekeeper
+    from counterd.client.smockron._identify import Identifier
 
 __all__ = ["Middleware"]
 

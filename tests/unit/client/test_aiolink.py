@@ -11,7 +11,7 @@ import pytest
 import memory
 from counterd.client import _aiolink
 from counterd.client._aiolink import Link
-from counterd.client._permits import PermitCalls
+from counterd.client.counter._permits import PermitCalls
 from counterd.errors import ConnectionLost, NotAvailable, ProtocolError, Timeout
 from counterd.protocols.counter import wire
 

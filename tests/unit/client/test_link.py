@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.client import _link, _permits
+from counterd.client import _link
 from counterd.client._connection import DeadlinePassed
 from counterd.client._link import Link
-from counterd.client._permits import PermitCalls
+from counterd.client.counter import _permits
+from counterd.client.counter._permits import PermitCalls
 from counterd.errors import ConnectionLost, NotAvailable, ProtocolError, Timeout
 from counterd.protocols.counter import wire
 from counterd.protocols.counter.wire import Opcode

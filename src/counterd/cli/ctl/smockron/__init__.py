@@ -65,7 +65,7 @@ class SmockronTarget(Server):
 
     def account(self, *request: Any, **more: Any) -> None:
         """Tells it of a request; returns when it has taken that."""
-        from counterd.client._zmtp import Publisher
+        from counterd.cli.ctl.smockron.zmtp import Publisher
 
         with Publisher(self.address, self.timeout) as publisher:
             publisher.account(*request, **more)
@@ -152,7 +152,7 @@ def watch(target: SmockronTarget, domains: tuple[bytes, ...], output: Output) ->
 
     wait is how long the identifier has to. JSON and CSV have the moment too, in milliseconds of Unix time.
     """
-    from counterd.client._zmtp import Subscriber
+    from counterd.cli.ctl.smockron.zmtp import Subscriber
 
     add = output.stream(WATCH_COLUMNS)
     with until_interrupted(), Subscriber(target.control, target.timeout) as subscriber:

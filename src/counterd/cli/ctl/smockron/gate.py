@@ -1,6 +1,6 @@
 """`counterctl smockron gate`: a gatekeeper for proxies, which ask it by HTTP.
 
-Floor 5. The options; serving.py serves, and what is answered is client/_gate.py's.
+Floor 5. The options; serving.py serves, and what is answered is client/smockron/_gate.py's.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def gate(
     import uvloop
 
     from counterd.cli.ctl.smockron.serving import Serving, listening_at
-    from counterd.client._gate import Gate
     from counterd.client.smockron import AsyncGatekeeper
+    from counterd.client.smockron._gate import Gate
 
     logging.basicConfig(format="counterctl: %(message)s", level=logging.WARNING)
     logging.getLogger("counterd.client.smockron").setLevel(logging.INFO)  # that the master is back, too

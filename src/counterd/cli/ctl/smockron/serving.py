@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator
 
-    from counterd.client._gate import Gate
     from counterd.client.smockron import AsyncGatekeeper
+    from counterd.client.smockron._gate import Gate
 
 SOCKET_MODE = 0o666  # as open as a port of this host: who may ask is up to the folder
 PLACES = 1024  # for connections, besides those that wait

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from counterd.cli.ctl import main
 from counterd.cli.ctl.smockron.gate import url_of
 from counterd.client._addresses import Address, Tls
-from counterd.client._masters import read_masters
+from counterd.client.smockron._masters import read_masters
 
 
 @pytest.mark.parametrize(

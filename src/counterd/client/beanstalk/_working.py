@@ -1,0 +1,117 @@
+"""What is done with a job while a function works on it and after that: no I/O and no clock.
+
+Stands beside the floors, shared by the worker for threads and that for asyncio.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from typing import TYPE_CHECKING, NamedTuple
+
+from counterd.protocols.beanstalk import wire
+
+if TYPE_CHECKING:
+    from counterd.client.beanstalk._queue import Figures
+    from counterd.errors import CounterdError
+
+# A job is touched first after this, as no time to run is shorter than a second; then it is known how long it is. Most
+# jobs are done by then, and cost no request.
+FIRST_TOUCH_S = 0.3
+SHARES = 3  # of a time to run: one of them passes before the next touch, so two may go wrong
+RESERVE_S = 60  # that a reserve waits before it is made again
+FAR = math.inf
+
+log = logging.getLogger("counterd.client.beanstalk")
+
+
+class Bury(Exception):
+    """Raise it in a worker's function to bury the job."""
+
+
+class Retry(Exception):
+    """Raise it in a worker's function to release the job, with a delay in whole seconds. ValueError or TypeError."""
+
+    def __init__(self, delay: int = 0) -> None:
+        wire.release(0, delay=delay)  # refuses what does not fit the protocol here, where the function can be mended
+        super().__init__(delay)
+        self.delay = delay
+
+
+class Tended:
+    """A job that a function works on. due: when it is to be touched."""
+
+    def __init__(self, now: float) -> None:
+        self.due = now + FIRST_TOUCH_S
+        self.lost = False  # its time to run was over, or its connection was lost: somebody else may work on it
+
+    def touched(self, asked_at: float, touched: bool, figures: Figures | None) -> None:
+        """What the server said to a touch, and what it told of the job."""
+        if touched and figures is not None:
+            self.due = asked_at + int(figures["ttr"]) / SHARES
+        else:
+            self.lost, self.due = True, FAR
+
+    def failed(self, now: float) -> None:
+        """It was not answered."""
+        self.due = now + FIRST_TOUCH_S
+
+
+class End(NamedTuple):
+    """What becomes of a job that was not done: it is released with that delay, or buried if there is none."""
+
+    priority: int
+    delay: int | None
+
+
+class Policy:
+    """When a job whose function raises is tried again.
+
+    attempts: so many in all, then it is buried. backoff: seconds before the second attempt, and at most; each is twice
+    the last, less up to a half.
+    """
+
+    def __init__(self, attempts: int, backoff: tuple[float, float]) -> None:
+        if attempts < 1:
+            raise ValueError(f"attempts must be at least 1, not {attempts}")
+        first, longest = backoff
+        if not 0 <= first <= longest <= wire.NUMBER_MAX:
+            raise ValueError(f"backoff must be 0 to {wire.NUMBER_MAX} seconds, the longest last, not {backoff}")
+        self._attempts = attempts
+        self._first, self._longest = first, longest
+
+    def end(self, error: BaseException, figures: Figures) -> End:
+        """figures: what the server tells of the job."""
+        priority, attempt = int(figures["pri"]), int(figures["reserves"])
+        if isinstance(error, Retry):
+            return End(priority, error.delay)
+        if not isinstance(error, Exception):  # the program ends, or the task was cancelled
+            return End(priority, 0)
+        if isinstance(error, Bury) or attempt >= self._attempts:
+            return End(priority, None)
+        delay = min(self._first * 2.0 ** min(attempt - 1, 64), self._longest)
+        return End(priority, math.ceil(delay * random.uniform(0.5, 1)))
+
+
+def report_failure(job: object, error: BaseException, end: End) -> None:
+    """Of the function. What it raised on purpose is no failure."""
+    if isinstance(error, Exception) and not isinstance(error, (Bury, Retry)):
+        what = "it is buried" if end.delay is None else f"it is tried again in {end.delay} s"
+        log.error("%r failed; %s", job, what, exc_info=error)
+
+
+def report_lost(job: object) -> None:
+    log.warning("%r was gone when its function ended: its time to run was over, or its connection was lost", job)
+
+
+def report_unended(job: object, error: CounterdError) -> None:
+    log.warning("nobody knows whether %r was ended, so it may be worked on again: %s", job, error)
+
+
+def report_away(error: CounterdError) -> None:
+    log.warning("no jobs can be reserved: %s", error)
+
+
+def report_back() -> None:
+    log.info("jobs can be reserved again")

@@ -1,0 +1,516 @@
+"""The blocking client for the counter protocol, which is Client of counterd.client.
+
+Stands beside the floors: needs the wire module and counterd.errors only, and works where nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from contextlib import ExitStack, nullcontext, suppress
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from counterd.client._addresses import read_default
+from counterd.client._backoff import ASK_FIRST_S, ASK_LONGEST_S, Backoff
+from counterd.client._connection import as_bytes
+from counterd.client._holding import NO_LOSS, RAISE, REACQUIRE, decorated, printed
+from counterd.client._portable import Waker
+from counterd.client._shared import Shared
+from counterd.client._tenure import Tenure
+from counterd.client._turns import COUNTED_FOR_S, Queue
+from counterd.client.counter._asked import Asked
+from counterd.client.counter._permits import PermitCalls
+from counterd.client.counter._pipeline import Requests, Result, released
+from counterd.errors import ConnectionLost, CounterdError, NotAvailable, NotFound, ProtocolError, ServerError, Timeout
+from counterd.protocols.counter import wire
+
+if TYPE_CHECKING:
+    import os
+    import ssl
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+    from counterd.client._calls import Request
+    from counterd.client._link import Link
+    from counterd.client._tenure import Seen
+    from counterd.protocols.counter.wire import DumpEntry
+
+__all__ = ["Client", "Hold", "Pipeline", "Semaphore"]
+
+F = TypeVar("F", bound="Callable[..., Any]")
+_log = logging.getLogger(__name__)
+
+
+class Client(Shared):
+    """A connection to a server, whatever is acquired through it, and the next connection when it is lost.
+
+    Connects when it is used first, so it may be made before the server is there: then a call raises ConnectionLost, and
+    hold() waits for the server. Use it in a `with`, or close() it. Threads may share it: their calls are under way side
+    by side on one connection. After a fork it belongs to the parent; in the child it connects anew when it is used. A
+    signal handler may close() it; a call of one that has interrupted another of its thread is a RuntimeError.
+
+    host: if neither this nor port or path is given, the environment's COUNTERD_URL says where the server is, else it is
+    127.0.0.1. A host, counter://HOST[:PORT], counters://HOST[:PORT] (with TLS) or counter+unix:///PATH, or several of
+    these, which are tried in order. They are several ways to *one* server: two servers would be two limits.
+    port: for hosts without one; 11215 unless given.
+    path: of a Unix socket, instead of host and port.
+    tls: True for TLS with the certificates that this system trusts, or an ssl.SSLContext. In a URL, ?cacert=FILE&
+    cert=FILE&key=FILE (PEM, any of them) after counters://HOST:PORT says whom to trust, and with what certificate the
+    client shows who it is; the files are read for each connection.
+    timeout: seconds that each call may take as a whole, then Timeout. What an acquire is granted after that is given
+    back.
+    connect_timeout: seconds that connecting to one address may take, and TLS's handshake. None: as timeout.
+    watch: start a thread that sees at once when the connection is lost, for holds with a callback or "reacquire".
+
+    Names are bytes, or text that is sent as UTF-8, of 1 to 65,535 bytes; numbers are 0 to 2^32-1. Anything else is a
+    ValueError or TypeError, before anything is sent. Every call may raise a ServerError (the server refused), Timeout
+    (it did not answer in time), ProtocolError (it answered what it may not, and was left) or ConnectionLost. The next
+    call then connects again; after an attempt that failed, calls fail at once until another is due, 0.05 to 2 s later.
+
+    What is held belongs to the connection and is lost with it. A Hold says so itself; if it happens to what acquire()
+    got, one call raises ConnectionLost before others go on with a new connection. If nothing was held, a call whose
+    connection ends is made again, once, through another: a server that is started anew is no error then.
+    """
+
+    def __init__(
+        self,
+        host: str | Sequence[str] | None = None,
+        port: int | None = None,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        tls: bool | ssl.SSLContext = False,
+        timeout: float = 5.0,
+        connect_timeout: float | None = None,
+        watch: bool = False,
+    ) -> None:
+        self._watch = watch
+        self._watcher: _Watcher | None = None
+        super().__init__(read_default(host, port, path, tls), timeout, connect_timeout)
+        if watch:
+            self._watcher = _Watcher(self)
+
+    def fileno(self) -> int:
+        """The descriptor of the connection's socket, for who hands it to another process. Connects if need be.
+
+        What is held lasts as long as any process has it open. With TLS the other process can do no more than that.
+        """
+        return self._connected().fileno()
+
+    def close(self) -> None:
+        """Ends the connection: the server takes back what was held through it. Later calls raise ConnectionLost."""
+        super().close()
+        if self._watcher is not None:
+            self._watcher.stop()
+
+    def noop(self) -> None:
+        """Makes the server answer (section "Noop")."""
+        self._call(wire.noop)
+
+    def get(self, name: str | bytes, default: int | None = None) -> int:
+        """How much of a counter is consumed (section "Get").
+
+        If there is no counter of that name: default, or NotFound without one. A counter begins to exist when something
+        of it is acquired, and a restart forgets it, so a program that only looks wants default=0.
+        """
+        try:
+            consumption: int = self._call(wire.get, as_bytes(name))
+        except NotFound:
+            if default is None:
+                raise
+            return default
+        return consumption
+
+    def acquire(self, name: str | bytes, resources: int = 1, *, maximum: int) -> int:
+        """Acquires resources, if no more than maximum of the counter are consumed then (section "Acquire").
+
+        Asks once, and never waits: hold() does. They are held until release(), or until the connection ends.
+        Returns how many were granted. NotAvailable if the maximum leaves no room, InvalidArguments if resources are
+        0 or above maximum, OutOfMemory if the server has no room for another counter or holding.
+        """
+        granted: int = self._call(wire.acquire, as_bytes(name), resources, maximum)
+        return granted
+
+    def release(self, name: str | bytes, resources: int = 1) -> None:
+        """Gives back resources that acquire() got (section "Release"). A hold gives its own back.
+
+        NotFound if there is no such counter, NotAcquired if this connection holds less; nothing is released then.
+        """
+        released = as_bytes(name)
+        self._call(wire.release, released, resources)
+        self._turns.wake(released)
+
+    def stats(self) -> dict[str, str]:
+        """The server's statistics by name, in its order, as the texts it sends (section "Stats")."""
+        figures: dict[str, str] = self._call(wire.stats)
+        return figures
+
+    def dump(self) -> list[DumpEntry]:
+        """Every counter, used or not, in no particular order (section "Dump"). All of them are in memory at once."""
+        entries: list[DumpEntry] = self._call(wire.dump, True)
+        return entries
+
+    def pipeline(self) -> Pipeline:
+        """Requests that are sent together: `with client.pipeline() as p: p.get("a"); p.get("b"); r = p.execute()`."""
+        return Pipeline(self)
+
+    def hold(
+        self,
+        name: str | bytes,
+        resources: int = 1,
+        *,
+        maximum: int,
+        timeout: float | None = None,
+        on_lost: Callable[[Hold], object] | Literal["raise", "reacquire"] = RAISE,
+    ) -> Hold:
+        """Permits while a block runs: `with client.hold("db:main", 2, maximum=10, timeout=5):`, or as a decorator.
+
+        Waits until they are available, for timeout seconds at most (None: for ever, 0: asks once), then raises
+        NotAvailable, which tells what is in use. Those who wait for one name in this client get it in order. If this
+        client has had the name for a while and others were refused, they go first, for up to 0.375 s. A
+        connection that is lost while it waits is made again; ConnectionLost is raised when the time is over. A server
+        that does not answer is Timeout, after the client's timeout, whatever that of the hold. InvalidArguments comes
+        at once if resources are 0 or above maximum. Leaving the block gives the permits back.
+
+        on_lost: what to do when the connection, and the permits with it, are lost while the block runs.
+        "raise": leaving the block raises ConnectionLost, unless something else was raised in it.
+        A function of the hold: is called at once, in another thread. "reacquire": the permits are acquired again,
+        however long that takes, and until then hold.lost is true. Both need a Client(watch=True).
+        """
+        if on_lost != RAISE and not self._watch:
+            raise ValueError("on_lost: a function, or acquiring again, needs a Client(watch=True)")
+        return Hold(self, Asked(name, resources, maximum, timeout, on_lost))
+
+    def semaphore(self, name: str | bytes, maximum: int) -> Semaphore:
+        """A counter of so many permits with the methods of threading.BoundedSemaphore."""
+        return Semaphore(self, name, maximum)
+
+    # ---- calling ----
+
+    def _call(self, *request: Any) -> Any:
+        link = self._connected()
+        was_good = link.calls.answered
+        try:
+            return link.call(*request)
+        except (ConnectionLost, ProtocolError) as error:
+            link.unheard = False
+            # Where nothing was held nothing is lost, and what was granted unseen is back: it is safe to ask again.
+            if isinstance(error, ProtocolError) or not was_good or link.calls.held or request[0] is wire.release:
+                raise
+        return self._connected().call(*request)
+
+    def _run(self, requests: list[Request]) -> list[Any]:
+        """The results of all; refusals are among them."""
+        if not requests:
+            return []
+        link = self._connected()
+        try:
+            calls = link.run(requests)
+            for call in calls:
+                if call.error is not None and not isinstance(call.error, ServerError):
+                    raise call.error
+        except (ConnectionLost, ProtocolError):
+            link.unheard = False
+            raise
+        for name in released(requests):
+            self._turns.wake(name)
+        return [call.result if call.error is None else call.error for call in calls]
+
+    def _make_calls(self) -> PermitCalls:
+        return PermitCalls()
+
+    def _on_end(self, link: Link) -> None:
+        if self._watcher is not None:
+            self._watcher.ended.append(link)
+            self._watcher.wake()
+
+    def _on_connected(self) -> None:
+        if self._watcher is not None:
+            self._watcher.wake()
+        elif self._watch:
+            self._watcher = _Watcher(self)
+
+    def _make_locks(self) -> None:
+        super()._make_locks()
+        self._counting = threading.RLock()
+        self._reacquiring = threading.RLock()
+
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        if self._watcher is not None:
+            self._watcher.after_fork()
+            self._watcher = None
+
+    # ---- holding ----
+
+    def _ask(self, hold: Hold, asked: Asked) -> Link:
+        try:
+            link = self._connected(hears=False)
+        except Timeout as error:  # no answer to connecting is no server, and that is waited for
+            raise ConnectionLost(str(error)) from error
+        link.acquire(hold, asked.name, (wire.acquire, asked.name, asked.resources, asked.maximum))
+        return link
+
+    def _look_around(self, asked: Asked) -> Seen:
+        try:
+            link = self._connected(hears=False)
+        except Timeout as error:
+            raise ConnectionLost(str(error)) from error
+        consumption, stats = link.run(((wire.get, asked.name), (wire.stats,)))
+        return asked.seen(consumption.result, stats.result, link.calls.refused)
+
+    def _gives_up(self, queue: Queue, asked: Asked) -> NotAvailable:
+        return asked.not_available(self._consumption(queue, asked))
+
+    def _consumption(self, queue: Queue, asked: Asked) -> int | None:
+        """For who gives up. When many do at once, one asks."""
+        with self._counting:
+            if time.monotonic() - queue.counted_at > COUNTED_FOR_S:
+                queue.consumption = None
+                with suppress(CounterdError):
+                    queue.consumption = self._connected(hears=False).call(wire.get, asked.name)
+                queue.counted_at = time.monotonic()
+            return queue.consumption
+
+
+class Hold:
+    """Permits of a counter, held while a block runs: what Client.hold() returns, for `with` or as a decorator.
+
+    For one thread at a time, and one block at a time: make another for each, or share a Semaphore. As a decorator it
+    holds permits of their own for each call. Not reentrant: a hold within another of that name asks for more permits.
+    """
+
+    def __init__(self, client: Client, asked: Asked) -> None:
+        self._client = client
+        self._asked = asked
+        self._tenure = Tenure()  # while it is entered: that of the name
+        self._entered = threading.Lock()  # locked from entering to leaving
+        self._inside = False
+        self._link: Link | None = None  # through which they are held
+
+    def __repr__(self) -> str:
+        return f"<Hold {self._asked}>"
+
+    def __enter__(self) -> Hold:
+        if not self._entered.acquire(blocking=False):
+            raise RuntimeError("this hold has been entered already: make another")
+        try:
+            with self._client._reacquiring if self._asked.on_lost == REACQUIRE else nullcontext():
+                self._inside = True  # from now on it is not the one before that permits are acquired again for
+            self._tenure = self._client._turns.tenure(self._asked.name)
+            self._link = self._client._take(self, self._asked, self._tenure)
+            self._tenure.granted(self, time.monotonic())
+        except BaseException:  # a signal's may come after the grant
+            self._inside = False
+            self._client._link.disown(self, self._asked.name)
+            self._tenure.released(self, time.monotonic())
+            self._entered.release()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inside = False  # before looking where they are: what is acquired again from now on is given back
+        link, self._link = self._link, None
+        assert link is not None
+        try:
+            if kind is not GeneratorExit:  # the garbage collector's may come in the midst of another call
+                link.release(self, self._asked.name)
+        except ConnectionLost:
+            if kind is None and self._asked.on_lost == RAISE and link.closed not in NO_LOSS:
+                raise self._asked.lost(link.where, link.closed) from None
+        except CounterdError:
+            if kind is None:
+                raise
+        finally:
+            link.disown(self, self._asked.name)  # what is left of it
+            self._tenure.released(self, time.monotonic())
+            self._entered.release()
+            self._client._turns.wake(self._asked.name)
+
+    def __call__(self, function: F) -> F:
+        """A function, or a generator, that holds the permits while it runs; each call has its own."""
+        return decorated(function, lambda: Hold(self._client, self._asked))
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection, and the permits with it, were lost while the block runs. Looks at the socket."""
+        link = self._link
+        return link is not None and not link.is_alive()
+
+    def raise_if_lost(self) -> None:
+        """ConnectionLost if hold.lost, to be asked before what must not be done without the permits."""
+        link = self._link
+        if link is not None and not link.is_alive():
+            raise self._asked.lost(link.where, link.closed)
+
+    # ---- in the watching thread ----
+
+    def _tell(self) -> bool:
+        """They were lost. Returns whether they are wanted again."""
+        on_lost = self._asked.on_lost
+        if not self._inside:  # the block was left
+            return False
+        if callable(on_lost):
+            try:
+                on_lost(self)
+            except BaseException:  # noqa: BLE001 - the caller's, and this thread has others to serve
+                _log.exception("on_lost of %s", self._asked)
+        return on_lost == REACQUIRE
+
+    def _acquire_again(self) -> bool:
+        """Whether that is done, or not wanted any more. NotAvailable, and what else an acquire raises."""
+        with self._client._reacquiring:
+            lost = self._link
+            if lost is None:  # on its way in, or out
+                return not self._entered.locked()
+            if not lost.closed:
+                return True
+            link = self._client._ask(self, self._asked)
+            self._link = link
+            if not self._inside:
+                self._link = None
+                link.disown(self, self._asked.name)
+            return True
+
+
+class _Watcher:
+    """The thread of a Client(watch=True): sees that the connection ends, tells the holds, and acquires again."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.ended: deque[Link] = deque()  # connections whose holds are to be told
+        self._waker = Waker()
+        self._lock = threading.Lock()  # of _waker, which is closed once the thread has ended
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="counterd-watch", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There is a new connection, or one has ended."""
+        with self._lock:
+            self._waker.wake()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self.wake()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def after_fork(self) -> None:
+        """In the child, where the thread is not."""
+        self._waker.close()
+
+    def _run(self) -> None:
+        try:
+            self._watch()
+        finally:
+            with self._lock:
+                self._waker.close()
+
+    def _watch(self) -> None:
+        again: list[Hold] = []
+        backoff = Backoff(ASK_FIRST_S, ASK_LONGEST_S)
+        while not self._stopped:
+            while self.ended:
+                link = self.ended.popleft()
+                if link.closed not in NO_LOSS:
+                    again += [hold for hold in list(link.holds) if hold._tell()]
+            pause = None
+            if again:
+                again = [hold for hold in again if not self._succeeds(hold)]
+                pause = max(backoff.delay(), self._client._attempts.retry_at - time.monotonic())
+            if not again:
+                backoff.reset()
+                pause = None
+            self._client._link.watch(self._waker.fileno(), pause)
+            self._waker.take()
+
+    def _succeeds(self, hold: Hold) -> bool:
+        try:
+            return hold._acquire_again()
+        except CounterdError as error:
+            if not isinstance(error, (NotAvailable, ConnectionLost)):
+                _log.warning("acquiring %s again: %s", hold._asked, error)
+            return False
+
+
+class Pipeline(Requests):
+    """Requests that are sent together and answered together: what Client.pipeline() returns.
+
+    In a `with`, requests that were not sent when the block ends are forgotten.
+    """
+
+    def __init__(self, client: Client) -> None:
+        super().__init__()
+        self._client = client
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._taken()
+
+    def execute(self) -> list[Result]:
+        """Sends all requests; returns the result of each, in order, or for one that was refused its ServerError.
+
+        ValueError if one does not fit the protocol: nothing is sent then. Raises Timeout, ConnectionLost or
+        ProtocolError if any is not answered; what the others acquired is given back then. The pipeline is empty again.
+        """
+        return self._client._run(self._taken())
+
+
+class Semaphore:
+    """A counter with the methods of threading.BoundedSemaphore, for `with` too: what Client.semaphore() returns.
+
+    Thread-safe. Each acquire is a permit of its own, and only as many can be released.
+    """
+
+    def __init__(self, client: Client, name: str | bytes, maximum: int) -> None:
+        self._client = client
+        self._name = as_bytes(name)
+        self._maximum = maximum
+        client.hold(name, maximum=maximum)  # what does not fit the protocol is told here already
+        self._holds: list[Hold] = []
+
+    def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+        """Takes a permit: waits for it, at most timeout seconds, or not at all. False if there was none."""
+        if not blocking and timeout is not None:
+            raise ValueError("a timeout needs blocking=True")
+        waits = timeout if timeout is None or timeout > 0 else 0
+        hold = self._client.hold(self._name, maximum=self._maximum, timeout=waits if blocking else 0)
+        try:
+            self._holds.append(hold.__enter__())
+        except NotAvailable:
+            return False
+        return True
+
+    def release(self, n: int = 1) -> None:
+        """Gives n permits back. ValueError if fewer were acquired, ConnectionLost if one was lost meanwhile."""
+        if n < 1:
+            raise ValueError("n must be one or more")
+        released: list[Hold] = []
+        try:
+            while len(released) < n:
+                released.append(self._holds.pop())
+        except IndexError:
+            self._holds += released
+            raise ValueError("semaphore released too many times") from None
+        with ExitStack() as leaving:  # all of them, also if one was lost
+            for hold in released:
+                leaving.push(hold)
+
+    def __repr__(self) -> str:
+        return f"<Semaphore {printed(self._name)}, maximum {self._maximum}, {len(self._holds)} acquired here>"
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()

@@ -1,0 +1,47 @@
+"""What a hold of the counter protocol asks for, and the errors that tell of it.
+
+Stands beside the floors, shared by the blocking client and that for asyncio.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from counterd.client._connection import as_bytes
+from counterd.client._holding import Wanted, printed
+from counterd.client._tenure import Seen
+from counterd.errors import ConnectionLost, NotAvailable
+from counterd.protocols.counter import wire
+from counterd.protocols.counter.wire import ERROR_TEXTS, Status
+
+REFUSED = "refused:not_available"  # of Stats; the reference server does not tell it
+
+
+class Asked(Wanted):
+    """What a hold asks for: permits of a counter."""
+
+    def __init__(self, name: str | bytes, resources: int, maximum: int, timeout: float | None, on_lost: Any) -> None:
+        super().__init__(as_bytes(name), timeout, on_lost)
+        wire.acquire(0, self.name, resources, maximum)  # what does not fit the protocol is told here already
+        self.resources = resources
+        self.maximum = maximum
+
+    def __str__(self) -> str:
+        return f"{self.resources} of {printed(self.name)}"
+
+    def not_available(self, consumption: int | None) -> NotAvailable:
+        """The error for who has waited long enough."""
+        status = Status.RESOURCE_NOT_AVAILABLE
+        error = NotAvailable(status, ERROR_TEXTS[status])
+        error.name, error.resources, error.maximum = self.name, self.resources, self.maximum
+        error.consumption, error.waited = consumption, self.timeout
+        return error
+
+    def seen(self, consumption: int | None, stats: dict[str, str] | None, own_refusals: int) -> Seen:
+        """What a look at the server tells. consumption: None if there is no such counter."""
+        refused = (stats or {}).get(REFUSED)
+        others = int(refused) - own_refusals if refused is not None and refused.isdecimal() else None
+        return Seen((self.maximum - (consumption or 0)) // max(self.resources, 1), others)
+
+    def lost(self, where: str, why: str) -> ConnectionLost:
+        return ConnectionLost(f"lost {self} with the connection to {where}: {why}")

@@ -1,0 +1,314 @@
+"""Clients for the sentinel protocol, blocking and for asyncio: a flow's calls by rate, by value, or at the same time.
+
+Client.flow() and param() ask whether calls may pass. Client.hold() has a token of a flow while a block runs. While the
+server does not decide, the client falls back to its own limits, and logs that.
+
+Stands beside the floors: needs the wire module and counterd.errors only, and works where nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from counterd.client._aioshared import Shared as AioShared
+from counterd.client._command import Awaiting, Blocking
+from counterd.client._connection import CLOSED, FORKED
+from counterd.client._holding import decorated, decorated_async
+from counterd.client._portable import is_mine
+from counterd.client._shared import Shared
+from counterd.client._waiting import drive, drive_async
+from counterd.client.sentinel._fallback import Stats
+from counterd.client.sentinel._flows import Commands, Held
+from counterd.client.sentinel._keeper import Keeper, TokenLink
+from counterd.client.sentinel._tokens import Answer, Token, TokenCalls
+from counterd.errors import ConnectionLost
+from counterd.protocols.sentinel import wire
+from counterd.protocols.sentinel.errors import Blocked, NoSuchRule, TokenLost, TokenRefused
+from counterd.protocols.sentinel.wire import Status, Tag, Typed
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from counterd.client import _aiolink, _link
+    from counterd.client._calls import Request
+    from counterd.client._command import Steps
+    from counterd.client._tls import SecureSocket
+    from counterd.client._turns import Queue
+    from counterd.client.sentinel._tokens import AskedToken
+    from counterd.protocols.sentinel.wire import Response
+
+__all__ = [
+    "Answer",
+    "AsyncClient",
+    "AsyncHold",
+    "Blocked",
+    "Client",
+    "Hold",
+    "NoSuchRule",
+    "Stats",
+    "Status",
+    "Tag",
+    "Token",
+    "TokenLost",
+    "TokenRefused",
+    "Typed",
+]
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+class Hold(Held):
+    """A token that is held while a block runs: what Client.hold() returns, for `with` or as a decorator.
+
+    For one thread and one block at a time: make another hold for each. As a decorator it holds a token of its own for
+    each call. Not reentrant: a hold within another of the same flow asks for one more.
+    """
+
+    CAUGHT = BaseException
+
+    def __enter__(self) -> Hold:
+        self._client._run_command(self._entering())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._client._run_command(self._leaving(kind))
+
+    def __call__(self, function: F) -> F:
+        """Returns a function, or a generator, that holds a token while it runs; each call has its own."""
+        return decorated(function, lambda: Hold(self._client, self._asked))
+
+
+class Client(Commands[Hold], Shared, Blocking):
+    """A connection to a server, which is made again when it is lost. Use it in a `with`, or close() it.
+
+    It connects with the first call. Threads may share a client: their calls are under way side by side on one
+    connection. After a fork the connection belongs to the parent; the child connects with its first call.
+
+    host: a host, sentinel://HOST[:PORT], sentinels://HOST[:PORT] (with TLS) or sentinel+unix:///PATH, or several of
+    these, which are tried in order. All of them have to lead to the same server.
+    port: for hosts without a port.
+    path: of a Unix socket, instead of host and port.
+    tls: True or an ssl.SSLContext, as in counterd.client.Client, which also says what a URL may have.
+    namespace: each connection is registered in it, and counts where a threshold is for each connection.
+    timeout: seconds that each call may take in all. A token that is granted later is given back at once. If the server
+    has extensions that decide, they need some of this time.
+    connect_timeout: seconds for connecting to one address, and for TLS's handshake. After a failed attempt only the
+    client's own thread connects, and no call waits for it.
+    fallback: what decides while the server does not. "local": limits of this client alone; "open": everything passes;
+    "closed": nothing passes.
+    limits: for "local", by flow: how many calls pass in a second by flow(), and of each value by param(), and how many
+    at the same time by acquire() and hold(). For a flow without a limit the calls raise what went wrong.
+
+    The server does not decide while it cannot be reached or does not answer, and for a flow for which it answers bad
+    request, too many requests, failed, no such rule or not available. The logger counterd.client.sentinel warns each
+    time that this begins and ends; stats() has the figures.
+
+    Flows have ids of 1 to 2^63-1, counts are 1 to 2^31-1. Anything else raises ValueError or TypeError.
+    """
+
+    def close(self) -> None:
+        """Gives back all tokens, and ends the connection. Later calls raise ConnectionLost."""
+        self._closed = True
+        self._keeper.stop()
+        self._leases.forget(CLOSED)
+        self._link.leave(self._fallback.close())
+        self._turns.wake_all()
+        # A signal handler may run in the midst of something that the keeper waits for.
+        if not any(is_mine(lock) for lock in (self._keeper.lock, self._connecting, self._link._lock)):
+            self._keeper.join()
+
+    # ---- inside ----
+
+    _make_hold = Hold
+
+    def _run_command(self, made: Steps[Any]) -> Any:
+        return drive(made, self._acts)
+
+    def _now(self) -> float:
+        return time.monotonic()
+
+    def _usable_link(self) -> _link.Link | None:
+        link = self._link
+        return None if link.closed else link
+
+    def _connect_soon(self) -> None:
+        if time.monotonic() >= self._attempts.retry_at:
+            self._keeper.stir(connects=True)
+
+    def _send(self, link: TokenLink, request: Request, granted: Callable[[Response], object] | None) -> Any:
+        return link.take(request, granted)
+
+    def _send_all(self, link: TokenLink, requests: Sequence[Request]) -> list[Response | None]:
+        return [call.result for call in link.run(requests)]
+
+    def _send_back(self, token: Token) -> None:
+        self._link.give_back(token)
+
+    def _due(self, at: float) -> None:
+        self._keeper.stir(at)
+
+    def _work(self, connects: bool) -> tuple[TokenLink, float]:
+        """In the keeper's thread."""
+        self._run_command(self._keeping(connects))
+        return self._link, self._due_at()
+
+    def _gives_up(self, queue: Queue, asked: AskedToken) -> Blocked:
+        return asked.blocked(asked.timeout)
+
+    def _make_link(self, connected: socket.socket | SecureSocket, where: str) -> TokenLink:
+        late, tally = self._keeper.stir, self._fallback.tally
+        return TokenLink(connected, where, self._timeout, self._on_end, on_late=late, tally=tally)
+
+    def _greet(self, link: _link.Link) -> None:
+        link.tell(wire.ping, self._namespace)
+
+    def _on_connected(self) -> None:
+        self._go_on(self._link.tell)
+
+    def _make_locks(self) -> None:
+        super()._make_locks()
+        self._keeper = Keeper(self._leases, self._work)
+
+    def _after_fork(self) -> None:
+        self._keeper.after_fork()
+        self._leases.forget(FORKED)
+        super()._after_fork()
+        self._fallback.after_fork()
+        self._outage = ""
+
+
+class AsyncHold(Held):
+    """A token that is held while a block runs: what AsyncClient.hold() returns, for `async with` or as a decorator.
+
+    As Hold.
+    """
+
+    async def __aenter__(self) -> AsyncHold:
+        await self._client._run_command(self._entering())
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self._client._run_command(self._leaving(kind))
+
+    def __call__(self, function: F) -> F:
+        """Returns a coroutine function, or an asynchronous generator, that holds a token while it runs, as Hold."""
+        return decorated_async(function, lambda: AsyncHold(self._client, self._asked))
+
+
+class AsyncClient(Commands[AsyncHold], AioShared, Awaiting):
+    """Client for the tasks of one event loop. Use it in an `async with`, or await close().
+
+    It has the arguments, results and errors of Client. A call that is cancelled leaves nothing behind: a token that is
+    granted after its caller has gone is given back. The client needs no thread, and is not thread-safe. In another
+    event loop it raises RuntimeError, unless the first loop was closed; what was held then is lost.
+    """
+
+    _make_hold = AsyncHold
+    _keeping_task: asyncio.Task[None] | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _timer_at = 0.0
+
+    async def close(self) -> None:
+        """Gives back all tokens, and ends the connection. Later calls raise ConnectionLost."""
+        await super().close()
+
+    # ---- inside ----
+
+    def _run_command(self, made: Steps[Any]) -> Coroutine[Any, Any, Any]:
+        return drive_async(made, self._acts)
+
+    def _now(self) -> float:
+        loop = self._loop
+        return 0.0 if loop is None else loop.time()
+
+    def _usable_link(self) -> _aiolink.Link | None:
+        self._own_loop()
+        link = self._link
+        return None if link is None or link.closed else link
+
+    def _connect_soon(self) -> None:
+        with suppress(ConnectionLost):
+            self._connecting_now(self._own_loop())
+
+    async def _send(self, link: _aiolink.Link, request: Request, granted: Callable[[Response], object] | None) -> Any:
+        response = await link.result(*request)
+        if granted is not None:
+            granted(response)
+        return response
+
+    async def _send_all(self, link: _aiolink.Link, requests: Sequence[Request]) -> list[Response | None]:
+        calls = link.start_all(requests)
+        futures = [cast("asyncio.Future[Response]", call.future) for call in calls]
+        try:
+            await asyncio.wait(futures)
+            return [None if future.exception() else future.result() for future in futures]
+        finally:
+            for call in calls:
+                link.forget(call)
+
+    def _send_back(self, token: Token) -> None:
+        if self._link is not None and not self._link.closed:
+            self._link.start_unawaited(wire.release, token.id)
+
+    def _due(self, at: float) -> None:
+        """Sets the timer, unless a task is at work, which does that when it ends."""
+        is_busy = self._keeping_task is not None and not self._keeping_task.done()
+        if at == math.inf or self._closed or is_busy or (self._timer is not None and self._timer_at <= at):
+            return
+        self._stop_timer()
+        loop = self._own_loop()
+        self._timer, self._timer_at = loop.call_at(max(at, loop.time()), self._look), at
+
+    def _look(self) -> None:
+        self._timer = None
+        self._keeping_task = self._started(self._run_command(self._keeping()))
+        self._keeping_task.add_done_callback(lambda _: self._due(self._due_at()))
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def _gives_up(self, queue: Queue, asked: AskedToken) -> Blocked:
+        return asked.blocked(asked.timeout)
+
+    async def _greet(self, link: _aiolink.Link) -> None:
+        link.start_unawaited(wire.ping, self._namespace)
+
+    def _on_connected(self, link: _aiolink.Link) -> None:
+        self._go_on(link.start_unawaited)
+
+    def _on_end(self, link: _aiolink.Link) -> None:
+        if link is self._link and not self._closed:
+            self._due(self._due_at())
+
+    def _make_calls(self) -> TokenCalls:
+        return TokenCalls(self._fallback.tally)
+
+    def _on_release(self, request: Request) -> None:
+        self._turns.wake(request[1])  # who waits for that flow may ask again
+
+    def _end(self) -> None:
+        self._leases.forget(CLOSED)
+        self._stop_timer()
+        for token in self._fallback.close():
+            self._send_back(token)
+        if self._link is not None:
+            self._link.flush()
+        super()._end()
+
+    def _start_anew(self) -> None:
+        super()._start_anew()
+        self._leases.forget("its event loop was closed")
+        self._keeping_task = self._timer = None
+        self._outage = ""
+
+    def _after_fork(self) -> None:
+        self._leases.forget(FORKED)
+        super()._after_fork()
+        self._fallback.after_fork()

@@ -1,0 +1,435 @@
+"""The methods of the clients for the sentinel protocol, and what they decide, written once for both shapes.
+
+Each method is a step machine. It yields an Act and its arguments, gets the result, or the CounterdError, and returns
+what the method returns. It is closed where the caller is interrupted. A client does the acts, and has the clock.
+
+Stands beside the floors. No I/O, and no clock but for the fallback.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from counterd.client._addresses import read_addresses
+from counterd.client._command import Shape, command
+from counterd.client._connection import CLOSED
+from counterd.client._holding import NO_LOSS, RAISE
+from counterd.client.sentinel._fallback import LOCAL, Fallback, Stats, log
+from counterd.client.sentinel._tokens import (
+    FAILURES,
+    PORT,
+    RELEASED,
+    UNKNOWN,
+    Answer,
+    AskedToken,
+    Leases,
+    check,
+    flow_key,
+    lost,
+    not_kept,
+    read_namespace,
+    values_of,
+)
+from counterd.errors import ConnectionLost, CounterdError, Timeout
+from counterd.protocols.sentinel import wire
+from counterd.protocols.sentinel.errors import TokenRefused, token_error
+from counterd.protocols.sentinel.wire import Status
+
+if TYPE_CHECKING:
+    import os
+    import ssl
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from counterd.client._backoff import Attempts
+    from counterd.client._calls import Request
+    from counterd.client._command import Steps
+    from counterd.client._turns import Turns
+    from counterd.client.sentinel._tokens import Lease, Token
+    from counterd.protocols.sentinel.wire import Response, Value
+
+HoldT = TypeVar("HoldT")
+
+
+class Act(Enum):
+    """What a client does for a step, by the method that is the value.
+
+    CONNECT: returns the connection, a new one if the last one is lost. ConnectionLost or Timeout.
+    SEND: sends a request through a link and returns its response, which a function, if there is one, gets in the same
+    step. SEND_ALL: sends requests in one piece and returns their responses; None for one that was not answered.
+    TAKE: gets a hold its token, in turn.
+    """
+
+    CONNECT = "_connected"
+    SEND = "_send"
+    SEND_ALL = "_send_all"
+    TAKE = "_take"
+
+
+CONNECT, SEND, SEND_ALL, TAKE = Act
+
+
+class Commands(Shape, Generic[HoldT]):
+    """The methods of a client, which has the rest from its shape."""
+
+    _attempts: Attempts
+    _closed: bool
+    _link: Any
+    _turns: Turns
+    _connect_soon: Callable[[], None]  # begins to connect, if it is time to, and does not wait for that
+    _due: Callable[[float], None]  # sees to it that what _keeping() does is done at that time
+    _make_hold: Callable[[Any, AskedToken], HoldT]  # of this client
+    _now: Callable[[], float]  # seconds of a monotonic clock
+    _send_back: Callable[[Token], None]  # releases a token, if there is a connection, and does not wait for that
+    _usable_link: Callable[[], Any]  # the connection, or None if there is none now
+
+    def __init__(
+        self,
+        host: str | Sequence[str] = "127.0.0.1",
+        port: int = PORT,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        tls: bool | ssl.SSLContext = False,
+        namespace: str | bytes = "default",
+        timeout: float = 0.2,
+        connect_timeout: float | None = 1.0,
+        fallback: Literal["local", "open", "closed"] = LOCAL,
+        limits: Mapping[int, int] | None = None,
+    ) -> None:
+        self._namespace = read_namespace(namespace)
+        self._fallback = Fallback(fallback, limits or {}, time.monotonic)  # also where event loops have other clocks
+        self._leases = Leases()
+        self._outage = ""  # why no call connects
+        self._acts = {act: getattr(self, act.value) for act in Act}
+        addresses = read_addresses(host, port, path, "sentinel", tls)
+        super().__init__(addresses, timeout, connect_timeout)  # type: ignore[call-arg] # of the base with the connection
+
+    @command
+    def flow(self, flow_id: int, count: int = 1, *, prioritized: bool = False) -> Steps[Answer]:
+        """Asks whether `count` calls of a flow may pass now, by the flow's rate.
+
+        prioritized: if they may not, the server may let them pass after a while, at the expense of later calls.
+        """
+        check(flow_id, count)
+        return self._answered(flow_id, count, (), (wire.flow, flow_id, count, prioritized))
+
+    @command
+    def param(self, flow_id: int, values: Iterable[Value], count: int = 1) -> Steps[Answer]:
+        """Asks whether `count` calls of a flow with each of these values may pass now: all of them, or none.
+
+        values: bool, int, float, text or bytes, as Java's Boolean, Integer or Long, Double and String; Typed(Tag.SHORT,
+        5) for another of its types. Encoded they may have 1,001 bytes.
+        """
+        check(flow_id, count)
+        values = values_of(values)
+        return self._answered(flow_id, count, values, (wire.param_flow, flow_id, count, values))
+
+    @command
+    def acquire(self, flow_id: int, count: int = 1, *, prioritized: bool = False) -> Steps[Token]:
+        """Returns a token for `count` calls of a flow that run at the same time. Blocked if these are too many.
+
+        Asks once, and does not keep the lease alive as hold() does: call keep() until you release() the token.
+        prioritized: for servers to which that means something.
+        """
+        return self._acquired(AskedToken(flow_id, count, prioritized, 0, RAISE))
+
+    @command
+    def release(self, token: Token) -> Steps[bool]:
+        """Gives a token back. Returns False if it was gone: given back before, or its lease was over."""
+        return self._released(token)
+
+    @command
+    def keep(self, token: Token) -> Steps[int]:
+        """Renews a token's lease. Returns the milliseconds that remain of it; TokenLost if the token is gone.
+
+        NoSuchRule if the flow's rule is gone: the lease is not renewed then. A token of the fallback has no lease, and
+        always the longest time.
+        """
+        if token.fallback:
+            return wire.LEASE_MAX
+        response = yield from self._called((wire.keep, token.id))
+        if response.status != Status.OK:
+            if response.status == Status.ALREADY_RELEASED:
+                self._fallback.gone(token)
+            raise not_kept(response.status, token)
+        return response.left_ms
+
+    @command
+    def ping(self) -> Steps[int]:
+        """Returns how many connections are registered in the namespace, this one among them."""
+        response = yield from self._called((wire.ping, self._namespace))
+        if response.status != Status.OK:
+            raise token_error(response.status)
+        return response.connected
+
+    def hold(
+        self,
+        flow_id: int,
+        count: int = 1,
+        *,
+        prioritized: bool = False,
+        timeout: float | None = None,
+        on_lost: Callable[[HoldT], object] | Literal["raise"] = RAISE,
+    ) -> HoldT:
+        """A token while a block runs: `with client.hold(101, timeout=5):`, or as a decorator. `async with` for asyncio.
+
+        Waits while the flow is blocked, for timeout seconds at most (None: for ever, 0: asks once), then raises
+        Blocked. Holds of one client get a flow in the order in which they began to wait. A hold also waits while the
+        server cannot be reached and the fallback lets nothing through; when the time is over, that raises
+        ConnectionLost. A server that does not answer raises Timeout, and an answer that is not a decision TokenRefused,
+        both at once. The client keeps the lease alive, also through another connection. Leaving the block gives the
+        token back; if the server cannot be reached then, the token ends with its lease.
+
+        on_lost: what to do when the token is lost while the block runs, because the server does not know it any more,
+        or its lease ended before the server could be reached. "raise": leaving the block raises TokenLost, unless the
+        block raised something else. A function: it is called with the hold at once, in the thread that keeps all
+        leases, or by the event loop, so it must be quick.
+        """
+        return self._make_hold(self, AskedToken(flow_id, count, prioritized, timeout, on_lost))
+
+    def stats(self) -> Stats:
+        """Returns what the client did without the server, and how many tokens were lost. Does not ask the server."""
+        return self._fallback.stats()
+
+    # ---- calls ----
+
+    def _called(self, request: Request, granted: Callable[[Response], object] | None = None) -> Steps[Response]:
+        """Asks the server; once more if the connection is lost. That is safe, as what was granted unseen ends soon
+        without a connection. A connection on which the server never answered is no reason to ask again.
+        """
+        link = self._usable_link() or (yield from self._reached())
+        try:
+            first: Response = yield SEND, link, request, granted
+            return first
+        except ConnectionLost:
+            if not link.calls.answered or self._closed:
+                raise
+        again: Response = yield SEND, (yield from self._reached()), request, granted
+        return again
+
+    def _reached(self) -> Steps[Any]:
+        """The connection, a new one if it was lost. ConnectionLost at once if the last attempt to connect has failed:
+        then no call waits for the next one.
+        """
+        if link := self._usable_link():
+            return link
+        if self._outage and not self._closed:
+            self._connect_soon()
+            raise ConnectionLost(self._outage)
+        return (yield from self._linked())
+
+    def _linked(self) -> Steps[Any]:
+        try:
+            return (yield (CONNECT,))
+        except (ConnectionLost, Timeout) as error:
+            if not self._closed:
+                self._outage = self._outage or str(error)
+            raise ConnectionLost(str(error)) from error
+
+    def _decision(
+        self, flow_id: int, count: int, request: Request, granted: Callable[[Response], object] | None = None
+    ) -> Steps[Response | CounterdError]:
+        """What the server decided of a flow, or why it did not. After close() that is raised."""
+        try:
+            response = yield from self._called(request, granted)
+        except FAILURES as error:
+            if self._closed:
+                raise
+            return error
+        return self._fallback.heard(flow_id, count, response) or response
+
+    def _answered(self, flow_id: int, count: int, values: Sequence[Value], request: Request) -> Steps[Answer]:
+        decision = yield from self._decision(flow_id, count, request)
+        if isinstance(decision, CounterdError):
+            return self._fallback.answer(flow_id, count, values, decision)
+        return Answer(decision.status, decision.remaining, decision.wait_ms)
+
+    def _asked(self, hold: Held, asked: AskedToken) -> Steps[Token]:
+        """Gets a token of the server or of the fallback. Blocked, or what went wrong."""
+
+        def granted(response: Response) -> None:
+            if response.status == Status.OK:
+                hold._token = asked.token(response)
+
+        decision = yield from self._decision(asked.flow_id, asked.count, asked.request, granted)
+        if hold._token is not None:  # maybe granted at the last moment, when the caller had waited long enough
+            self._fallback.granted(hold._token)
+        elif isinstance(decision, CounterdError):
+            hold._token = self._fallback.acquire(asked.flow_id, asked.count, decision)
+        else:
+            raise asked.blocked(None)
+        return hold._token
+
+    def _ask(self, hold: Held, asked: AskedToken) -> Any:
+        return self._run_command(self._asked(hold, asked))
+
+    def _acquired(self, asked: AskedToken) -> Steps[Token]:
+        hold = Held(self, asked)
+        try:
+            return (yield from self._asked(hold, asked))
+        except BaseException:
+            self._give_back(hold._token)
+            raise
+
+    def _released(self, token: Token) -> Steps[bool]:
+        if token.fallback:
+            released = self._fallback.release(token)
+        else:
+            try:
+                status = (yield from self._called((wire.release, token.id))).status
+            except FAILURES:
+                raise
+            except BaseException:
+                self._give_back(token)  # maybe once more
+                raise
+            released = status != Status.ALREADY_RELEASED
+            if status not in RELEASED:
+                raise not_kept(status, token)
+            self._fallback.gone(token)
+        self._turns.wake(flow_key(token.flow_id))
+        return released
+
+    def _give_back(self, token: Token | None) -> None:
+        """Releases a token and does not wait for that: its caller cannot."""
+        if token is None or self._closed:
+            return
+        if token.fallback:
+            self._fallback.release(token)
+        else:
+            self._fallback.gone(token)
+            self._send_back(token)
+        self._turns.wake(flow_key(token.flow_id))
+
+    # ---- leases and connections ----
+
+    def _began(self, hold: Held, token: Token) -> Lease:
+        """The lease of a hold, which is kept alive from now on."""
+        lease = self._leases.begin(token, hold, self._now())
+        if self._closed:  # meanwhile
+            self._leases.forget(CLOSED)
+        self._due(lease.due)
+        return lease
+
+    def _keeping(self, connects: bool = False) -> Steps[None]:
+        """Keeps the leases that are due, connects if there is no connection, and notifies the holds that are lost.
+
+        connects: also if there is no lease.
+        """
+        if connects or self._leases.holds:
+            with suppress(*FAILURES):
+                link = yield from self._linked()
+                if due := self._leases.due(asked := self._now()):
+                    responses: list[Response | None] = [None] * len(due)
+                    with suppress(*FAILURES):
+                        responses = yield SEND_ALL, link, [(wire.keep, lease.token.id) for lease in due]
+                    self._leases.answered(due, asked, self._now(), responses)
+        for lease, hold in self._leases.take_lost(self._now()):
+            self._fallback.lost(lease)
+            hold._notify()
+
+    def _due_at(self) -> float:
+        """When _keeping() has something to do; infinity if it has not."""
+        return self._leases.due_at(None if self._usable_link() else self._attempts.retry_at)
+
+    def _go_on(self, send: Callable[..., object]) -> None:
+        """Renews all leases through a new connection, which makes it the owner of the tokens."""
+        self._outage = ""
+        kept = self._leases.hurry()
+        for token in self._fallback.tokens():
+            if token not in kept:
+                send(wire.keep, token.id)
+        if kept:
+            self._due(0.0)
+
+
+class Held:
+    """A hold of either shape."""
+
+    CAUGHT: type[BaseException] = Exception  # if on_lost raises it, others are notified all the same
+
+    def __init__(self, client: Commands[Any], asked: AskedToken) -> None:
+        self._client = client
+        self._asked = asked
+        self._entered = threading.Lock()  # locked from entering to leaving
+        self._token: Token | None = None
+        self._lease: Lease | None = None  # of a token of the server
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._asked}>"
+
+    @property
+    def token(self) -> Token | None:
+        """The token, with the server's number for it; None outside of the block."""
+        return self._token
+
+    @property
+    def lost(self) -> bool:
+        """Whether the token was lost while the block runs, as far as the client knows. Does not ask the server."""
+        return self._lease is not None and self._lease.look(self._client._now())
+
+    @property
+    def fallback(self) -> bool:
+        """Whether the fallback let it through: the server does not know of it."""
+        return self._token is not None and self._token.fallback
+
+    def raise_if_lost(self) -> None:
+        """Raises TokenLost if hold.lost. Call it before what must not be done without the token."""
+        lease = self._lease
+        if lease is not None and lease.look(self._client._now()):
+            raise lost(lease.token, lease.lost)
+
+    def _entering(self) -> Steps[None]:
+        if not self._entered.acquire(blocking=False):
+            raise RuntimeError("this hold has been entered already: make another")
+        try:
+            yield TAKE, self, self._asked
+            assert self._token is not None
+            if not self._token.fallback:
+                self._lease = self._client._began(self, self._token)
+        except BaseException:  # an interrupt may come after the grant
+            self._client._give_back(self._left())
+            self._entered.release()
+            raise
+
+    def _leaving(self, kind: type[BaseException] | None) -> Steps[None]:
+        client, lease = self._client, self._lease
+        token = self._left()
+        assert token is not None
+        try:
+            if lease is not None and lease.lost in NO_LOSS:
+                return
+            if lease is None or kind is GeneratorExit:  # thrown away, maybe in the midst of another call: cannot wait
+                client._give_back(token)
+                return
+            lease.look(client._now())
+            try:
+                was_known = yield from client._released(token)
+            except (*FAILURES, TokenRefused):
+                was_known = True  # as far as anybody knows; it ends with its lease
+            if not was_known and not lease.lost:
+                lease.lost = UNKNOWN
+            client._fallback.lost(lease)
+            if lease.lost and lease.lost not in NO_LOSS and kind is None and self._asked.on_lost == RAISE:
+                raise lost(token, lease.lost)
+        finally:
+            self._entered.release()
+
+    def _left(self) -> Token | None:
+        """What it had, and what nobody keeps alive any more."""
+        token, self._token = self._token, None
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            self._client._leases.holds.pop(lease, None)
+        return token
+
+    def _notify(self) -> None:
+        """The token was lost."""
+        on_lost = self._asked.on_lost
+        if callable(on_lost):
+            try:
+                on_lost(self)
+            except self.CAUGHT:
+                log.exception("on_lost of %s", self._asked)

@@ -1,0 +1,479 @@
+"""What a gatekeeper does, sans-I/O: decides, remembers what masters told it, and says what is to be sent to them.
+
+Stands beside the floors, shared by the gatekeeper for threads and that for asyncio. Nothing here reads a clock, waits,
+locks or logs. It is given two clocks: one that nobody sets, in nanoseconds (`now_ns`) or seconds (`now`), by which all
+is decided; and that of Unix time (`wall_ns`), which is in messages. A time that a master has told is converted when it
+is heard, so that a wall clock that is set later changes no wait.
+
+An accounting message waits in its Gate, that of its domain, until the domain's master has subscribed to it, for HELD_NS
+at most: a master counts a late message as if it came now, so an older one would limit clients that do not deserve it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union
+
+from counterd.client._connection import as_bytes
+from counterd.client.smockron._delays import Delays
+from counterd.client.smockron._line import TTL, Line
+from counterd.client.smockron._masters import read_masters
+from counterd.client.smockron._told import Told
+from counterd.errors import ConnectionLost
+from counterd.protocols.smockron import wire
+from counterd.protocols.smockron.errors import Rejected
+from counterd.protocols.smockron.wire import SocketType, Status, Word
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+    from counterd.client.smockron._masters import Masters, Pair
+
+DOMAINS_MAX = 1024  # of a master, which ends a connection with more subscriptions
+HELD_NS = 2_000_000_000
+BATCH = 2048  # messages that are sent in one piece
+LOG_INFO_MAX = 1024  # bytes that are sent of it
+ALL: Literal["all"] = "all"
+SHARES = {"all": 1.0, "none": 0.0}  # of the rejected requests that masters are told of
+MS, HALF_MS = 1_000_000, 500_000  # ns
+_LAST = bytes((0, 0))  # an empty frame, which ends a message
+_SHORTS = tuple(bytes((wire.MORE, size)) for size in range(256))  # how a short frame begins that another follows
+
+log = logging.getLogger("counterd.client.smockron")
+News = Union[tuple[Any, ...], None]  # noqa: UP007 - what log.log() is to be called with, once no lock is held
+
+
+class Verdict(str, Enum):
+    """What becomes of a request."""
+
+    PASS = "pass"
+    DELAY = "delay"
+    REJECT = "reject"
+
+
+class Decision(NamedTuple):
+    """About a request.
+
+    delay_s: seconds that it has to wait, or would have had to if it was rejected; 0 if it passes.
+    until_ms: when they are over, in milliseconds of Unix time; 0 if it passes.
+    number: of a request that is delayed, by which gave_up() knows it; 0 of others.
+    """
+
+    verdict: Verdict
+    delay_s: float = 0.0
+    until_ms: int = 0
+    number: int = 0
+
+
+PASSED = Decision(Verdict.PASS)
+
+
+class Stats(NamedTuple):
+    """What stats() of a gatekeeper tells.
+
+    passed, delayed, rejected: requests, by what was decided.
+    delaying: requests that wait now.
+    remembered: identifiers that have to wait now, as far as was told.
+    evicted: identifiers that were forgotten because there were too many.
+    told: control messages that came.
+    unknown: messages that said nothing that is known here.
+    sent: accounting messages that were sent.
+    held: accounting messages that wait for a master now.
+    dropped: accounting messages that had to wait for too long, or were too many.
+    unwanted: accounting messages of domains whose master has said that it does not want them any more.
+    lost: connections that ended, and attempts to make one that failed.
+    away: masters that cannot be reached now, by their address, and why.
+    """
+
+    passed: int
+    delayed: int
+    rejected: int
+    delaying: int
+    remembered: int
+    evicted: int
+    told: int
+    unknown: int
+    sent: int
+    held: int
+    dropped: int
+    unwanted: int
+    lost: int
+    away: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of a gatekeeper that have a default. Raises ValueError for what cannot be."""
+
+    max_delay_s: float = 5.0
+    max_delayed: int = 1000
+    rejected: Literal["all", "none"] | float = ALL
+    max_remembered: int = 100_000
+    max_held: int = 10_000
+    heartbeat: float = 5.0
+    timeout: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_delay_s", 0), ("max_delayed", 0), ("max_remembered", 1), ("max_held", 1)):
+            value = getattr(self, name)
+            if not value >= least:
+                raise ValueError(f"{name} must be {least} or more, not {value!r}")
+        if not 0 < self.heartbeat <= wire.TTL_MAX / 10 / TTL:
+            raise ValueError(f"heartbeat must be more than 0 seconds and at most {wire.TTL_MAX // 10 // TTL}")
+        if not self.timeout > 0:
+            raise ValueError(f"timeout must be more than 0 seconds, not {self.timeout!r}")
+        if isinstance(self.rejected, str) and self.rejected not in SHARES:
+            raise ValueError(f'rejected must be "all", "none" or a share, not {self.rejected!r}')
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"rejected must be a share from 0 to 1, not {self.rejected!r}")
+
+    @property
+    def share(self) -> float:
+        return SHARES[self.rejected] if isinstance(self.rejected, str) else self.rejected
+
+
+class Flow(Enum):
+    """What becomes of a domain's accounting messages."""
+
+    HELD = 0  # the master has not subscribed to it yet
+    OPEN = 1
+    UNWANTED = 2  # it has taken its subscription back
+
+
+HELD, OPEN, UNWANTED = Flow  # looked up far faster than through the class
+_, DELAY, REJECT = Verdict
+
+
+class Master:
+    """A master, with its two connections. filled: gates with something to send.
+
+    is_stirred: the sender will look whether there is something; else stir() has to wake it.
+    """
+
+    def __init__(self, pair: Pair, options: Options) -> None:
+        self.accounting = Line(SocketType.PUB, pair.accounting, options.heartbeat, options.timeout)
+        self.control = Line(SocketType.SUB, pair.control, options.heartbeat, options.timeout)
+        self.lines = (self.control, self.accounting)
+        self.gates: list[Gate] = []
+        self.filled: list[Gate] = []
+        self.is_stirred = False
+        self.stir: Callable[[], object] = _nothing
+        self.away = ""  # why
+        self.away_since = 0.0
+
+    @property
+    def is_ready(self) -> bool:
+        """It is heard, and hears at least one of the domains, or there are none."""
+        return (
+            self.control.is_settled
+            and self.accounting.is_ready
+            and (not self.gates or any(gate.flow is not HELD for gate in self.gates))
+        )
+
+    def wants(self, line: Line, now: float) -> bool:
+        """Whether it is time to connect. Accounting comes second: what it causes is to be heard."""
+        if line.is_open or line.is_connecting or now < line.retry_at:
+            return False
+        return line is self.control or self.control.is_ready or self.control.has_failed
+
+    def due(self, now: float) -> float:
+        """Seconds until something is to be done about a connection; without end if nothing is."""
+        times = [line.due for line in self.lines if line.is_open]
+        times += [
+            line.retry_at for line in self.lines if line.has_failed and not line.is_open and not line.is_connecting
+        ]
+        return max(min(times, default=math.inf) - now, 0.0)
+
+
+class Kind(NamedTuple):
+    """Of a domain's accounting messages. begin: their first two frames."""
+
+    status: Status
+    begin: bytes
+
+
+class Gate:
+    """A domain: what is to be sent of it, and the identifiers that have to wait in it."""
+
+    __slots__ = ("accepted", "delayed", "flow", "master", "name", "queue", "rejected", "times", "topic")
+
+    def __init__(self, name: bytes, master: Master, times: dict[bytes, int]) -> None:
+        self.name = name
+        self.master = master
+        self.times = times
+        self.topic = wire.topic(name)
+        self.accepted, self.delayed, self.rejected = (
+            Kind(status, wire.frame(self.topic, wire.MORE) + wire.frame(status.value.encode(), wire.MORE))
+            for status in (Status.ACCEPTED, Status.DELAYED, Status.REJECTED)
+        )
+        self.queue: deque[tuple[int, bytes]] = deque()
+        self.flow = HELD
+
+
+class Core:
+    """All that a gatekeeper knows."""
+
+    def __init__(self, masters: Masters, domain: str | bytes, tls: bool | ssl.SSLContext, options: Options) -> None:
+        self.masters: list[Master] = []
+        self.told = Told(options.max_remembered)
+        self._options = options
+        self._max_delay_ns = options.max_delay_s * 1e9
+        self._share = options.share
+        self._default = as_bytes(domain)
+        self._gates: dict[str | bytes | None, Gate] = {}  # by all that they are called
+        self._pairs: dict[Pair, Master] = {}
+        self._delays = Delays()
+        self._received_ms, self._received = -1, b""  # of the last message, and its frame
+        self._passed = self._delayed = self._rejected = 0
+        self._heard = self._unknown = self._sent = self._dropped = self._unwanted = self._lost = 0
+        self._everywhere, self._somewhere = read_masters(masters, tls)
+        for name in self._somewhere or (self._default,):
+            self._gate(name)
+
+    @property
+    def where(self) -> str:
+        return ", ".join(str(master.accounting.address) for master in self.masters)
+
+    # ---- deciding ----
+
+    def decide(
+        self, identifier: str | bytes, domain: str | bytes | None, log_info: str | bytes, now_ns: int, wall_ns: int
+    ) -> Decision:
+        """Of a request that comes now. Most pass, and their way is short."""
+        gate = self._gates.get(domain) or self._gate(domain)
+        name = identifier if type(identifier) is bytes else as_bytes(identifier)
+        until_ns = gate.times.get(name, 0)
+        if until_ns > now_ns:
+            return self._limit(gate, name, log_info, until_ns, now_ns, wall_ns=wall_ns)
+        self._put(gate, gate.accepted, name, log_info, now_ns, wall_ns=wall_ns)
+        self._passed += 1
+        return PASSED
+
+    def gave_up(self, decision: Decision) -> None:
+        """The request does not wait any more."""
+        self._delays.remove(decision.number)
+
+    def rejection(self, identifier: str | bytes, domain: str | bytes | None, decision: Decision) -> Rejected:
+        """What tells of it."""
+        name = self._default if domain is None else as_bytes(domain)
+        return Rejected(as_bytes(identifier), name, decision.delay_s)
+
+    def _limit(
+        self, gate: Gate, identifier: bytes, log_info: str | bytes, until_ns: int, now_ns: int, *, wall_ns: int
+    ) -> Decision:
+        delay_ns = until_ns - now_ns
+        until_ms = (wall_ns + delay_ns + HALF_MS) // MS
+        if delay_ns > self._max_delay_ns or self._delays.count(now_ns) >= self._options.max_delayed:
+            if self._share == 1 or random.random() < self._share:
+                self._put(gate, gate.rejected, identifier, log_info, now_ns, wall_ns=wall_ns)
+            self._rejected += 1
+            return Decision(REJECT, delay_ns / 1e9, until_ms)
+        self._put(gate, gate.delayed, identifier, log_info, now_ns, wall_ns=wall_ns, until_ms=until_ms)
+        self._delayed += 1
+        return Decision(DELAY, delay_ns / 1e9, until_ms, self._delays.add(until_ns))
+
+    def _put(
+        self,
+        gate: Gate,
+        kind: Kind,
+        identifier: bytes,
+        log_info: str | bytes,
+        now_ns: int,
+        *,
+        wall_ns: int,
+        until_ms: int = 0,
+    ) -> None:
+        """An accounting message. One of short frames is written in a fifth of the time that wire.accounting() takes."""
+        master = gate.master
+        now_ms = wall_ns // MS
+        if log_info or len(identifier) >= len(_SHORTS):
+            message = wire.accounting(
+                gate.name, kind.status, identifier, now_ms, until_ms or None, log_info=as_bytes(log_info)[:LOG_INFO_MAX]
+            )
+        else:
+            if now_ms != self._received_ms:
+                self._received_ms, self._received = now_ms, _number(now_ms)
+            until = _number(until_ms) if until_ms else _SHORTS[0]
+            message = b"".join((kind.begin, _SHORTS[len(identifier)], identifier, self._received, until, _LAST))
+        if gate.flow is UNWANTED:
+            self._unwanted += 1
+            return
+        queue = gate.queue
+        if not queue:
+            master.filled.append(gate)
+        elif queue[0][0] < now_ns - HELD_NS:
+            self._drop_old(queue, now_ns)
+        elif len(queue) >= self._options.max_held:
+            queue.popleft()
+            self._dropped += 1
+        queue.append((now_ns, message))
+        if gate.flow is OPEN and not master.is_stirred:
+            master.is_stirred = True
+            master.stir()
+
+    # ---- domains ----
+
+    def _gate(self, domain: str | bytes | None) -> Gate:
+        """The gate of a domain, a new one if it is the first time. ValueError if there is no master for it."""
+        name = self._default if domain is None else as_bytes(domain)
+        gate = self._gates.get(name)
+        if gate is None:
+            pair = self._everywhere or self._somewhere.get(name)
+            if pair is None:
+                raise ValueError(f"no master is given for the domain {name!r}")
+            gate = self._new_gate(name, pair)
+        self._gates[name] = self._gates[domain] = gate
+        return gate
+
+    def _new_gate(self, name: bytes, pair: Pair) -> Gate:
+        topic = wire.topic(name)  # ValueError for what cannot be a domain
+        master = self._pairs.get(pair)
+        if master is None:
+            master = self._pairs[pair] = Master(pair, self._options)
+            self.masters.append(master)
+        if len(master.gates) >= DOMAINS_MAX:
+            raise ValueError(f"the master at {pair.accounting} has {DOMAINS_MAX} domains already")
+        gate = Gate(name, master, self.told.new_domain())
+        master.gates.append(gate)
+        master.control.subscribe(topic)
+        self._direct(master)
+        if master.control.is_ready:
+            master.is_stirred = True
+            master.stir()
+        return gate
+
+    def _direct(self, master: Master) -> None:
+        """By what the master has subscribed to."""
+        prefixes = tuple(master.accounting.prefixes)
+        for gate in master.gates:
+            if gate.topic.startswith(prefixes):
+                gate.flow = OPEN
+            elif not master.accounting.is_ready:
+                gate.flow = HELD
+            elif gate.flow is OPEN:
+                gate.flow = UNWANTED
+                self._unwanted += len(gate.queue)
+                gate.queue.clear()
+
+    # ---- what the owner of the sockets calls ----
+
+    def feed(self, master: Master, line: Line, data: bytes, now_ns: int, wall_ns: int) -> News:
+        """These bytes have come. Raises ProtocolError, after which the connection is to be closed."""
+        now = now_ns / 1e9
+        messages = line.feed(data, now)
+        if line is master.accounting:
+            self._direct(master)
+        for parts in messages:
+            control = wire.control(parts)
+            gate = self._gates.get(control.domain) if control else None
+            if control is None or gate is None or gate.master is not master:
+                self._unknown += 1
+                continue
+            self._heard += 1
+            if control.word == Word.FORGET.value:
+                self.told.forget(gate.times, control.identifier)
+            else:
+                until_ns = now_ns + control.time_ms * MS - wall_ns
+                self.told.remember(gate.times, control.identifier, until_ns, now_ns)
+        if not master.away or not master.is_ready:
+            return None
+        master.away = ""
+        away_s = now - master.away_since
+        return logging.INFO, "the master at %s is back after %.1f s", master.accounting.address, away_s
+
+    def take(self, master: Master, line: Line, now_ns: int) -> bytes:
+        """What is to be sent now. Who calls it says whether it looks again by itself: master.is_stirred."""
+        found = bytes(line.out)
+        line.out.clear()
+        return found + self._collect(master, now_ns) if line is master.accounting and line.is_ready else found
+
+    def _collect(self, master: Master, now_ns: int) -> bytes:
+        pieces: list[bytes] = []
+        filled, master.filled = master.filled, []
+        for gate in filled:
+            queue = gate.queue
+            if gate.flow is OPEN:
+                self._drop_old(queue, now_ns)
+                count = min(len(queue), BATCH - len(pieces))
+                pieces += [queue.popleft()[1] for _ in range(count)]
+            if queue:
+                master.filled.append(gate)
+        self._sent += len(pieces)
+        return b"".join(pieces)
+
+    def _drop_old(self, queue: deque[tuple[int, bytes]], now_ns: int) -> None:
+        oldest = now_ns - HELD_NS
+        while queue and queue[0][0] < oldest:
+            queue.popleft()
+            self._dropped += 1
+
+    def lost(self, master: Master, line: Line, why: str, now: float) -> News:
+        """A connection has ended, or could not be made."""
+        self._lost += 1
+        line.closed(now)
+        self._direct(master)
+        if master.away:
+            return None
+        master.away, master.away_since = why, now
+        return logging.WARNING, "cannot reach the master at %s; requests pass: %s", master.accounting.address, why
+
+    def has_left(self, master: Master) -> bool:
+        """Whether something is to be sent to the master yet, or could be soon."""
+        return not master.away and any(gate.queue for gate in master.gates)
+
+    def reset(self) -> None:
+        """Nothing is connected, and nothing is to be sent: it is all another process's, or an event loop's."""
+        self._delays = Delays()
+        self.told.rebuild()
+        for master in self.masters:
+            master.filled.clear()
+            master.is_stirred, master.away = False, ""
+            for line in master.lines:
+                line.reset()
+            for gate in master.gates:
+                gate.queue.clear()
+                gate.flow = HELD
+
+    def stats(self, now_ns: int) -> Stats:
+        self.told.expire(now_ns)
+        return Stats(
+            passed=self._passed,
+            delayed=self._delayed,
+            rejected=self._rejected,
+            delaying=self._delays.count(now_ns),
+            remembered=self.told.count,
+            evicted=self.told.evicted,
+            told=self._heard,
+            unknown=self._unknown,
+            sent=self._sent,
+            held=sum(len(gate.queue) for master in self.masters for gate in master.gates),
+            dropped=self._dropped,
+            unwanted=self._unwanted,
+            lost=self._lost,
+            away={str(master.accounting.address): master.away for master in self.masters if master.away},
+        )
+
+
+def report(news: News) -> None:
+    if news is not None:
+        log.log(*news)
+
+
+def closed() -> ConnectionLost:
+    return ConnectionLost("the gatekeeper is closed")
+
+
+def _number(number: int) -> bytes:
+    """A frame that another follows."""
+    digits = b"%d" % number
+    return _SHORTS[len(digits)] + digits
+
+
+def _nothing() -> None:
+    """Nobody is there yet."""

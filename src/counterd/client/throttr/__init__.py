@@ -1,0 +1,224 @@
+"""Clients for the throttr protocol, blocking and for asyncio: counterd's own, and good for the reference as well.
+
+Client has a method for every request, and keeps the events that the server sends until they are taken, up to a bound.
+AsyncClient is the same for asyncio.
+
+Stands beside the floors: needs the wire module and counterd.errors only, and works where nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import time
+from asyncio import get_running_loop
+from typing import TYPE_CHECKING
+
+from counterd.client._addresses import read_addresses
+from counterd.client._aioshared import Commanded as AioCommanded
+from counterd.client._shared import Commanded
+from counterd.client.throttr._events import EVENTS_MAX
+from counterd.client.throttr._keys import Commands, Exchange, KeyCalls
+from counterd.errors import ConnectionLost
+from counterd.protocols.throttr import wire
+from counterd.protocols.throttr.wire import (
+    Attribute,
+    Change,
+    ChannelEntry,
+    ConnectionInfo,
+    Event,
+    Executed,
+    Get,
+    Info,
+    KeyType,
+    ListEntry,
+    Query,
+    Stat,
+    StatsEntry,
+    Subscriber,
+    TTLType,
+    ValueSize,
+)
+
+if TYPE_CHECKING:
+    import os
+    import ssl
+    from collections.abc import AsyncIterator, Iterator, Sequence
+
+    from counterd.client._aiolink import Link as AioLink
+    from counterd.client._command import Request
+    from counterd.client._link import Link
+
+__all__ = [
+    "AsyncClient",
+    "Attribute",
+    "Change",
+    "ChannelEntry",
+    "Client",
+    "ConnectionInfo",
+    "Event",
+    "Executed",
+    "Get",
+    "Info",
+    "KeyType",
+    "ListEntry",
+    "Query",
+    "Stat",
+    "StatsEntry",
+    "Subscriber",
+    "TTLType",
+    "ValueSize",
+]
+
+PORT = 9000
+
+
+class Client(Commands, Commanded):
+    """A connection to a server and its subscriptions, which are made again when the connection is lost.
+
+    It connects with the first call. Use it in a `with`, or close() it. Threads may share a client. After a fork the
+    connection belongs to the parent; the child connects with its first call.
+
+    host: a host, throttr://HOST[:PORT], throttrs://HOST[:PORT] (with TLS) or throttr+unix:///PATH, or several of
+    these, which are tried in order. All of them have to lead to the same server.
+    port: for hosts without a port.
+    path: of a Unix socket, instead of host and port.
+    tls: True or an ssl.SSLContext, as in counterd.client.Client, which also says what a URL may have.
+    timeout: seconds that each call may take; then it raises Timeout.
+    connect_timeout: seconds for connecting to one address, and for TLS's handshake. None: the same as timeout.
+    value_size: "uint8", "uint16", "uint32" or "uint64", as the server is set. Nothing on the wire says so, and with
+    another size than the server's everything goes wrong in ways that need not look like it. If the first request with
+    numbers is not answered, the error asks whether that is why.
+    value_max: bytes of the largest value or payload that the server may send; more is a ProtocolError.
+    events_max: bytes of events (channel, payload, and 150 for each) that are kept until they are taken, or one event of
+    any size. Later events are left out until the kept ones were taken and next_event() has raised EventsLost; calls are
+    not affected. Every connection is subscribed to `*` and to its own id, in hex.
+
+    Keys, channels, values and payloads are bytes, or text that is sent as UTF-8. Keys and channels have up to 255
+    bytes; quotas, TTLs and the sizes of values and payloads are 0 to the largest number of value_size. TTLs are whole
+    units of a TTLType, seconds by default. Anything else is a ValueError, before anything is sent.
+
+    Every call may raise Timeout, ProtocolError or ConnectionLost. A refusal (00) is a result, False or None. A call
+    whose connection is lost is repeated once on a new connection if that is safe; otherwise it raises ConnectionLost.
+    After a failed attempt to connect, calls fail at once until the next attempt, 0.05 to 2 s later.
+    """
+
+    def __init__(
+        self,
+        host: str | Sequence[str] = "127.0.0.1",
+        port: int = PORT,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        tls: bool | ssl.SSLContext = False,
+        timeout: float = 5.0,
+        connect_timeout: float | None = None,
+        value_size: str | ValueSize = ValueSize.UINT16,
+        value_max: int = wire.VALUE_MAX,
+        events_max: int = EVENTS_MAX,
+    ) -> None:
+        self._exchange = Exchange(value_size, value_max, events_max)
+        super().__init__(read_addresses(host, port, path, "throttr", tls), timeout, connect_timeout)
+
+    def next_event(self, timeout: float | None = None) -> Event | None:
+        """Returns the next event (EVENT), or None if none comes within timeout seconds. timeout=None: waits for ever.
+
+        Each event goes to one caller. EventsLost is raised where some are missing. When the connection was lost the
+        events that came before are returned first; then one call raises ConnectionLost, because events may have been
+        missed; the next one connects and subscribes again.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while (event := self._exchange.events.take()) is None:
+            link = self._connected(hears=False)
+            if not link.listen(None if end is None else end - time.monotonic()) and end is not None:
+                return None
+        return event
+
+    def events(self, timeout: float | None = None) -> Iterator[Event]:
+        """Yields events until none comes within timeout seconds, or until close(). Raises what next_event() raises."""
+        while True:
+            try:
+                event = self.next_event(timeout)
+            except ConnectionLost:
+                if self._closed:
+                    return
+                raise
+            if event is None:
+                return
+            yield event
+
+    # ---- inside ----
+
+    def _make_calls(self) -> KeyCalls:
+        return self._exchange.calls()
+
+    def _greeting(self) -> Sequence[Request[None]]:
+        return self._exchange.greeting()
+
+    def _on_end(self, link: Link) -> None:
+        if link.calls.answered:
+            self._exchange.lost(link.where, link.closed)
+
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        self._exchange.events.clear()  # they are the parent's
+
+
+class AsyncClient(Commands, AioCommanded):
+    """Client for the tasks of one event loop. Use it in an `async with`, or await close().
+
+    It has the arguments, results and errors of Client. Calls may run side by side: each is sent at once, and replies
+    come in order. The reply to a call that was cancelled is still awaited, in its turn.
+    """
+
+    def __init__(
+        self,
+        host: str | Sequence[str] = "127.0.0.1",
+        port: int = PORT,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        tls: bool | ssl.SSLContext = False,
+        timeout: float = 5.0,
+        connect_timeout: float | None = None,
+        value_size: str | ValueSize = ValueSize.UINT16,
+        value_max: int = wire.VALUE_MAX,
+        events_max: int = EVENTS_MAX,
+    ) -> None:
+        self._exchange = Exchange(value_size, value_max, events_max)
+        super().__init__(read_addresses(host, port, path, "throttr", tls), timeout, connect_timeout)
+
+    async def next_event(self, timeout: float | None = None) -> Event | None:
+        """As Client.next_event(). A call that is cancelled takes no event."""
+        loop = get_running_loop()
+        end = None if timeout is None else loop.time() + timeout
+        while (event := self._exchange.events.take()) is None:
+            link = await self._connected(hears=False)
+            if not await link.listen(None if end is None else end - loop.time()) and end is not None:
+                return None
+        return event
+
+    async def events(self, timeout: float | None = None) -> AsyncIterator[Event]:
+        """As Client.events()."""
+        while True:
+            try:
+                event = await self.next_event(timeout)
+            except ConnectionLost:
+                if self._closed:
+                    return
+                raise
+            if event is None:
+                return
+            yield event
+
+    # ---- inside ----
+
+    def _make_calls(self) -> KeyCalls:
+        return self._exchange.calls()
+
+    def _greeting(self) -> Sequence[Request[None]]:
+        return self._exchange.greeting()
+
+    def _on_end(self, link: AioLink) -> None:
+        if link.calls.answered:
+            self._exchange.lost(link.where, link.closed)
+
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        self._exchange.events.clear()  # they are the parent's

@@ -1,0 +1,254 @@
+"""What the clients for the throttr protocol have in common: commands, calls of a connection, and subscriptions.
+
+Stands beside the floors. No I/O and no clock. Words in capitals are requests, as docs/protocols/throttr.md has them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from counterd.client._calls import Ordered
+from counterd.client._command import Request as Made
+from counterd.client._command import Shape, command
+from counterd.client._connection import CLOSED, as_bytes, lost
+from counterd.client.throttr._events import Events
+from counterd.errors import OutOfMemory
+from counterd.protocols.throttr import wire
+from counterd.protocols.throttr.wire import Attribute, Change, Encoder, Event, TTLType, ValueSize
+
+if TYPE_CHECKING:
+    from counterd.client._calls import Call
+    from counterd.protocols.throttr.wire import ConnectionInfo, Executed, Get, Info, Query, Request, Stat
+
+T = TypeVar("T")
+
+
+def asked(request: Request[T]) -> Made[T]:
+    """A request that changes something. Its result is what the parser makes of the reply."""
+    return Made(request, _only)
+
+
+def looked(request: Request[T]) -> Made[T]:
+    """A request that changes nothing, or the same if it is made twice."""
+    return Made(request, _only, is_repeatable=True)
+
+
+def _only(results: list[Any]) -> Any:
+    (result,) = results
+    return result
+
+
+def _id(id: bytes | str) -> bytes:
+    return bytes.fromhex(id) if isinstance(id, str) else id
+
+
+class Exchange:
+    """What a client keeps beyond its connections: how numbers look, events that came, channels, and their limits."""
+
+    def __init__(self, value_size: str | ValueSize, value_max: int, events_max: int) -> None:
+        self.encoder = Encoder(ValueSize.named(value_size))
+        self.value_max = value_max
+        self.events = Events(events_max)
+        self.channels: Counter[bytes] = Counter()  # that the client is subscribed to, and how often
+
+    def calls(self) -> KeyCalls:
+        """For a new connection."""
+        return KeyCalls(wire.Parser(self.encoder.size, self.value_max), self.events)
+
+    def lost(self, where: str, why: str) -> None:
+        """A connection has ended, unless the client was closed."""
+        if why != CLOSED:
+            self.events.put_loss(lost(where, f"{why}; events may have been missed"))
+
+    def greeting(self) -> list[Made[None]]:
+        """The subscriptions of a new connection."""
+        return [self._subscription(channel) for channel in self.channels.elements()]
+
+    def _subscription(self, channel: bytes) -> Made[None]:
+        def read(results: list[Any]) -> None:
+            if not _only(results):
+                raise OutOfMemory(0, f"the server has no room for the subscription to {channel!r} any more")
+
+        return Made(self.encoder.subscribe(channel), read)
+
+
+class KeyCalls(Ordered):
+    """The calls of one connection of the throttr protocol, and the queue that its events go to."""
+
+    def __init__(self, parser: wire.Parser, events: Events) -> None:
+        super().__init__()
+        self._parser = parser
+        self._events = events
+
+    @property
+    def doubt(self) -> str:
+        return self._parser.doubt
+
+    def has_unasked(self) -> bool:
+        return bool(self._events)
+
+    def add(self, call: Call, request: Any, *_: Any) -> bytes:
+        self._parser.expect(request.frame)
+        return super().add(call, request)
+
+    def feed(self, data: bytes) -> None:
+        for item in self._parser.feed(data):
+            self.answered = True
+            if isinstance(item, Event):
+                self._events.put(item)
+                self.wake_listeners()
+            else:
+                call, result, error = self._read([item.result])
+                call.settle(result, error)
+
+
+class Commands(Shape):
+    """The methods of a client. Keys, channels, values and payloads are bytes, or text, which is encoded as UTF-8."""
+
+    _exchange: Exchange
+
+    @property
+    def encoder(self) -> Encoder:
+        """Makes requests for event()."""
+        return self._exchange.encoder
+
+    @command
+    def insert(self, key: str | bytes, quota: int, ttl: int, ttl_type: int = TTLType.SECONDS) -> Made[bool]:
+        """Makes a counter (INSERT). False if there is such a key already, or no room."""
+        return asked(self.encoder.insert(as_bytes(key), quota, ttl, ttl_type))
+
+    @command
+    def query(self, key: str | bytes) -> Made[Query | None]:
+        """A key's quota and what is left of its TTL (QUERY), or None if there is no such key. A buffer's quota is 0."""
+        return looked(self.encoder.query(as_bytes(key)))
+
+    @command
+    def update(self, key: str | bytes, attribute: int, change: int, value: int) -> Made[bool]:
+        """Changes the quota or the TTL of a key (UPDATE): what the six methods below do, with their results."""
+        return asked(self.encoder.update(as_bytes(key), attribute, change, value))
+
+    @command
+    def set_quota(self, key: str | bytes, quota: int) -> Made[bool]:
+        """Replaces a counter's quota (UPDATE). False if there is no such key or it is a buffer."""
+        return asked(self.encoder.update(as_bytes(key), Attribute.QUOTA, Change.PATCH, quota))
+
+    @command
+    def increase_quota(self, key: str | bytes, by: int) -> Made[bool]:
+        """Adds to a counter's quota (UPDATE). False if there is none, or it would not fit; the reference wraps then."""
+        return asked(self.encoder.update(as_bytes(key), Attribute.QUOTA, Change.INCREASE, by))
+
+    @command
+    def decrease_quota(self, key: str | bytes, by: int) -> Made[bool]:
+        """Takes from a counter's quota (UPDATE). False if there is none or not as much: nothing is taken then."""
+        return asked(self.encoder.update(as_bytes(key), Attribute.QUOTA, Change.DECREASE, by))
+
+    @command
+    def set_ttl(self, key: str | bytes, ttl: int) -> Made[bool]:
+        """Lets a key expire ttl from now (UPDATE), in the unit it was made with. False if there is no such key."""
+        return asked(self.encoder.update(as_bytes(key), Attribute.TTL, Change.PATCH, ttl))
+
+    @command
+    def extend_ttl(self, key: str | bytes, by: int) -> Made[bool]:
+        """Lets a key expire later (UPDATE), in the unit it was made with. False if there is no such key."""
+        return asked(self.encoder.update(as_bytes(key), Attribute.TTL, Change.INCREASE, by))
+
+    @command
+    def shorten_ttl(self, key: str | bytes, by: int) -> Made[bool]:
+        """Lets a key expire earlier (UPDATE), in the unit it was made with. False if there is no such key."""
+        return asked(self.encoder.update(as_bytes(key), Attribute.TTL, Change.DECREASE, by))
+
+    @command
+    def purge(self, key: str | bytes) -> Made[bool]:
+        """Removes a key (PURGE). False if there is no such key."""
+        return asked(self.encoder.purge(as_bytes(key)))
+
+    @command
+    def set(self, key: str | bytes, value: str | bytes, ttl: int, ttl_type: int = TTLType.SECONDS) -> Made[bool]:
+        """Makes or replaces a buffer and its TTL (SET). False if the key is a counter, or there is no room."""
+        return asked(self.encoder.set(as_bytes(key), as_bytes(value), ttl, ttl_type))
+
+    @command
+    def get(self, key: str | bytes) -> Made[Get | None]:
+        """A key's value and what is left of its TTL (GET), or None if there is no such key. A counter's is empty."""
+        return looked(self.encoder.get(as_bytes(key)))
+
+    @command
+    def list(self) -> Made[wire.Keys]:
+        """All keys (LIST), in no particular order. All of them are in memory at once."""
+        return looked(self.encoder.list())
+
+    @command
+    def info(self) -> Made[Info]:
+        """The server's figures (INFO)."""
+        return looked(self.encoder.info())
+
+    @command
+    def stat(self, key: str | bytes) -> Made[Stat | None]:
+        """How often a key was read and written (STAT), or None if there is no such key."""
+        return looked(self.encoder.stat(as_bytes(key)))
+
+    @command
+    def stats(self) -> Made[wire.KeyStats]:
+        """How often each key was read and written (STATS), in no particular order."""
+        return looked(self.encoder.stats())
+
+    @command
+    def subscribe(self, channel: str | bytes) -> Made[bool]:
+        """Asks for the events of a channel (SUBSCRIBE); twice brings each twice. False if there is no room.
+
+        A client that connects again subscribes again.
+        """
+        name = as_bytes(channel)
+
+        def read(results: list[Any]) -> bool:
+            self._exchange.channels[name] += _only(results)
+            return bool(_only(results))
+
+        return Made(self.encoder.subscribe(name), read, is_repeatable=True)
+
+    @command
+    def unsubscribe(self, channel: str | bytes) -> Made[bool]:
+        """Ends all subscriptions of this client to a channel (UNSUBSCRIBE). False if there was none."""
+        name = as_bytes(channel)
+
+        def read(results: list[Any]) -> bool:
+            self._exchange.channels.pop(name, None)
+            return bool(_only(results))
+
+        return Made(self.encoder.unsubscribe(name), read, is_repeatable=True)
+
+    @command
+    def publish(self, channel: str | bytes, payload: str | bytes) -> Made[bool]:
+        """Sends an event to all subscribers of a channel (PUBLISH), oneself included. False if there are none."""
+        return asked(self.encoder.publish(as_bytes(channel), as_bytes(payload)))
+
+    @command
+    def connections(self) -> Made[wire.Connections]:
+        """All connections of the server (CONNECTIONS)."""
+        return looked(self.encoder.connections())
+
+    @command
+    def connection(self, id: str | bytes) -> Made[ConnectionInfo | None]:
+        """One connection (CONNECTION), or None if there is none. id: 16 bytes as of whoami(), or these in hex."""
+        return looked(self.encoder.connection(_id(id)))
+
+    @command
+    def channels(self) -> Made[wire.Channels]:
+        """All channels that somebody is subscribed to (CHANNELS)."""
+        return looked(self.encoder.channels())
+
+    @command
+    def channel(self, channel: str | bytes) -> Made[wire.Subscribers | None]:
+        """Who is subscribed to a channel (CHANNEL), or None if nobody is."""
+        return looked(self.encoder.channel(as_bytes(channel)))
+
+    @command
+    def whoami(self) -> Made[bytes]:
+        """This connection's id, 16 bytes (WHOAMI). In hex it is the name of its own channel."""
+        return looked(self.encoder.whoami())
+
+    @command
+    def event(self, channel: str | bytes, request: Request[T]) -> Made[Executed[T] | None]:
+        """Has a request of self.encoder executed, as the payload of an event (EVENT). None if that was refused."""
+        return asked(self.encoder.event(as_bytes(channel), request))

@@ -1,0 +1,68 @@
+"""What a hold asks for, and how it says that it did not get it, or lost it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from counterd.client.counter._asked import Asked
+
+
+def asked(**changes: Any) -> Asked:
+    return Asked(**{"name": "n", "resources": 2, "maximum": 3, "timeout": None, "on_lost": "raise", **changes})
+
+
+def test_names_are_bytes() -> None:
+    assert (asked(name="é").name, asked(name=b"\xff").name) == (b"\xc3\xa9", b"\xff")
+    assert (str(asked(name="é")), str(asked(name=b"\xff"))) == ("2 of é", "2 of \\xff")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"name": ""}, ValueError, "^name must have 1 to 65535 bytes, not 0$"),
+        ({"resources": -1}, ValueError, "^resources must be 0 to 4294967295, not -1$"),
+        ({"maximum": 1 << 32}, ValueError, "^maximum must be 0 to 4294967295, not 4294967296$"),
+        ({"maximum": "3"}, TypeError, "^maximum must be a whole number, not '3'$"),
+    ],
+)
+def test_what_does_not_fit_the_protocol(changes: Any, error: type[Exception], message: str) -> None:
+    """Told where a hold is made, not where it is entered."""
+    with pytest.raises(error, match=message):
+        asked(**changes)
+
+
+@pytest.mark.parametrize("timeout", [None, 0, 0.5, 10**12, math.inf])
+def test_timeouts(timeout: float | None) -> None:
+    assert asked(timeout=timeout).timeout == timeout
+
+
+@pytest.mark.parametrize("timeout", [-1, -0.001, -math.inf, math.nan])
+def test_timeouts_that_are_none(timeout: float) -> None:
+    with pytest.raises(ValueError, match=r"^timeout must be None, or 0 or more seconds, not"):
+        asked(timeout=timeout)
+
+
+@pytest.mark.parametrize("on_lost", ["", "reaquire", None, 1])
+def test_what_is_not_to_be_done_with_a_loss(on_lost: Any) -> None:
+    with pytest.raises(ValueError, match=r"^on_lost must be \"raise\", \"reacquire\" or callable, not"):
+        asked(on_lost=on_lost)
+
+
+@pytest.mark.parametrize("on_lost", ["raise", "reacquire", print])
+def test_what_is_to_be_done_with_a_loss(on_lost: Any) -> None:
+    assert asked(on_lost=on_lost).on_lost == on_lost
+
+
+def test_not_available() -> None:
+    error = asked(timeout=1.5).not_available(7)
+    assert (error.status, error.text) == (0x21, "Resource not available")
+    assert (error.name, error.resources, error.maximum, error.consumption, error.waited) == (b"n", 2, 3, 7, 1.5)
+    assert str(error).endswith("asked for 2 of n, maximum 3, 7 in use, waited 1.5 s")
+    assert "in use" not in str(asked().not_available(None))
+
+
+def test_lost() -> None:
+    assert str(asked().lost("host:1", "why")) == "lost 2 of n with the connection to host:1: why"

@@ -1,0 +1,216 @@
+"""PermitCalls that are under way: each gets its own answer, and what is granted to nobody is given back.
+
+Any interleaving, cut in any way: tests/property/test_client_calls.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from counterd.client._calls import Call
+from counterd.client.counter._permits import PermitCalls
+from counterd.errors import ConnectionLost, CounterdError, NotAcquired, NotAvailable, ProtocolError
+from counterd.protocols.counter import wire
+from steps import response
+
+ONE = b"\0\0\0\1"
+ENTRY = b"\0\0\0\1\0\0\0\2\0\1a"
+
+
+class Kept(Call):
+    """Keeps how it ended. wanted: whether somebody waits."""
+
+    def __init__(self, wanted: bool = True) -> None:
+        super().__init__()
+        self.wanted = wanted
+        self.ends: list[tuple[Any, CounterdError | None]] = []
+
+    def settle(self, result: Any, error: CounterdError | None) -> bool:
+        self.ends.append((result, error))
+        return self.wanted
+
+
+def asked(calls: PermitCalls, *request: Any, wanted: bool = True) -> Kept:
+    call = Kept(wanted)
+    assert calls.add(call, *request) == call.frame
+    return call
+
+
+def opaque(call: Call) -> int:
+    return int.from_bytes(call.frame[8:12], "big")
+
+
+def answer(call: Call, body: bytes = b"", status: int = 0) -> bytes:
+    return response(call.frame[1], opaque(call), body, status)
+
+
+def test_answers_in_any_order() -> None:
+    calls = PermitCalls()
+    first, second = asked(calls, wire.get, b"a"), asked(calls, wire.noop)
+    assert opaque(first) != opaque(second)
+    calls.feed(answer(second) + answer(first, ONE))
+    assert (first.ends, second.ends) == ([(1, None)], [(None, None)])
+    assert calls.pending == {}
+
+
+def test_entries_of_two_dumps() -> None:
+    calls = PermitCalls()
+    first, second = asked(calls, wire.dump), asked(calls, wire.dump)
+    calls.feed(answer(first, ENTRY) + answer(second, ENTRY) + answer(first, ENTRY) + answer(second))
+    assert (first.ends, second.ends) == ([], [([(b"a", 1, 2, None)], None)])
+    calls.feed(answer(first))
+    assert [len(result) for result, _ in first.ends] == [2]
+
+
+def test_what_is_held() -> None:
+    calls = PermitCalls()
+    acquired = asked(calls, wire.acquire, b"a", 5, 9)
+    assert calls.held == 0
+    calls.feed(answer(acquired, b"\0\0\0\5"))
+    assert calls.held == 5
+    released = asked(calls, wire.release, b"a", 2)
+    assert calls.held == 3  # whatever becomes of the connection, these are not missed
+    calls.feed(answer(released))
+    assert calls.held == 3
+    refused = asked(calls, wire.release, b"a", 4)
+    calls.feed(answer(refused, b"Not acquired", 0x22))
+    assert calls.held == 3
+    assert isinstance(refused.ends[0][1], NotAcquired)
+    calls.feed(answer(asked(calls, wire.acquire, b"a", 5, 9), b"Resource not available", 0x21))
+    assert calls.held == 3
+
+
+def test_a_refusal_tells_what_was_asked_for() -> None:
+    calls = PermitCalls()
+    call = asked(calls, wire.acquire, b"a\xff", 5, 9)
+    calls.feed(answer(call, b"no", 0x21))
+    error = call.ends[0][1]
+    assert isinstance(error, NotAvailable)
+    assert (error.name, error.resources, error.maximum, error.text) == (b"a\xff", 5, 9, "no")
+    for request, shown in (
+        ((wire.get, b"a"), "no (status 0x01): a"),
+        ((wire.release, b"a", 2), "no (status 0x01): asked for 2 of a"),
+        ((wire.acquire, b"a", 2, 3), "no (status 0x01): asked for 2 of a, maximum 3"),
+        ((wire.noop,), "no (status 0x01)"),
+    ):
+        call = asked(calls, *request)
+        calls.feed(answer(call, b"no", 0x01))
+        assert str(call.ends[0][1]) == shown
+
+
+def test_what_is_granted_to_nobody() -> None:
+    calls = PermitCalls()
+    calls.feed(answer(asked(calls, wire.acquire, b"a\0", 5, 9, wanted=False), b"\0\0\0\5"))
+    calls.feed(answer(asked(calls, wire.acquire, b"b", 5, 9, wanted=False), b"no", 0x21))
+    calls.feed(answer(asked(calls, wire.get, b"c", wanted=False), ONE))
+    assert calls.give_back == [(wire.release, b"a\0", 5)]
+    assert calls.held == 5
+
+
+def test_what_a_pipeline_releases_itself_is_not_given_back_twice() -> None:
+    """Or permits of another hold of that name would go with it."""
+    requests = [
+        (wire.release, b"a", 9),  # of what was held before: nothing to do with what follows
+        (wire.acquire, b"a", 5, 9),
+        (wire.acquire, b"b", 1, 9),
+        (wire.release, b"a", 2),
+        (wire.acquire, b"a", 3, 9),
+        (wire.release, b"a", 4),
+    ]
+    calls, under_way = PermitCalls(), [Kept(wanted=False) for _ in requests]
+    calls.add_all(under_way, requests)
+    for call, permits in zip(under_way, (b"", 5, 1, b"", 3, b""), strict=True):
+        body = permits.to_bytes(4, "big") if isinstance(permits, int) else permits
+        calls.feed(response(call.frame[1], opaque(call), body))
+    assert calls.give_back == [(wire.release, b"b", 1), (wire.release, b"a", 2)]
+
+
+@pytest.mark.parametrize(
+    ("requests", "answers", "back"),
+    [
+        # The second is refused, so the release is that of the first.
+        ([(wire.acquire, b"a", 2, 9), (wire.acquire, b"a", 5, 6), (wire.release, b"a", 2)], [2, None, 0], []),
+        ([(wire.acquire, b"a", 2, 9), (wire.release, b"a", 3)], [2, None], [(b"a", 2)]),
+        ([(wire.acquire, b"a", 2, 9), (wire.release, b"a", 1)], [2], [(b"a", 1)]),
+    ],
+)
+@pytest.mark.parametrize("forgotten_at", [0, 1, 9])
+def test_what_of_a_pipeline_is_refused(requests: Any, answers: Any, back: Any, forgotten_at: int) -> None:
+    """Of others' permits nothing is given back, of its own everything; whenever its caller goes."""
+    calls, under_way = PermitCalls(), [Kept() for _ in requests]
+    calls.add_all(under_way, requests)
+    for at, permits in enumerate([*answers, ...]):
+        if at >= forgotten_at or permits is ...:
+            for call in under_way:
+                call.wanted = False
+                calls.forget(call)
+        if permits is ...:
+            break
+        call = under_way[at]
+        body = permits.to_bytes(4, "big") if permits else b""
+        calls.feed(response(call.frame[1], opaque(call), body, 0x22 if permits is None else 0))
+    assert calls.give_back == [(wire.release, *each) for each in back]
+
+
+def test_all_or_none() -> None:
+    calls = PermitCalls()
+    before = asked(calls, wire.acquire, b"a", 5, 9)
+    calls.feed(answer(before, b"\0\0\0\5"))
+    made = [Kept() for _ in range(3)]
+    frames = calls.add_all(made, [(wire.release, b"a", 1), (wire.noop,), (wire.get, b"a")])
+    assert frames == b"".join(call.frame for call in made)
+    assert (len(calls.pending), calls.held) == (3, 4)
+    with pytest.raises(ValueError, match=r"^name"):
+        calls.add_all([Kept() for _ in range(3)], [(wire.release, b"a", 1), (wire.noop,), (wire.get, b"")])
+    assert (len(calls.pending), calls.held) == (3, 4)
+
+
+def test_opaques_begin_again_and_leave_out_what_is_under_way() -> None:
+    calls = PermitCalls()
+    old = asked(calls, wire.noop)
+    calls._opaque = wire.U32_MAX - 1
+    assert [opaque(asked(calls, wire.noop)) for _ in range(4)] == [wire.U32_MAX, 0, 2, 3]
+    assert opaque(old) == 1
+
+
+def test_the_end_of_all() -> None:
+    calls = PermitCalls()
+    made = [asked(calls, wire.noop) for _ in range(3)]
+    calls.fail(lambda: ConnectionLost("gone"))
+    errors = [error for call in made for _, error in call.ends]
+    assert [str(error) for error in errors] == ["gone"] * 3
+    assert len(set(map(id, errors))) == 3  # each has its own traceback
+    assert calls.pending == {}
+
+
+@pytest.mark.parametrize(
+    ("request_", "sent", "message"),
+    [
+        ((wire.noop,), response(0, 2), "nothing was asked with opcode 00 and opaque 00000002"),
+        ((wire.noop,), response(1, 1), "nothing was asked with opcode 01 and opaque 00000001"),
+        ((wire.noop,), response(1, 1, status=1), "nothing was asked with opcode 01"),
+        ((wire.noop,), response(0, 1, b"a"), "expected no body, not 61"),
+        ((wire.release, b"a", 1), response(3, 1, b"a"), "expected no body, not 61"),
+        ((wire.get, b"a"), response(1, 1, b"abc"), "61 62 63"),
+        ((wire.acquire, b"a", 1, 1), response(2, 1), "nothing"),
+        ((wire.stats,), response(16, 1, b"a"), "61"),
+        ((wire.dump,), response(17, 1, b"a"), "61"),
+        ((wire.noop,), b"\x90", "not the start"),
+    ],
+)
+def test_what_no_server_may_send(request_: tuple[Any, ...], sent: bytes, message: str) -> None:
+    calls = PermitCalls()
+    call = asked(calls, *request_)
+    with pytest.raises(ProtocolError, match=message):
+        calls.feed(sent)
+    assert call.ends == []
+
+
+def test_an_answer_twice() -> None:
+    calls = PermitCalls()
+    call = asked(calls, wire.noop)
+    with pytest.raises(ProtocolError, match="nothing was asked"):
+        calls.feed(answer(call) * 2)
+    assert call.ends == [(None, None)]

@@ -1,0 +1,202 @@
+"""What a client decides by itself: as much as it was given, and never without a word."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from typing import Any
+
+import pytest
+
+from counterd.client.sentinel._fallback import Fallback
+from counterd.client.sentinel._tokens import Answer, Token
+from counterd.errors import ConnectionLost, ProtocolError, Timeout
+from counterd.protocols.sentinel.errors import Blocked, NoSuchRule, TokenRefused, token_error
+from counterd.protocols.sentinel.wire import MessageType, Response, Status
+
+AWAY = ConnectionLost("cannot connect to there")
+PASSED, REFUSED = Answer(0, fallback=True), Answer(1, fallback=True)
+
+
+class Clock:
+    """Says what a test says."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    assert {(record.name, record.levelno) for record in caplog.records} <= {
+        ("counterd.client.sentinel", logging.WARNING)
+    }
+    found = [record.getMessage() for record in caplog.records]
+    caplog.clear()
+    return found
+
+
+def flows(fallback: Fallback, flow_id: int, count: int = 1, values: Any = (), error: Any = AWAY) -> Answer:
+    return fallback.answer(flow_id, count, values, error)
+
+
+def heard(fallback: Fallback, status: int, flow_id: int = 101) -> TokenRefused | None:
+    return fallback.heard(flow_id, 1, Response(1, MessageType.FLOW, status))
+
+
+# ---- rates ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_rate_is_that_of_the_last_second(clock: Clock) -> None:
+    fallback = Fallback("local", {101: 3}, clock)
+    assert [flows(fallback, 101) for _ in range(4)] == [PASSED, PASSED, PASSED, REFUSED]
+    clock.now += 0.95
+    assert flows(fallback, 101) == REFUSED
+    clock.now += 0.1
+    assert flows(fallback, 101, 2) == PASSED
+    clock.now += 0.5
+    assert [flows(fallback, 101, 2), flows(fallback, 101)] == [REFUSED, PASSED]
+    assert len(fallback._rates[101]) == 2, "what is older is forgotten"
+
+
+def test_values_have_limits_of_their_own(clock: Clock) -> None:
+    fallback = Fallback("local", {201: 2}, clock)
+    assert flows(fallback, 201, values=["a", "b"]) == PASSED
+    assert flows(fallback, 201, values=["a", "c", "a"]) == REFUSED, "equal ones add up: three of a"
+    assert flows(fallback, 201, 2, values=["c"]) == PASSED, "what was refused counts for none"
+    assert flows(fallback, 201, values=["a"]) == PASSED
+    assert flows(fallback, 201, values=["a"]) == REFUSED
+
+
+def test_without_a_limit_what_went_wrong_is_raised() -> None:
+    fallback = Fallback("local", {101: 1}, time.monotonic)
+    for error in (AWAY, Timeout("no answer"), ProtocolError("strange")):
+        with pytest.raises(type(error), match=rf"^{error}; no local limit is given for flow 7$"):
+            flows(fallback, 7, error=error)
+        with pytest.raises(type(error), match="given for flow 7"):
+            fallback.acquire(7, 1, error)
+    refusal = heard(fallback, Status.NO_RULE, 7)
+    with pytest.raises(NoSuchRule, match=r"^no such rule \(status 3\): asked for 1 of flow 7$"):
+        flows(fallback, 7, error=refusal)
+    assert fallback.stats().refused == 7
+
+
+def test_open_and_closed() -> None:
+    opened, closed = Fallback("open", {101: 0}, time.monotonic), Fallback("closed", {101: 9}, time.monotonic)
+    assert [flows(opened, 101), flows(opened, 7)] == [PASSED, PASSED]
+    assert flows(closed, 101) == REFUSED
+    assert opened.acquire(7, 9, AWAY).fallback
+    with pytest.raises(ConnectionLost):
+        closed.acquire(101, 1, AWAY)
+    assert (opened.stats()[:4], closed.stats()[:4]) == ((str(AWAY), 1, 3, 0), (str(AWAY), 1, 0, 2))
+
+
+# ---- tokens ---------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_of_the_server_count_in_the_local_limit() -> None:
+    fallback = Fallback("local", {101: 3, 102: 1}, time.monotonic)
+    mine, other = Token(-5, 101, 2), Token(6, 102, 1)
+    fallback.granted(mine)
+    fallback.granted(other)
+    token = fallback.acquire(101, 1, AWAY)
+    with pytest.raises(Blocked, match=r"blocked .*: asked for 1 of flow 101, maximum 3"):
+        fallback.acquire(101, 1, AWAY)
+    fallback.gone(mine)
+    second = fallback.acquire(101, 2, AWAY)
+    assert fallback.release(token)
+    assert not fallback.release(token), "once"
+    assert fallback.release(second)
+    assert fallback.tokens() == [other]
+
+
+def test_a_token_that_nobody_has_any_more_does_not_count() -> None:
+    fallback = Fallback("local", {101: 1}, time.monotonic)
+    fallback.granted(Token(5, 101, 1))
+    gc.collect()
+    assert fallback.acquire(101, 1, AWAY).fallback
+
+
+def test_a_child_has_nothing_of_its_parent() -> None:
+    fallback = Fallback("local", {101: 1}, time.monotonic)
+    token = fallback.acquire(101, 1, AWAY)
+    fallback.after_fork()
+    assert fallback.acquire(101, 1, AWAY)
+    assert not fallback.release(Token(token.id + 9, 101, 1, fallback=True))
+
+
+# ---- what it says ---------------------------------------------------------------------------------------------------
+
+
+def test_one_line_when_it_begins_and_one_when_it_ends(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    fallback = Fallback("local", {101: 2}, clock)
+    assert heard(fallback, Status.OK) is None
+    for _ in range(5):
+        flows(fallback, 101)
+    assert said(caplog) == [f"{AWAY}: going on with local limits"]
+    assert fallback.stats() == (str(AWAY), 1, 2, 3, 0, 0)
+    clock.now += 0.9
+    heard(fallback, Status.OK)
+    assert said(caplog) == [], "it may be back again at once"
+    flows(fallback, 101)
+    clock.now += 1.0
+    heard(fallback, Status.BLOCKED, 7)
+    assert said(caplog) == ["the server decides again after 1.9 s: let 2 through without it, and refused 4"]
+    heard(fallback, Status.OK)
+    assert said(caplog) == []
+    assert fallback.stats() == ("", 1, 2, 4, 0, 0)
+
+
+def test_what_is_wrong_with_a_flow_is_of_that_flow(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    fallback = Fallback("open", {}, clock)
+    for status in (Status.NO_RULE, Status.BAD_REQUEST, Status.TOO_MANY_REQUESTS, Status.FAIL, Status.NOT_AVAILABLE):
+        error = heard(fallback, status, 7)
+        assert (type(error), error and error.status) == (type(token_error(status)), status)
+        assert flows(fallback, 7, error=error) == PASSED
+    assert said(caplog) == ["no such rule (status 3): asked for 1 of flow 7: letting all through"]
+    clock.now += 5
+    heard(fallback, Status.OK, 8)
+    assert said(caplog) == []
+    heard(fallback, Status.SHOULD_WAIT, 7)
+    assert said(caplog) == ["flow 7: the server decides again after 5.0 s: let 5 through without it, and refused 0"]
+
+
+def test_a_flow_without_a_limit_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    fallback = Fallback("local", {}, time.monotonic)
+    with pytest.raises(NoSuchRule):
+        flows(fallback, 7, error=heard(fallback, Status.NO_RULE, 7))
+    assert said(caplog) == ["no such rule (status 3): asked for 1 of flow 7: no local limit is given for it"]
+
+
+def test_closing_tells_what_has_not_ended(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    fallback = Fallback("closed", {}, clock)
+    held = Token(5, 101, 1)
+    fallback.granted(held)
+    flows(fallback, 101)
+    clock.now += 2
+    said(caplog)
+    assert fallback.close() == [held]
+    assert said(caplog) == ["closed after 2.0 s: let 0 through without it, and refused 1"]
+    assert fallback.close() == [held]
+    assert said(caplog) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "limits", "wrong"),
+    [
+        ("Local", {}, "fallback must be"),
+        ("local", {0: 1}, "flow_id must be"),
+        ("local", {1: -1}, "limit of flow 1"),
+        ("local", {1: 0.5}, "limit of flow 1"),
+    ],
+)
+def test_what_cannot_be(mode: str, limits: dict[int, Any], wrong: str) -> None:
+    with pytest.raises(ValueError, match=wrong):
+        Fallback(mode, limits, time.monotonic)

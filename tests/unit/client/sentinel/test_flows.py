@@ -1,0 +1,332 @@
+"""What the clients of tokens decide, step by step: the test does what a client would do, and says what time it is."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from counterd.client._backoff import Attempts
+from counterd.client._command import Shape
+from counterd.client._connection import CLOSED, FORKED
+from counterd.client._turns import Turns
+from counterd.client.sentinel._flows import CONNECT, SEND, SEND_ALL, TAKE, Commands, Held
+from counterd.client.sentinel._tokens import Answer, Token
+from counterd.errors import ConnectionLost, ProtocolError, Timeout
+from counterd.protocols.sentinel import wire
+from counterd.protocols.sentinel.errors import Blocked, TokenLost, TokenRefused
+from counterd.protocols.sentinel.wire import MessageType, Response, Status
+
+AWAY = ConnectionLost("cannot connect to there")
+CUT = ConnectionLost("the server closed it")
+TOKEN = Token(7, 101, 1)
+GRANT = Response(1, MessageType.ACQUIRE, Status.OK, token_id=7)
+FLOW = (wire.flow, 101, 1, False)
+
+
+class Base:
+    """Has what a client has of its shape."""
+
+    def __init__(self, *_: Any) -> None:
+        self._attempts = Attempts()
+        self._closed = False
+        self._link: Any = None
+        self._turns = Turns()
+
+
+class Client(Commands[Held], Base, Shape):
+    """Its commands return their steps. sent_back: tokens. soon: how often it was to connect soon. at: its timer."""
+
+    _make_hold = Held
+    _connected = _send = _send_all = _take = None  # type: ignore[assignment] # the test does that
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"fallback": "closed", **options})
+        self.now = 100.0
+        self.sent_back: list[Token] = []
+        self.soon = 0
+        self.at = math.inf
+
+    def _run_command(self, made: Any) -> Any:
+        return made
+
+    def _now(self) -> float:
+        return self.now
+
+    def _usable_link(self) -> Any:
+        return None if self._link is None or self._link.closed else self._link
+
+    def _connect_soon(self) -> None:
+        self.soon += 1
+
+    def _send_back(self, token: Token) -> None:
+        self.sent_back.append(token)
+
+    def _due(self, at: float) -> None:
+        self.at = at
+
+    # ---- what a test does ----
+
+    def connect(self, *, answered: bool = True) -> Any:
+        self._link = SimpleNamespace(closed="", calls=SimpleNamespace(answered=answered))
+        return self._link
+
+    def held(self, **options: Any) -> Held:
+        """A hold that has a token."""
+        hold = self.hold(101, **options)
+        steps = hold._entering()
+        act, taker, _ = next(steps)
+        assert (act, taker) == (TAKE, hold)
+        hold._token = TOKEN
+        assert ended(steps) is None
+        return hold
+
+
+def ended(steps: Any, sent: Any = None) -> Any:
+    """What the steps return after the last of them."""
+    with pytest.raises(StopIteration) as end:
+        steps.send(sent)
+    return end.value.value
+
+
+def responded(kind: MessageType, status: int, **more: int) -> Response:
+    return Response(1, kind, status, **more)
+
+
+# ---- calls ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_call_connects() -> None:
+    client = Client()
+    steps = client.flow(101)
+    assert next(steps) == (CONNECT,)
+    link = client.connect()
+    assert steps.send(link) == (SEND, link, FLOW, None)
+    assert ended(steps, responded(MessageType.FLOW, Status.OK, remaining=4)) == Answer(0, 4)
+    assert next(client.flow(101))[0] is SEND, "the next one does not"
+
+
+def test_a_call_whose_connection_is_lost_is_repeated_once() -> None:
+    client = Client()
+    first = client.connect()
+    steps = client.ping()
+    next(steps)
+    first.closed = "the server closed it"
+    assert steps.throw(CUT) == (CONNECT,)
+    again = client.connect()
+    assert steps.send(again)[:2] == (SEND, again)
+    with pytest.raises(ConnectionLost):
+        steps.throw(CUT)
+
+
+@pytest.mark.parametrize("why", ["silent", "closed"])
+def test_a_call_that_is_not_repeated(why: str) -> None:
+    """A server that accepts and closes, and a client that was closed."""
+    client = Client(fallback="open")
+    client.connect(answered=why != "silent")
+    steps = client.ping()
+    next(steps)
+    client._closed = why == "closed"
+    with pytest.raises(ConnectionLost):
+        steps.throw(CUT)
+
+
+def test_no_call_connects_after_an_attempt_that_failed() -> None:
+    client = Client(fallback="open")
+    steps = client.flow(101)
+    next(steps)
+    with pytest.raises(StopIteration) as end:
+        steps.throw(AWAY)
+    assert end.value.value == Answer(0, fallback=True)
+    assert ended(client.flow(101)) == Answer(0, fallback=True)
+    assert client.soon == 1
+    with pytest.raises(ConnectionLost, match=r"^cannot connect to there$"):
+        next(client.ping())
+    client._go_on(lambda *_: None)
+    assert next(client.flow(101)) == (CONNECT,), "as there was a connection meanwhile"
+
+
+@pytest.mark.parametrize("error", [AWAY, Timeout("no reply"), ProtocolError("nonsense")])
+def test_the_fallback_is_not_for_a_client_that_was_closed(error: Exception) -> None:
+    client = Client(fallback="open")
+    client.connect(answered=False)
+    steps = client.flow(101)
+    next(steps)
+    client._closed = True
+    with pytest.raises(type(error)):
+        steps.throw(error)
+
+
+# ---- tokens ---------------------------------------------------------------------------------------------------------
+
+
+def test_acquires_a_token() -> None:
+    client = Client()
+    link = client.connect()
+    steps = client.acquire(101)
+    act, through, request, granted = next(steps)
+    assert (act, through, request) == (SEND, link, (wire.acquire, 101, 1, False))
+    granted(GRANT)
+    token = ended(steps, GRANT)
+    assert (token.id, token.flow_id, client._fallback.tokens()) == (7, 101, [token])
+
+
+def test_a_grant_at_the_last_moment_counts() -> None:
+    client = Client()
+    client.connect()
+    steps = client.acquire(101)
+    next(steps)[3](GRANT)
+    with pytest.raises(StopIteration) as end:
+        steps.throw(Timeout("no reply"))
+    assert end.value.value.id == 7
+
+
+def test_an_interrupt_gives_back_what_was_granted() -> None:
+    client = Client()
+    client.connect()
+    steps = client.acquire(101)
+    next(steps)[3](GRANT)
+    steps.close()
+    assert [token.id for token in client.sent_back] == [7]
+    steps = client.release(TOKEN)
+    next(steps)
+    steps.close()
+    assert client.sent_back[1:] == [TOKEN], "once more: nobody knows whether the first was sent"
+
+
+def test_what_went_wrong_with_a_release_does_not_give_back_again() -> None:
+    client = Client()
+    client.connect()
+    steps = client.release(TOKEN)
+    next(steps)
+    with pytest.raises(Timeout):
+        steps.throw(Timeout("no reply"))
+    steps = client.release(TOKEN)
+    next(steps)
+    with pytest.raises(TokenRefused):
+        steps.send(responded(MessageType.RELEASE, Status.FAIL))
+    assert client.sent_back == []
+
+
+# ---- holds ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("status", "raises"), [(Status.RELEASE_OK, False), (Status.ALREADY_RELEASED, True)])
+def test_leaving_a_hold(status: int, raises: bool) -> None:
+    client = Client()
+    client.connect()
+    hold = client.held()
+    steps = hold._leaving(None)
+    assert next(steps)[2] == (wire.release, 7)
+    with pytest.raises(TokenLost if raises else StopIteration):
+        steps.send(responded(MessageType.RELEASE, status))
+    assert (hold.token, hold.lost, client._leases.holds) == (None, False, {})
+    assert client.stats().lost == raises
+    entering = hold._entering()
+    next(entering)
+    with pytest.raises(RuntimeError, match="entered already"):
+        next(hold._entering())
+
+
+@pytest.mark.parametrize("error", [AWAY, Timeout("no reply")])
+def test_a_hold_that_cannot_be_given_back_ends_with_its_lease(error: Exception) -> None:
+    client = Client()
+    client.connect(answered=False)
+    steps = client.held()._leaving(None)
+    next(steps)
+    with pytest.raises(StopIteration):
+        steps.throw(error)
+    assert client.stats().lost == 0
+
+
+def test_a_hold_that_is_thrown_away_does_not_wait() -> None:
+    client = Client()
+    assert ended(client.held()._leaving(GeneratorExit)) is None
+    assert client.sent_back == [TOKEN]
+
+
+@pytest.mark.parametrize("why", [CLOSED, FORKED])
+@pytest.mark.parametrize("kind", [None, GeneratorExit])
+def test_a_token_that_went_with_its_client_is_no_loss(why: str, kind: type[BaseException] | None) -> None:
+    """A child does not give back what its parent holds."""
+    client = Client()
+    hold = client.held()
+    client._leases.forget(why)
+    assert hold.lost
+    assert ended(hold._leaving(kind)) is None
+    assert (client.sent_back, client.stats().lost) == ([], 0)
+
+
+def test_an_interrupted_hold_has_nothing() -> None:
+    client = Client()
+    hold = client.hold(101)
+    steps = hold._entering()
+    next(steps)
+    hold._token = TOKEN
+    steps.close()
+    assert (client.sent_back, hold.token) == ([TOKEN], None)
+    steps = hold._entering()
+    next(steps)
+    with pytest.raises(Blocked):
+        steps.throw(hold._asked.blocked(0))
+    next(hold._entering())
+
+
+# ---- leases ---------------------------------------------------------------------------------------------------------
+
+
+def test_keeps_all_leases_that_are_due_at_once() -> None:
+    client = Client()
+    link = client.connect()
+    holds = [client.held(), client.held()]
+    assert client.at == client._due_at() == 100.0
+    steps = client._keeping()
+    assert next(steps) == (CONNECT,)
+    assert steps.send(link) == (SEND_ALL, link, [(wire.keep, 7)] * 2)
+    client.now = 101.0
+    assert ended(steps, [responded(MessageType.KEEP, Status.OK, left_ms=9000), None]) is None
+    assert client._leases.usual == {101: 8.0}, "of 9 s that began when it was asked"
+    assert [lease.due for lease in client._leases.holds] == [104.0, 101.1]
+    assert client._due_at() == 101.1
+    assert not any(hold.lost for hold in holds)
+
+
+def test_without_a_connection_a_lease_runs_out() -> None:
+    told: list[Any] = []
+    client = Client()
+    client.connect()
+    hold = client.held(on_lost=told.append)
+    (lease,) = client._leases.holds
+    lease.ends = 103.0
+    client._link.closed = "the server closed it"
+    client._attempts.retry_at = 101.5
+    assert client._due_at() == 101.5, "then it may connect"
+    client.now = 103.0
+    steps = client._keeping()
+    next(steps)
+    with pytest.raises(StopIteration):
+        steps.throw(AWAY)
+    assert (told, client._due_at(), client.stats().lost) == ([hold], math.inf, 1)
+    with pytest.raises(TokenLost, match="its lease is over"):
+        hold.raise_if_lost()
+
+
+def test_a_new_connection_goes_on_with_all_tokens() -> None:
+    client = Client()
+    client.connect()
+    steps = client.acquire(101)
+    next(steps)[3](GRANT)
+    mine = ended(steps, GRANT)
+    client.held()
+    said: list[Any] = []
+    client._go_on(lambda *request: said.append(request))
+    assert said == [(wire.keep, mine.id)], "that of the hold is due"
+    assert client._due_at() == 0.0
+
+
+def test_without_a_lease_it_connects_only_if_it_is_to() -> None:
+    client = Client()
+    assert ended(client._keeping()) is None
+    assert next(client._keeping(connects=True)) == (CONNECT,)

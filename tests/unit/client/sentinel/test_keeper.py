@@ -1,0 +1,151 @@
+"""A connection of tokens that threads share: a pair of sockets, of which the test has the server's end.
+
+The thread that keeps leases is tried with servers, in tests/functional/test_client_sentinel.py.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from counterd.client.sentinel import _keeper
+from counterd.client.sentinel._keeper import TokenLink
+from counterd.client.sentinel._tokens import Tally, Token
+from counterd.errors import Timeout
+from counterd.protocols.sentinel import wire
+from daemon import wait_until
+from steps import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SHORT = 0.02
+TOKEN, OTHER = Token(-7, 101, 1), Token(8, 102, 1)
+
+
+class Pair:
+    """link, and its server's end. late: how often grants were said to be owed."""
+
+    def __init__(self) -> None:
+        near, self.server = socket.socketpair()
+        near.setblocking(False)
+        self.server.settimeout(PATIENCE)
+        self.late = 0
+        self.tally = Tally()
+        self.link = TokenLink(near, "there", SHORT, lambda _: None, on_late=self._on_late, tally=self.tally)
+
+    def _on_late(self) -> None:
+        self.late += 1
+
+    def grant(self, xid: int, token: Token) -> None:
+        self.server.sendall(struct.pack(">Hibbq", 14, xid, 3, 0, token.id))
+
+    def asked(self, *frames: bytes) -> None:
+        """Exactly these came."""
+        assert self.server.recv(65536) == b"".join(frames)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.link.close()
+    made.server.close()
+
+
+def given_up(pair: Pair) -> None:
+    with pytest.raises(Timeout):
+        pair.link.call(wire.acquire, 101, 1)
+
+
+def test_only_a_grant_can_be_owed(pair: Pair) -> None:
+    with pytest.raises(Timeout):
+        pair.link.call(wire.keep, -7)
+    assert not pair.link.owes_grants()
+    assert pair.late == 0
+    given_up(pair)
+    assert pair.link.owes_grants()
+    assert pair.late == 1
+    assert not pair.link.closed
+
+
+def test_collects_what_is_owed(pair: Pair) -> None:
+    for xid in (1, 2):
+        given_up(pair)
+        pair.asked(wire.acquire(xid, 101, 1))
+    start = time.monotonic()
+    pair.link.collect(0.05)
+    assert time.monotonic() - start >= 0.05
+    assert pair.link.owes_grants()
+    pair.grant(2, OTHER)
+    pair.grant(1, TOKEN)
+    pair.link.collect(PATIENCE)
+    assert not pair.link.owes_grants()
+    assert pair.tally.late == 2
+    given_back = b""
+    while len(given_back) < 30:
+        given_back += pair.server.recv(65536)
+    both = {wire.release(3, 8) + wire.release(4, -7), wire.release(3, -7) + wire.release(4, 8)}
+    assert given_back in both
+
+
+def test_others_call_while_it_collects(pair: Pair) -> None:
+    given_up(pair)
+    collecting = threading.Thread(target=pair.link.collect, args=(PATIENCE,))
+    collecting.start()
+    wait_until(lambda: pair.link._reading, "it reads")
+    pair.link._timeout = PATIENCE
+    pair.asked(wire.acquire(1, 101, 1))
+    with ThreadPoolExecutor(1) as pool:
+        called = pool.submit(pair.link.call, wire.release, -7)
+        pair.asked(wire.release(2, -7))
+        pair.server.sendall(struct.pack(">Hibb", 6, 2, 4, 6))
+        assert called.result(PATIENCE).status == 6
+    pair.grant(1, TOKEN)
+    collecting.join(PATIENCE)
+    assert not collecting.is_alive()
+    pair.asked(wire.release(3, -7))
+
+
+def test_who_owes_for_too_long_is_given_up(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    given_up(pair)
+    assert pair.link.owes_grants()
+    monkeypatch.setattr(_keeper, "LATE_MAX_S", 0.0)
+    assert not pair.link.owes_grants()
+    assert pair.link.closed == "an acquire was not answered within 0 s"
+
+
+def test_gives_back_at_once(pair: Pair) -> None:
+    pair.link.give_back(TOKEN)
+    pair.asked(wire.release(1, -7))
+
+
+def test_gives_back_later_what_the_collector_finds_in_the_midst_of_a_call(pair: Pair) -> None:
+    with pair.link._lock:
+        pair.link.give_back(TOKEN)
+        pair.link.give_back(OTHER)
+        assert pair.link.calls.give_back
+    with pytest.raises(Timeout):
+        pair.link.call(wire.keep, 5)
+    pair.asked(wire.keep(1, 5), wire.release(2, 8), wire.release(3, -7))
+
+
+def test_leaving_gives_everything_back(pair: Pair) -> None:
+    pair.link.leave([TOKEN, OTHER])
+    pair.asked(wire.release(1, 8), wire.release(2, -7))
+    assert pair.server.recv(1) == b""
+    pair.link.give_back(TOKEN)
+    pair.link.tell(wire.keep, 5)
+    pair.link.leave([TOKEN])
+
+
+def test_leaving_in_a_signal_handler_leaves_them_to_their_leases(pair: Pair) -> None:
+    with pair.link._lock:
+        pair.link.leave([TOKEN])
+    assert pair.server.recv(1) == b""

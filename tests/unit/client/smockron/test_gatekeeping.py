@@ -1,0 +1,769 @@
+"""What gatekeepers do without sockets, threads or clocks: times and bytes are those of the test."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from counterd.client._addresses import Address, Tls
+from counterd.client.smockron._delays import Delays
+from counterd.client.smockron._gatekeeping import (
+    BATCH,
+    DOMAINS_MAX,
+    HELD_NS,
+    Core,
+    Decision,
+    Master,
+    News,
+    Options,
+    Stats,
+    Verdict,
+)
+from counterd.client.smockron._line import OUT_MAX, PREFIXES_MAX, Line
+from counterd.client.smockron._masters import Pair, read_masters
+from counterd.client.smockron._told import STALE_MAX, Told
+from counterd.errors import ProtocolError, Timeout
+from counterd.protocols.smockron import wire
+from counterd.protocols.smockron.wire import Command, Parser, SocketType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NOW = 1_800_000_000_000  # ms of Unix time
+MS = 1_000_000  # ns
+STARTED_NS = NOW * MS - 100 * 1000 * MS  # when the machine started: 100 s ago
+PASS, DELAY, REJECT = Verdict.PASS, Verdict.DELAY, Verdict.REJECT
+OLD = bytearray(wire.greeting())
+OLD[11] = 0  # of ZMTP 3.0
+
+
+# ---- what was told ---------------------------------------------------------------------------------------------------
+
+
+def test_the_largest_time_counts_until_it_has_passed() -> None:
+    told = Told(10)
+    times = told.new_domain()
+    told.remember(times, b"a", 100, 0)
+    told.remember(times, b"a", 90, 0)
+    assert times == {b"a": 100}
+    told.remember(times, b"a", 110, 0)
+    told.remember(times, b"late", 50, 50)
+    assert (times, told.count) == ({b"a": 110}, 1)
+    told.expire(109)
+    assert times == {b"a": 110}
+    told.expire(110)
+    assert (times, told.count) == ({}, 0)
+
+
+def test_domains_are_apart_and_what_is_forgotten_can_be_told_again() -> None:
+    told = Told(10)
+    one, other = told.new_domain(), told.new_domain()
+    told.remember(one, b"a", 100, 0)
+    told.remember(other, b"a", 200, 0)
+    told.forget(one, b"a")
+    told.forget(one, b"never heard of")
+    assert (one, other, told.count) == ({}, {b"a": 200}, 1)
+    told.remember(one, b"a", 100, 0)
+    told.expire(100)
+    assert (one, other, told.count) == ({}, {b"a": 200}, 1)
+
+
+def test_beyond_the_limit_the_one_goes_whose_time_passes_first() -> None:
+    told = Told(2)
+    one, other = told.new_domain(), told.new_domain()
+    told.remember(one, b"a", 300, 0)
+    told.remember(other, b"b", 100, 0)
+    told.remember(one, b"c", 200, 0)
+    assert (one, other, told.evicted) == ({b"a": 300, b"c": 200}, {}, 1)
+    told.remember(one, b"d", 150, 0)
+    assert (one, told.count, told.evicted) == ({b"a": 300, b"c": 200}, 2, 2)
+
+
+def test_an_identifier_that_is_told_again_and_again_takes_no_more_memory() -> None:
+    told = Told(10)
+    times = told.new_domain()
+    for until in range(1, 10_000):
+        told.remember(times, b"a", until, 0)
+    assert len(told._heap) <= 2 + STALE_MAX
+    told.expire(9_998)
+    assert (times, told.count, told.evicted) == ({b"a": 9_999}, 1, 0)
+
+
+def test_delays_end_at_their_time_or_before() -> None:
+    delays = Delays()
+    first, second = delays.add(100), delays.add(200)
+    assert delays.count(99) == 2
+    delays.remove(second)
+    delays.remove(second)
+    assert delays.count(99) == 1
+    assert delays.count(100) == 0
+    delays.remove(first)
+    third = delays.add(300)
+    assert len({first, second, third}) == 3
+    assert delays.count(299) == 1
+    assert not delays.count(300)
+    assert not delays._heap
+
+
+def test_delays_that_end_before_their_time_take_no_more_memory() -> None:
+    delays = Delays()
+    stays = delays.add(2_000_000)
+    for until in range(1_000_000, 1_010_000):
+        delays.remove(delays.add(until))
+    assert len(delays._heap) <= 2 + STALE_MAX
+    assert delays.count(1_999_999) == 1
+    delays.remove(stays)
+    assert delays.count(0) == 0
+
+
+# ---- where masters are -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("where", "accounting", "control"),
+    [
+        ("h", Address("h", 10004), Address("h", 10005)),
+        ("h:7", Address("h", 7), Address("h", 8)),
+        ("::1", Address("::1", 10004), Address("::1", 10005)),
+        ("[::1]:7", Address("::1", 7), Address("::1", 8)),
+        ("smockron://h:7", Address("h", 7), Address("h", 8)),
+        ("smockrons://h", Address("h", 10004, tls=Tls()), Address("h", 10005, tls=Tls())),
+        (("h", "i"), Address("h", 10004), Address("i", 10005)),
+        (("h:65535", "smockron+unix:///c"), Address("h", 65535), Address(path="/c")),
+        (("smockron+unix:///a", "smockron+unix:///c"), Address(path="/a"), Address(path="/c")),
+    ],
+)
+def test_addresses_of_a_master(where: Any, accounting: Address, control: Address) -> None:
+    pair = Pair(accounting, control)
+    assert read_masters(where, False) == (pair, {})
+    assert read_masters({"é": where, b"\xff": where}, False) == (None, {"é".encode(): pair, b"\xff": pair})
+
+
+def test_tls_is_for_both_ports() -> None:
+    pair, _ = read_masters("h", True)
+    assert pair is not None
+    assert [address.tls for address in pair] == [Tls(), Tls()]
+
+
+@pytest.mark.parametrize(
+    ("where", "wrong"),
+    [
+        ("smockron+unix:///a", r"of Unix sockets there have to be two, \(ACCOUNTING, CONTROL\)"),
+        ("h:65535", "there is no port behind it for control"),
+        ("tcp://h:7", "expected smockron://HOST:PORT"),
+        ({}, "no master is given"),
+        ("a..b", "'a..b' is not the name of a host: "),
+        ((64 * "a", "b"), "is not the name of a host: "),
+        ("smockron://a..b:7", "'a..b' is not the name of a host: "),
+        (("a", "b", "c"), r"a master is one address or a pair \(ACCOUNTING, CONTROL\)"),
+    ],
+)
+def test_what_is_no_master(where: Any, wrong: str) -> None:
+    with pytest.raises(ValueError, match=wrong):
+        read_masters(where, False)
+
+
+# ---- one connection --------------------------------------------------------------------------------------------------
+
+
+def line_of(kind: SocketType, *, heartbeat: float = 5.0, timeout: float = 3.0) -> Line:
+    line = Line(kind, Address("h", 1), heartbeat, timeout)
+    line.opened(100.0)
+    return line
+
+
+def sent(line: Line) -> bytes:
+    data = bytes(line.out)
+    line.out.clear()
+    return data
+
+
+def items(data: bytes) -> list[Any]:
+    """What a master finds in what comes after the greeting."""
+    parser = Parser()
+    parser.feed(wire.greeting())
+    return parser.feed(data)
+
+
+def ready(line: Line, greeting: bytes = wire.greeting(), more: bytes = b"", now: float = 100.0) -> list[Any]:
+    """The handshake. Returns the messages in what the master said more."""
+    kind = SocketType.SUB if line.kind is SocketType.PUB else SocketType.PUB
+    return line.feed(greeting + wire.ready(kind) + more, now)
+
+
+def test_the_handshake_goes_on_when_the_peer_has_greeted() -> None:
+    line = line_of(SocketType.SUB)
+    line.subscribe(b"d\0")
+    assert sent(line) == wire.greeting()
+    assert line.feed(wire.greeting()[:63], 100.0) == []
+    assert sent(line) == b""
+    line.feed(wire.greeting()[63:], 100.0)
+    assert sent(line) == wire.ready(SocketType.SUB)
+    assert not line.is_ready
+    assert line.feed(wire.ready(SocketType.PUB) + wire.message(b"d\0", b"x"), 100.0) == [(b"d\0", b"x")]
+    assert sent(line) == wire.subscribe(b"d\0") + wire.ping(15)
+    line.subscribe(b"e\0")
+    assert sent(line) == wire.subscribe(b"e\0")
+
+
+def test_to_zmtp_3_0_a_subscription_is_a_message() -> None:
+    line = line_of(SocketType.SUB)
+    line.subscribe(b"d\0")
+    sent(line)
+    ready(line, bytes(OLD))
+    assert sent(line) == wire.ready(SocketType.SUB) + wire.message(b"\1d\0") + wire.ping(15)
+
+
+def test_a_master_subscribes_by_commands_or_messages() -> None:
+    line = line_of(SocketType.PUB)
+    ready(line, more=wire.subscribe(b"a") + wire.message(b"\1b") + wire.subscribe(b"a") + wire.message(b"\2c"))
+    assert line.prefixes == {b"a": 2, b"b": 1}
+    line.feed(wire.cancel(b"a") + wire.message(b"\0b") + wire.cancel(b"never"), 100.0)
+    assert line.prefixes == {b"a": 1}
+    line.feed(wire.cancel(b"a") + wire.message(b"\1", b"two frames") + wire.message(b""), 100.0)
+    assert line.prefixes == {}
+
+
+def test_a_master_cannot_subscribe_without_end() -> None:
+    line = line_of(SocketType.PUB)
+    ready(line, more=b"".join(wire.subscribe(b"%d" % number) for number in range(PREFIXES_MAX)))
+    with pytest.raises(ProtocolError, match="subscribes to more than"):
+        line.feed(wire.subscribe(b"one more"), 100.0)
+    line = line_of(SocketType.PUB)
+    with pytest.raises(ProtocolError, match="1025 bytes"):
+        ready(line, more=wire.subscribe(bytes(1025)))
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        (wire.greeting() + wire.ready(SocketType.PUB), "is of type 'PUB', expected SUB or XSUB"),
+        (wire.greeting() + wire.command(b"READY"), "is of type '', expected"),
+        (wire.greeting() + wire.command(b"ERROR", b"\4full"), "refused the handshake: full"),
+        (wire.greeting() + wire.subscribe(b""), "did not begin with READY"),
+        (wire.greeting() + wire.message(b"x"), "did not begin with READY"),
+        (wire.greeting() + wire.ready(SocketType.SUB) + wire.command(b"ERROR", b"\3bye"), "ends the connection: bye"),
+        (b"HTTP/1.1 400", "not ZMTP"),
+    ],
+)
+def test_what_is_no_master_is_left(said: bytes, wrong: str) -> None:
+    with pytest.raises(ProtocolError, match=wrong):
+        line_of(SocketType.PUB).feed(said, 100.0)
+
+
+def test_pings_are_answered_and_sent() -> None:
+    line = line_of(SocketType.PUB)
+    ready(line)
+    sent(line)
+    line.feed(wire.ping(1, b"context"), 100.0)
+    assert sent(line) == wire.command(b"PONG", b"context")
+    line.look(104.9)
+    assert (sent(line), line.due) == (b"", 105.0)
+    line.look(105.0)
+    assert (sent(line), line.due) == (wire.ping(15), 110.0)
+
+
+def test_a_master_that_sends_pings_and_does_not_read_is_given_up() -> None:
+    line = line_of(SocketType.SUB)
+    ready(line)
+    many = 1000 * wire.ping(0, b"context")
+    pongs = 1000 * len(wire.command(b"PONG", b"context"))
+    for _ in range(OUT_MAX // pongs):
+        line.feed(many, 100.0)
+    with pytest.raises(ProtocolError, match="h:1 sends PINGs, and does not read the answers"):
+        line.feed(many, 100.0)
+    assert OUT_MAX < len(line.out) < OUT_MAX + 100
+
+
+def test_a_master_that_does_not_answer_is_given_up() -> None:
+    line = line_of(SocketType.PUB)
+    ready(line)
+    line.look(105.0)
+    line.look(109.9)
+    with pytest.raises(Timeout, match="h:1 did not answer a PING within 10 s"):
+        line.look(110.0)
+    line.feed(wire.command(b"PONG"), 110.0)
+    line.look(115.0)
+    line.feed(wire.message(b"whatever comes is good"), 124.9)
+    line.look(125.0)
+
+
+def test_one_that_may_not_know_pings_is_not_given_up_before_it_has_answered_one() -> None:
+    line = line_of(SocketType.PUB)
+    ready(line, bytes(OLD))
+    line.look(200.0)
+    line.feed(wire.command(b"PONG"), 200.0)
+    line.look(205.0)
+    with pytest.raises(Timeout):
+        line.look(215.0)
+    line.closed(215.0)
+    line.opened(220.0)
+    ready(line, bytes(OLD), now=220.0)
+    line.look(300.0)
+
+
+def test_a_handshake_has_its_time() -> None:
+    line = line_of(SocketType.PUB)
+    assert line.due == 103.0
+    line.look(102.9)
+    with pytest.raises(Timeout, match="did not finish ZMTP's handshake within 3 s"):
+        line.look(103.0)
+
+
+def test_a_connection_that_is_lost_at_once_is_made_more_and_more_slowly() -> None:
+    line = line_of(SocketType.PUB)
+    now, pauses = 100.0, []
+    for _ in range(8):
+        line.opened(now)
+        ready(line, now=now)
+        line.closed(now)
+        assert (line.is_open, line.is_ready, line.out, line.prefixes) == (False, False, b"", {})
+        pauses.append(line.retry_at - now)
+        now = line.retry_at
+    assert 0.025 <= pauses[0] <= 0.05
+    assert 1 <= pauses[-1] <= 2
+    line.opened(now)
+    ready(line, now=now)
+    line.closed(now + 2)
+    assert 0.025 <= line.retry_at - now - 2 <= 0.05
+
+
+# ---- deciding --------------------------------------------------------------------------------------------------------
+
+
+def core_of(masters: Any = "h", domain: str = "d", **options: Any) -> Core:
+    return Core(masters, domain, False, Options(**options))
+
+
+def decide(
+    core: Core, identifier: str | bytes, domain: str | bytes | None, log_info: str | bytes, now: int, *, set_ms: int = 0
+) -> Decision:
+    """now: in ms of Unix time, as it would be if the wall clock had not been set by so much."""
+    return core.decide(identifier, domain, log_info, now * MS - STARTED_NS, (now + set_ms) * MS)
+
+
+def feed(core: Core, master: Master, line: Line, data: bytes, now: int = NOW, *, set_ms: int = 0) -> News:
+    return core.feed(master, line, data, now * MS - STARTED_NS, (now + set_ms) * MS)
+
+
+def take(core: Core, master: Master, line: Line, now: int) -> bytes:
+    return core.take(master, line, now * MS - STARTED_NS)
+
+
+def stats(core: Core, now: int) -> Stats:
+    return core.stats(now * MS - STARTED_NS)
+
+
+def connect(core: Core, says: bytes = wire.subscribe(b""), master: Master | None = None) -> Master:
+    """The handshakes with a master, which then says so on its accounting port."""
+    master = master or core.masters[0]
+    for line, more in ((master.control, wire.command(b"PONG")), (master.accounting, says)):
+        line.opened(100.0)
+        kind = SocketType.SUB if line.kind is SocketType.PUB else SocketType.PUB
+        feed(core, master, line, wire.greeting() + wire.ready(kind) + more)
+        line.out.clear()
+    return master
+
+
+def tell(core: Core, identifier: bytes, until: int, *, word: bytes = b"DELAY_UNTIL", domain: bytes = b"d") -> None:
+    said = wire.message(wire.topic(domain), word, identifier, b"%d" % until)
+    feed(core, core.masters[0], core.masters[0].control, said)
+
+
+def accounted(core: Core, master: Master | None = None, now: int = NOW) -> list[Any]:
+    master = master or core.masters[0]
+    return items(take(core, master, master.accounting, now))
+
+
+def test_a_request_of_which_nothing_was_told_passes() -> None:
+    core = core_of()
+    connect(core)
+    assert decide(core, "é", None, b"", NOW) == Decision(PASS)
+    assert decide(core, b"", b"d", "log", NOW + 1) == Decision(PASS)
+    assert decide(core, b"x" * 256, "d", b"y" * 2000, NOW + 2) == Decision(PASS)
+    assert accounted(core) == [
+        (b"d\0", b"ACCEPTED", "é".encode(), b"%d" % NOW, b"", b""),
+        (b"d\0", b"ACCEPTED", b"", b"%d" % (NOW + 1), b"", b"log"),
+        (b"d\0", b"ACCEPTED", b"x" * 256, b"%d" % (NOW + 2), b"", b"y" * 1024),
+    ]
+    assert stats(core, NOW)[:3] == (3, 0, 0)
+
+
+@pytest.mark.parametrize("identifier", [b"", b"a", b"x" * 255, b"x" * 256, b"x" * 4096])
+@pytest.mark.parametrize("unix_ms", [0, 7, NOW])
+def test_messages_are_those_of_the_wire_module(identifier: bytes, unix_ms: int) -> None:
+    core = core_of(max_delay_s=0)
+    master = connect(core)
+
+    def message() -> bytes:
+        decide(core, identifier, None, b"", NOW, set_ms=unix_ms - NOW)
+        return take(core, master, master.accounting, NOW)
+
+    assert message() == wire.accounting(b"d", wire.Status.ACCEPTED, identifier, unix_ms)
+    tell(core, identifier, NOW + 1)
+    assert message() == wire.accounting(b"d", wire.Status.REJECTED, identifier, unix_ms)
+
+
+def test_a_request_is_delayed_until_the_time_that_was_told() -> None:
+    core = core_of()
+    connect(core)
+    tell(core, b"a", NOW + 800)
+    assert decide(core, "a", None, b"i", NOW) == Decision(DELAY, 0.8, NOW + 800, 1)
+    assert decide(core, "a", None, b"", NOW + 799) == Decision(DELAY, 0.001, NOW + 800, 2)
+    assert decide(core, "a", None, b"", NOW + 800) == Decision(PASS)
+    assert accounted(core) == [
+        (b"d\0", b"DELAYED", b"a", b"%d" % NOW, b"%d" % (NOW + 800), b"i"),
+        (b"d\0", b"DELAYED", b"a", b"%d" % (NOW + 799), b"%d" % (NOW + 800), b""),
+        (b"d\0", b"ACCEPTED", b"a", b"%d" % (NOW + 800), b"", b""),
+    ]
+
+
+def test_five_seconds_are_delayed_and_more_is_rejected() -> None:
+    core = core_of()
+    connect(core)
+    tell(core, b"a", NOW + 5001)
+    assert decide(core, "a", None, b"", NOW) == Decision(REJECT, 5.001, NOW + 5001)
+    assert decide(core, "a", None, b"", NOW + 1) == Decision(DELAY, 5.0, NOW + 5001, 1)
+    assert [message[1] for message in accounted(core)] == [b"REJECTED", b"DELAYED"]
+
+
+def test_only_so_many_wait_at_a_time() -> None:
+    core = core_of(max_delayed=2)
+    connect(core)
+    tell(core, b"a", NOW + 1000)
+    tell(core, b"b", NOW + 2000)
+    first = decide(core, "a", None, b"", NOW)
+    assert decide(core, "b", None, b"", NOW).verdict is DELAY
+    assert decide(core, "a", None, b"", NOW) == Decision(REJECT, 1.0, NOW + 1000)
+    core.gave_up(first)
+    core.gave_up(first)
+    core.gave_up(Decision(PASS))
+    assert decide(core, "a", None, b"", NOW).verdict is DELAY
+    assert decide(core, "b", None, b"", NOW + 999).verdict is REJECT
+    assert decide(core, "b", None, b"", NOW + 1000).verdict is DELAY
+    assert stats(core, NOW + 1000).delaying == 2
+
+
+@pytest.mark.parametrize(("rejected", "told"), [("all", 1000), ("none", 0), (1.0, 1000), (0, 0)])
+def test_a_master_is_told_of_rejected_requests_or_not(rejected: Any, told: int) -> None:
+    core = core_of(rejected=rejected)
+    connect(core)
+    tell(core, b"a", NOW + 9000)
+    for _ in range(1000):
+        assert decide(core, "a", None, b"", NOW).verdict is REJECT
+    assert len(accounted(core)) == told
+    assert stats(core, NOW).rejected == 1000
+
+
+def test_of_a_share_some_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = iter([0.1, 0.25, 0.9, 0.2499])
+    monkeypatch.setattr("random.random", lambda: next(drawn))
+    core = core_of(rejected=0.25)
+    connect(core)
+    tell(core, b"a", NOW + 9000)
+    for _ in range(4):
+        decide(core, "a", None, b"", NOW)
+    assert len(accounted(core)) == 2
+
+
+def test_what_no_request_can_have_is_not_known() -> None:
+    core = core_of()
+    connect(core)
+    for identifier in (b"x" * 4096, b"x" * 4097):
+        tell(core, identifier, NOW + 800)
+    figures = stats(core, NOW)
+    assert (figures.told, figures.unknown, figures.remembered) == (1, 1, 1)
+
+
+def test_a_time_that_cannot_be_counts_for_nothing() -> None:
+    core = core_of()
+    connect(core)
+    tell(core, b"a", 9_999_999_999_999_999)
+    assert decide(core, "a", None, b"", NOW).verdict is PASS
+    tell(core, b"a", NOW + 10 * 365 * 86_400_000)
+    assert decide(core, "a", None, b"", NOW).verdict is REJECT
+
+
+def test_what_was_told_is_of_its_domain_and_can_be_forgotten() -> None:
+    core = core_of()
+    connect(core)
+    decide(core, "a", "e", b"", NOW)
+    tell(core, b"a", NOW + 800, domain=b"e")
+    tell(core, b"a", NOW + 800, domain=b"never used")
+    assert decide(core, "a", None, b"", NOW).verdict is PASS
+    assert decide(core, "a", "e", b"", NOW).verdict is DELAY
+    tell(core, b"a", NOW, word=b"FORGET", domain=b"e")
+    assert decide(core, "a", b"e", b"", NOW).verdict is PASS
+    tell(core, b"a", NOW + 800, word=b"FUTURE")
+    figures = stats(core, NOW)
+    assert (figures.told, figures.unknown, figures.remembered) == (2, 2, 0)
+
+
+def test_what_cannot_be_is_said_before_anything_is_sent() -> None:
+    core = core_of()
+    connect(core)
+    for wrong in ("d" * 256, "d\0"):
+        with pytest.raises(ValueError, match="the name of a domain has 255 bytes at most and no NUL at its end"):
+            decide(core, "a", wrong, b"", NOW)
+    with pytest.raises(ValueError, match="an identifier has 4096 bytes at most"):
+        decide(core, "a" * 4097, None, b"", NOW)
+    for number in range(1, DOMAINS_MAX):
+        decide(core, "a", str(number), b"", NOW)
+    with pytest.raises(ValueError, match="the master at h:10004 has 1024 domains already"):
+        decide(core, "a", "one more", b"", NOW)
+    while accounted(core):
+        pass
+    with pytest.raises(TypeError, match="expected text or bytes"):
+        decide(core, 5, None, b"", NOW)  # type: ignore[arg-type]
+    assert accounted(core) == []
+    with pytest.raises(ValueError, match="no master is given for the domain b'e'"):
+        decide(core_of({"d": "h"}), "a", "e", b"", NOW)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_delay_s": -1}, {"max_delay_s": float("nan")}, {"max_delayed": -1}, {"max_remembered": 0}, {"max_held": 0},
+        {"heartbeat": 0}, {"heartbeat": 2185}, {"timeout": 0}, {"rejected": "some"}, {"rejected": 1.5},
+    ],
+)  # fmt: skip
+def test_options_that_cannot_be(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^(max_|heartbeat|timeout|rejected)"):
+        Options(**options)
+
+
+# ---- the wall clock --------------------------------------------------------------------------------------------------
+
+HOUR_MS = 3_600_000
+SET_MS = pytest.mark.parametrize("set_ms", [-HOUR_MS, 0, HOUR_MS])
+
+
+@SET_MS
+def test_a_wall_clock_that_is_set_changes_no_wait(set_ms: int) -> None:
+    core = core_of(max_delayed=1)
+    connect(core)
+    tell(core, b"a", NOW + 1000)
+    until_ms = NOW + 1000 + set_ms  # as the clock shows it then
+    assert decide(core, "a", None, b"", NOW + 400, set_ms=set_ms) == Decision(DELAY, 0.6, until_ms, 1)
+    assert decide(core, "a", None, b"", NOW + 999, set_ms=set_ms) == Decision(REJECT, 0.001, until_ms)
+    assert decide(core, "a", None, b"", NOW + 1000, set_ms=set_ms) == Decision(PASS)
+    assert stats(core, NOW + 1000).delaying == 0
+    assert [message[3:5] for message in accounted(core)] == [
+        (b"%d" % (NOW + 400 + set_ms), b"%d" % until_ms),
+        (b"%d" % (NOW + 999 + set_ms), b""),
+        (b"%d" % (NOW + 1000 + set_ms), b""),
+    ]
+
+
+@SET_MS
+def test_what_a_master_tells_later_is_by_the_clock_as_it_is_then(set_ms: int) -> None:
+    core = core_of()
+    master = connect(core)
+    tell(core, b"a", NOW + 1000)
+    said = wire.message(b"d\0", b"DELAY_UNTIL", b"a", b"%d" % (NOW + 1500 + set_ms))
+    feed(core, master, master.control, said, NOW + 500, set_ms=set_ms)
+    assert decide(core, "a", None, b"", NOW + 500, set_ms=set_ms).delay_s == 1.0
+
+
+@SET_MS
+def test_how_long_messages_are_held_is_not_by_the_wall_clock(set_ms: int) -> None:
+    core = core_of()
+    decide(core, "a", None, b"", NOW, set_ms=set_ms)
+    decide(core, "a", None, b"", NOW + 1)
+    connect(core)
+    assert len(accounted(core, now=NOW + HELD_NS // MS)) == 2
+
+
+# ---- holding back ----------------------------------------------------------------------------------------------------
+
+
+def test_messages_wait_until_the_master_has_subscribed_to_their_domain() -> None:
+    core = core_of()
+    decide(core, "a", None, b"", NOW)
+    decide(core, "a", "e", b"", NOW)
+    master = connect(core, says=b"")
+    assert not master.is_ready
+    assert accounted(core) == []
+    feed(core, master, master.accounting, wire.subscribe(b"d\0x") + wire.message(b"\1d"))
+    assert [message[0] for message in accounted(core)] == [b"d\0"]
+    feed(core, master, master.accounting, wire.subscribe(b""))
+    assert [message[0] for message in accounted(core)] == [b"e\0"]
+    assert stats(core, NOW).sent == 2
+
+
+def test_too_many_or_too_old_messages_are_dropped_oldest_first() -> None:
+    core = core_of(max_held=3)
+    for number in range(5):
+        decide(core, str(number), None, b"", NOW + 1000 * number)
+    assert stats(core, NOW)[9:11] == (3, 2)
+    connect(core)
+    now = NOW + 3000 + HELD_NS // MS
+    assert [message[2] for message in accounted(core, now=now)] == [b"3", b"4"]
+    figures = stats(core, now)
+    assert (figures.sent, figures.held, figures.dropped) == (2, 0, 3)
+
+
+def test_old_messages_are_dropped_while_the_master_is_away() -> None:
+    core = core_of()
+    for _ in range(100):
+        decide(core, "a", None, b"", NOW)
+    decide(core, "a", None, b"", NOW + HELD_NS // MS)
+    assert stats(core, NOW).held == 101
+    decide(core, "a", None, b"", NOW + HELD_NS // MS + 1)
+    assert stats(core, NOW)[9:11] == (2, 100)
+    connect(core)
+    assert len(accounted(core)) == 2
+
+
+def test_a_batch_has_an_end() -> None:
+    core = core_of()
+    decide(core, "a", "e", b"", NOW)
+    for _ in range(BATCH + 1):
+        decide(core, "a", None, b"", NOW)
+    connect(core)
+    assert [len(accounted(core)) for _ in range(3)] == [BATCH, 2, 0]
+    assert stats(core, NOW).sent == BATCH + 2
+
+
+def test_a_subscription_that_is_taken_back_is_respected() -> None:
+    core = core_of()
+    master = connect(core, wire.subscribe(b"d\0"))
+    decide(core, "a", None, b"", NOW)
+    feed(core, master, master.accounting, wire.cancel(b"d\0"))
+    decide(core, "a", None, b"", NOW)
+    assert accounted(core) == []
+    assert (stats(core, NOW).unwanted, stats(core, NOW).held) == (2, 0)
+    feed(core, master, master.accounting, wire.message(b"\1"))
+    decide(core, "b", None, b"", NOW)
+    assert [message[2] for message in accounted(core)] == [b"b"]
+
+
+def test_whoever_sends_is_stirred_once() -> None:
+    core = core_of()
+    stirred: list[int] = []
+    master = core.masters[0]
+    master.stir = lambda: stirred.append(1)
+    decide(core, "a", None, b"", NOW)
+    assert stirred == []
+    connect(core)
+    decide(core, "a", None, b"", NOW)
+    decide(core, "a", None, b"", NOW)
+    assert stirred == [1]
+    master.is_stirred = False
+    decide(core, "a", None, b"", NOW)
+    assert stirred == [1, 1]
+
+
+# ---- masters ---------------------------------------------------------------------------------------------------------
+
+
+def test_domains_have_their_masters() -> None:
+    core = core_of({"d": "h:1", "e": "i:1", "f": "h:1"})
+    assert [[gate.name for gate in master.gates] for master in core.masters] == [[b"d", b"f"], [b"e"]]
+    for master in core.masters:
+        connect(core, master=master)
+    for domain in "def":
+        decide(core, "a", domain, b"", NOW)
+    assert [[message[0] for message in accounted(core, master)] for master in core.masters] == [
+        [b"d\0", b"f\0"],
+        [b"e\0"],
+    ]
+    tell(core, b"a", NOW + 100, domain=b"e")  # whose master this is not
+    assert decide(core, "a", "e", b"", NOW).verdict is PASS
+    assert core.where == "h:1, i:1"
+
+
+@pytest.mark.parametrize(("greeting", "said"), [(wire.greeting(), wire.command(b"PONG")), (bytes(OLD), b"")])
+def test_a_master_is_ready_once_it_has_taken_the_subscriptions(greeting: bytes, said: bytes) -> None:
+    """A PONG says so; one of ZMTP 3.0 may not know that."""
+    core = core_of()
+    master = core.masters[0]
+    master.control.opened(100.0)
+    feed(core, master, master.control, greeting + wire.ready(SocketType.PUB))
+    master.accounting.opened(100.0)
+    feed(core, master, master.accounting, wire.greeting() + wire.ready(SocketType.SUB) + wire.subscribe(b""))
+    assert master.is_ready is not bool(said)
+    feed(core, master, master.control, said)
+    assert master.is_ready
+    core.lost(master, master.control, "it ended", 101.0)
+    assert not master.is_ready
+
+
+def test_a_new_domain_is_subscribed_to_at_once() -> None:
+    core = core_of()
+    master = connect(core)
+    stirred: list[int] = []
+    master.stir = lambda: stirred.append(1)
+    decide(core, "a", "e", b"", NOW)
+    assert stirred
+    assert items(take(core, master, master.control, NOW)) == [Command(b"SUBSCRIBE", b"e\0")]
+    assert [message[0] for message in accounted(core)] == [b"e\0"]
+
+
+def test_accounting_is_connected_after_control_unless_that_fails() -> None:
+    master = core_of().masters[0]
+    assert master.wants(master.control, 0.0)
+    assert not master.wants(master.accounting, 0.0)
+    master.control.is_connecting = True
+    assert not master.wants(master.control, 0.0)
+    master.control.opened(0.0)
+    assert not master.wants(master.accounting, 0.0)
+    assert master.due(1.0) == 4.0
+    ready(master.control, now=0.0)
+    assert master.wants(master.accounting, 0.0)
+    master.control.reset()
+    master.control.closed(0.0)
+    assert not master.wants(master.control, 0.0)
+    assert master.wants(master.control, 0.05)
+    assert master.wants(master.accounting, 0.0)
+    assert 0 < master.due(0.0) <= 0.05
+    assert master.due(1.0) == 0.0
+
+
+def test_an_outage_is_news_once_and_requests_pass() -> None:
+    core = core_of()
+    master = core.masters[0]
+    away = logging.WARNING, "cannot reach the master at %s; requests pass: %s", master.accounting.address
+    assert core.lost(master, master.control, "refused", 50.0) == (*away, "refused")
+    assert core.lost(master, master.accounting, "refused too", 51.0) is None
+    assert stats(core, NOW).away == {"h:10004": "refused"}
+    assert decide(core, "a", None, b"", NOW).verdict is PASS
+    assert not core.has_left(master)
+    connect(core, b"")
+    back = logging.INFO, "the master at %s is back after %.1f s", master.accounting.address, 50.0
+    assert feed(core, master, master.accounting, wire.subscribe(b"")) == back
+    assert feed(core, master, master.accounting, wire.subscribe(b"d")) is None
+    assert accounted(core)
+    assert stats(core, NOW).away == {}
+    tell(core, b"a", NOW + 800)
+    assert core.lost(master, master.accounting, "it ended", 102.0) == (*away, "it ended")
+    assert decide(core, "a", None, b"", NOW).verdict is DELAY
+    assert decide(core, "b", None, b"", NOW).verdict is PASS
+    assert stats(core, NOW)[9:] == (2, 0, 0, 3, {"h:10004": "it ended"})
+
+
+def test_after_a_fork_nothing_is_connected_and_what_was_told_is_known() -> None:
+    core = core_of()
+    master = connect(core)
+    tell(core, b"a", NOW + 800)
+    decide(core, "a", None, b"", NOW)
+    core.reset()
+    assert (master.control.is_open, master.accounting.is_ready) == (False, False)
+    assert (stats(core, NOW).held, stats(core, NOW).delaying) == (0, 0)
+    assert decide(core, "a", None, b"", NOW).verdict is DELAY
+    connect(core)
+    assert [message[1] for message in accounted(core)] == [b"DELAYED"]
+
+
+@pytest.mark.parametrize("say", [wire.subscribe, lambda prefix: wire.message(b"\1" + prefix)])
+def test_a_stream_may_be_cut_anywhere(say: Callable[[bytes], bytes]) -> None:
+    core = core_of()
+    master = core.masters[0]
+    master.accounting.opened(100.0)
+    decide(core, "a", None, b"", NOW)
+    for byte in wire.greeting() + wire.ready(SocketType.SUB) + say(b"d") + wire.ping(1, b"x"):
+        feed(core, master, master.accounting, bytes((byte,)))
+    found = Parser().feed(take(core, master, master.accounting, NOW))
+    assert found[-2:] == [Command(b"PONG", b"x"), (b"d\0", b"ACCEPTED", b"a", b"%d" % NOW, b"", b"")]
