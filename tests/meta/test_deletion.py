@@ -33,7 +33,7 @@ INSTALLED = Path(counterd.__file__).parent
 # The clients and counterbench are not divided by protocol yet. These modules are not imported here.
 LATER = ("counterd.client", "counterd.bench", "counterd.cli.bench")
 TESTS_LATER = "not test_bench"  # of `counterctl bench`
-PROTOCOL_LATER = "counter"  # whose client counterctl and the tests use: without it neither is run
+PROTOCOL_LATER = "counter"  # whose client the tests use to see that a daemon serves: none of them is run
 
 # Tests of what reads what protocols register.
 TESTS = (
@@ -159,8 +159,7 @@ def test_what_is_left_works(deleted: tuple[str, Tree], short_path: Path) -> None
         ctl = ("-c", "from counterd.cli.ctl import main; main()")
         offered = re.findall(r"^  (\w+) ", tree.run(*ctl, "--help"), re.MULTILINE)
         assert {"ping", "connections", *left} - {"counter"} <= {*offered} - {protocol} == {*offered}
-        if protocol != PROTOCOL_LATER:
-            tree.run(*ctl, "--timeout", f"{PATIENCE:g}s", "connections", "--admin", f"unix:{short_path}/admin")
+        tree.run(*ctl, "--timeout", f"{PATIENCE:g}s", "connections", "--admin", f"unix:{short_path}/admin")
 
     if protocol != PROTOCOL_LATER:
         assert all((tree.folder / name).exists() for name in TESTS)

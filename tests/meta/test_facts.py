@@ -29,7 +29,6 @@ DEFINED = re.compile(r"^ *#define COUNTERD_(\w+) U?INT64_C\((\d+)\)$", re.MULTIL
 PORTS_LATER = {
     "bench/plan.py",
     "cli/ctl/common.py",
-    "client/__init__.py",
     "client/_addresses.py",
     "client/smockron/_masters.py",
     "client/beanstalk/_queue.py",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 import click
 
 from counterd.cli.ctl.admin import admin_options, endpoint_of
+from counterd.cli.ctl.beanstalk.jobs import Tail, id_of, jobs_of, tubes_of
 from counterd.cli.ctl.common import (
     TIME_LIMIT,
     Bytes,
@@ -29,7 +30,6 @@ from counterd.cli.ctl.common import (
     timeout_below,
     until_interrupted,
 )
-from counterd.cli.ctl.jobs import Tail, id_of, jobs_of, tubes_of
 from counterd.cli.ctl.output import Column, Kind, Output, Row, number, output_option
 from counterd.cli.reading import Reads
 from counterd.protocols.beanstalk.wire import BODY_MAX, ID_MAX, NAME_MAX, NEEDLE_MAX, NUMBER_MAX, PORT, STATES
@@ -38,7 +38,7 @@ from counterd.units import several
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from counterd.cli.ctl.jobs import Figures
+    from counterd.cli.ctl.beanstalk.jobs import Figures
     from counterd.client.beanstalk import Client
 
 SCHEME = "beanstalk"

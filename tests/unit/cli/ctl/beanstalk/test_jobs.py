@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from counterd.cli.ctl.jobs import Tail, id_of, jobs_of, newest_of, tubes_of
+from counterd.cli.ctl.beanstalk.jobs import Tail, id_of, jobs_of, newest_of, tubes_of
 from counterd.client.beanstalk import Client
 from counterd.errors import ProtocolError
 from counterd.protocols.beanstalk import wire
