@@ -21,7 +21,7 @@ import pytest
 
 import counterd
 import daemon
-from counterd import protocols
+from counterd import client, protocols
 from machine import PATIENCE
 
 if TYPE_CHECKING:
@@ -30,11 +30,15 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 INSTALLED = Path(counterd.__file__).parent
 
-# The clients and counterbench are not divided by protocol yet. These modules are not imported here.
-LATER = ("counterd.client", "counterd.bench", "counterd.cli.bench")
+# counterbench is not divided by protocol yet. These modules are not imported here.
+LATER = ("counterd.bench", "counterd.cli.bench")
 TESTS_LATER = "not test_bench"  # of `counterctl bench`
-PROTOCOL_LATER = "counter"  # whose client the tests use to see that a daemon serves: none of them is run
+# The protocol whose client the tests of counterctl use to see that a daemon serves. Without it they are not run.
+ASKED = "counter"
+# What belongs to a protocol without being named after it: users import it by that name.
+ALSO = {"counter": {"client/aio.py"}}
 
+CLIENT_TESTS = ("tests/unit/client",)
 # Tests of what reads what protocols register.
 TESTS = (
     "tests/meta/test_facts.py",
@@ -97,9 +101,12 @@ class Tree:
         gone = set()
         for folder, prefix in ((self.package, "counterd."), (self.tests, "")):
             for path in self._files(folder):
-                if is_of(protocol, path.relative_to(folder)):
-                    gone.add(prefix + module_name(path.relative_to(folder)))
+                relative = path.relative_to(folder)
+                if is_of(protocol, relative) or relative.as_posix() in ALSO.get(protocol, ()):
+                    gone.add(prefix + module_name(relative))
                     path.unlink()
+        later: dict[str, tuple[str, str]] = vars(client)["_LATER"]  # what the package takes from its modules
+        gone |= {f"counterd.client.{name}" for name, (module, _) in later.items() if module in gone}
         while found := [path for path in self._files(self.tests) if path.suffix == ".py" and needs(path, gone)]:
             for path in found:
                 gone.add(module_name(path.relative_to(self.tests)))
@@ -161,9 +168,9 @@ def test_what_is_left_works(deleted: tuple[str, Tree], short_path: Path) -> None
         assert {"ping", "connections", *left} - {"counter"} <= {*offered} - {protocol} == {*offered}
         tree.run(*ctl, "--timeout", f"{PATIENCE:g}s", "connections", "--admin", f"unix:{short_path}/admin")
 
-    if protocol != PROTOCOL_LATER:
-        assert all((tree.folder / name).exists() for name in TESTS)
-        tree.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", TESTS_LATER, *TESTS)
+    tests = CLIENT_TESTS if protocol == ASKED else CLIENT_TESTS + TESTS
+    assert all((tree.folder / name).exists() for name in tests)
+    tree.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", TESTS_LATER, *tests)
 
 
 def test_what_belongs_to_a_protocol() -> None:

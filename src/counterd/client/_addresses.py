@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 HOST = "127.0.0.1"
-PORT = 11215  # of the counter protocol
 VARIABLE = "COUNTERD_URL"  # where the server of the counter protocol is, in the environment
 PORT_MAX = 65535
 
@@ -77,14 +76,16 @@ def read_default(
     port: int | None,
     path: str | os.PathLike[str] | None,
     tls: bool | ssl.SSLContext = False,
+    *,
+    default_port: int,
 ) -> list[Address]:
-    """As read_addresses(), of the counter protocol. Where nothing is given: what COUNTERD_URL says, else this host."""
+    """As read_addresses(). If nothing is given: the addresses of COUNTERD_URL, or this host."""
     if host is None and port is None and path is None and os.environ.get(VARIABLE):
         try:
-            return read_addresses(os.environ[VARIABLE], PORT, None, tls=tls)
+            return read_addresses(os.environ[VARIABLE], default_port, None, tls=tls)
         except ValueError as error:
             raise ValueError(f"{VARIABLE}: {error}") from None
-    return read_addresses(HOST if host is None else host, PORT if port is None else port, path, tls=tls)
+    return read_addresses(HOST if host is None else host, default_port if port is None else port, path, tls=tls)
 
 
 def with_tls(address: Address, tls: bool | ssl.SSLContext) -> Address:

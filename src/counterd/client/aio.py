@@ -62,7 +62,7 @@ class Client(Shared):
         timeout: float = 5.0,
         connect_timeout: float | None = None,
     ) -> None:
-        super().__init__(read_default(host, port, path, tls), timeout, connect_timeout)
+        super().__init__(read_default(host, port, path, tls, default_port=wire.PORT), timeout, connect_timeout)
         self._recovering: asyncio.Task[None] | None = None
         self._again: list[Hold] = []  # those whose permits are to be acquired again
         self._reacquiring = asyncio.Lock()  # while they are, for one of these

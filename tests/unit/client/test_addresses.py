@@ -145,7 +145,7 @@ def test_a_unix_socket_has_none(host: str, path: str | None) -> None:
 def test_what_the_environment_says(monkeypatch, given: tuple, expected: Address) -> None:
     """Is for who says nothing."""
     monkeypatch.setenv("COUNTERD_URL", "counter://db1:5")
-    assert read_default(*given) == [expected]
+    assert read_default(*given, default_port=11215) == [expected]
 
 
 @pytest.mark.parametrize("value", [None, ""])
@@ -153,10 +153,10 @@ def test_nothing_is_said_at_all(monkeypatch, value: str | None) -> None:
     monkeypatch.delenv("COUNTERD_URL", raising=False)
     if value is not None:
         monkeypatch.setenv("COUNTERD_URL", value)
-    assert read_default(None, None, None) == [Address("127.0.0.1", 11215)]
+    assert read_default(None, None, None, default_port=11215) == [Address("127.0.0.1", 11215)]
 
 
 def test_nonsense_in_the_environment_is_named(monkeypatch) -> None:
     monkeypatch.setenv("COUNTERD_URL", "http://db1")
     with pytest.raises(ValueError, match=r"^COUNTERD_URL: 'http://db1': expected counter://HOST:PORT"):
-        read_default(None, None, None)
+        read_default(None, None, None, default_port=11215)

@@ -14,11 +14,12 @@ from counterd.client._addresses import read_addresses
 from counterd.client._aioshared import Commanded as AioCommanded
 from counterd.client._command import Awaiting, Blocking, Request
 from counterd.client._shared import Commanded
-from counterd.client.beanstalk._queue import PORT, Commands, Inserted, JobCommands, Peeked, QueueCalls, Recorded, Tubes
+from counterd.client.beanstalk._queue import Commands, Inserted, JobCommands, Peeked, QueueCalls, Recorded, Tubes
 from counterd.client.beanstalk._worker import AsyncWorker, Worker
 from counterd.client.beanstalk._working import Bury, Retry
 from counterd.errors import ServerError
 from counterd.protocols.beanstalk.errors import DeadlineSoon, Draining, JobTooBig, NoRoom, Refused
+from counterd.protocols.beanstalk.wire import PORT
 
 if TYPE_CHECKING:
     import asyncio

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from counterd.client._calls import Call
 
-PORT = 11300
 PRIORITY = 1 << 16
 TTR_S = 60
 DEFAULT = b"default"  # the tube that a connection uses and watches at first

@@ -54,7 +54,7 @@ class Client(Shared):
     host: if neither this nor port or path is given, the environment's COUNTERD_URL says where the server is, else it is
     127.0.0.1. A host, counter://HOST[:PORT], counters://HOST[:PORT] (with TLS) or counter+unix:///PATH, or several of
     these, which are tried in order. They are several ways to *one* server: two servers would be two limits.
-    port: for hosts without one; 11215 unless given.
+    port: for hosts without a port. None: the protocol's own.
     path: of a Unix socket, instead of host and port.
     tls: True for TLS with the certificates that this system trusts, or an ssl.SSLContext. In a URL, ?cacert=FILE&
     cert=FILE&key=FILE (PEM, any of them) after counters://HOST:PORT says whom to trust, and with what certificate the
@@ -87,7 +87,7 @@ class Client(Shared):
     ) -> None:
         self._watch = watch
         self._watcher: _Watcher | None = None
-        super().__init__(read_default(host, port, path, tls), timeout, connect_timeout)
+        super().__init__(read_default(host, port, path, tls, default_port=wire.PORT), timeout, connect_timeout)
         if watch:
             self._watcher = _Watcher(self)
 

@@ -21,7 +21,6 @@ from counterd.client._holding import NO_LOSS, RAISE
 from counterd.client.sentinel._fallback import LOCAL, Fallback, Stats, log
 from counterd.client.sentinel._tokens import (
     FAILURES,
-    PORT,
     RELEASED,
     UNKNOWN,
     Answer,
@@ -89,7 +88,7 @@ class Commands(Shape, Generic[HoldT]):
     def __init__(
         self,
         host: str | Sequence[str] = "127.0.0.1",
-        port: int = PORT,
+        port: int = wire.PORT,
         *,
         path: str | os.PathLike[str] | None = None,
         tls: bool | ssl.SSLContext = False,

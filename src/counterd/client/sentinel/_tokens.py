@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from counterd.protocols.sentinel.errors import Blocked
     from counterd.protocols.sentinel.wire import Response, Value
 
-PORT = 18730
 FLOW_MAX = (1 << 63) - 1
 COUNT_MAX = (1 << 31) - 1
 # The errors of a server that does not answer, or cannot be reached.

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple, Union
 
 from counterd.client._addresses import PORT_MAX, Address, read_address, with_tls
 from counterd.client._connection import as_bytes
+from counterd.protocols.smockron.wire import PORT
 
 if TYPE_CHECKING:
     import ssl
 
 SCHEME = "smockron"
-PORT = 10004  # for accounting; that for control is the next
 
 Where = Union[str, tuple[str, str]]  # noqa: UP007 - is evaluated, by Python 3.10 too
 Masters = Union[Where, Mapping[str, Where], Mapping[bytes, Where]]  # noqa: UP007

@@ -20,6 +20,7 @@ from counterd.client.throttr._keys import Commands, Exchange, KeyCalls
 from counterd.errors import ConnectionLost
 from counterd.protocols.throttr import wire
 from counterd.protocols.throttr.wire import (
+    PORT,
     Attribute,
     Change,
     ChannelEntry,
@@ -67,8 +68,6 @@ __all__ = [
     "TTLType",
     "ValueSize",
 ]
-
-PORT = 9000
 
 
 class Client(Commands, Commanded):
