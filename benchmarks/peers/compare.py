@@ -168,7 +168,7 @@ def play(scenario: dict[str, Any], running: dict[str, Server], rounds: int, seco
     measure: Callable[[Server, int], Figures]
     if scenario["kind"] in ("load", "open"):
         plan = make_plan(scenario, seconds)
-        for name, server in running.items() if plan.makes_names() else ():
+        for name, server in running.items() if plan.dialect.fill else ():
             with sparing(name, entry.failures):
                 load(server, dataclasses.replace(plan, prefill=True, rate=None, duration=WARMUP_S))
         if scenario["kind"] == "open":

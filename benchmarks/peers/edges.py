@@ -15,13 +15,12 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from counterd.bench.flows import FIRST_RATE
 from counterd.bench.plan import Plan
 from counterd.bench.run import run
-from counterd.bench.words import requests_of
 from counterd.client import Client
 from counterd.protocols.counter import wire
 from counterd.protocols.sentinel import wire as sentinel
+from counterd.protocols.sentinel.load import FIRST_RATE
 from counterd.protocols.throttr.wire import Encoder, ValueSize
 from native import frames
 
@@ -47,7 +46,8 @@ ANSWER_S = 60.0  # that an answer may take: a server that hangs must not stop th
 
 def idle(server: Server, count: int) -> dict[str, float]:
     """Memory of a connection that does nothing."""
-    noop = requests_of(Plan(protocol=server.protocol), b"x")["noop"]
+    plan = Plan(protocol=server.protocol)
+    noop = plan.dialect.requests(plan, b"x")["noop"]
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(connected(server))
         first.sendall(noop)

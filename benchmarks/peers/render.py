@@ -39,9 +39,9 @@ up and one down (INCRBY, DECRBY), buffers have 100 bytes, and what is inserted h
 after 100 ms.
 
 What begins with *sentinel* is of that protocol: a thousand flows, beside redis-server with the usual Lua scripts for
-the same (`src/counterd/bench/scripts.py`): a leased semaphore, whose permits are given back with ZREM, and a sliding
-window that keeps each request; *estimated* is the cheaper form, from the numbers of this window and the last, which is
-not always right. No request is refused, and a release gives back the token that an earlier reply told.
+the same (`src/counterd/bench/dialects/redis_lua.py`): a leased semaphore, whose permits are given back with ZREM, and a
+sliding window that keeps each request; *estimated* is the cheaper form, from the numbers of this window and the last,
+which is not always right. No request is refused, and a release gives back the token that an earlier reply told.
 
 What begins with *beanstalk* is of that protocol, beside beanstalkd: jobs of 100 bytes are put, or put, reserved and
 deleted in turn. A put that is *durable* is on disk when it is answered (`beanstalk.sync = always`, and beanstalkd's

@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from counterd.bench.domains import domain_rules
-from counterd.bench.flows import rules_of
+from counterd.protocols.sentinel import load as sentinel
+from counterd.protocols.smockron import load as smockron
 from native import load_native
 from ports import free_ports
 
@@ -257,12 +257,12 @@ def _with_settings(core: int | None, settings: list[str], room: str) -> Iterator
         settings = [each.format(**given) for each in settings]
         if room == "sentinel":
             rules = Path(directory) / "rules.json"
-            rules.write_text(rules_of(FLOWS, LIMIT, **LEASE))
+            rules.write_text(sentinel.rules_of(FLOWS, LIMIT, **LEASE))
             settings = [*settings, f"sentinel.rules={rules}", f"sentinel.max_allowed_qps={10**9}"]
         if room == "smockron":
             rules = Path(directory) / "rules.json"
             rules.write_text(
-                json.dumps({**json.loads(domain_rules(LIMIT)), THROTTLED: {"interval": "1 day", "burst": 0}})
+                json.dumps({**json.loads(smockron.rules_of(1, LIMIT)), THROTTLED: {"interval": "1 day", "burst": 0}})
             )
             settings = [*settings, f"smockron.rules={rules}"]
         yield stack.enter_context(counterd(core, *settings, room=room))

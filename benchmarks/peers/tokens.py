@@ -10,12 +10,11 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from counterd.bench import scripts
 from counterd.bench.asking import Place
-from counterd.bench.flows import FIRST_SEMAPHORE
+from counterd.bench.dialects.redis_lua import LEASE_MS, TOKEN, install, requests_of
 from counterd.bench.plan import Plan
-from counterd.bench.words import TOKEN, requests_of
 from counterd.protocols.sentinel import wire
+from counterd.protocols.sentinel.load import FIRST_SEMAPHORE
 from peers.edges import Bystander, connected, receive
 from peers.servers import FLOWS, LIMIT, OFFLINE_MS
 
@@ -74,8 +73,8 @@ def _acquires(server: Server, count: int) -> Iterator[list[bytes]]:
         for start in range(0, count, FLOWS):
             yield batch[: count - start]
         return
-    scripts.install(Place(socket.AF_INET, ("127.0.0.1", server.port), "", None))
-    ask = requests_of(plan, NAME)["acquire"].replace(b"$4\r\n%d\r\n" % scripts.LEASE_MS, b"$8\r\n36000000\r\n")
+    install(Place(socket.AF_INET, ("127.0.0.1", server.port), "", None))
+    ask = requests_of(plan, NAME)["acquire"].replace(b"$4\r\n%d\r\n" % LEASE_MS, b"$8\r\n36000000\r\n")
     batch = [ask.replace(NAME, b"%016x" % number) for number in range(FLOWS)]
     for start in range(0, count, FLOWS):
         yield [each.replace(TOKEN, b"%016x" % start) for each in batch[: count - start]]

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import daemon
-from counterd.bench import scripts
-from counterd.bench.flows import FIRST_RATE, PARAM_FLOW, rules_of
+from counterd.bench.dialects import redis_lua
+from counterd.bench.dialects.redis import resp
+from counterd.protocols.sentinel.load import FIRST_RATE, PARAM_FLOW, rules_of
 from counterd.protocols.sentinel.wire import MessageType, Status
 from loading import Place, load, load_fails, other_server
 from scripted_room import Answer, Asked, Room
@@ -87,14 +88,14 @@ def test_what_scripts_refuse(work: str, short_path: Path) -> None:
 @pytest.mark.needs("redis-server")
 def test_a_permit_ends_with_its_lease(short_path: Path) -> None:
     def ask(*words: bytes) -> bytes:
-        connection.sendall(scripts.resp(*words))
+        connection.sendall(resp(*words))
         return connection.recv(100)
 
     with other_server("redis", short_path) as server:
         load(server, requests=1, work="noop", protocol="redis-lua")
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(server.path)
-            acquire = [b"EVALSHA", scripts.digest("acquire"), b"1", b"held", b"1"]
+            acquire = [b"EVALSHA", redis_lua.digest("acquire"), b"1", b"held", b"1"]
             assert ask(*acquire, b"1", b"first") == b":1\r\n"
             daemon.wait_until(lambda: ask(*acquire, b"60000", b"second") == b":1\r\n", "the lease ended")
             assert ask(*acquire, b"60000", b"third") == b":0\r\n"
@@ -121,7 +122,7 @@ def test_flows_that_are_not_there_are_errors(short_path: Path) -> None:
         run = load(server, requests=100, work="acquire", protocol="sentinel", names=40, keys="seq")
         assert (run.requests, run.errors) == (60, {"error reply": 40})
         text = "LoadError: --verify: flow 1: 0 of 6 are held, and the other 6 are not to be had: the count of each"
-        patches = {"counterd.bench.leases.LOOK_S": 0.0}
+        patches = {"counterd.protocols.sentinel.load.LOOK_S": 0.0}
         assert text in load_fails(server, requests=1, protocol="sentinel", maximum=6, verify=True, patches=patches)
         text = "LoadError: --verify: flow 21: 0 of 5 are held, and the answer is status 3: the count of each rule"
         assert text in load_fails(server, requests=1, protocol="sentinel", names=40, maximum=5, verify=True)
@@ -179,7 +180,7 @@ def test_rates_and_values(room: Room) -> None:
 
 
 def judged(room: Room, **options: object) -> Run:
-    short = {"counterd.bench.leases.GIVE_BACK_S": 0.1}
+    short = {"counterd.protocols.sentinel.load.GIVE_BACK_S": 0.1}
     plan = {"requests": 100, "connections": 2, "depth": 5, "verify": True, "maximum": 1000, **options}
     return load(room, protocol="sentinel", patches=short, **plan)
 

@@ -13,8 +13,8 @@ import zmq
 
 import daemon
 import gates
-from counterd.bench.domains import CONTROL_DOMAIN, DOMAIN, domain_rules
 from counterd.protocols.smockron import wire
+from counterd.protocols.smockron.load import CONTROL_DOMAIN, DOMAIN, rules_of
 from loading import load, load_fails
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Place:
 @pytest.fixture
 def master(tmp_path: Path) -> Iterator[Daemon]:
     """A daemon with the rules for a load."""
-    rules = gates.write_rules(tmp_path, domain_rules(1_000_000))
+    rules = gates.write_rules(tmp_path, rules_of(1, 1_000_000))
     with daemon.running(tmp_path, {**gates.SETTINGS, "smockron.rules": str(rules)}) as process:
         yield process
 

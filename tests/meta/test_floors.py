@@ -68,13 +68,18 @@ WIRE = r"counterd\.protocols\.\w+(\.(wire|errors))?$"
 SIDES = {
     "client": re.compile(rf"counterd\.errors$|counterd\.client\b|{WIRE}"),
     "bench": re.compile(
-        rf"counterd\.(errors|units|version|engine\.byteorder|client(\._addresses|\._tls)?|net\.(clock|kernel))$|counterd\.bench\b|{WIRE}"
+        r"counterd\.(errors|units|version|protocols|engine\.byteorder|client(\._addresses|\._tls)?)$"
+        r"|counterd\.net\.(clock|kernel)$"
+        rf"|counterd\.bench\b|{WIRE}|counterd\.protocols\.\w+\.load$"
     ),
     "admin": re.compile(
         r"counterd\.(contract|errors|frames|listing|units|version|settings|protocols)$|counterd\.admin\b"
     ),
     "journal": re.compile(r"counterd\.(contract|frames|protocols)$|counterd\.journal\b"),
 }
+
+# What a load speaks: of the side bench, although it is in the protocol's folder. It knows its protocol's wire.
+DIALECT = re.compile(r"counterd\.protocols\.(\w+)\._?load$")
 
 CYTHON_IMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+c?import\s+(.*)|c?import\s+(.*))$", re.MULTILINE)
 CYTHON_EXTERN = re.compile(r"^\s*cdef\s+extern\s+from\s+[\"<]+([\w./]+)", re.MULTILINE)
@@ -111,6 +116,8 @@ def resolved(module: str, name: str) -> str:
 
 def floor(module: str) -> int:
     """Of a module of counterd, by its full name."""
+    if DIALECT.match(module):
+        return FLOORS["bench"]
     return FLOORS.get(module.partition(".")[2].partition(".")[0], 0)
 
 
@@ -123,7 +130,7 @@ def wrong_imports(source: str, text: str) -> list[str]:
     own = module_of(source)
     room = own.split(".")[2] if own.startswith("counterd.protocols.") else None
     spoken = own.split(".")[3] if own.startswith("counterd.cli.ctl.") else None  # by the commands of one protocol
-    side = f"{own}.".split(".")[1]
+    side = "bench" if DIALECT.match(own) else f"{own}.".split(".")[1]
     wrong = []
     for module in imported(source, text):
         parts = module.split(".")
@@ -131,7 +138,8 @@ def wrong_imports(source: str, text: str) -> list[str]:
             if floor(own) <= 2 and module not in BELOW_NET | BELOW_NET_EXCEPT.get(source, set()):
                 wrong.append(f"{module}: not for what is below net")
         elif side in SIDES:
-            if not SIDES[side].match(module):
+            ours = DIALECT.match(own) and re.match(rf"counterd\.protocols\.{room}\.(wire|_?load)$", module)
+            if not (ours or SIDES[side].match(module)):
                 wrong.append(f"{module}: a side stands on errors and wire")
         elif floor(module) > floor(own):
             wrong.append(f"{module}: floor {floor(module)} is above floor {floor(own)}")
@@ -283,6 +291,7 @@ def test_circles_would_be_found() -> None:
         ("client/x.py", "from counterd.net.sockets import open_tcp", "side"),
         ("client/x.py", "from counterd.protocols.counter._store import CounterStore", "side"),
         ("bench/x.pyx", "from counterd._core cimport Session", "side"),
+        ("protocols/counter/x.py", "from counterd.protocols.counter.load import DIALECT", "floor 5"),
         ("admin/x.py", "from counterd.control.inspector import Inspector", "side"),
         ("admin/x.py", "from counterd.protocols.counter import wire", "side"),
         ("control/x.py", "from counterd.admin import link", "floor 5"),
@@ -303,6 +312,8 @@ def test_these_would_be_found(source: str, text: str, wrong: str) -> None:
         ("bench/x.pyx", "from counterd.net.clock cimport monotonic_ns\nfrom counterd.bench.plan import Plan"),
         ("protocols/counter/x.py", "from counterd.contract import Room, Store\nfrom counterd.listing import Table"),
         ("protocols/counter/errors.py", "from counterd.errors import ServerError\nimport enum"),
+        ("protocols/counter/load.py", "from counterd.protocols.counter import wire\nimport counterd.bench.dialect, os"),
+        ("protocols/counter/_load.pyx", "from counterd.bench._codec cimport Codec"),
         ("client/x.py", "from counterd.protocols.counter.errors import Refused"),
         ("cli/x.py", "from counterd.client import Client"),
         ("cli/ctl/counter.py", "from counterd.protocols.counter.wire import PORT"),

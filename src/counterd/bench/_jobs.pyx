@@ -17,7 +17,8 @@ from counterd.bench._words cimport (
     BEANSTALK, CYCLE, DELETE, DELETED, FAILED, FAN, INSERTED, PUT, RESERVE, RESERVED, Op, Reply, Template, name_read,
 )
 
-from counterd.bench.plan import NUMBERED_SIZE, STAMPED_SIZE, VERIFIED_MAX
+from counterd.bench.dialect import NUMBERED_SIZE, STAMPED_SIZE
+from counterd.bench.plan import VERIFIED_MAX
 
 cdef size_t STAMP_AT = NUMBERED_SIZE
 cdef size_t STAMP_END = STAMPED_SIZE

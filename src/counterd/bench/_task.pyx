@@ -15,10 +15,11 @@ from counterd.bench._words cimport (
     SMOCKRON, THROTTR, Op, Template, request_write, template_make,
 )
 
-from counterd.bench.flows import FIRST_RATE, FIRST_SEMAPHORE
-from counterd.bench.plan import NUMBER_SIZES, OPS as DRAWN_NAMES
-from counterd.bench.words import MOMENT, TOKEN, names_of, requests_of
+from counterd.bench.dialect import NUMBER_SIZES, OPS as DRAWN_NAMES
+from counterd.bench.dialects.redis_lua import TOKEN
 from counterd.protocols.counter import wire
+from counterd.protocols.sentinel.load import FIRST_RATE, FIRST_SEMAPHORE
+from counterd.protocols.smockron.load import MOMENT
 
 PROTOCOLS = {
     "counter": COUNTER, "throttr": THROTTR, "redis": REDIS, "memcached": MEMCACHED, "sentinel": SENTINEL,
@@ -56,7 +57,7 @@ cdef class Task:
         self.stride = plan.processes
         self.sequence = self.fresh = index
         self.token = int.from_bytes(os.urandom(4), "big") << 32
-        self.fill_next = index if plan.prefill and plan.makes_names() else self.names
+        self.fill_next = index if plan.prefill and plan.dialect.fill else self.names
         self.fills_buffers = plan.fetches() and ("get" in plan.work.weights or "set" in plan.work.weights)
         self.fills_numbers = not plan.work.weights.keys() <= {"set", "get"} or not self.fills_buffers
         self.keys = {"uniform": UNIFORM, "zipf": ZIPF, "seq": SEQUENCE}[plan.keys.kind]
@@ -95,7 +96,7 @@ cdef class Task:
     cdef int set_templates(self, plan, int index) except -1:
         cdef int digits = min(plan.name_size, 8)
         cdef int number
-        heads = names_of(plan, os.getpid())
+        requests_of, heads = plan.dialect.requests, plan.dialect.names(plan, os.getpid())
         for op in requests_of(plan, b"x"):
             # Printable and without a space once the digits are written: before, they are like nothing else there.
             name = heads.get(op, heads[""]) + b"\xff" * digits

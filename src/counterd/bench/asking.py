@@ -9,10 +9,11 @@ import os
 import socket
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from counterd.client._addresses import Address, Tls
 from counterd.client._tls import secured
+from counterd.errors import ProtocolError
 
 if TYPE_CHECKING:
     import ssl
@@ -21,6 +22,17 @@ if TYPE_CHECKING:
 
 TRY_S = 5.0  # that the first connection may take, which is to say whether there can be others
 ANSWER_S = 30.0
+RECEIVE_SIZE = 1 << 18
+SHOWN = 10  # findings
+
+T = TypeVar("T")
+
+
+class Parser(Protocol[T]):
+    """One of a protocol's wire module."""
+
+    def feed(self, data: bytes, /) -> list[T]:
+        """The answers that are complete with these bytes."""
 
 
 class LoadError(Exception):
@@ -96,3 +108,20 @@ def context_of(plan: Plan) -> ssl.SSLContext | None:
     """What the connections of a plan are secured with, if they are. OSError: a file cannot be used."""
     tls = Tls(plan.cacert or "", plan.cert or "", plan.key or "") if plan.tls else None
     return Address(plan.host, plan.port, tls=tls).make_context()
+
+
+def asked(connection: socket.socket, requests: list[bytes], parser: Parser[T], why: str) -> list[T]:
+    """The answers, in the order of the requests. why: what the connection did, for a ProtocolError."""
+    answers: list[T] = []
+    connection.sendall(b"".join(requests))
+    while len(answers) < len(requests):
+        data = connection.recv(RECEIVE_SIZE)
+        if not data:
+            raise ProtocolError(f"the server closed a connection that {why}")
+        answers += parser.feed(data)
+    return answers
+
+
+def bounded(found: list[str]) -> list[str]:
+    """The first of many findings, and how many more there are."""
+    return found if len(found) <= SHOWN else [*found[:SHOWN], f"and {len(found) - SHOWN} more"]

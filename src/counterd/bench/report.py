@@ -17,6 +17,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from counterd.bench.dialect import Dialect
+from counterd.bench.dialects import DIALECTS
 from counterd.bench.result import PERCENTILES, percentiles
 from counterd.bench.search import Objective
 from counterd.units import count, digits, duration, printable, rate, several
@@ -249,10 +251,7 @@ def _facts(run: Run) -> Table:
     for text in run.evidence:
         table.add_row("", Text(printable(text), BAD))
     if run.errors and not run.requests:
-        protocol = printable(run.options.get("protocol", "this"))
-        doubt = f"does the server speak the {protocol} protocol?"
-        if protocol == "smockron":
-            doubt = "has the master the rules that `counterbench rules --protocol smockron` writes?"
+        doubt = dialect_of(run).doubt.format(protocol=printable(run.options.get("protocol", "this")))
         table.add_row("", Text(f"nothing was answered: {doubt}", BAD))
     table.add_row("load CPU", cpu(run))
     table.add_row("server", server_use(run))
@@ -265,11 +264,14 @@ def _facts(run: Run) -> Table:
     return table
 
 
+def dialect_of(run: Run) -> Dialect | type[Dialect]:
+    """What the run's protocol says; of one that is unknown here, what is said of all."""
+    return DIALECTS.get(run.options.get("protocol", ""), Dialect)
+
+
 def verified(run: Run) -> str:
     """What --verify has found right."""
-    if run.options.get("protocol") == "beanstalk":
-        return "no job was lost, and none was delivered twice"
-    return "nothing was granted twice, and everything came back"
+    return dialect_of(run).kept
 
 
 def cpu(run: Run) -> str:

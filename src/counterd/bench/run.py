@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from counterd.bench import leases, scripts, server, tubes, verify
+from counterd.bench import server
 from counterd.bench._board import Board
 from counterd.bench._load import Load
 from counterd.bench.asking import LoadError, resolve
@@ -29,15 +29,12 @@ if TYPE_CHECKING:
 
     from hdrh.histogram import HdrHistogram
 
+    from counterd.bench.dialect import Checks
     from counterd.bench.plan import Plan
 
 LOOK_S = 0.05
 LEAVE_S = 10.0  # that processes may take to close their connections
 FOREVER_NS = 1 << 62
-BROKEN = {  # promises
-    "sentinel": "a limit was exceeded, or a token told twice,",
-    "beanstalk": "a job was not delivered as it was put, and once,",
-}
 PR_SET_PDEATHSIG = 1
 
 
@@ -73,10 +70,11 @@ def run(
     interruption = interruption or Interruption()
     allow_descriptors(plan.connections // plan.processes + 1 + RESERVE)
     place = resolve(plan)
-    if plan.protocol == "redis-lua":
-        scripts.install(place)
+    dialect = plan.dialect
+    if dialect.prepare is not None:
+        dialect.prepare(place)
     checks = _checks(plan)
-    board = Board(plan.processes, plan.connections, counted(plan), plan.verify and plan.protocol == "sentinel")
+    board = Board(plan.processes, plan.connections, counted(plan), plan.verify and dialect.tokens == "granted")
     use = server.Watch(place)
     loads = [Load(plan, board, index, place.sockaddr(), place.context) for index in range(plan.processes)]
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -91,42 +89,26 @@ def run(
             board.leave()
     if checks and violations is not None:
         violations += _looked(lambda: checks.when_gone(board), interruption)
-    elif plan.protocol == "beanstalk" and "put" not in plan.work.weights:
-        with contextlib.suppress(CounterdError, LoadError, OSError):  # the figures are there in any case
-            tubes.take(plan)
+    elif dialect.tidy is not None:
+        dialect.tidy(plan)
     return watching.result(label or describe(plan), started, violations)
-
-
-@dataclass(frozen=True)
-class _Checks:
-    """What --verify looks at, once the load is over."""
-
-    while_held: Callable[[Board], list[str]]
-    when_gone: Callable[[Board], list[str]]
 
 
 def counted(plan: Plan) -> int:
     """How many names, or jobs, are counted one by one."""
     if not plan.verify:
         return 0
-    return VERIFIED_MAX if plan.protocol == "beanstalk" else plan.names
+    return VERIFIED_MAX if plan.dialect.kind == "jobs" else plan.names
 
 
-def _checks(plan: Plan) -> _Checks | None:
+def _checks(plan: Plan) -> Checks | None:
     """None without --verify. LoadError: it cannot be verified."""
-    if not plan.verify:
+    if not plan.verify or plan.dialect.checks is None:
         return None
     try:
-        if plan.protocol == "sentinel":
-            leases.look(plan)
-            return _Checks(lambda board: leases.while_held(plan, board), lambda _: leases.when_gone(plan))
-        if plan.protocol == "beanstalk":
-            return _Checks(lambda _: [], lambda board: tubes.when_gone(plan, board))
-        before = verify.look(plan)
+        return plan.dialect.checks(plan)
     except CounterdError as error:
-        wanted = "" if plan.protocol == "sentinel" else " needs an answer to Dump"
-        raise LoadError(f"--verify{wanted}: {error}") from None
-    return _Checks(lambda board: verify.while_held(plan, board, before), lambda _: verify.when_gone(plan, before))
+        raise LoadError(f"--verify: {error}") from None
 
 
 def _looked(look: Callable[[], list[str]], interruption: Interruption) -> list[str]:
@@ -149,7 +131,7 @@ def describe(plan: Plan) -> str:
     ]
     if plan.listens():
         words.append("new identifiers")
-    elif plan.protocol != "beanstalk":
+    elif plan.dialect.kind != "jobs":
         words.append(several(plan.names, "name"))
     elif plan.work.text != "noop":
         words.append(f"bodies of {plan.buffer_size:,} B")
@@ -294,8 +276,7 @@ class _Watching:
         totals = self._board.totals()
         exceeded, evidence = self._board.violations()
         if violations is not None and exceeded:
-            what = BROKEN.get(self._plan.protocol, "a counter was above its maximum")
-            violations[:0] = [f"{what} {exceeded} times; the first: {evidence[0]}"]
+            violations[:0] = [f"{self._plan.dialect.broken} {exceeded} times; the first: {evidence[0]}"]
         plan = self._plan
         # Of a time, all of it counts, however little was answered in it; of a number of requests, what they took.
         end = self._board.last_ns()

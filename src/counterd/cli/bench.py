@@ -25,12 +25,12 @@ try:
     from counterd.bench import page, report, search
     from counterd.bench import plan as planning
     from counterd.bench.asking import LoadError
-    from counterd.bench.flows import FLOWS_MAX
+    from counterd.bench.dialect import NUMBER_SIZES
+    from counterd.bench.dialects import DIALECTS, OPS_HELP, PROTOCOL_HELP, RULES, RULES_HELP
     from counterd.bench.panel import panel
     from counterd.bench.plan import Hold, Keys, Plan, Work
     from counterd.bench.report import AS_FAST_AS_IT_GOES
     from counterd.bench.result import Report, ResultError, Run, load, save
-    from counterd.bench.rules import RULES, RULES_HELP
     from counterd.bench.run import Interruption, describe, run
     from counterd.cli.reading import TLS_OPTIONS, Reads, at_least, with_options
 except ModuleNotFoundError as error:
@@ -95,7 +95,7 @@ class Told(click.Group):
     "--port",
     type=click.IntRange(1, 65535),
     metavar="PORT",
-    help=f"Its port.  [default: {', '.join(f'{port} for {name}' for name, port in planning.PROTOCOLS.items())}]",
+    help=f"Its port.  [default: {', '.join(f'{each.port} for {name}' for name, each in DIALECTS.items())}]",
 )
 @click.option(
     "--control-port",
@@ -107,10 +107,10 @@ class Told(click.Group):
 @with_options(*TLS_OPTIONS)
 @click.option(
     "--protocol",
-    type=click.Choice(list(planning.PROTOCOLS)),
+    type=click.Choice(list(DIALECTS)),
     default=Plan.protocol,
     show_default=True,
-    help=planning.PROTOCOL_HELP,
+    help=PROTOCOL_HELP,
 )
 @click.option(
     "-c",
@@ -149,7 +149,7 @@ class Told(click.Group):
     "-t",
     "--ops",
     type=Reads("ops", Work.read),
-    help=planning.OPS_HELP,
+    help=OPS_HELP,
 )
 @click.option(
     "-r",
@@ -181,7 +181,7 @@ class Told(click.Group):
 )
 @click.option(
     "--number-type",
-    type=click.Choice(list(planning.NUMBER_SIZES)),
+    type=click.Choice(list(NUMBER_SIZES)),
     default=Plan.number_type,
     show_default=True,
     help="Numbers of the protocol that has them in several sizes: what the server's value_size says.",
@@ -316,16 +316,17 @@ def compare(files: tuple[Path, ...], html: Path) -> None:
 
 
 @main.command(short_help="Rules that a server needs for a load.", help=RULES_HELP)
-@click.option("--protocol", type=click.Choice(list(RULES)), default=next(iter(RULES)), show_default=True)
+@click.option("--protocol", type=click.Choice(list(RULES)), default=next(iter(RULES), None), show_default=True)
 @click.option("-r", "--names", type=NUMBER, default=1, show_default=True, help="Number of flows.")
 @click.option(
     "--maximum", type=NUMBER, default=1_000_000, show_default=True,
     help="At once, or a second, of each flow or identifier.",
 )  # fmt: skip
 def rules(protocol: str, names: int, maximum: int) -> None:
-    if names > FLOWS_MAX:
-        raise click.UsageError(f"there are {FLOWS_MAX} flows of a kind at most, not {names}")
-    click.echo(RULES[protocol](names, maximum), nl=False)
+    try:
+        click.echo(RULES[protocol].write(names, maximum), nl=False)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def show(console: Console, what: RenderableType) -> None:
@@ -358,7 +359,7 @@ def read_plan(options: dict[str, Any]) -> Plan:
     duration = options["duration"]
     if duration is None and options["requests"] is None:
         duration = SEARCH_S if searching else DURATION_S
-    work = options["ops"] or Work.read(planning.work_of(options["protocol"]))
+    work = options["ops"] or Work.read(DIALECTS[options["protocol"]].work)
     files = {name: options[name] for name in ("cacert", "cert", "key")}
     plan = Plan(
         protocol=options["protocol"], host=options["host"], port=options["port"] or 0,

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from certificates import Files, server_context
-from counterd.bench.asking import LoadError, Place, resolve
+from counterd.bench.asking import SHOWN, LoadError, Place, asked, bounded, resolve
 from counterd.bench.plan import Plan
+from counterd.errors import ProtocolError
 from counterd.protocols.counter import wire
 from scripted import SecureServer, Server
 
@@ -55,3 +56,20 @@ def test_nobody_is_there() -> None:
             Place(socket.AF_INET, ("127.0.0.1", port), "", None).connect()
     with pytest.raises(LoadError, match="107 bytes at most"):
         resolve(Plan(socket="/" + "s" * 107))
+
+
+def test_questions_are_answered_in_their_order() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for opaque in (1, 2):
+            theirs.sendall(wire.frame(wire.Opcode.NOOP, opaque, magic=wire.RESPONSE_MAGIC))
+        answers = asked(ours, [wire.noop(1), wire.noop(2)], wire.ResponseParser(), "asked")
+        assert [each.opaque for each in answers] == [1, 2]
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(ProtocolError, match="the server closed a connection that asked for more"):
+            asked(ours, [wire.noop(3)], wire.ResponseParser(), "asked for more")
+
+
+def test_many_findings_are_shortened() -> None:
+    assert bounded(["x"] * SHOWN) == ["x"] * SHOWN
+    assert bounded(["x"] * (SHOWN + 3)) == [*["x"] * SHOWN, "and 3 more"]

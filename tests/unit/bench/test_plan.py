@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.bench.plan import OPS, OPS_OF, Hold, Keys, Plan, Work, connections_of, ttl_of, work_of
+from counterd.bench.dialect import OPS
+from counterd.bench.dialects import DIALECTS
+from counterd.bench.plan import Hold, Keys, Plan, Work, connections_of
 from counterd.cli.bench import main
 
 if TYPE_CHECKING:
@@ -159,18 +161,6 @@ def test_ports_and_what_memcached_needs() -> None:
     assert [Plan(protocol=name).prefill for name in ("counter", "redis", "memcached")] == [False, False, True]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "number_type", "expected"),
-    [(0.1, "uint16", (3, 100)), (60.0, "uint8", (5, 1)), (7200.0, "uint16", (6, 2)), (90.0, "uint16", (4, 90)),
-     (1.5, "uint16", (3, 1500)), (2e-6, "uint8", (2, 2)), (3e-9, "uint64", (1, 3))],
-)  # fmt: skip
-def test_a_ttl_is_told_in_the_largest_unit_that_it_is_whole_in(
-    seconds: float, number_type: str, expected: tuple[int, int]
-) -> None:
-    plan = Plan(protocol="throttr", work=Work.read("insert"), ttl=seconds, number_type=number_type)
-    assert ttl_of(plan) == expected
-
-
 def test_whether_a_get_is_of_a_buffer() -> None:
     get, both = Work.read("get"), Work.read("mix:get=1,set=1")
     assert not Plan(work=get).fetches()
@@ -181,8 +171,7 @@ def test_whether_a_get_is_of_a_buffer() -> None:
 
 
 def test_where_prefill_makes_nothing() -> None:
-    made = {protocol: Plan(protocol=protocol, work=Work.read("noop")).makes_names() for protocol in OPS_OF}
-    assert [protocol for protocol, makes in made.items() if not makes] == [
+    assert [name for name, dialect in DIALECTS.items() if not dialect.fill] == [
         "sentinel", "beanstalk", "smockron", "redis-lua",
     ]  # fmt: skip
 
@@ -195,15 +184,15 @@ def test_control_messages_come_by_the_next_port_unless_it_is_another() -> None:
 
 
 def test_which_loads_need_names_that_exist() -> None:
-    needing = {op for op in OPS_OF["throttr"] if Plan(protocol="throttr", work=Work.read(op)).needs_names()}
+    needing = {op for op in DIALECTS["throttr"].ops if Plan(protocol="throttr", work=Work.read(op)).needs_names()}
     assert needing == {"get", "query", "update"}
     assert not Plan(protocol="redis", work=Work.read("get")).needs_names()
     assert not Plan(protocol="throttr", work=Work.read("mix:query=0,set=1")).needs_names()
 
 
 def test_what_is_asked_and_by_how_many_if_nobody_says() -> None:
-    assert [work_of(protocol) for protocol in ("counter", "throttr", "sentinel", "beanstalk", "smockron", "redis")] == [
-        "acquire-release", "update", "acquire-release", "cycle", "account", "acquire-release",
+    assert [dialect.work for dialect in DIALECTS.values()] == [
+        "acquire-release", "update", "acquire-release", "cycle", "account", *["acquire-release"] * 3,
     ]  # fmt: skip
     assert (connections_of(Work(), 3), connections_of(Work.read("fan"), 3)) == (50, 503)
 

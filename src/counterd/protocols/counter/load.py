@@ -1,4 +1,4 @@
-"""Whether the server kept its promises: nothing is in use that nobody holds, and nothing was granted twice.
+"""The counter protocol as counterbench loads it, and whether the server kept its promises.
 
 A side, pure Python. The load processes count what is surely held (granted, and its release not sent); here that is
 compared with a Dump: while the connections are still open, when the server must count exactly that, and after they have
@@ -10,8 +10,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from counterd.bench.asking import context_of
+from counterd.bench.asking import LoadError, bounded, context_of
+from counterd.bench.dialect import COUNTING, Checks, Dialect
 from counterd.client import Client
+from counterd.errors import CounterdError
+from counterd.protocols.counter import wire
 
 if TYPE_CHECKING:
     from counterd.bench._board import Board
@@ -20,9 +23,30 @@ if TYPE_CHECKING:
 
 GIVE_BACK_S = 30.0
 PAUSE_S = 0.01
-SHOWN = 10
 
 State = dict[bytes, "DumpEntry"]
+
+
+def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
+    """Each kind of request for that name. The opaque is yet to come."""
+    return {
+        "noop": wire.noop(0),
+        "get": wire.get(0, name),
+        "acquire": wire.acquire(0, name, plan.resources, plan.maximum),
+        "release": wire.release(0, name, plan.resources),
+    }
+
+
+# ---- --verify -------------------------------------------------------------------------------------------------------
+
+
+def checks_of(plan: Plan) -> Checks:
+    """Looks what there is before the load. LoadError: there is no Dump."""
+    try:
+        before = look(plan)
+    except CounterdError as error:
+        raise LoadError(f"--verify needs an answer to Dump: {error}") from None
+    return Checks(lambda board: while_held(plan, board, before), lambda _: when_gone(plan, before))
 
 
 def look(plan: Plan) -> State:
@@ -41,7 +65,7 @@ def while_held(plan: Plan, board: Board, before: State) -> list[str]:
         now = look(plan)
         found, is_final = _compare(plan, now, held, before)
         if is_final or time.monotonic() > end:
-            return _bounded(found)
+            return bounded(found)
         time.sleep(PAUSE_S)
 
 
@@ -74,7 +98,7 @@ def when_gone(plan: Plan, before: State) -> list[str]:
             return []
         if time.monotonic() > end:
             text = f"still in use, {GIVE_BACK_S:g} s after the last connection was closed"
-            return _bounded([f"{_shown(name)}: {used} {text}" for name, used in sorted(kept.items())])
+            return bounded([f"{_shown(name)}: {used} {text}" for name, used in sorted(kept.items())])
         time.sleep(PAUSE_S)
 
 
@@ -83,7 +107,7 @@ def _client(plan: Plan) -> Client:
 
 
 def _name(plan: Plan, number: int) -> bytes:
-    """As _load.pyx makes it from its number."""
+    """As the load makes it from its number."""
     digits = min(plan.name_size, 8)
     return b"n" * (plan.name_size - digits) + f"{number:08x}".encode()[8 - digits :]
 
@@ -100,7 +124,16 @@ def _shown(name: bytes) -> str:
     return name.decode("ascii", "backslashreplace")
 
 
-def _bounded(found: list[str]) -> list[str]:
-    if len(found) <= SHOWN:
-        return found
-    return [*found[:SHOWN], f"and {len(found) - SHOWN} more"]
+DIALECT = Dialect(
+    name="counter",
+    order=0,
+    port=wire.PORT,
+    codec="counterd.protocols.counter._load",
+    ops=COUNTING,
+    requests=requests_of,
+    name_size_max=65535,
+    fill=("acquire", "release"),
+    counts=True,
+    checks=checks_of,
+    broken="a counter was above its maximum",
+)

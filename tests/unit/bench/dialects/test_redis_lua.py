@@ -7,17 +7,15 @@ import socket
 
 import pytest
 
-from counterd.bench import scripts
 from counterd.bench.asking import LoadError, Place
+from counterd.bench.dialects import redis_lua
+from counterd.bench.dialects.redis import resp
+from counterd.bench.plan import Plan
 from scripted import Peer, Server
 
 
 def place_of(server: Server) -> Place:
     return Place(socket.AF_INET, tuple(server.address), "", None)
-
-
-def test_a_request() -> None:
-    assert scripts.resp(b"GET", b"jobs") == b"*2\r\n$3\r\nGET\r\n$4\r\njobs\r\n"
 
 
 def test_all_scripts_are_loaded() -> None:
@@ -32,8 +30,8 @@ def test_all_scripts_are_loaded() -> None:
 
     loaded: list[bytes] = []
     with Redis() as server:
-        scripts.install(place_of(server))
-    assert loaded == list(scripts.SCRIPTS.values())
+        redis_lua.install(place_of(server))
+    assert loaded == list(redis_lua.SCRIPTS.values())
 
 
 @pytest.mark.parametrize("said", [b"-ERR no\r\n", b"$40\r\n" + b"0" * 40 + b"\r\n", b"$3\r\nabc\r\n", b""])
@@ -44,4 +42,17 @@ def test_a_server_that_does_not_take_them(said: bytes) -> None:
             peer.socket.sendall(said)
 
     with Redis() as server, pytest.raises(LoadError, match="does not take scripts"):
-        scripts.install(place_of(server))
+        redis_lua.install(place_of(server))
+
+
+def test_requests() -> None:
+    def evalsha(script: str, name: bytes, *numbers: bytes) -> bytes:
+        return resp(b"EVALSHA", redis_lua.digest(script), b"1", name, *numbers)
+
+    assert redis_lua.requests_of(Plan(protocol="redis-lua", maximum=12), b"jobs") == {
+        "noop": b"*1\r\n$4\r\nPING\r\n",
+        "acquire": evalsha("acquire", b"held:jobs", b"12", b"4000", redis_lua.TOKEN),
+        "release": b"*3\r\n$4\r\nZREM\r\n$9\r\nheld:jobs\r\n$16\r\n" + redis_lua.TOKEN + b"\r\n",
+        "flow": evalsha("flow", b"flow:jobs", b"12", b"1000"),
+        "counts": evalsha("counts", b"counts:jobs", b"12", b"1000"),
+    }

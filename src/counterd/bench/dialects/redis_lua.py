@@ -1,4 +1,4 @@
-"""What redis is asked to run where a load compares it with a sentinel room: the usual scripts, and no cleverer ones.
+"""Redis with the usual scripts for semaphores and rates, and no cleverer ones, as counterbench loads it.
 
 A side, pure Python. Time is the server's own, as clients' clocks differ. KEYS[1] is what is limited, ARGV[1] the limit,
 ARGV[2] milliseconds; all answer 1 or 0. A permit is given back with a plain ZREM.
@@ -14,11 +14,15 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from counterd.bench.asking import LoadError
+from counterd.bench.dialect import Dialect
+from counterd.bench.dialects.redis import resp
 
 if TYPE_CHECKING:
     from counterd.bench.asking import Place
+    from counterd.bench.plan import Plan
 
-LEASE_MS = 4000  # a sentinel room's, if its rules do not say otherwise
+TOKEN = b"t" * 16  # stands for a token, in hexadecimal
+LEASE_MS = 4000  # as long as counterd's, if nobody says otherwise
 WINDOW_MS = 1000
 LINE_MAX = 1000
 
@@ -68,9 +72,17 @@ def digest(script: str) -> bytes:
     return hashlib.sha1(SCRIPTS[script], usedforsecurity=False).hexdigest().encode()
 
 
-def resp(*words: bytes) -> bytes:
-    """A request of redis."""
-    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
+    """What each is limited by has a key of its own."""
+    limit, lease, window = b"%d" % plan.maximum, b"%d" % LEASE_MS, b"%d" % WINDOW_MS
+    held = b"held:" + name
+    return {
+        "noop": resp(b"PING"),
+        "acquire": resp(b"EVALSHA", digest("acquire"), b"1", held, limit, lease, TOKEN),
+        "release": resp(b"ZREM", held, TOKEN),
+        "flow": resp(b"EVALSHA", digest("flow"), b"1", b"flow:" + name, limit, window),
+        "counts": resp(b"EVALSHA", digest("counts"), b"1", b"counts:" + name, limit, window),
+    }
 
 
 def install(place: Place) -> None:
@@ -83,3 +95,17 @@ def install(place: Place) -> None:
             said = stream.readline(LINE_MAX) if said == b"$40\r\n" else said
             if said.strip() != digest(script):
                 raise LoadError(f"the server does not take scripts: {said!r}")
+
+
+DIALECT = Dialect(
+    name="redis-lua",
+    order=6,
+    port=6379,
+    codec="counterd.bench.dialects._redis_lua",
+    ops=("noop", "acquire", "release", "flow", "counts"),
+    ops_help="acquire-release (a leased semaphore), flow (a sliding window), counts (the same, estimated)",
+    requests=requests_of,
+    name_size_max=65535,
+    tokens="chosen",
+    prepare=install,
+)

@@ -1,4 +1,4 @@
-"""What is said about a Dump, beside what is surely held."""
+"""Requests, as bytes, and what is said about a Dump, beside what is surely held."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from counterd.bench import verify
 from counterd.bench.plan import Plan
 from counterd.client import DumpEntry
+from counterd.protocols.counter import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PLAN = Plan(names=100, maximum=10, verify=True)
+PLAN = Plan(protocol="counter", names=100, maximum=10, verify=True)
 
 
 class Board:
@@ -50,17 +50,17 @@ def name_of(number: int) -> bytes:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(verify, "GIVE_BACK_S", 0.05)
-    monkeypatch.setattr(verify, "PAUSE_S", 0.001)
+    monkeypatch.setattr(load, "GIVE_BACK_S", 0.05)
+    monkeypatch.setattr(load, "PAUSE_S", 0.001)
     return
 
 
 def judged(monkeypatch: pytest.MonkeyPatch, held: dict[int, int], *dumps: Any, before: Any = None) -> list[str]:
     board: Any = Board(held)
-    monkeypatch.setattr(verify, "_client", Dumps(before or {}))
-    state = verify.look(PLAN)
-    monkeypatch.setattr(verify, "_client", Dumps(*dumps))
-    return verify.while_held(PLAN, board, state)
+    monkeypatch.setattr(load, "_client", Dumps(before or {}))
+    state = load.look(PLAN)
+    monkeypatch.setattr(load, "_client", Dumps(*dumps))
+    return load.while_held(PLAN, board, state)
 
 
 def test_what_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,17 +103,27 @@ def test_a_great_many_violations_are_counted(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_when_all_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "_client", Dumps({1: (2, 9)}, {1: (1, 9)}, {1: (0, 9)}, {1: (5, 9)}))
-    assert verify.when_gone(PLAN, {}) == []
-    monkeypatch.setattr(verify, "_client", Dumps({1: (2, 9), b"jobs": (5, 5)}))
+    monkeypatch.setattr(load, "_client", Dumps({1: (2, 9)}, {1: (1, 9)}, {1: (0, 9)}, {1: (5, 9)}))
+    assert load.when_gone(PLAN, {}) == []
+    monkeypatch.setattr(load, "_client", Dumps({1: (2, 9), b"jobs": (5, 5)}))
     text = "nnnnnnnn00000001: 2 still in use, 0.05 s after the last connection was closed"
-    assert verify.when_gone(PLAN, {}) == [text]
-    assert verify.when_gone(PLAN, {name_of(1): DumpEntry(name_of(1), 2, 2)}) == []
+    assert load.when_gone(PLAN, {}) == [text]
+    assert load.when_gone(PLAN, {name_of(1): DumpEntry(name_of(1), 2, 2)}) == []
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 9, 300])
 def test_names_are_found_again(size: int) -> None:
     plan = Plan(names=16, name_size=size)
     for number in range(16):
-        assert verify._is_ours(plan, verify._name(plan, number))
-    assert not verify._is_ours(plan, b"n" * size)
+        assert load._is_ours(plan, load._name(plan, number))
+    assert not load._is_ours(plan, b"n" * size)
+
+
+def test_requests() -> None:
+    plan = Plan(protocol="counter", resources=3, maximum=0x01020304)
+    assert load.requests_of(plan, b"jobs") == {
+        "noop": bytes.fromhex("90 00 00 00 00000000 00000000"),
+        "get": bytes.fromhex("90 01 00 00 00000006 00000000 0004") + b"jobs",
+        "acquire": bytes.fromhex("90 02 00 00 0000000e 00000000 00000003 01020304 0004") + b"jobs",
+        "release": bytes.fromhex("90 03 00 00 0000000a 00000000 00000003 0004") + b"jobs",
+    }

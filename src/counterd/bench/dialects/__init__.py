@@ -1,0 +1,47 @@
+"""Finds the dialects: one in the folder of each protocol of counterd, and here those of other servers.
+
+A side, pure Python. A protocol's folder has its dialect in load.py: deleting the folder removes it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from pathlib import Path
+
+from counterd import protocols
+from counterd.bench.dialect import Dialect
+
+
+def _found() -> dict[str, Dialect]:
+    """By name, in their order for people."""
+    folders = [Path(path) for path in protocols.__path__]
+    modules = [f"{protocols.__name__}.{each.parent.name}.load" for path in folders for each in path.glob("*/load.py")]
+    modules += [f"{__name__}.{each.name}" for each in pkgutil.iter_modules(__path__) if not each.name.startswith("_")]
+    dialects: list[Dialect] = [importlib.import_module(module).DIALECT for module in modules]
+    return {dialect.name: dialect for dialect in sorted(dialects, key=lambda each: each.order)}
+
+
+DIALECTS = _found()
+PROTOCOL_HELP = ", ".join(
+    (
+        "What the server speaks: counterd's protocols",
+        *(each.help for each in DIALECTS.values() if each.help),
+        "and for side by side figures redis, which has a counterpart of all requests for counters and keys",
+        "redis-lua, its usual scripts for semaphores and rates",
+        "and memcached (incr, decr, get).",
+    )
+)
+OPS_HELP = " ".join(
+    (
+        "acquire-release (in turn), acquire, release, get, noop, or mix:acquire=5,release=5,get=1.",
+        *(f"With {name}: {each.ops_help}." for name, each in DIALECTS.items() if each.ops_help),
+        f"[default: {next(iter(DIALECTS.values())).work};",
+        "; ".join(f"{each.work} with {name}" for name, each in DIALECTS.items() if each.work != Dialect.work) + "]",
+    )
+)
+RULES = {name: each.rules for name, each in DIALECTS.items() if each.rules is not None}
+_FILES = " or ".join(f"{name}.rules" for name in RULES)
+RULES_HELP = f"Prints the rules that a server needs for a load, for a file that {_FILES} names.\n\n" + " ".join(
+    f"With {name} {rules.help}" for name, rules in RULES.items()
+)

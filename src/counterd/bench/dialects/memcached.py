@@ -1,0 +1,37 @@
+"""Memcached's text protocol as counterbench loads it: incr, decr, get, set, mn.
+
+A side, pure Python.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from counterd.bench.dialect import COUNTING, Dialect
+
+if TYPE_CHECKING:
+    from counterd.bench.plan import Plan
+
+
+def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
+    """Each kind of request for that name; "fill" makes it exist, which incr does not."""
+    return {
+        "noop": b"mn\r\n",
+        "get": b"get %b\r\n" % name,
+        "acquire": b"incr %b %d\r\n" % (name, plan.resources),
+        "release": b"decr %b %d\r\n" % (name, plan.resources),
+        "fill": b"set %b 0 0 1\r\n0\r\n" % name,
+    }
+
+
+DIALECT = Dialect(
+    name="memcached",
+    order=7,
+    port=11211,
+    codec="counterd.bench.dialects._memcached",
+    ops=COUNTING,
+    requests=requests_of,
+    name_size_max=250,
+    fill=("fill",),
+    needs_fill=True,
+)

@@ -1,0 +1,58 @@
+"""Redis as counterbench loads it: RESP2, with a counterpart of all requests for counters and keys.
+
+A side, pure Python.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from counterd.bench.dialect import COUNTING, KEEPING, VALUE, Dialect, Mistakes
+
+if TYPE_CHECKING:
+    from counterd.bench.plan import Plan
+
+
+def resp(*words: bytes) -> bytes:
+    """A request of redis."""
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+
+
+def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
+    """Each kind of request for that name; "fill" makes it exist."""
+    amount = () if plan.resources == 1 else (b"%d" % plan.resources,)
+    by = b"BY" if amount else b""
+    return {
+        "noop": resp(b"PING"),
+        "get": resp(b"GET", name),
+        "acquire": resp(b"INCR" + by, name, *amount),
+        "release": resp(b"DECR" + by, name, *amount),
+        "query": resp(b"GET", name),
+        "update": resp(b"INCRBY", name, b"1"),
+        "lower": resp(b"DECRBY", name, b"1"),
+        "insert": resp(b"SET", name, b"0", b"PX", b"%d" % max(1, round(plan.ttl * 1e3))),
+        "purge": resp(b"DEL", name),
+        "set": resp(b"SET", name, VALUE * plan.buffer_size),
+        "fetch": resp(b"GET", name),
+        "fill": resp(b"SET", name, b"0"),
+    }
+
+
+def mistakes_of(plan: Plan) -> Mistakes:
+    """What redis has no unit for."""
+    fraction = round(plan.ttl * 1e9) % 1_000_000
+    return [("insert" in plan.work.weights and fraction != 0, "redis counts a TTL in milliseconds")]
+
+
+DIALECT = Dialect(
+    name="redis",
+    order=5,
+    port=6379,
+    codec="counterd.bench.dialects._redis",
+    ops=(*COUNTING, *KEEPING),
+    requests=requests_of,
+    name_size_max=65535,
+    fill=("fill",),
+    fetches=lambda plan: plan.value_size is not None or "set" in plan.work.weights,
+    mistakes=mistakes_of,
+)

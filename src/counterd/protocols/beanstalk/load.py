@@ -1,0 +1,133 @@
+"""The beanstalk protocol as counterbench loads it, what a load leaves in its tubes, and whether that is right.
+
+A side, pure Python. Each load process has put into a tube of its own. Once their connections are closed, all that is
+left there is taken out, delayed jobs too: what is found is beside what the load processes know of their jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from counterd.bench.asking import LoadError, asked, resolve
+from counterd.bench.dialect import JOBS, NUMBERED_SIZE, VALUE, Checks, Dialect
+from counterd.errors import CounterdError
+from counterd.protocols.beanstalk import wire
+from counterd.protocols.beanstalk.wire import NUMBER_MAX, Parser, Reply, Status
+from counterd.units import several
+
+if TYPE_CHECKING:
+    import socket
+
+    from counterd.bench._board import Board
+    from counterd.bench.plan import Plan
+
+STAMP = b"t" * 16  # stands for the time, in hexadecimal
+TTR = 3600  # seconds: longer than any load has a job
+GIVE_UP_S = 5  # that a reserve of a cycle waits for a job that is due, which is there unless its put was refused
+GIVE_BACK_S = 30.0
+PAUSE_S = 0.02
+AT_ONCE = 500  # jobs
+HEXADECIMAL = frozenset(b"0123456789abcdef")
+
+
+def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
+    """The name is a tube's, or a job's number; in a fan the time when the job is put is behind it. A delete is open:
+    the id of a job is yet to come.
+    """
+    body = name + (STAMP if plan.fans() else b"") + VALUE * plan.buffer_size
+    wait = None if plan.fans() else plan.delay + GIVE_UP_S
+    return {
+        "noop": wire.list_tube_used(),
+        "put": wire.put(body[: plan.buffer_size], delay=plan.delay, ttr=TTR),
+        "reserve": wire.reserve(wait),
+        "delete": b"delete ",
+        "use": b"use %b\r\n" % name,
+        "watch": b"watch %b\r\n" % name,
+        "ignore": wire.ignore(b"default"),
+    }
+
+
+def tubes_of(_plan: Plan, run: int) -> dict[str, bytes]:
+    """The tube of a process but for its number. run: its low 28 bits keep the tubes of one run from others."""
+    tube = b"counterbench-%07x-" % (run & 0xFFFFFFF)
+    return {"use": tube, "watch": tube, "": b""}
+
+
+def tidy(plan: Plan) -> None:
+    """Removes what the load has left, unless leaving jobs is what it was about."""
+    if "put" not in plan.work.weights:
+        with contextlib.suppress(CounterdError, LoadError, OSError):  # the figures are there in any case
+            take(plan)
+
+
+def take(plan: Plan) -> Counter[bytes]:
+    """Deletes what the tubes of this process's load have, but for what is reserved. Returns how the bodies begin.
+
+    Raises OSError or ProtocolError.
+    """
+    found: Counter[bytes] = Counter()
+    with resolve(plan).connect() as connection:
+        for index in range(plan.processes):
+            tube = tubes_of(plan, os.getpid())["use"] + b"%08x" % index
+            _asked(connection, [wire.use(tube), wire.watch(tube), wire.ignore(b"default"), wire.kick(NUMBER_MAX)])
+            while True:
+                answers = _asked(connection, [wire.reserve(0)] * AT_ONCE)
+                jobs = [each for each in answers if each.status == Status.RESERVED]
+                _asked(connection, [wire.delete(job.number or 0) for job in jobs])
+                found.update(job.body[:NUMBERED_SIZE] for job in jobs)
+                if len(jobs) < AT_ONCE:
+                    break
+            _asked(connection, [wire.watch(b"default"), wire.ignore(tube)])
+    return found
+
+
+def when_gone(plan: Plan, board: Board) -> list[str]:
+    """Violations once all connections are closed: what is not there after GIVE_BACK_S, and what should not be."""
+    stored, perhaps = board.jobs()
+    found = take(plan)
+    end = time.monotonic() + GIVE_BACK_S
+    while stored - _numbers(found) and time.monotonic() < end:
+        time.sleep(PAUSE_S)
+        found += take(plan)
+    findings = {
+        f"lost, {GIVE_BACK_S:g} s after the last connection was closed": len(stored - _numbers(found)),
+        "still there, which had ended or which nobody had put": len(_numbers(found) - stored - perhaps),
+        "there more than once": sum(times > 1 for times in found.values()),
+    }
+    return [f"{several(count, 'job')}: {what}" for what, count in findings.items() if count]
+
+
+def _numbers(found: Counter[bytes]) -> set[int]:
+    """Of jobs; of a body that does not begin with one it is -1."""
+    return {int(body, 16) if HEXADECIMAL.issuperset(body) else -1 for body in found}
+
+
+def _asked(connection: socket.socket, requests: list[bytes]) -> list[Reply]:
+    return asked(connection, requests, Parser(), "looked for jobs")
+
+
+DIALECT = Dialect(
+    name="beanstalk",
+    order=3,
+    port=wire.PORT,
+    codec="counterd.protocols.beanstalk._load",
+    ops=("noop", *JOBS),
+    work="cycle",
+    help="of which beanstalk is beanstalkd's too",
+    ops_help="put (the jobs stay), cycle (put, reserve and delete in turn), noop, a mix, or fan: some connections put, "
+    "the others wait, and latency is from put to RESERVED",
+    kind="jobs",
+    requests=requests_of,
+    names=tubes_of,
+    name_size_max=200,
+    opening=("use", "watch", "ignore"),
+    options=frozenset(),
+    checks=lambda plan: Checks(lambda _: [], lambda board: when_gone(plan, board)),
+    tidy=tidy,
+    broken="a job was not delivered as it was put, and once,",
+    kept="no job was lost, and none was delivered twice",
+)

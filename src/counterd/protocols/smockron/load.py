@@ -1,0 +1,69 @@
+"""The smockron protocol as counterbench loads it: its domains, and the rules that a master needs for them.
+
+A side, pure Python. An accounting message is not answered. Behind a batch of them goes a PING, whose PONG says that all
+have been read.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from counterd.bench.dialect import MESSAGES, Dialect, Mistakes, Rules
+from counterd.protocols.smockron import wire
+from counterd.protocols.smockron.wire import SocketType, Status
+
+if TYPE_CHECKING:
+    from counterd.bench.plan import Plan
+
+DOMAIN = b"counterbench"  # where nobody has to wait
+CONTROL_DOMAIN = b"counterbench-control"  # where a control message follows each accounting message
+MOMENT = b"9" * 13  # stands for a time in milliseconds
+
+
+def requests_of(_plan: Plan, name: bytes) -> dict[str, bytes]:
+    """The name is an identifier. A time and, behind a batch, a PING are yet to come; noop is that PING alone."""
+    moment = int(MOMENT)
+    return {
+        "noop": b"",
+        "account": wire.accounting(DOMAIN, Status.ACCEPTED, name, moment),
+        "control": wire.accounting(CONTROL_DOMAIN, Status.ACCEPTED, name, moment),
+        "greet": wire.greeting(),
+        "join": wire.ready(SocketType.PUB),
+        "meet": wire.ready(SocketType.SUB),
+        "listen": wire.subscribe(wire.topic(CONTROL_DOMAIN)),
+    }
+
+
+def mistakes_of(plan: Plan) -> Mistakes:
+    """What no gatekeeper does."""
+    return [(not plan.keep_alive, "gatekeepers stay connected: no --keep-alive 0 with smockron")]
+
+
+def rules_of(_names: int, maximum: int) -> str:
+    """JSON for smockron.rules. maximum: requests a second of each identifier, and as many ahead of that."""
+    rules = {DOMAIN: {"rate": f"{maximum}/sec", "burst": maximum}, CONTROL_DOMAIN: {"interval": "100 ms", "burst": 0}}
+    return json.dumps({name.decode(): rule for name, rule in rules.items()}, indent=1) + "\n"
+
+
+DIALECT = Dialect(
+    name="smockron",
+    order=4,
+    port=wire.PORT,
+    codec="counterd.protocols.smockron._load",
+    ops=("noop", *MESSAGES),
+    work="account",
+    ops_help="account (accounting messages; a PING behind each batch is answered once the batch has been read), "
+    "control (latency is from an accounting message to the control message about it), noop, or a mix without control",
+    kind="messages",
+    requests=requests_of,
+    name_size_max=255,
+    opening=("greet", "join"),
+    listening=("greet", "meet"),
+    mistakes=mistakes_of,
+    doubt="has the master the rules that `counterbench rules --protocol smockron` writes?",
+    rules=Rules(
+        rules_of,
+        "they have two domains: one for account, with that maximum a second, and one for control.",
+    ),
+)

@@ -1,0 +1,73 @@
+"""The throttr protocol as counterbench loads it. A side, pure Python."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from counterd.bench.dialect import KEEPING, NAMED, VALUE, Dialect, Mistakes
+from counterd.protocols.throttr.wire import KEY_MAX, PORT, Attribute, Change, Encoder, TTLType, ValueSize, ttl_units
+
+if TYPE_CHECKING:
+    from counterd.bench.plan import Plan
+
+LASTING = 100  # hours that what a load needs is there for
+
+
+def requests_of(plan: Plan, name: bytes) -> dict[str, bytes]:
+    """Each kind of request for that name; "fill" makes its quota, after "clear" has removed what was there."""
+    encoder = Encoder(ValueSize.named(plan.number_type))
+    ttl_type, ttl = ttl_of(plan)
+    requests = {
+        "noop": encoder.whoami(),
+        "query": encoder.query(name),
+        "update": encoder.update(name, Attribute.QUOTA, Change.INCREASE, 1),
+        "lower": encoder.update(name, Attribute.QUOTA, Change.DECREASE, 1),
+        "insert": encoder.insert(name, 0, ttl, ttl_type),
+        "purge": encoder.purge(name),
+        "set": encoder.set(name, VALUE * plan.buffer_size, LASTING, TTLType.HOURS),
+        "fetch": encoder.get(name),
+        "fill": encoder.insert(name, 0, LASTING, TTLType.HOURS),
+        "clear": encoder.purge(name),
+    }
+    return {kind: bytes(request) for kind, request in requests.items()}
+
+
+def ttl_of(plan: Plan) -> tuple[int, int]:
+    """What --ttl is, as ttl_units() says it."""
+    return ttl_units(plan.ttl, _number_max(plan))
+
+
+def mistakes_of(plan: Plan) -> Mistakes:
+    """What is too large for the numbers of the server."""
+    most = _number_max(plan)
+    ttl_wrong = ""
+    try:
+        ttl_of(plan)
+    except ValueError as error:
+        ttl_wrong = str(error)
+    return [
+        (plan.buffer_size > most, f"a buffer has 0 to {most} bytes, not {plan.buffer_size}"),
+        (bool(ttl_wrong), ttl_wrong),
+    ]
+
+
+def _number_max(plan: Plan) -> int:
+    return ValueSize.named(plan.number_type).maximum
+
+
+DIALECT = Dialect(
+    name="throttr",
+    order=1,
+    port=PORT,
+    codec="counterd.protocols.throttr._load",
+    ops=("noop", "get", *KEEPING),
+    work="update",
+    ops_help="query, update (one up, one down), insert (a new name, with --ttl), purge (of those), set, get, noop, or "
+    "a mix",
+    requests=requests_of,
+    name_size_max=KEY_MAX,
+    fill=("clear", "fill"),
+    options=NAMED | {"number-type"},
+    fetches=lambda _: True,
+    mistakes=mistakes_of,
+)

@@ -1,0 +1,31 @@
+"""Which dialects there are, in which order, and what is said of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from counterd import protocols
+from counterd.bench.dialect import OPS
+from counterd.bench.dialects import DIALECTS, OPS_HELP, RULES, RULES_HELP
+
+
+def test_each_protocol_has_one_and_other_servers_come_last() -> None:
+    rooms = {path.parent.name for folder in protocols.__path__ for path in Path(folder).glob("*/wire.py")}
+    names = list(DIALECTS)
+    assert set(names[: len(rooms)]) == rooms
+    assert names[len(rooms) :] == ["redis", "redis-lua", "memcached"]
+    assert len({each.order for each in DIALECTS.values()}) == len(names)
+
+
+def test_what_they_can_be_asked_is_known_to_the_load() -> None:
+    for dialect in DIALECTS.values():
+        assert set(dialect.ops) <= set(OPS)
+        assert dialect.work in dialect.ops or {"acquire", "release"} <= set(dialect.ops)
+        assert bool(dialect.checks) == bool(dialect.broken)
+
+
+def test_helps_speak_of_them() -> None:
+    for name, dialect in DIALECTS.items():
+        if dialect.ops_help:
+            assert f"With {name}: {dialect.ops_help}." in OPS_HELP
+    assert all(f"With {name} {rules.help}" in RULES_HELP for name, rules in RULES.items())

@@ -1,0 +1,31 @@
+"""The names in requests, and what all dialects have in common."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from counterd.bench.dialect import names_of
+from counterd.bench.dialects import DIALECTS
+from counterd.bench.plan import Plan, Work
+
+
+def test_names_of_numbers_of_buffers_and_of_what_is_new() -> None:
+    plan = Plan()
+    fresh, buffers = b"i4321000", b"bbbbbbbb"
+    assert names_of(plan, 0xF0001234) == {
+        "": b"nnnnnnnn", "set": buffers, "fetch": buffers, "insert": fresh, "purge": fresh, "control": fresh,
+    }  # fmt: skip
+    assert names_of(replace(plan, name_size=11), 0x1234)["insert"] == b"i43"
+    assert set(names_of(replace(plan, name_size=8), 0x1234).values()) == {b""}
+
+
+@pytest.mark.parametrize("protocol", [name for name, dialect in DIALECTS.items() if dialect.kind != "jobs"])
+def test_requests_of_one_kind_differ_in_their_name_alone(protocol: str) -> None:
+    """Which is what a load process builds on."""
+    plan = Plan(protocol=protocol, resources=7, work=Work.read("noop"))
+    requests_of = plan.dialect.requests
+    for first, second in zip(requests_of(plan, b"aaaa").values(), requests_of(plan, b"bbbb").values(), strict=True):
+        assert first.replace(b"aaaa", b"bbbb") == second
+        assert first.count(b"aaaa") <= 1
