@@ -70,7 +70,7 @@ cdef struct Sheet:
     int64_t outcomes[OUTCOMES]
     int64_t errors[ERROR_KINDS]
     char evidence[EVIDENCE]  # of the first wrong answer, error reply or network error
-    char violation[EVIDENCE]  # the first counter that was seen above its maximum, or token that was told twice
+    char violation[EVIDENCE]  # the first name that was seen above its maximum, or token that was told twice
     uint64_t counts[KINDS][COUNTS]
 
 

@@ -1,4 +1,4 @@
-"""What the connections of a load process ask of a work queue, and what they know of its jobs. The base of Messages.
+"""Work on a queue of jobs.
 
 A side. A body begins with the job's number, by which --verify knows it, and in a fan with the time for which its put
 was meant. A cycle never waits for a job that nobody has put: each connection has put one before each that it reserves.
@@ -11,10 +11,12 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 
 from counterd.bench._board cimport ENDING, OUT, SENT, STORED
+from counterd.bench._codec cimport Codec
+from counterd.bench._link cimport Link, Request, held_pop, held_push
 from counterd.bench._memory cimport Permit
-from counterd.bench._permits cimport Link, Permits, Request
+from counterd.bench._work cimport Work
 from counterd.bench._words cimport (
-    BEANSTALK, CYCLE, DELETE, DELETED, FAILED, FAN, INSERTED, PUT, RESERVE, RESERVED, Op, Reply, Template, name_read,
+    CYCLE, DELETE, DELETED, FAILED, FAN, INSERTED, PUT, RESERVE, RESERVED, Op, Reply, Template, name_read,
 )
 
 from counterd.bench.dialect import NUMBERED_SIZE, STAMPED_SIZE
@@ -24,23 +26,30 @@ cdef size_t STAMP_AT = NUMBERED_SIZE
 cdef size_t STAMP_END = STAMPED_SIZE
 
 
-cdef class Jobs(Permits):
+cdef class Jobs(Work):
+    cdef Codec codec                # which knows what a body looks like
+    cdef bint fans
+    cdef uint32_t producers         # the first so many connections of this process put, in a fan
+    cdef uint32_t next_producer     # whose turn it is to put a job in place of one that has been reserved
+    cdef uint32_t jobs              # of a fan: put, and not reserved yet
+    cdef uint64_t jobs_max          # of a closed loop
+    cdef uint32_t numbers           # that jobs have: of 0, 1, ... below, each this process's share
 
-    def __cinit__(self, plan, board, int index, *_):
+    def __cinit__(self, plan, int index, *_):
+        self.codec = self.ledger.codec
         self.fans = plan.fans()
         self.producers = plan.producers // plan.processes + (index < plan.producers % plan.processes)
         self.jobs_max = <uint64_t>self.producers * plan.depth
         self.numbers = VERIFIED_MAX // plan.processes * plan.processes
-        self.delay_ns = plan.delay * 1000000000
 
     # ---- what is asked ----
 
-    cdef int choose_drawn(self, Link* link, Op* op, Permit* permit) except -1:
+    cdef int choose(self, Link* link, int64_t intended_ns, Op* op, Permit* permit) except -1:
         """Of a cycle or a fan, what comes next on the connection: what it has reserved, it deletes first."""
-        if self.dialect.protocol != BEANSTALK:
-            return Permits.choose_drawn(self, link, op, permit)
+        op[0] = self.task.next_op()
+        permit.token = 0
         if op[0] == FAN:
-            op[0] = PUT if not self.is_worker(link) else DELETE if link.held_count else RESERVE
+            op[0] = PUT if not self.waits(link) else DELETE if link.held_count else RESERVE
         elif op[0] == CYCLE and link.held_count:
             op[0] = DELETE
         elif op[0] == CYCLE:
@@ -48,81 +57,103 @@ cdef class Jobs(Permits):
             op[0] = PUT if link.raised else RESERVE
         if op[0] == PUT:
             self.jobs += 1
-            permit.name = self.next_fresh() % self.numbers
-            if self.board.held != NULL:
-                if self.board.held[permit.name]:
-                    self.exceeded(f"more than {self.numbers} jobs were there, all that can be verified")
-                self.board.held[permit.name] = SENT
+            permit.token = intended_ns
+            permit.name = self.task.next_fresh() % self.numbers
+            if self.ledger.held != NULL:
+                if self.ledger.held[permit.name]:
+                    self.ledger.exceeded(f"more than {self.numbers} jobs were there, all that can be verified")
+                self.ledger.held[permit.name] = SENT
         elif op[0] == DELETE:
-            permit[0] = self.held_pop(link)
-            if self.board.held != NULL:
-                self.board.held[permit.name] |= ENDING
+            permit[0] = held_pop(link)
+            if self.ledger.held != NULL:
+                self.ledger.held[permit.name] |= ENDING
         return 0
 
-    cdef bint is_worker(self, const Link* link) noexcept:
-        """Whether the connection waits for jobs that others put."""
+    cdef uint32_t room(self, const Link* link) noexcept:
+        """The producers of a fan share the room for jobs."""
+        if not self.fans:
+            return Work.room(self, link)
+        if self.jobs >= self.jobs_max or link.count >= self.task.depth:
+            return 0
+        return <uint32_t>min(self.jobs_max - self.jobs, self.task.depth - link.count)
+
+    cdef bint waits(self, const Link* link) noexcept:
         return self.fans and link.index >= self.producers
+
+    cdef uint32_t awaited(self, const Link* links, uint32_t in_flight) noexcept:
+        """Of a fan also jobs that are to be delivered; its workers wait for none in the end."""
+        cdef uint32_t i
+        if not self.fans:
+            return in_flight
+        for i in range(self.task.connections):
+            in_flight -= self.is_idle(links + i)
+        return max(in_flight, self.jobs)
 
     cdef bint is_idle(self, const Link* link) noexcept:
         """Whether all that it waits for is a job."""
-        return self.is_worker(link) and link.count == 1 and link.ring[link.head & link.mask].op == RESERVE
+        return self.waits(link) and link.count == 1 and link.ring[link.head & link.mask].op == RESERVE
 
     # ---- what is known ----
 
-    cdef int job_answered(self, Link* link, const Request* request, const Reply* reply) except -1:
+    cdef int64_t answered(self, Link* link, const Request* request, const Reply* reply, int64_t now) except -2:
+        """A job that was reserved in a fan has the next producer put another one."""
         if reply.outcome == RESERVED:
-            return self.reserved(link, reply)
+            self.reserved(link, reply)
+            if self.fans:
+                self.next_producer = (self.next_producer + 1) % self.producers
+                return self.next_producer
+            return -1
         if request.op == PUT and reply.outcome == FAILED:
             self.jobs -= self.jobs > 0
-        if self.board.held == NULL:
-            return 0
-        if reply.outcome == INSERTED and self.board.held[request.permit.name]:  # it may have ended already
-            self.board.held[request.permit.name] |= STORED
+        if self.ledger.held == NULL:
+            return -1
+        if reply.outcome == INSERTED and self.ledger.held[request.permit.name]:  # it may have ended already
+            self.ledger.held[request.permit.name] |= STORED
         elif reply.outcome == DELETED:
-            self.board.held[request.permit.name] = 0
-        return 0
+            self.ledger.held[request.permit.name] = 0
+        return -1
 
     cdef int reserved(self, Link* link, const Reply* reply) except -1:
         cdef Permit job = Permit(reply.token, 0)
         self.jobs -= self.jobs > 0
-        if self.board.held != NULL:
+        if self.ledger.held != NULL:
             job.name = <uint32_t>min(name_read(reply.body, STAMP_AT), self.numbers)
             self.judge(job.name, reply)
             job.name %= self.numbers
-        return self.held_push(link, job)
+        return held_push(link, job)
 
     cdef int judge(self, uint32_t number, const Reply* reply) except -1:
         """A job that was delivered, and its body."""
-        cdef Template* put = self.templates + <int>PUT
+        cdef Template* put = self.codec.templates + <int>PUT
         cdef size_t start = STAMP_END if self.fans else STAMP_AT
-        cdef int64_t known = self.board.held[number] if number < self.numbers else 0
+        cdef int64_t known = self.ledger.held[number] if number < self.numbers else 0
         if known == 0:
-            return self.exceeded(f"job {reply.token} was delivered, which nobody had put, or which had ended")
+            return self.ledger.exceeded(f"job {reply.token} was delivered, which nobody had put, or which had ended")
         if known & OUT:
-            self.exceeded(f"job {reply.token} was delivered twice")
-        if memcmp(reply.body + start, put.data + put.name_at + start, self.dialect.value_size - start):
-            self.exceeded(f"job {reply.token} was delivered with another body")
-        self.board.held[number] = known | OUT
+            self.ledger.exceeded(f"job {reply.token} was delivered twice")
+        if memcmp(reply.body + start, put.data + put.name_at + start, self.codec.value_size - start):
+            self.ledger.exceeded(f"job {reply.token} was delivered with another body")
+        self.ledger.held[number] = known | OUT
         return 0
 
     cdef int let_go(self, Link* link) except -1:
         """The connection's jobs may be delivered again; what it has put last is there or is not."""
         cdef Request* request
         cdef uint32_t i
-        if self.dialect.protocol != BEANSTALK:
-            return Permits.let_go(self, link)
         for i in range(link.count):
             request = link.ring + ((link.head + i) & link.mask)
             if request.op == PUT:
                 self.jobs -= self.jobs > 0
-            elif request.op == DELETE and self.board.held != NULL:
-                self.board.held[request.permit.name] &= ~OUT
+            elif request.op == DELETE and self.ledger.held != NULL:
+                self.ledger.held[request.permit.name] &= ~OUT
         while link.held_count:
-            job = self.held_pop(link)
-            if self.board.held != NULL:
-                self.board.held[job.name] &= ~OUT
+            job = held_pop(link)
+            if self.ledger.held != NULL:
+                self.ledger.held[job.name] &= ~OUT
         return 0
 
-    cdef int64_t put_ns(self, const Reply* reply) noexcept:
-        """When the job that was delivered in a fan was meant to be put."""
-        return <int64_t>name_read(reply.body + STAMP_AT, STAMP_END - STAMP_AT)
+    cdef int64_t intended_ns(self, const Request* request, const Reply* reply) noexcept:
+        """Of a job that was delivered in a fan: when it was meant to be put."""
+        if self.fans and reply.outcome == RESERVED:
+            return <int64_t>name_read(reply.body + STAMP_AT, STAMP_END - STAMP_AT)
+        return request.intended_ns

@@ -5,9 +5,12 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from counterd.bench._board cimport Board, ErrorKind, Orders, Sheet, Stage
-from counterd.bench._messages cimport Messages
+from counterd.bench._codec cimport Codec
+from counterd.bench._ledger cimport Ledger
+from counterd.bench._link cimport Link, Purpose, Request
 from counterd.bench._memory cimport Permit
-from counterd.bench._permits cimport Link, Request
+from counterd.bench._task cimport Task
+from counterd.bench._work cimport Work
 from counterd.bench._words cimport Op, Reply
 
 cdef enum Phase:
@@ -16,23 +19,30 @@ cdef enum Phase:
     SECURING                # TLS's handshake is
     OPEN
 
-cdef enum Purpose:
-    LOAD                    # part of the load
-    FILLER                  # makes names exist, or says which tube
-    MARKER                  # a connection's own permit, by which its give-back is seen
-    WATCH                   # looks whether a marker is back
-
 cdef struct Killed:         # a connection that was killed, and the name by which its give-back is seen
     int64_t killed_ns
     uint32_t marker
 
 
-cdef class Load(Messages):
+cdef class Load:
+    cdef Task task
+    cdef Codec codec
+    cdef Ledger ledger
+    cdef Work work
+    cdef Board board
+    cdef Sheet* sheet
     cdef Orders* orders
+    cdef uint32_t index             # of this process
     cdef int poll
 
     # links
     cdef Link* links
+    cdef uint32_t connections
+    cdef uint32_t depth
+    cdef bint keep_alive
+    cdef bint listens               # there is one more connection, for control messages
+    cdef tuple opening              # what each connection asks first,
+    cdef tuple greeting             # and the one that listens
     cdef uint32_t wanted            # those, and one that listens, or looks whether markers are back
     cdef uint32_t in_flight         # of all links
     cdef uint32_t* dirty
@@ -51,6 +61,11 @@ cdef class Load(Messages):
     cdef str host                   # whose certificate the server has to have
     cdef list layers                # of the links
 
+    # names that are to exist
+    cdef tuple fills                # what makes one
+    cdef uint32_t names
+    cdef uint64_t fill_next
+
     # time
     cdef Stage stage
     cdef bint ended                 # nothing new is asked
@@ -60,6 +75,8 @@ cdef class Load(Messages):
     cdef int64_t grace_max_ns
     cdef int64_t give_back_max_ns
     cdef bint open_loop
+    cdef bint fans
+    cdef int64_t delay_ns           # of jobs
     cdef bint poisson
     cdef double interval_ns
     cdef double arrival_ns          # when the next request is meant to start
@@ -82,7 +99,6 @@ cdef class Load(Messages):
     cdef int advance(self, int64_t now) except -1
     cdef int run_out(self, int64_t now) except -1
     cdef bint has_backlog(self) noexcept
-    cdef uint32_t awaited(self) noexcept
     cdef bint is_spent(self) noexcept
     cdef int64_t next_due(self, int64_t now) noexcept
     cdef int64_t wait(self, int64_t now) except -1
@@ -99,10 +115,10 @@ cdef class Load(Messages):
     cdef int feed_all(self, int64_t now) except -1
     cdef int feed(self, Link* link, int64_t now) except -1
     cdef int fill(self, Link* link, int64_t now) except -1
-    cdef int fill_name(self, Link* link, uint32_t name, int64_t now) except -1
     cdef int arrive(self, int64_t now) except -1
     cdef bint ask(self, Link* link, int64_t intended_ns) except -1
     cdef int turn(self, Link* link, int64_t intended_ns) except -1
+    cdef int request_all(self, Link* link, tuple ops, uint32_t name, Purpose purpose, int64_t now) except -1
     cdef int request(self, Link* link, Op op, Permit permit, int64_t intended_ns, Purpose purpose) except -1
     cdef int release_due(self, int64_t now) except -1
     cdef int kill_due(self, int64_t now) except -1

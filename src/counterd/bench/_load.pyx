@@ -12,6 +12,7 @@ Invariants:
 - what `Board.held` says was granted, and its release has not been sent: the server must count at least as much.
 """
 
+import importlib
 import os
 import struct
 
@@ -26,16 +27,16 @@ from counterd.bench._board cimport (
     CONNECTING, ERROR_REPLY, FILLING, GIVE_BACK, GONE, LATENCY, NETWORK, NOT_GIVEN_BACK, OVER, READY, RUNNING, SERVICE,
     UNANSWERED, WRONG_ANSWER, error_kind, histogram_record, text_write,
 )
+from counterd.bench._ledger cimport Ledger
+from counterd.bench._link cimport FILLER, LOAD, MARKER, OPENER, TO_ACQUIRE, WATCH, Link, Purpose, Request
+from counterd.bench._memory cimport Heap, Hold, Permit, allocate, heap_pop, ring_grow
 from counterd.bench._random cimport random_exponential
-from counterd.bench._messages cimport Messages
-from counterd.bench._permits cimport ASKED, MISSED, TO_ACQUIRE, Link, Request
+from counterd.bench._task cimport Task
 from counterd.bench._tls cimport Layer
 from counterd.bench._words cimport (
-    ABSENT, ACCOUNT, ACQUIRE, BEANSTALK, CLEAR, CONTROL, COUNTER, DELAYED, FAILED, FILL, GET, GRANTED, GREET, IGNORE,
-    JOIN, LISTEN, MEET, NOOP, NUMBER_MAX, PUT, RELEASE, REPLY_MAX, RESERVED, SET, SMOCKRON, USE, WATCH_TUBE, Op, Reply,
-    Template, control_read, ping_write, reply_read, request_write,
+    ABSENT, ACQUIRE, CONTROL, DELAYED, FAILED, GET, GRANTED, LISTEN, MEET, RELEASE, REPLY_MAX, RESERVED, TRAILER_MAX,
+    Op, Reply, Template,
 )
-from counterd.bench._memory cimport Hold, Permit, allocate, heap_pop, ring_grow
 from counterd.bench._system cimport (
     PR_SET_TIMERSLACK, c_connect, prctl, process_cpu_ns, reset_at_close, sleep_ns, sockaddr, stream_socket,
 )
@@ -45,7 +46,12 @@ from counterd.net.kernel cimport (
     epoll_create1, epoll_ctl, epoll_event, epoll_wait, os_error, socket_error,
 )
 
-from counterd.bench._task import OP_NAMES
+from counterd.bench._codec import OP_NAMES
+from counterd.bench._jobs import Jobs
+from counterd.bench._permits import Permits
+from counterd.bench._work import Work
+
+WORKS = {"permits": Permits, "jobs": Jobs, "messages": Work}
 
 cdef enum:
     EVENTS = 256
@@ -63,13 +69,25 @@ GRACE_S = 5.0       # that the last answers may take, and that a permit may take
 GIVE_BACK_S = 30.0  # that it may take before: longer is an error
 
 
-cdef class Load(Messages):
+cdef class Load:
     """plan: a Plan; index: which of its processes this is; address: where to connect to, as the kernel wants it;
     context: the ssl.SSLContext of its connections, if they speak TLS."""
 
     def __cinit__(self, plan, Board board not None, int index, bytes address not None, context=None):
         cdef uint32_t i
-        cdef size_t reply_max = REPLY_MAX + self.dialect.value_size
+        cdef size_t reply_max = REPLY_MAX + <size_t>plan.buffer_size
+        dialect = plan.dialect
+        self.task = Task(plan, index)
+        self.codec = importlib.import_module(dialect.codec).LoadCodec(plan, index)
+        self.ledger = Ledger(plan, board, index, self.codec)
+        self.work = WORKS[dialect.kind](plan, index, self.task, self.ledger)
+        self.index, self.connections, self.depth = index, self.task.connections, plan.depth
+        self.keep_alive, self.listens = plan.keep_alive, plan.listens()
+        self.opening, self.greeting, self.fills = (
+            tuple(map(OP_NAMES.index, ops)) for ops in (dialect.opening, dialect.listening, plan.fills())
+        )
+        self.names = plan.names
+        self.fill_next = index if plan.prefill and self.fills else self.names
         self.board = board
         self.sheet = board.sheets + index
         self.orders = board.orders
@@ -78,7 +96,7 @@ cdef class Load(Messages):
         self.family = struct.unpack_from("=H", address)[0]
         self.poll = -1
         self.set_times(plan, index)
-        self.grants = board.grants + self.first
+        self.grants = board.grants + self.task.first
         self.wanted = self.connections + (1 if self.kill_interval_ns or self.listens else 0)
         self.context, self.host, self.layers = context, plan.host, [None] * (self.connections + 1)
         self.links = <Link*>allocate(self.connections + 1, sizeof(Link))
@@ -88,7 +106,7 @@ cdef class Load(Messages):
         self.dirty = <uint32_t*>allocate(self.connections + 1, sizeof(uint32_t))
         self.queue = <uint32_t*>allocate(self.connections + 1, sizeof(uint32_t))
         self.inbox = <uint8_t*>allocate(reply_max + INBOX, 1)
-        self.outbox = <uint8_t*>allocate(OUTBOX + NUMBER_MAX, 1)
+        self.outbox = <uint8_t*>allocate(OUTBOX + TRAILER_MAX, 1)
 
     def __dealloc__(self):
         cdef uint32_t i
@@ -105,12 +123,12 @@ cdef class Load(Messages):
         PyMem_Free(self.queue)
         PyMem_Free(self.inbox)
         PyMem_Free(self.outbox)
-        PyMem_Free(self.heap.cells)
         PyMem_Free(self.killed)
         if self.poll >= 0:
             c_close(self.poll)
 
     cdef int set_times(self, plan, int index) except -1:
+        self.fans, self.delay_ns = plan.fans(), plan.delay * 1000000000
         self.settle_max_ns, self.grace_max_ns = <int64_t>(SETTLE_S * 1e9), <int64_t>(GRACE_S * 1e9) + self.delay_ns
         self.give_back_max_ns = <int64_t>(GIVE_BACK_S * 1e9)
         self.limited = plan.requests is not None
@@ -119,7 +137,7 @@ cdef class Load(Messages):
         self.open_loop = plan.rate is not None
         if self.open_loop:
             # With a hold each arrival is an acquire, and its release is the other half of the rate.
-            self.interval_ns = 1e9 * plan.processes / plan.rate * (2 if self.holds else 1)
+            self.interval_ns = 1e9 * plan.processes / plan.rate * (1 if plan.hold is None else 2)
             self.poisson = plan.arrivals == "poisson"
             self.arrival_ns = self.interval_ns * index / plan.processes  # the processes take turns
         if plan.churn:
@@ -189,6 +207,7 @@ cdef class Load(Messages):
 
     cdef int run_out(self, int64_t now) except -1:
         """The measured time begins, ends, and the last answers come or do not."""
+        cdef uint32_t awaited
         if self.cpu_start_ns == 0 and now >= self.orders.measure_ns:
             self.cpu_start_ns = process_cpu_ns()
         if not self.ended:
@@ -200,10 +219,11 @@ cdef class Load(Messages):
                 return 0
             self.ended, self.grace_ns = True, now + self.grace_max_ns
             self.ended_ns = min(now, self.orders.end_ns)
-        if (self.awaited() or self.killed_count) and now < self.grace_ns:
+        awaited = self.work.awaited(self.links, self.in_flight)
+        if (awaited or self.killed_count) and now < self.grace_ns:
             return 0
         self.sheet.errors[<int>NOT_GIVEN_BACK] += self.killed_count
-        self.sheet.errors[<int>UNANSWERED] += self.awaited() - self.links[self.connections].count
+        self.sheet.errors[<int>UNANSWERED] += awaited - self.links[self.connections].count
         if self.open_loop and not self.is_spent():
             self.arrival_ns = max(self.arrival_ns, self.orders.measure_ns)
             self.sheet.unsent = max(0, <int64_t>ceil((self.ended_ns - self.arrival_ns) / self.interval_ns - 0.001))
@@ -214,16 +234,6 @@ cdef class Load(Messages):
     cdef bint has_backlog(self) noexcept:
         """Whether an open loop has not sent all that was meant to start before the end."""
         return self.open_loop and self.arrival_ns < self.orders.end_ns and self.arrival_ns < monotonic_ns()
-
-    cdef uint32_t awaited(self) noexcept:
-        """Answers that are to come, or jobs that are to be delivered in a fan: in the end its workers wait for none."""
-        cdef uint32_t i
-        cdef uint32_t count = self.in_flight
-        if not self.fans:
-            return count
-        for i in range(self.connections):
-            count -= self.is_idle(self.links + i)
-        return max(count, self.jobs)
 
     cdef bint is_spent(self) noexcept:
         """Whether as many requests were asked as there should be."""
@@ -240,8 +250,8 @@ cdef class Load(Messages):
             due = min(due, self.orders.end_ns)
             if self.queue_count and self.open_loop:
                 due = min(due, <int64_t>self.arrival_ns)
-            if self.heap.size:
-                due = min(due, self.heap.cells[0].due_ns)
+            if self.work.heap.size:
+                due = min(due, self.work.heap.cells[0].due_ns)
             if self.kill_interval_ns:
                 due = min(due, <int64_t>self.kill_ns)
         return due
@@ -307,7 +317,6 @@ cdef class Load(Messages):
         return 0
 
     cdef int opened(self, Link* link, int64_t now) except -1:
-        cdef Op op
         self.listen(link, EPOLLIN)
         if self.context is not None and link.phase == OPENING:
             link.phase = SECURING
@@ -319,12 +328,8 @@ cdef class Load(Messages):
             self.markers += 1
             link.marker = self.markers
             self.request(link, ACQUIRE, Permit(0, link.marker), now, MARKER)
-        if self.dialect.protocol == BEANSTALK:
-            for op in (USE, WATCH_TUBE, IGNORE):
-                self.request(link, op, Permit(0, self.index), now, FILLER)
-        elif self.dialect.protocol == SMOCKRON:
-            for op in (GREET, JOIN if link.index < self.connections else MEET):
-                self.request(link, op, Permit(0, 0), now, FILLER)
+        ops = self.opening if link.index < self.connections else self.greeting
+        self.request_all(link, ops, self.index, OPENER, now)
         self.feed(link, now)
         return self.write(link, now)
 
@@ -359,7 +364,7 @@ cdef class Load(Messages):
 
     cdef int close(self, Link* link) except -1:
         """Ends the connection; whatever it holds, the server is to give back."""
-        self.let_go(link)
+        self.work.let_go(link)
         link.generation += 1
         if link.fd >= 0:
             c_close(link.fd)
@@ -369,8 +374,7 @@ cdef class Load(Messages):
         link.fd = -1
         link.phase = SHUT
         link.events = 0
-        link.count = link.unwritten = link.slots = 0
-        link.opaque = link.expected = 0
+        link.count = link.unwritten = link.slots = link.next = 0
         link.pending_size = link.tail_size = 0
         link.turn = TO_ACQUIRE
         link.marked = link.raised = False
@@ -404,7 +408,7 @@ cdef class Load(Messages):
             return self.watch(link, now)
         if self.stage == FILLING:
             return self.fill(link, now)
-        if self.stage == RUNNING and self.is_worker(link):
+        if self.stage == RUNNING and self.work.waits(link):
             return self.turn(link, now) if link.count == 0 else 0
         if self.stage != RUNNING or self.ended:
             return 0
@@ -413,14 +417,8 @@ cdef class Load(Messages):
                 link.waiting = True
                 self.queue[(self.queue_head + self.queue_count) % (self.connections + 1)] = link.index
                 self.queue_count += 1
-        elif self.fans:
-            while self.jobs < self.jobs_max and link.count < self.depth and self.ask(link, now):
-                pass
-        elif self.holds:
-            while link.slots < self.depth and self.ask(link, now):
-                pass
-        elif link.count == 0:
-            for _i in range(self.depth):
+        else:
+            for _i in range(self.work.room(link)):
                 if not self.ask(link, now if self.keep_alive else max(link.opened_ns, self.orders.start_ns)):
                     break
         return 0
@@ -433,22 +431,9 @@ cdef class Load(Messages):
         for _i in range(FILL_DEPTH):
             if self.fill_next >= self.names:
                 break
-            self.fill_name(link, <uint32_t>self.fill_next, now)
-            self.fill_next += self.stride
+            self.request_all(link, self.fills, <uint32_t>self.fill_next, FILLER, now)
+            self.fill_next += self.task.stride
             self.sheet.filled += 1
-        return 0
-
-    cdef int fill_name(self, Link* link, uint32_t name, int64_t now) except -1:
-        cdef Permit permit = Permit(0, name)
-        if self.dialect.protocol == COUNTER:
-            self.request(link, ACQUIRE, permit, now, FILLER)
-            self.request(link, RELEASE, permit, now, FILLER)
-        elif self.fills_numbers:
-            if self.templates[<int>CLEAR].size:
-                self.request(link, CLEAR, permit, now, FILLER)
-            self.request(link, FILL, permit, now, FILLER)
-        if self.fills_buffers:
-            self.request(link, SET, permit, now, FILLER)
         return 0
 
     cdef int arrive(self, int64_t now) except -1:
@@ -465,7 +450,7 @@ cdef class Load(Messages):
                 break
             if now - self.arrival_ns > LATE_NS and self.arrival_ns >= self.orders.measure_ns:
                 self.sheet.late += 1
-            self.arrival_ns += self.interval_ns * (random_exponential(&self.random) if self.poisson else 1)
+            self.arrival_ns += self.interval_ns * (random_exponential(&self.task.random) if self.poisson else 1)
             self.feed(link, now)
         return 0
 
@@ -481,10 +466,14 @@ cdef class Load(Messages):
     cdef int turn(self, Link* link, int64_t intended_ns) except -1:
         cdef Op op
         cdef Permit permit
-        self.choose(link, &op, &permit)
-        if op == PUT:
-            permit.token = intended_ns
+        self.work.choose(link, intended_ns, &op, &permit)
         return self.request(link, op, permit, intended_ns, LOAD)
+
+    cdef int request_all(self, Link* link, tuple ops, uint32_t name, Purpose purpose, int64_t now) except -1:
+        cdef int op
+        for op in ops:
+            self.request(link, <Op>op, Permit(0, name), now, purpose)
+        return 0
 
     cdef int request(self, Link* link, Op op, Permit permit, int64_t intended_ns, Purpose purpose) except -1:
         cdef Request* request
@@ -492,7 +481,8 @@ cdef class Load(Messages):
             ring_grow(<void**>&link.ring, &link.mask, &link.head, link.count, sizeof(Request))
         request = link.ring + ((link.head + link.count) & link.mask)
         request.intended_ns, request.permit = intended_ns, permit
-        request.op, request.purpose = op, purpose
+        request.op, request.purpose, request.number = op, purpose, link.next
+        link.next += 1
         link.count += 1
         link.unwritten += 1
         self.in_flight += 1
@@ -506,15 +496,16 @@ cdef class Load(Messages):
         """Releases the permits that have been held for as long as they should be."""
         cdef Hold ended
         cdef Link* link
-        while self.heap.size and self.heap.cells[0].due_ns <= now and not self.ended:
-            ended = self.heap.cells[0]
+        cdef Heap* heap = &self.work.heap
+        while heap.size and heap.cells[0].due_ns <= now and not self.ended:
+            ended = heap.cells[0]
             if ended.due_ns >= self.orders.end_ns or self.is_spent():
                 return 0
-            heap_pop(&self.heap)
+            heap_pop(heap)
             link = self.links + ended.link
             if ended.generation == link.generation:
                 self.left -= self.limited and ended.due_ns >= self.orders.measure_ns
-                self.hold(ended.permit.name, -1)
+                self.ledger.hold(ended.permit.name, -1)
                 self.request(link, RELEASE, ended.permit, ended.due_ns, LOAD)
         return 0
 
@@ -589,25 +580,20 @@ cdef class Load(Messages):
             return 0
         if link.pending_size and not self.send(link, link.pending + link.pending_start, link.pending_size):
             return 0
-        if self.dialect.protocol == SMOCKRON:
-            self.set_moment(now)
+        self.codec.begin(now)
         while link.unwritten:
             size = 0
             while link.unwritten:
                 request = link.ring + ((link.head + link.count - link.unwritten) & link.mask)
-                template = self.templates + request.op
+                template = self.codec.templates + request.op
                 if request.purpose >= MARKER:
-                    template = &self.marker_acquire if request.purpose == MARKER else &self.marker_get
+                    template = self.codec.markers + (request.purpose - MARKER)
                 if size + template.size > OUTBOX:
                     break
                 request.sent_ns = now
-                size += request_write(
-                    template, self.outbox + size, self.dialect.protocol, &request.permit, link.opaque
-                )
-                link.opaque += 1
+                size += self.codec.write(template, request, self.outbox + size)
                 link.unwritten -= 1
-            if self.dialect.protocol == SMOCKRON and request.op in (ACCOUNT, NOOP, LISTEN):
-                size += ping_write(self.outbox + size, link.opaque)
+            size += self.codec.end(request, self.outbox + size)
             if not self.say(link, self.outbox, size):
                 return 0
         return 0
@@ -688,10 +674,7 @@ cdef class Load(Messages):
             request = link.ring[link.head & link.mask]
             reply.token = request.permit.token
             reply.goes_on = False
-            taken = reply_read(
-                &self.dialect, data, left, <Op>request.op, link.expected,
-                1 if request.purpose == MARKER else self.resources, &reply,
-            )
+            taken = self.codec.read(&request, data, left, &reply)
             if taken < 0:
                 return self.wrong(link, data, left, &request)
             if taken or reply.goes_on:
@@ -699,8 +682,8 @@ cdef class Load(Messages):
                 left -= taken
                 if reply.outcome == FAILED:
                     self.show("an error", data - taken, taken, &request)
-                    if request.purpose == FILLER and self.dialect.protocol in (BEANSTALK, SMOCKRON):
-                        return self.fail(link, ERROR_REPLY)  # its jobs would go to another tube
+                    if request.purpose == OPENER:
+                        return self.fail(link, ERROR_REPLY)  # all that follows would mean something else
                     self.sheet.errors[<int>ERROR_REPLY] += 1
                 self.settle(link, &request, &reply, now)
         if self.ended and self.limited and not self.orders.stop:
@@ -718,23 +701,27 @@ cdef class Load(Messages):
         """The oldest request of a connection has its answer."""
         link.head += 1
         link.count -= 1
-        link.expected += 1
         self.in_flight -= 1
         return self.answered(link, request, reply, now)
 
     cdef Py_ssize_t hear_control(self, Link* link, const uint8_t* data, size_t left, int64_t now) except -2:
         """Takes a control message, as a reply is read. What others were told is nothing to us."""
-        cdef int64_t number
-        cdef Py_ssize_t taken = control_read(data, left, self.templates + <int>CONTROL, self.name_size, &number)
+        cdef int64_t number = -1
+        cdef int64_t index
+        cdef Py_ssize_t taken
         cdef Request request
         cdef Reply reply
         if not self.listens or link.index < self.connections:
             return -1
-        link = self.links + self.link_of(number)
-        while taken > 0 and self.link_of(number) >= 0 and link.count > link.unwritten:
+        taken = self.codec.hear(data, left, &number)
+        index = self.task.link_of(number)
+        if taken <= 0 or index < 0:
+            return taken
+        link = self.links + index
+        while link.count > link.unwritten:
             request = link.ring[link.head & link.mask]
-            if not self.is_reached(&request, number):
-                break
+            if request.op != CONTROL or request.permit.name > number:
+                break  # no more will be said of the messages before
             reply.outcome = DELAYED if request.permit.name == number else FAILED  # as what it would be told was lost
             self.sheet.errors[<int>UNANSWERED] += reply.outcome == FAILED
             self.settle(link, &request, &reply, now)
@@ -742,39 +729,26 @@ cdef class Load(Messages):
         return taken
 
     cdef int answered(self, Link* link, const Request* request, const Reply* reply, int64_t now) except -1:
-        cdef Permit permit
+        cdef int64_t other
         if request.purpose == WATCH:
             return self.watched(reply.outcome, reply.value, now)
         if request.purpose == MARKER:
             link.marked = reply.outcome == GRANTED
         if request.op == MEET:  # only now: libzmq does not understand a subscription that comes with READY
-            self.request(link, LISTEN, Permit(0, 0), now, FILLER)
+            self.request(link, LISTEN, Permit(0, 0), now, OPENER)
         if request.purpose != LOAD:
             if self.stage < RUNNING:
                 self.grace_ns = now + self.settle_max_ns
             return 0
-        if request.op == ACQUIRE and reply.outcome == GRANTED:
-            permit.token, permit.name = reply.token, request.permit.name
-            self.granted(link, &permit, now)
-        elif request.op == ACQUIRE and link.turn == ASKED and link.count == 0:
-            link.turn = MISSED
-        elif request.op == GET and reply.value > self.maximum and self.board.held != NULL:
-            self.exceeded(
-                f"{self.name_of(request.permit.name)}: {reply.value} were in use, with a maximum of {self.maximum}"
-            )
-        if self.holds and not (request.op == ACQUIRE and reply.outcome == GRANTED):
-            link.slots -= 1
-        if self.dialect.protocol == BEANSTALK:
-            self.job_answered(link, request, reply)
-            if self.fans and reply.outcome == RESERVED:
-                self.next_producer = (self.next_producer + 1) % self.producers
-                self.feed(self.links + self.next_producer, now)
+        other = self.work.answered(link, request, reply, now)
+        if other >= 0:
+            self.feed(self.links + other, now)
         return self.measured(link, request, reply, now) if reply.outcome != FAILED else 0
 
     cdef int measured(self, Link* link, const Request* request, const Reply* reply, int64_t now) except -1:
         """Counts an answer of the measured time. What a fan measures is how long jobs that are due wait for workers."""
         cdef bint delivered = self.fans and reply.outcome == RESERVED
-        cdef int64_t intended_ns = self.put_ns(reply) if delivered else request.intended_ns
+        cdef int64_t intended_ns = self.work.intended_ns(request, reply)
         if intended_ns < self.orders.measure_ns:
             return 0
         self.sheet.outcomes[<int>reply.outcome] += 1

@@ -1,36 +1,61 @@
-"""What the connections of a load process hold, and what each of them asks next. The base of Jobs.
+"""Work that acquires and releases, and the other requests about names.
 
-A side. Where a permit has a token, a release names that and not the name: of a sentinel room the reply to the acquire
-tells it, of redis's scripts we choose it. Such a release waits until its acquire is answered, so acquires and releases
-take turns among the permits that a connection has in hand.
+A side. Where a permit has a token, a release names that and not the name: either the reply to the acquire tells it, or
+we choose it. Such a release waits until its acquire is answered, so acquires and releases take turns among the permits
+that a connection has in hand.
 """
+
+import os
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from counterd.bench._board cimport text_write
-from counterd.bench._memory cimport Hold, Permit, atomic_add, atomic_swap, heap_push, ring_grow
-from counterd.bench._random cimport random_exponential, random_mixed
-from counterd.bench._words cimport ACQUIRE, INSERT, KEEP, LOWER, PURGE, RELEASE, UPDATE, Op
+from counterd.bench._link cimport ASKED, HOLDING, MISSED, TO_ACQUIRE, Link, Request, held_pop, held_push
+from counterd.bench._memory cimport Hold, Permit, heap_push
+from counterd.bench._random cimport random_exponential
+from counterd.bench._work cimport Work
+from counterd.bench._words cimport ACQUIRE, GET, GRANTED, INSERT, KEEP, LOWER, PURGE, RELEASE, UPDATE, Op, Reply
 
 
-cdef class Permits(Task):
+cdef class Permits(Work):
+    cdef bint pairs                 # acquire and release in turn
+    cdef bint in_turn               # likewise, of permits with tokens
+    cdef bint chooses_tokens        # an acquire says which token it wants
+    cdef uint64_t token             # the next one without its number among those of this run
+    cdef bint holds
+    cdef bint hold_is_random
+    cdef double hold_ns
+    cdef bint track_held
+    cdef bint track_inserted        # what a purge takes back
+
+    def __cinit__(self, plan, *_):
+        weights, tokens = plan.work.weights, plan.dialect.tokens
+        self.pairs, self.in_turn = not weights and not tokens, not weights and bool(tokens)
+        self.chooses_tokens = tokens == "chosen"
+        self.token = int.from_bytes(os.urandom(4), "big") << 32
+        self.holds = plan.hold is not None
+        if self.holds:
+            self.hold_ns = plan.hold.mean * 1e9
+            self.hold_is_random = plan.hold.kind == "exp"
+        # Whose permits they are matters to what releases them, and to what a dying connection gives back.
+        uses = "release" in weights or "keep" in weights or plan.verify
+        self.track_held = self.in_turn or "acquire" in weights and uses
+        self.track_inserted = "purge" in weights
 
     # ---- what is asked ----
 
-    cdef int choose(self, Link* link, Op* op, Permit* permit) except -1:
-        """The next request of the load on that connection."""
+    cdef int choose(self, Link* link, int64_t intended_ns, Op* op, Permit* permit) except -1:
         op[0] = ACQUIRE
         permit.token = 0
         if self.holds:
             link.slots += 1
-            permit.name = self.next_name()
+            permit.name = self.task.next_name()
         elif self.pairs or self.in_turn:
             self.choose_turn(link, op, permit)
         else:
-            op[0] = self.next_op()
+            op[0] = self.task.next_op()
             self.choose_drawn(link, op, permit)
-        if op[0] == ACQUIRE and self.names_tokens:
-            permit.token = self.next_token()
+        if op[0] == ACQUIRE and self.chooses_tokens:
+            permit.token = self.token | self.task.next_fresh()
         return 0
 
     cdef int choose_turn(self, Link* link, Op* op, Permit* permit) except -1:
@@ -39,16 +64,16 @@ cdef class Permits(Task):
             link.raised = not (link.raised and link.held_count)
             if not link.raised:
                 op[0] = RELEASE
-                permit[0] = self.held_pop(link)
-                return self.hold(permit.name, -1)
+                permit[0] = held_pop(link)
+                return self.ledger.hold(permit.name, -1)
         elif link.turn == ASKED or link.turn == HOLDING:
             op[0] = RELEASE
             permit.name = link.turn_name
             if link.turn == HOLDING:
-                self.hold(permit.name, -1)
+                self.ledger.hold(permit.name, -1)
             link.turn = TO_ACQUIRE
             return 0
-        permit.name = link.turn_name = self.next_name()
+        permit.name = link.turn_name = self.task.next_name()
         link.turn = ASKED
         return 0
 
@@ -57,32 +82,49 @@ cdef class Permits(Task):
         if op[0] == UPDATE:  # up and down again, so that no quota comes to its end
             link.raised = not link.raised
             if link.raised:
-                link.turn_name = self.next_name()
+                link.turn_name = self.task.next_name()
             else:
                 op[0] = LOWER
             permit.name = link.turn_name
             return 0
         if op[0] == PURGE or (op[0] == RELEASE or op[0] == KEEP) and self.track_held:
             if link.held_count:
-                permit[0] = self.held_pop(link)
+                permit[0] = held_pop(link)
                 if op[0] == KEEP:
-                    return self.held_push(link, permit[0])
-                return 0 if op[0] == PURGE else self.hold(permit.name, -1)
+                    return held_push(link, permit[0])
+                return 0 if op[0] == PURGE else self.ledger.hold(permit.name, -1)
             op[0] = INSERT if op[0] == PURGE else ACQUIRE
-        permit.name = self.next_fresh() if op[0] == INSERT else self.next_name()
-        return self.held_push(link, permit[0]) if op[0] == INSERT and self.track_inserted else 0
+        permit.name = self.task.next_fresh() if op[0] == INSERT else self.task.next_name()
+        return held_push(link, permit[0]) if op[0] == INSERT and self.track_inserted else 0
+
+    cdef uint32_t room(self, const Link* link) noexcept:
+        if self.holds:
+            return self.task.depth - link.slots if link.slots < self.task.depth else 0
+        return Work.room(self, link)
 
     # ---- what is held ----
+
+    cdef int64_t answered(self, Link* link, const Request* request, const Reply* reply, int64_t now) except -2:
+        cdef Permit permit
+        if request.op == ACQUIRE and reply.outcome == GRANTED:
+            permit.token, permit.name = reply.token, request.permit.name
+            self.granted(link, &permit, now)
+            return -1
+        if request.op == ACQUIRE and link.turn == ASKED and link.count == 0:
+            link.turn = MISSED
+        elif request.op == GET:
+            self.ledger.look(request.permit.name, reply.value)
+        link.slots -= self.holds
+        return -1
 
     cdef int granted(self, Link* link, const Permit* permit, int64_t now) except -1:
         """A permit of the load's own."""
         cdef Hold ending
-        if self.board.tokens != NULL:
-            self.tell_once(permit.token)
+        self.ledger.tell_once(permit.token)
         if self.holds:
-            self.hold(permit.name, 1)
+            self.ledger.hold(permit.name, 1)
             ending.due_ns = now + <int64_t>(
-                self.hold_ns * (random_exponential(&self.random) if self.hold_is_random else 1)
+                self.hold_ns * (random_exponential(&self.task.random) if self.hold_is_random else 1)
             )
             ending.link = link.index
             ending.generation = link.generation
@@ -91,54 +133,19 @@ cdef class Permits(Task):
         if self.pairs:
             if link.turn == ASKED and link.count == 0:
                 link.turn = HOLDING
-                self.hold(permit.name, 1)
+                self.ledger.hold(permit.name, 1)
             return 0  # its release is under way already
-        self.hold(permit.name, 1)
-        return self.held_push(link, permit[0]) if self.track_held else 0
+        self.ledger.hold(permit.name, 1)
+        return held_push(link, permit[0]) if self.track_held else 0
 
     cdef int let_go(self, Link* link) except -1:
-        """All that the connection holds, before the server can know: as soon as it does, others may be granted it."""
+        """As soon as the server knows, others may be granted what the connection held."""
         cdef size_t i
         if link.turn == HOLDING:
-            self.hold(link.turn_name, -1)
+            self.ledger.hold(link.turn_name, -1)
         while link.held_count:
-            self.hold(self.held_pop(link).name, -1)
-        for i in range(self.heap.size if link.slots and self.board.held != NULL else 0):
+            self.ledger.hold(held_pop(link).name, -1)
+        for i in range(self.heap.size if link.slots and self.ledger.held != NULL else 0):
             if self.heap.cells[i].link == link.index and self.heap.cells[i].generation == link.generation:
-                self.hold(self.heap.cells[i].permit.name, -1)
-        return 0
-
-    cdef int hold(self, uint32_t name, int64_t permits) except -1:
-        """Permits of that name that are surely held are so many more, or fewer."""
-        cdef int64_t sum
-        if self.board.held == NULL:
-            return 0
-        sum = atomic_add(self.board.held + name, permits * self.resources)
-        if sum > self.maximum and permits > 0:
-            self.exceeded(f"{self.name_of(name)}: {sum} were held at once, with a maximum of {self.maximum}")
-        return 0
-
-    cdef int tell_once(self, uint64_t token) except -1:
-        """Tokens that were told lately are in a table that all processes share, each in a place of its own mostly."""
-        if atomic_swap(self.board.tokens + (random_mixed(token) & (self.board.token_places - 1)), token) == token:
-            self.exceeded(f"token {<int64_t>token} was told twice")
-        return 0
-
-    cdef int exceeded(self, str text) except -1:
-        self.sheet.violations += 1
-        if self.sheet.violations == 1:
-            text_write(self.sheet.violation, text)
-        return 0
-
-    cdef Permit held_pop(self, Link* link) noexcept:
-        cdef Permit permit = link.held[link.held_head]
-        link.held_head = (link.held_head + 1) & link.held_mask
-        link.held_count -= 1
-        return permit
-
-    cdef int held_push(self, Link* link, Permit permit) except -1:
-        if link.held_count == 0 or link.held_count > link.held_mask:
-            ring_grow(<void**>&link.held, &link.held_mask, &link.held_head, link.held_count, sizeof(Permit))
-        link.held[(link.held_head + link.held_count) & link.held_mask] = permit
-        link.held_count += 1
+                self.ledger.hold(self.heap.cells[i].permit.name, -1)
         return 0

@@ -156,6 +156,13 @@ class Plan:
         """Whether a get is of a buffer, not of a number."""
         return self.dialect.fetches(self)
 
+    def fills(self) -> tuple[str, ...]:
+        """The requests that make a name exist: a number's, a buffer's or both."""
+        asked = self.work.weights.keys()
+        buffers = self.fetches() and bool(asked & {"get", "set"})
+        numbers = not buffers or not asked <= {"get", "set"}
+        return (*(self.dialect.fill if numbers else ()), *(("set",) if buffers else ()))
+
     def fans(self) -> bool:
         return "fan" in self.work.weights
 

@@ -1,13 +1,10 @@
-# What the connections of a load process hold, and what each of them asks next.
+# A connection of the load, and what is under way on it.
 #
-# A side. Between Task, which knows neither connections nor answers, and Jobs, which is about a work queue.
+# A side, header only.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from counterd.bench._board cimport Board, Sheet
-from counterd.bench._memory cimport Heap, Permit
-from counterd.bench._task cimport Task
-from counterd.bench._words cimport Op, Reply
+from counterd.bench._memory cimport Permit, ring_grow
 
 cdef enum Turn:             # of acquire and release in turn, where a release needs nothing of what was answered
     TO_ACQUIRE
@@ -15,11 +12,19 @@ cdef enum Turn:             # of acquire and release in turn, where a release ne
     HOLDING                 # it was granted; its release comes next
     MISSED                  # it was refused; there is nothing to release
 
+cdef enum Purpose:
+    LOAD                    # part of the load
+    OPENER                  # what a connection has to ask before anything else
+    FILLER                  # makes names exist
+    MARKER                  # a connection's own permit, by which its give-back is seen
+    WATCH                   # looks whether a marker is back
+
 
 cdef struct Request:        # under way
     int64_t intended_ns
     int64_t sent_ns
     Permit permit
+    uint32_t number         # among those of its connection
     uint8_t op
     uint8_t purpose
 
@@ -35,8 +40,7 @@ cdef struct Link:           # a connection
     uint32_t head
     uint32_t count
     uint32_t unwritten      # of those: not encoded yet
-    uint32_t opaque         # of the next request that is encoded
-    uint32_t expected       # of the next reply
+    uint32_t next           # number of the next request
     uint8_t* pending        # encoded, and not taken by the kernel
     size_t pending_size
     size_t pending_start
@@ -59,18 +63,16 @@ cdef struct Link:           # a connection
     int64_t opened_ns       # when it was last opened, or tried to be
 
 
-cdef class Permits(Task):
-    cdef Board board
-    cdef Sheet* sheet
-    cdef Heap heap          # permits that end
+cdef inline Permit held_pop(Link* link) noexcept:
+    cdef Permit permit = link.held[link.held_head]
+    link.held_head = (link.held_head + 1) & link.held_mask
+    link.held_count -= 1
+    return permit
 
-    cdef int choose(self, Link* link, Op* op, Permit* permit) except -1
-    cdef int choose_turn(self, Link* link, Op* op, Permit* permit) except -1
-    cdef int choose_drawn(self, Link* link, Op* op, Permit* permit) except -1
-    cdef int granted(self, Link* link, const Permit* permit, int64_t now) except -1
-    cdef int let_go(self, Link* link) except -1
-    cdef int hold(self, uint32_t name, int64_t permits) except -1
-    cdef int tell_once(self, uint64_t token) except -1
-    cdef int exceeded(self, str text) except -1
-    cdef Permit held_pop(self, Link* link) noexcept
-    cdef int held_push(self, Link* link, Permit permit) except -1
+
+cdef inline int held_push(Link* link, Permit permit) except -1:
+    if link.held_count == 0 or link.held_count > link.held_mask:
+        ring_grow(<void**>&link.held, &link.held_mask, &link.held_head, link.held_count, sizeof(Permit))
+    link.held[(link.held_head + link.held_count) & link.held_mask] = permit
+    link.held_count += 1
+    return 0

@@ -1,0 +1,58 @@
+"""Redis's replies, as counterbench reads them: RESP2.
+
+A side.
+"""
+
+from libc.stdint cimport int64_t, uint8_t
+from libc.string cimport memcmp
+
+from counterd.bench._codec cimport Codec
+from counterd.bench._lines cimport line_size, number_read
+from counterd.bench._link cimport Request
+from counterd.bench._words cimport (
+    ABSENT, ACQUIRE, ANSWERED, FAILED, FETCH, FILL, GET, GRANTED, INSERT, NOOP, PURGE, PURGED, QUERY, READ, RELEASE,
+    RELEASED, REPLY_MAX, SET, UPDATED, WRITTEN, Op, Reply,
+)
+
+
+cdef class LoadCodec(Codec):
+
+    cdef Py_ssize_t read(self, const Request* request, const uint8_t* data, size_t size, Reply* reply) noexcept:
+        cdef Op op = <Op>request.op
+        cdef size_t line = line_size(data, size)
+        if line == 0:
+            return 0 if size < REPLY_MAX else -1
+        reply.value = -1
+        if data[0] == 45:  # -ERR ...
+            reply.outcome = FAILED
+            return line
+        if op == NOOP or op == FILL or op == SET or op == INSERT:
+            reply.outcome = WRITTEN if op == SET or op == INSERT else ANSWERED
+            return line if data[0] == 43 else -1  # +PONG, +OK
+        if op == GET or op == QUERY or op == FETCH:
+            return self.read_bulk(op, data, size, line, reply)
+        reply.outcome = GRANTED if op == ACQUIRE else RELEASED if op == RELEASE else UPDATED
+        if data[0] != 58 or not number_read(data + 1, line - 1, &reply.value):  # :12
+            return -1
+        if op == PURGE:
+            reply.outcome = PURGED if reply.value else ABSENT
+        return line
+
+    cdef Py_ssize_t read_bulk(self, Op op, const uint8_t* data, size_t size, size_t line, Reply* reply) noexcept:
+        """A number, or a buffer of that size; what a load does not have to have made may be absent."""
+        cdef int64_t length = 0
+        cdef size_t rest
+        if data[0] != 36 or not number_read(data + 1, line - 1, &length):  # $2
+            return -1
+        if length < 0:
+            reply.outcome = ABSENT if op == GET else FAILED
+            return line
+        if length != self.value_size if op == FETCH else length > 20:
+            return -1
+        rest = <size_t>length + 2
+        if size < line + rest:
+            return 0 if size < REPLY_MAX + self.value_size else -1
+        reply.outcome = READ
+        if op == FETCH:
+            return line + rest if memcmp(data + line + length, b"\r\n", 2) == 0 else -1
+        return line + rest if number_read(data + line, rest, &reply.value) else -1
