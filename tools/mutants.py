@@ -59,7 +59,7 @@ SOURCES = (
         "_wire.pxd", "_throttles.pxd", "_store.pyx", "_session.pyx", "_tables.pyx",
     )),
 )  # fmt: skip
-# What is run of the tests, if it is there.
+# The tests of each stage. Paths that do not exist are left out.
 STAGES = {
     "unit": (
         "unit/test_core.py", "unit/engine",
@@ -81,7 +81,7 @@ COUNTER_ROOM = (
     "unit/test_core", "unit/test_table", "unit/test_walk", "/counter/", "counter_model", "property/test_cuts",
     "property/test_tables",
 )  # fmt: skip
-# By what is in a file's name: tests with one of these in theirs are run first, and such as never come there not at all.
+# Part of a source's path: (tests run first, tests not run because they never reach it), each by parts of their names.
 NO_COUNTERS = (*COUNTER_ROOM[:-2], "property/test_tables", "test_wheel")
 THROTTLES = (("smockron",), (*COUNTER_ROOM[:-2], "test_wheel", "throttr", "sentinel", "beanstalk"))
 NEAR = {
@@ -96,9 +96,9 @@ NEAR = {
     "engine/": (("counter", "test_table"), ("test_wheel",)),
 }  # fmt: skip
 SCORE_MIN = 95.0
-QUICK_S = 0.3  # tests that take no longer go first, wherever they are
+QUICK_S = 0.3  # tests that take no longer are run before all others
 MEMORY_MAX = 2 << 30
-WALL_MAX_S = 3600  # of a test that waits for ever; one that works for ever is found by its own time
+WALL_MAX_S = 3600  # limit for all tests of a mutant: ends a test that waits forever; RLIMIT_CPU ends a busy one
 
 SWITCH = '''# The number of the mutant that is switched on, or 0: where the environment says, or there itself.
 
@@ -131,7 +131,7 @@ def read_sources() -> dict[str, str]:
 
 
 def build() -> set[int]:
-    """Builds all into build/mutants/src, unless they are; returns those that are none, as they do not compile."""
+    """Builds all mutants in build/mutants/src unless they are built already. Returns those that do not compile."""
     digest = hashlib.sha256(SWITCH.encode())
     for path in (Path(schemata.__file__), ROOT / "setup.py", *sorted((ROOT / "src").rglob("*.p*[dxy]"))):
         digest.update(path.read_bytes())
@@ -143,7 +143,7 @@ def build() -> set[int]:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, BUILD)
     setup = (ROOT / "setup.py").read_text().replace('"-O3", "-g1"', '"-O0", "-g0"')
-    # Cython makes one `switch` of `a == 1 and a == 2`, as of `or`: no source has that, but mutants do.
+    # Cython turns `a == 1 and a == 2` into a `switch`, as if it were `or`. Only mutants contain such code.
     setup = setup.replace('"language_level": 3,', '"language_level": 3, "optimize.use_switch": False,')
     assert '"-O0"' in setup, "setup.py has other flags than are known here"
     assert "use_switch" in setup, "setup.py has other directives than are known here"
@@ -171,7 +171,7 @@ def build() -> set[int]:
 
 
 def misfits(output: str) -> set[int]:
-    """The mutants that Cython has something against: those of the line, or the next behind it."""
+    """Returns the mutants that errors of Cython refer to: for each, the first one at or after the error's line."""
     found = set()
     for path, line in set(re.findall(r"^(?:.*: )?(src/\S+?\.p(?:yx|xd)):(\d+):\d+:", output, re.MULTILINE)):
         rest = (BUILD / path).read_text().split("\n", int(line) - 1)[-1]
@@ -184,7 +184,7 @@ def misfits(output: str) -> set[int]:
 
 
 def equivalents(mutants: list[schemata.Mutant]) -> dict[int, str]:
-    """Why, by mutant. In the list, below each reason are those that it is the reason for, as `--list` tells them."""
+    """Returns the reason of each equivalent mutant. The file has a reason, then its mutants as `--list` prints them."""
     by_text = collections.defaultdict(list)
     for mutant in mutants:
         by_text[str(mutant)].append(mutant)
@@ -200,7 +200,7 @@ def equivalents(mutants: list[schemata.Mutant]) -> dict[int, str]:
 
 
 def chosen(mutants: list[schemata.Mutant], count: int, seed: int) -> list[schemata.Mutant]:
-    """So many, of each file its part of them."""
+    """Returns about `count` random mutants, from each file in proportion to its mutants, and at least one."""
     generator = random.Random(seed)
     by_file = collections.defaultdict(list)
     for mutant in mutants:
@@ -215,12 +215,12 @@ def chosen(mutants: list[schemata.Mutant], count: int, seed: int) -> list[schema
 
 
 class Child:
-    """A copy of this process that has a mutant switched on, or none, and runs tests; what it says is in a file."""
+    """A fork of this process that switches on a mutant, or none, and runs tests. It writes its output to a file."""
 
     def __init__(self, runner: Runner, mutant: schemata.Mutant | None):
         self.mutant = mutant
         self.items = runner.ordered(mutant.path if mutant else "")
-        self.place = mmap.mmap(-1, mmap.PAGESIZE)  # the number of the test that it is at
+        self.place = mmap.mmap(-1, mmap.PAGESIZE)  # the index of the running test, shared with the parent
         self.log = BUILD / "logs" / f"{mutant.number if mutant else 0}.txt"
         self.ends_s = time.monotonic() + WALL_MAX_S
         self.why = ""
@@ -267,21 +267,21 @@ def stage_of(test: str) -> str:
 
 
 class Runner:
-    """A plugin of pytest's, which runs the mutants instead of the tests."""
+    """A plugin for pytest that runs the mutants instead of the tests."""
 
     def __init__(self, mutants: list[schemata.Mutant], workers: int, one: bool):
         self.mutants = mutants
         self.workers = workers
         self.one = one
         self.switch = ctypes.c_int(0)
-        self.costs: dict[str, float] = {}  # seconds of the processor, by test
+        self.costs: dict[str, float] = {}  # CPU seconds of each test
         self.session: Any = None
         self.verdicts: dict[int, Verdict] = {}
         os.environ["COUNTERD_MUTANT_AT"] = str(ctypes.addressof(self.switch))
         sys.path.insert(0, str(BUILD / "src"))
         for path in sorted((BUILD / "src").rglob("*.so")):
             __import__(path.relative_to(BUILD / "src").as_posix().partition(".")[0].replace("/", "."))
-        # What tests need of the benchmarks is built against the mutants, and for nobody else.
+        # The extensions of the benchmarks that tests use are built against the mutants, in a directory of their own.
         sys.path.insert(0, str(ROOT / "benchmarks"))
         import native  # noqa: PLC0415
 
@@ -289,7 +289,7 @@ class Runner:
         native.COMPILE_ARGS = ["-O0"]
 
     def ordered(self, path: str) -> list[Any]:
-        """The tests: as they were collected, or for a mutant of that file once it is known what they cost."""
+        """Returns the tests as collected, or in the order for mutants of `path` once the costs are known."""
         near, strange = next((names for part, names in NEAR.items() if part in path), ((), ()))
 
         def key(item: Any) -> tuple[bool, bool, float]:
@@ -307,7 +307,7 @@ class Runner:
         os.environ["COUNTERD_MUTANT"] = str(number)  # for processes that tests start
 
     def run_tests(self, child: Child) -> None:
-        """In the child."""
+        """Runs the tests up to the first failure. Called in the child."""
         self.set_mutant(child.mutant.number if child.mutant else 0)
         costs = {}
         for place, item in enumerate(child.items):
@@ -332,7 +332,7 @@ class Runner:
     def pytest_configure(self) -> None:
         import hypothesis  # noqa: PLC0415  (pytest wants to be there first)
 
-        # A failure is enough: it need not become simpler, and what it was is no business of the next mutant's.
+        # Any failure kills the mutant: no shrinking, and no database, because the next mutant fails differently.
         hypothesis.settings.register_profile(
             "mutants", database=None, deadline=None, derandomize=True, report_multiple_bugs=False,
             phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
@@ -342,7 +342,7 @@ class Runner:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         self.session = session
-        del os.environ["COUNTERD_MUTANT_AT"]  # in processes that tests start, that place is another's
+        del os.environ["COUNTERD_MUTANT_AT"]  # the address is not valid in processes that tests start
         os.environ["PYTHONPATH"] = str(BUILD / "src")
         if self.one:
             self.set_mutant(self.mutants[0].number)

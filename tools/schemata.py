@@ -71,7 +71,7 @@ class Statement(NamedTuple):
 
 
 def statements(source: str) -> Iterator[Statement]:
-    """The logical lines, without comments."""
+    """Yields the logical lines without comments."""
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -86,18 +86,18 @@ def statements(source: str) -> Iterator[Statement]:
 
 
 def pythonic(text: str) -> str:
-    """The same number of characters, for Python's parser."""
+    """Returns text of the same length that Python's parser accepts."""
     text = ADDRESS.sub("~", CAST.sub(lambda match: "~".ljust(len(match[0])), text))
     return text.replace("*)", " )").replace("elif ", "if   ")
 
 
 def enum_members(text: str) -> set[str]:
-    """Names of constants that the compiler knows."""
+    """Returns the names of compile-time constants."""
     return {name for body in ENUM.findall(text) for name in MEMBER.findall(body)}
 
 
 class Rewriter:
-    """One file of those in `sources`: mutants numbered from `first` on. `dropped` are those that do not compile."""
+    """A file of `sources`. Its mutants have numbers from `first` on. dropped: the mutants that do not compile."""
 
     def __init__(self, path: str, sources: dict[str, str], first: int, dropped: Collection[int]):
         source = sources[path]
@@ -112,7 +112,7 @@ class Rewriter:
         self.first = first
         self.mutants: list[Mutant] = []
         self.statement = Statement(0, 0, 0, "")
-        self.shift = 0  # from a node's place in what was parsed to its place in the source
+        self.shift = 0  # offset in the source minus offset in the parsed text
         self.rows: list[int] = []
         self.function = ""
         self.signature = ""
@@ -148,7 +148,7 @@ class Rewriter:
         return self.simple()
 
     def parse(self, start: int, end: int, tail: str = "") -> ast.stmt:
-        """The statement between two places of the source."""
+        """Parses the statement between two offsets in the source."""
         text = pythonic(self.source[start:end])
         self.shift = start
         self.rows = [0]
@@ -157,7 +157,7 @@ class Rewriter:
         return ast.parse(text + tail).body[0]
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        """Where it is in the source."""
+        """Returns the node's offsets in the source: its start and its end."""
         return (
             self.shift + self.rows[node.lineno - 1] + node.col_offset,  # type: ignore[attr-defined]
             self.shift + self.rows[node.end_lineno - 1] + node.end_col_offset,  # type: ignore[attr-defined]
@@ -170,7 +170,7 @@ class Rewriter:
     # ---- mutants -----------------------------------------------------------------------------------------------------
 
     def add(self, place: int, before: str, after: str) -> int:
-        """A mutant's number, or 0 if it has been dropped."""
+        """Adds a mutant. Returns its number, or 0 if it does not compile."""
         line = self.source.count("\n", 0, place) + 1
         whole = self.source.splitlines()[line - 1].strip()
         before, after = (" ".join(part.split()) for part in (before, after))
@@ -179,14 +179,14 @@ class Rewriter:
         return 0 if number in self.dropped else number
 
     def expression(self, node: ast.AST, parent: ast.AST | None = None) -> str:
-        """Its text, with the switches of its mutants, and of those of what it consists of."""
+        """Returns the node's text with the switches of its mutants and of its children's mutants."""
         start, end = self.span(node)
-        # Where only its truth matters, all have the type of one: Cython makes objects of different ones.
+        # In a condition, `not not` gives all alternatives one type. With different types, Cython would make objects.
         truth = "not not " if isinstance(node, (ast.BoolOp, ast.UnaryOp)) and isinstance(parent, TRUTHS) else ""
         pieces = []
         for other in self.others(node, parent):
             if number := self.add(start, self.source[start:end], other):
-                # On a line of its own: the compiler tells lines.
+                # Each mutant has its own line, because errors of the compiler name lines.
                 pieces.append(f"\n{truth}({other}) if mutant({number}) else\n{truth}")
         inner = self.inside(node)
         return f"({''.join(pieces)}({inner}))" if pieces else inner
@@ -205,7 +205,7 @@ class Rewriter:
         return "".join((*pieces, self.source[start:end]))
 
     def others(self, node: ast.AST, parent: ast.AST | None) -> Iterator[str]:
-        """What could be in its place."""
+        """Yields the mutations of the node."""
         text = self.text(node)
         if isinstance(node, ast.Compare):
             left = node.left
@@ -214,7 +214,7 @@ class Rewriter:
                 left = right
         elif isinstance(node, ast.BinOp):
             if self.is_array(node.left):
-                return  # C has no expression whose type is an array
+                return  # a conditional expression cannot have the type of an array in C
             yield self.between(node, node.left, node.right, *SWAPPED[type(node.op)])
         elif isinstance(node, ast.BoolOp):
             swap = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
@@ -249,11 +249,11 @@ class Rewriter:
                 yield f"<int>({text} + 1)"
         elif isinstance(node.value, int) and not isinstance(parent, ast.Compare):
             succeeds = isinstance(parent, ast.Return) and re.search(r"cdef int .*except", self.signature, re.DOTALL)
-            if not succeeds:  # what it returns then is for Cython alone
+            if not succeeds:  # otherwise only Cython sees the number returned
                 yield f"<int>{node.value + 1}" if node.value < 1 << 30 else f"{node.value + 1}"
 
     def between(self, node: ast.AST, left: ast.AST, right: ast.AST, old: str, new: str) -> str:
-        """The node with another operator between those two."""
+        """Returns the node's text with another operator between the two operands."""
         (start, end), below, above = self.span(node), self.span(left)[1], self.span(right)[0]
         gap = self.source[below:above].replace(old, new, 1)
         return self.source[start:below] + gap + self.source[above:end]
@@ -261,7 +261,7 @@ class Rewriter:
     # ---- statements --------------------------------------------------------------------------------------------------
 
     def declaration(self) -> str | None:
-        """Only the values that it gives."""
+        """Mutates only the values that it assigns."""
         start, end = self.statement.start, self.statement.end
         match = DECLARED.match(self.statement.text)
         if " = " not in self.statement.text or not match:
@@ -278,7 +278,7 @@ class Rewriter:
         return "".join(pieces)
 
     def commas(self, start: int, end: int) -> Iterator[int]:
-        """Those between the declarators."""
+        """Yields the offsets of the commas between the declarators."""
         depth = 0
         for place in range(start, end):
             depth += (self.source[place] in "([{") - (self.source[place] in ")]}")
@@ -286,7 +286,7 @@ class Rewriter:
                 yield place
 
     def assigned(self, node: ast.stmt) -> str:
-        """An assignment, with mutants of its value and of the subscripts of its target."""
+        """Returns an assignment with mutants of its value and of the subscripts of its target."""
         assert isinstance(node, (ast.Assign, ast.AugAssign))
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target
         start, end = self.span(node)
@@ -321,7 +321,7 @@ class Rewriter:
             below, above = self.span(node.value)
             body = self.source[start:below] + self.expression(node.value, node) + self.source[above:end]
         if isinstance(node, ast.Return) and indent == self.depth + 4:
-            return body  # a function's last
+            return body  # a function needs its last return
         head = "if"
         pieces = []
         if isinstance(node, ast.AugAssign) and type(node.op) in (ast.Add, ast.Sub, ast.BitOr, ast.BitAnd):
@@ -336,7 +336,7 @@ class Rewriter:
 
 
 def rewritten(sources: dict[str, str], dropped: Collection[int] = ()) -> tuple[list[Mutant], dict[str, str]]:
-    """All mutants of those files, numbered from 1, and the files with them in."""
+    """Returns all mutants of the files, numbered from 1, and the text of each file with its mutants."""
     mutants: list[Mutant] = []
     texts = {}
     for path in sources:

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 HERE = Path(__file__).parent
-# With the assertions of the counterd that it is built against, and not among what was built against another.
+# With assertions if the installed counterd has them. Each kind of build has its own directory.
 BUILD = HERE.parents[1] / "build" / "benchmarks" / f"{sys.implementation.cache_tag}{'-debug' * _core.DEBUG}"
 COMPILE_ARGS = ["-O1", "-g", "-DCOUNTERD_DEBUG=1"] if _core.DEBUG else ["-O3"]
 
 
 def build(name: str, folder: Path = HERE) -> Path:
-    """The extension made of that .pyx. Processes wait for each other: none reads what another is writing."""
+    """Compiles a .pyx file and returns the extension's path. A lock keeps processes from building at the same time."""
     BUILD.mkdir(parents=True, exist_ok=True)
     with (BUILD / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -54,7 +54,7 @@ def _build(name: str, folder: Path) -> Path:
 
 
 def load(name: str, built: Path | None = None) -> ModuleType:
-    """The compiled module, from where it was built if that is known: then nothing is needed but itself."""
+    """Returns the compiled module. built: the path of a finished extension, which then is not built here."""
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, built or build(name))
         module = importlib.util.module_from_spec(spec)
@@ -64,10 +64,10 @@ def load(name: str, built: Path | None = None) -> ModuleType:
 
 
 def load_native() -> ModuleType:
-    """Variants of the engine, load, and what takes part in measuring."""
+    """Returns the module with variants of the engine, the load generator and helpers for measuring."""
     return load("_native")
 
 
 def load_reference() -> ModuleType:
-    """What the engine's time is held against: it has nothing of counterd."""
+    """Returns the kernel that the engine's time is compared with. It contains no code of counterd."""
     return load("_reference")

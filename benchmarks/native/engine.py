@@ -24,24 +24,24 @@ VARIANTS = ("ledger", "no ledger", "ledger, no prefetch")
 PAIR_BATCHES = 4_000
 LATER_ROUNDS = 40
 
-# Of an operation by itself: so few names that they stay in the cache with all that belongs to them.
+# For single operations: few enough names that they stay in the cache, with their records and holdings.
 KNOWN = 1_024
 REQUESTS = 4_096
-BATCHES_MAX = 512  # of small batches: each is an object or two, and they have to stay in the cache as well
+BATCHES_MAX = 512  # limit for small batches: each is one or two objects, which have to stay in the cache as well
 LONG = 200  # bytes of a long name
 DEPTHS = (1, 4, 16, 64, 256)
 LARGE = tuple(f"{name}, {NAME_COUNTS[-1]:,} names" for name in ("get", "acquire, release"))
 
-HASH_KEY = bytes(range(16))  # the same in every run: which names collide is part of what is measured
-# What each call is given as the time: a millisecond later, so that the budget of work of a turn never stops one.
+HASH_KEY = bytes(range(16))  # constant, because collisions of names change the figures
+# The time passed to each call, a millisecond after the last, so that a turn's budget of work never stops a call.
 CLOCK = itertools.count(1_000_000, 1_000_000)
 
 
 class Player:
-    """Something to measure: prepare(), which is not measured, then a call, which is; any number of times.
+    """Something to measure: any number of times prepare(), which is not measured, then a call, which is.
 
-    sessions: all that must live on, the store's last. frames: how many operations a call is. refused: what all of them
-    are answered instead of a grant.
+    sessions: kept alive for the store. frames: the number of operations in a call. refused: the error that answers all
+    of them instead of a grant.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Player:
         self._call()
 
     def check(self) -> None:
-        """Raises unless every request was answered as it should be: the figures would be of something else."""
+        """Raises ValueError if a request had an unexpected answer, because the figures are then wrong."""
         refused = {k: v for k, v in self._store.snapshot().items() if k.startswith("refused:") and v}
         if refused != ({f"refused:{self._refused}": self._calls * self.frames} if self._refused else {}):
             raise ValueError(f"of {self._calls * self.frames} requests were refused: {refused}")
@@ -93,7 +93,7 @@ def player_of(
     prepare: Callable[[], object] = lambda: None,
     refused: str = "",
 ) -> Player:
-    """Plays (session, batch) in turn: all of them with each call, or so many, and the next ones with the next call."""
+    """Each call plays the next `batches` pairs of (session, batch) in `sequence`, or all of them if 0."""
     receives = [(session.receive, batch) for session, batch in sequence]
     sessions = {*holders, *(session for session, _ in sequence)}
     batches = batches or len(receives)
@@ -103,7 +103,7 @@ def player_of(
     def draw() -> None:
         prepare()
         coming[:] = [(receive, batch, next(CLOCK)) for receive, batch in itertools.islice(turns, batches)]
-        b"".join(batch for _, batch, _ in coming)  # read once, as input is that has just been received
+        b"".join(batch for _, batch, _ in coming)  # reads the input once, so that it is in the cache as after a receive
 
     def call() -> None:
         for receive, batch, now in coming:
@@ -126,7 +126,7 @@ def pairs(names: Iterable[bytes]) -> list[bytes]:
 
 @functools.cache
 def workload(pattern: str, count: int) -> tuple[list[bytes], list[tuple[int, bytes]]]:
-    """(names, [(session, batch)])"""
+    """Returns (names, [(number of the session, batch)])."""
     names = frames.make_names(count)
     if pattern == "pairs":
         batches = frames.pair_batches(names, PAIR_BATCHES, DEPTH, seed=1)
@@ -135,7 +135,7 @@ def workload(pattern: str, count: int) -> tuple[list[bytes], list[tuple[int, byt
 
 
 def variant_player(variant: str, pattern: str, count: int) -> Player:
-    """A workload on a store of its own, which knows every name already."""
+    """Plays a workload on its own store, which already contains every name."""
     native = load_native()
     kinds = {"ledger": CounterSession, "no ledger": native.NoLedgerSession}
     store = make_store(make_session=kinds.get(variant, native.NoPrefetchSession))
@@ -146,7 +146,7 @@ def variant_player(variant: str, pattern: str, count: int) -> Player:
 
 
 def large_players() -> dict[str, Player]:
-    """LARGE: the largest table, far larger than any cache; with each call the next part of the workload."""
+    """Returns the players of LARGE: each call plays the next part of a workload in a table larger than any cache."""
     store = make_store()
     session = store.session()
     names, pairs_sequence = workload("pairs", NAME_COUNTS[-1])
@@ -163,7 +163,7 @@ def large_players() -> dict[str, Player]:
 
 
 def requests_player(make: Callable[[bytes], bytes], *, others: bool = False, refused: str = "") -> Player:
-    """One kind of request for names of which the session itself, or another one, holds one each."""
+    """Plays one kind of request. The session, or another one if `others`, holds one permit of each name."""
     store = make_store()
     names = frames.make_names(KNOWN)
     session, other = store.session(), store.session()
@@ -173,7 +173,7 @@ def requests_player(make: Callable[[bytes], bytes], *, others: bool = False, ref
 
 
 def pairs_player(depth: int = DEPTH, name_size: int = 16) -> Player:
-    """Acquires and releases of names that nobody else holds, so many in one receive."""
+    """Acquires and releases names that no other session holds, `depth` requests in each receive."""
     store = make_store()
     names = frames.make_names(KNOWN, name_size)
     session = store.session()
@@ -183,7 +183,7 @@ def pairs_player(depth: int = DEPTH, name_size: int = 16) -> Player:
 
 
 def new_names_player() -> Player:
-    """Acquires of names that the store does not know: they are released before, and their window turns."""
+    """Acquires names that the store does not know. prepare() releases them and ends their window."""
     store = make_store()
     names = frames.make_names(KNOWN)
     session = store.session()
@@ -203,7 +203,7 @@ def new_names_player() -> Player:
 
 
 def replacing_player() -> Player:
-    """Acquires and releases of names that the store does not know and which take the places of idle ones."""
+    """Acquires and releases names that the store does not know. They replace idle names in a full table."""
     store = make_store(buckets=KNOWN // 2)
     session = store.session()
     batches = frames.batches_of(pairs(frames.make_names(KNOWN)), DEPTH)
@@ -211,7 +211,7 @@ def replacing_player() -> Player:
 
 
 def direct_player(measured: str) -> Player:
-    """counter_acquire or counter_release themselves."""
+    """Calls counter_acquire or counter_release directly."""
     store = make_store()
     names = frames.make_names(KNOWN)
     session = store.session()

@@ -25,7 +25,7 @@ DONE = {wire.Status.INSERTED, wire.Status.RESERVED, wire.Status.DELETED, wire.St
 
 
 class Player(engine.Player):
-    """As engine.Player; check() reads what all requests of a call are answered."""
+    """An engine.Player whose check() reads all answers of a call."""
 
     def check(self) -> None:
         self.prepare()
@@ -43,12 +43,12 @@ def make_store() -> BeanstalkStore:
 
 
 def player_of(store: BeanstalkStore, session: BeanstalkSession, drawn: Callable[[], list[bytes]], count: int) -> Player:
-    """Plays the batches that are drawn before each call, with so many requests in all."""
+    """Each call plays the batches that drawn() returns before it. They contain `count` requests."""
     coming: list[tuple[bytes, int]] = []
 
     def draw() -> None:
         coming[:] = [(batch, next(engine.CLOCK)) for batch in drawn()]
-        b"".join(batch for batch, _ in coming)  # read once, as input is that has just been received
+        b"".join(batch for batch, _ in coming)  # reads the input once, so that it is in the cache as after a receive
 
     def call() -> list[bytes]:
         receive = session.receive
@@ -58,7 +58,7 @@ def player_of(store: BeanstalkStore, session: BeanstalkSession, drawn: Callable[
 
 
 def filled(jobs: int) -> tuple[BeanstalkStore, BeanstalkSession]:
-    """A store with so many ready jobs: ids are given from 1 on."""
+    """Returns a store with `jobs` ready jobs, whose ids begin with 1."""
     store = make_store()
     session = store.session(0)
     for batch in frames.batches_of([wire.put(BODY, priority=2, ttr=TTR)] * jobs, engine.DEPTH):
@@ -67,7 +67,7 @@ def filled(jobs: int) -> tuple[BeanstalkStore, BeanstalkSession]:
 
 
 def cycle_player(at_once: int = AT_ONCE, jobs: int = 0) -> Player:
-    """Each batch puts so many jobs, reserves and deletes them. jobs: that are ready all the time, and less urgent."""
+    """Each batch puts, reserves and deletes `at_once` jobs. jobs: the number of less urgent jobs that stay ready."""
     store, session = filled(jobs)
     ids = itertools.count(jobs + 1)
     count = min(engine.REQUESTS // (3 * at_once), engine.BATCHES_MAX)
@@ -80,7 +80,7 @@ def cycle_player(at_once: int = AT_ONCE, jobs: int = 0) -> Player:
 
 
 def release_player(delay: int = 0) -> Player:
-    """Jobs are reserved by id, and released behind all others; or they are late already, and become later."""
+    """Reserves jobs by id and releases them behind all others. With a delay, they wait and are delayed again."""
     store, session = filled(engine.KNOWN)
     priorities = itertools.count(3)
 
@@ -93,7 +93,7 @@ def release_player(delay: int = 0) -> Player:
 
 
 def large_players() -> dict[str, Player]:
-    """LARGE: as engine.large_players()."""
+    """Returns the players of LARGE, like engine.large_players()."""
     return {LARGE[0]: cycle_player(jobs=engine.NAME_COUNTS[-1])}
 
 

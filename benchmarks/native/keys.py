@@ -48,7 +48,7 @@ def publish(channel: bytes) -> bytes:
 
 
 class Player(engine.Player):
-    """As engine.Player, with what each call's replies have to be: so many bytes, none beginning with a refusal."""
+    """An engine.Player that checks replies. sizes: their bytes in each call; none may begin with a refusal."""
 
     def __init__(
         self,
@@ -83,21 +83,21 @@ def make_store() -> ThrottrStore:
 
 
 def play(session, requests: Iterable[bytes]) -> None:
-    """Raises ValueError if one of them, which are all answered with a status, is refused."""
+    """Sends requests that are answered with a status only. Raises ValueError if one is refused."""
     for batch in frames.batches_of(list(requests), engine.DEPTH):
         if 0 in session.receive(batch, next(engine.CLOCK)):
             raise ValueError("the store is not what the benchmark builds on")
 
 
 def player_of(store, session, batches: list[bytes], reply: int, *, depth: int, each: int = 0) -> Player:
-    """Plays all batches with each call; or so many, and the next ones with the next call."""
+    """Each call plays the next `each` batches, or all of them if 0."""
     each = each or len(batches)
     turns = itertools.cycle(batches)
     coming: list[tuple[bytes, int]] = []
 
     def draw() -> None:
         coming[:] = [(batch, next(engine.CLOCK)) for batch in itertools.islice(turns, each)]
-        b"".join(batch for batch, _ in coming)  # read once, as input is that has just been received
+        b"".join(batch for batch, _ in coming)  # reads the input once, so that it is in the cache as after a receive
 
     def call() -> list[bytes]:
         receive = session.receive
@@ -109,7 +109,7 @@ def player_of(store, session, batches: list[bytes], reply: int, *, depth: int, e
 def requests_player(
     *makes: Callable[[bytes], bytes], reply: int, first: Callable[[bytes], bytes] = insert, depth: int = engine.DEPTH
 ) -> Player:
-    """These kinds of requests in turn, for names that are there."""
+    """Plays these kinds of requests in turn, for existing names."""
     store = make_store()
     session = store.session(0)
     names = frames.make_names(engine.KNOWN)
@@ -169,7 +169,7 @@ def publishing_player(subscribers: int) -> Player:
 
 
 def large_players() -> dict[str, Player]:
-    """LARGE: as engine.large_players()."""
+    """Returns the players of LARGE, like engine.large_players()."""
     store = make_store()
     session = store.session(0)
     names = frames.make_names(engine.NAME_COUNTS[-1])

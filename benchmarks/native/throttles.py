@@ -35,7 +35,7 @@ LARGE = (f"smockron accepted, {engine.NAME_COUNTS[-1]:,} identifiers",)
 
 
 class Player(engine.Player):
-    """As engine.Player. outcome: what all messages of a call are counted as. take: gives what subscribers are sent."""
+    """An engine.Player. outcome: all messages are counted as this. told: the subscribers that each message reaches."""
 
     def __init__(
         self, store: SmockronStore, sessions: list[SmockronSession], batches: list[bytes], count: int,
@@ -49,7 +49,7 @@ class Player(engine.Player):
 
         def draw() -> None:
             coming[:] = [(batch, next(engine.CLOCK)) for batch in batches]
-            b"".join(batch for batch, _ in coming)  # read once, as input is that has just been received
+            b"".join(batch for batch, _ in coming)  # puts the input into the cache, as a receive does
 
         def call() -> None:
             for batch, now in coming:
@@ -61,7 +61,7 @@ class Player(engine.Player):
         super().__init__(store, sessions, call, count, prepare=draw)
 
     def check(self) -> None:
-        """Raises unless all that was sent is counted as it should be, and whoever is to be told was."""
+        """Raises ValueError unless all messages have the expected outcome and reached all subscribers."""
         super().check()
         counted = _counted(self._store)
         expected = self._calls * self.frames
@@ -86,7 +86,7 @@ def make_store(identifiers: int = 2 * engine.KNOWN) -> SmockronStore:
 
 
 def session_of(store: SmockronStore, port: int) -> SmockronSession:
-    """Of a gatekeeper, or of a subscriber to everything."""
+    """Returns the session of a gatekeeper, or of a subscriber to everything, depending on the port."""
     kind = SocketType.PUB if port == ACCOUNTING else SocketType.SUB
     session = store.session(0, port)
     begin = wire.greeting() + wire.ready(kind) + (wire.subscribe(b"") if port == CONTROL else b"")
@@ -105,7 +105,7 @@ def accounting_player(
     identifiers: int = 0,
     subscribers: int = 0,
 ) -> Player:
-    """Messages about so many identifiers in turn, or in a table of all sizes about some at random."""
+    """Plays messages about `names` identifiers in turn, or about random ones if there are more than engine.KNOWN."""
     store = make_store(identifiers or 2 * names)
     sessions = [session_of(store, ACCOUNTING), *(session_of(store, CONTROL) for _ in range(subscribers))]
     known = frames.make_names(names)
@@ -119,7 +119,7 @@ def accounting_player(
 
 
 def large_players() -> dict[str, Player]:
-    """LARGE: as engine.large_players()."""
+    """Returns the players of LARGE, like engine.large_players()."""
     return {LARGE[0]: accounting_player(names=engine.NAME_COUNTS[-1])}
 
 

@@ -30,7 +30,7 @@ GRANTED = 2 + wire.RESPONSE_HEAD + 8  # bytes of the reply to an acquire, whose 
 
 
 class Player(engine.Player):
-    """As engine.Player; check() reads what all requests of a call are answered."""
+    """An engine.Player whose check() reads all answers of a call."""
 
     def check(self) -> None:
         self.prepare()
@@ -41,7 +41,7 @@ class Player(engine.Player):
 
 
 def make_store(tokens: int = TOKENS, flows: int = engine.KNOWN, **lease: int) -> SentinelStore:
-    """One with that many semaphores and rates, and the same tokens in every run."""
+    """Returns a store whose tokens are the same in every run, because its key is constant."""
     store = open_store(
         max_tokens=tokens, max_param_values=2 * engine.KNOWN, max_allowed_qps=float(MAXIMUM),
         sweep_interval_ns=100_000_000, sweep_max_tokens=100_000, sweep_max_duration_ns=50_000_000,
@@ -57,12 +57,12 @@ def acquire(number: int) -> bytes:
 
 
 def tokens_of(replies: bytes) -> list[bytes]:
-    """Of acquires that were all granted."""
+    """Returns the tokens in replies to acquires, which must all be granted."""
     return [replies[at - 8 : at] for at in range(GRANTED, len(replies) + 1, GRANTED)]
 
 
 def acquired(session: SentinelSession, count: int) -> Iterator[bytes]:
-    """Tokens of so many new permits, of all flows in turn."""
+    """Acquires `count` permits, of all flows in turn, and yields their tokens."""
     for batch in frames.batches_of([acquire(number) for number in range(count)], engine.DEPTH):
         yield from tokens_of(session.receive(batch, next(engine.CLOCK)))
 
@@ -74,12 +74,12 @@ def player_of(
     count: int,
     others: Collection[SentinelSession] = (),
 ) -> Player:
-    """Plays the batches that are drawn before each call."""
+    """Each call plays the batches that drawn() returns before it."""
     coming: list[tuple[bytes, int]] = []
 
     def draw() -> None:
         coming[:] = [(batch, next(engine.CLOCK)) for batch in drawn()]
-        b"".join(batch for batch, _ in coming)  # read once, as input is that has just been received
+        b"".join(batch for batch, _ in coming)  # reads the input once, so that it is in the cache as after a receive
 
     def call() -> list[bytes]:
         receive = session.receive
@@ -89,7 +89,7 @@ def player_of(
 
 
 def requests_player(requests: list[bytes], depth: int = engine.DEPTH, known: int = 0) -> Player:
-    """These, with every call. known: how many permits of it the session has acquired before."""
+    """Each call plays all requests. known: the number of permits that the session acquires first."""
     store = make_store()
     session = store.session(0)
     list(acquired(session, known))
@@ -109,7 +109,7 @@ def param_player() -> Player:
 
 
 def keep_player() -> Player:
-    """Which tokens it will have is known from another store: with the same key they are the same."""
+    """Renews permits. Their tokens are known from another store with the same key, which issues the same tokens."""
     tokens = list(acquired(make_store().session(0), engine.KNOWN))
     requests = [KEEP + token for token in tokens] * (engine.REQUESTS // engine.KNOWN)
     return requests_player(requests, known=engine.KNOWN)
@@ -158,7 +158,7 @@ def ping_player() -> Player:
 
 
 def large_players() -> dict[str, Player]:
-    """LARGE: as engine.large_players()."""
+    """Returns the players of LARGE, like engine.large_players()."""
     return {LARGE[0]: pairs_player(tokens=LARGE_TOKENS, live=engine.NAME_COUNTS[-1])}
 
 
