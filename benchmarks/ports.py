@@ -7,16 +7,15 @@ import random
 import socket
 from pathlib import Path
 
-PORTS = range(10_000, 65_536)  # below are those of well-known servers
-RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")  # of those that whoever asks for any is given
+PORTS = range(10_000, 65_536)  # lower ports belong to well-known servers
+RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")  # the range of ephemeral ports
 ENOUGH, TRIES = 1000, 1000
 
 
 def free_ports(count: int, hosts: tuple[str, ...] = ("127.0.0.1",)) -> list[int]:
-    """Different ports on which nobody listens at any of `hosts`. Raises OSError.
+    """Returns `count` different ports that are free at all of `hosts`. Raises OSError if there are not enough.
 
-    If possible, none is of those that the kernel gives to who asks for any, a client's connection for one: until the
-    server has it, only somebody who names it could take it.
+    Avoids ephemeral ports if possible, because the kernel may give those to a client before the server binds them.
     """
     first, last = map(int, RANGE.read_text().split())
     named = [port for port in PORTS if not first <= port <= last]

@@ -39,13 +39,13 @@ FIGURES = HERE / "micro" / "figures.py"
 REFERENCE = HERE / "native" / "_reference.pyx"
 
 TOLERANCE = 0.10
-# Each process has its own layout of memory, which is worth some per cent: the median of several processes counts.
+# The memory layout of a process changes its times by some per cent, so the median of several processes is taken.
 PROCESSES = 5
 PROCESSES_AGAIN = 3
 PROCESSES_BASELINE = 9
 AGAIN = 3
 
-# The two have to be spelled differently: of two options for one pattern callgrind takes the last.
+# Two spellings of one function, because callgrind uses only the last of the options that have the same pattern.
 MARKS = ("__pyx_pw_*count_instructions", "__pyx_pw_7_native_*count_instructions")
 
 OK, WORSE, BETTER = "ok", "WORSE", "better"
@@ -53,7 +53,7 @@ NO_BASELINE, NOT_MEASURED, NOT_COMPARED = "no baseline", "NOT MEASURED", "not co
 
 
 class Row(NamedTuple):
-    """A figure, and what became of it."""
+    """A figure with its baseline and its verdict."""
 
     kind: str
     figure: str
@@ -66,7 +66,7 @@ class Row(NamedTuple):
 
 
 def differences(baseline: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What instruction counts depend on and is not as it was."""
+    """Describes the parts of the environment that have changed. Instruction counts depend on them."""
     return [f"{key}: {baseline.get(key)} then, {now.get(key)} now" for key in now if baseline.get(key) != now[key]]
 
 
@@ -81,7 +81,7 @@ def judge(baseline: float | None, now: float | None) -> str:
 
 
 def compare(baseline: Mapping[str, Any], now: Mapping[str, Any]) -> list[Row]:
-    """A row for each figure that either of them has."""
+    """Returns a row for each figure in `baseline` or `now`."""
     comparable = {"ratios": True, "instructions": not differences(baseline["environment"], now["environment"])}
     return [
         Row(kind, figure, before, after, judge(before, after) if comparable[kind] else NOT_COMPARED)
@@ -96,7 +96,7 @@ def failed(rows: Iterable[Row]) -> list[Row]:
 
 
 def lowest(attempts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Of each figure: noise only ever adds."""
+    """Returns the lowest value of each figure, because noise only increases figures."""
     merged: dict[str, float] = {}
     for attempt in attempts:
         for figure, value in attempt.items():
@@ -120,7 +120,7 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def environment() -> dict[str, str]:
-    """What instruction counts depend on, besides the code."""
+    """Returns the programs and the architecture that instruction counts depend on, besides the code."""
     import Cython
 
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC"))[0]
@@ -140,7 +140,7 @@ def processor() -> str:
 
 
 def reference_mark() -> str:
-    """Changes with the reference kernel's source."""
+    """Returns a digest of the reference kernel's source."""
     return hashlib.sha256(REFERENCE.read_bytes()).hexdigest()[:16]
 
 
@@ -158,7 +158,7 @@ def measure_ratios(processes: int, only: str = "") -> dict[str, float]:
 
 
 def measure_instructions(extension: Path, only: str = "") -> dict[str, float]:
-    """callgrind writes what happened before each mark, and then what happened within it: every second file."""
+    """Returns instructions per frame. callgrind writes a file before each marked call and one after: those are read."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "out"
         counts = run_figures(
@@ -197,7 +197,7 @@ def measure(processes: int, only: str = "") -> dict[str, Any]:
 
 
 def obstacle() -> str:
-    """Why nothing can be measured here; empty if it can."""
+    """Returns the reason why this machine or build cannot measure, or ""."""
     from counterd import _core
 
     if _core.DEBUG:
@@ -208,7 +208,7 @@ def obstacle() -> str:
 
 
 def measure_again(baseline: Mapping[str, Any], now: dict[str, Any]) -> None:
-    """Ratios that look worse, up to AGAIN times: the machine is shared."""
+    """Measures all ratios again, up to AGAIN times, while one looks worse: other programs may have disturbed it."""
     for attempt in range(1, AGAIN + 1):
         suspects = [row.figure for row in compare(baseline, now) if (row.kind, row.verdict) == ("ratios", WORSE)]
         if not suspects:
@@ -218,7 +218,7 @@ def measure_again(baseline: Mapping[str, Any], now: dict[str, Any]) -> None:
 
 
 def report(baseline: Mapping[str, Any], now: Mapping[str, Any]) -> int:
-    """Prints what came out, and returns the exit status."""
+    """Prints the results and returns the exit status."""
     rows = compare(baseline, now)
     print(table(rows))
     if changed := differences(baseline["environment"], now["environment"]):
@@ -239,7 +239,7 @@ def report(baseline: Mapping[str, Any], now: Mapping[str, Any]) -> int:
 
 
 def write_some(baseline: dict[str, Any], now: Mapping[str, Any]) -> int:
-    """Puts these into the baseline, where all others stay as they are; returns the exit status."""
+    """Replaces only the figures of `now` in the baseline. Returns the exit status."""
     if changed := differences(baseline["environment"], now["environment"]):
         print("bench-regress: instructions could not be compared with the others:", file=sys.stderr)
         print("\n".join(f"  {line}" for line in changed), file=sys.stderr)

@@ -36,10 +36,10 @@ from peers.servers import Server
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-CPU_MAX = 1.03  # of on, beside off
+CPU_MAX = 1.03  # ratio of on to off
 P99_MAX = 1.2
 SCRAPE_MAX_MS = 50
-GROWTH_MAX = 1.02  # of resident memory
+GROWTH_MAX = 1.02  # factor of resident memory
 NAMES = 100_000
 CONNECTIONS = 50
 IDLE = 15_000
@@ -52,7 +52,7 @@ WATCH = "/events?table=counters&sort=consumption&limit=50"
 
 @dataclasses.dataclass(frozen=True)
 class Operated(Server):
-    """A daemon whose admin endpoint answers at a Unix socket; off, it has none."""
+    """A daemon whose admin endpoint listens on a Unix socket."""
 
     admin: Path | None = None
 
@@ -66,7 +66,7 @@ class Operated(Server):
             return response.read()
 
     def watch(self, path: str, stop: threading.Event) -> None:
-        """Reads what the server sends of its own accord."""
+        """Reads the events that the server sends until `stop` is set."""
         with contextlib.closing(self._ask(path)) as response:
             while not stop.is_set() and response.readline():
                 pass
@@ -84,7 +84,7 @@ class Operated(Server):
 
 @contextlib.contextmanager
 def operated(core: int, directory: Path) -> Iterator[Operated]:
-    """Everything on, and looked at."""
+    """Runs a daemon with JSON logs and the admin endpoint on."""
     admin = directory / "admin"
     settings = ["log.format=json", "admin.enable=true", f"admin.bind=unix:{admin}"]
     with servers.counterd(core, *settings) as server:
@@ -95,7 +95,7 @@ def operated(core: int, directory: Path) -> Iterator[Operated]:
 
 @contextlib.contextmanager
 def looked_at(server: Operated) -> Iterator[None]:
-    """A scraper and a dashboard."""
+    """Runs a scraper, with one scrape a second, and a dashboard that reads events."""
     stop = threading.Event()
 
     def scrape() -> None:
@@ -127,7 +127,7 @@ def say(promise: str, measured: float, limit: float, unit: str = "") -> bool:
 
 
 def beside(running: dict[str, Server], plan: Plan, figure: str, rounds: int) -> float:
-    """The median of on / off, over rounds of both."""
+    """Returns the median of the ratios on / off. Each round measures both, in alternating order."""
     ratios = []
     for number in range(rounds):
         order = ("off", "on") if number % 2 else ("on", "off")
@@ -137,7 +137,7 @@ def beside(running: dict[str, Server], plan: Plan, figure: str, rounds: int) -> 
 
 
 def overhead(options: argparse.Namespace) -> bool:
-    """CPU a request in a closed loop, and p99 at half of the peak."""
+    """Compares CPU per request in a closed loop, and p99 at half of the peak rate."""
     kept = True
     core, _ = servers.two_cores()
     with (
@@ -162,13 +162,13 @@ def overhead(options: argparse.Namespace) -> bool:
 
 
 def connected(server: Operated) -> float:
-    """How many connections its metrics say there are."""
+    """Returns the number of connections in the server's metrics."""
     found = re.search(rb'counterd_connections\{room="counter"\} (\S+)', server.get("/metrics"))
     return float(found[1]) if found else 0.0
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
-    """Raises RuntimeError if it does not come true."""
+    """Waits until the condition is true. Raises RuntimeError after START_S seconds."""
     end = time.monotonic() + servers.START_S
     while not condition():
         if time.monotonic() > end:
@@ -177,7 +177,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 
 def scrapes(options: argparse.Namespace) -> bool:
-    """How long /metrics takes while many connections are open."""
+    """Measures the slowest scrape of /metrics while many connections are open."""
     core, _ = servers.two_cores()
     idle = 500 if options.smoke else IDLE
     with (
@@ -197,7 +197,7 @@ def scrapes(options: argparse.Namespace) -> bool:
 
 
 def soak(options: argparse.Namespace) -> bool:
-    """Resident memory after many requests and connections, beside that after the first tenth of them."""
+    """Compares resident memory after many requests and connections with that after the first tenth of them."""
     core, _ = servers.two_cores()
     parts, scale = (2, 1000) if options.smoke else (SOAK_PARTS, 1)
     sizes = []

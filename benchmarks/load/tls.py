@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DEPTHS = (1, 16, 64)
-MANY = 2048  # requests at once: more than a record has
-REPLY_SIZES = [16, 12]  # of an Acquire and a Release
+MANY = 2048  # requests in a batch: more than fit into a TLS record
+REPLY_SIZES = [16, 12]  # bytes of the reply to an Acquire and to a Release
 PATIENCE = 30.0
 
 
 def serve(pipe: Any, chain: bytes) -> None:
-    """A process: tells its two ports, then serves until it is told to end."""
+    """Runs in a process: sends its two ports, then serves until a message arrives on the pipe."""
 
     async def run(loop: asyncio.AbstractEventLoop) -> None:
         store = open_store(buckets=100_000, holdings=100_000, name_memory=1 << 20, hash_key=bytes(16), figures=dict)
@@ -66,7 +66,7 @@ def serve(pipe: Any, chain: bytes) -> None:
 
 
 class Process:
-    """The server. ports: of plain TCP and of TLS."""
+    """The process of the server. ports: for plain TCP and for TLS."""
 
     def __init__(self, pid: int, ports: list[int], context: ssl.SSLContext) -> None:
         self.pid = pid
@@ -91,7 +91,7 @@ def running() -> Iterator[Process]:
     chain = authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.bytes()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority.configure_trust(context)
-    spawning = multiprocessing.get_context("spawn")  # nothing of this process counts as the server's memory
+    spawning = multiprocessing.get_context("spawn")  # the server's memory contains nothing of this process
     ours, theirs = spawning.Pipe()
     process = spawning.Process(target=serve, args=(theirs, chain))
     process.start()
@@ -104,14 +104,14 @@ def running() -> Iterator[Process]:
 
 
 def ask(connection: socket.socket, batch: bytes, reply_size: int) -> None:
-    """Sends a batch, and waits for all replies."""
+    """Sends a batch and waits for all replies."""
     connection.sendall(batch)
     while reply_size:
         reply_size -= len(connection.recv(reply_size))
 
 
 def exchanges(depth: int) -> Iterator[tuple[bytes, int]]:
-    """Batches of so many requests, and bytes of the answer, for ever."""
+    """Yields (batch of `depth` requests, size of the replies) without end."""
     batches = frames.pair_batches(frames.make_names(1000), 1000, depth, seed=1)
     sizes = REPLY_SIZES if depth == 1 else [depth // 2 * sum(REPLY_SIZES)]
     return zip(itertools.cycle(batches), itertools.cycle(sizes))

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 ROUNDS = 60
 GOES = 3
 KERNEL_BATCHES = engine.REQUESTS // 64
-LARGE_REQUESTS = 1 << 20  # of the large kernel, so that what it comes back to has long left the caches
+LARGE_REQUESTS = 1 << 20  # for the large kernel: a name has left the caches before its next request
 
-# What stays in the caches: all are counted and timed. The large tables (LARGE) are only timed, because memory
-# costs no instructions. Batches of the usual size are what "acquire, release" has anyway.
+# Workloads that stay in the caches: their instructions are counted and their time is measured. The large tables
+# (LARGE) are only timed, because cache misses are no instructions. "acquire, release" has batches of engine.DEPTH.
 SMALL = {
     **engine.OPERATIONS,
     **{
@@ -50,7 +50,7 @@ LARGE = (*engine.LARGE, *keys.LARGE, *tokens.LARGE, *jobs.LARGE, *throttles.LARG
 
 
 def best(prepare: Callable[[], object], call: Callable[[], object], frames: int) -> float:
-    """Nanoseconds a frame."""
+    """Returns the nanoseconds per frame of the fastest of GOES calls."""
     took = []
     for _ in range(GOES):
         prepare()
@@ -61,7 +61,7 @@ def best(prepare: Callable[[], object], call: Callable[[], object], frames: int)
 
 
 def play_round(players: Mapping[str, engine.Player], kernel) -> dict[str, float]:
-    """Each one's time, over the lower of the kernel's just before and just after."""
+    """Returns each player's time, divided by the lower of the kernel's times just before and just after."""
 
     def measure_kernel() -> float:
         return best(lambda: kernel.prepare(KERNEL_BATCHES), lambda: kernel.run(KERNEL_BATCHES), KERNEL_BATCHES * 64)
@@ -96,7 +96,7 @@ def measure_ratios(only: str = "") -> dict[str, float]:
 
 
 def play_marked(only: str = "") -> dict[str, int]:
-    """Each operation once, within the function that callgrind looks for; returns how many frames each had."""
+    """Runs each operation once in the function that callgrind looks for. Returns the number of frames of each."""
     count_instructions = load_native().count_instructions
     counts = {}
     for name, make in SMALL.items():
@@ -104,7 +104,7 @@ def play_marked(only: str = "") -> dict[str, int]:
             continue
         player = make()
         player.prepare()
-        player()  # what Python does only the first time is done
+        player()  # Python's work at the first call is not counted
         player.prepare()
         count_instructions(player)
         player.check()

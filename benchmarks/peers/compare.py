@@ -68,7 +68,7 @@ Rounds = dict[str, list[Figures]]  # by server
 
 
 class Entry:
-    """What comes of a scenario. show: says how far it is."""
+    """The results of a scenario. show: called with its progress."""
 
     def __init__(self, scenario: dict[str, Any], show: Callable[[str], object] = lambda _: None) -> None:
         self.scenario = scenario
@@ -77,7 +77,7 @@ class Entry:
         self.failures: dict[str, str] = {}  # by server
 
     def whole(self) -> Rounds:
-        """Without the servers that failed, and as many rounds as all the others have: ratios need pairs."""
+        """Returns the rounds that all servers without a failure have completed, because ratios need pairs."""
         kept = {name: rounds for name, rounds in self.rounds.items() if name not in self.failures}
         count = min(map(len, kept.values()), default=0)
         return {name: rounds[:count] for name, rounds in kept.items()} if count else {}
@@ -88,7 +88,7 @@ class Entry:
 
 
 class Meter:
-    """CPU and requests of a server between the first and the last look at a run that goes on."""
+    """Measures a server's CPU time per request between the first and the last progress report of a run."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -99,7 +99,7 @@ class Meter:
             self._looks.append((progress.requests, self._server.cpu_ns()))
 
     def cpu_us(self) -> float:
-        """Microseconds a request."""
+        """Returns microseconds per request."""
         if not self._looks:
             raise RuntimeError(f"{self._server.name}: the measured time was too short to see the CPU that it took")
         (first, before), (last, after) = self._looks[0], self._looks[-1]
@@ -107,7 +107,7 @@ class Meter:
 
 
 def hear_interrupts() -> None:
-    """Ctrl-C, and SIGTERM like it, are remembered: run() takes them for itself, and gives what it has until then."""
+    """Remembers Ctrl-C and SIGTERM for raise_interrupt(), because run() handles them and returns a partial result."""
     reader, writer = os.pipe()
     for end in (reader, writer):
         os.set_blocking(end, False)
@@ -117,7 +117,7 @@ def hear_interrupts() -> None:
 
 
 def raise_interrupt() -> None:
-    """KeyboardInterrupt, if there was one."""
+    """Raises KeyboardInterrupt if a signal has arrived."""
     for reader in INTERRUPTS:
         with contextlib.suppress(BlockingIOError):
             os.read(reader, 1)
@@ -125,7 +125,7 @@ def raise_interrupt() -> None:
 
 
 def load(server: Server, plan: Plan) -> Figures:
-    """One run: the rate, the latency, and what both sides paid a request."""
+    """Runs the load once. Returns the rate, the latency and the CPU time per request of both sides."""
     meter = Meter(server)
     work = Work.read(server.work) if server.work else plan.work
     where = {"protocol": server.protocol, "port": server.port, "control_port": server.control_port}
@@ -155,16 +155,16 @@ def make_plan(scenario: dict[str, Any], seconds: float) -> Plan:
 
 @contextlib.contextmanager
 def sparing(name: str, failures: dict[str, str]) -> Iterator[None]:
-    """What fails costs that server the scenario, and the others nothing."""
+    """Records an exception as the failure of server `name`, so that the other servers continue."""
     try:
         yield
     except FAILURES as error:
-        raise_interrupt()  # which may be why
+        raise_interrupt()  # a signal may have caused the error
         failures[name] = str(error) or type(error).__name__
 
 
 def play(scenario: dict[str, Any], running: dict[str, Server], rounds: int, seconds: float, entry: Entry) -> None:
-    """All rounds of a scenario; before them, every name is made to exist, where there are such."""
+    """Plays all rounds of a scenario. Creates all names first if the plan needs them."""
     measure: Callable[[Server, int], Figures]
     if scenario["kind"] in ("load", "open"):
         plan = make_plan(scenario, seconds)
@@ -200,7 +200,7 @@ def edge_of(scenario: dict[str, Any]) -> Callable[[Server, int], Figures]:
 
 
 def lowest_peak(running: dict[str, Server], plan: Plan, failures: dict[str, str]) -> float:
-    """Requests a second that the slowest of them can do."""
+    """Returns the requests per second of the slowest server."""
     peaks = []
     for name, server in running.items():
         if name not in failures:
@@ -316,7 +316,7 @@ def save(document: dict[str, Any], out: Path) -> None:
 
 
 def write(document: dict[str, Any], out: Path, *, is_part: bool) -> Path:
-    """Everything, and the page; a part of a comparison does not take the place of a whole one."""
+    """Saves the document and its page. The page of a partial comparison does not replace RESULTS.md."""
     save(document, out)
     page = json_of(document, out).with_suffix(".md") if is_part else out.parent / "RESULTS.md"
     render.write(document, page)

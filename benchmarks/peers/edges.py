@@ -34,18 +34,18 @@ FLOOD_DEPTH = 5000
 FLOOD_S = 3.0
 HOLD_BATCH = 1000
 GIVE_BACK_S = 120.0
-# What asks for a name that is not there, and bytes of the answer.
+# (request for a name that does not exist, bytes of the answer)
 ABSENT = {
     "counter": (wire.get(1, b"nobody"), wire.HEADER_SIZE + len("Not found")),
     "throttr": (Encoder(ValueSize.UINT16).query(b"nobody"), 1),
-    "sentinel": (sentinel.flow(1, FIRST_RATE, 1), 16),  # of a flow that is there: to say that it is not takes less
+    "sentinel": (sentinel.flow(1, FIRST_RATE, 1), 16),  # of an existing flow: others cost less
     "redis": (b"*2\r\n$3\r\nGET\r\n$6\r\nnobody\r\n", len("$-1\r\n")),
 }
-ANSWER_S = 60.0  # that an answer may take: a server that hangs must not stop the comparison
+ANSWER_S = 60.0  # timeout of an answer: a server that hangs must not stop the comparison
 
 
 def idle(server: Server, count: int) -> dict[str, float]:
-    """Memory of a connection that does nothing."""
+    """Measures the memory of an idle connection."""
     plan = Plan(protocol=server.protocol)
     noop = plan.dialect.requests(plan, b"x")["noop"]
     with contextlib.ExitStack() as stack:
@@ -56,12 +56,12 @@ def idle(server: Server, count: int) -> dict[str, float]:
         for _ in range(count):
             last = stack.enter_context(connected(server))
         last.sendall(noop)
-        last.recv(100)  # all before it were accepted
+        last.recv(100)  # all earlier connections are accepted
         return {"bytes each": (server.resident() - before) / count}
 
 
 def held(server: Server, count: int) -> dict[str, float]:
-    """Memory of a counter and a holding of it; of a number under that name, where there are no holdings."""
+    """Measures the memory of a counter with a holding, or of a number where the protocol has no holdings."""
     before = server.resident()
     if server.protocol != "counter":
         run(Plan(protocol=server.protocol, port=server.port, names=count, prefill=True, requests=1, connections=1))
@@ -71,14 +71,14 @@ def held(server: Server, count: int) -> dict[str, float]:
 
 
 def alone(server: Server, count: int) -> dict[str, float]:
-    """The latency that the next three are to be compared with: nothing else goes on, for so many milliseconds."""
+    """Measures the latency of the only client for `count` milliseconds, to compare the next three with."""
     with Bystander(server) as bystander:
         time.sleep(count / 1000)
     return bystander.figures()
 
 
 def flood(server: Server, count: int) -> dict[str, float]:
-    """Others' latency while clients pipeline thousands of requests at a time, as fast as they are answered."""
+    """Measures another client's latency while clients pipeline thousands of requests as fast as possible."""
     load = Plan(port=server.port, connections=FLOOD_CONNECTIONS, depth=FLOOD_DEPTH, names=count, duration=FLOOD_S)
     process = multiprocessing.Process(target=_pour, args=(load,))
     process.start()
@@ -90,14 +90,14 @@ def flood(server: Server, count: int) -> dict[str, float]:
 
 
 def _pour(load: Plan) -> None:
-    os.nice(19)  # the bystander has the same core, and is not to wait for that
+    os.nice(19)  # the bystander shares the core and must not wait for this process
     result = run(load)
     if result.errors or not result.requests:
         raise RuntimeError(f"{result.errors or 'no answer'} {result.evidence}")
 
 
 def dump(server: Server, count: int) -> dict[str, float]:
-    """A Dump of everything, and others' latency meanwhile."""
+    """Measures the time of a Dump of all counters, and another client's latency meanwhile."""
     with _holder(server, count), Bystander(server) as bystander:
         start = time.perf_counter()
         entries = _dump(server)
@@ -108,7 +108,7 @@ def dump(server: Server, count: int) -> dict[str, float]:
 
 
 def leave(server: Server, count: int) -> dict[str, float]:
-    """Until what a closed connection held is back, all of it, and others' latency meanwhile."""
+    """Measures the time until all permits of a closed connection are back, and another client's latency meanwhile."""
     with (
         _holder(server, count) as (holder, names),
         Client(port=server.port) as client,
@@ -126,18 +126,18 @@ def leave(server: Server, count: int) -> dict[str, float]:
 
 
 class Bystander:
-    """Another client, a process of its own: asks for one name at a time, and remembers how long each took."""
+    """Another client, in its own process. It sends one request at a time and measures how long each takes."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._stop = multiprocessing.Event()
         self._results, theirs = multiprocessing.Pipe(duplex=False)
         self._process = multiprocessing.Process(target=self._run, args=(server, self._stop, theirs))
-        self._took: list[tuple[float, float]] = []  # when each began, and how long it took, in seconds
+        self._took: list[tuple[float, float]] = []  # (start, duration) of each request in seconds
 
     @staticmethod
     def _run(server: Server, stop, results) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent says when to stop
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
         request, reply = ABSENT[server.protocol]
         took = []
         with connected(server) as connection:
@@ -153,7 +153,7 @@ class Bystander:
 
     def __enter__(self) -> Bystander:
         self._process.start()
-        self._hear()  # it is under way
+        self._hear()  # the first answer has arrived
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -161,7 +161,7 @@ class Bystander:
         try:
             self._took = self._hear()
         except RuntimeError:
-            if kind is None:  # else that is what went wrong first
+            if kind is None:  # otherwise the earlier exception is the one to show
                 raise
         finally:
             self._process.join()
@@ -173,14 +173,14 @@ class Bystander:
             raise RuntimeError(f"{self._server.name} did not answer another client") from None
 
     def figures(self, *wanted: str, since: float = 0, until: float = math.inf) -> dict[str, float]:
-        """Those, in that order, or both; of what began between two moments of time.perf_counter()."""
+        """Returns the wanted figures, or both, of requests that began between two times of time.perf_counter()."""
         took = sorted(elapsed for start, elapsed in self._took if since <= start <= until)
         found = {"p99 ms": took[len(took) * 99 // 100] * 1e3, "max ms": took[-1] * 1e3}
         return {f"others {name}": found[name] for name in wanted or found}
 
 
 def report_of(work: Callable[[], list[float]]) -> list[float]:
-    """What it returns, in a process of its own. RuntimeError: what it raised there."""
+    """Runs work() in another process and returns its result. Raises RuntimeError with the text of its exception."""
     results, theirs = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_report, args=(work, theirs))
     process.start()
@@ -205,7 +205,7 @@ def _report(work: Callable[[], list[float]], results) -> None:
 
 @contextlib.contextmanager
 def _holder(server: Server, count: int) -> Iterator[tuple[socket.socket, list[bytes]]]:
-    """A connection that holds a permit of each of so many names."""
+    """Opens a connection that holds a permit of each of `count` names."""
     names = frames.make_names(count)
     with connected(server) as connection:
         for start in range(0, count, HOLD_BATCH):
@@ -216,7 +216,7 @@ def _holder(server: Server, count: int) -> Iterator[tuple[socket.socket, list[by
 
 
 def connected(server: Server, *, control: bool = False) -> socket.socket:
-    """control: to where a smockron master publishes."""
+    """Connects to the server. control: to the port where a smockron master publishes."""
     port = server.control_port if control else server.port
     return socket.create_connection(("127.0.0.1", port), timeout=ANSWER_S)
 
@@ -230,7 +230,7 @@ def receive(connection: socket.socket, size: int) -> None:
 
 
 def _dump(server: Server, name_size: int = 16) -> int:
-    """Reads a whole Dump as fast as it comes, and returns how many entries that was; all names have that size."""
+    """Reads a whole Dump and returns the number of its entries. All names must have the size `name_size`."""
     end = wire.frame(wire.Opcode.DUMP, 7, magic=wire.RESPONSE_MAGIC)
     buffer = bytearray(1 << 20)
     size, tail = 0, b""

@@ -37,17 +37,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
-PACKAGES = {  # of Debian
+PACKAGES = {  # in Debian
     "yrmcdsd": "yrmcds", "redis-server": "redis-server", "memcached": "memcached", "beanstalkd": "beanstalkd",
 }  # fmt: skip
 CONNECTIONS_MAX = 20_000
 START_S = 20.0
-POLL_S = 0.001  # what the time of a start is off by at most
+POLL_S = 0.001  # largest error of the time of a start
 BUCKETS = 1_000_000
-FLOWS = 1000  # of a sentinel room, semaphores and rates each
+FLOWS = 1000  # semaphores of a sentinel room, and as many rates
 LIMIT = 1_000_000
-OFFLINE_MS = 1000  # until a client that has gone loses its tokens
-THROTTLED = "throttled"  # a domain of a smockron master in which everybody has to wait, for long
+OFFLINE_MS = 1000  # time until a disconnected client loses its tokens
+THROTTLED = "throttled"  # a domain of a smockron master in which all identifiers wait for a day
 LEASE = {"resourceTimeout": 600_000, "clientOfflineTime": OFFLINE_MS}
 
 RECEIVING = Path(__file__).with_name("receiving.py")
@@ -67,19 +67,17 @@ counter.buckets = {buckets}
 
 @dataclass(frozen=True)
 class Server:
-    """One that runs."""
+    """A running server."""
 
     name: str
     protocol: str
     pid: int
     port: int
-    work: str = ""  # what it is asked instead, where it calls that otherwise
-    control_port: int = 0  # of a smockron master
+    work: str = ""  # replaces the plan's work if the server has another name for it
+    control_port: int = 0  # only smockron masters have one
 
     def cpu_ns(self) -> int:
-        """Time all its threads have spent on a CPU, user and system, as the scheduler counts it; and those of its
-        children: what writes a journal is one.
-        """
+        """Returns the CPU time of all threads of the server and its children, which include a journal's writer."""
         tasks = [task for pid in (self.pid, *self._children()) for task in Path(f"/proc/{pid}/task").iterdir()]
         return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
 
@@ -87,17 +85,17 @@ class Server:
         return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
 
     def resident(self) -> int:
-        """Bytes of physical memory."""
+        """Returns the bytes of physical memory."""
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def missing() -> list[str]:
-    """Debian packages that the comparison needs and that are not installed."""
+    """Returns the Debian packages that the comparison needs and that are not installed."""
     return [package for program, package in PACKAGES.items() if not _find(program)]
 
 
 def versions() -> dict[str, str]:
-    """Of the peers' packages, where there are packages of Debian."""
+    """Returns the versions of the peers' Debian packages."""
     command = ["dpkg-query", "--show", "--showformat", "${Version}"]
     found = dict.fromkeys(PACKAGES.values(), "unknown")
     for package in found if shutil.which(command[0]) else ():
@@ -107,20 +105,20 @@ def versions() -> dict[str, str]:
 
 
 def two_cores() -> tuple[int, int]:
-    """The core of the servers and that of the load; with one core only, they share it."""
+    """Returns the cores for the servers and for the load, which are the same if there is only one."""
     cores = sorted(os.sched_getaffinity(0))
     return cores[0], cores[-1]
 
 
 def allow_connections() -> None:
-    """Raises the limit of open files, which the servers inherit, for CONNECTIONS_MAX."""
+    """Raises the limit of open files for CONNECTIONS_MAX. The servers inherit it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, CONNECTIONS_MAX + 1000), hard))
 
 
 @contextlib.contextmanager
 def counterd(core: int | None = None, *settings: str, room: str = "counter") -> Iterator[Server]:
-    """The daemon with its defaults, that room alone and these KEY=VALUE on top, on a free port of loopback."""
+    """Runs the daemon with one room on a free port of loopback. settings: KEY=VALUE; all others have their defaults."""
     alone = [] if room == "counter" else ["counter.enable=false", f"{room}.enable=true"]  # rooms share descriptors
     chosen = [*alone, f"{room}.port=0", f"{room}.bind=127.0.0.1", *settings]
     if room == "smockron":
@@ -148,7 +146,7 @@ def raw_loop(core: int | None = None) -> Iterator[Server]:
         try:
             _serve_raw(native, listening, core)
         finally:
-            os._exit(1)  # or the exception would have it clean up what is its parent's, other servers among it
+            os._exit(1)  # otherwise an exception would clean up what belongs to the parent, such as other servers
     try:
         yield Server("raw loop", "counter", pid, listening.getsockname()[1])
     finally:
@@ -200,7 +198,7 @@ def yrmcdsd(core: int | None = None) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def beanstalkd(core: int | None = None, log: tuple[str, ...] = ()) -> Iterator[Server]:
-    """log: options of it, which has a directory of its own then."""
+    """Runs beanstalkd. log: options for its log, which then gets its own directory."""
     (port,) = free_ports(1)
     with tempfile.TemporaryDirectory() as directory:
         options = ["-l", "127.0.0.1", "-p", str(port), *(["-b", directory, *log[1:]] if log else [])]
@@ -223,23 +221,23 @@ STARTS: dict[str, Callable[[int | None], contextlib.AbstractContextManager[Serve
     "memcached": memcached,
     "yrmcdsd": yrmcdsd,
 }
-# What has the sentinel room's part there.
+# Peers of the sentinel room.
 SCRIPTED = {
     "redis Lua": functools.partial(redis, name="redis Lua", protocol="redis-lua"),
     "redis Lua, estimated": functools.partial(redis, name="redis Lua, estimated", protocol="redis-lua", work="counts"),
 }
-# And the beanstalk room's.
+# Peers of the beanstalk room.
 QUEUES = {
     "beanstalkd": beanstalkd,
     "beanstalkd -b": functools.partial(beanstalkd, log=("-b",)),
     "beanstalkd -b -f0": functools.partial(beanstalkd, log=("-b", "-f0")),
 }
-# And the smockron room's, or as much of a master's part as it has.
+# Peers of the smockron room: they do only a part of a master's work.
 MASTERS = {"pyzmq loop": pyzmq_loop}
 
 
 def starts_of(scenario: dict[str, Any]) -> dict[str, Callable[[int | None], contextlib.AbstractContextManager[Server]]]:
-    """By name, those that a scenario can have: counterd with its room and settings, if it says which."""
+    """Returns the servers that a scenario can use, by name. A scenario's room and settings apply to counterd."""
     if "room" not in scenario:
         return STARTS
     ours = functools.partial(_with_settings, settings=scenario.get("settings", []), room=scenario["room"])
@@ -248,7 +246,7 @@ def starts_of(scenario: dict[str, Any]) -> dict[str, Callable[[int | None], cont
 
 @contextlib.contextmanager
 def _with_settings(core: int | None, settings: list[str], room: str) -> Iterator[Server]:
-    """settings: {directory} in them is one that is empty, {redis} a redis-server, which has the load's core."""
+    """Runs counterd. Replaces {directory} in settings by an empty one, {redis} by the URL of one on the load's core."""
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         given = {"directory": directory}
@@ -274,8 +272,8 @@ def _find(program: str) -> str | None:
 
 @contextlib.contextmanager
 def _process(command: list[str], core: int | None, **streams) -> Iterator[subprocess.Popen]:
-    pin = [] if core is None else ["taskset", "--cpu-list", str(core)]  # it becomes the command: the same process
-    # In a session of its own: Ctrl-C is for the comparison, which then ends its servers itself.
+    pin = [] if core is None else ["taskset", "--cpu-list", str(core)]  # taskset execs: the pid stays
+    # A new session keeps Ctrl-C away from the servers: the comparison ends them itself.
     process = subprocess.Popen(pin + command, stdin=subprocess.DEVNULL, start_new_session=True, **streams)
     try:
         yield process
@@ -289,7 +287,7 @@ def _process(command: list[str], core: int | None, **streams) -> Iterator[subpro
 
 
 def _up(server: Server, process: subprocess.Popen) -> Server:
-    """The server, once it takes connections."""
+    """Returns the server once it accepts connections. Raises RuntimeError if it does not within START_S seconds."""
     end = time.monotonic() + START_S
     while time.monotonic() < end and process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", server.port), timeout=1):
