@@ -1,6 +1,6 @@
-"""Heaps with a Python face, for their tests. Built by benchmarks/native/__init__.py.
+"""Heaps with an interface for Python, for their tests. Built by benchmarks/native/__init__.py.
 
-Everything a room will do with them, and damage() besides: that the audit would find it.
+They have all operations that a room uses, and damage(), with which tests check that the audit finds errors.
 """
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -13,7 +13,7 @@ assert sizeof(Node) == 32
 
 
 cdef class Heaps:
-    """That many heaps over that many records, whose nodes are `offset` bytes from their beginning."""
+    """`count` heaps over `records` records of `stride` bytes, each with a node at `offset`."""
 
     cdef Heap heap
     cdef uint8_t* memory
@@ -52,15 +52,15 @@ cdef class Heaps:
         return self.firsts[which]
 
     def spine(self, uint32_t which=0):
-        """Nodes on the way down at the right of the first."""
+        """Returns the number of nodes on the right spine of the first node."""
         return node_at(&self.heap, self.firsts[which]).spine if self.firsts[which] else 0
 
     def audit(self):
-        """How many nodes each heap has."""
+        """Audits all heaps and returns the number of nodes of each."""
         return [audit_heap(&self.heap, self.firsts[which], self.records) for which in range(self.count)]
 
     def damage(self, uint32_t number, str what, uint64_t value):
-        """Breaks something."""
+        """Overwrites a field of the node with a wrong value."""
         cdef Node* node = node_at(&self.heap, self.checked(number))
         if what == "key":
             node.key = value

@@ -1,9 +1,9 @@
-"""What the benchmarks compare with. Built by benchmarks/native/__init__.py.
+"""Variants of the engine that the benchmarks compare it with. Built by benchmarks/native/__init__.py.
 
 NoPrefetchSession: the counter protocol's session without its prefetching pass.
-NoLedgerSession: the same frame loop, table and arithmetic without the ledger: what knowing the holders costs.
-Direct:      counter_acquire and counter_release themselves, without a frame around them.
-serve_raw:   an epoll loop around the same session: the least that the system calls of a server cost.
+NoLedgerSession: the same frame loop, table and arithmetic without the ledger, to measure the ledger's cost.
+Direct:      calls counter_acquire and counter_release without frames.
+serve_raw:   an epoll loop around the same session, to measure the least cost of a server's system calls.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -72,10 +72,10 @@ cdef class NoLedgerSession(CounterSession):
 
 
 cdef class Direct:
-    """The engine's two operations for one connection and names of one size, which are hashed beforehand."""
+    """Calls the engine's two operations for one connection and names of one size, whose hashes are known."""
 
     cdef Session session
-    cdef Counters* counters     # of its store
+    cdef Counters* counters     # belong to the session's store
     cdef bytes names
     cdef uint32_t[4096] tags
     cdef uint32_t name_size
@@ -98,7 +98,7 @@ cdef class Direct:
         return <const uint8_t*>PyBytes_AS_STRING(self.names) + <size_t>i * self.name_size
 
     def acquire(self):
-        """One of each name, of which it must hold none."""
+        """Acquires one permit of each name. The session must hold none."""
         cdef Session session = self.session
         cdef uint32_t i, granted = 0
         with session.store:
@@ -110,7 +110,7 @@ cdef class Direct:
         self.check(granted)
 
     def release(self):
-        """What acquire() acquired."""
+        """Releases what acquire() acquired."""
         cdef Session session = self.session
         cdef uint32_t i, granted = 0
         with session.store:
@@ -127,12 +127,12 @@ cdef class Direct:
 
 
 def count_instructions(player):
-    """Calls it. The name is the mark: callgrind counts what happens within, and writes it down at the end."""
+    """Calls the player. callgrind finds this function by its name and counts the instructions in it."""
     player()
 
 
 def serve_raw(int listening, store):
-    """Serves until it is killed; for benchmarks, so no error is handled."""
+    """Serves until it is killed. Ignores all errors, because it serves benchmarks only."""
     cdef epoll_event event
     cdef epoll_event[64] events
     cdef int poll = epoll_create1(0)

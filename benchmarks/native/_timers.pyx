@@ -1,6 +1,6 @@
-"""The wheel of timers with a Python face, for its tests. Built by benchmarks/native/__init__.py.
+"""The wheel of timers with an interface for Python, for its tests. Built by benchmarks/native/__init__.py.
 
-Everything a room will do with it, and damage() besides: that the audit would find it.
+It has all operations that a room uses, and damage(), with which tests check that the audit finds errors.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
@@ -15,7 +15,7 @@ assert sizeof(Timer) == 16
 
 
 cdef class Wheelwork:
-    """A wheel, and that many records of that size, whose timers are `offset` bytes from their beginning."""
+    """A wheel with `records` records of `stride` bytes, each with a timer at `offset`."""
 
     cdef Timers timers
     cdef uint8_t* memory
@@ -53,7 +53,7 @@ cdef class Wheelwork:
         return timers_next_ns(&self.timers)
 
     def take(self, int64_t now_ns, int steps):
-        """All that is due and that many steps come to, and how many are left."""
+        """Returns the due records that at most `steps` steps find, and the number of steps left."""
         cdef uint32_t number
         taken = []
         while number := timers_take(&self.timers, now_ns, &steps):
@@ -64,7 +64,7 @@ cdef class Wheelwork:
         audit_timers(&self.timers, self.records)
 
     def damage(self, uint32_t number, str what, uint32_t value):
-        """Breaks something."""
+        """Overwrites a field of the timer or the wheel with a wrong value."""
         cdef Timer* timer = timer_at(&self.timers, self.checked(number))
         cdef Wheel* wheel = self.timers.wheel
         if what == "next":

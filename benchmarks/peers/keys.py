@@ -28,27 +28,27 @@ if TYPE_CHECKING:
 
 BATCH = 1000
 LASTING_MS = 100 * 3_600_000
-ENCODER = Encoder(ValueSize.UINT32)  # the scenarios say so to the server
-NAME = bytes(16)  # stands for one of that length
-LEAD_S = 0.5  # before all of them expire, and
-LEAD_EACH_S = 10e-6  # so much more for each: longer than making it takes
-WATCHED_S = 0.2  # that others are watched after it, and
+ENCODER = Encoder(ValueSize.UINT32)  # as the scenarios set it for the server
+NAME = bytes(16)  # placeholder for a name of this length
+LEAD_S = 0.5  # time from the first insert until all keys expire
+LEAD_EACH_S = 10e-6  # added for each key: more than its insert takes
+WATCHED_S = 0.2  # time that another client is measured after the expiry
 WATCHED_EACH_S = 2e-6
 CHANNEL = b"channel"
 PAYLOAD = 4096
 EVENTS = 20
 LARGE_PAYLOAD = 32_768
-LARGE_EVENTS = 320  # 10 MiB for each: more than a socket and max_queued hold
-AHEAD = 4  # events that are published before those who read have them
-SILENT_SHARE = 10  # one in so many never reads
-QUEUED_MAX = 262_144  # as the scenario says to counterd
+LARGE_EVENTS = 320  # 10 MiB for each subscriber: more than a socket and max_queued hold
+AHEAD = 4  # events published before the readers have received them
+SILENT_SHARE = 10  # one in SILENT_SHARE subscribers never reads
+QUEUED_MAX = 262_144  # as the scenario sets it for counterd
 OPENED_AT_ONCE = 100  # less than any queue of connections to accept
-DELIVERED_S = 60.0  # that an event may take
-DROPPED_S = 10.0  # that a subscriber that does not read may still be connected at the end
+DELIVERED_S = 60.0  # timeout of an event
+DROPPED_S = 10.0  # time at the end until a silent subscriber must be disconnected
 
 
 class Speech(NamedTuple):
-    """What is said, and how many bytes the answer has."""
+    """Requests, and the sizes of their answers in bytes."""
 
     kept: bytes  # makes a key that lasts; the name follows, and `end`
     end: bytes
@@ -67,7 +67,7 @@ def speech_of(server: Server) -> Speech:
 
 
 def publication(server: Server, size: int) -> tuple[bytes, int]:
-    """(the request, bytes of what each subscriber gets)"""
+    """Returns (request, bytes that each subscriber receives)."""
     payload = bytes(size)
     if server.protocol == "redis":
         request = b"*3\r\n$7\r\nPUBLISH\r\n$7\r\nchannel\r\n$%d\r\n%b\r\n" % (size, payload)
@@ -80,7 +80,7 @@ def publication(server: Server, size: int) -> tuple[bytes, int]:
 
 
 def memory(server: Server, count: int) -> dict[str, float]:
-    """Of a key with a TTL and a name of 16 bytes."""
+    """Measures the memory of a key with a TTL and a name of 16 bytes."""
     before = server.resident()
     said = speech_of(server)
     with connected(server) as connection:
@@ -139,9 +139,9 @@ def _batches(names: list[bytes]) -> Iterable[list[bytes]]:
 
 
 def publish(server: Server, count: int) -> dict[str, float]:
-    """Until so many subscribers all have an event; the server's memory and others' latency meanwhile.
+    """Measures the time until `count` subscribers have an event, the server's memory and another client's latency.
 
-    Not while they connect and close: then others wait for the client's core, whatever the server does.
+    The latency excludes the time when subscribers connect and close, because they then keep the client's core busy.
     """
     with Bystander(server) as bystander:
         took, cpu, grown, since, until = report_of(lambda: _publish(server, count))
@@ -150,7 +150,7 @@ def publish(server: Server, count: int) -> dict[str, float]:
 
 
 def _publish(server: Server, count: int) -> list[float]:
-    """In a process of its own, which is to leave the core to the bystander."""
+    """Runs in its own process, with a low priority so that the bystander gets the core."""
     os.nice(19)
     request, size = publication(server, PAYLOAD)
     with contextlib.ExitStack() as stack:
@@ -168,7 +168,7 @@ def _publish(server: Server, count: int) -> list[float]:
 
 
 def drop(server: Server, count: int) -> dict[str, float]:
-    """Some of the subscribers never read: those are dropped, all others get every event."""
+    """Measures how long events take while some subscribers never read. Those must be dropped, the others get all."""
     with Bystander(server) as bystander:
         took = report_of(lambda: _drop(server, count))
     return {"seconds": took[0], "dropped": took[1]} | bystander.figures("max ms")
@@ -198,7 +198,7 @@ def _drop(server: Server, count: int) -> list[float]:
 
 
 def _is_dropped(connection: socket.socket, size: int) -> bool:
-    """Whether it ends before it has all that was published."""
+    """Returns True if the connection ends before it has received `size` bytes."""
     connection.settimeout(DROPPED_S)
     with contextlib.suppress(ConnectionResetError, TimeoutError):
         while size > 0:
@@ -236,7 +236,7 @@ def _opened(server: Server, buffer: int | None) -> socket.socket:
 
 
 class Readers:
-    """Connections that take whatever comes, all in one process."""
+    """Connections of one process that read and discard events."""
 
     def __init__(self, connections: list[socket.socket]) -> None:
         self._connections = {each.fileno(): each for each in connections}
@@ -247,7 +247,7 @@ class Readers:
             self._poll.register(number, select.EPOLLIN)
 
     def until(self, size: int) -> None:
-        """Reads until each has had so many bytes. RuntimeError: one ends, or gets more, or it takes too long."""
+        """Reads `size` bytes from each. Raises RuntimeError if one ends or gets more, or after DELIVERED_S."""
         left = dict.fromkeys(self._connections, size)
         waiting = len(left)
         end = time.monotonic() + DELIVERED_S
@@ -263,6 +263,6 @@ class Readers:
 
 
 def _peak(server: Server) -> int:
-    """Bytes of physical memory at most, ever."""
+    """Returns the peak of physical memory in bytes since the server's start."""
     text = Path(f"/proc/{server.pid}/status").read_text()
     return int(re.findall(r"^VmHWM:\s+(\d+) kB", text, re.MULTILINE)[0]) * 1024

@@ -17,7 +17,7 @@ DEPTH = 16
 
 
 def memory(server: Server, count: int) -> dict[str, float]:
-    """Of a ready job with a body of 100 bytes."""
+    """Measures the memory of a ready job with a body of 100 bytes."""
     before = server.resident()
     work = Work.read("put")
     plan = Plan(protocol=server.protocol, port=server.port, work=work, depth=DEPTH, requests=count, duration=None)

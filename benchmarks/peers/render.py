@@ -85,7 +85,7 @@ def verdicts(document: dict[str, Any]) -> list[Verdict]:
 
 
 def promises_hold(document: dict[str, Any]) -> bool:
-    """Whether all that was measured keeps its promise."""
+    """Returns True if no measured promise is broken."""
     return all(each.holds() for each in verdicts(document) if each.ratio is not None)
 
 
@@ -109,7 +109,7 @@ def _ratio(promise: dict[str, Any], rounds: dict[str, dict[str, list[dict[str, f
 
 
 def write(document: dict[str, Any], page: Path) -> None:
-    """The page, and its chart beside it if there is something to draw."""
+    """Writes the page, and its chart if there is something to draw."""
     text = INTRODUCTION.format(
         cores=document["cores"],
         machine=", ".join(f"{name} {value}" for name, value in document["machine"].items()),

@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 BATCH = 1000
 RECEIVE_SIZE = 4096
-PEAK_S = 1.0  # to find the peak whose half the others send
+PEAK_S = 1.0  # time to measure the peak rate; the others send half of it
 WARMUP_S = 0.5
-BEGIN_S = 1.0  # until the others have begun
+BEGIN_S = 1.0  # time for the others to begin
 PAUSE_S = 0.0005  # between two messages
-ENOUGH = 0.95  # of that half
+ENOUGH = 0.95  # part of the half that must be reached
 GATEKEEPERS, DEPTH, NAMES = 10, 64, 100_000
 
 
 def memory(server: Server, count: int) -> dict[str, float]:
-    """Of an identifier of 16 bytes that has to wait."""
+    """Measures the memory of a waiting identifier of 16 bytes."""
     before = server.resident()
     with connected(server) as connection:
         _greet(connection)
@@ -48,10 +48,9 @@ def memory(server: Server, count: int) -> dict[str, float]:
 
 
 def tell(server: Server, count: int) -> dict[str, float]:
-    """From an accounting message to the control message that follows, while ten gatekeepers send half of the peak rate.
+    """Measures the time from an accounting message to its control message while ten gatekeepers send half of the peak.
 
-    They do for so many milliseconds; each sends what has gathered in the meantime, DEPTH messages, in one piece. They
-    have the same core.
+    They send for `count` milliseconds, DEPTH messages at once, on the same core.
     """
     account = Work.read("account")
     load = Plan(port=server.port, protocol="smockron", work=account, connections=GATEKEEPERS, depth=DEPTH, names=NAMES)
@@ -73,7 +72,7 @@ def tell(server: Server, count: int) -> dict[str, float]:
 
 
 def _tell(gatekeeper: socket.socket, listener: socket.socket, parser: wire.Parser, number: int) -> float:
-    """Seconds until it was told."""
+    """Returns the seconds from an accounting message to its control message."""
     time.sleep(PAUSE_S)
     message = _accepted(number)
     start = time.perf_counter()
@@ -84,7 +83,7 @@ def _tell(gatekeeper: socket.socket, listener: socket.socket, parser: wire.Parse
 
 
 def _pour(server: Server, rate: float, seconds: float) -> None:
-    """Accounting messages of others, at that rate. Raises RuntimeError if it was not reached."""
+    """Sends accounting messages at that rate. Raises RuntimeError if it does not reach the rate."""
     identifiers = frames.make_names(NAMES)
     batches = [
         b"".join(wire.accounting(DOMAIN, Status.ACCEPTED, each, 0) for each in identifiers[first : first + DEPTH])
@@ -106,7 +105,7 @@ def _pour(server: Server, rate: float, seconds: float) -> None:
 
 
 def _settled(connection: socket.socket) -> wire.Parser:
-    """Returns once the server has taken all that was sent; what comes after that is for this parser."""
+    """Waits until the server has handled all messages sent. Returns the parser for what it sends afterwards."""
     connection.sendall(wire.ping(0))
     parser = wire.Parser()
     while Command(b"PONG", b"") not in parser.feed(connection.recv(RECEIVE_SIZE)):

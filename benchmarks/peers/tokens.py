@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 GRANTED = 16  # bytes of an answer
 NAME = b"n" * 16
 LEAD_S = 0.2
-WATCHED_S = 0.5  # that others are watched after all of them are due, and
-WATCHED_EACH_S = 3e-6  # so much more for each
+WATCHED_S = 0.5  # time that another client is measured after all tokens are due
+WATCHED_EACH_S = 3e-6  # added for each token
 
 
 def memory(server: Server, count: int) -> dict[str, float]:
-    """Of a permit with a lease that a client holds."""
+    """Measures the memory of a permit with a lease that a client holds."""
     before = server.resident()
     with connected(server) as connection:
         _hold(server, connection, count)
@@ -39,8 +39,9 @@ def memory(server: Server, count: int) -> dict[str, float]:
 
 
 def expire(server: Server, count: int) -> dict[str, float]:
-    """Others' latency from when a client with all of them goes until some time after they have ended, all at once; and
-    for as long when nothing goes on, since a busy machine makes others wait, too.
+    """Measures another client's latency from the disconnect of the client with all tokens until they have ended.
+
+    Also measures it on the idle server for as long, because a busy machine delays clients as well.
     """
     watched_s = WATCHED_S + WATCHED_EACH_S * count
     with Bystander(server) as bystander:
@@ -59,7 +60,7 @@ def expire(server: Server, count: int) -> dict[str, float]:
 
 
 def _hold(server: Server, connection: socket.socket, count: int) -> None:
-    """Acquires so many permits, one of each flow in turn."""
+    """Acquires `count` permits, one of each flow in turn."""
     answer = 4 if server.protocol == "redis-lua" else GRANTED
     for batch in _acquires(server, count):
         connection.sendall(b"".join(batch))
@@ -81,7 +82,7 @@ def _acquires(server: Server, count: int) -> Iterator[list[bytes]]:
 
 
 def _is_free(server: Server, flow: int) -> bool:
-    """Whether all that the limit allows can be had."""
+    """Returns True if all permits of the flow are available."""
     with connected(server) as connection:
         connection.sendall(wire.acquire(1, flow, LIMIT))
         (response,) = wire.ResponseParser().feed(connection.recv(100))
