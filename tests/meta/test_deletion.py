@@ -30,15 +30,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 INSTALLED = Path(counterd.__file__).parent
 
-# counterbench is not divided by protocol yet. These modules are not imported here.
-LATER = ("counterd.bench", "counterd.cli.bench")
-TESTS_LATER = "not test_bench"  # of `counterctl bench`
 # The protocol whose client the tests of counterctl use to see that a daemon serves. Without it they are not run.
 ASKED = "counter"
 # What belongs to a protocol without being named after it: users import it by that name.
 ALSO = {"counter": {"client/aio.py"}}
 
-CLIENT_TESTS = ("tests/unit/client",)
+TESTS_OF_ALL = ("tests/unit/client", "tests/unit/bench")
 # Tests of what reads what protocols register.
 TESTS = (
     "tests/meta/test_facts.py",
@@ -124,7 +121,7 @@ class Tree:
             path.relative_to(self.package) for pattern in ("*.py", "*.pyx") for path in self.package.rglob(pattern)
         )
         names = {f"counterd.{module_name(path)}".removesuffix(".__init__") for path in sources}
-        return sorted(name for name in names if not name.startswith(LATER) and not name.endswith("__main__"))
+        return sorted(name for name in names if not name.endswith("__main__"))
 
     def run(self, *arguments: Any) -> str:
         """What the copy's Python prints; it has to end well."""
@@ -168,9 +165,9 @@ def test_what_is_left_works(deleted: tuple[str, Tree], short_path: Path) -> None
         assert {"ping", "connections", *left} - {"counter"} <= {*offered} - {protocol} == {*offered}
         tree.run(*ctl, "--timeout", f"{PATIENCE:g}s", "connections", "--admin", f"unix:{short_path}/admin")
 
-    tests = CLIENT_TESTS if protocol == ASKED else CLIENT_TESTS + TESTS
+    tests = TESTS_OF_ALL if protocol == ASKED else TESTS_OF_ALL + TESTS
     assert all((tree.folder / name).exists() for name in tests)
-    tree.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", TESTS_LATER, *tests)
+    tree.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests)
 
 
 def test_what_belongs_to_a_protocol() -> None:

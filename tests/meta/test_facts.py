@@ -26,7 +26,7 @@ ENUM = re.compile(r"^cdef enum ?(\w*):.*\n((?: {4}.*\n|\n)+)", re.MULTILINE)
 DEFINED = re.compile(r"^ *#define COUNTERD_(\w+) U?INT64_C\((\d+)\)$", re.MULTILINE)
 
 # Files outside wire.py that have default ports of their own. counterctl has to start also without the counter protocol.
-PORTS_ELSEWHERE = {"bench/plan.py", "cli/ctl/common.py"}
+PORTS_ELSEWHERE = {"cli/ctl/common.py"}
 
 
 def members(body: str) -> dict[str, int]:
