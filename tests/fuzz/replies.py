@@ -13,7 +13,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from counterd.client import _connection, throttr
+from counterd.client import _shared, throttr
 from counterd.client._calls import Call
 from counterd.client._link import Link
 from counterd.client.counter._permits import PermitCalls
@@ -287,10 +287,11 @@ def token_client(requests: list[int], source: Source) -> None:
 
 
 def throttr_client(size: ValueSize, requests: list[int], source: Source) -> None:
+    """Its second attempt to connect fails."""
     near, far = served(source)
     with (
         far,
-        mock.patch.object(_connection, "connected_socket", return_value=near),
+        mock.patch.object(_shared, "connected_socket", side_effect=[near, *[ConnectionRefusedError()] * REQUESTS_MAX]),
         throttr.Client(value_size=size, value_max=VALUE_MAX, events_max=EVENTS_MAX, timeout=TIMEOUT_S) as client,
     ):
         for number in requests:
