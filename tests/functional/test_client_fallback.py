@@ -115,7 +115,7 @@ def test_the_namespace_is_said_first(server: Server, shape: str) -> None:
 @SHAPES
 def test_what_makes_no_sense(server: Server, shape: str) -> None:
     async def scenario() -> None:
-        server.says = {MessageType.PING: 0}  # which is too short
+        server.says = {MessageType.FLOW: 0}  # which is too short
         async with opened(made(shape, server, limits={})) as client:
             with pytest.raises(ProtocolError, match="no local limit is given for flow 101"):
                 await got(client.flow(101))
