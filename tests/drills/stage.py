@@ -9,16 +9,14 @@ import os
 import signal
 import socket
 import ssl
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import trustme
 
 from counterd.client import Client
 from counterd.errors import ConnectionLost
+from daemon import MODULE, config_text, running, wait_until
 from drills.crowd import MAXIMUM, NAMES, Figures, Handle
 from machine import PATIENCE
 from peers import servers
@@ -26,9 +24,10 @@ from ports import free_ports
 
 if TYPE_CHECKING:
     import argparse
+    import subprocess
     from collections.abc import Callable, Iterator, Mapping
 
-T = TypeVar("T")
+    from daemon import Daemon as Running
 
 POLL_S = 0.005
 
@@ -101,18 +100,23 @@ class Stage:
         directory = self.directory / str(self._daemons)
         directory.mkdir()
         self.issue()
-        daemon = Daemon(self, directory, settings or {})
-        try:
-            daemon.start(environment or {}, descriptors, stderr)
-            yield daemon
-        finally:
-            daemon.end()
+        limit = ["prlimit", f"--nofile={descriptors}"] if descriptors else []
+        program = (*limit, "taskset", "--cpu-list", str(self.cores[0]), *MODULE)
+        with contextlib.ExitStack() as stack:
+            log = stack.enter_context((directory / "log").open("wb"))
+            made = Daemon(self, directory, settings or {})
+            to = log.fileno() if stderr is None else stderr
+            made.running = stack.enter_context(
+                running(directory, made.settings, program=program, env=environment, stderr=to)
+            )
+            made.enter(stack)
+            yield made
 
 
 class Daemon:
-    """One that runs. process, crowd: it, and its clients. control: a client of the drill's own, which holds nothing."""
+    """One with clients. running: it. crowd: its clients. control: a client of the drill's own, which holds nothing."""
 
-    process: subprocess.Popen[bytes]
+    running: Running
     crowd: Handle
     control: Client
 
@@ -121,46 +125,34 @@ class Daemon:
         self.path = str(directory / "counter")
         self.log = directory / "log"
         self._admin = str(directory / "admin")
-        self._config = directory / "counterd.conf"
         self.ports = dict(
             zip(("counter", "throttr"), free_ports(2), strict=True)
         )  # not 0: the log that tells may block
-        self._settings = {
-            "counter.enable": "true", "counter.port": str(self.ports["counter"]), "counter.bind": "127.0.0.1",
+        self.settings = {
+            "counter.port": str(self.ports["counter"]),
             "counter.socket": self.path, "counter.buckets": "10000", "counter.tls.cert": str(stage.cert),
             "throttr.port": str(self.ports["throttr"]), "throttr.bind": "127.0.0.1",
             "admin.enable": "true", "admin.bind": f"unix:{self._admin}", "drain.timeout": "30", **settings,
         }  # fmt: skip
-        self._ending: list[Callable[[], object]] = []
 
-    def start(self, environment: Mapping[str, str], descriptors: int, stderr: int | None) -> None:
-        self.write()
-        core, _ = self.stage.cores
-        limit = ["prlimit", f"--nofile={descriptors}"] if descriptors else []
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*limit, "taskset", "--cpu-list", str(core), sys.executable, "-m", "counterd", "-c", str(self._config)],
-                stdin=subprocess.DEVNULL, stderr=log if stderr is None else stderr, start_new_session=True,
-                env={**os.environ, **environment},
-            )  # fmt: skip
-        self._ending.append(self._stop)
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        return self.running.process
+
+    def enter(self, stack: contextlib.ExitStack) -> None:
+        """Waits until it serves; then its clients work until the stack ends."""
         wait_until(self._serves, "it is up")
         self.crowd = Handle(self.path, self.ports["counter"], self.stage.context)
-        self._ending.append(self.crowd.end)
-        self.control = Client(path=self.path)
-        self._ending.append(self.control.close)
-
-    def end(self) -> None:
-        for step in reversed(self._ending):
-            step()
+        stack.callback(self.crowd.end)
+        self.control = stack.enter_context(Client(path=self.path))
 
     def write(self, **changes: str) -> None:
         """Its configuration file. In a keyword, `__` stands for the dot of a key."""
         changed = {key.replace("__", "."): value for key, value in changes.items()}
-        self._config.write_text("".join(f"{key} = {value}\n" for key, value in {**self._settings, **changed}.items()))
+        self.running.config.write_text(config_text({**self.settings, **changed}))
 
     def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
+        self.running.send_signal(number)
 
     def reload(self, word: str) -> None:
         """Has it read its file again, and waits for a line with that word."""
@@ -247,26 +239,9 @@ class Daemon:
             return True
         return False
 
-    def _stop(self) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-
-def wait_until(condition: Callable[[], T], what: str, seconds: float = PATIENCE) -> T:
-    end = time.monotonic() + seconds
-    while not (result := condition()):
-        if time.monotonic() > end:
-            raise RuntimeError(f"not within {seconds:g} s: {what}")
-        time.sleep(POLL_S)
-    return result
-
 
 def holds(condition: Callable[[], bool]) -> bool:
     """Whether it becomes true: what a client has sent or closed is on its way for a moment."""
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(AssertionError):
         return wait_until(condition, "", 5.0)
     return False
