@@ -326,8 +326,9 @@ def test_what_a_connection_of_each_room_holds(open_page: Open, served: daemon.Da
         assert client.subscribe("news")
         page = open_page()
         listed = page.locator("#connections")
-        host, port = client._socket.getsockname()
-        listed.get_by_role("button", name=f"{host}:{port}").click()
+        seen = client.connection(client.whoami())
+        assert seen is not None
+        listed.get_by_role("button", name=f"{seen.ip}:{seen.port}").click()
         expect(page.locator("#connection tbody td:first-child")).to_have_text(["news", client.whoami().hex(), "*"])
         expect(page.locator("#connection-about")).to_have_text("Subscriptions: 3")
         page.get_by_role("button", name="Close").click()
